@@ -33,13 +33,7 @@ ARGUMENTS = ("destroy", "--yes", "--skip-preview")
 
 @dataclass(frozen=True)
 class DestroyPlan:
-    """What a destroy does.
-
-    Attributes:
-        removed_data: resources with user data that it removes, each as kind and id.
-        kept_data: resources with user data that it keeps, each as kind and id.
-        removed_count: number of all resources that it removes.
-    """
+    """Resources with user data that a destroy removes or keeps, each as kind and id; and how many it removes in all."""
 
     removed_data: list[str]
     kept_data: list[str]
@@ -47,12 +41,9 @@ class DestroyPlan:
 
 
 def plan_destroy(exported: dict[str, Any], stack: str, protect: bool) -> DestroyPlan:
-    """Return what a destroy would remove and keep.
+    """Return what a destroy would remove and keep, by the output of `pulumi stack export`.
 
-    Args:
-        exported: the output of `pulumi stack export`.
-        stack: name of the stack.
-        protect: `storage.protect` in the stack file.
+    `protect` is `storage.protect` in the stack file.
 
     Raises:
         CommandError: the state has no resources, or it protects other resources than `protect` says.

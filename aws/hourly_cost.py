@@ -44,9 +44,7 @@ class CostItem:
     """One line of the cost table: a part of the stack, how much of it there is, and what that costs.
 
     Attributes:
-        name: name of the part.
-        count: amount of the part, in `unit`.
-        unit: unit of `count`, such as node or GiB.
+        count: amount of the part, in `unit`, such as node or GiB.
         per_hour: dollars an hour for the whole amount; None if `prices.yaml` has no price.
         of_nodes: whether the amount grows with the number of nodes of the training pods.
     """
@@ -140,7 +138,6 @@ def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 
     """Yield the parts of the stack that cost money for every hour, whether used or idle.
 
     Args:
-        settings: settings of the stack.
         count: number of nodes; None uses `nodes.desired`, or `nodes.max` with `nodes.auto`.
         stored_gb: data on the file system in 10⁹ bytes; with 0, its storage and backups are omitted.
     """

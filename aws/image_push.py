@@ -17,10 +17,10 @@ from infra import naming
 
 BUILDERS = ("buildah", "docker")
 RUNTIMES = ("fleet", "collective")
+# Local name of the launcher image, for the `FROM` line of a custom Dockerfile.
 LAUNCHER = "localhost/paddle-training:launcher"
-"""Local name of the launcher image, for the `FROM` line of a custom Dockerfile."""
+# Address of an ECR repository; the groups are its account and name.
 ECR = r"(\d{12})\.dkr\.ecr\.[a-z0-9-]+\.amazonaws\.com(?:\.cn)?/([^@:]+)"
-"""Address of an ECR repository; the groups are its account and name."""
 
 
 def find_builder() -> str:
@@ -41,11 +41,8 @@ def find_builder() -> str:
 class ImageBuild:
     """What decides the content of an image, besides the launcher.
 
-    Attributes:
-        arch: architecture of the nodes, amd64 or arm64.
-        base: base image of the launcher image.
-        runtime: fleet, or collective for a current PaddlePaddle.
-        custom: folder with your own Dockerfile (`FROM localhost/paddle-training:launcher`), or None.
+    `arch` is amd64 or arm64, `base` the base image of the launcher image, and `custom` a folder with your own
+    Dockerfile (`FROM localhost/paddle-training:launcher`).
     """
 
     arch: str
@@ -103,11 +100,7 @@ def digest_in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
 def push_image(url: str, context: Path, build: ImageBuild, ecr: Any) -> str:
     """Return the image reference with its digest; build and push the image unless the registry has it.
 
-    Args:
-        url: the stack's output `registry`.
-        context: the folder `launcher/`.
-        build: what is built.
-        ecr: boto3 client in the registry's region.
+    `url` is the stack's output `registry`, `context` the folder `launcher/`, and `ecr` a boto3 client.
 
     Raises:
         CommandError: `url` is not an ECR repository, the runtime has no image, the folder `custom` has no Dockerfile,

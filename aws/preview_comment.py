@@ -50,12 +50,8 @@ def code_block(text: str, language: str, room: int) -> str:
 def build_comment(stack: str, code: int, preview: str, chart: str, unreachable: str) -> str:
     """Return the comment as Markdown, within GitHub's limit.
 
-    Args:
-        stack: name of the stack.
-        code: exit code of the preview.
-        preview: output of the preview.
-        chart: diff of the rendered chart, or an empty text.
-        unreachable: why the preview excluded the Kubernetes resources, or an empty text.
+    `code` and `preview` are exit code and output of the preview, `chart` is the diff of the rendered chart, and
+    `unreachable` is why the preview excluded the Kubernetes resources; the last two may be empty.
     """
     head = [MARKER.format(stack=stack), f"### Preview of `{stack}`"]
     if code != 0:

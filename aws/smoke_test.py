@@ -72,13 +72,8 @@ def run_smoke_test(
 ) -> list[str]:
     """Run the cycle and return the ARNs of resources that exist after destroy.
 
-    Args:
-        stack: the stack.
-        client: AWS clients.
-        base: base image of the launcher image.
-        results: folder for the results of the training.
-        show_step: is called with the name of each step.
-        keep: neither destroy the stack nor search; the returned list is empty.
+    `show_step` is called with the name of each step. With `keep`, the stack is neither destroyed nor searched, and
+    the returned list is empty.
 
     Raises:
         CommandError: a step failed; without `keep`, destroy and search ran nevertheless.

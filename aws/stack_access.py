@@ -133,8 +133,7 @@ def call_if_exists(call: Callable[..., Any], *args: object, **request: object) -
 def run_command(argv: Sequence[str], *, given: str | None = None, capture: bool = False) -> str:
     """Run a command in the project folder; its output goes to the terminal, or is returned with `capture`.
 
-    Args:
-        given: text for its standard input; None inherits the terminal's.
+    `given` is the text of its standard input; None inherits the terminal's.
 
     Raises:
         CommandError: the command is not on PATH, or exited with an error.

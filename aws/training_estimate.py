@@ -36,14 +36,12 @@ class TrainingJob:
     """The training to estimate.
 
     Attributes:
-        rows: rows of the training data.
         gigabytes: size of the source in 10⁹ bytes.
-        passes: number of passes.
         ids: distinct ids over all tables.
         batch: rows per batch.
         workers: pods of the data Job; 0: the training pods prepare the data (data.preparedBy).
         is_one_stream: one pod reads the complete source: an https source, an archive, or one with data.sha256.
-        checkpoints: number of checkpoints that are kept.
+        checkpoints: how many are kept.
         source: address of the source, whose scheme decides where it is stored and how it is read.
     """
 
@@ -66,20 +64,21 @@ class TrainingJob:
 
 @dataclass(frozen=True)
 class PodLoad:
-    """What the training needs of one pod with a trainer and a pserver: memory, CPU time and network.
+    """What the training needs of one pod with a trainer and a pserver.
 
-    `memory_gib` is its memory in GiB.
+    Attributes:
+        memory_gib: memory in GiB.
+        row_us: CPU microseconds per row, in the trainer and in all servers.
+        rows: rows per second, as many as the CPU and the network allow.
+        network_mb: 10⁶ bytes sent per second; the same amount is received.
+        limit: what limits `rows`: CPU or network.
     """
 
     memory_gib: float
     row_us: float
-    """CPU microseconds per row, in the trainer and in all servers."""
     rows: float
-    """Rows per second, as many as the CPU and the network allow."""
     network_mb: float
-    """10⁶ bytes sent per second; the same amount is received."""
     limit: str
-    """What limits `rows`: CPU or network."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,7 @@ class Estimate:
     """Needs of a run with `pods` training pods, one per node.
 
     `work_gib` is the space of a pod's shard as text and as records; `hours` are by step and `dollars` by part of the
-    cost, both for the run.
+    cost, both for the run; `stored_gb` are the 10⁹ bytes that are on the file system after it.
     """
 
     pods: int
@@ -96,7 +95,6 @@ class Estimate:
     hours: dict[str, float]
     dollars: dict[str, Dollars]
     stored_gb: float
-    """10⁹ bytes that are on the file system after the run."""
 
     @property
     def disk_gib(self) -> float:
@@ -111,11 +109,9 @@ class Estimate:
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a finished run used.
+    """What a finished run with `pods` training pods used in `hours`.
 
     Attributes:
-        pods: number of training pods.
-        hours: duration in hours.
         dollars: the stack's price for this duration plus the price of the traffic between zones.
         train_us: value of the rate `train_us` with which `plan` would estimate the training time of this run.
         network_share: traffic of a pod divided by its node's baseline bandwidth (1.0: all of it).
@@ -205,12 +201,7 @@ def least_pods(job: TrainingJob, size: node_capacity.Size, known: Rates) -> int:
 def pod_load(pods: int, cores: float, job: TrainingJob, known: Rates, bandwidth: float = math.inf) -> PodLoad:
     """Return the load of one pod, which has a server and a trainer; every trainer calls all servers in each batch.
 
-    Args:
-        pods: number of pods.
-        cores: cores of a pod.
-        job: the training.
-        known: the rates.
-        bandwidth: bytes per second that a pod can send, and as many that it can receive.
+    `bandwidth` is the number of bytes per second that a pod can send, and as many that it can receive.
     """
     row_us = known["train_us"] + _messages(pods, job.batch, known)
     memory = known["base_mb"] * 1e6 + job.ids / pods * known["id_bytes"]

@@ -10,6 +10,7 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import naming, retained_resources
+from infra.settings import IamSettings
 from infra.stack_inputs import StackInputs
 
 _OBJECT = "aws:s3/bucketObjectv2:BucketObjectv2"
@@ -23,12 +24,9 @@ class AwsContext:
         prefix: prefix of every name; contains project and stack.
         tags: tags of every resource: the user's, and those in `stack_tags`.
         stack_tags: the tags that identify the stack.
-        region: AWS region.
-        account: AWS account id.
         partition: AWS partition: aws, aws-cn or aws-us-gov.
-        protect: whether destroy keeps file system, bucket, registry, their key and the logs.
-        permissions_boundary: ARN of the permissions boundary of every IAM role, or an empty text.
-        iam_path: IAM path of every role, such as `/` or `/teams/paddle/`.
+        protect: `storage.protect`: whether destroy keeps file system, bucket, registry, their key and the logs.
+        iam: path and permissions boundary of every IAM role.
         imports: ids of resources that an earlier destroy kept, by key of `storage.adopt` or name of the log group.
     """
 
@@ -39,8 +37,7 @@ class AwsContext:
     account: str
     partition: str
     protect: bool
-    permissions_boundary: str
-    iam_path: str
+    iam: IamSettings
     imports: Mapping[str, str]
 
     def named(self, part: str) -> str:
@@ -100,8 +97,7 @@ def create_context(inputs: StackInputs, region: str) -> AwsContext:
         account=caller.account_id,
         partition=caller.arn.split(":")[1],
         protect=settings.storage.protect,
-        permissions_boundary=settings.iam.permissions_boundary,
-        iam_path=settings.iam.path,
+        iam=settings.iam,
         imports=imports,
     )
 
@@ -119,9 +115,7 @@ class AwsComponent(pulumi.ComponentResource):
 
     Args:
         token: Pulumi type of the component. If it changes, the old type must be added to FORMER_TYPES.
-        context: the stack's context.
         part: name of the component without the stack's prefix.
-        opts: further resource options.
     """
 
     def __init__(

@@ -37,14 +37,7 @@ def user_data(file_system_host: str) -> str:
 class Bastion(AwsComponent):
     """paddle:infra:Bastion: an EC2 instance that mounts the file system, without open ports and ssh keys.
 
-    Args:
-        context: the stack's context.
-        storage: the file system to mount.
-        vpc_id: id of the VPC.
-        subnet_id: id of the instance's subnet.
-        key_arn: ARN of the KMS key of its disk.
-        instance_type: EC2 instance type.
-        ready: resources that give the subnet internet access.
+    `ready` are the resources that give its subnet internet access.
     """
 
     def __init__(
@@ -63,7 +56,7 @@ class Bastion(AwsComponent):
         name = context.named("bastion")
         role = create_role(context, "bastion", "ec2.amazonaws.com", self)
         attached = attach_aws_policy(context, "bastion", role, "AmazonSSMManagedInstanceCore", self)
-        profile = aws.iam.InstanceProfile(name, role=role.name, path=context.iam_path, opts=self.child)
+        profile = aws.iam.InstanceProfile(name, role=role.name, path=context.iam.path, opts=self.child)
         group = aws.ec2.SecurityGroup(
             name, vpc_id=vpc_id, description="The bastion: nothing in", opts=self.child
         )

@@ -40,11 +40,7 @@ def run_helm_template(
 ) -> subprocess.CompletedProcess[str]:
     """Run `helm template` with the values of a stack's release; return its exit code, stdout and stderr.
 
-    Args:
-        settings: settings of the stack.
-        user: the user's values, from `chart_values.user_values`.
-        folder: the project folder with the chart.
-        image: the stack's image; an empty text uses a placeholder.
+    `user` are the values from `chart_values.user_values`. If `image` is empty, a placeholder is used.
 
     Raises:
         FileNotFoundError: helm is not on PATH.

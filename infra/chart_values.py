@@ -56,9 +56,7 @@ def merge_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
 def read_yaml(path: Path, key: str) -> dict[str, Any]:
     """Return the mapping in a YAML file; an empty file is an empty mapping.
 
-    Args:
-        path: the file.
-        key: the setting that refers to the file, for the message.
+    `key` is the setting that refers to the file, for the message.
 
     Raises:
         SettingsError: the file does not exist, is not YAML, or contains no mapping.
@@ -128,13 +126,7 @@ def _fill_in_bucket(value: Any, bucket: str) -> Any:
 
 
 def release_values(settings: Settings, outputs: StackOutputs, user: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the Helm release.
-
-    Args:
-        settings: settings of the stack.
-        outputs: outputs of its resources.
-        user: the user's values, from `user_values`.
-    """
+    """Return the values of the Helm release; `user` are the values from `user_values`."""
     base: dict[str, Any] = {"image": outputs.image, "storage": storage_values(settings, outputs)}
     if settings.target == "aws" and is_arm(settings.nodes.instance_types[0]):
         base["scheduling"] = {"architecture": "arm64"}

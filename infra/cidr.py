@@ -17,7 +17,6 @@ SMALLEST_VPC = 22
 # EKS allows service networks of /12 to /24, in private ranges.
 LARGEST_SERVICE = 12
 SMALLEST_SERVICE = 24
-MAX_ZONES = 3
 
 
 @dataclass(frozen=True)
@@ -31,22 +30,11 @@ class SubnetPlan:
 def plan_subnets(vpc_cidr: str, zones: int) -> tuple[SubnetPlan, ...]:
     """Return the subnets of each zone. The subnets of a zone do not depend on the number of zones.
 
-    Raises:
-        ValueError: `vpc_cidr` is not a network of /16 to /22, or `zones` is not 1 to 3.
+    settings_rules.py rejects other sizes than LARGEST_VPC to SMALLEST_VPC, and settings.py more than three zones.
     """
-    network = ipaddress.IPv4Network(vpc_cidr)
-    if not LARGEST_VPC <= network.prefixlen <= SMALLEST_VPC:
-        raise ValueError(f"{vpc_cidr}: the size must be /{LARGEST_VPC} to /{SMALLEST_VPC}")
-    if not 1 <= zones <= MAX_ZONES:
-        raise ValueError(f"{zones} zones: must be 1 to {MAX_ZONES}")
-    blocks = list(network.subnets(prefixlen_diff=3))
+    blocks = list(ipaddress.IPv4Network(vpc_cidr).subnets(prefixlen_diff=3))
     publics = list(blocks[-1].subnets(prefixlen_diff=3))
     return tuple(SubnetPlan(str(blocks[zone]), str(publics[zone])) for zone in range(zones))
-
-
-def networks_overlap(one: str, other: str) -> bool:
-    """Return whether two networks share an address."""
-    return ipaddress.IPv4Network(one).overlaps(ipaddress.IPv4Network(other))
 
 
 def is_open(cidr: str) -> bool:

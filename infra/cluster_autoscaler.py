@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import pulumi
-import pulumi_kubernetes as k8s
 
 from infra import constants, iam_policies
 from infra.aws_context import AwsComponent, AwsContext
+from infra.chart_release import NAMESPACE, create_chart_release
 from infra.eks_cluster import EksCluster
 
-NAME, NAMESPACE, CHART = "cluster-autoscaler", "kube-system", "charts/cluster-autoscaler"
+NAME = "cluster-autoscaler"
 IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler:v{}.{}"
 
 
@@ -24,11 +24,6 @@ class Autoscaler(AwsComponent):
     """paddle:infra:Autoscaler: the Helm release of the cluster autoscaler, and its IAM role.
 
     Args:
-        context: the stack's context.
-        cluster: the EKS cluster.
-        kubeconfig: kubeconfig of the cluster.
-        kubeconfig_context: context of that kubeconfig.
-        version: minor version of Kubernetes; the autoscaler has the same minor version.
         labels: labels of the nodes on which it runs.
         fallback: `nodes.fallback`: whether to add nodes to the group `fallback` while `nodes` gets no spot capacity.
         after: resources that must exist before the release.
@@ -40,8 +35,6 @@ class Autoscaler(AwsComponent):
         cluster: EksCluster,
         *,
         kubeconfig: pulumi.Input[str],
-        kubeconfig_context: str,
-        version: str,
         labels: Mapping[str, str],
         fallback: bool,
         after: Sequence[pulumi.Resource],
@@ -49,26 +42,17 @@ class Autoscaler(AwsComponent):
         super().__init__("paddle:infra:Autoscaler", context, "autoscaler")
         policy = iam_policies.autoscaler(context.prefix)
         identity = cluster.add_pod_identity("scaler", NAMESPACE, NAME, policy, self)
-        provider = k8s.Provider(
-            context.named("autoscaler"),
-            kubeconfig=kubeconfig,
-            context=kubeconfig_context,
-            cluster_identifier=context.prefix,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=[*after, identity]),
-        )
-        self.release = k8s.helm.v3.Release(
-            context.named("autoscaler"),
-            name=NAME,
-            namespace=NAMESPACE,
-            chart=f"./{CHART}",
-            values={
-                "cluster": context.prefix,
-                "region": context.region,
-                "image": IMAGE.format(version, constants.AUTOSCALER_PATCHES.get(version, 0)),
-                "nodeSelector": dict(labels),
-                "startupTaint": constants.EFS_STARTUP_TAINT,
-                "fallback": fallback,
-            },
-            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=[*after, identity]),
+        # The autoscaler has the minor version of Kubernetes.
+        patch = constants.AUTOSCALER_PATCHES.get(cluster.version, 0)
+        values = {
+            "cluster": context.prefix,
+            "region": context.region,
+            "image": IMAGE.format(cluster.version, patch),
+            "nodeSelector": dict(labels),
+            "startupTaint": constants.EFS_STARTUP_TAINT,
+            "fallback": fallback,
+        }
+        self.release = create_chart_release(
+            self, "autoscaler", NAME, values, kubeconfig=kubeconfig, after=[*after, identity]
         )
         self.register_outputs({})

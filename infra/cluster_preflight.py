@@ -87,8 +87,6 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
     """Check that the stack can be installed on the cluster.
 
     Args:
-        settings: settings of a stack with target kubeconfig.
-        project_folder: the folder that a relative `kubeconfig.path` is relative to.
         owner: this stack's value of the namespace label `paddle-training/stack`.
         privileged: whether the pods use host ports, which only a privileged namespace admits.
 
@@ -155,11 +153,7 @@ def namespace_problems(
 ) -> list[Problem]:
     """Return why the stack cannot use its namespace (an empty list if it can), from the namespace's labels.
 
-    Args:
-        settings: settings of the stack.
-        labels: labels of the namespace, or None if it does not exist.
-        owner: this stack's value of the owner label.
-        privileged: whether the pods use host ports.
+    `labels` is None if the namespace does not exist; `owner` and `privileged` as of `check_cluster`.
     """
     name, create = settings.namespace.name, settings.namespace.create
     level = (labels or {}).get(ENFORCE_LABEL)

@@ -5,50 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pulumi
-import pulumi_kubernetes as k8s
 
 from infra import constants
 from infra.aws_context import AwsComponent, AwsContext
-
-NAME, NAMESPACE, CHART = "nvidia-device-plugin", "kube-system", "charts/nvidia-device-plugin"
+from infra.chart_release import create_chart_release
 
 
 class DevicePlugin(AwsComponent):
-    """paddle:infra:DevicePlugin: the Helm release of the device plugin.
-
-    Args:
-        context: the stack's context.
-        kubeconfig: kubeconfig of the cluster.
-        kubeconfig_context: context of that kubeconfig.
-        after: resources that must exist before the release.
-    """
+    """paddle:infra:DevicePlugin: the Helm release of the device plugin, created after the resources in `after`."""
 
     def __init__(
-        self,
-        context: AwsContext,
-        *,
-        kubeconfig: pulumi.Input[str],
-        kubeconfig_context: str,
-        after: Sequence[pulumi.Resource],
+        self, context: AwsContext, *, kubeconfig: pulumi.Input[str], after: Sequence[pulumi.Resource]
     ) -> None:
         super().__init__("paddle:infra:DevicePlugin", context, "gpus")
-        provider = k8s.Provider(
-            context.named("gpus"),
-            kubeconfig=kubeconfig,
-            context=kubeconfig_context,
-            cluster_identifier=context.prefix,
-            opts=pulumi.ResourceOptions(parent=self, depends_on=list(after)),
-        )
-        self.release = k8s.helm.v3.Release(
-            context.named("gpus"),
-            name=NAME,
-            namespace=NAMESPACE,
-            chart=f"./{CHART}",
-            values={
-                "image": constants.DEVICE_PLUGIN_IMAGE,
-                "nodeSelector": constants.GPU_LABELS,
-                "taints": [constants.GPU_TAINT, constants.EFS_STARTUP_TAINT],
-            },
-            opts=pulumi.ResourceOptions(parent=self, provider=provider, depends_on=list(after)),
+        values = {
+            "image": constants.DEVICE_PLUGIN_IMAGE,
+            "nodeSelector": constants.GPU_LABELS,
+            "taints": [constants.GPU_TAINT, constants.EFS_STARTUP_TAINT],
+        }
+        self.release = create_chart_release(
+            self, "gpus", "nvidia-device-plugin", values, kubeconfig=kubeconfig, after=after
         )
         self.register_outputs({})

@@ -15,12 +15,7 @@ TTL_SECONDS = 60
 class Dns(AwsComponent):
     """paddle:infra:Dns: a private zone with CNAME records `efs.ZONE` and `api.ZONE`; and the public `dns.externalName`.
 
-    Args:
-        context: the stack's context.
-        vpc_id: id of the VPC in which the private zone resolves.
-        file_system_host: host name of the file system.
-        api_host: host name of the API server; None without a cluster.
-        settings: the section `dns`.
+    `api_host` is the host name of the API server; None without a cluster.
     """
 
     def __init__(

@@ -15,12 +15,7 @@ from infra.settings import StorageSettings
 class EfsStorage(AwsComponent):
     """paddle:infra:Storage: the file system; `allow_nfs` opens it to a security group.
 
-    Args:
-        context: the stack's context.
-        vpc_id: id of the VPC.
-        subnets: zone → id of the subnet for its mount target (EFS allows one mount target in a zone).
-        key_arn: ARN of the KMS key.
-        settings: the section `storage`.
+    `subnets` maps each zone to the id of the subnet for its mount target (EFS allows one mount target in a zone).
     """
 
     def __init__(

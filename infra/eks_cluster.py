@@ -182,14 +182,9 @@ class EksCluster(AwsComponent):
     def add_pod_identity(
         self, part: str, namespace: str, account: str, policy: pulumi.Input[str], parent: pulumi.Resource
     ) -> aws.eks.PodIdentityAssociation:
-        """Give pods of one Kubernetes service account AWS credentials (EKS pod identity) of a new role with `policy`.
+        """Give pods of one Kubernetes service account AWS credentials (EKS pod identity) of a new role.
 
-        Args:
-            part: name of role and association without the stack's prefix.
-            namespace: namespace of the service account.
-            account: name of the service account.
-            policy: policy document of the role, as JSON.
-            parent: parent of the resources.
+        `part` is the name of role and association without the stack's prefix, `policy` the role's document as JSON.
         """
         role = create_role(self.context, part, "pods.eks.amazonaws.com", parent)
         allowed = add_inline_policy(self.context, part, role, policy, parent)

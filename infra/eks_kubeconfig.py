@@ -22,9 +22,7 @@ def build_kubeconfig(
 
     Args:
         endpoint: the API server's address, https://….
-        authority: certificate authority of the API server, base64 as in the answer of EKS.
-        cluster: the cluster's name.
-        region: region of the cluster.
+        authority: its certificate authority, base64 as in the answer of EKS.
         external_name: another name of the API server. Its certificate does not contain this name, so the
             kubeconfig verifies the name of the endpoint instead.
         profile: the stack's `aws:profile`, so that tokens are requested with the provider's credentials; an

@@ -48,11 +48,9 @@ def image_release(
 
     Args:
         pinned: `nodes.amiRelease`: a release, `newest`, or an empty text to keep the group's release.
-        version: minor version of Kubernetes for the group.
         variant: name of the machine image in the parameters of releases, such as `x86_64/standard`.
         live: the running group. If there is none, or if its minor version differs from `version`, the newest
             release is returned.
-        opts: options of the call that finds the newest release.
     """
     if pinned not in ("", NEWEST):
         return pinned
@@ -89,11 +87,6 @@ class Nodes(AwsComponent):
     `system_groups` is the node group (or none) on which add-ons run, and `system_labels` its labels.
 
     Args:
-        context: the stack's context.
-        cluster_name: name of the EKS cluster.
-        subnet_ids: private subnets.
-        key_arn: ARN of the KMS key of the disks.
-        settings: the section `nodes`.
         version: minor version of Kubernetes in the settings.
         live: the running cluster. A version, release or size that it already has is not sent again, because the
             state of the last `up` may be out of date.

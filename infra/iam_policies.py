@@ -155,11 +155,7 @@ def deployer(prefix: str, iam: IamSettings, *, partition: str = "aws", account: 
     The user can change only roles with the stack's path and name prefix, and pass only these to services. The user
     can still put any inline policy on these roles; only a permissions boundary limits what the roles may do.
 
-    Args:
-        prefix: prefix of the stack's names.
-        iam: path and permissions boundary of the stack's roles.
-        partition: AWS partition.
-        account: AWS account id. `*` has the same effect, because an IAM policy applies only in its own account.
+    `account` `*` has the same effect as the account's id, because an IAM policy applies only in its own account.
     """
     own = f"arn:{partition}:iam::{account}"
     roles, profiles = f"{own}:role{iam.path}{prefix}-*", f"{own}:instance-profile{iam.path}{prefix}-*"

@@ -11,11 +11,11 @@ from infra.aws_context import AwsContext
 
 def create_role(context: AwsContext, part: str, service: str, parent: pulumi.Resource) -> aws.iam.Role:
     """Create a role that one AWS service assumes."""
-    boundary = context.permissions_boundary
+    boundary = context.iam.permissions_boundary
     return aws.iam.Role(
         context.named(part),
         assume_role_policy=iam_policies.trust(service),
-        path=context.iam_path,
+        path=context.iam.path,
         permissions_boundary=boundary if boundary != "" else None,
         opts=pulumi.ResourceOptions(parent=parent),
     )

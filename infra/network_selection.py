@@ -18,7 +18,6 @@ class SelectedNetwork:
     """The network to build in.
 
     Attributes:
-        vpc_id: id of the VPC.
         subnets: zone → id of the private subnet for nodes and mount targets.
         cluster_subnets: ids of the subnets of the control plane.
         ready: resources that must exist before the nodes (routes, NAT gateways, endpoints).

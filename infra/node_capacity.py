@@ -130,13 +130,7 @@ def place_pods(
 ) -> tuple[int, bool]:
     """Return how many training pods fit (first fit), and whether the data pod fits in addition to them.
 
-    Args:
-        node: usable size of each node.
-        nodes: number of nodes.
-        trainers: number of training pods.
-        trainer: requests of a training pod.
-        data: requests of the data pod.
-        one_a_node: whether a node holds at most one training pod.
+    `node` is the usable size of each of the `nodes` nodes; with `one_a_node`, it holds at most one training pod.
     """
     free = [node] * nodes
 

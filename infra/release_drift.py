@@ -38,11 +38,7 @@ class Revision:
 def read_revisions(kubeconfig: str, context: str, namespace: str, release: str) -> list[Revision]:
     """Return the revisions of a release that helm has kept in its Secrets (by default 10), the newest one first.
 
-    Args:
-        kubeconfig: path, or content as JSON.
-        context: context of the kubeconfig.
-        namespace: namespace of the release.
-        release: name of the release.
+    `kubeconfig` is a path, or the content as JSON.
 
     Raises:
         UnreadableError: the API server does not answer within seconds, or rejects the request.
@@ -74,12 +70,8 @@ def read_revisions(kubeconfig: str, context: str, namespace: str, release: str) 
 def differences(live: Mapping[str, Any], wanted: Mapping[str, Any], parent: str = "") -> Iterator[str]:
     """Yield a line for each key whose value differs: its path, the cluster's value and the stack's value.
 
-    Null, empty lists and empty mappings count as "not set".
-
-    Args:
-        live: values of the release, with the chart's defaults filled in.
-        wanted: values of the stack, with the chart's defaults filled in.
-        parent: path of both mappings, ending in a dot, or an empty text.
+    Null, empty lists and empty mappings count as "not set". Both mappings have the chart's defaults filled in.
+    `parent` is their path, ending in a dot, or an empty text.
     """
     for key in sorted({*live, *wanted}):
         one, other = live.get(key), wanted.get(key)

@@ -106,11 +106,6 @@ def _not_adopted(prefix: str, ids: list[str]) -> Problem:
 def check_retained(settings: Settings, prefix: str, tags: Mapping[str, str]) -> dict[str, str]:
     """Check the retained resources and return those to import: key of `storage.adopt`, or log group → id.
 
-    Args:
-        settings: the stack's settings.
-        prefix: prefix of the stack's names.
-        tags: tags that identify the stack.
-
     Raises:
         SettingsError: an id of `storage.adopt` cannot be imported; `kms.keyArn` is not the key of the existing file
             system; or the stack has neither nodes nor mount targets, but a file system that is not in `storage.adopt`.

@@ -91,7 +91,7 @@ def _network(settings: Settings) -> Iterator[Problem]:
 def service_network_problems(settings: Settings, vpc_cidr: str) -> Iterator[Problem]:
     """Yield a problem if the network of Kubernetes Services overlaps `vpc_cidr`."""
     service = settings.network.service_cidr
-    if cidr.networks_overlap(service, vpc_cidr):
+    if ipaddress.IPv4Network(service).overlaps(ipaddress.IPv4Network(vpc_cidr)):
         limit = f"a network outside the VPC's {vpc_cidr}"
         why = "EKS rejects overlapping networks, because an address could belong to a pod and to a Service"
         fix = "use another network, for example 172.20.0.0/16"
@@ -166,21 +166,12 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
     )
     if nodes.has_system_group and nodes.placement_group:
         why = f"the small system node that {system} adds cannot start in a placement group"
-        yield problem(
-            system, given, f"{other} with {group}", why, f"set {group} to false, or {system} to {other}"
-        )
+        fix = f"set {group} to false, or {system} to {other}"
+        yield problem(system, given, f"{other} with {group}", why, fix)
     if nodes.fallback and not (nodes.auto and nodes.capacity == "SPOT"):
-        limit, why = (
-            "false, unless nodes.auto is true and nodes.capacity is SPOT",
-            "only the autoscaler adds the fallback nodes",
-        )
-        yield problem(
-            "nodes.fallback",
-            True,
-            limit,
-            why,
-            "set nodes.auto to true and nodes.capacity to SPOT, or nodes.fallback to false",
-        )
+        limit = "false, unless nodes.auto is true and nodes.capacity is SPOT"
+        fix = "set nodes.auto to true and nodes.capacity to SPOT, or nodes.fallback to false"
+        yield problem("nodes.fallback", True, limit, "only the autoscaler adds the fallback nodes", fix)
     if nodes.has_system_group and settings.network.nat == "none" and settings.network.vpc_id == "":
         why = f"the image of the {'cluster autoscaler' if nodes.auto else 'device plugin'} is pulled from outside AWS"
         fix = f"set network.nat to single, or {system} to {other}"
@@ -204,10 +195,8 @@ def _gpu_types(types: list[str]) -> Iterator[Problem]:
 def _pairs(settings: Settings) -> Iterator[Problem]:
     dns, budget, fix = settings.dns, settings.budget, "set both or remove both"
     if (dns.external_name == "") != (dns.public_zone_id == ""):
-        limit, why = (
-            "set together with dns.publicZoneId, or not at all",
-            "the name becomes a record of that zone",
-        )
+        limit = "set together with dns.publicZoneId, or not at all"
+        why = "the name becomes a record of that zone"
         yield problem("dns.externalName", dns.external_name, limit, why, fix)
     if (budget.dollars == 0) != (budget.email == ""):
         limit, why = "set together with budget.dollars, or not at all", "an alarm requires both"
@@ -231,14 +220,9 @@ def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Pr
     gpus = _requested_gpus(values)
     if settings.target == "aws" and gpus not in ("", "0") and not settings.nodes.has_gpus:
         types = ", ".join(settings.nodes.instance_types)
-        key, limit = (
-            f"resources.limits.{node_capacity.GPU_RESOURCE}",
-            f"not set with nodes.instanceTypes {types}",
-        )
-        why, fix = (
-            "these nodes have no GPUs",
-            "use types with GPUs, for example g6.xlarge, or remove the value",
-        )
+        key = f"resources.limits.{node_capacity.GPU_RESOURCE}"
+        limit, why = f"not set with nodes.instanceTypes {types}", "these nodes have no GPUs"
+        fix = "use types with GPUs, for example g6.xlarge, or remove the value"
         yield Problem(key, gpus, limit, why, fix)
 
 
@@ -257,13 +241,8 @@ def capacity_problems(
     if the pods do not fit even on empty machines. It is a warning if they fit on empty machines, but not next to
     daemons and add-ons, because the requests of these are an estimate.
 
-    Args:
-        settings: settings of the stack.
-        values: chart values with defaults filled in.
-        machines: vCPU, memory and GPUs of each type in `nodes.instanceTypes`.
-
-    Returns:
-        The problems, and the texts of the warnings.
+    `values` have the chart's defaults filled in; `machines` maps each type of `nodes.instanceTypes` to its size.
+    Return the problems, and the texts of the warnings.
     """
     nodes = settings.nodes
     count = nodes.max if nodes.auto else nodes.desired
@@ -333,10 +312,6 @@ def credential_problems(config: Mapping[str, str]) -> Iterator[Problem]:
     """Yield a problem for each credential in `aws:` settings that only the provider reads; tools use `aws:profile`."""
     for name in _PROVIDER_CREDENTIALS:
         if config.get(f"aws:{name}"):
-            yield Problem(
-                f"aws:{name}",
-                "(not shown)",
-                "not set",
-                "only Pulumi's AWS provider would use it, but not kubectl, `make push` and `make doctor`",
-                "write a profile (role_arn, source_profile) to ~/.aws/config, and set aws:profile to it",
-            )
+            why = "only Pulumi's AWS provider would use it, but not kubectl, `make push` and `make doctor`"
+            fix = "write a profile (role_arn, source_profile) to ~/.aws/config, and set aws:profile to it"
+            yield Problem(f"aws:{name}", "(not shown)", "not set", why, fix)

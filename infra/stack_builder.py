@@ -47,13 +47,6 @@ def build_stack(
 ) -> dict[str, pulumi.Input[Any]]:
     """Create the resources of a stack and return its outputs.
 
-    Args:
-        settings: the validated settings.
-        project: name of the Pulumi project.
-        stack: name of the stack.
-        folder: the project folder.
-        region: `aws:region` of target aws.
-
     Raises:
         SettingsError: a setting is wrong in a way that can be known before the first resource; no resource
             was registered.

@@ -20,9 +20,6 @@ class StackInputs:
     """The settings of a stack, its names, and the chart values that its files define.
 
     Attributes:
-        settings: the validated settings.
-        project: name of the Pulumi project.
-        stack: name of the stack.
         folder: the project folder; paths in the settings are relative to it.
         image: the image of all pods, or an empty text.
         user_values: chart values from `valuesFiles` and `values`.

@@ -194,10 +194,7 @@ def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
     By default, the add-on also turns on Container Insights and Application Signals. The key `agent.config` replaces
     both: with it, the CloudWatch agent only accepts metrics in log lines (EMF), which no pod sends. The agent cannot
     be turned off, because it brings the service account that Fluent Bit uses (templates of the chart
-    amazon-cloudwatch-observability).
-
-    Args:
-        labels: labels of the system nodes, on which the add-on's operator runs; empty without system nodes.
+    amazon-cloudwatch-observability). `labels` are those of the system nodes, on which the add-on's operator runs.
     """
     manager: dict[str, object] = {"applicationSignals": {"autoMonitor": {"monitorAllServices": False}}}
     if labels:
@@ -296,17 +293,13 @@ def create_release(
             context,
             cluster,
             kubeconfig=kubeconfig,
-            kubeconfig_context=eks_kubeconfig.CONTEXT,
-            version=cluster.version,
             labels=nodes.system_labels,
             fallback=settings.nodes.fallback,
             after=after,
         )
         after = [*after, scaler.release]
     if settings.nodes.has_gpus:
-        plugin = DevicePlugin(
-            context, kubeconfig=kubeconfig, kubeconfig_context=eks_kubeconfig.CONTEXT, after=after
-        )
+        plugin = DevicePlugin(context, kubeconfig=kubeconfig, after=after)
         after = [*after, plugin.release]
     values = pulumi.Output.all(
         storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket

@@ -51,12 +51,6 @@ def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Map
     release_drift.py). So the description contains the chart's digest and the keys that were changed manually:
     a new description makes `up` upgrade the release, and an unchanged one does not. The description of the last `up`
     is that of the newest revision with DATA_LOSS_NOTE, because other tools do not write this text.
-
-    Args:
-        inputs: settings and names of the stack.
-        context: context of the kubeconfig.
-        kubeconfig: resolved kubeconfig.
-        values: resolved chart values of the stack.
     """
     chart = f"chart {naming.folder_digest(inputs.folder / CHART)}. {DATA_LOSS_NOTE}"
     release, namespace = inputs.settings.release, inputs.settings.namespace.name
@@ -94,13 +88,10 @@ class Training(pulumi.ComponentResource):
     """paddle:infra:Training: the Kubernetes provider, the namespace and the release.
 
     Args:
-        name: prefix of the stack's names.
-        inputs: settings and names of the stack.
         values: chart values; ignored with `release.keepManualValues`, which keeps those of the cluster.
         kubeconfig: path or content of the kubeconfig.
         context: context of the kubeconfig; the provider contacts no other cluster.
         cluster_name: name by which the provider recognizes the cluster when the text of the kubeconfig changes.
-        after: resources that must exist before the release.
     """
 
     def __init__(

@@ -16,12 +16,8 @@ from infra.settings import NetworkSettings
 class VpcNetwork(AwsComponent):
     """paddle:infra:Network: the VPC with a public and a private subnet in each zone; `selected` describes it.
 
-    Args:
-        context: the stack's context.
-        settings: the section `network`.
-        zones: names of the availability zones.
-        internet_access: whether to create NAT gateways or interface endpoints; false while compute is off,
-            because they cost money by the hour.
+    Without `internet_access` (while compute is off), there are no NAT gateways or interface endpoints, because they
+    cost money by the hour.
     """
 
     def __init__(

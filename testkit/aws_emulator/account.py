@@ -25,7 +25,7 @@ create table if not exists resources (
   type text, id text, urn text, inputs text, outputs text, owned text, primary key (type, id));
 create table if not exists calls (type text, operation text, urn text, moment real);
 create table if not exists faults (
-  number integer primary key, type text, operation text, nth integer, seconds real, message text);
+  number integer primary key, type text, operation text, nth integer, message text);
 """
 
 
@@ -63,7 +63,6 @@ class Account:
         """Create an empty account.
 
         Args:
-            folder: folder of the account's state; created if it does not exist.
             moto: address of the moto server, `http://127.0.0.1:<port>`.
             cluster: `server` and `ca` (base64) of every emulated EKS cluster, and `tokenFile`, the file with
             the token that `aws eks get-token` returns.
@@ -155,7 +154,6 @@ class Account:
         """Raise the error of AWS if the caller lacks a right.
 
         Args:
-            actions: IAM actions.
             resource: ARN of the resource; if empty, resources in the policies are not compared.
             context: condition keys of the service `iam`, without their prefix.
         """
@@ -176,18 +174,10 @@ class Account:
         self, kind: str, operation: str, *, nth: int = 1, message: str = "InternalError: injected"
     ) -> None:
         """Make the nth call from now of `create`, `update`, `delete` or `read` on this type fail, once."""
-        self._fault(kind, operation, self.calls(kind, operation) + nth, 0.0, message)
-
-    def slow(self, kind: str, operation: str, seconds: float) -> None:
-        """Make every call of `operation` (as of `fail`) on this type take `seconds` longer."""
-        self._fault(kind, operation, None, seconds, "")
-
-    def _fault(self, kind: str, operation: str, nth: int | None, seconds: float, message: str) -> None:
+        query = "insert into faults (type, operation, nth, message) values (?,?,?,?)"
+        number = self.calls(kind, operation) + nth
         with self._database() as database:
-            database.execute(
-                "insert into faults (type, operation, nth, seconds, message) values (?,?,?,?,?)",
-                (kind, operation, nth, seconds, message),
-            )
+            database.execute(query, (kind, operation, number, message))
 
     def late_logs(self) -> None:
         """From now on, create the log group of a control plane again after its deletion, as EKS does."""
@@ -234,13 +224,10 @@ class Account:
             database.execute("insert into calls values (?,?,?,?)", (kind, operation, urn, time.time()))
             query = "select count(*) from calls where type = ? and operation = ?"
             number = database.execute(query, (kind, operation)).fetchone()[0]
-            query = "select nth, seconds, message from faults where type = ? and operation = ?"
-            faults = database.execute(query, (kind, operation)).fetchall()
-        for nth, seconds, message in faults:
-            if nth is None:
-                time.sleep(seconds)
-            elif nth == number:
-                raise AwsError(message)
+            query = "select message from faults where type = ? and operation = ? and nth = ?"
+            fault = database.execute(query, (kind, operation, number)).fetchone()
+        if fault is not None:
+            raise AwsError(fault[0])
 
 
 @cache

@@ -24,11 +24,8 @@ def is_allowed(
 ) -> bool:
     """Return whether a statement allows the action.
 
-    Args:
-        granted: statements with the effect Allow.
-        action: `service:Name`.
-        resource: ARN of the resource; without it, resources and conditions are not compared.
-        context: the condition keys of the request.
+    `granted` are statements with the effect Allow; `context` are the condition keys of the request. Without `resource`,
+    resources and conditions are not compared.
 
     Raises:
         KeyError: a statement has an operator that this function does not know.

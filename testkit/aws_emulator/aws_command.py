@@ -1,4 +1,4 @@
-"""The aws command of an emulated account: `eks get-token` and `sts get-caller-identity`, nothing else."""
+"""The aws command of an emulated account: `eks get-token`, nothing else."""
 
 from __future__ import annotations
 
@@ -6,9 +6,19 @@ import argparse
 import json
 import sys
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 from testkit.aws_emulator.account import Account, AwsError
-from testkit.aws_emulator.invokes import token
+
+
+def _token(account: Account) -> str:
+    """Return the token that the API server of the emulated clusters accepts."""
+    path = account.about["cluster"].get("tokenFile")
+    if not path:
+        raise AwsError(
+            "this emulated account has no cluster token. Fix: pass one to Account.create(cluster={'tokenFile': …})"
+        )
+    return Path(path).read_text(encoding="utf-8").strip()
 
 
 def _get_token(account: Account, name: str) -> dict[str, object]:
@@ -19,7 +29,7 @@ def _get_token(account: Account, name: str) -> dict[str, object]:
         "kind": "ExecCredential",
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "spec": {},
-        "status": {"expirationTimestamp": until, "token": token(account.about["cluster"])},
+        "status": {"expirationTimestamp": until, "token": _token(account)},
     }
 
 
@@ -34,15 +44,10 @@ def main(arguments: list[str]) -> int:
     get_token.add_argument("--cluster-name", "--cluster-id", dest="name", required=True)
     for name in ("--region", "--output", "--profile", "--role-arn"):
         get_token.add_argument(name)
-    services.add_parser("sts").add_subparsers(dest="call", required=True).add_parser("get-caller-identity")
     wanted = parser.parse_args(arguments)
     account = Account.from_environment()
     try:
-        if wanted.service == "eks":
-            answer = _get_token(account, wanted.name)
-        else:
-            arn = f"arn:aws:iam::{account.number}:user/emulator"
-            answer = {"UserId": "AIDAEMULATOR", "Account": account.number, "Arn": arn}
+        answer = _get_token(account, wanted.name)
     except AwsError as error:
         sys.stderr.write(f"An error occurred: {error}\n")
         return 254

@@ -10,77 +10,40 @@ from testkit.aws_emulator.handler import (
     MotoCloud,
     pick_arguments,
     register_handler,
-    tag_changes,
     tag_list,
     tag_map,
 )
 from testkit.aws_emulator.property_values import Props
 
 
-def _lifecycle(p: Props) -> list[Props]:
-    names = {
-        "transitionToIa": "TransitionToIA",
-        "transitionToArchive": "TransitionToArchive",
-        "transitionToPrimaryStorageClass": "TransitionToPrimaryStorageClass",
-    }
-    return [{names[key]: text} for rule in p.get("lifecyclePolicies") or [] for key, text in rule.items()]
-
-
 class EfsHandler(Handler):
     def efs(self, cloud: MotoCloud) -> Any:
         return cloud.client("efs")
 
-    def retag(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> None:
-        added, removed = tag_changes(old, new)
-        if added:
-            self.efs(cloud).tag_resource(ResourceId=rid, Tags=tag_list(added))
-        if removed:
-            self.efs(cloud).untag_resource(ResourceId=rid, TagKeys=removed)
+    def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
+        self.efs(cloud).tag_resource(ResourceId=rid, Tags=tag_list(tags))
+
+    def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
+        self.efs(cloud).untag_resource(ResourceId=rid, TagKeys=keys)
 
 
 @register_handler("aws:efs/fileSystem:FileSystem")
 class FileSystem(EfsHandler):
-    filled = ("creationToken", "kmsKeyId", "performanceMode", "throughputMode", "encrypted", "protection")
-
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         wanted = pick_arguments(
             p,
-            CreationToken="creationToken",
             PerformanceMode="performanceMode",
             Encrypted="encrypted",
             KmsKeyId="kmsKeyId",
             ThroughputMode="throughputMode",
-            AvailabilityZoneName="availabilityZoneName",
         )
-        wanted.setdefault("CreationToken", uuid.uuid4().hex)
-        made = self.efs(cloud).create_file_system(Tags=tag_list(p.get("tags")), **wanted)
-        rid = made["FileSystemId"]
-        if p.get("lifecyclePolicies"):
-            self.efs(cloud).put_lifecycle_configuration(FileSystemId=rid, LifecyclePolicies=_lifecycle(p))
-        outputs = {
-            "arn": cloud.arn("elasticfilesystem", f"file-system/{rid}"),
-            "dnsName": f"{rid}.efs.{cloud.region}.amazonaws.com",
-            "creationToken": wanted["CreationToken"],
-            "performanceMode": p.get("performanceMode", "generalPurpose"),
-            "throughputMode": p.get("throughputMode", "bursting"),
-            "encrypted": p.get("encrypted", False),
-            "numberOfMountTargets": 0,
-            "ownerId": cloud.account.number,
-            "name": (p.get("tags") or {}).get("Name", ""),
-            "sizeInBytes": [{"value": 6144, "valueInIa": 0, "valueInStandard": 6144}],
-        }
-        return rid, outputs
+        rid = self.efs(cloud).create_file_system(CreationToken=uuid.uuid4().hex, **wanted)["FileSystemId"]
+        return rid, {"dnsName": f"{rid}.efs.{cloud.region}.amazonaws.com"}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         found = self.efs(cloud).describe_file_systems(FileSystemId=rid)["FileSystems"][0]
-        seen: Props = {"encrypted": found.get("Encrypted", False), "tags": tag_map(found.get("Tags"))}
-        return seen | ({"throughputMode": found["ThroughputMode"]} if "ThroughputMode" in found else {})
-
-    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        self.retag(cloud, rid, old, new)
-        if old.get("lifecyclePolicies") != new.get("lifecyclePolicies"):
-            self.efs(cloud).put_lifecycle_configuration(FileSystemId=rid, LifecyclePolicies=_lifecycle(new))
-        return {}
+        seen = pick_arguments(found, encrypted="Encrypted", throughputMode="ThroughputMode")
+        return seen | {"tags": tag_map(found["Tags"])}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         self.efs(cloud).delete_file_system(FileSystemId=rid)
@@ -88,34 +51,15 @@ class FileSystem(EfsHandler):
 
 @register_handler("aws:efs/mountTarget:MountTarget")
 class MountTarget(EfsHandler):
-    filled = ("ipAddress", "securityGroups", "ipAddressType")
-
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         wanted = pick_arguments(
-            p,
-            FileSystemId="fileSystemId",
-            SubnetId="subnetId",
-            IpAddress="ipAddress",
-            SecurityGroups="securityGroups",
+            p, FileSystemId="fileSystemId", SubnetId="subnetId", SecurityGroups="securityGroups"
         )
-        made = self.efs(cloud).create_mount_target(**wanted)
-        name = f"{p['fileSystemId']}.efs.{cloud.region}.amazonaws.com"
-        outputs = {
-            "ipAddress": made["IpAddress"],
-            "networkInterfaceId": made["NetworkInterfaceId"],
-            "availabilityZoneName": made["AvailabilityZoneName"],
-            "availabilityZoneId": made["AvailabilityZoneId"],
-            "dnsName": name,
-            "mountTargetDnsName": f"{made['AvailabilityZoneName']}.{name}",
-            "fileSystemArn": cloud.arn("elasticfilesystem", f"file-system/{p['fileSystemId']}"),
-            "ownerId": cloud.account.number,
-        }
-        return made["MountTargetId"], outputs
+        return self.efs(cloud).create_mount_target(**wanted)["MountTargetId"], {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
-        self.efs(cloud).describe_mount_targets(MountTargetId=rid)
-        groups = self.efs(cloud).describe_mount_target_security_groups(MountTargetId=rid)["SecurityGroups"]
-        return {"securityGroups": groups} if p.get("securityGroups") else {}
+        found = self.efs(cloud).describe_mount_target_security_groups(MountTargetId=rid)
+        return {"securityGroups": found["SecurityGroups"]}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
         groups = new.get("securityGroups") or []
@@ -128,36 +72,19 @@ class MountTarget(EfsHandler):
 
 @register_handler("aws:efs/accessPoint:AccessPoint")
 class AccessPoint(EfsHandler):
-    filled = ("rootDirectory",)
-
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        made = self.efs(cloud).create_access_point(
-            FileSystemId=p["fileSystemId"], Tags=tag_list(p.get("tags"))
-        )
-        rid = made["AccessPointId"]
-        outputs = {
-            "arn": cloud.arn("elasticfilesystem", f"access-point/{rid}"),
-            "fileSystemArn": cloud.arn("elasticfilesystem", f"file-system/{p['fileSystemId']}"),
-            "ownerId": cloud.account.number,
-        }
-        return rid, outputs
+        return self.efs(cloud).create_access_point(FileSystemId=p["fileSystemId"])["AccessPointId"], {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         found = self.efs(cloud).describe_access_points(AccessPointId=rid)["AccessPoints"][0]
         return {"fileSystemId": found["FileSystemId"], "tags": tag_map(found.get("Tags"))}
-
-    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        self.retag(cloud, rid, old, new)
-        return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         self.efs(cloud).delete_access_point(AccessPointId=rid)
 
 
 @register_handler("aws:efs/backupPolicy:BackupPolicy")
-class FileSystemSetting(Handler):
-    """Base class of handlers of a file system's settings; the id of a setting is that of its file system."""
-
+class BackupPolicy(Handler):
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         cloud.client("efs").describe_file_systems(FileSystemId=p["fileSystemId"])
         return p["fileSystemId"], {}
@@ -165,31 +92,11 @@ class FileSystemSetting(Handler):
 
 @register_handler("aws:kms/key:Key")
 class Key(Handler):
-    filled = (
-        "keyUsage",
-        "customerMasterKeySpec",
-        "policy",
-        "enableKeyRotation",
-        "isEnabled",
-        "multiRegion",
-        "rotationPeriodInDays",
-        "deletionWindowInDays",
-    )
-
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        kms = cloud.client("kms")
-        wanted = pick_arguments(p, Policy="policy", Description="description", KeyUsage="keyUsage")
-        made = kms.create_key(Tags=tag_list(p.get("tags"), "TagKey", "TagValue"), **wanted)["KeyMetadata"]
-        self._rotation(cloud, made["KeyId"], p)
-        return made["KeyId"], {
-            "arn": made["Arn"],
-            "keyId": made["KeyId"],
-            "isEnabled": p.get("isEnabled", True),
-        }
-
-    def _rotation(self, cloud: MotoCloud, rid: str, p: Props) -> None:
-        call = "enable_key_rotation" if p.get("enableKeyRotation") else "disable_key_rotation"
-        getattr(cloud.client("kms"), call)(KeyId=rid)
+        wanted = pick_arguments(p, Policy="policy", Description="description")
+        rid = cloud.client("kms").create_key(**wanted)["KeyMetadata"]["KeyId"]
+        self.update(cloud, rid, p, p)
+        return rid, {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         kms = cloud.client("kms")
@@ -202,36 +109,35 @@ class Key(Handler):
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
         kms = cloud.client("kms")
-        added, removed = tag_changes(old, new)
-        if added:
-            kms.tag_resource(KeyId=rid, Tags=tag_list(added, "TagKey", "TagValue"))
-        if removed:
-            kms.untag_resource(KeyId=rid, TagKeys=removed)
-        if new.get("policy") and old.get("policy") != new["policy"]:
+        if new.get("policy") != old.get("policy"):
             kms.put_key_policy(KeyId=rid, PolicyName="default", Policy=new["policy"])
-        self._rotation(cloud, rid, new)
+        (kms.enable_key_rotation if new.get("enableKeyRotation") else kms.disable_key_rotation)(KeyId=rid)
         return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         days = p.get("deletionWindowInDays", 30)
         cloud.client("kms").schedule_key_deletion(KeyId=rid, PendingWindowInDays=days)
 
+    def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
+        cloud.client("kms").tag_resource(KeyId=rid, Tags=tag_list(tags, "TagKey", "TagValue"))
+
+    def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
+        cloud.client("kms").untag_resource(KeyId=rid, TagKeys=keys)
+
 
 @register_handler("aws:kms/alias:Alias")
 class Alias(Handler):
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        key = p["targetKeyId"].rpartition("/")[2]
-        cloud.client("kms").create_alias(AliasName=p["name"], TargetKeyId=key)
-        return p["name"], {"arn": cloud.arn("kms", p["name"]), "targetKeyArn": cloud.arn("kms", f"key/{key}")}
+        cloud.client("kms").create_alias(AliasName=p["name"], TargetKeyId=p["targetKeyId"])
+        return p["name"], {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         aliases = cloud.client("kms").list_aliases()["Aliases"]
         return {} if any(alias["AliasName"] == rid for alias in aliases) else None
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        key = new["targetKeyId"].rpartition("/")[2]
-        cloud.client("kms").update_alias(AliasName=rid, TargetKeyId=key)
-        return {"targetKeyArn": cloud.arn("kms", f"key/{key}")}
+        cloud.client("kms").update_alias(AliasName=rid, TargetKeyId=new["targetKeyId"])
+        return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         cloud.client("kms").delete_alias(AliasName=rid)
@@ -239,27 +145,13 @@ class Alias(Handler):
 
 @register_handler("aws:ecr/repository:Repository")
 class Repository(Handler):
-    filled = ("imageTagMutability", "encryptionConfigurations", "imageScanningConfiguration")
-
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        wanted: Props = pick_arguments(
-            p,
-            imageTagMutability="imageTagMutability",
-            imageScanningConfiguration="imageScanningConfiguration",
-        )
+        wanted = pick_arguments(p, imageTagMutability="imageTagMutability")
         for encryption in p.get("encryptionConfigurations") or []:
-            chosen = pick_arguments(encryption, encryptionType="encryptionType", kmsKey="kmsKey")
-            wanted["encryptionConfiguration"] = {"encryptionType": "AES256"} | chosen
-        made = cloud.client("ecr").create_repository(
-            repositoryName=p["name"], tags=tag_list(p.get("tags")), **wanted
-        )["repository"]
-        outputs = {
-            "arn": made["repositoryArn"],
-            "repositoryUrl": f"{cloud.account.number}.dkr.ecr.{cloud.region}.amazonaws.com/{p['name']}",
-            "registryId": cloud.account.number,
-            "imageTagMutability": p.get("imageTagMutability", "MUTABLE"),
-        }
-        return p["name"], outputs
+            wanted["encryptionConfiguration"] = encryption
+        cloud.client("ecr").create_repository(repositoryName=p["name"], **wanted)
+        url = f"{cloud.account.number}.dkr.ecr.{cloud.region}.amazonaws.com/{p['name']}"
+        return p["name"], {"repositoryUrl": url}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         ecr = cloud.client("ecr")
@@ -268,19 +160,20 @@ class Repository(Handler):
         return {"tags": tag_map(tags), "imageTagMutability": found["imageTagMutability"]}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        ecr, arn = cloud.client("ecr"), cloud.arn("ecr", f"repository/{rid}")
-        added, removed = tag_changes(old, new)
-        if added:
-            ecr.tag_resource(resourceArn=arn, tags=tag_list(added))
-        if removed:
-            ecr.untag_resource(resourceArn=arn, tagKeys=removed)
         mutability = new.get("imageTagMutability", "MUTABLE")
-        if mutability in ("MUTABLE", "IMMUTABLE"):
-            ecr.put_image_tag_mutability(repositoryName=rid, imageTagMutability=mutability)
+        cloud.client("ecr").put_image_tag_mutability(repositoryName=rid, imageTagMutability=mutability)
         return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         cloud.client("ecr").delete_repository(repositoryName=rid, force=bool(p.get("forceDelete")))
+
+    def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
+        arn = cloud.arn("ecr", f"repository/{rid}")
+        cloud.client("ecr").tag_resource(resourceArn=arn, tags=tag_list(tags))
+
+    def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
+        arn = cloud.arn("ecr", f"repository/{rid}")
+        cloud.client("ecr").untag_resource(resourceArn=arn, tagKeys=keys)
 
 
 @register_handler("aws:ecr/lifecyclePolicy:LifecyclePolicy")
@@ -288,7 +181,7 @@ class LifecyclePolicy(Handler):
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         text = p["policy"]
         cloud.client("ecr").put_lifecycle_policy(repositoryName=p["repository"], lifecyclePolicyText=text)
-        return p["repository"], {"registryId": cloud.account.number}
+        return p["repository"], {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         found = cloud.client("ecr").get_lifecycle_policy(repositoryName=rid)
@@ -300,12 +193,10 @@ class LifecyclePolicy(Handler):
 
 @register_handler("aws:cloudwatch/logGroup:LogGroup")
 class LogGroup(Handler):
-    filled = ("logGroupClass", "retentionInDays", "deletionProtectionEnabled")
-
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        cloud.client("logs").create_log_group(logGroupName=p["name"], tags=p.get("tags") or {})
-        self.update(cloud, p["name"], {"tags": p.get("tags")}, p)
-        return p["name"], {"arn": cloud.arn("logs", f"log-group:{p['name']}")}
+        cloud.client("logs").create_log_group(logGroupName=p["name"])
+        self.update(cloud, p["name"], {}, p)
+        return p["name"], {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         logs = cloud.client("logs")
@@ -317,20 +208,19 @@ class LogGroup(Handler):
         return seen | pick_arguments(found, retentionInDays="retentionInDays")
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        logs = cloud.client("logs")
         if new.get("retentionInDays"):
-            logs.put_retention_policy(logGroupName=rid, retentionInDays=new["retentionInDays"])
-        added, removed = tag_changes(old, new)
-        if added:
-            logs.tag_log_group(logGroupName=rid, tags=added)
-        if removed:
-            logs.untag_log_group(logGroupName=rid, tags=removed)
+            days = new["retentionInDays"]
+            cloud.client("logs").put_retention_policy(logGroupName=rid, retentionInDays=days)
         return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
-        if p.get("skipDestroy"):
-            return
         cloud.client("logs").delete_log_group(logGroupName=rid)
         if cloud.account.has_late_logs() and rid.startswith("/aws/eks/"):
             # The control plane's last lines arrive later and create the group again, without retention and tags.
             cloud.client("logs").create_log_group(logGroupName=rid)
+
+    def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
+        cloud.client("logs").tag_log_group(logGroupName=rid, tags=tags)
+
+    def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
+        cloud.client("logs").untag_log_group(logGroupName=rid, tags=keys)

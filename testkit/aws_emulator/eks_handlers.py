@@ -6,11 +6,10 @@ nodes, a node never becomes Ready without the network add-on, and the subnets of
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from typing import Any
 
+from testkit.aws_emulator.account import AwsError
 from testkit.aws_emulator.eks_rules import (
-    addon_version,
     principal_exists,
     require_fitting_network,
     require_fitting_version,
@@ -23,13 +22,11 @@ from testkit.aws_emulator.eks_rules import (
     write_pod_logs,
 )
 from testkit.aws_emulator.handler import (
-    AwsError,
     Handler,
     MotoCloud,
     digest,
     pick_arguments,
     register_handler,
-    tag_changes,
 )
 from testkit.aws_emulator.property_values import Props
 
@@ -48,14 +45,6 @@ def _eks(cloud: MotoCloud) -> Any:
     return cloud.client("eks")
 
 
-def _retag(cloud: MotoCloud, arn: str, old: Props, new: Props) -> None:
-    added, removed = tag_changes(old, new)
-    if added:
-        _eks(cloud).tag_resource(resourceArn=arn, tags=added)
-    if removed:
-        _eks(cloud).untag_resource(resourceArn=arn, tagKeys=removed)
-
-
 def require_cluster(cloud: MotoCloud, name: str) -> None:
     """Raise if the cluster does not exist."""
     _eks(cloud).describe_cluster(name=name)
@@ -63,17 +52,6 @@ def require_cluster(cloud: MotoCloud, name: str) -> None:
 
 @register_handler("aws:eks/cluster:Cluster")
 class Cluster(Handler):
-    filled = (
-        "version",
-        "accessConfig",
-        "kubernetesNetworkConfig",
-        "upgradePolicy",
-        "bootstrapSelfManagedAddons",
-        "deletionProtection",
-        "controlPlaneScalingConfig",
-        "kubeApiServerConfig",
-    )
-
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         ec2, network = cloud.client("ec2"), p["vpcConfig"]
         subnets = ec2.describe_subnets(SubnetIds=network["subnetIds"])["Subnets"]
@@ -87,11 +65,7 @@ class Cluster(Handler):
         made = _eks(cloud).create_cluster(
             name=p["name"],
             roleArn=p["roleArn"],
-            resourcesVpcConfig=pick_arguments(
-                network, subnetIds="subnetIds", securityGroupIds="securityGroupIds"
-            ),
-            tags=p.get("tags") or {},
-            **pick_arguments(p, version="version"),
+            resourcesVpcConfig={"subnetIds": network["subnetIds"]},
         )["cluster"]
         vpc = subnets[0]["VpcId"]
         group = ec2.create_security_group(
@@ -100,33 +74,20 @@ class Cluster(Handler):
             VpcId=vpc,
         )["GroupId"]
         about = cloud.account.about["cluster"]
-        issuer = f"https://oidc.eks.{cloud.region}.amazonaws.com/id/{digest(p['name']).upper()}"
         outputs = {
             "arn": made["arn"],
-            "clusterId": "",
-            "status": "ACTIVE",
-            "endpoint": about.get(
-                "server", f"https://{digest(p['name'])}.gr7.{cloud.region}.eks.amazonaws.com"
-            ),
+            "endpoint": about.get("server", f"https://{digest(p['name'])}.eks.amazonaws.com"),
             "certificateAuthority": {"data": about.get("ca", "")},
-            "createdAt": datetime.now(UTC).isoformat(),
-            "identities": [{"oidcs": [{"issuer": issuer}]}],
-            "platformVersion": "eks.1",
             "version": p.get("version", "1.35"),
-            "vpcConfig": {"endpointPublicAccess": True, "endpointPrivateAccess": False}
-            | network
-            | {"clusterSecurityGroupId": group, "vpcId": vpc},
-            "kubernetesNetworkConfig": {"serviceIpv4Cidr": "172.20.0.0/16", "ipFamily": "ipv4"}
-            | (p.get("kubernetesNetworkConfig") or {}),
+            "vpcConfig": network | {"clusterSecurityGroupId": group, "vpcId": vpc},
         }
         return p["name"], outputs
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
-        found = _eks(cloud).describe_cluster(name=rid)["cluster"]
-        return {"name": rid, "tags": found.get("tags") or {}}
+        require_cluster(cloud, rid)
+        return {"name": rid}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        _retag(cloud, cloud.arn("eks", f"cluster/{rid}"), old, new)
         before, after = str(old.get("version", "1.35")), str(new.get("version", "1.35"))
         if before != after:  # otherwise the provider sends no request
             require_next_version(version_of(cloud, rid), after)
@@ -146,20 +107,17 @@ class Cluster(Handler):
         return [outputs["vpcConfig"]["clusterSecurityGroupId"]] if "vpcConfig" in outputs else []
 
 
+def _require_template(cloud: MotoCloud, template: Props) -> None:
+    """Raise if the launch template has no such version, or a key pair that does not exist."""
+    ec2 = cloud.client("ec2")
+    found = ec2.describe_launch_templates(LaunchTemplateIds=[template["id"]])["LaunchTemplates"][0]
+    if int(template["version"]) > found["LatestVersionNumber"]:
+        raise AwsError(f"InvalidRequestException: launch template has no version {template['version']}")
+    require_key_pair(cloud, template["id"], template["version"])
+
+
 @register_handler(NODE_GROUP)
 class NodeGroup(Handler):
-    filled = (
-        "amiType",
-        "capacityType",
-        "diskSize",
-        "instanceTypes",
-        "releaseVersion",
-        "version",
-        "updateConfig",
-        "nodeRepairConfig",
-        "nodeGroupNamePrefix",
-    )
-
     def _scaling(self, p: Props) -> Props:
         sizes = p["scalingConfig"]
         low, wanted, high = sizes["minSize"], sizes["desiredSize"], sizes["maxSize"]
@@ -183,58 +141,27 @@ class NodeGroup(Handler):
                     "NodeCreationFailure: Instances failed to join the kubernetes cluster: cni plugin not "
                     f"initialized ({cluster} has no add-on vpc-cni)"
                 )
-        wanted = pick_arguments(
-            p,
-            instanceTypes="instanceTypes",
-            capacityType="capacityType",
-            labels="labels",
-            tags="tags",
-            diskSize="diskSize",
-            remoteAccess="remoteAccess",
-        )
         if p.get("launchTemplate"):
-            template = p["launchTemplate"]
-            known = cloud.client("ec2").describe_launch_templates(
-                **(
-                    {"LaunchTemplateIds": [template["id"]]}
-                    if template.get("id")
-                    else {"LaunchTemplateNames": [template["name"]]}
-                )
-            )["LaunchTemplates"][0]
-            if int(template["version"]) > known["LatestVersionNumber"]:
-                raise AwsError(
-                    f"InvalidRequestException: launch template has no version {template['version']}"
-                )
-            require_key_pair(cloud, known["LaunchTemplateId"], str(template["version"]))
-            wanted["launchTemplate"] = {"id": known["LaunchTemplateId"], "version": str(template["version"])}
+            _require_template(cloud, p["launchTemplate"])
+        optional = ("launchTemplate", "instanceTypes", "labels")
         _eks(cloud).create_nodegroup(
             clusterName=cluster,
             nodegroupName=name,
             subnets=p["subnetIds"],
             nodeRole=p["nodeRoleArn"],
             scalingConfig=self._scaling(p),
-            **wanted,
+            **{name: p[name] for name in optional if name in p},
         )
-        outputs = {
-            "arn": cloud.arn("eks", f"nodegroup/{cluster}/{name}/{digest(cluster, name)[:8]}"),
-            "status": "ACTIVE",
-            "resources": [{"autoscalingGroups": [{"name": f"eks-{name}-{digest(cluster, name)[:8]}"}]}],
-            "capacityType": p.get("capacityType", "ON_DEMAND"),
-            "amiType": p.get("amiType", "AL2023_x86_64_STANDARD"),
-            "version": p.get("version", version_of(cloud, cluster)),
-            "releaseVersion": p.get("releaseVersion", f"{version_of(cloud, cluster)}.0-20261101"),
-        }
-        return f"{cluster}:{name}", outputs
-
-    def _described(self, cloud: MotoCloud, rid: str) -> Props:
-        cluster, name = rid.split(":")
-        return _eks(cloud).describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
+        now = version_of(cloud, cluster)
+        outputs = {"version": now, "releaseVersion": f"{now}.0-20261101"}
+        return f"{cluster}:{name}", outputs | pick_arguments(
+            p, version="version", releaseVersion="releaseVersion"
+        )
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
-        found = self._described(cloud, rid)
         cluster, name = rid.split(":")
-        seen = {"clusterName": cluster, "nodeGroupName": name, "tags": found.get("tags") or {}}
-        return seen | {"scalingConfig": found["scalingConfig"], "nodeRoleArn": found["nodeRole"]}
+        found = _eks(cloud).describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
+        return {"clusterName": cluster, "nodeGroupName": name, "scalingConfig": found["scalingConfig"]}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
         cluster, name = rid.split(":")
@@ -242,7 +169,6 @@ class NodeGroup(Handler):
         _eks(cloud).update_nodegroup_config(
             clusterName=cluster, nodegroupName=name, scalingConfig=self._scaling(new)
         )
-        _retag(cloud, self._described(cloud, rid)["nodegroupArn"], old, new)
         return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
@@ -266,18 +192,18 @@ class OfCluster(Handler):
         rid = self.separator.join(str(p[part]) for part in self.parts)
         if cloud.account.get(self.token, rid):
             raise AwsError(f"ResourceInUseException: {self.token} {rid} already exists")
-        return rid, self.outputs(cloud, p)
+        self.check(cloud, p)
+        return rid, {}
 
-    def outputs(self, cloud: MotoCloud, p: Props) -> Props:
-        return {}
+    def check(self, cloud: MotoCloud, p: Props) -> None:
+        """Raise if EKS rejects the inputs of a new resource."""
 
 
 @register_handler(ADDON)
 class Addon(OfCluster):
     token, parts = ADDON, ("clusterName", "addonName")
-    filled = ("addonVersion", "configurationValues", "namespaceConfig")
 
-    def outputs(self, cloud: MotoCloud, p: Props) -> Props:
+    def check(self, cloud: MotoCloud, p: Props) -> None:
         cluster, name = p["clusterName"], p["addonName"]
         require_known_configuration(name, p.get("configurationValues"))
         require_fitting_version(cloud, p)
@@ -291,10 +217,6 @@ class Addon(OfCluster):
             )
         if name == "amazon-cloudwatch-observability":
             write_pod_logs(cloud, cluster, p.get("configurationValues"))
-        now = datetime.now(UTC).isoformat()
-        arn = cloud.arn("eks", f"addon/{cluster}/{name}/{digest(cluster, name)[:8]}")
-        version = p.get("addonVersion", addon_version(version_of(cloud, cluster)))
-        return {"arn": arn, "addonVersion": version, "createdAt": now, "modifiedAt": now}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
         require_known_configuration(new["addonName"], new.get("configurationValues"))
@@ -305,9 +227,8 @@ class Addon(OfCluster):
 @register_handler("aws:eks/accessEntry:AccessEntry")
 class AccessEntry(OfCluster):
     token, parts = "aws:eks/accessEntry:AccessEntry", ("clusterName", "principalArn")
-    filled = ("userName", "type", "kubernetesGroups")
 
-    def outputs(self, cloud: MotoCloud, p: Props) -> Props:
+    def check(self, cloud: MotoCloud, p: Props) -> None:
         if ":assumed-role/" in p["principalArn"]:
             raise AwsError(
                 f"InvalidParameterException: The principalArn {p['principalArn']!r} is a session; "
@@ -319,9 +240,6 @@ class AccessEntry(OfCluster):
             raise AwsError(
                 "InvalidParameterException: The specified principalArn is invalid: invalid principal."
             )
-        now = datetime.now(UTC).isoformat()
-        arn = cloud.arn("eks", f"access-entry/{p['clusterName']}/{digest(p['principalArn'])[:8]}")
-        return {"accessEntryArn": arn, "createdAt": now, "modifiedAt": now, "userName": p["principalArn"]}
 
 
 @register_handler("aws:eks/accessPolicyAssociation:AccessPolicyAssociation")
@@ -329,26 +247,16 @@ class AccessPolicyAssociation(OfCluster):
     token = "aws:eks/accessPolicyAssociation:AccessPolicyAssociation"
     parts, separator = ("clusterName", "principalArn", "policyArn"), "#"
 
-    def outputs(self, cloud: MotoCloud, p: Props) -> Props:
+    def check(self, cloud: MotoCloud, p: Props) -> None:
         entry = f"{p['clusterName']}:{p['principalArn']}"
         if not cloud.account.get("aws:eks/accessEntry:AccessEntry", entry):
             raise AwsError(f"ResourceNotFoundException: no access entry for {p['principalArn']}")
-        now = datetime.now(UTC).isoformat()
-        return {"associatedAt": now, "modifiedAt": now}
 
 
 @register_handler("aws:eks/podIdentityAssociation:PodIdentityAssociation")
-class PodIdentityAssociation(Handler):
-    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        require_cluster(cloud, p["clusterName"])
+class PodIdentityAssociation(OfCluster):
+    token = "aws:eks/podIdentityAssociation:PodIdentityAssociation"
+    parts = ("clusterName", "namespace", "serviceAccount")
+
+    def check(self, cloud: MotoCloud, p: Props) -> None:
         require_role(cloud, p["roleArn"], "pods.eks.amazonaws.com")
-        token = "aws:eks/podIdentityAssociation:PodIdentityAssociation"
-        same = ("clusterName", "namespace", "serviceAccount")
-        if any(all(r.inputs[key] == p[key] for key in same) for r in cloud.account.all(token)):
-            raise AwsError(
-                "ResourceInUseException: Pod identity association already exists: "
-                + "/".join(p[key] for key in same)
-            )
-        rid = "a-" + digest(*[p[key] for key in same])
-        arn = cloud.arn("eks", f"podidentityassociation/{p['clusterName']}/{rid}")
-        return rid, {"associationArn": arn, "associationId": rid}

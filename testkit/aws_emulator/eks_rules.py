@@ -9,7 +9,8 @@ from pathlib import Path
 import jsonschema
 from botocore.exceptions import ClientError
 
-from testkit.aws_emulator.handler import AwsError, MotoCloud
+from testkit.aws_emulator.account import AwsError
+from testkit.aws_emulator.handler import MotoCloud
 from testkit.aws_emulator.property_values import Props
 
 # Zones without EKS control planes, from the EKS guide on network requirements.

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import boto3
 from botocore.config import Config
 
-from testkit.aws_emulator.account import Account, AwsError
+from testkit.aws_emulator.account import Account
 from testkit.aws_emulator.property_values import Props
 
 # Clients by moto server, region and service. Creating one takes up to half a second; threads may share them.
@@ -60,11 +60,10 @@ class Handler:
     The base class makes no call to moto: it is the generic model.
     """
 
-    filled: ClassVar[tuple[str, ...]] = ()  # optional inputs for which AWS has a default
     volatile: ClassVar[tuple[str, ...]] = ()  # outputs that change with every change of an input
 
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        """Create the resource; return its id and the outputs that differ from the inputs."""
+        """Create the resource without its tags; return its id and the outputs that differ from the inputs."""
         return uuid.uuid4().hex[:17], {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
@@ -76,11 +75,17 @@ class Handler:
         return {}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        """Change the resource in place; return the outputs that changed."""
+        """Change everything but the tags in place; return the outputs that changed."""
         return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         """Delete the resource."""
+
+    def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
+        """Add or change tags."""
+
+    def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
+        """Remove tags."""
 
     def owned(self, outputs: Props) -> list[str]:
         """Return the ids of things that AWS creates and deletes together with the resource."""
@@ -101,6 +106,11 @@ def register_handler(*tokens: str) -> Callable[[type[Handler]], type[Handler]]:
     return register
 
 
+def handler_of(kind: str) -> Handler:
+    """Return the handler of a resource type; a type without one has the generic model."""
+    return HANDLERS.get(kind, Handler())
+
+
 def digest(*parts: object) -> str:
     """Return 17 hexadecimal digits that depend only on the parts."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:17]
@@ -116,26 +126,6 @@ def tag_map(tags: list[dict[str, str]] | None, key: str = "Key", value: str = "V
     return {tag[key]: tag[value] for tag in tags or [] if not tag[key].startswith("aws:")}
 
 
-def tag_changes(old: Props, new: Props) -> tuple[dict[str, str], list[str]]:
-    """Return tags to set and tag keys to remove."""
-    before, after = old.get("tags") or {}, new.get("tags") or {}
-    return {k: v for k, v in after.items() if before.get(k) != v}, [k for k in before if k not in after]
-
-
 def pick_arguments(p: Props, **names: str) -> Props:
     """Return arguments for a boto3 call from the inputs `p`: `pick_arguments(p, VpcId="vpcId")`."""
     return {argument: p[name] for argument, name in names.items() if p.get(name) is not None}
-
-
-__all__ = [
-    "HANDLERS",
-    "AwsError",
-    "Handler",
-    "MotoCloud",
-    "digest",
-    "pick_arguments",
-    "register_handler",
-    "tag_changes",
-    "tag_list",
-    "tag_map",
-]

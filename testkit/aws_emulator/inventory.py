@@ -29,25 +29,21 @@ def _moto(cloud: MotoCloud) -> Iterator[str]:
     ec2 = cloud.client("ec2")
     default = {vpc["VpcId"] for vpc in ec2.describe_vpcs()["Vpcs"] if vpc["IsDefault"]}
 
-    def of(
-        kind: str, call: Callable[[], dict[str, Any]], list_key: str, rid: str, **skip: Any
-    ) -> Iterator[str]:
+    def of(kind: str, call: Callable[[], dict[str, Any]], list_key: str, rid: str) -> Iterator[str]:
         for item in call()[list_key]:
-            if item.get("VpcId") in default or any(item.get(key) in values for key, values in skip.items()):
-                continue
-            yield f"{kind} {item[rid]}"
+            gone = str(item.get("State")).lower() in ("deleted", "deleting")
+            if item.get("VpcId") not in default and not gone:
+                yield f"{kind} {item[rid]}"
 
     yield from of("vpc", ec2.describe_vpcs, "Vpcs", "VpcId")
     yield from of("subnet", ec2.describe_subnets, "Subnets", "SubnetId")
     yield from of("security-group", ec2.describe_security_groups, "SecurityGroups", "GroupId")
     yield from of("route-table", ec2.describe_route_tables, "RouteTables", "RouteTableId")
-    yield from of(
-        "network-interface", ec2.describe_network_interfaces, "NetworkInterfaces", "NetworkInterfaceId"
-    )
+    interfaces = "NetworkInterfaces"
+    yield from of("network-interface", ec2.describe_network_interfaces, interfaces, "NetworkInterfaceId")
     yield from of("address", ec2.describe_addresses, "Addresses", "AllocationId")
-    gone = ("deleted", "deleting")
-    yield from of("nat-gateway", ec2.describe_nat_gateways, "NatGateways", "NatGatewayId", State=gone)
-    yield from of("vpc-endpoint", ec2.describe_vpc_endpoints, "VpcEndpoints", "VpcEndpointId", State=gone)
+    yield from of("nat-gateway", ec2.describe_nat_gateways, "NatGateways", "NatGatewayId")
+    yield from of("vpc-endpoint", ec2.describe_vpc_endpoints, "VpcEndpoints", "VpcEndpointId")
     yield from of("launch-template", ec2.describe_launch_templates, "LaunchTemplates", "LaunchTemplateId")
     yield from of("key-pair", ec2.describe_key_pairs, "KeyPairs", "KeyName")
     for gateway in ec2.describe_internet_gateways()["InternetGateways"]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
 
+from testkit.aws_emulator.account import AwsError
 from testkit.aws_emulator.eks_rules import addon_version, version_of
-from testkit.aws_emulator.handler import AwsError, MotoCloud, digest, tag_map
+from testkit.aws_emulator.handler import MotoCloud, digest
 from testkit.aws_emulator.property_values import Props
 
 # Public parameters of AL2023 images for EKS ("Retrieve recommended Amazon Linux AMI IDs", EKS user guide).
@@ -15,15 +15,14 @@ EKS_IMAGE = re.compile(
     r"/aws/service/eks/optimized-ami/1\.\d\d/amazon-linux-2023/((x86_64|arm64)/(standard|nvidia)|x86_64/neuron)"
     r"/recommended/(image_id|release_version)"
 )
-FUNCTIONS: dict[str, Callable[[MotoCloud, Props], Props]] = {}
+Function = Callable[[MotoCloud, Props], Props]
+FUNCTIONS: dict[str, Function] = {}
 
 
-def function(
-    token: str,
-) -> Callable[[Callable[[MotoCloud, Props], Props]], Callable[[MotoCloud, Props], Props]]:
+def function(token: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a Python function as the provider function `token`."""
 
-    def register(call: Callable[[MotoCloud, Props], Props]) -> Callable[[MotoCloud, Props], Props]:
+    def register(call: Function) -> Function:
         FUNCTIONS[token] = call
         return call
 
@@ -43,110 +42,56 @@ def invoke(cloud: MotoCloud, token: str, arguments: Props) -> Props:
 @function("aws:index/getCallerIdentity:getCallerIdentity")
 def _identity(cloud: MotoCloud, p: Props) -> Props:
     number = cloud.account.number
-    return {
-        "accountId": number,
-        "arn": f"arn:aws:iam::{number}:user/emulator",
-        "userId": "AIDAEMULATOR",
-        "id": number,
-    }
+    return {"accountId": number, "arn": f"arn:aws:iam::{number}:user/emulator"}
 
 
 @function("aws:index/getAvailabilityZones:getAvailabilityZones")
 def _zones(cloud: MotoCloud, p: Props) -> Props:
     found = cloud.client("ec2").describe_availability_zones()["AvailabilityZones"]
-    zones = [zone for zone in found if zone["ZoneId"] not in (p.get("excludeZoneIds") or [])]
-    return {
-        "id": cloud.region,
-        "names": [zone["ZoneName"] for zone in zones],
-        "zoneIds": [zone["ZoneId"] for zone in zones],
-        "groupNames": [cloud.region],
-    }
+    excluded = p.get("excludeZoneIds") or []
+    return {"names": [zone["ZoneName"] for zone in found if zone["ZoneId"] not in excluded]}
 
 
 @function("aws:ec2/getInstanceType:getInstanceType")
 def _instance_type(cloud: MotoCloud, p: Props) -> Props:
     found = cloud.client("ec2").describe_instance_types(InstanceTypes=[p["instanceType"]])["InstanceTypes"][0]
     return {
-        "id": p["instanceType"],
         "defaultVcpus": found["VCpuInfo"]["DefaultVCpus"],
         "memorySize": found["MemoryInfo"]["SizeInMiB"],
-        "supportedArchitectures": found["ProcessorInfo"]["SupportedArchitectures"],
     }
 
 
 @function("aws:ssm/getParameter:getParameter")
 def _parameter(cloud: MotoCloud, p: Props) -> Props:
+    """Return a public parameter of AWS: an image, or a release version."""
     name = p["name"]
-    if not name.startswith("/aws/service/"):
-        found = cloud.client("ssm").get_parameter(Name=name, WithDecryption=True)["Parameter"]["Value"]
-    else:  # public parameters of AWS: images and release versions
-        if "/optimized-ami/" in name and EKS_IMAGE.fullmatch(name) is None:
-            raise AwsError(f"ParameterNotFound: {name}")
-        minor = name.partition("/optimized-ami/")[2].partition("/")[0]
-        found = (
-            f"{minor}.0-{cloud.account.image_date()}"
-            if name.endswith("release_version")
-            else f"ami-{digest(name)}"
-        )
-    return {
-        "value": found,
-        "insecureValue": found,
-        "type": "String",
-        "version": 1,
-        "id": name,
-        "arn": cloud.arn("ssm", f"parameter{name}"),
-    }
-
-
-def _filters(p: Props) -> list[dict[str, Any]]:
-    named = [{"Name": f["name"], "Values": f["values"]} for f in p.get("filters") or []]
-    return named + [{"Name": f"tag:{key}", "Values": [text]} for key, text in (p.get("tags") or {}).items()]
+    if "/optimized-ami/" in name and EKS_IMAGE.fullmatch(name) is None:
+        raise AwsError(f"ParameterNotFound: {name}")
+    minor = name.partition("/optimized-ami/")[2].partition("/")[0]
+    release = f"{minor}.0-{cloud.account.image_date()}"
+    found = release if name.endswith("release_version") else f"ami-{digest(name)}"
+    return {"value": found, "insecureValue": found}
 
 
 @function("aws:ec2/getVpc:getVpc")
 def _vpc(cloud: MotoCloud, p: Props) -> Props:
-    ids = {"VpcIds": [p["id"]]} if p.get("id") else {}
-    found = cloud.client("ec2").describe_vpcs(Filters=_filters(p), **ids)["Vpcs"]
-    if len(found) != 1:
-        raise AwsError(f"{len(found)} VPCs match; exactly one must")
+    found = cloud.client("ec2").describe_vpcs(VpcIds=[p["id"]])["Vpcs"][0]
+    blocks = [{"cidrBlock": item["CidrBlock"]} for item in found["CidrBlockAssociationSet"]]
     flags = {}
     for name in ("enableDnsSupport", "enableDnsHostnames"):
-        answer = cloud.client("ec2").describe_vpc_attribute(VpcId=found[0]["VpcId"], Attribute=name)
+        answer = cloud.client("ec2").describe_vpc_attribute(VpcId=p["id"], Attribute=name)
         flags[name] = answer[name[0].upper() + name[1:]]["Value"]
-    rid = found[0]["VpcId"]
-    return {
-        "id": rid,
-        "cidrBlock": found[0]["CidrBlock"],
-        "arn": cloud.arn("ec2", f"vpc/{rid}"),
-        "tags": tag_map(found[0].get("Tags")),
-        "default": found[0]["IsDefault"],
-        "cidrBlockAssociations": [
-            {"cidrBlock": item["CidrBlock"], "associationId": item["AssociationId"], "state": "associated"}
-            for item in found[0]["CidrBlockAssociationSet"]
-        ],
-        **flags,
-    }
+    return {"id": p["id"], "cidrBlock": found["CidrBlock"], "cidrBlockAssociations": blocks, **flags}
 
 
 @function("aws:ec2/getSubnet:getSubnet")
 def _subnet(cloud: MotoCloud, p: Props) -> Props:
-    ids = {"SubnetIds": [p["id"]]} if p.get("id") else {}
-    found = cloud.client("ec2").describe_subnets(Filters=_filters(p), **ids)["Subnets"]
-    if len(found) != 1:
-        raise AwsError(
-            f"getSubnet: {len(found)} subnets match {p}, but exactly one must. Fix: correct the id or the filters"
-        )
-    one = found[0]
+    found = cloud.client("ec2").describe_subnets(SubnetIds=[p["id"]])["Subnets"][0]
     return {
-        "id": one["SubnetId"],
-        "vpcId": one["VpcId"],
-        "cidrBlock": one["CidrBlock"],
-        "availabilityZone": one["AvailabilityZone"],
-        "availabilityZoneId": one["AvailabilityZoneId"],
-        "availableIpAddressCount": one["AvailableIpAddressCount"],
-        "tags": tag_map(one.get("Tags")),
-        "mapPublicIpOnLaunch": one["MapPublicIpOnLaunch"],
-        "arn": cloud.arn("ec2", f"subnet/{one['SubnetId']}"),
+        "id": p["id"],
+        "vpcId": found["VpcId"],
+        "availabilityZone": found["AvailabilityZone"],
+        "availabilityZoneId": found["AvailabilityZoneId"],
     }
 
 
@@ -251,18 +196,3 @@ def _key(cloud: MotoCloud, p: Props) -> Props:
         "enabled": found["Enabled"],
         "keyState": found["KeyState"],
     }
-
-
-def token(cluster: dict[str, str]) -> str:
-    """Return the token that the emulated cluster's API server accepts.
-
-    Raises:
-        AwsError: the account has no token file.
-    """
-    path = cluster.get("tokenFile")
-    if not path:
-        raise AwsError(
-            "this emulated account has no cluster token. Fix: pass one to Account.create(cluster={'tokenFile': …})"
-        )
-    with open(path, encoding="utf-8") as file:  # noqa: PTH123
-        return file.read().strip()

@@ -174,7 +174,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
         old, new = from_struct(request.old_inputs), from_struct(request.news)
         state = from_struct(request.olds)
         if request.preview:
-            outputs = self._do(context, lambda model: model.preview(kind, new, state, old != new))
+            outputs = self._do(context, lambda model: model.preview_update(kind, old, new, state))
         else:
             outputs = self._do(context, lambda model: model.update(kind, request.urn, request.id, old, new))
         return provider_pb2.UpdateResponse(properties=to_struct(outputs))
@@ -208,10 +208,7 @@ def _end_with_parent(parent: int) -> None:
 def serve(account: Account, region: str, project: Path | None = None) -> tuple[grpc.Server, int]:
     """Start a server on loopback; return it and its port. Each engine command configures the provider again.
 
-    Args:
-        account: the emulated account.
-        region: region if the provider has none.
-        project: the program's folder; None uses the working folder.
+    `region` is used if the provider has none; `project` is the program's folder, by default the working folder.
     """
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=32),

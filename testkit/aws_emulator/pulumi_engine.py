@@ -293,7 +293,7 @@ class Engine:
         return adopted
 
     def run(self, command: str, *arguments: str, timeout: float = 240) -> Result:
-        """Run `preview`, `up`, `refresh` or `destroy`, and return its steps."""
+        """Run `preview`, `up` or `destroy`, and return its steps."""
         log = self.home / f"events-{time.time_ns()}.json"
         confirm = [] if command == "preview" else ["--yes", "--skip-preview"]
         done = self.pulumi(
@@ -308,9 +308,6 @@ class Engine:
 
     def up(self, *arguments: str) -> Result:
         return self.run("up", *arguments)
-
-    def refresh(self, *arguments: str) -> Result:
-        return self.run("refresh", *arguments)
 
     def destroy(self, *arguments: str) -> Result:
         return self.run("destroy", *arguments)

@@ -19,10 +19,9 @@ from testkit.aws_emulator import (
     replacements,
     s3_handlers,
     sdk_schema,
-    vpc_handlers,
 )
 from testkit.aws_emulator.account import Account, AwsError, Record
-from testkit.aws_emulator.handler import HANDLERS, Handler, MotoCloud
+from testkit.aws_emulator.handler import HANDLERS, Handler, MotoCloud, handler_of
 from testkit.aws_emulator.property_values import UNKNOWN, Props, diff_values, has_unknown
 
 MODULES = (
@@ -30,7 +29,6 @@ MODULES = (
     ec2_handlers,
     eks_handlers,
     iam_route53_handlers,
-    vpc_handlers,
     efs_kms_ecr_logs_handlers,
 )  # importing them fills HANDLERS
 
@@ -68,7 +66,10 @@ LONGEST = {
 # Inputs that AWS does not return, so an import cannot read them.
 UNREADABLE = ("deletionWindowInDays", "forceDelete", "forceDestroy")
 
-_GONE = re.compile(r"NotFound|NoSuch|Not_Found|does not exist", re.IGNORECASE)
+# Services whose name in ARNs is not that of the module of pulumi_aws.
+_SERVICES = {"efs": "elasticfilesystem", "cloudwatch": "logs", "vpc": "ec2"}
+
+_GONE = re.compile(r"not.?found|NoSuch|does not exist", re.IGNORECASE)
 
 
 @dataclass
@@ -101,12 +102,7 @@ class Model:
     ) -> tuple[Props, list[input_checks.Failure]]:
         """Return (the inputs with a generated name and the default tags added, their invalid fields).
 
-        Args:
-            kind: Pulumi type.
-            name: the resource's name in the program.
-            old: inputs in the state, whose generated name is kept; empty for a new resource.
-            new: inputs of the program.
-            seed: random bytes from the engine, for the generated name.
+        `old` are the inputs in the state, whose generated name is kept; `seed` are random bytes for a new name.
         """
         shape = sdk_schema.read_shape(kind)
         inputs = dict(new)
@@ -151,31 +147,33 @@ class Model:
         }
         if region and (new.get("region") or self.cloud.region) != region:
             paths["region"] = "update"
-        replaces = [path for path in paths if replacements.replacement_document(kind, path)]
+        replaces = [path for path in paths if replacements.is_replaced(kind, path)]
         naming = AUTONAMED.get(kind)
         given = naming is not None and naming not in new.get("__defaults", [])
         return Difference(paths, replaces, bool(replaces) and given and old.get(naming) == new.get(naming))
 
-    def preview(self, kind: str, new: Props, old_outputs: Props | None = None, changed: bool = True) -> Props:
-        """Return the outputs in a preview: values that the cloud decides are unknown."""
-        shape, handler = sdk_schema.read_shape(kind), HANDLERS.get(kind, Handler())
-        if old_outputs is not None:
-            later = dict.fromkeys(handler.volatile if changed else (), UNKNOWN)
-            return self._overlay(kind, old_outputs, new) | later
-        unknown: Props = dict.fromkeys([*shape.computed, *handler.filled], UNKNOWN)
+    def preview(self, kind: str, new: Props) -> Props:
+        """Return the outputs in the preview of a creation: everything that the program does not set is unknown."""
+        unknown: Props = dict.fromkeys(sdk_schema.read_shape(kind).state, UNKNOWN)
         given = self._outputs(kind, new)
         for name, parts in FILLED_PARTS.get(kind, {}).items():
             if isinstance(given.get(name), dict):
                 given[name] = dict.fromkeys(parts, UNKNOWN) | given[name]
         return unknown | given
 
+    def preview_update(self, kind: str, old: Props, new: Props, state: Props) -> Props:
+        """Return the outputs in the preview of an update; `state` are the present outputs."""
+        later = dict.fromkeys(handler_of(kind).volatile if old != new else (), UNKNOWN)
+        return self._overlay(kind, state, old, new) | later
+
     # --- lifecycle
 
     def create(self, kind: str, urn: str, p: Props) -> tuple[str, Props]:
         """Create a resource and save it."""
         self.account.enter(kind, "create", urn)
-        handler = HANDLERS.get(kind, Handler())
+        handler = handler_of(kind)
         rid, made = self._call("creating", kind, "", lambda: handler.create(self.cloud, _plain(p)))
+        self._update_tags(handler, rid, {}, p)
         outputs = self._computed(kind, rid) | self._outputs(kind, p) | made
         self.account.put(Record(kind, rid, urn, p, outputs, handler.owned(outputs)))
         return rid, outputs
@@ -186,15 +184,14 @@ class Model:
         `known` are its inputs in Pulumi's state; empty when Pulumi imports the resource.
         """
         self.account.enter(kind, "read", urn)
-        record = self.account.get(kind, rid)
-        handler = HANDLERS.get(kind)
-        if record is None and (known or handler is None):
+        record, handler = self.account.get(kind, rid), handler_of(kind)
+        if record is None and (known or kind not in HANDLERS):
             return None
         before = dict(record.inputs if record else {})
         if not known:
             before = {key: value for key, value in before.items() if key not in UNREADABLE}
         try:
-            seen = handler.read(self.cloud, rid, before) if handler else {}
+            seen = handler.read(self.cloud, rid, before)
         except (ClientError, AwsError) as error:
             if _GONE.search(str(error)):
                 return None
@@ -202,9 +199,9 @@ class Model:
         if seen is None:
             return None
         inputs = before | _find_changed_inputs(seen, before, imported=record is None)
-        outputs = self._overlay(kind, record.outputs if record else self._computed(kind, rid), inputs)
-        owned = handler.owned(outputs) if handler else []
-        self.account.put(Record(kind, rid, record.urn if record else urn, inputs, outputs, owned))
+        outputs = self._overlay(kind, record.outputs if record else self._computed(kind, rid), before, inputs)
+        urn = record.urn if record else urn
+        self.account.put(Record(kind, rid, urn, inputs, outputs, handler.owned(outputs)))
         return inputs, outputs
 
     def update(self, kind: str, urn: str, rid: str, old: Props, new: Props) -> Props:
@@ -215,12 +212,12 @@ class Model:
             raise AwsError(
                 f"updating {kind} ({rid}): ResourceNotFound: it does not exist; run `pulumi refresh`"
             )
-        handler = HANDLERS.get(kind, Handler())
-        # The inputs in the account, not those in the state: they differ if there was no refresh.
+        handler = handler_of(kind)
         changed = self._call(
             "updating", kind, rid, lambda: handler.update(self.cloud, rid, _plain(old), _plain(new))
         )
-        outputs = self._overlay(kind, record.outputs, new) | changed
+        self._update_tags(handler, rid, old, new)
+        outputs = self._overlay(kind, record.outputs, old, new) | changed
         self.account.put(Record(kind, rid, urn, new, outputs, record.owned))
         return outputs
 
@@ -236,13 +233,22 @@ class Model:
             raise AwsError(
                 f"deleting {kind} ({rid}): DependencyViolation: it has a dependent object: {names}"
             )
-        handler = HANDLERS.get(kind, Handler())
+        handler = handler_of(kind)
         try:
             self._call("deleting", kind, rid, lambda: handler.delete(self.cloud, rid, _plain(record.inputs)))
         except AwsError as error:
             if not _GONE.search(str(error)):
                 raise
         self.account.drop(kind, rid)
+
+    def _update_tags(self, handler: Handler, rid: str, old: Props, new: Props) -> None:
+        before, after = old.get("tags") or {}, new.get("tags") or {}
+        added = {key: value for key, value in after.items() if before.get(key) != value}
+        removed = [key for key in before if key not in after]
+        if added:
+            handler.set_tags(self.cloud, rid, added)
+        if removed:
+            handler.remove_tags(self.cloud, rid, removed)
 
     # --- outputs
 
@@ -255,41 +261,26 @@ class Model:
             outputs["region"] = inputs.get("region") or self.cloud.region
         return outputs
 
-    def _overlay(self, kind: str, outputs: Props, inputs: Props) -> Props:
-        """Return `outputs` after a change to `inputs`: outputs of removed inputs are dropped.
+    def _overlay(self, kind: str, outputs: Props, old: Props, new: Props) -> Props:
+        """Return `outputs` after a change of the inputs from `old` to `new`.
 
         Fields that AWS itself adds to an object (FILLED_PARTS) keep their values in `outputs`.
         """
-        later = self._outputs(kind, inputs)
+        later = self._outputs(kind, new)
         for name, parts in FILLED_PARTS.get(kind, {}).items():
             if isinstance(later.get(name), dict):
                 kept = {part: (outputs.get(name) or {}).get(part) for part in parts}
                 later[name] = {key: value for key, value in kept.items() if value is not None} | later[name]
-        gone = [
-            key
-            for key in sdk_schema.read_shape(kind).inputs
-            if key not in later and key not in self._kept(kind)
-        ]
-        return {key: value for key, value in outputs.items() if key not in gone} | later
-
-    @staticmethod
-    def _kept(kind: str) -> tuple[str, ...]:
-        return (*HANDLERS.get(kind, Handler()).filled, "region")
+        removed = old.keys() - later.keys()
+        return {key: value for key, value in outputs.items() if key not in removed} | later
 
     def _computed(self, kind: str, rid: str) -> Props:
-        """Return plausible values for outputs that the cloud decides, by the name of the property."""
-        shape = sdk_schema.read_shape(kind)
-        service = kind.split(":")[1].partition("/")[0]
-        label = kind.rpartition(":")[2].lower()
-        made: Props = {
-            "arn": self.cloud.arn(service, f"{label}/{rid}"),
-            "ownerId": self.account.number,
-            "accountId": self.account.number,
-            "registryId": self.account.number,
-            "status": "ACTIVE",
-            "state": "available",
-        }
-        return {name: made[name] for name in shape.computed if name in made}
+        """Return the output `arn` as most services form it; handlers return that of the others."""
+        if "arn" not in sdk_schema.read_shape(kind).computed:
+            return {}
+        module, name = kind.split(":")[1].partition("/")[0], kind.rpartition(":")[2]
+        label = re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
+        return {"arn": self.cloud.arn(_SERVICES.get(module, module), f"{label}/{rid}")}
 
     @staticmethod
     def _call(doing: str, kind: str, rid: str, call: Any) -> Any:

@@ -25,6 +25,7 @@ from tests.aws_emulator.test_resource_model import (
 )
 
 LOGS, OBJECT = "aws:cloudwatch/logGroup:LogGroup", "aws:s3/bucketObjectv2:BucketObjectv2"
+POLICY, ATTACHMENT = "aws:iam/rolePolicy:RolePolicy", "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
 EFS = "aws-efs-csi-driver"
 
 
@@ -163,21 +164,15 @@ def _grant(account: Account, **more: Any) -> None:
 
     `more` are further keys of the policy statement for these roles, such as conditions.
     """
-    names = (
+    names = [
         "CreateRole",
         "DeleteRole",
         "PassRole",
         "PutRolePolicy",
         "AttachRolePolicy",
         "UpdateAssumeRolePolicy",
-    )
-    rows = (
-        ROLE,
-        CLUSTER,
-        "aws:iam/rolePolicy:RolePolicy",
-        "aws:iam/rolePolicyAttachment:RolePolicyAttachment",
-    )
-    rows = (*rows, VPC, "aws:route53/zone:Zone", SUBNET)
+    ]
+    rows = (ROLE, CLUSTER, POLICY, ATTACHMENT)
     limited = {f"iam:{name}" for name in names}
     others = set().union(*(required_actions(row) for row in rows)) - limited
     limits = {"Action": sorted(limited), "Resource": "arn:aws:iam::123456789012:role/own-*", **more}
@@ -192,7 +187,7 @@ def test_foreign_role_rejects_create_policy_and_pass(model: Model, account: Acco
         _make(model, ROLE, name="Other", assumeRolePolicy=TRUST)
     model.cloud.client("iam").create_role(RoleName="Other", AssumeRolePolicyDocument=TRUST)
     with pytest.raises(AwsError, match="iam:PutRolePolicy on resource"):
-        _make(model, "aws:iam/rolePolicy:RolePolicy", role="Other", name="x", policy=TRUST)
+        _make(model, POLICY, role="Other", name="x", policy=TRUST)
     with pytest.raises(AwsError, match="iam:PassRole on resource"):
         arn = "arn:aws:iam::123456789012:role/Other"
         _make(model, CLUSTER, name="d", roleArn=arn, vpcConfig={"subnetIds": subnets})
@@ -206,24 +201,7 @@ def test_role_without_required_boundary_or_with_other_policy_rejects(model: Mode
     _grant(account, Condition={"ArnEquals": {"iam:PolicyARN": "arn:aws:iam::aws:policy/One"}})
     model.cloud.client("iam").create_role(RoleName="own-2", AssumeRolePolicyDocument=TRUST)
     with pytest.raises(AwsError, match="iam:AttachRolePolicy"):
-        _make(
-            model,
-            "aws:iam/rolePolicyAttachment:RolePolicyAttachment",
-            role="own-2",
-            policyArn="arn:aws:iam::aws:policy/AdministratorAccess",
-        )
-
-
-def test_zone_with_force_destroy_requires_dnssec_right(model: Model, account: Account) -> None:
-    vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16")
-    made = [
-        _make(model, "aws:route53/zone:Zone", name=name, vpcs=[{"vpcId": vpc}], forceDestroy=forced)[0]
-        for name, forced in (("a.internal", False), ("b.internal", True))
-    ]
-    _grant(account)
-    model.delete("aws:route53/zone:Zone", "urn", made[0], {})
-    with pytest.raises(AwsError, match="route53:GetDNSSEC"):
-        model.delete("aws:route53/zone:Zone", "urn", made[1], {})
+        _make(model, ATTACHMENT, role="own-2", policyArn="arn:aws:iam::aws:policy/AdministratorAccess")
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,16 +151,6 @@ def test_injected_delete_fault_succeeds_when_retried(model: Model, account: Acco
     with pytest.raises(AwsError, match="injected"):
         _remove(model, VPC, vpc)
     _remove(model, VPC, vpc)
-
-
-def test_injected_delay_waits(model: Model, account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
-    waits: list[float] = []
-    # Only in this module: other threads of the process sleep too.
-    fake_time = SimpleNamespace(sleep=waits.append, time=time.time)
-    monkeypatch.setattr("testkit.aws_emulator.account.time", fake_time)
-    account.slow(VPC, "create", 7)
-    _make(model, VPC, cidrBlock="10.0.0.0/16")
-    assert waits == [7]
 
 
 def test_read_returns_manual_changes(model: Model) -> None:

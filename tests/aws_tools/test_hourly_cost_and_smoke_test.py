@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 from pathlib import Path
 
-import moto.ec2
 import pytest
 from typer.testing import CliRunner
 
@@ -18,6 +16,7 @@ from aws.stack_access import CommandError, read_stack
 from infra.constants import PRIVATE_SERVICES
 from infra.node_capacity import GIB, Size
 from infra.settings_errors import SettingsError
+from tests.infra.test_node_capacity import ec2_types
 
 
 def by_name(stack):
@@ -120,8 +119,7 @@ def test_instance_price_size_and_bandwidth_by_type_or_none() -> None:
 
 
 def test_price_table_sizes_match_ec2() -> None:
-    packed = (Path(moto.ec2.__file__).parent / "resources" / "instance_types.json.gz").read_bytes()
-    ec2 = json.loads(gzip.decompress(packed))
+    ec2 = ec2_types()
     for kind in hourly_cost.read_prices()["instances"]:
         known = hourly_cost.find_instance(kind if "." in kind else f"{kind}.large").size
         about = ec2[kind if "." in kind else f"{kind}.large"]

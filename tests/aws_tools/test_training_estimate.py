@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +15,33 @@ from aws import hourly_cost, training_estimate
 from aws.__main__ import app
 from aws.stack_access import CommandError
 
+RATES = training_estimate.read_rates()
 JOB = training_estimate.TrainingJob(rows=1e9, gigabytes=250, passes=3, ids=5e7)
 HEADER = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss\n"
+NODE = "nodes.instanceTypes=[m6i.large]"
+
+Plan = Callable[..., training_estimate.Estimate]
 
 
-def without_traffic() -> dict[str, float]:
-    """Return rates with which the network never limits a training."""
-    return {**training_estimate.read_rates(), "wire_row": 1, "wire_batch": 1}
+@pytest.fixture
+def plan(dev) -> Plan:
+    """Return a function that estimates `job` on m6i.large nodes of stack dev with changed settings and rates."""
+
+    def estimate(
+        pods: int, *changes: str, job: training_estimate.TrainingJob = JOB, **rates: float
+    ) -> training_estimate.Estimate:
+        settings = dev(NODE, *changes).settings
+        return training_estimate.estimate_training(job, settings, pods, {**RATES, **rates})
+
+    return estimate
 
 
-def test_estimate_twice_the_pods_halves_hours_except_data_and_messages(dev) -> None:
-    settings, rates = dev("nodes.instanceTypes=[m6i.large]").settings, without_traffic()
-    three, six = (training_estimate.estimate_training(JOB, settings, pods, rates) for pods in (3, 6))
+def test_estimate_twice_the_pods_halves_hours_except_data_and_messages(plan: Plan) -> None:
+    # With these rates the network never limits the training.
+    three, six = (plan(pods, wire_row=1, wire_batch=1) for pods in (3, 6))
     assert six.hours["data"] == three.hours["data"]
-    assert {six.hours[s] / three.hours[s] for s in ("copying shards", "parsing", "saving checkpoints")} == {
-        0.5
-    }
+    for step in ("copying shards", "parsing", "saving checkpoints"):
+        assert six.hours[step] / three.hours[step] == 0.5
     slower = six.train.row_us / three.train.row_us
     assert six.hours["training"] / three.hours["training"] == pytest.approx(slower / 2)
     assert six.work_gib == pytest.approx(three.work_gib / 2)
@@ -37,9 +49,9 @@ def test_estimate_twice_the_pods_halves_hours_except_data_and_messages(dev) -> N
     assert six.train.memory_gib < three.train.memory_gib
 
 
-def test_estimate_large_batches_reduce_message_cost(dev) -> None:
+def test_estimate_large_batches_reduce_message_cost() -> None:
     """Each batch costs a message to every server, and the transfer of the dense parameters."""
-    rates = {**training_estimate.read_rates(), "message_us": 300}
+    rates = {**RATES, "message_us": 300}
     small, large = (
         training_estimate.pod_load(300, 2, training_estimate.TrainingJob(1, 1, 1, 3e9, batch), rates)
         for batch in (256, 8192)
@@ -54,70 +66,55 @@ def test_estimate_large_batches_reduce_message_cost(dev) -> None:
 
 
 def test_least_pods_depends_on_table_size(dev) -> None:
-    room, rates = (
-        training_estimate.node_type(dev("nodes.instanceTypes=[m6i.large]").settings).usable,
-        training_estimate.read_rates(),
-    )
-    pods = training_estimate.least_pods(JOB, room, rates)
-    one = (room.memory - rates["base_mb"] * 1e6) / rates["id_bytes"]
+    room = training_estimate.node_type(dev(NODE).settings).usable
+    pods = training_estimate.least_pods(JOB, room, RATES)
+    one = (room.memory - RATES["base_mb"] * 1e6) / RATES["id_bytes"]
     assert (pods - 1) * one < JOB.ids <= pods * one
-    assert training_estimate.least_pods(training_estimate.TrainingJob(1, 1, 1, 0), room, rates) == 1
+    assert training_estimate.least_pods(training_estimate.TrainingJob(1, 1, 1, 0), room, RATES) == 1
     with pytest.raises(CommandError, match="a pod needs 9000 MB"):
-        training_estimate.least_pods(JOB, room, {**rates, "base_mb": 9000})
+        training_estimate.least_pods(JOB, room, {**RATES, "base_mb": 9000})
 
 
-def test_estimate_rows_per_second_follow_tighter_of_cpu_and_network(dev) -> None:
+def test_estimate_rows_per_second_follow_tighter_of_cpu_and_network(plan: Plan) -> None:
     """An m6i.large has 0.781 Gbit/s all the time: 97.6 MB/s in each direction."""
-    rates = training_estimate.read_rates()
-
-    def plan(kind: str, pods: int) -> training_estimate.Estimate:
-        settings = dev(f"nodes.instanceTypes=[{kind}]").settings
-        return training_estimate.estimate_training(JOB, settings, pods, rates)
-
-    narrow, wide, many = plan("m6i.large", 3), plan("m6i.8xlarge", 1), plan("m6i.large", 120)
+    narrow, wide, many = plan(3), plan(1, "nodes.instanceTypes=[m6i.8xlarge]"), plan(120)
     assert (narrow.train.limit, wide.train.limit, many.train.limit) == ("network", "CPU", "CPU")
     assert narrow.train.network_mb == pytest.approx(97.6, rel=0.001)
-    moved = JOB.rows * JOB.passes / 3 * training_estimate.bytes_per_row(JOB.batch, rates) * 2 / 3
+    moved = JOB.rows * JOB.passes / 3 * training_estimate.bytes_per_row(JOB.batch, RATES) * 2 / 3
     assert narrow.hours["training"] == pytest.approx(moved / 97.625e6 / 3600)
     assert many.train.network_mb < 97
 
 
-def test_estimate_half_of_the_traffic_of_two_zones_is_charged_at_both_ends(dev) -> None:
-    rates, job = training_estimate.read_rates(), training_estimate.TrainingJob(1e9, 250, 3, 5e7, 256)
+@pytest.mark.parametrize(
+    ("pods", "changes", "share"),
+    [
+        (30, [], 0),
+        (30, ["nodes.singleZone=false"], 1 / 2),
+        (30, ["nodes.singleZone=false", "network.zones=3"], 2 / 3),
+        # Of three pods, two are in one zone: 4 of 9 pairs of trainer and server are in different zones.
+        (3, ["nodes.singleZone=false"], 4 / 9),
+        (1, ["nodes.singleZone=false"], 0),
+    ],
+)
+def test_estimate_traffic_between_zones_is_charged_at_both_ends(
+    plan: Plan, pods: int, changes: list[str], share: float
+) -> None:
+    found = plan(pods, *changes).dollars["traffic between zones"]
+    assert found.most == pytest.approx(15.6e3 * share * 0.02)
 
-    def traffic(pods: int, *changes: str) -> float:
-        found = training_estimate.estimate_training(job, dev(*changes).settings, pods, rates)
-        return found.dollars["traffic between zones"].most
 
-    assert traffic(30) == 0
-    assert traffic(30, "nodes.singleZone=false") == pytest.approx(15.6e3 / 2 * 0.02)
-    assert traffic(30, "nodes.singleZone=false", "network.zones=3") == pytest.approx(15.6e3 * 2 / 3 * 0.02)
-    # Of three pods, two are in one zone: 4 of 9 pairs of trainer and server are in different zones.
-    assert traffic(3, "nodes.singleZone=false") == pytest.approx(15.6e3 * 4 / 9 * 0.02)
-    assert traffic(1, "nodes.singleZone=false") == 0
-
-
-def test_estimate_more_data_workers_shorten_the_wait_of_the_nodes(dev) -> None:
-    settings, rates = dev("nodes.instanceTypes=[m6i.large]").settings, training_estimate.read_rates()
-    one, ten = (
-        training_estimate.estimate_training(
-            training_estimate.TrainingJob(1e9, 250, 3, 5e7, workers=workers), settings, 30, rates
-        )
-        for workers in (1, 10)
-    )
+def test_estimate_more_data_workers_shorten_the_wait_of_the_nodes(plan: Plan) -> None:
+    one, ten = (plan(30, job=dataclasses.replace(JOB, workers=workers)) for workers in (1, 10))
     part = "nodes, while data is prepared"
     assert one.hours["data"] == pytest.approx(10 * ten.hours["data"])
     assert one.dollars[part].most == pytest.approx(10 * ten.dollars[part].most)
     assert one.dollars[part].most == pytest.approx(30 * (0.096 + 50 * 0.08 / 730) * 250e9 / 50e6 / 3600)
 
 
-def test_estimate_training_pods_prepare_data_as_fast_as_network_and_file_system_allow(dev) -> None:
-    rates = {**training_estimate.read_rates(), "efs_write_mb": 1e6}
-    job = training_estimate.TrainingJob(1e9, 250, 3, 5e7, workers=0)
-
-    def hours(pods: int, **changed: float) -> float:
-        settings = dev("nodes.instanceTypes=[m6i.large]").settings
-        return training_estimate.estimate_training(job, settings, pods, {**rates, **changed}).hours["data"]
+def test_estimate_training_pods_prepare_data_as_fast_as_network_and_file_system_allow(plan: Plan) -> None:
+    def hours(pods: int, **rates: float) -> float:
+        job = dataclasses.replace(JOB, workers=0)
+        return plan(pods, job=job, **{"efs_write_mb": 1e6, **rates}).hours["data"]
 
     assert hours(30) == pytest.approx(250e9 / 30 / 50e6 / 3600)
     assert hours(60) == pytest.approx(hours(30) / 2)
@@ -125,13 +122,11 @@ def test_estimate_training_pods_prepare_data_as_fast_as_network_and_file_system_
     assert hours(30, efs_write_mb=1070) == hours(60, efs_write_mb=1070) == pytest.approx(250e3 / 1070 / 3600)
 
 
-def test_advice_training_pods_prepare_data_unless_one_pod_must_read_it(dev) -> None:
-    settings, rates = dev("nodes.instanceTypes=[m6i.large]").settings, training_estimate.read_rates()
-
+def test_advice_training_pods_prepare_data_unless_one_pod_must_read_it(dev, plan: Plan) -> None:
     def advice(**changed: Any) -> tuple[str, training_estimate.Estimate]:
         job = dataclasses.replace(JOB, **changed)
-        found = training_estimate.estimate_training(job, settings, 30, rates)
-        return "\n".join(training_estimate.advice(job, settings, found, rates)), found
+        found = plan(30, job=job)
+        return "\n".join(training_estimate.advice(job, dev(NODE).settings, found, RATES)), found
 
     text, slow = advice(workers=1)
     none, fast = advice(workers=0)
@@ -161,26 +156,21 @@ def test_read_job_one_pod_reads_https_archives_checked_and_small_sources() -> No
     assert readers("s3://bucket/rows", 250, sha256="0" * 64) == 1
 
 
-def test_estimate_dollars_are_the_sum_of_all_parts(dev) -> None:
-    rates, price = training_estimate.read_rates(), hourly_cost.read_prices()
-
-    def plan(job: training_estimate.TrainingJob, *changes: str) -> training_estimate.Estimate:
-        settings = dev("nodes.instanceTypes=[m6i.large]", *changes).settings
-        return training_estimate.estimate_training(job, settings, 5, rates)
-
+def test_estimate_dollars_are_the_sum_of_all_parts(dev, plan: Plan) -> None:
+    price = hourly_cost.read_prices()
     job = training_estimate.TrainingJob(1e9, 100, 1, 0)
-    found = plan(job, "storage.backup=true")
+    found = plan(5, "storage.backup=true", job=job)
     hours = sum(found.hours.values())
     stack = hourly_cost.cost_items(dev("nodes.desired=5", "nodes.max=5").settings)
     stored = 100 * (price["gb_month"]["EFS storage"] + price["gb_month"]["EFS backups"]) / 730
     hourly = hourly_cost.total_per_hour(stack).most + stored
     assert found.total.most == pytest.approx(hours * hourly + 100 * 0.09)
     assert found.total.least == found.total.most
-    unsaved = plan(job, "storage.throughput=bursting")
+    unsaved = plan(5, "storage.throughput=bursting", job=job)
     lower = hours * 100 * price["gb_month"]["EFS backups"] / 730 + 100 * 0.09
     assert found.total.most - unsaved.total.most == pytest.approx(lower)
     local, remote = (
-        plan(training_estimate.TrainingJob(1e9, 100, 1, 0, source=source))
+        plan(5, job=dataclasses.replace(job, source=source))
         for source in ("file://rows", "https://example.com/rows")
     )
     assert (found.stored_gb, local.stored_gb) == (100, 200)
@@ -188,16 +178,10 @@ def test_estimate_dollars_are_the_sum_of_all_parts(dev) -> None:
     assert remote.dollars["NAT data"].most == pytest.approx(4.5)
 
 
-def test_estimate_spot_nodes_cost_a_range(dev) -> None:
-    rates = training_estimate.read_rates()
+def test_estimate_spot_nodes_cost_a_range(plan: Plan) -> None:
     low, high = hourly_cost.read_prices()["spot"]
     part = "nodes, after that"
-    fixed, spot = (
-        training_estimate.estimate_training(
-            JOB, dev("nodes.instanceTypes=[m6i.large]", f"nodes.capacity={kind}").settings, 30, rates
-        )
-        for kind in ("ON_DEMAND", "SPOT")
-    )
+    fixed, spot = (plan(30, f"nodes.capacity={kind}") for kind in ("ON_DEMAND", "SPOT"))
     hours = sum(fixed.hours.values()) - fixed.hours["data"]
     disks = 30 * 50 * 0.08 / 730 * hours
     assert fixed.dollars[part].least == fixed.dollars[part].most
@@ -208,7 +192,7 @@ def test_estimate_spot_nodes_cost_a_range(dev) -> None:
 def test_rates_file_overrides_defaults_and_unknown_key_raises(tmp_path: Path) -> None:
     own = tmp_path / "rates.yaml"
     own.write_text("train_us: 106\n")
-    assert training_estimate.read_rates(own) == {**training_estimate.read_rates(), "train_us": 106}
+    assert training_estimate.read_rates(own) == {**RATES, "train_us": 106}
     for wrong in ("train: 1", "train_us: 0", "train_us: many", "- 1"):
         own.write_text(wrong)
         with pytest.raises(CommandError, match=f"RATES={own}"):
@@ -226,27 +210,24 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_finished_run_cost_and_rate_match_estimate(dev, results: Path) -> None:
-    settings = dev("nodes.instanceTypes=[m6i.large]").settings
-    run = training_estimate.cost_of_run(results, settings, training_estimate.read_rates())
+def test_finished_run_cost_and_rate_match_estimate(dev, plan: Plan, results: Path) -> None:
+    settings = dev(NODE).settings
+    run = training_estimate.cost_of_run(results, settings, RATES)
     assert (run.pods, run.hours) == (2, 0.5)
     stack = hourly_cost.total_per_hour(hourly_cost.cost_items(settings, 2)).most
     assert run.dollars.most == pytest.approx(0.5 * stack)
-    corrected = {**training_estimate.read_rates(), "train_us": run.train_us}
-    again = training_estimate.estimate_training(
-        training_estimate.TrainingJob(1e7, 1, 1, 0), settings, 2, corrected
-    )
+    again = plan(2, job=training_estimate.TrainingJob(1e7, 1, 1, 0), train_us=run.train_us)
     assert again.hours["training"] * 3600 == pytest.approx(1000)
     assert run.network_share == pytest.approx(5000 * 5200 / 2 / 97.625e6)
-    spread = dev("nodes.instanceTypes=[m6i.large]", "nodes.singleZone=false").settings
-    apart = training_estimate.cost_of_run(results, spread, training_estimate.read_rates())
+    spread = dev(NODE, "nodes.singleZone=false").settings
+    apart = training_estimate.cost_of_run(results, spread, RATES)
     assert apart.dollars.most - run.dollars.most == pytest.approx(1e7 * 5200 / 2 / 1e9 * 0.02)
 
 
 def test_finished_run_cost_of_running_training_raises(dev, results: Path) -> None:
     (results / "run.json").write_text(json.dumps({"started": 1000.0, "finished": None}))
     with pytest.raises(CommandError, match="not the folder of a finished run"):
-        training_estimate.cost_of_run(results, dev().settings, training_estimate.read_rates())
+        training_estimate.cost_of_run(results, dev().settings, RATES)
 
 
 def test_plan_of_gpu_nodes_says_that_it_does_not_use_gpus(dev) -> None:
@@ -259,15 +240,12 @@ def test_plan_of_gpu_nodes_says_that_it_does_not_use_gpus(dev) -> None:
 
 
 def test_plan_command_starts_with_needed_pods(dev, results: Path) -> None:
-    asked = ["plan", "--stack", "dev", "--set", "nodes.instanceTypes=[m6i.large]", "--gb", "250"]
+    asked = ["plan", "--stack", "dev", "--set", NODE, "--gb", "250"]
     few = CliRunner().invoke(app, [*asked, "--rows", "1e9", "--ids", "1e6"])
     many = CliRunner().invoke(app, [*asked, "--rows", "1e9", "--ids", "1e9"])
     assert [few.output.splitlines()[1].split()[n] for n in (-6, -4, -2)] == ["3", "6", "12"]
-    least = training_estimate.least_pods(
-        training_estimate.TrainingJob(1, 1, 1, 1e9),
-        training_estimate.node_type(dev("nodes.instanceTypes=[m6i.large]").settings).usable,
-        training_estimate.read_rates(),
-    )
+    room = training_estimate.node_type(dev(NODE).settings).usable
+    least = training_estimate.least_pods(dataclasses.replace(JOB, ids=1e9), room, RATES)
     assert str(least) in many.output.splitlines()[1].split()
     assert CliRunner().invoke(app, [*asked, "--rows", "0"]).exit_code == 1
     for part in (

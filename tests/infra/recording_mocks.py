@@ -18,6 +18,7 @@ from pulumi.runtime import resource as pulumi_resource
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks, set_mocks
 from pulumi.runtime.proto import provider_pb2, source_pb2
 
+from infra.settings import Settings
 from infra.settings_loader import load_settings
 from infra.stack_inputs import read_stack_inputs
 from infra.target_kubeconfig import create_kubeconfig_stack
@@ -211,6 +212,16 @@ LOCAL = {
 }
 
 
+def aws_settings(**keys: Any) -> Settings:
+    """Return the settings `AWS` with changes."""
+    return load_settings(config(**{**AWS, **keys}))
+
+
+def local_settings(**keys: Any) -> Settings:
+    """Return the settings `LOCAL` with changes."""
+    return load_settings(config(region=None, **{**LOCAL, **keys}))
+
+
 EVERYTHING: dict[str, Any] = {
     "network": {"nat": "none"},
     "values": {"data": {"source": "s3://{bucket}/sources/x"}},
@@ -255,15 +266,13 @@ def aws_stack(
     """
     from infra.target_aws import create_aws_stack
 
-    settings = load_settings(config(**{**AWS, **keys}))
-    inputs = read_stack_inputs(settings, "paddle-training", name, folder)
+    inputs = read_stack_inputs(aws_settings(**keys), "paddle-training", name, folder)
     return record(lambda: create_aws_stack(inputs, REGION), answers)
 
 
 def local_stack(folder: Path = ROOT, *, answers: dict[str, Any] | None = None, **keys: Any) -> Recorder:
     """Create a stack of target kubeconfig, without preflight checks; return what was registered."""
-    settings = load_settings(config(region=None, **{**LOCAL, **keys}))
-    inputs = read_stack_inputs(settings, "paddle-training", "dev", folder)
+    inputs = read_stack_inputs(local_settings(**keys), "paddle-training", "dev", folder)
     return record(lambda: create_kubeconfig_stack(inputs), answers)
 
 

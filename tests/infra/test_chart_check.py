@@ -12,11 +12,11 @@ from infra.settings_errors import Problem, SettingsError
 from infra.settings_loader import load_settings
 from infra.stack_inputs import read_stack_inputs
 
-from .recording_mocks import AWS, LOCAL, REGION, ROOT, config
+from .recording_mocks import AWS, LOCAL, REGION, ROOT, aws_settings, config
 
 
 def _asked(**keys: Any) -> list[Problem]:
-    chosen = load_settings(config(**{**AWS, **keys}))
+    chosen = aws_settings(**keys)
     try:
         stack_builder.check_chart_values(read_stack_inputs(chosen, "paddle-training", "dev", ROOT))
     except SettingsError as error:

@@ -8,15 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from infra import chart_values, settings
+from infra import chart_values
 from infra.settings_errors import SettingsError
-from infra.settings_loader import load_settings
 
-from .recording_mocks import AWS, LOCAL, ROOT, config
-
-
-def _local(**keys: Any) -> settings.Settings:
-    return load_settings(config(region=None, **{**LOCAL, **keys}))
+from .recording_mocks import ROOT, aws_settings, local_settings
 
 
 @pytest.mark.parametrize(
@@ -28,13 +23,13 @@ def _local(**keys: Any) -> settings.Settings:
     ],
 )
 def test_release_values_contain_storage(storage: Any, wanted: Any) -> None:
-    built = chart_values.release_values(_local(storage=storage), chart_values.StackOutputs("i"), {})
+    built = chart_values.release_values(local_settings(storage=storage), chart_values.StackOutputs("i"), {})
     assert built == {"image": "i", "storage": wanted}
 
 
 @pytest.mark.parametrize(("machine", "wanted"), [("m7g.large", "arm64"), ("m7i.large", "amd64")])
 def test_release_values_of_graviton_nodes_select_their_architecture(machine: str, wanted: str) -> None:
-    chosen = load_settings(config(**{**AWS, "nodes": {"instanceTypes": [machine]}}))
+    chosen = aws_settings(nodes={"instanceTypes": [machine]})
     built = chart_values.release_values(chosen, chart_values.StackOutputs("i"), {})
     chart = chart_values.read_yaml(ROOT / chart_values.CHART / "values.yaml", "chart")
     assert chart_values.merge_values(chart, built)["scheduling"]["architecture"] == wanted
@@ -47,7 +42,7 @@ def test_release_values_of_graviton_nodes_select_their_architecture(machine: str
 
 def test_release_values_of_gpu_nodes_tolerate_their_taint_in_addition_to_own_tolerations() -> None:
     """All pods of the release run on the GPU nodes; the user's list would replace that of the stack."""
-    chosen = load_settings(config(**{**AWS, "nodes": {"instanceTypes": ["g6.xlarge"]}}))
+    chosen = aws_settings(nodes={"instanceTypes": ["g6.xlarge"]})
     taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     own = {"key": "team", "operator": "Exists"}
     given = {"scheduling": {"tolerations": [own], "queue": "research"}}
@@ -62,11 +57,13 @@ def test_release_values_of_gpu_nodes_tolerate_their_taint_in_addition_to_own_tol
     assert given["scheduling"]["tolerations"] == [own], "the user's values must not change"
     for wrong in ({"scheduling": "x"}, {"scheduling": {"tolerations": "x"}}):
         assert chart_values.release_values(chosen, chart_values.StackOutputs("i"), wrong)["scheduling"]
-    assert "scheduling" not in chart_values.release_values(_local(), chart_values.StackOutputs("i"), {})
+    assert "scheduling" not in chart_values.release_values(
+        local_settings(), chart_values.StackOutputs("i"), {}
+    )
 
 
 def test_release_values_nfs_defaults_to_file_system_of_stack() -> None:
-    chosen = load_settings(config(**{**AWS, "storage": {"type": "nfs"}}))
+    chosen = aws_settings(storage={"type": "nfs"})
     built = chart_values.release_values(
         chosen, chart_values.StackOutputs("i", file_system_host="fs.host"), {}
     )
@@ -76,7 +73,7 @@ def test_release_values_nfs_defaults_to_file_system_of_stack() -> None:
 def test_user_values_later_files_and_values_override(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("training: {passes: 1, mode: sync}\nlist: [1, 2]\n")
     (tmp_path / "b.yaml").write_text("training: {passes: 2}\nlist: [3]\n")
-    chosen = _local(valuesFiles=["a.yaml", "b.yaml"], values={"trainers": 5})
+    chosen = local_settings(valuesFiles=["a.yaml", "b.yaml"], values={"trainers": 5})
     own = chart_values.user_values(chosen, tmp_path)
     assert own == {"training": {"passes": 2, "mode": "sync"}, "list": [3], "trainers": 5}
 
@@ -84,7 +81,9 @@ def test_user_values_later_files_and_values_override(tmp_path: Path) -> None:
 def test_user_values_null_restores_default(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("training: {passes: 1}\n")
     (tmp_path / "b.yaml").write_text("training: {passes: null}\n")
-    assert chart_values.user_values(_local(valuesFiles=["a.yaml", "b.yaml"]), tmp_path) == {"training": {}}
+    assert chart_values.user_values(local_settings(valuesFiles=["a.yaml", "b.yaml"]), tmp_path) == {
+        "training": {}
+    }
 
 
 @pytest.mark.parametrize(
@@ -94,12 +93,12 @@ def test_user_values_unusable_file_raises(tmp_path: Path, content: str | None, r
     if content is not None:
         (tmp_path / "a.yaml").write_text(content)
     with pytest.raises(SettingsError, match=reason) as caught:
-        chart_values.user_values(_local(valuesFiles=["a.yaml"]), tmp_path)
+        chart_values.user_values(local_settings(valuesFiles=["a.yaml"]), tmp_path)
     assert caught.value.problems[0].key == "paddle-training:valuesFiles"
 
 
 def test_release_values_replace_bucket_placeholder() -> None:
-    chosen = load_settings(config(**AWS))
+    chosen = aws_settings()
     own = {"data": {"source": "s3://{bucket}/a"}, "training": {"extraArgs": ["--x={bucket}"]}, "trainers": 3}
     built = chart_values.release_values(chosen, chart_values.StackOutputs("i", bucket="b"), own)
     assert built["data"]["source"] == "s3://b/a"
@@ -119,5 +118,5 @@ def test_release_values_exist_in_chart() -> None:
 
     facts = chart_values.StackOutputs("i", "fs-1", "fsap-1", "host", "b")
     for storage in ({"type": "efs-csi"}, {"type": "nfs"}, {"type": "hostPath", "path": "/s"}):
-        chosen = load_settings(config(**{**AWS, "storage": storage}))
+        chosen = aws_settings(storage=storage)
         assert unknown(chart_values.release_values(chosen, facts, {}), chart) == []

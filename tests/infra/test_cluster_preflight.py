@@ -12,15 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from infra import cluster_preflight, settings
+from infra import cluster_preflight
 from infra.settings_errors import SettingsError
-from infra.settings_loader import load_settings
 
-from .recording_mocks import LOCAL, ROOT, config
-
-
-def _local(**keys: Any) -> settings.Settings:
-    return load_settings(config(region=None, **{**LOCAL, **keys}))
+from .recording_mocks import ROOT, local_settings
 
 
 def _kubeconfig(folder: Path, server: str) -> Path:
@@ -75,7 +70,7 @@ def api(tmp_path: Path) -> Iterator[tuple[type[_Api], str]]:
 
 
 def _look(path: str, privileged: bool = False, **keys: Any) -> None:
-    chosen = _local(kubeconfig={"path": path, "context": keys.pop("context", "local")}, **keys)
+    chosen = local_settings(kubeconfig={"path": path, "context": keys.pop("context", "local")}, **keys)
     cluster_preflight.check_cluster(chosen, ROOT, "paddle-training-local", privileged)
 
 

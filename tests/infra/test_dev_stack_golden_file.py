@@ -4,11 +4,20 @@
 change; the pull request then shows the difference. Do not accept a difference that gives up one of these:
 
 - network: DNS support and host names in the VPC; the first zones by name, although AWS returns them in any order; no
-  public addresses for nodes; the NAT gateway in a public subnet, and a route to it from each private one;
-- file system: NFS only from the cluster's security group, one mount target in each zone, and uid and gid of the pods
-  in the access point;
-- bucket: public access blocked in all four ways, requests without TLS denied, versions kept;
-- registry: immutable tags, and images scanned when they are pushed.
+  public addresses for nodes; the NAT gateway in a public subnet, and a route to it from each private one; the free
+  endpoint of S3 in all private route tables;
+- key: rotates, and encrypts Secrets, file system, bucket, registry and disks; its policy names no role, because KMS
+  rejects roles that a new account lacks;
+- file system: elastic; NFS only from the cluster's security group, one mount target in each zone, and uid and gid of
+  the pods in the access point;
+- bucket: public access blocked in all four ways, requests without TLS denied, versions kept; the pods' role can use
+  only its prefixes, and write only models;
+- registry: immutable tags, and images scanned when they are pushed;
+- cluster: private endpoint, access only by access entries, standard support, logs with retention, network policy
+  (`vpc-cni`), explicit versions; the kubeconfig contains no secret;
+- EFS driver: a role of its own, and small requests for its six idle containers;
+- nodes: IMDSv2 with one hop, a launch template without security groups (they would replace the cluster's), and neither
+  diskSize nor remoteAccess, which EKS rejects with a launch template.
 """
 
 from __future__ import annotations

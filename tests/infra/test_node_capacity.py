@@ -13,9 +13,8 @@ import pytest
 
 from infra import node_capacity, settings_rules
 from infra.node_capacity import parse_quantity
-from infra.settings_loader import load_settings
 
-from .recording_mocks import AWS, config
+from .recording_mocks import aws_settings
 
 VALUES: dict[str, Any] = {
     "trainers": 3,
@@ -53,7 +52,7 @@ def test_is_arm_depends_on_family(kind: str, arm: bool) -> None:
     assert node_capacity.is_arm(kind) is arm
 
 
-def _ec2_types() -> dict[str, Any]:
+def ec2_types() -> dict[str, Any]:
     """Return what DescribeInstanceTypes says of all types, from moto's copy."""
     packed = (Path(moto.ec2.__file__).parent / "resources" / "instance_types.json.gz").read_bytes()
     return dict(json.loads(gzip.decompress(packed)))
@@ -61,7 +60,7 @@ def _ec2_types() -> dict[str, Any]:
 
 def test_count_gpus_equals_ec2_in_supported_families() -> None:
     seen = set()
-    for kind, about in _ec2_types().items():
+    for kind, about in ec2_types().items():
         family, given = kind.partition(".")[0], about.get("GpuInfo", {}).get("Gpus", [])
         if family in node_capacity.GPU_FAMILIES:
             assert [gpu["Manufacturer"] for gpu in given] == ["NVIDIA"], kind
@@ -111,7 +110,7 @@ def test_place_pods_without_room_for_data_pod_reports_it() -> None:
 
 
 def _capacity(values: dict[str, Any], **nodes: Any) -> tuple[list[str], list[str]]:
-    loaded = load_settings(config(**{**AWS, "nodes": nodes}))
+    loaded = aws_settings(nodes=nodes)
     machines = {
         kind: replace(MACHINE, gpus=node_capacity.count_gpus(kind)) for kind in loaded.nodes.instance_types
     }

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import yaml
 
-from infra import node_capacity, settings_rules, settings_schema
+from infra import settings_rules, settings_schema
 from infra.settings_errors import SettingsError
 from infra.settings_loader import load_settings
 
-from .recording_mocks import AWS, LOCAL, ROOT, config
+from .recording_mocks import AWS, LOCAL, ROOT, aws_settings, config
 
 
 def _refused(given: dict[str, str]) -> list[Any]:
@@ -30,7 +30,7 @@ def _refused(given: dict[str, str]) -> list[Any]:
     return list(caught.value.problems)
 
 
-NETWORK = [
+_NETWORKS: list[tuple[dict[str, Any], str, str]] = [
     ({"vpcCidr": "10.0.0.0/8"}, "network.vpcCidr", "/16 to /22"),
     ({"vpcCidr": "10.0.0.0/23"}, "network.vpcCidr", "/16 to /22"),
     ({"vpcCidr": "10.0.0.1/16"}, "network.vpcCidr", "without host bits"),
@@ -51,6 +51,7 @@ NETWORK = [
     ({"vpcId": "my-vpc"}, "network.vpcId", "vpc-"),
     ({"vpcId": "vpc-0a", "subnetIds": ["subnet-0a", "subnet-0a"]}, "network.subnetIds", "different"),
 ]
+NETWORK = [({"network": network}, key, limit) for network, key, limit in _NETWORKS]
 OTHERS = [
     ({"cluster": {}}, "cluster.admins", "at least one"),
     (
@@ -137,14 +138,7 @@ OTHERS = [
 ]
 
 
-@pytest.mark.parametrize(("network", "key", "limit"), NETWORK)
-def test_settings_invalid_network_raises(network: dict[str, Any], key: str, limit: str) -> None:
-    problems = _refused(config(**{**AWS, "network": network}))
-    assert {problem.key for problem in problems} == {f"paddle-training:{key}"}
-    assert limit in "\n".join(map(str, problems))
-
-
-@pytest.mark.parametrize(("keys", "key", "limit"), OTHERS)
+@pytest.mark.parametrize(("keys", "key", "limit"), [*NETWORK, *OTHERS])
 def test_settings_invalid_value_raises(keys: dict[str, Any], key: str, limit: str) -> None:
     problems = _refused(config(**{**AWS, **keys}))
     assert f"paddle-training:{key}" in [problem.key for problem in problems]
@@ -185,65 +179,49 @@ def test_settings_invalid_section_is_reported_once() -> None:
 
 
 def test_settings_zero_and_false_are_kept() -> None:
-    loaded = load_settings(
-        config(
-            **{**AWS, "nodes": {"min": 0, "desired": 0}, "storage": {"archiveAfterDays": 0, "protect": False}}
-        )
-    )
+    loaded = aws_settings(nodes={"min": 0, "desired": 0}, storage={"archiveAfterDays": 0, "protect": False})
     assert loaded.nodes.min == 0
     assert loaded.storage.archive_after_days == 0
     assert loaded.storage.protect is False
 
 
 def test_settings_compute_false_means_off() -> None:
-    assert load_settings(config(**{**AWS, "compute": "false"})).compute == "off"
+    assert aws_settings(compute="false").compute == "off"
 
 
 def test_settings_newer_kubernetes_version_is_accepted() -> None:
-    assert (
-        load_settings(config(**{**AWS, "cluster": {"admins": ["role/A"], "version": "1.39"}})).cluster.version
-        == "1.39"
-    )
+    newer = {"admins": ["role/A"], "version": "1.39"}
+    assert aws_settings(cluster=newer).cluster.version == "1.39"
 
 
 def test_settings_other_namespaces_are_ignored() -> None:
     assert load_settings({**config(**AWS), "kubernetes:x": "1", "pulumi:tags": "{}"}).target == "aws"
 
 
-VALUES = {
-    "trainers": 3,
-    "resources": {"requests": {"cpu": "1", "memory": "2Gi"}},
-    "data": {"source": "s3://b/k"},
-}
-
-
-LARGE = node_capacity.Size(2, 8 * node_capacity.GIB)
-
-
 def _values_problems(values: dict[str, Any], **keys: Any) -> list[str]:
-    loaded = load_settings(config(**{**AWS, **keys}))
+    loaded = aws_settings(**keys)
     return [str(problem) for problem in settings_rules.value_problems(loaded, values)]
 
 
 def test_settings_spot_defaults_to_several_types() -> None:
-    spot = load_settings(config(**{**AWS, "nodes": {"capacity": "SPOT"}})).nodes.instance_types
+    spot = aws_settings(nodes={"capacity": "SPOT"}).nodes.instance_types
     assert len(spot) > 3
     assert {kind.partition(".")[2] for kind in spot} == {"large"}
     listed = {"capacity": "SPOT", "instanceTypes": ["m5.large"]}
-    assert load_settings(config(**{**AWS, "nodes": listed})).nodes.instance_types == ("m5.large",)
+    assert aws_settings(nodes=listed).nodes.instance_types == ("m5.large",)
 
 
 @pytest.mark.parametrize(
     ("source", "count"), [("https://example.com/x", 1), ("s3://b/k", 0), ("file://x", 0)]
 )
 def test_value_rules_external_source_without_nat_raises(source: str, count: int) -> None:
-    problems = _values_problems({**VALUES, "data": {"source": source}}, network={"nat": "none"})
+    problems = _values_problems({"data": {"source": source}}, network={"nat": "none"})
     assert len(problems) == count
 
 
 @pytest.mark.parametrize(("kind", "runtime", "count"), [("m7g.large", "fleet", 1), ("m7g.large", "v1", 0)])
 def test_value_rules_arm_nodes_with_fleet_raise(kind: str, runtime: str, count: int) -> None:
-    problems = _values_problems({**VALUES, "runtime": runtime}, nodes={"instanceTypes": [kind]})
+    problems = _values_problems({"runtime": runtime}, nodes={"instanceTypes": [kind]})
     assert len(problems) == count
     assert all("nodes.instanceTypes = 'm7g.large'" in problem for problem in problems), problems
 
@@ -257,12 +235,12 @@ def test_settings_wrong_gpu_types_are_one_problem(kinds: str) -> None:
 
 @pytest.mark.parametrize(("kind", "count"), [("m6i.large", 1), ("g6.xlarge", 0)])
 def test_value_rules_gpus_requested_on_nodes_without_raise(kind: str, count: int) -> None:
-    values = {**VALUES, "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    values = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
     problems = _values_problems(values, nodes={"instanceTypes": [kind]})
     assert len(problems) == count
     assert all("resources.limits.nvidia.com/gpu = '1'" in problem for problem in problems), problems
     assert all("these nodes have no GPUs" in problem for problem in problems), problems
-    assert _values_problems({**VALUES, "resources": None}, nodes={"instanceTypes": [kind]}) == []
+    assert _values_problems({"resources": None}, nodes={"instanceTypes": [kind]}) == []
 
 
 def test_settings_are_described_and_pulumi_yaml_matches() -> None:

@@ -12,9 +12,8 @@ import pytest
 import yaml
 
 from infra import chart_check, constants, eks_nodes
-from infra.settings_loader import load_settings
 
-from .recording_mocks import AWS, ROOT, Recorder, aws_stack, config, default
+from .recording_mocks import ROOT, Recorder, aws_settings, aws_stack, default
 
 GPUS: dict[str, Any] = {
     "runtime": "collective",
@@ -103,7 +102,7 @@ def test_device_plugin_is_released_after_nodes_and_before_training() -> None:
 @pytest.mark.slow
 def test_all_pods_of_release_tolerate_taint_of_gpu_nodes() -> None:
     """The data pods request no GPU, and there are no other nodes for them."""
-    settings = load_settings(config(**{**AWS, "nodes": {"instanceTypes": ["g6.xlarge"]}}))
+    settings = aws_settings(nodes={"instanceTypes": ["g6.xlarge"]})
     done = chart_check.run_helm_template(settings, GPUS, ROOT)
     assert done.returncode == 0, done.stderr
     pods = {}

@@ -6,7 +6,7 @@ import pytest
 
 from infra.settings_errors import SettingsError
 
-from .recording_mocks import INVOKES, aws_stack, default, everything
+from .recording_mocks import INVOKES, aws_stack, everything
 
 
 def test_nat_per_az_stays_in_its_zone() -> None:
@@ -24,12 +24,6 @@ def test_nat_none_creates_interface_endpoints() -> None:
     needed = {"s3", "ecr.api", "ecr.dkr", "sts", "ec2", "logs", "eks", "eks-auth", "elasticfilesystem"}
     assert needed <= endpoints
     assert not everything().of("aws:ec2/natGateway:NatGateway")
-
-
-def test_s3_endpoint_always_serves_private_subnets() -> None:
-    endpoint = default().one("VpcEndpoint", "s3").inputs
-    assert endpoint["vpcEndpointType"] == "Gateway"
-    assert all("private" in table for table in endpoint["routeTableIds"])
 
 
 EXISTING = {"vpcId": "vpc-0a", "subnetIds": ["subnet-0a", "subnet-0b", "subnet-0c"]}

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 
-from infra import eks_kubeconfig
-
 from .recording_mocks import AWS, aws_stack, everything
 
 
@@ -13,6 +11,7 @@ def test_release_without_image_is_not_created() -> None:
     made = aws_stack(image="")
     assert not made.of("Release")
     made.one("NodeGroup")
+    made.one("PodIdentityAssociation", "pods")
     made.one("Repository")
 
 
@@ -30,20 +29,5 @@ def test_release_provider_uses_external_name_and_keeps_unreachable_resources() -
     server = config["clusters"][0]["cluster"]
     assert server["server"] == "https://paddle.example.com"
     assert server["tls-server-name"] == "ABC.gr7.us-west-2.eks.amazonaws.com"
-    assert config["users"][0]["user"]["exec"]["args"][:4] == [
-        "eks",
-        "get-token",
-        "--cluster-name",
-        "paddle-training-dev",
-    ]
     # A refresh from a network that cannot reach the API would remove namespace and release from the state.
     assert "deleteUnreachable" not in provider.inputs
-    assert provider.inputs["clusterIdentifier"] == "paddle-training-dev"
-
-
-def test_eks_kubeconfig_contains_no_secret() -> None:
-    text = eks_kubeconfig.build_kubeconfig("https://ABC.eks", "Q0E=", "dev", "us-west-2")
-    user = json.loads(text)["users"][0]["user"]
-    assert set(user) == {"exec"}
-    assert user["exec"]["command"] == "aws"
-    assert "tls-server-name" not in text

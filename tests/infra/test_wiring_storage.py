@@ -7,16 +7,16 @@ import pytest
 from .recording_mocks import aws_stack, default
 
 
-def test_file_system_is_elastic_and_has_backups_only_on_request() -> None:
-    assert default().one("FileSystem").inputs["throughputMode"] == "elastic"
-    assert default().one("BackupPolicy").inputs["backupPolicy"] == {"status": "DISABLED"}
+def test_file_system_has_backups_only_on_request() -> None:
     made = aws_stack(storage={"backup": True, "protect": False})
     assert made.one("BackupPolicy").inputs["backupPolicy"] == {"status": "ENABLED"}
     assert "stay in AWS Backup for 35 days" in made.outputs["destroyLoses"]
     assert "AWS Backup" not in default().outputs["destroyLoses"]
-    assert (
-        aws_stack(storage={"archiveAfterDays": 0}).one("FileSystem").inputs.get("lifecyclePolicies", []) == []
-    )
+
+
+def test_file_system_without_archive_has_no_lifecycle_policy() -> None:
+    files = aws_stack(storage={"archiveAfterDays": 0}).one("FileSystem").inputs
+    assert files.get("lifecyclePolicies", []) == []
 
 
 @pytest.mark.parametrize("protect", [True, False])

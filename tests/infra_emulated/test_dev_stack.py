@@ -6,9 +6,7 @@ import dataclasses
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import boto3
 import pytest
 
 from aws import smoke_test
@@ -123,20 +121,15 @@ def _cut_off(account: Account) -> None:
     """Remove the rule that lets the nodes reach the file system."""
     rule = next(record for record in account.all(RULE) if "efs" in record.urn)
     group = rule.inputs["securityGroupId"]
-    ec2 = _ec2(account)
+    ec2 = MotoCloud(account, REGION).client("ec2")
     found = ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"][0]["IpPermissions"]
     ec2.revoke_security_group_ingress(GroupId=group, IpPermissions=found)
 
 
 def _rename(account: Account) -> None:
     """Change the tag Name of the VPC by hand, so that a preview finds drift."""
-    _ec2(account).create_tags(Resources=[account.all(VPC)[0].id], Tags=[{"Key": "Name", "Value": "by hand"}])
-
-
-def _ec2(account: Account) -> Any:
-    return boto3.client(
-        "ec2", region_name=REGION, endpoint_url=account.moto, aws_access_key_id="x", aws_secret_access_key="x"
-    )
+    ec2, vpc = MotoCloud(account, REGION).client("ec2"), account.all(VPC)[0].id
+    ec2.create_tags(Resources=[vpc], Tags=[{"Key": "Name", "Value": "by hand"}])
 
 
 def test_two_stacks_in_one_account_and_protected_destroy(

@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import boto3
 import pytest
 import yaml
 
 from infra import eks_kubeconfig
 from testkit.aws_emulator import inventory, pulumi_engine
 from testkit.aws_emulator.account import Account
+from testkit.aws_emulator.handler import MotoCloud
 from testkit.aws_emulator.pulumi_engine import REGION, Engine
 from testkit.local_cluster import Cluster, run_checked
 from testkit.waiting import until
@@ -238,13 +238,7 @@ def test_training_exports_model_and_resumes_after_protected_destroy(
 
     folder = f"models/{namespace}/{run['runId']}/"
     assert run["exported"]["to"] == f"s3://{bucket}/{folder}"
-    s3 = boto3.client(
-        "s3",
-        endpoint_url=account.moto,
-        region_name=REGION,
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
+    s3 = MotoCloud(account, REGION).client("s3")
     marker = json.loads(s3.get_object(Bucket=bucket, Key=f"{folder}_SUCCESS.json")["Body"].read())
     model = {str(path.relative_to(output)) for path in (output / "model").rglob("*") if path.is_file()}
     assert model | {"run.json", "metrics.csv", "curve.png", "report.html"} == {
