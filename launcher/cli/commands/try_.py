@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch.check_before_upload import CHECKED_ROWS
+from launcher.cli.launch.try_script import find_script, train_script
 from launcher.cli.shared_options import Format, OutputFormat, with_options
 from launcher.cli.terminal import print_json, print_line, report
 from launcher.io import files
 from launcher.io.program_folders import find_program_file
+
+if TYPE_CHECKING:
+    from launcher.trainer.single_process.trial_data import RowFormat
+
+MODEL_MARKS = ("model.json", "score.json")
+"""Files of which a model has at least one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,11 +67,26 @@ class TryOptions:
     encoding: Annotated[str, typer.Option(help="Character encoding of the files.")] = "utf-8"
     to: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the model.")] = Path("tried-model")
 
+    def row_format(self) -> RowFormat:
+        """Return the format of the files."""
+        from launcher.trainer.single_process import trial_data
+
+        return trial_data.RowFormat(
+            self.csv, self.delimiter, self.header, parse_columns(self.columns), self.encoding
+        )
+
 
 @with_options(options=TryOptions)
 def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None:
-    """Train a program in this process, write its model, and predict one row with it; no cluster."""
-    answer = train_locally(options, report if output is OutputFormat.json else print_line)
+    """Train a program or script on this machine, and write its model; no cluster.
+
+    A program of runtime fleet also predicts one row.
+    """
+    report_to = report if output is OutputFormat.json else print_line
+    if (script := find_script(options.program)) is not None:
+        answer = try_script(script, options, report_to)
+    else:
+        answer = train_locally(options, report_to)
     if output is OutputFormat.json:
         print_json(answer)
 
@@ -75,16 +97,43 @@ def parse_columns(text: str) -> tuple[str | int, ...]:
     return tuple(int(name) for name in names) if all(n.isdecimal() for n in names) else tuple(names)
 
 
+def try_script(script: Path, options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
+    """Train with the only process of a script, and write its model; return what `try -o json` prints."""
+    check_target(options.to)
+    from launcher.trainer.single_process import trial_data
+
+    def read(file: Path) -> Iterator[str]:
+        return trial_data.read_rows(file, options.row_format(), limit=options.rows)
+
+    return train_script(
+        script,
+        read(options.data),
+        read(options.test) if options.test else None,
+        held_out=options.held_out,
+        tables=options.table or (),
+        arguments=[f"--{option}" for option in options.settings or ()],
+        passes=options.passes,
+        batch_size=options.batch_size,
+        to=options.to,
+        report=report,
+    )
+
+
+def check_target(to: Path) -> None:
+    """Raise UsageError if the folder for the model has other content than a model of an earlier `try`."""
+    if to.exists() and not any((to / name).is_file() for name in MODEL_MARKS) and any(to.iterdir()):
+        raise UsageError(
+            f"--to {to} contains files, but no {' or '.join(MODEL_MARKS)}: `try` replaces only a model",
+            "give a new folder",
+        )
+
+
 def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
     """Train, write the model, and predict the first row of the test data; `report` receives the progress.
 
     Return what `try -o json` prints. Raises LauncherError if the program, a row or an option is invalid.
     """
-    if options.to.exists() and not (options.to / "model.json").is_file() and any(options.to.iterdir()):
-        raise UsageError(
-            f"--to {options.to} contains files, but no model.json: `try` replaces only a model",
-            "give a new folder",
-        )
+    check_target(options.to)
     os.environ.setdefault("GLOG_minloglevel", "1")  # without Paddle's messages about its executors
     report("loading Paddle")
     try:
@@ -103,9 +152,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
     from launcher.trainer.single_process import program_check, trial_data
     from launcher.trainer.single_process.single_process_trainer import SingleProcessTrainer
 
-    row_format = trial_data.RowFormat(
-        options.csv, options.delimiter, options.header, parse_columns(options.columns), options.encoding
-    )
+    row_format = options.row_format()
     config = find_program_file(options.program)
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)

@@ -91,8 +91,7 @@ def plan_program(folder: Path, name: str | None, check: bool = True) -> Upload:
         )
     required = {**VALUES, **FUNCTIONS}
     lacks = [text for name, text in required.items() if name not in defined[config]]
-    is_script = config != CONFIG and not {"inputs", "parse"} & set(defined[config])
-    if check and lacks and not is_script and "*" not in defined[config]:
+    if check and lacks and not defines_script(folder / config) and "*" not in defined[config]:
         raise UsageError(
             "\n  ".join([f"{folder / config} does not define what a program must define:", *lacks])
             + "\nNothing was sent",
@@ -106,6 +105,11 @@ def _folder_digest(entries: list[tuple[str, Path]]) -> str:
     """Return the sha256 that `files.folder_sha256` will calculate for the folder after its upload."""
     lines = "".join(f"{name}\0{sha256_file(file)}\n" for name, file in sorted(entries))
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def defines_script(file: Path) -> bool:
+    """Return whether a .py file is a script of runtime collective, and not a program of runtime fleet."""
+    return file.name != CONFIG and not {"inputs", "parse"} & _defined_names(file)
 
 
 def _defined_names(file: Path) -> set[str]:

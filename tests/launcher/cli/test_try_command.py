@@ -188,3 +188,58 @@ def test_the_regression_of_the_guide_accepts_rows_with_empty_cells(cli, tmp_path
     assert re.search(r"\([23]\d\d skipped\)", out), "a tenth of the rows has no rent"
     assert float(re.findall(r"mae=([\d.]+)", out)[-1]) < 120, "a guess of the mean is off by 260"
     assert "prediction of the first row: a rent of " in out
+
+
+SCRIPT = """
+import argparse, json, os
+from launcher.program import ScriptRun
+parser = argparse.ArgumentParser()
+parser.add_argument("--width", type=int, default=1)
+width = parser.parse_args().width
+run = ScriptRun()
+rows, tests = (path.read_text().splitlines() for path in (run.train_file, run.test_file))
+print("on stderr, next to the answer on stdout")
+table = (run.tables / "t.csv").read_text()
+assert os.environ["WORLD_SIZE"] == "1"
+for epoch in range(run.epochs):
+    run.report(epoch, 1, 1, loss=0.5, samples=len(rows))
+    run.end_epoch(epoch, accuracy=0.75)
+with run.save_model() as folder:
+    (folder / "rows.json").write_text(json.dumps([width, table, len(rows), len(tests), sorted(rows + tests)[-1]]))
+"""
+
+
+def test_a_script_trains_in_one_process_and_its_model_is_copied(cli, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").write_text(SCRIPT)
+    (tmp_path / "rows.csv").write_text("a,b\n" + "".join(f"{n},x\n" for n in range(100, 400)))
+    (tmp_path / "t.csv").write_text("1 item")
+    options = [
+        "--data",
+        "rows.csv",
+        "--csv",
+        "--table",
+        "t.csv",
+        "--set",
+        "width=4",
+        "--passes",
+        "2",
+        "-o",
+        "json",
+    ]
+    for _ in range(2):  # the second time the model is replaced
+        code, out, _ = cli("try", "mine", *options)
+        assert code == 0
+    done = json.loads(out)
+    assert [row["test_accuracy"] for row in done["passes"]] == [0.75, 0.75]
+    assert (done["score"], done["model"]) == ({"accuracy": 0.75}, "tried-model")
+    width, table, train, test, last = json.loads(Path("tried-model/rows.json").read_text())
+    assert (width, table, train + test, last) == (4, "1 item", 300, "399\tx")
+    assert 10 < test < 60, "about a tenth is held out"
+
+
+def test_a_script_that_fails_is_reported_with_its_exit_code(cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import sys; sys.exit(3)")
+    (tmp_path / "rows.txt").write_text("a\nb\n")
+    code, _, err = cli("try", "mine.py", "--data", "rows.txt")
+    assert (code != 0, "exited with code 3" in err) == (True, True), err
