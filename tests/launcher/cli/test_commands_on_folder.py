@@ -1,9 +1,11 @@
 """Commands on a job's folder (--path)."""
 
 import json
+import signal
 
 import pytest
 
+from launcher.cli import main
 from launcher.cli.commands import results
 from launcher.cli.storage.run_files import OUTPUT, parse_run_file
 from launcher.io.files import with_checksum
@@ -254,6 +256,18 @@ def test_an_invalid_kubeconfig_and_an_unknown_context_are_reported(cli, tmp_path
     assert code == 3
     assert "context a (http://127.0.0.1:9) cannot be reached" in err
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("hangup", [signal.SIG_DFL, signal.SIG_IGN])
+def test_signals_raise_an_exception_so_that_pods_and_leases_are_deleted(monkeypatch, hangup):
+    handlers = {}
+    monkeypatch.setattr(main.signal, "getsignal", lambda number: hangup if number == signal.SIGHUP else None)
+    monkeypatch.setattr(main.signal, "signal", handlers.__setitem__)
+    main.run_command(["status", "--path", "/nowhere"])
+    assert set(handlers) == {signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if not hangup else [])}
+    with pytest.raises(SystemExit) as raised:
+        handlers[signal.SIGTERM](signal.SIGTERM, None)
+    assert raised.value.code == 143
 
 
 def test_a_damaged_run_record_is_read_from_its_copy():
