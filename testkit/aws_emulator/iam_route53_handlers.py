@@ -56,8 +56,9 @@ class Role(Handler):
         }
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        authorize_role_change(cloud, "UpdateAssumeRolePolicy", rid)
-        _iam(cloud).update_assume_role_policy(RoleName=rid, PolicyDocument=new["assumeRolePolicy"])
+        if new["assumeRolePolicy"] != old["assumeRolePolicy"]:
+            authorize_role_change(cloud, "UpdateAssumeRolePolicy", rid)
+            _iam(cloud).update_assume_role_policy(RoleName=rid, PolicyDocument=new["assumeRolePolicy"])
         if new.get("permissionsBoundary"):
             boundary = new["permissionsBoundary"]
             _iam(cloud).put_role_permissions_boundary(RoleName=rid, PermissionsBoundary=boundary)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
+from botocore.exceptions import BotoCoreError, ClientError
 from google.protobuf import empty_pb2
 from pulumi.runtime.proto import plugin_pb2, provider_pb2, provider_pb2_grpc
 
@@ -109,7 +110,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
             self.account.enter(request.tok, "invoke", "")
             try:
                 return invokes.invoke(model.cloud, request.tok, arguments)
-            except invoke_errors() as error:
+            except (ClientError, BotoCoreError, AwsError) as error:
                 raise AwsError(f"{request.tok}: {error}") from error
 
         result = self._do(context, answer)
@@ -184,13 +185,6 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
         old = from_struct(request.old_inputs)
         self._do(context, lambda model: model.delete(kind, request.urn, request.id, old))
         return empty_pb2.Empty()
-
-
-def invoke_errors() -> tuple[type[Exception], ...]:
-    """Return the exception classes by which a provider function reports that AWS rejected the call."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    return (ClientError, BotoCoreError, AwsError, OSError)
 
 
 def _kind_and_name(urn: str) -> tuple[str, str]:

@@ -170,6 +170,39 @@ def test_read_deleted_resource_returns_none(model: Model) -> None:
     assert model.read(VPC, "urn", vpc, {"cidrBlock": "10.0.0.0/16"}) is None
 
 
+def test_read_deleted_object_returns_none(model: Model) -> None:
+    bucket, kind = _make(model, "aws:s3/bucket:Bucket")[0], "aws:s3/bucketObjectv2:BucketObjectv2"
+    rid, made = _make(model, kind, bucket=bucket, key="x", content="y")
+    assert model.read(kind, "urn", rid, made) is not None
+    model.cloud.client("s3").delete_object(Bucket=bucket, Key="x")
+    assert model.read(kind, "urn", rid, made) is None
+
+
+def test_update_changes_tags_of_every_service(model: Model) -> None:
+    _, subnets, role = _cluster(model)
+    _make(model, ADDON, clusterName="c", addonName="vpc-cni")
+    made = [
+        (NODES, _group(subnets, role)),
+        (VPC, {"cidrBlock": "10.1.0.0/16"}),
+        ("aws:efs/fileSystem:FileSystem", {}),
+        ("aws:ecr/repository:Repository", {}),
+        ("aws:cloudwatch/logGroup:LogGroup", {}),
+        ("aws:s3/bucket:Bucket", {}),
+        ("aws:kms/key:Key", {}),
+        (ROLE, {"assumeRolePolicy": TRUST}),
+    ]
+    for kind, inputs in made:
+        rid, _ = _make(model, kind, **inputs, tags={"Name": "one", "Team": "x"})
+        record = model.account.get(kind, rid)
+        assert record is not None
+        changed = record.inputs | {"tags": {"Name": "two", "Stack": "dev"}}
+        model.update(kind, "urn", rid, record.inputs, changed)
+        assert model.read(kind, "urn", rid, changed) is not None
+        seen = model.account.get(kind, rid)
+        assert seen is not None
+        assert seen.inputs["tags"] == {"Name": "two", "Stack": "dev"}, kind
+
+
 def test_read_without_state_imports_resource(model: Model) -> None:
     vpc = model.cloud.client("ec2").create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
     found = model.read(VPC, "urn", vpc, {})

@@ -27,22 +27,11 @@ from infra.target_kubeconfig import create_kubeconfig_stack
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     for _module in (
-        "budgets",
-        "cloudwatch",
-        "ec2",
-        "ecr",
-        "efs",
-        "eks",
-        "iam",
-        "kms",
-        "route53",
-        "s3",
-        "ssm",
-        "vpc",
+        *("budgets", "cloudwatch", "ec2", "ecr", "efs", "eks"),
+        *("iam", "kms", "route53", "s3", "ssm", "vpc"),
     ):
-        hasattr(
-            importlib.import_module(f"pulumi_aws.{_module}"), "any"
-        )  # loads the module, because the SDK is lazy
+        # hasattr loads the module, because the SDK is lazy.
+        hasattr(importlib.import_module(f"pulumi_aws.{_module}"), "any")
 
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-west-2"

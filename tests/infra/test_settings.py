@@ -52,6 +52,7 @@ _NETWORKS: list[tuple[dict[str, Any], str, str]] = [
     ({"vpcId": "vpc-0a", "subnetIds": ["subnet-0a", "subnet-0a"]}, "network.subnetIds", "different"),
 ]
 NETWORK = [({"network": network}, key, limit) for network, key, limit in _NETWORKS]
+TYPES, GPUS, ADMIN = "nodes.instanceTypes", {"instanceTypes": ["g6.xlarge"]}, {"admins": ["role/A"]}
 OTHERS = [
     ({"cluster": {}}, "cluster.admins", "at least one"),
     (
@@ -59,50 +60,26 @@ OTHERS = [
         "cluster.admins",
         "roles or users",
     ),
-    (
-        {"cluster": {"admins": ["role/A"], "viewers": ["role/A"]}},
-        "cluster.viewers",
-        "no principal of cluster.admins",
-    ),
-    ({"cluster": {"admins": ["role/A"], "publicCidrs": ["0.0.0.0/0"]}}, "cluster.publicCidrs", "openToWorld"),
-    ({"cluster": {"admins": ["role/A"], "publicCidrs": ["0.0.0.0/1"]}}, "cluster.publicCidrs", "openToWorld"),
-    ({"cluster": {"admins": ["role/A"], "publicCidrs": ["me"]}}, "cluster.publicCidrs", "CIDR"),
-    ({"cluster": {"admins": ["role/A"], "version": "1.35.4"}}, "cluster.version", "minor"),
-    ({"cluster": {"admins": ["role/A"], "version": 1.3}}, "cluster.version", "a valid string"),
-    ({"cluster": {"admins": ["role/A"], "logRetentionDays": 8}}, "cluster.logRetentionDays", "CloudWatch"),
+    ({"cluster": {**ADMIN, "viewers": ["role/A"]}}, "cluster.viewers", "no principal of cluster.admins"),
+    ({"cluster": {**ADMIN, "publicCidrs": ["0.0.0.0/0"]}}, "cluster.publicCidrs", "openToWorld"),
+    ({"cluster": {**ADMIN, "publicCidrs": ["0.0.0.0/1"]}}, "cluster.publicCidrs", "openToWorld"),
+    ({"cluster": {**ADMIN, "publicCidrs": ["me"]}}, "cluster.publicCidrs", "CIDR"),
+    ({"cluster": {**ADMIN, "version": "1.35.4"}}, "cluster.version", "minor"),
+    ({"cluster": {**ADMIN, "version": 1.3}}, "cluster.version", "a valid string"),
+    ({"cluster": {**ADMIN, "logRetentionDays": 8}}, "cluster.logRetentionDays", "CloudWatch"),
     ({"nodes": {"min": 4, "desired": 3}}, "nodes.min", "at most nodes.desired"),
     ({"nodes": {"desired": 5, "max": 4}}, "nodes.desired", "at most nodes.max"),
     ({"nodes": {"desired": "3"}}, "nodes.desired", "a valid integer"),
     ({"nodes": {"desired": True}}, "nodes.desired", "a valid integer"),
-    ({"nodes": {"instanceTypes": []}}, "nodes.instanceTypes", "at least one"),
-    ({"nodes": {"instanceTypes": ["m6i.large", "m7g.large"]}}, "nodes.instanceTypes", "one processor"),
-    (
-        {"nodes": {"instanceTypes": ["m6i.large", "g6.xlarge"]}},
-        "nodes.instanceTypes",
-        "remove either g6.xlarge or",
-    ),
-    ({"nodes": {"instanceTypes": ["g5g.xlarge"]}}, "nodes.instanceTypes", "an image for arm64"),
-    (
-        {"nodes": {"instanceTypes": ["g6f.xlarge"]}},
-        "nodes.instanceTypes",
-        "types without GPUs, or of g4dn, g5",
-    ),
-    (
-        {"nodes": {"instanceTypes": ["g6.xlarge"], "placementGroup": True}},
-        "nodes.instanceTypes",
-        "no GPU types with",
-    ),
-    (
-        {"nodes": {"instanceTypes": ["g6.xlarge"]}, "network": {"nat": "none"}},
-        "nodes.instanceTypes",
-        "no GPU types with network.nat none",
-    ),
+    ({"nodes": {"instanceTypes": []}}, TYPES, "at least one"),
+    ({"nodes": {"instanceTypes": ["m6i.large", "m7g.large"]}}, TYPES, "one processor"),
+    ({"nodes": {"instanceTypes": ["m6i.large", "g6.xlarge"]}}, TYPES, "remove either g6.xlarge or"),
+    ({"nodes": {"instanceTypes": ["g5g.xlarge"]}}, TYPES, "an image for arm64"),
+    ({"nodes": {"instanceTypes": ["g6f.xlarge"]}}, TYPES, "types without GPUs, or of g4dn, g5"),
+    ({"nodes": {**GPUS, "placementGroup": True}}, TYPES, "no GPU types with"),
+    ({"nodes": GPUS, "network": {"nat": "none"}}, TYPES, "no GPU types with network.nat none"),
     ({"nodes": {"placementGroup": True, "singleZone": False}}, "nodes.placementGroup", "singleZone"),
-    (
-        {"nodes": {"placementGroup": True, "instanceTypes": ["t3.large"]}},
-        "nodes.instanceTypes",
-        "burst",
-    ),
+    ({"nodes": {"placementGroup": True, "instanceTypes": ["t3.large"]}}, TYPES, "burst"),
     ({"nodes": {"fallback": True, "auto": True}}, "nodes.fallback", "nodes.capacity is SPOT"),
     ({"nodes": {"fallback": True, "capacity": "SPOT"}}, "nodes.fallback", "nodes.auto is true"),
     ({"nodes": {"capacity": "spot"}}, "nodes.capacity", "'ON_DEMAND' or 'SPOT'"),
@@ -141,7 +118,7 @@ OTHERS = [
 @pytest.mark.parametrize(("keys", "key", "limit"), [*NETWORK, *OTHERS])
 def test_settings_invalid_value_raises(keys: dict[str, Any], key: str, limit: str) -> None:
     problems = _refused(config(**{**AWS, **keys}))
-    assert f"paddle-training:{key}" in [problem.key for problem in problems]
+    assert {problem.key for problem in problems} == {f"paddle-training:{key}"}
     assert limit in "\n".join(map(str, problems))
 
 
@@ -263,16 +240,8 @@ def test_settings_of_included_stacks_load(stack: str) -> None:
 
 def test_modules_without_pulumi_import_no_pulumi() -> None:
     modules = (
-        "node_capacity",
-        "chart_check",
-        "chart_values",
-        "cidr",
-        "eks_kubeconfig",
-        "naming",
-        "iam_policies",
-        "cluster_preflight",
-        "settings_loader",
-        "stack_config",
+        *("node_capacity", "chart_check", "chart_values", "cidr", "eks_kubeconfig", "naming", "iam_policies"),
+        *("cluster_preflight", "settings_loader", "stack_config"),
     )
     program = "; ".join(f"import infra.{name}" for name in modules)
     loaded = f"{program}; import sys; print([name for name in sys.modules if name.startswith('pulumi')])"

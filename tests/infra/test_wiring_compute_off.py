@@ -13,6 +13,10 @@ PAID_BY_THE_HOUR = (
     "nodeGroup:NodeGroup",
     "instance:Instance",
 )
+KEPT = (
+    *("FileSystem", "AccessPoint", "MountTarget", "Repository", "LogGroup"),
+    *("aws:s3/bucket:Bucket", "aws:kms/key:Key"),
+)
 
 
 @pytest.mark.parametrize("nat", ["single", "per-az", "none"])
@@ -23,28 +27,12 @@ def test_compute_off_keeps_data_and_removes_hourly_cost(nat: str) -> None:
         assert not made.of(kind), kind
     assert not [a for a in made.of("VpcEndpoint") if a.inputs["vpcEndpointType"] == "Interface"]
     assert not made.of("Release")
-    for kind in (
-        "FileSystem",
-        "aws:s3/bucket:Bucket",
-        "aws:kms/key:Key",
-        "Repository",
-        "AccessPoint",
-        "LogGroup",
-    ):
-        made.one(kind)
+    for kind in KEPT:
+        assert made.of(kind), kind
 
 
 def test_compute_on_again_uses_same_file_system() -> None:
-    kept = (
-        "FileSystem",
-        "AccessPoint",
-        "MountTarget",
-        "aws:s3/bucket:Bucket",
-        "aws:kms/key:Key",
-        "Repository",
-        "LogGroup",
-    )
-    for kind in kept:
+    for kind in KEPT:
         on = {a.name: a.inputs for a in default().of(kind)}
         off = {a.name: a.inputs for a in aws_stack(compute="off").of(kind)}
         assert on
