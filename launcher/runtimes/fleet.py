@@ -66,8 +66,8 @@ class FleetRuntime:
     explanations: tuple[tuple[str, str], ...] = ()
     log_shows_progress = False  # its trainers always write progress.json
 
-    def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for an arm64 node, and for `training.patience` without `training.keepBest`."""
+    def check(self, settings: TrainSettings) -> None:  # noqa: ARG002 - the protocol has it
+        """Raise `SettingsError` on an arm64 node."""
         if os.uname().machine == "aarch64":
             raise setting_error(
                 "scheduling.architecture",
@@ -75,14 +75,6 @@ class FleetRuntime:
                 "amd64",
                 "PaddlePaddle's package for arm64 cannot save tables: a pserver crashes at the first checkpoint",
                 "Set scheduling.architecture: amd64, and use nodes of that architecture",
-            )
-        if settings.patience and not settings.keep_best:
-            raise setting_error(
-                "training.patience (PADDLE_LAUNCHER_PATIENCE)",
-                settings.patience,
-                "0 without training.keepBest",
-                "it counts the passes that do not improve that metric",
-                "Set training.keepBest to a test metric of the program, or remove training.patience",
             )
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec:

@@ -91,7 +91,7 @@ class Runtime(Protocol):
     training.progressDeadlineSeconds."""
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for settings or images that cannot work, before anything is created."""
+        """Raise `SettingsError` for an image or node that cannot work. The chart rejects values that do not fit."""
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
         """Return the process that loads large libraries once and then forks pservers and trainers, or None.

@@ -34,14 +34,11 @@ class V1Runtime:
     fatal_lines: tuple[str, ...] = ()
     explanations: tuple[tuple[str, str], ...] = ()
     log_shows_progress = (
-        False  # a pass may be longer than any deadline, and only its end is in the log for sure
+        False  # a pass may take longer than any deadline, and only its end is surely in the log
     )
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for settings that the old binary cannot fulfil, or an image without the binary.
-
-        Also rejected are flags in `training.extraArgs` that the launcher sets itself (MANAGED).
-        """
+        """Raise `SettingsError` for MANAGED flags, mode geo, or an image without the old binary."""
         for argument in settings.extra_args:
             if argument.lstrip("-").split("=", 1)[0].replace("-", "_") in MANAGED:
                 raise setting_error(
@@ -60,21 +57,6 @@ class V1Runtime:
                 "the old binary has no geo mode",
                 "Set training.mode to sync or async, or runtime to fleet",
             )
-        unsupported = {
-            "checkpointEvery": settings.checkpoint_every_batches or settings.checkpoint_every_minutes,
-            "incrementalCheckpoints": settings.incremental_checkpoints,
-            "keepBest": settings.keep_best,
-            "initModelPath": settings.init_model,
-        }
-        for name, value in unsupported.items():
-            if value:
-                raise setting_error(
-                    f"training.{name}",
-                    value,
-                    "unset with runtime v1",
-                    "the old binary saves only at the end of passes, and starts with its own parameters",
-                    f"Remove training.{name}, or set runtime to fleet",
-                )
         _check_binary(settings)
 
     def fork_server(self, settings: TrainSettings) -> None:

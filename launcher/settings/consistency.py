@@ -53,19 +53,6 @@ def training_faults(v: Mapping[str, Any]) -> Iterator[Fault]:
             f"the last of portsNum + portsNumSparse ports would be {last}, above {PORT_MAX}",
             "Set a lower port, or fewer ports",
         )
-    if v["runtime"] != "collective" and v["processes_per_pod"] != 1:
-        yield (
-            *(f"training.processesPerPod ({_L}PROCESSES_PER_POD)", v["processes_per_pod"]),
-            "1, except with runtime collective",
-            f"runtime {v['runtime']} has one trainer in each pod (trainerCount sets the number of its threads)",
-            "Remove it, or set runtime to collective",
-        )
-    if v["runtime"] != "collective" and v["data_digest"] == "none":
-        yield (
-            *(f"data ({_L}DATA_DIGEST)", "none", "a digest of data, except with runtime collective"),
-            f"the trainers of runtime {v['runtime']} read the shards that the data Job made",
-            "Set data.source, or set runtime to collective",
-        )
     if first <= peer <= last:
         yield (
             *(f"peerPort ({_L}PEER_PORT)", peer, f"outside {first}-{last}"),

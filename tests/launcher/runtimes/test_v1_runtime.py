@@ -81,19 +81,9 @@ def test_extra_arguments_that_repeat_a_managed_flag_are_rejected(argument: str) 
         V1Runtime().check(gang(PADDLE_LAUNCHER_EXTRA_ARGS=f'["{argument}"]').settings)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "CHECKPOINT_EVERY_BATCHES",
-        "CHECKPOINT_EVERY_MINUTES",
-        "INCREMENTAL_CHECKPOINTS",
-        "KEEP_BEST",
-        "INIT_MODEL_PATH",
-    ],
-)
-def test_settings_that_the_old_binary_cannot_fulfil_are_rejected(name: str) -> None:
-    with pytest.raises(SettingsError, match="unset with runtime v1"):
-        V1Runtime().check(gang(**{f"PADDLE_LAUNCHER_{name}": "5"}).settings)
+def test_mode_geo_is_rejected() -> None:
+    with pytest.raises(SettingsError, match="sync or async with runtime v1"):
+        V1Runtime().check(gang(PADDLE_LAUNCHER_MODE="geo").settings)
 
 
 def with_binary(tmp_path: Path, text: str | None) -> TrainSettings:
