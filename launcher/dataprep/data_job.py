@@ -69,7 +69,6 @@ def main(
     try:
         with raise_on_stop_signal("nothing was published"):
             make_job_folder(settings.layout)
-            sources.check_source_settings(settings)
             with DataJobLock(settings, progress) as lock:
                 DataPod(settings, lock, progress, retry or Retry()).run()
     except StoppedError:

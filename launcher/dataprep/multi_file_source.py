@@ -46,7 +46,8 @@ class MultiFileSource(Protocol):
 def open_multi_file_source(context: SourceContext) -> MultiFileSource | None:
     """Return the source as separately readable objects; None when it is one stream.
 
-    The source's settings have passed `check_source_settings`. Raises `DataError` when it does not exist.
+    Raises:
+        DataError: the source does not exist.
     """
     source = context.settings.source
     if context.settings.member:

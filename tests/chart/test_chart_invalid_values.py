@@ -169,6 +169,20 @@ BAD = [
         *("data.workers", "3", "1 with data.preparedBy trainingPods", "Remove data.workers"),
     ),
     ({"data": {"tables": ["a/t", "b/t"]}}, "data.tables", '"b/t"', "no other table", "Remove one"),
+    (
+        {"data": {"tables": ["t"], "member": ""}},
+        "data.tables",
+        '["t"]',
+        "other than data.member",
+        "Set data.member",
+    ),
+    (
+        {"data": {"tables": ["t"], "member": "t"}},
+        "data.tables",
+        '["t"]',
+        "other than data.member",
+        "Set data.member",
+    ),
     ({"data": {"columns": ["a"]}}, "data.columns", '["a"]', "empty with data.format lines", "to csv"),
     (
         {"data": {"format": "csv", "header": False, "columns": ["a"]}},

@@ -230,6 +230,9 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- $names = append $names (base .) -}}
 {{- end -}}
+{{- if and $data.tables (or (not $data.member) (has $data.member $data.tables)) -}}
+{{- include "paddle-training.fault" (list "data.tables" $data.tables "a list of members of the archive other than data.member, which must be set" "tables are further members of an archive" "Set data.member to the path of the text, and data.tables to the other members") -}}
+{{- end -}}
 {{- if and (eq $data.format "lines") $data.columns -}}
 {{- include "paddle-training.fault" (list "data.columns" $data.columns "empty with data.format lines" "lines are passed on byte for byte, without selecting columns" "Set data.format to csv, or data.columns to []") -}}
 {{- else if and (not $data.header) (regexMatch "\"" (toJson $data.columns)) -}}

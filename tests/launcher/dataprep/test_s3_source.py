@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.dataprep import s3_source as s3_module
-from launcher.errors import DataError, SettingsError, UnfitError
+from launcher.errors import DataError, UnfitError
 from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
 
 pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
@@ -281,12 +281,6 @@ def test_a_key_without_an_object_is_reported_with_the_existing_keys(
 ) -> None:
     with pytest.raises(DataError, match=message):
         pod.prepare(SOURCE=f"s3://data/{key}", MEMBER="in.txt")
-
-
-@pytest.mark.parametrize("source", ["s3://data", "s3://data/", "s3://data/set/"])
-def test_a_member_of_a_prefix_is_rejected_before_any_request(pod: Pod, source: str) -> None:
-    with pytest.raises(SettingsError, match=r"data.source is .*, but must be s3://BUCKET/KEY of one archive"):
-        pod.prepare(SOURCE=source, MEMBER="in.txt")
 
 
 def test_a_key_may_contain_characters_that_a_url_may_not(pod: Pod, bucket: Any) -> None:

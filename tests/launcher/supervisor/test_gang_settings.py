@@ -29,15 +29,6 @@ def test_the_address_of_the_given_nic_is_advertised(tmp_path: Path) -> None:
         assert gang.wait_for_exit() == [0]
 
 
-def test_a_gradient_num_other_than_the_number_of_trainers_is_rejected(tmp_path: Path) -> None:
-    with LoopbackGang(tmp_path, CONF_PADDLE_GRADIENT_NUM="2") as gang:
-        assert gang.start(0).wait_for_exit() == [64]
-        assert (
-            "gradientNum (CONF_PADDLE_GRADIENT_NUM) is 2, but must be the number of trainers, 3"
-            in gang.pod_log(0)
-        )
-
-
 def test_ranks_with_different_settings_fail_the_run(tmp_path: Path) -> None:
     with LoopbackGang(tmp_path, trainers=2) as gang:
         assert gang.start(0, CONF_PADDLE_PORTS_NUM="2") and gang.start(1, PADDLE_LAUNCHER_BATCH_SIZE="7")
