@@ -25,15 +25,8 @@ class Readable(Protocol):
         ...
 
 
-class HashingStream(Readable, Protocol):
-    """Reads bytes and calculates the sha256 of what it returns."""
-
-    total: int | None
-    """Bytes of the file or object; None when they are unknown."""
-
-    def hexdigest(self) -> str:
-        """Return the sha256 of all bytes that were read."""
-        ...
+class ClosableStream(Readable, Protocol):
+    """A `Readable` of a file or a connection."""
 
     def close(self) -> None:
         """Close the file or the connection."""
@@ -53,14 +46,12 @@ class RemoteBody:
     close: Callable[[], None]
 
 
-class OpenAt(Protocol):
-    """Function that connects to a source and returns the response that starts at a byte (or at byte 0).
+OpenAt = Callable[[int, str], RemoteBody]
+"""Connects to a source, and returns the response that starts at a byte (or at byte 0).
 
-    The function gets the number of the byte, and the `RemoteBody.version` of the stream's first response (empty
-    before that). It raises `TransientError` for an error that a retry may repair, else `DataError`.
-    """
-
-    def __call__(self, offset: int, version: str, /) -> RemoteBody: ...
+It gets the number of the byte, and the `RemoteBody.version` of the stream's first response (empty before that). It
+raises `TransientError` for an error that a retry may repair, else `DataError`.
+"""
 
 
 class ResumingStream:

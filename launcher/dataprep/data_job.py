@@ -355,7 +355,7 @@ class DataPod:
         """
         settings = self._test if part.key == "test" else self._settings
         folder = self._tmp / f"work-{part.key}-{time.monotonic_ns():x}"
-        source: sources.Source
+        source: sources.SingleFileSource | multi_file_source.PartSource
         if files is not None:
             source = multi_file_source.PartSource(files, part.ranges)
         else:

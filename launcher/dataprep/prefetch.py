@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from launcher.dataprep.byte_streams import BLOCK, Readable
+from launcher.dataprep.byte_streams import BLOCK, ClosableStream
 
 T = TypeVar("T")
 _WAIT_SECONDS = 0.5
@@ -78,7 +78,8 @@ class Prefetch(Generic[T]):
 class ReadAhead:
     """Reads a slow stream in a thread, some blocks ahead of the reader."""
 
-    def __init__(self, stream: Readable, blocks: int = 8) -> None:
+    def __init__(self, stream: ClosableStream, blocks: int = 8) -> None:
+        self._stream = stream
         self._blocks = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks, name="read-ahead")
         self._rest = memoryview(b"")
 
@@ -91,5 +92,6 @@ class ReadAhead:
         return data
 
     def close(self) -> None:
-        """Stop the thread; the stream may then be closed."""
+        """Stop the thread, and close the stream."""
         self._blocks.close()
+        self._stream.close()

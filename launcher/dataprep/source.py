@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from launcher.dataprep.archives import SourceFile, decompress, is_zip, tar_files, zip_files
 from launcher.dataprep.byte_streams import (
     BLOCK,
     FileStream,
-    HashingStream,
     PeekableStream,
     Readable,
     ResumingStream,
@@ -41,28 +40,12 @@ class SourceContext:
     retry: Retry
 
 
-class Source(Protocol):
-    """The methods of an open data source, which is read once, file by file."""
-
-    def files(self) -> Iterator[SourceFile]:
-        """Yield text files and side tables (data.tables). The caller reads each one to its end before the next."""
-        ...
-
-    def hexdigest(self) -> str:
-        """Return the sha256 of the source, once all files are read."""
-        ...
-
-    def close(self) -> None:
-        """Close the open files and connections of this source."""
-        ...
-
-
 def display_name(source: str) -> str:
     """Return the source for messages and the manifest: a web address without password and query."""
     return without_credentials(source) if source.startswith(("https://", "http://")) else source
 
 
-def open_single_file(context: SourceContext) -> Source:
+def open_single_file(context: SourceContext) -> SingleFileSource:
     """Open a source that is one stream: an archive, or a web address.
 
     Raises:
@@ -71,10 +54,14 @@ def open_single_file(context: SourceContext) -> Source:
     source = context.settings.source
     scheme = urllib.parse.urlsplit(source).scheme
     if scheme == "s3":
-        from launcher.dataprep.s3_source import open_s3_archive
+        from launcher.dataprep.s3_source import S3Source
 
-        stream, close = open_s3_archive(context)
-        return SingleFileSource(context, source, stream, close=close)
+        bucket = S3Source(context)
+        with contextlib.ExitStack() as undo:
+            undo.callback(bucket.close)
+            stream = bucket.stream(bucket.archive())
+            undo.pop_all()
+        return SingleFileSource(context, source, stream, close=bucket.close)
     if scheme == "file":
         path = find_stored_source(context.settings)
         if path.is_dir():
@@ -111,8 +98,8 @@ def check_below_sources(settings: DataSettings, path: Path) -> None:
     sources = settings.layout.sources
     if not path.resolve().is_relative_to(sources.resolve()):
         raise DataError(
-            f"data.source {settings.source}: {path} is a link that leads out of {sources}. Fix: copy the file "
-            "into that folder."
+            f"data.source {settings.source}: {path} is outside of {sources}, or a link that leads out of it. Fix: "
+            "copy the file into that folder."
         )
 
 
@@ -123,7 +110,7 @@ class SingleFileSource:
         self,
         context: SourceContext,
         name: str,
-        stream: HashingStream,
+        stream: FileStream | ResumingStream,
         *,
         path: Path | None = None,
         close: Callable[[], None] = lambda: None,

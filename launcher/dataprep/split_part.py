@@ -15,6 +15,7 @@ from launcher.dataprep import source as sources
 from launcher.dataprep import text_lines
 from launcher.dataprep.archives import SourceFile
 from launcher.dataprep.byte_streams import BLOCK
+from launcher.dataprep.multi_file_source import PartSource
 from launcher.dataprep.prefetch import Prefetch
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.row_origins import RowOrigins
@@ -48,7 +49,11 @@ class PartSplitter:
     """Writes `folder/<shard>/train.txt`, `folder/test.txt` and `folder/tables/` of one part."""
 
     def __init__(
-        self, settings: DataSettings, folder: Path, progress: DataProgress, source: sources.Source
+        self,
+        settings: DataSettings,
+        folder: Path,
+        progress: DataProgress,
+        source: sources.SingleFileSource | PartSource,
     ) -> None:
         self._settings, self._folder, self._progress, self._source = settings, folder, progress, source
         self._stop = threading.Event()

@@ -68,12 +68,13 @@ def test_a_missing_source_is_reported_with_the_files_that_exist(pod: Pod) -> Non
         pod.prepare(SOURCE="file://in.txt")
 
 
-def test_a_link_out_of_sources_is_rejected(pod: Pod, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", ["file://in.txt", "file://../../secret", "file:///etc/passwd"])
+def test_a_file_outside_of_sources_is_rejected(pod: Pod, tmp_path: Path, source: str) -> None:
     (tmp_path / "secret").write_bytes(LINES)
     (pod.storage / "sources").mkdir()
     (pod.storage / "sources" / "in.txt").symlink_to(tmp_path / "secret")
     with pytest.raises(DataError, match="leads out of"):
-        pod.prepare(SOURCE="file://in.txt")
+        pod.prepare(SOURCE=source)
 
 
 def test_a_very_long_line_is_rejected_before_it_fills_the_memory(
