@@ -56,14 +56,14 @@ class ArchiveStream:
         try:
             return self._stream.read(size)
         except _DAMAGED as error:
-            raise damaged_error(self._name, error) from error
+            raise _damaged_error(self._name, error) from error
         except OSError as error:
             if error.errno is None:  # bz2 and gzip report other formats by an OSError without a number
-                raise damaged_error(self._name, error) from error
+                raise _damaged_error(self._name, error) from error
             raise
 
 
-def damaged_error(name: str, error: BaseException) -> DataError:
+def _damaged_error(name: str, error: BaseException) -> DataError:
     """Return the error for an archive that cannot be read to its end."""
     return DataError(
         f"{name} is damaged or incomplete, or encrypted ({error or type(error).__name__}). Fix: replace it by the "
@@ -73,11 +73,6 @@ def damaged_error(name: str, error: BaseException) -> DataError:
 
 def decompress(stream: Readable, name: str, size: int | None) -> SourceFile:
     """Return a file that may be compressed (gzip, bzip2, xz) as a `SourceFile` with the decompressed text.
-
-    Args:
-        stream: the bytes of the file.
-        name: the file in messages.
-        size: bytes of the file, if they are known.
 
     Raises:
         DataError: the file is an archive, and data.member is not set.
@@ -151,13 +146,13 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
             for wanted in (member, *tables):
                 if wanted not in names:
-                    raise missing_member_error(name, wanted, names)
+                    raise _missing_member_error(name, wanted, names)
             for wanted in (member, *tables):
                 with archive.open(wanted) as file:
                     size = archive.getinfo(wanted).file_size
                     yield _member(name, wanted, file, size, is_table=wanted != member)
     except (*_DAMAGED, NotImplementedError, RuntimeError) as error:  # unknown compression; a password
-        raise damaged_error(name, error) from error
+        raise _damaged_error(name, error) from error
 
 
 def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
@@ -185,9 +180,9 @@ def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[s
                 missing.discard(path)
                 yield _member(name, path, file, info.size, is_table=path != member)
     except _DAMAGED as error:
-        raise damaged_error(name, error) from error
+        raise _damaged_error(name, error) from error
     for wanted in sorted(missing):
-        raise missing_member_error(name, wanted, names)
+        raise _missing_member_error(name, wanted, names)
 
 
 def _member(archive: str, path: str, file: Readable, size: int, *, is_table: bool) -> SourceFile:
@@ -195,7 +190,7 @@ def _member(archive: str, path: str, file: Readable, size: int, *, is_table: boo
     return SourceFile(name, ArchiveStream(file, name), size, posixpath.basename(path) if is_table else "")
 
 
-def missing_member_error(name: str, wanted: str, names: Sequence[str]) -> DataError:
+def _missing_member_error(name: str, wanted: str, names: Sequence[str]) -> DataError:
     """Return the error for a member that the archive does not have; it lists the most similar names."""
     by_base = [n for n in names if posixpath.basename(n) == posixpath.basename(wanted)]
     near = [*by_base, *difflib.get_close_matches(wanted, names, NAMES_SHOWN, 0.5), *names]

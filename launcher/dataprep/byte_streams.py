@@ -72,13 +72,8 @@ class ResumingStream:
     ) -> None:
         """Prepare the stream; the first `read` or `start` connects.
 
-        Args:
-            name: the source in messages.
-            open_at: opens the source at a byte.
-            retry: limits the tries after errors.
-            progress: counts the bytes.
-            digest: also updated with all bytes that are read, for one sha256 over several streams.
-            begin: the first byte to read.
+        `name` is the source in messages, `begin` the first byte to read. `digest` is also updated with all bytes that
+        are read, for one sha256 over several streams.
         """
         self._name, self._open, self._retry, self._progress = name, open_at, retry, progress
         self._digest = digest

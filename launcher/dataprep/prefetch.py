@@ -16,22 +16,16 @@ _WAIT_SECONDS = 0.5
 class Prefetch(Generic[T]):
     """Iterates over the items of another iterator, which a thread produces in advance."""
 
-    def __init__(
-        self, items: Iterator[T], ahead: int, wait: Callable[[], None] = lambda: None, name: str = "prefetch"
-    ) -> None:
-        """Start the thread.
+    def __init__(self, items: Iterator[T], ahead: int, wait: Callable[[], None] = lambda: None) -> None:
+        """Start the thread, which produces at most `ahead` items before the consumer takes them.
 
-        Args:
-            items: what the thread iterates over.
-            ahead: how many items the thread produces before the consumer takes them; limits the use of memory.
-            wait: called about twice a second while the consumer waits for an item; it may raise.
-            name: the thread's name.
+        `wait` is called about twice a second while the consumer waits for an item; it may raise.
         """
         self._items, self._wait = items, wait
         self._ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(ahead)
         self._end: BaseException | None = None
         self._closed = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
@@ -80,7 +74,7 @@ class ReadAhead:
 
     def __init__(self, stream: ClosableStream, blocks: int = 8) -> None:
         self._stream = stream
-        self._blocks = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks, name="read-ahead")
+        self._blocks = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks)
         self._rest = memoryview(b"")
 
     def read(self, size: int = -1, /) -> bytes:

@@ -117,12 +117,8 @@ class SingleFileSource:
     ) -> None:
         """Read the file from `stream`.
 
-        Args:
-            context: the settings and helpers.
-            name: the source in messages.
-            stream: the bytes of the file.
-            path: the file, if it is on a disk of this pod.
-            close: called at the end, after the stream is closed.
+        `name` is the source in messages, `path` the file if it is on a disk of this pod. `close` is called at the end,
+        after the stream is closed.
         """
         self._context, self._name, self._stream, self._path = context, name, stream, path
         self._close = close
