@@ -57,20 +57,25 @@ def python_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": ":".join(dict.fromkeys(search)), "PYTHONUNBUFFERED": "1"}
 
 
-def serve_request(
-    work: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    prepare: Callable[[Mapping[str, Any]], None] | None = None,
-) -> int:
-    """Run the helper's side of the protocol: read one request from stdin, and write the answer to its file.
+Work = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Takes the request and returns the result."""
+Prepare = Callable[[Mapping[str, Any]], None]
+"""Takes PREPARATION."""
 
-    Args:
-        work: takes the request and returns the result. If it raises `LauncherError`, the answer has that
-            error's message, and the exit code is that error's.
-        prepare: called with PREPARATION, if there is one, before the request is read.
 
-    Returns:
-        The exit code with which this process should exit.
+def main(work: Work, prepare: Prepare | None = None) -> NoReturn:
+    """Read one request from stdin, and write the answer to its file; then exit.
+
+    If `work` raises `LauncherError`, the answer has that error's message, and the exit code is that error's. The
+    process exits at once, without the slow clean-up of large libraries.
     """
+    code = _serve_request(work, prepare)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve_request(work: Work, prepare: Prepare | None) -> int:
     answer = Path(sys.argv[1])
     try:
         with raise_on_stop_signal():
@@ -93,22 +98,6 @@ def serve_request(
         traceback.print_exc()
         return _answer_error(answer, error, EXIT_GANG)
     return EXIT_OK
-
-
-def main(
-    work: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    prepare: Callable[[Mapping[str, Any]], None] | None = None,
-) -> NoReturn:
-    """Process one request with `serve_request`, then exit at once, without the slow clean-up of large libraries.
-
-    Args:
-        work: takes the request and returns the result.
-        prepare: called with PREPARATION, if there is one, before the request is read.
-    """
-    code = serve_request(work, prepare)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _answer_error(answer: Path, error: Exception, code: int) -> int:

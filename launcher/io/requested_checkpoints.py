@@ -18,7 +18,7 @@ ASK_SECONDS = 600.0  # deadline: without the decision a trainer cannot know wher
 
 
 def ask_checkpoint_decision(host: str, port: int, path: str, proposed: int) -> tuple[bool, int]:
-    """Ask rank 0 whether to save a checkpoint that a user may have requested.
+    """Ask rank 0 whether to save a checkpoint that a user may have requested, until it answers.
 
     Args:
         host: address of rank 0.

@@ -28,8 +28,7 @@ T = TypeVar("T")
 class S3RejectedError(Exception):
     """An S3 request failed for a reason that a retry does not change, such as a missing bucket.
 
-    Attributes:
-        code: S3's error code, such as NoSuchBucket; empty when S3 sent no answer.
+    `code` is S3's error code, such as NoSuchBucket; empty when S3 sent no answer.
     """
 
     def __init__(self, text: str, code: str = "") -> None:
@@ -75,12 +74,7 @@ class Bucket:
         return f"{SCHEME}{self.name}/{key}"
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Send one request and return boto3's response.
-
-        Args:
-            method: name of the method of boto3's S3 client, such as `get_object`.
-            **arguments: arguments of that method, without Bucket.
-        """
+        """Call a `method` of boto3's S3 client, such as `get_object`, for this bucket; return its response."""
         return translate_errors(lambda: getattr(self._client, method)(Bucket=self.name, **arguments))
 
     def list_page(self, prefix: str, size: int, token: str = "") -> tuple[list[S3Object], str]:
@@ -113,13 +107,7 @@ class Bucket:
 
 
 def translate_errors(request: Callable[[], T]) -> T:
-    """Call `request` and return its result; convert boto3's exceptions.
-
-    Raises:
-        TransientError: a retry may help.
-        UnfitError: this pod has no credentials, but another pod may get some.
-        S3RejectedError: any other failure.
-    """
+    """Call `request` and return its result; convert boto3's exceptions to those of `Bucket`."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as of
 
