@@ -44,15 +44,7 @@ class Message:
     def of(
         cls, s: TrainSettings, kind: Kind, attempt: int, cause: str | None, score: Mapping[str, float] | None
     ) -> Message:
-        """Return a message about the run of `s`, with the current time.
-
-        Args:
-            s: the settings of the run.
-            kind: what happened.
-            attempt: number of the attempt, from 0.
-            cause: why the run failed, restarted or waits; None otherwise.
-            score: test scores of a complete run; None otherwise.
-        """
+        """Return a message about the run of `s`, with the current time; `Notifier.notify` explains the arguments."""
         cause = cause[:CAUSE_CHARACTERS] if cause is not None else None
         ends = [cause] if cause else [f"{name} {value:g}" for name, value in (score or {}).items()]
         text = f"{s.job_name} ({s.run_id} in {s.namespace}) {kind}, attempt {attempt}"
@@ -83,11 +75,8 @@ class Notifier:
     ) -> None:
         """Start the sending threads.
 
-        Args:
-            settings: the settings of the run.
-            patience: for how many seconds a message is retried.
-            base: seconds before the second attempt to send a message.
-            timeout: longest duration of one attempt, in seconds.
+        A message is retried for `patience` seconds, the first time after `base` seconds. One attempt takes at most
+        `timeout` seconds.
         """
         self._settings = settings
         self._senders: list[_Sender] = []
@@ -108,8 +97,8 @@ class Notifier:
         Args:
             kind: what happened to the run.
             attempt: number of the attempt, from 0.
-            cause: why the run failed, restarted or waits.
-            score: test scores of a complete run.
+            cause: why the run failed, restarted or waits; None otherwise.
+            score: test scores of a complete run; None otherwise.
         """
         if self._senders:
             message = Message.of(self._settings, kind, attempt, cause, score)
@@ -254,68 +243,43 @@ class Events:
     def __call__(self, message: Message) -> None:
         from launcher.io.kubernetes_api import PodApi
 
-        s, body = self._settings, message.body
         if self._api is None:
-            self._api = PodApi(s.environ, s.namespace)
-        post_event(
-            s,
-            self._api,
-            f"Training{message.kind.capitalize()}",
-            body["text"],
-            "Warning" if message.kind in ("restarted", "waiting", "failed") else "Normal",
-            name=f"{s.k8s_job}.{body['id']}",
-            at=body["time"],
-        )
+            self._api = PodApi(self._settings.environ, self._settings.namespace)
+        post_event(self._settings, self._api, message)
 
 
-def post_event(
-    settings: TrainSettings,
-    api: PodApi,
-    reason: str,
-    message: str,
-    kind: Literal["Normal", "Warning"] = "Normal",
-    *,
-    name: str,
-    at: float,
-) -> None:
+def post_event(s: TrainSettings, api: PodApi, message: Message) -> None:
     """Create an Event on the training Job, which `kubectl describe job` shows.
 
-    Args:
-        settings: the pod's settings, which identify the Job.
-        api: the client.
-        reason: the Event's reason, one word in camel case.
-        message: the Event's text.
-        kind: the Event's type.
-        name: the Event's name; each retry must have the same one, so that one Event is created.
-        at: when it happened, as Unix time.
+    The Event's name has the message's id, so that retries create one Event.
 
     Raises:
         OSError, ApiRejectedError: the API server cannot be reached or denied the request.
     """
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message.body["time"]))
     api.create(
         "events",
         {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": settings.namespace},
+            "metadata": {"name": f"{s.k8s_job}.{message.body['id']}", "namespace": s.namespace},
             # `kubectl describe` lists Events with this uid; the pod knows it without a right to read Jobs.
             "involvedObject": {
                 "apiVersion": "batch/v1",
                 "kind": "Job",
-                "namespace": settings.namespace,
-                "name": settings.k8s_job,
-                **({"uid": settings.k8s_job_uid} if settings.k8s_job_uid else {}),
+                "namespace": s.namespace,
+                "name": s.k8s_job,
+                **({"uid": s.k8s_job_uid} if s.k8s_job_uid else {}),
             },
-            "reason": reason,
-            "message": message.encode()[:EVENT_BYTES].decode(errors="ignore"),
-            "type": kind,
+            "reason": f"Training{message.kind.capitalize()}",
+            "message": message.body["text"].encode()[:EVENT_BYTES].decode(errors="ignore"),
+            "type": "Warning" if message.kind in ("restarted", "waiting", "failed") else "Normal",
             "count": 1,
             "firstTimestamp": moment,
             "lastTimestamp": moment,
-            "source": {"component": "paddle-launcher", "host": settings.node_name},
+            "source": {"component": "paddle-launcher", "host": s.node_name},
             "reportingComponent": "paddle-launcher",
-            "reportingInstance": settings.pod_name,
+            "reportingInstance": s.pod_name,
         },
     )
 

@@ -1,7 +1,6 @@
 """Plots of a run's metrics.csv, drawn by matplotlib: the file curve.png, and SVG for the page report.html.
 
-`python -m launcher.reporting.plots OUTPUT_DIR` draws curve.png of one output folder. Importing this module is
-cheap: matplotlib is loaded only when something is drawn.
+Importing this module is cheap: matplotlib is loaded only when something is drawn.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import io
 import math
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -107,17 +105,10 @@ def draw_png(output_dir: Path) -> Path | None:
 
 
 def draw_svgs(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) -> dict[str, str]:
-    """Return an SVG element per metric, for a page with the style sheet of report.html.
+    """Return `train_loss` and the columns of the test metrics → SVG element for a page with the style of report.html.
 
-    A pointer over a pass shows its value.
-
-    Args:
-        rows: the rows of metrics.csv.
-        best: result of `metrics.best_pass`.
-        spare: a folder for temporary files, used only if the system has no writable one.
-
-    Returns:
-        `train_loss` and the columns of the test metrics → SVG. Metrics without a finite value are absent.
+    Metrics without a finite value are absent. A pointer over a pass shows its value. `best` is the result of
+    `metrics.best_pass`, `spare` a folder for temporary files, used only if the system has no writable one.
     """
     passes = metrics.pass_table(rows)
     drawn = {}
@@ -199,10 +190,8 @@ def _add_titles(axis: Any, name: str, passes: Sequence[Mapping[str, Any]], best:
 def _for_page(svg: str, points: Sequence[tuple[int, float]], best: int | None) -> str:
     """Convert matplotlib's SVG file to an element of report.html that uses the page's colours and font.
 
-    Args:
-        points: (pass, value) of the points of the metric's line (SVG id `mean`); each gets a title, which
-            browsers show on hover.
-        best: the pass whose title says that it is the best one.
+    Each of the `points` (pass, value) of the metric's line (SVG id `mean`) gets a title, which browsers show on hover;
+    that of the pass `best` says so.
     """
     svg = svg[svg.index("<svg") :]
     for placeholder, variable in VARIABLES.items():
@@ -225,11 +214,7 @@ def _for_page(svg: str, points: Sequence[tuple[int, float]], best: int | None) -
 
 @contextlib.contextmanager
 def _matplotlib_cache(spare: Path) -> Iterator[None]:
-    """Give matplotlib a writable cache folder: a pod's root is read-only, and its user has no home.
-
-    Args:
-        spare: the parent of that folder if the system has no folder for temporary files.
-    """
+    """Give matplotlib a writable cache folder, if need be below `spare`: a pod's root is read-only, without a home."""
     given = os.environ.get("MPLCONFIGDIR")
     if given and os.access(given, os.W_OK):
         yield
@@ -247,23 +232,3 @@ def _matplotlib_cache(spare: Path) -> Iterator[None]:
                 del os.environ["MPLCONFIGDIR"]
             else:
                 os.environ["MPLCONFIGDIR"] = given
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draw curve.png of one output folder; return 1 if there is nothing to draw."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if len(arguments) != 1:
-        print("usage: python -m launcher.reporting.plots OUTPUT_DIR", file=sys.stderr)  # noqa: T201
-        return 64
-    drawn = draw_png(Path(arguments[0]))
-    print(
-        drawn
-        or f"{arguments[0]}/metrics.csv has no finished pass yet, so there is nothing to draw. "
-        "Fix: try again after the first pass",
-        file=sys.stdout if drawn else sys.stderr,
-    )
-    return 0 if drawn else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
