@@ -185,9 +185,7 @@ def base_environment(settings: TrainSettings) -> dict[str, str]:
 def process_environment(attempt: RankAttempt, server: int) -> dict[str, str]:
     """Write the JSON file with a process's settings, and return its environment without TRAINING_ROLE.
 
-    Args:
-        attempt: the attempt, as this rank sees it.
-        server: the number of the pserver in its pod; -1 for the trainer.
+    `server` is the number of the pserver in its pod; -1 for the trainer.
     """
     path = attempt.work_dir / ("process-trainer.json" if server < 0 else f"process-pserver-{server}.json")
     process_settings.write_process_file(
