@@ -14,9 +14,9 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
-from launcher.dataprep.byte_streams import BLOCK, PeekableStream, Readable
+from launcher.dataprep.byte_streams import BLOCK, Readable, buffered
 from launcher.errors import DataError
 
 NAMES_SHOWN = 12
@@ -77,63 +77,39 @@ def decompress(stream: Readable, name: str, size: int | None) -> SourceFile:
     Raises:
         DataError: the file is an archive, and data.member is not set.
     """
-    peekable = PeekableStream(stream)
-    head = peekable.peek(8)
-    _reject_archive(peekable, name)
+    file = buffered(stream)
+    _reject_archive(file, name)
+    head = file.peek()
     for magic, decompressor in _DECOMPRESSORS.items():
         if head.startswith(magic):
-            text = PeekableStream(ArchiveStream(decompressor(cast("IO[bytes]", _RawReader(peekable))), name))
+            text = buffered(ArchiveStream(decompressor(file), name))
             _reject_archive(text, name)
             return SourceFile(name, text, None)
-    return SourceFile(name, peekable, size)
+    return SourceFile(name, file, size)
 
 
-def reject_compressed(peekable: PeekableStream, name: str) -> None:
+def reject_compressed(file: io.BufferedReader, name: str) -> None:
     """Raise `DataError` if the text is an archive, or compressed although its name has no suffix for that."""
-    _reject_archive(peekable, name)
-    if peekable.peek(8).startswith(tuple(_DECOMPRESSORS)):
+    _reject_archive(file, name)
+    if file.peek().startswith(tuple(_DECOMPRESSORS)):
         raise DataError(
             f"{name} is compressed, but its name does not end with .gz, .bz2 or .xz. Fix: rename the file; it is "
             "then read as one piece."
         )
 
 
-def _reject_archive(peekable: PeekableStream, name: str) -> None:
-    head = peekable.peek(_TAR_AT + len(_TAR))
-    if head.startswith(_ZIP) or head[_TAR_AT:] == _TAR:
+def _reject_archive(file: io.BufferedReader, name: str) -> None:
+    head = file.peek()
+    if head.startswith(_ZIP) or head.startswith(_TAR, _TAR_AT):
         raise DataError(
             f"{name} is {'a zip file' if head.startswith(_ZIP) else 'a tar file'}, but data.member is empty. "
             "Fix: set data.member to the path of the text inside the archive."
         )
 
 
-class _RawReader(io.RawIOBase):
-    """Adapts a stream to the file interface of Python's decompressors."""
-
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return `size` bytes, fewer only at the end: tarfile detects the compression from one call."""
-        found = [b""]
-        while size and (data := self._stream.read(BLOCK if size < 0 else size)):
-            found.append(data)
-            size -= len(data) if size > 0 else 0
-        return b"".join(found)
-
-    def readinto(self, buffer: object, /) -> int:
-        view = memoryview(cast("bytearray", buffer)).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-
-def is_zip(stream: PeekableStream) -> bool:
-    """Return whether the next bytes start a zip file (a Python wheel is one)."""
-    return stream.peek(len(_ZIP)) == _ZIP
+def is_zip(file: io.BufferedReader) -> bool:
+    """Return whether the file is a zip file (a Python wheel is one); nothing of it was read yet."""
+    return file.peek().startswith(_ZIP)
 
 
 def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
@@ -155,7 +131,7 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
         raise _damaged_error(name, error) from error
 
 
-def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
+def tar_files(stream: IO[bytes], name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
     """Yield the text and the side tables (data.tables) of a tar archive in its order.
 
     Raises `DataError` if the archive is damaged or lacks one of them.
@@ -163,9 +139,7 @@ def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[s
     missing = {member, *tables}
     names: list[str] = []
     try:
-        with tarfile.open(
-            fileobj=cast("IO[bytes]", _RawReader(stream)), mode="r|*", bufsize=BLOCK
-        ) as archive:
+        with tarfile.open(fileobj=stream, mode="r|*", bufsize=BLOCK) as archive:
             for info in archive:
                 path = posixpath.normpath(info.name)
                 if len(names) < 10_000 and info.isfile():

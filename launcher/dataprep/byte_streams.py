@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
@@ -211,23 +212,24 @@ class FileStream:
         self._file.close()
 
 
-class PeekableStream:
-    """Reads a stream whose next bytes can be examined before they are read."""
+class _RawStream(io.RawIOBase):
+    """Adapts a `Readable` to the interface of Python's files."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
-        self._head = b""
 
-    def peek(self, size: int) -> bytes:
-        """Return the next `size` bytes (fewer at the end of the stream); `read` returns them again."""
-        while len(self._head) < size and (data := self._stream.read(size - len(self._head))):
-            self._head += data
-        return self._head[:size]
+    def readable(self) -> bool:
+        return True
 
-    def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes."""
-        if self._head:
-            size = len(self._head) if size < 0 else size
-            data, self._head = self._head[:size], self._head[size:]
-            return data
-        return self._stream.read(size)
+    def readinto(self, buffer: object, /) -> int:
+        """Fill the buffer, unless the stream ends: so `peek` of a buffered stream returns all that was asked for."""
+        view, filled = memoryview(cast("bytearray", buffer)).cast("B"), 0
+        while filled < len(view) and (data := self._stream.read(len(view) - filled)):
+            view[filled : filled + len(data)] = data
+            filled += len(data)
+        return filled
+
+
+def buffered(stream: Readable) -> io.BufferedReader:
+    """Return a file with the stream's bytes. Before the first `read`, its `peek` returns the first ones (of BLOCK)."""
+    return io.BufferedReader(_RawStream(stream), BLOCK)

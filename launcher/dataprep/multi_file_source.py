@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from launcher.dataprep.archives import SourceFile, decompress, reject_compressed
-from launcher.dataprep.byte_streams import BLOCK, FileStream, PeekableStream
+from launcher.dataprep.byte_streams import BLOCK, FileStream, buffered
 from launcher.dataprep.s3_source import S3Source
 from launcher.dataprep.source import SUFFIXES, SourceContext, check_below_sources, find_stored_source
 from launcher.dataprep.source_parts import COMPRESSED, ByteRange, RangeLines, SourceObject
@@ -116,7 +116,7 @@ class PartSource:
                 if one.is_complete_object:
                     text = decompress(stream, name, None)
                 else:
-                    lines = PeekableStream(RangeLines(stream, one.begin, one.end, self._sha256))
+                    lines = buffered(RangeLines(stream, one.begin, one.end, self._sha256))
                     if one.begin:
                         name += f" from byte {one.begin:,} on"
                     else:

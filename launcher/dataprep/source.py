@@ -12,9 +12,9 @@ from launcher.dataprep.archives import SourceFile, decompress, is_zip, tar_files
 from launcher.dataprep.byte_streams import (
     BLOCK,
     FileStream,
-    PeekableStream,
     Readable,
     ResumingStream,
+    buffered,
 )
 from launcher.dataprep.https_source import HttpsOpener, without_credentials
 from launcher.dataprep.progress_log import DataProgress
@@ -131,7 +131,7 @@ class SingleFileSource:
             yield decompress(self._stream, self._name, self._stream.total)
             self._drain()
             return
-        stream = PeekableStream(self._stream)
+        stream = buffered(self._stream)
         if is_zip(stream):
             path = self._path or self._copy_to_disk(stream)
             self._drain()
