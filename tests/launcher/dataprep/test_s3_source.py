@@ -75,11 +75,6 @@ def test_all_objects_below_a_prefix_are_split_evenly_in_the_order_of_their_keys(
     assert numbers == sorted(numbers)
 
 
-def test_a_single_object_can_be_the_source(pod: Pod, bucket: Any) -> None:
-    pod.prepare(SOURCE="s3://data/set/part-0.txt")
-    assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3"]
-
-
 def test_objects_of_several_listing_pages_are_all_read(
     pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,9 +131,12 @@ def test_a_missing_bucket_is_reported(pod: Pod, bucket: Any) -> None:
         pod.prepare(SOURCE="s3://absent/x")
 
 
-def test_a_wrong_checksum_over_all_objects_publishes_nothing(pod: Pod, bucket: Any) -> None:
+def test_one_object_is_a_source_and_a_wrong_checksum_over_all_objects_is_rejected(
+    pod: Pod, bucket: Any
+) -> None:
     sha256 = hashlib.sha256(PARTS["set/part-0.txt"]).hexdigest()
     pod.prepare(SOURCE="s3://data/set/part-0.txt", SHA256=sha256)
+    assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3"]
     pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
     with pytest.raises(DataError, match=r"data.sha256 is .* has "):
         pod.prepare(SOURCE="s3://data/set", SHA256=sha256)
@@ -232,16 +230,6 @@ def test_member_and_tables_are_read_from_exactly_the_given_object(pod: Pod, arch
     assert manifest["source"] == f"s3://data/{archive['key']}"
     assert (pod.job / "tables" / "items.txt").read_bytes() == b"1 item\n"
     assert pod.leftovers() == []
-
-
-def test_a_broken_download_of_an_archive_is_resumed_at_its_byte(
-    pod: Pod, archive: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = breaking(monkeypatch, 100, 700, 0)
-    manifest = pod.prepare(**archive["values"])
-    assert manifest["sha256"] == hashlib.sha256(archive["content"]).hexdigest()
-    assert sorted(pod.train()) == sorted(LINES.splitlines())
-    assert len(broken) == 3
 
 
 def test_an_archive_that_is_replaced_while_it_is_read_is_rejected_and_nothing_is_published(
