@@ -23,7 +23,7 @@ def ask_checkpoint_decision(host: str, port: int, path: str, proposed: int) -> t
     Args:
         host: address of rank 0.
         port: `peerPort`.
-        path: path of the request: contains the attempt's secret and the present step (number of trained batches).
+        path: contains the attempt's secret and the present step (number of trained batches).
         proposed: the step at which this trainer proposes that all trainers ask the next time.
 
     Returns:

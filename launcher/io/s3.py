@@ -78,15 +78,9 @@ class Bucket:
         return translate_errors(lambda: getattr(self._client, method)(Bucket=self.name, **arguments))
 
     def list_page(self, prefix: str, size: int, token: str = "") -> tuple[list[S3Object], str]:
-        """Return one page of the listing of the objects whose keys start with `prefix`.
+        """Return (at most `size` objects whose keys start with `prefix`, sorted by key; token of the next page).
 
-        Args:
-            prefix: start of the keys.
-            size: largest number of objects, at most 1000.
-            token: token of this page, as the call for the previous page returned it; empty for the first page.
-
-        Returns:
-            (objects sorted by key, token of the next page or an empty string after the last one).
+        The token is empty for the first page, and after the last one. S3 returns at most 1000 objects.
         """
         continuation = {"ContinuationToken": token} if token else {}
         page = self.call("list_objects_v2", Prefix=prefix, MaxKeys=size, **continuation)

@@ -85,15 +85,10 @@ def render_page(
     earlier: Sequence[tuple[str, Values]],
     plotted: Mapping[str, str],
 ) -> str:
-    """Return the HTML page of a run.
+    """Return the HTML page of a run of `job`.
 
-    Args:
-        job: the job's name.
-        run: run.json, with `options` from program.json.
-        rows: the rows of metrics.csv.
-        manifest: manifest.json, or {}.
-        earlier: (run id, content of run.json) of the earlier runs in runs/.
-        plotted: result of `plots.draw_svgs`: SVG elements by metric.
+    `run` is run.json with `options` from program.json, `earlier` has (run id, the same) of earlier runs. `plotted` is
+    the result of `plots.draw_svgs`.
     """
     passes = metrics.pass_table(rows)
     best = metrics.best_pass(run, passes)

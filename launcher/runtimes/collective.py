@@ -24,7 +24,7 @@ from launcher.io.checkpoint_checks import find_newest_usable
 from launcher.io.helper_protocol import python_environ
 from launcher.io.program_folders import read_program_texts
 from launcher.paths import OutputPaths, Position
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.schema import RunFile, read_fields
 from launcher.settings import TrainSettings
 
@@ -48,12 +48,10 @@ EXPLANATIONS = (
 (their handlers of SIGBUS), of NCCL (shmutils.cc), and of Python in Paddle's distributed/collective.py."""
 
 
-class CollectiveRuntime:
+class CollectiveRuntime(Runtime):
     """Describes the processes of a user's script, with the environment of paddle.distributed and of torchrun."""
 
-    trainer_waits = False
-    fatal_lines: tuple[str, ...] = ()
-    explanations: tuple[tuple[str, str], ...] = EXPLANATIONS
+    explanations = EXPLANATIONS
     log_shows_progress = True
 
     def check(self, settings: TrainSettings) -> None:
@@ -66,16 +64,6 @@ class CollectiveRuntime:
                 "the image's Paddle is built for CPUs: it would train without GPUs, or fail with an unrelated message",
                 "Install paddlepaddle-gpu into the image, or remove Paddle from it if the script does not need it",
             )
-
-    def fork_server(self, settings: TrainSettings) -> None:
-        """Return None: it is unknown which libraries the script loads."""
-
-    def conversion(self, settings: TrainSettings, rank: int) -> None:
-        """Return None: the script reads the shard's text itself."""
-
-    def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:  # noqa: ARG002 - the protocol has it
-        """Return no process: the parameters are in the trainers."""
-        return []
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the processes of the script on this rank."""

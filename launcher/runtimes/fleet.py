@@ -22,7 +22,7 @@ from launcher import metrics
 from launcher.errors import setting_error
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import OutputPaths, Position
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.settings import TrainSettings
 from launcher.trainer import process_settings
 from launcher.trainer.checkpoint import contents_file, selection
@@ -58,13 +58,11 @@ PSERVER = QUIET | {"TRAINING_ROLE": "PSERVER"}
 TRAINER = QUIET | {"TRAINING_ROLE": "TRAINER"}
 
 
-class FleetRuntime:
+class FleetRuntime(Runtime):
     """Describes the pserver and trainer processes of PaddlePaddle 2.6.2; the supervisor starts them."""
 
     trainer_waits = True  # so that pservers and trainers load Paddle at the same time
-    fatal_lines: tuple[str, ...] = FATAL
-    explanations: tuple[tuple[str, str], ...] = ()
-    log_shows_progress = False  # its trainers always write progress.json
+    fatal_lines = FATAL
 
     def check(self, settings: TrainSettings) -> None:  # noqa: ARG002 - the protocol has it
         """Raise `SettingsError` on an arm64 node."""

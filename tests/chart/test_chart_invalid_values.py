@@ -74,6 +74,14 @@ BAD = [
         ),
     ),
     (
+        {"training": {"extraArgs": ["--trainer-id=3"]}, "runtime": "v1"},
+        *("training.extraArgs", '"--trainer-id=3"', "a flag that no value of this chart sets", "Remove it"),
+    ),
+    (
+        {"training": {"mode": "geo"}, "runtime": "v1"},
+        *("training.mode", '"geo"', "sync or async with runtime v1", "runtime to fleet"),
+    ),
+    (
         {"training": {"checkpointEvery": {"batches": 5}}, "runtime": "v1"},
         *("training.checkpointEvery.batches", "5", "unset with runtime v1", "savingPeriod"),
     ),
