@@ -12,7 +12,6 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,38 +23,24 @@ from launcher.metrics import TEST, MetricsRow
 from launcher.paths import OutputPaths
 
 LOSS = "train_loss"
-LABELLED_RANKS = 8
-"""With more ranks than this, the legend of a plot does not name them."""
 RANKS = 16
 """With more ranks than this, only their mean is drawn: single lines would cover each other."""
 LABELLED_RESTARTS = 12
 """With more restarts than this, their vertical lines have no labels, which would cover each other."""
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours of a plot."""
-
-    mean: str = "#000000"
-    test: str = "#d62728"
-    rank: str | None = None
-    """Colour of all ranks' lines; None: each rank has another colour."""
-    best: str = "#2ca02c"
-    restart: str = "#808080"
-    text: str = "#000000"
-    grid: str = "#dddddd"
-
-
-PAGE = Theme("#000001", "#000001", "#000002", "#000003", "#000004", "#000002", "#000005")
-"""Placeholder colours for report.html: `draw_svgs` replaces them by CSS variables of the page, which has a
-light and a dark colour scheme."""
+MEAN, TEST_LINE, RANK, BEST = "#000001", "#d62728", "#a0a0a0", "#2ca02c"
+RESTART, TEXT, GRID = "#808080", "#000002", "#dddddd"  # matplotlib leaves out #000000, the default of SVG
 VARIABLES = {
-    "#000001": "var(--accent)",
-    "#000002": "var(--soft)",
-    "#000003": "var(--good)",
-    "#000004": "var(--warn)",
-    "#000005": "var(--line)",
+    MEAN: "var(--accent)",
+    TEST_LINE: "var(--accent)",
+    RANK: "var(--soft)",
+    BEST: "var(--good)",
+    RESTART: "var(--warn)",
+    TEXT: "var(--soft)",
+    GRID: "var(--line)",
 }
+"""Colours of the plots, and the CSS variables of report.html that replace them: it has a light and a dark scheme."""
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
@@ -96,7 +81,7 @@ def draw_png(output_dir: Path) -> Path | None:
         names = [LOSS, *test_metrics(passes)]
         figure = Figure(figsize=(5.2 * len(names), 4.0), dpi=120, layout="constrained")
         for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-            _plot(axis, name, rows, best, Theme())
+            _plot(axis, name, rows, best)
             _add_titles(axis, name, passes, best)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", metadata={"Software": "paddle-training"})
@@ -122,7 +107,7 @@ def draw_svgs(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) 
                 if not points:
                     continue
                 figure = Figure(figsize=(4.2, 2.4), layout="constrained")
-                _plot(figure.subplots(), name, rows, best, PAGE)
+                _plot(figure.subplots(), name, rows, best)
                 text = io.StringIO()
                 no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
                 figure.savefig(text, format="svg", transparent=True, metadata=no_metadata)
@@ -136,7 +121,7 @@ def _points(passes: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, f
     return [(row["pass"] + 1, row[name]) for row in passes if math.isfinite(row.get(name, math.nan))]
 
 
-def _plot(axis: Any, name: str, rows: Sequence[MetricsRow], best: Mapping[str, Any], theme: Theme) -> None:
+def _plot(axis: Any, name: str, rows: Sequence[MetricsRow], best: Mapping[str, Any]) -> None:
     """Plot one metric over the passes, with marks for restarts and the best pass."""
     from matplotlib.ticker import MaxNLocator
 
@@ -144,33 +129,31 @@ def _plot(axis: Any, name: str, rows: Sequence[MetricsRow], best: Mapping[str, A
     several = name == LOSS and len(ranks) > 1
     for rank in ranks if several and len(ranks) <= RANKS else ():
         x, y = zip(*((row.number + 1, row.train_loss) for row in rows if row.rank == rank), strict=True)
-        label = f"rank {rank}" if len(ranks) <= LABELLED_RANKS and theme.rank is None else None
-        axis.plot(x, y, linewidth=0.9, alpha=0.6, marker=".", markersize=4, label=label, color=theme.rank)
+        label = "single ranks" if rank == 0 else None
+        axis.plot(x, y, linewidth=0.9, alpha=0.6, marker=".", markersize=4, label=label, color=RANK)
     points = _points(metrics.pass_table(rows), name)
     x, y = zip(*points, strict=True) if points else ((), ())
     (line,) = axis.plot(
-        x, y, color=theme.mean if name == LOSS else theme.test, linewidth=2, marker="o", markersize=5,
+        x, y, color=MEAN if name == LOSS else TEST_LINE, linewidth=2, marker="o", markersize=5,
         label="mean of all ranks" if several else "rank 0",
     )  # fmt: skip
     line.set_gid("mean")
     if name == f"{TEST}{best.get('metric')}":
-        axis.plot(best["pass"] + 1, best["value"], color=theme.best, marker="*", markersize=14)
+        axis.plot(best["pass"] + 1, best["value"], color=BEST, marker="*", markersize=14)
     marks = metrics.restart_marks(rows)
     for place, label in marks:
-        axis.axvline(place, color=theme.restart, linewidth=0.8, linestyle=":")
+        axis.axvline(place, color=RESTART, linewidth=0.8, linestyle=":")
         if len(marks) <= LABELLED_RESTARTS:
             where = axis.get_xaxis_transform()
-            axis.text(
-                place, 0.99, label, transform=where, rotation=90, fontsize=7, color=theme.restart, va="top"
-            )
-    axis.set_xlabel("pass", color=theme.text)
+            axis.text(place, 0.99, label, transform=where, rotation=90, fontsize=7, color=RESTART, va="top")
+    axis.set_xlabel("pass", color=TEXT)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axis.tick_params(color=theme.grid, labelcolor=theme.text)
-    axis.grid(color=theme.grid)
+    axis.tick_params(color=GRID, labelcolor=TEXT)
+    axis.grid(color=GRID)
     axis.set_axisbelow(True)
     axis.margins(x=0.05, y=0.15)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["bottom", "left"]].set_color(theme.grid if theme is PAGE else theme.text)
+    axis.spines[["bottom", "left"]].set_color(GRID)
 
 
 def _add_titles(axis: Any, name: str, passes: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> None:
@@ -194,8 +177,8 @@ def _for_page(svg: str, points: Sequence[tuple[int, float]], best: int | None) -
     that of the pass `best` says so.
     """
     svg = svg[svg.index("<svg") :]
-    for placeholder, variable in VARIABLES.items():
-        svg = svg.replace(placeholder, variable)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, variable)
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r' (?:width|height)="[^"]*pt"', "", svg)  # the style sheet sets them
     svg = re.sub(r"font: [^;\"]*(\d+px)[^;\"]*;", r"font-size: \1;", svg)
