@@ -15,7 +15,7 @@ import yaml
 from chart_tools import CHART, one, render, run, tool
 
 from launcher.io.kubernetes_api import ApiRejectedError, PodApi
-from launcher.reporting.notifications import Message, post_event
+from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
 from tests.launcher.supervisor.loopback_gang import pod_environ
 from tests.launcher.supervisor.wait_for_rank0 import wait_for_rank_0
@@ -79,7 +79,7 @@ def api(namespace, job, tmp_path):
 
 
 def test_created_event_is_shown_by_kubectl_describe_of_the_job(settings, api, namespace, job):
-    message = Message("failed", {"id": "1", "text": "rank 1 died", "time": time.time()})
+    message = {"event": "failed", "id": "1", "text": "rank 1 died", "time": time.time()}
     for _ in range(2):  # the second call is a retry after a lost answer
         post_event(settings, api, message)
     shown = kubectl("describe", "job", job, "-n", namespace)

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.errors import DeadlineError, SettingsError, StoppedError
 from launcher.io.kubernetes_api import ApiRejectedError, PodApi
-from launcher.reporting.notifications import Message, post_event
+from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
 from launcher.supervisor.peers import rank0_pod_watch
 from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch
@@ -236,7 +236,7 @@ def test_a_missing_service_account_is_a_settings_error(tmp_path: Path) -> None:
 
 def test_an_event_refers_to_the_job_by_its_uid(server: FakeApiServer) -> None:
     s = build_settings(PADDLE_LAUNCHER_K8S_JOB_UID="0a-1b")
-    post_event(s, server.api(), Message("restarted", {"id": "1", "text": "ü" * 2000, "time": 0.0}))
+    post_event(s, server.api(), {"event": "restarted", "id": "1", "text": "ü" * 2000, "time": 0.0})
     (event,) = server.posted
     assert server.queries[0]["path"] == "/api/v1/namespaces/paddle/events"
     assert event["involvedObject"] == {
@@ -256,7 +256,7 @@ def test_an_event_refers_to_the_job_by_its_uid(server: FakeApiServer) -> None:
 
 
 def test_an_event_that_exists_already_is_no_error(server: FakeApiServer) -> None:
-    message = Message("started", {"id": "1", "text": "x", "time": 0.0})
+    message = {"event": "started", "id": "1", "text": "x", "time": 0.0}
     server.answers = [409]
     post_event(build_settings(), server.api(), message)
     server.answers = [500]
