@@ -2,7 +2,7 @@
 
 The supervisor does everything else in the same way for all runtimes: staging, rendezvous, starting, watching
 and stopping of processes, restarts. To add a runtime, write a class that inherits from `Runtime` in a module
-of this folder and add it to `load_runtime` and RUNTIMES in __init__.py.
+of this folder and add it to `load_runtime` in __init__.py.
 
     check ─▶ fork_server ─▶ conversion ─▶ (rendezvous) ─▶ pservers, trainers ─▶ is_complete
 """

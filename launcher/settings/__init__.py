@@ -67,7 +67,7 @@ class PodSettings:
     chart_run_id: str = variable("PADDLE_LAUNCHER_RUN_ID", p.text, "", "runId")
     """The value runId: a new text makes a new Job from the same values."""
     log_format: str = variable("PADDLE_LAUNCHER_LOG_FORMAT", p.choice("text", "json"), "text", "logFormat")
-    """`text` or `json`: the form of the launcher's own lines in the pod's log."""
+    """Form of the launcher's own lines in the pod's log."""
     environ: Mapping[str, str] = field(repr=False)
     """The environment, read-only and without secrets: the base of child processes' environments."""
 
@@ -117,7 +117,6 @@ class TrainSettings(PodSettings):
     runtime: str = variable(
         "PADDLE_LAUNCHER_RUNTIME", p.choice("fleet", "v1", "collective"), "fleet", "runtime"
     )
-    """`fleet`, `v1` or `collective`."""
     processes_per_pod: int = variable(
         "PADDLE_LAUNCHER_PROCESSES_PER_POD",
         p.integer(1, 64, "each one is a trainer process of a pod"),
@@ -142,7 +141,6 @@ class TrainSettings(PodSettings):
     peer_port: int = variable("PADDLE_LAUNCHER_PEER_PORT", _PORT, None, "peerPort")
     """Port of the launchers' own HTTP server."""
     mode: str = variable("PADDLE_LAUNCHER_MODE", p.choice("sync", "async", "geo"), "async", "training.mode")
-    """`sync`, `async` or `geo` (training.mode)."""
     passes: int = variable("PADDLE_LAUNCHER_PASSES", p.integer(1, 100_000), 10, "training.passes")
     batch_size: int = variable("PADDLE_LAUNCHER_BATCH_SIZE", p.integer(1), 256, "training.batchSize")
     """Samples of one batch of one trainer."""
@@ -282,7 +280,6 @@ class DataSettings(PodSettings):
     tables: tuple[str, ...] = variable("PADDLE_LAUNCHER_DATA_TABLES", p.texts, (), "data.tables")
     """Further members of the archive, which are copied unchanged."""
     format: str = variable("PADDLE_LAUNCHER_DATA_FORMAT", p.choice("lines", "csv"), "lines", "data.format")
-    """`lines` or `csv`."""
     delimiter: str = variable("PADDLE_LAUNCHER_DATA_DELIMITER", p.delimiter, ",", "data.delimiter")
     header: bool = variable("PADDLE_LAUNCHER_DATA_HEADER", p.flag, True, "data.header")
     columns: tuple[str | int, ...] = variable("PADDLE_LAUNCHER_DATA_COLUMNS", p.columns, (), "data.columns")
