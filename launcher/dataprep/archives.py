@@ -19,7 +19,7 @@ from typing import IO
 from launcher.dataprep.byte_streams import BLOCK, Readable, buffered
 from launcher.errors import DataError
 
-NAMES_SHOWN = 12
+NAMES_SHOWN = 12  # existing names in the message about a missing one
 _ZIP = b"PK\x03\x04"
 _TAR_AT, _TAR = 257, b"ustar"
 _DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Readable]] = {

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
+from launcher.dataprep.archives import NAMES_SHOWN
 from launcher.dataprep.byte_streams import RemoteBody, ResumingStream
 from launcher.dataprep.prefetch import ReadAhead
 from launcher.dataprep.source import SUFFIXES, SourceContext
@@ -18,7 +19,6 @@ from launcher.io import s3
 from launcher.io.retry import TransientError
 from launcher.log import log
 
-KEYS_SHOWN = 12
 PAGE = s3.PAGE
 _FIXES = {
     "NoSuchBucket": "Fix: correct the bucket in data.source.",
@@ -85,7 +85,7 @@ class S3Source:
         first = next(self._list(self._key), None)  # of all keys with this prefix, the key itself is first
         if first is not None and first.name == self._key:
             return first
-        if below := list(islice(self._list(self._key + "/"), KEYS_SHOWN)):
+        if below := list(islice(self._list(self._key + "/"), NAMES_SHOWN)):
             raise DataError(
                 f"data.source {self._source} is a prefix, not an object; below it are {_names(below)}. With "
                 "data.member set, data.source must be the key of one archive. Fix: set that key, or leave data.member "
@@ -154,4 +154,4 @@ def _rejected(where: str, error: s3.S3RejectedError) -> DataError:
 
 
 def _names(found: Iterable[SourceObject]) -> str:
-    return ", ".join(one.name for one in islice(found, KEYS_SHOWN)) or "nothing"
+    return ", ".join(one.name for one in islice(found, NAMES_SHOWN)) or "nothing"

@@ -8,14 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.dataprep.archives import SourceFile, decompress, is_zip, tar_files, zip_files
-from launcher.dataprep.byte_streams import (
-    BLOCK,
-    FileStream,
-    Readable,
-    ResumingStream,
-    buffered,
-)
+from launcher.dataprep.archives import NAMES_SHOWN, SourceFile, decompress, is_zip, tar_files, zip_files
+from launcher.dataprep.byte_streams import BLOCK, FileStream, Readable, ResumingStream, buffered
 from launcher.dataprep.https_source import HttpsOpener, without_credentials
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
@@ -26,7 +20,6 @@ from launcher.settings import DataSettings
 
 SUFFIXES = (".txt", ".csv", ".tsv", ".gz")
 """Names of text files below a prefix or folder; others are ignored."""
-NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True)
