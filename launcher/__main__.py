@@ -10,25 +10,12 @@ POD_COMMANDS = ("prepare", "await-data", "train", "reader", "serve")
 
 
 def _pod_command(command: str, arguments: list[str]) -> int:
-    """Run a command that only pods use (POD_COMMANDS).
-
-    Each command imports only the modules that it needs, so that pods start fast.
-
-    Args:
-        command: one of POD_COMMANDS.
-        arguments: the command's arguments.
-
-    Returns:
-        The exit code of the process.
-
-    Raises:
-        LauncherError: the command failed; the error has the message for users and the exit code.
-    """
+    """Run one of POD_COMMANDS and return its exit code; it imports only what it needs, so that pods start fast."""
     if command == "prepare":
         from launcher.dataprep import data_job
         from launcher.settings import DataSettings
 
-        return int(data_job.main(DataSettings.from_environ()) or 0)
+        return data_job.main(DataSettings.from_environ())
     if command == "reader":
         from launcher.cli.storage import reader_commands
 
@@ -51,11 +38,7 @@ def _pod_command(command: str, arguments: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command and return the exit code of the process.
-
-    Args:
-        argv: the command and its arguments; None: those of this process.
-    """
+    """Run the command `argv` (None: that of this process), and return the exit code of the process."""
     arguments = sys.argv[1:] if argv is None else argv
     command = arguments[0] if arguments else ""
     if command not in POD_COMMANDS:

@@ -67,9 +67,8 @@ class ProcessError(GangError):
     """A child process (pserver, trainer or helper) exited unexpectedly or hangs.
 
     Attributes:
-        returncode: the process's exit code, negative for a signal; None if it still runs. A code in FINAL
-            becomes the exit code of this error: after a row that the program cannot parse (65) the Job fails
-            at once.
+        returncode: the process's exit code, negative for a signal; None if it still runs. A code in FINAL becomes the
+            exit code of this error: after a row that the program cannot parse (65) the Job fails at once.
         process: the process's name as users see it, such as `pserver 0`.
     """
 

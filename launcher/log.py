@@ -17,10 +17,7 @@ class _JsonFormatter(logging.Formatter):
         self._who = who
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the record as a JSON object with the keys time, level, who and message.
-
-        A record of an exception also has the key `exception`, with the traceback.
-        """
+        """Return a JSON object with time, level, who and message; of an exception also with its traceback."""
         value = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",
@@ -34,11 +31,9 @@ class _JsonFormatter(logging.Formatter):
 
 
 def start_logging(who: str, form: str = "text") -> None:
-    """From now on, write the launcher's log lines to stderr, with the time in UTC.
+    """From now on, write the launcher's log lines to stderr, with the time in UTC and `who`, such as `rank 1`.
 
-    Args:
-        who: name of this process, such as `rank 1`; it is part of each line.
-        form: format of the lines, `text` or `json`.
+    `form` is `text` or `json`.
     """
     handler = logging.StreamHandler()
     if form == "json":

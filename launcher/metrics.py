@@ -62,9 +62,7 @@ def parse_metrics(text: str) -> list[MetricsRow]:
 
 
 def split_fields(text: str) -> list[list[str]]:
-    """Return the fields of each line in the text of a metrics.csv, the header line first.
-
-    A line that is not valid CSV gives an empty list.
+    """Return the fields of each line in the text of a metrics.csv, the header line first; [] for invalid CSV.
 
     Each line is parsed alone, so that a damaged quotation mark does not swallow the lines after it.
     """
@@ -198,11 +196,7 @@ def pass_table(rows: Iterable[MetricsRow]) -> list[dict[str, Any]]:
 
 
 def restart_marks(rows: Iterable[MetricsRow]) -> list[tuple[float, str]]:
-    """Return a mark for each restart of the run that happened between two passes, to draw into plots.
-
-    Returns:
-        (position on the axis of passes, which count from 1; label such as `attempt 2`) for each restart.
-    """
+    """Return (position on the axis of passes, from 1; label such as `attempt 2`) of each restart between two passes."""
     attempts: dict[int, int] = {}
     for row in rows:
         attempts[row.number] = max(row.attempt, attempts.get(row.number, 0))
@@ -219,35 +213,22 @@ def higher_is_better(metric: str) -> bool:
 
 
 def rank_passes(metric: str, scores: Scores) -> list[int]:
-    """Return the numbers of finished passes with a finite score, the best score first.
-
-    Of passes with equal scores, the earlier one is first.
-
-    Args:
-        metric: name of the test metric, which decides whether a higher or a lower value is better.
-        scores: the metric's value after each pass.
-    """
+    """Return the numbers of finished passes with a finite score, the best (of equal ones the earliest) first."""
     sign = -1 if higher_is_better(metric) else 1
     return [at for _, at in sorted((sign * value, at) for at, value in scores if math.isfinite(value))]
 
 
 def stops_early(metric: str, scores: Scores, patience: int) -> bool:
-    """Return whether training should end early, because the last `patience` passes did not improve the metric.
-
-    Args:
-        metric: name of the test metric.
-        scores: the metric's value after each pass so far.
-        patience: `training.patience`; 0 disables early stopping.
-    """
+    """Return whether the last `patience` passes did not improve the metric, so that training ends; 0 disables this."""
     best = max(rank_passes(metric, scores)[:1], default=0)
     return 0 < patience <= sum(at > best for at, _ in scores)
 
 
 def best_pass(run: Mapping[str, Any], passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the best pass of a run by the test metric `training.keepBest`.
+    """Return the best pass of a run by `training.keepBest`; after a complete run that of the exported model.
 
     Args:
-        run: content of run.json. After a complete run it also has the pass whose model was exported.
+        run: content of run.json.
         passes: `pass_table` of the run.
 
     Returns:

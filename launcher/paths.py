@@ -126,21 +126,11 @@ class JobPaths:
         return self.job / "runs"
 
     def data_tmp(self, digest: str) -> Path:
-        """Return the temporary folder in which the data Job writes the data before it publishes them.
-
-        Args:
-            digest: digest of the data settings (`dataDigest` of the manifest).
-        """
+        """Return the folder in which the data Job writes the data with this `dataDigest` before it publishes them."""
         return self.job / f".{digest}.tmp"
 
     def data_alive(self, digest: str) -> Path:
-        """Return the file whose modification time shows that the pods of a data Job are running.
-
-        The pods touch the file every few seconds.
-
-        Args:
-            digest: digest of the data settings (`dataDigest` of the manifest).
-        """
+        """Return the file that the pods of a data Job touch every few seconds while they run."""
         return self.data_tmp(digest) / "alive"
 
     def output_tmp(self, run_id: str) -> Path:
@@ -223,10 +213,7 @@ class OutputPaths:
         return self.root / f"node_{rank}"
 
     def server_log(self, rank: int, server: int = 0) -> Path:
-        """Return the log file of parameter server number `server` of `rank`.
-
-        That is `server.log` for number 0 and `server-<k>.log` for the others.
-        """
+        """Return the log file of parameter server number `server` of `rank`: `server.log`, or `server-<k>.log`."""
         return self.node(rank) / (f"server-{server}.log" if server else "server.log")
 
     def train_log(self, rank: int, trainer: int = 0) -> Path:
@@ -278,11 +265,7 @@ class WorkPaths:
         return self.root / "program"
 
     def log(self, name: str) -> Path:
-        """Return the log file of a child process.
-
-        Args:
-            name: the file's name, such as `train.log`; the copy on the shared storage has the same name.
-        """
+        """Return a child process's log file; `name`, such as `train.log`, is that of its copy on the shared storage."""
         return self.root / "logs" / name
 
     @property

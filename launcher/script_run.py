@@ -1,7 +1,6 @@
 """The interface of a user's script (runtime collective) to the launcher: progress, checkpoints, metrics, the model.
 
-Scripts import it as `from launcher.program import ScriptRun`. It imports neither numpy nor Paddle, and it also works
-in a script that the launcher did not start. docs/how-to/own-script.md has an example.
+docs/how-to/own-script.md has an example. This module imports neither numpy nor Paddle.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ JOIN_SECONDS = 900.0
 class ScriptRun:
     """One process of a data-parallel script. Create one in every process, before the first step.
 
-    Epochs and steps of an epoch count from 0. A place (epoch, step) is where training continues: `step` steps of
-    `epoch` are done. The launcher's settings and files call an epoch pass, and count batches: those of all processes,
-    so that a run with another number of processes continues at the same part of the epoch.
+    Epochs and steps count from 0. A place (epoch, step) is where training continues: `step` steps of `epoch` are done.
+    The launcher calls an epoch pass, and counts batches, the steps of all processes together: so a run with another
+    number of processes continues at the same part of the epoch.
 
     Attributes:
         rank: number of this process, from 0; only process 0 saves checkpoints, scores and the model.
@@ -50,10 +49,10 @@ class ScriptRun:
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """Read the settings of this process from `environ` (None: those of the process), and verify the checkpoint.
+        """Read the settings of this process from `environ` (None: the environment), and verify the checkpoint.
 
-        If a file of the checkpoint is damaged, the checkpoint is rejected, and the process exits with code 71: the
-        next attempt resumes from the one before it.
+        A damaged checkpoint is rejected, and the process exits with code 71: the next attempt resumes from the
+        checkpoint before it.
         """
         env = dict(os.environ if environ is None else environ)
         self.rank = int(env.get("PADDLE_TRAINER_ID") or env.get("RANK") or 0)
@@ -76,9 +75,9 @@ class ScriptRun:
         self._saved_at = self._asked_at = time.monotonic()
         self._steps_since_save = self._asked = 0
         self._epoch_began: float | None = None
-        """Monotonic time at which the measured part of this epoch began, later by the time spent saving and testing."""
+        """Monotonic time at which the measured part of this epoch began, plus the time spent saving and testing."""
         self._samples = self._measured = self._loss = 0.0
-        """Samples of this epoch; those of them after `_epoch_began`; the sum of all samples' losses."""
+        """Samples of this epoch; those of them that were measured; the sum of all samples' losses."""
         with _exit_on_error():
             self.checkpoint = self._find_checkpoint(env.get("PADDLE_LAUNCHER_RESUME"))
         at = position(self.checkpoint.name) if self.checkpoint else None
@@ -86,7 +85,7 @@ class ScriptRun:
         self._write(state="starting")
 
     def _find_checkpoint(self, name: str | None) -> Path | None:
-        """Return the verified checkpoint `name`: the same for all processes. None: without the launcher, the newest."""
+        """Return the folder of the checkpoint `name`, verified; of the newest one if `name` is None (no launcher)."""
         if name is None:
             found = checkpoint_checks.find_newest_usable(self.output, script_checkpoints.unusable_reason)
             name = found.folder if found else ""
@@ -162,12 +161,9 @@ class ScriptRun:
     def save(self, epoch: int, step: int) -> Iterator[Path]:
         """Save a checkpoint: `with run.save(epoch, step) as folder:` and write any files into `folder`.
 
-        The checkpoint exists once the block has ended without an error: all its files or none. Checkpoints older
-        than the newest `training.keepCheckpoints` are removed. Only process 0 may call this.
-
-        Args:
-            epoch: the place at which training will continue: this epoch …
-            step: … after so many of its steps. At the end of epoch 3 that is (4, 0).
+        (epoch, step) is the place at which training will continue; at the end of epoch 3 that is (4, 0). The
+        checkpoint exists once the block has ended without an error: all its files or none. Checkpoints older than
+        the newest `training.keepCheckpoints` are removed. Only process 0 may call this.
         """
         at = Position(epoch, step * self.world_size)
         if at <= Position(0):
@@ -243,11 +239,7 @@ class ScriptRun:
     def end_epoch(self, epoch: int, **scores: float) -> None:
         """Record the end of an epoch in metrics.csv, with test scores such as `accuracy=0.91`, and begin the next.
 
-        Every process calls it; process 0 writes. It counts its own samples once for each process.
-
-        Args:
-            epoch: the epoch that ended, from 0.
-            scores: process 0's scores on the test set, by metric name.
+        Every process calls it, and process 0 writes: its own scores, and its own samples times the processes.
         """
         if self.rank == 0 and self._samples:
             seconds = time.monotonic() - (self._epoch_began or 0.0)
@@ -280,7 +272,7 @@ def _wait_for_listener(address: str, deadline: float) -> None:
 
 @contextlib.contextmanager
 def _exit_on_error() -> Iterator[None]:
-    """Exit with the launcher's exit code on its errors, so that it restarts the run, or ends it if it must."""
+    """Exit with the exit code of a launcher's error: it tells the launcher whether to restart the run."""
     try:
         yield
     except LauncherError as error:

@@ -14,12 +14,12 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
-from launcher.dataprep.byte_streams import BLOCK, PeekableStream, Readable
+from launcher.dataprep.byte_streams import BLOCK, Readable, buffered
 from launcher.errors import DataError
 
-NAMES_SHOWN = 12
+NAMES_SHOWN = 12  # existing names in the message about a missing one
 _ZIP = b"PK\x03\x04"
 _TAR_AT, _TAR = 257, b"ustar"
 _DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Readable]] = {
@@ -56,14 +56,14 @@ class ArchiveStream:
         try:
             return self._stream.read(size)
         except _DAMAGED as error:
-            raise damaged_error(self._name, error) from error
+            raise _damaged_error(self._name, error) from error
         except OSError as error:
             if error.errno is None:  # bz2 and gzip report other formats by an OSError without a number
-                raise damaged_error(self._name, error) from error
+                raise _damaged_error(self._name, error) from error
             raise
 
 
-def damaged_error(name: str, error: BaseException) -> DataError:
+def _damaged_error(name: str, error: BaseException) -> DataError:
     """Return the error for an archive that cannot be read to its end."""
     return DataError(
         f"{name} is damaged or incomplete, or encrypted ({error or type(error).__name__}). Fix: replace it by the "
@@ -74,71 +74,42 @@ def damaged_error(name: str, error: BaseException) -> DataError:
 def decompress(stream: Readable, name: str, size: int | None) -> SourceFile:
     """Return a file that may be compressed (gzip, bzip2, xz) as a `SourceFile` with the decompressed text.
 
-    Args:
-        stream: the bytes of the file.
-        name: the file in messages.
-        size: bytes of the file, if they are known.
-
     Raises:
         DataError: the file is an archive, and data.member is not set.
     """
-    peekable = PeekableStream(stream)
-    head = peekable.peek(8)
-    _reject_archive(peekable, name)
+    file = buffered(stream)
+    _reject_archive(file, name)
+    head = file.peek()
     for magic, decompressor in _DECOMPRESSORS.items():
         if head.startswith(magic):
-            text = PeekableStream(ArchiveStream(decompressor(cast("IO[bytes]", _RawReader(peekable))), name))
+            text = buffered(ArchiveStream(decompressor(file), name))
             _reject_archive(text, name)
             return SourceFile(name, text, None)
-    return SourceFile(name, peekable, size)
+    return SourceFile(name, file, size)
 
 
-def reject_compressed(peekable: PeekableStream, name: str) -> None:
+def reject_compressed(file: io.BufferedReader, name: str) -> None:
     """Raise `DataError` if the text is an archive, or compressed although its name has no suffix for that."""
-    _reject_archive(peekable, name)
-    if peekable.peek(8).startswith(tuple(_DECOMPRESSORS)):
+    _reject_archive(file, name)
+    if file.peek().startswith(tuple(_DECOMPRESSORS)):
         raise DataError(
             f"{name} is compressed, but its name does not end with .gz, .bz2 or .xz. Fix: rename the file; it is "
             "then read as one piece."
         )
 
 
-def _reject_archive(peekable: PeekableStream, name: str) -> None:
-    head = peekable.peek(_TAR_AT + len(_TAR))
-    if head.startswith(_ZIP) or head[_TAR_AT:] == _TAR:
+def _reject_archive(file: io.BufferedReader, name: str) -> None:
+    head = file.peek()
+    if head.startswith(_ZIP) or head.startswith(_TAR, _TAR_AT):
         raise DataError(
             f"{name} is {'a zip file' if head.startswith(_ZIP) else 'a tar file'}, but data.member is empty. "
             "Fix: set data.member to the path of the text inside the archive."
         )
 
 
-class _RawReader(io.RawIOBase):
-    """Adapts a stream to the file interface of Python's decompressors."""
-
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return `size` bytes, fewer only at the end: tarfile detects the compression from one call."""
-        found = [b""]
-        while size and (data := self._stream.read(BLOCK if size < 0 else size)):
-            found.append(data)
-            size -= len(data) if size > 0 else 0
-        return b"".join(found)
-
-    def readinto(self, buffer: object, /) -> int:
-        view = memoryview(cast("bytearray", buffer)).cast("B")
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
-
-
-def is_zip(stream: PeekableStream) -> bool:
-    """Return whether the next bytes start a zip file (a Python wheel is one)."""
-    return stream.peek(len(_ZIP)) == _ZIP
+def is_zip(file: io.BufferedReader) -> bool:
+    """Return whether the file is a zip file (a Python wheel is one); nothing of it was read yet."""
+    return file.peek().startswith(_ZIP)
 
 
 def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
@@ -151,16 +122,16 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
             names = [info.filename for info in archive.infolist() if not info.is_dir()]
             for wanted in (member, *tables):
                 if wanted not in names:
-                    raise missing_member_error(name, wanted, names)
+                    raise _missing_member_error(name, wanted, names)
             for wanted in (member, *tables):
                 with archive.open(wanted) as file:
                     size = archive.getinfo(wanted).file_size
                     yield _member(name, wanted, file, size, is_table=wanted != member)
     except (*_DAMAGED, NotImplementedError, RuntimeError) as error:  # unknown compression; a password
-        raise damaged_error(name, error) from error
+        raise _damaged_error(name, error) from error
 
 
-def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
+def tar_files(stream: IO[bytes], name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
     """Yield the text and the side tables (data.tables) of a tar archive in its order.
 
     Raises `DataError` if the archive is damaged or lacks one of them.
@@ -168,9 +139,7 @@ def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[s
     missing = {member, *tables}
     names: list[str] = []
     try:
-        with tarfile.open(
-            fileobj=cast("IO[bytes]", _RawReader(stream)), mode="r|*", bufsize=BLOCK
-        ) as archive:
+        with tarfile.open(fileobj=stream, mode="r|*", bufsize=BLOCK) as archive:
             for info in archive:
                 path = posixpath.normpath(info.name)
                 if len(names) < 10_000 and info.isfile():
@@ -185,9 +154,9 @@ def tar_files(stream: PeekableStream, name: str, member: str, tables: Sequence[s
                 missing.discard(path)
                 yield _member(name, path, file, info.size, is_table=path != member)
     except _DAMAGED as error:
-        raise damaged_error(name, error) from error
+        raise _damaged_error(name, error) from error
     for wanted in sorted(missing):
-        raise missing_member_error(name, wanted, names)
+        raise _missing_member_error(name, wanted, names)
 
 
 def _member(archive: str, path: str, file: Readable, size: int, *, is_table: bool) -> SourceFile:
@@ -195,7 +164,7 @@ def _member(archive: str, path: str, file: Readable, size: int, *, is_table: boo
     return SourceFile(name, ArchiveStream(file, name), size, posixpath.basename(path) if is_table else "")
 
 
-def missing_member_error(name: str, wanted: str, names: Sequence[str]) -> DataError:
+def _missing_member_error(name: str, wanted: str, names: Sequence[str]) -> DataError:
     """Return the error for a member that the archive does not have; it lists the most similar names."""
     by_base = [n for n in names if posixpath.basename(n) == posixpath.basename(wanted)]
     near = [*by_base, *difflib.get_close_matches(wanted, names, NAMES_SHOWN, 0.5), *names]

@@ -27,8 +27,7 @@ def assemble_shards(
     Args:
         settings: the settings of this pod.
         tmp: the folder in which the pods of this data Job work.
-        markers: for each part of the source, the record that `PartSplitter.run` returned; that of
-            data.testSource is the last one.
+        markers: what `PartSplitter.run` returned for each part of the source; that of data.testSource is the last one.
         tests: file names of the parts' test sets in `tmp`.
         progress: enforces the deadline.
 
@@ -114,11 +113,7 @@ def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict
 def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: list[int]) -> None:
     """Raise `DataError` when a shard, or a required test set, would be empty.
 
-    Args:
-        settings: the settings of this pod.
-        lines: train lines of each shard.
-        held: lines of the test set.
-        parts: train lines of each part of the source that has some.
+    `lines` has the train lines of each shard, `parts` those of each part of the source, `held` those of the test set.
     """
     name, train = display_name(settings.source), sum(lines)
     if train >= settings.split_count and min(lines) == 0:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
@@ -25,15 +26,8 @@ class Readable(Protocol):
         ...
 
 
-class HashingStream(Readable, Protocol):
-    """Reads bytes and calculates the sha256 of what it returns."""
-
-    total: int | None
-    """Bytes of the file or object; None when they are unknown."""
-
-    def hexdigest(self) -> str:
-        """Return the sha256 of all bytes that were read."""
-        ...
+class ClosableStream(Readable, Protocol):
+    """A `Readable` of a file or a connection."""
 
     def close(self) -> None:
         """Close the file or the connection."""
@@ -53,14 +47,12 @@ class RemoteBody:
     close: Callable[[], None]
 
 
-class OpenAt(Protocol):
-    """Function that connects to a source and returns the response that starts at a byte (or at byte 0).
+OpenAt = Callable[[int, str], RemoteBody]
+"""Connects to a source, and returns the response that starts at a byte (or at byte 0).
 
-    The function gets the number of the byte, and the `RemoteBody.version` of the stream's first response (empty
-    before that). It raises `TransientError` for an error that a retry may repair, else `DataError`.
-    """
-
-    def __call__(self, offset: int, version: str, /) -> RemoteBody: ...
+It gets the number of the byte, and the `RemoteBody.version` of the stream's first response (empty before that). It
+raises `TransientError` for an error that a retry may repair, else `DataError`.
+"""
 
 
 class ResumingStream:
@@ -81,13 +73,8 @@ class ResumingStream:
     ) -> None:
         """Prepare the stream; the first `read` or `start` connects.
 
-        Args:
-            name: the source in messages.
-            open_at: opens the source at a byte.
-            retry: limits the tries after errors.
-            progress: counts the bytes.
-            digest: also updated with all bytes that are read, for one sha256 over several streams.
-            begin: the first byte to read.
+        `name` is the source in messages, `begin` the first byte to read. `digest` is also updated with all bytes that
+        are read, for one sha256 over several streams.
         """
         self._name, self._open, self._retry, self._progress = name, open_at, retry, progress
         self._digest = digest
@@ -225,23 +212,24 @@ class FileStream:
         self._file.close()
 
 
-class PeekableStream:
-    """Reads a stream whose next bytes can be examined before they are read."""
+class _RawStream(io.RawIOBase):
+    """Adapts a `Readable` to the interface of Python's files."""
 
     def __init__(self, stream: Readable) -> None:
         self._stream = stream
-        self._head = b""
 
-    def peek(self, size: int) -> bytes:
-        """Return the next `size` bytes (fewer at the end of the stream); `read` returns them again."""
-        while len(self._head) < size and (data := self._stream.read(size - len(self._head))):
-            self._head += data
-        return self._head[:size]
+    def readable(self) -> bool:
+        return True
 
-    def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes."""
-        if self._head:
-            size = len(self._head) if size < 0 else size
-            data, self._head = self._head[:size], self._head[size:]
-            return data
-        return self._stream.read(size)
+    def readinto(self, buffer: object, /) -> int:
+        """Fill the buffer, unless the stream ends: so `peek` of a buffered stream returns all that was asked for."""
+        view, filled = memoryview(cast("bytearray", buffer)).cast("B"), 0
+        while filled < len(view) and (data := self._stream.read(len(view) - filled)):
+            view[filled : filled + len(data)] = data
+            filled += len(data)
+        return filled
+
+
+def buffered(stream: Readable) -> io.BufferedReader:
+    """Return a file with the stream's bytes. Before the first `read`, its `peek` returns the first ones (of BLOCK)."""
+    return io.BufferedReader(_RawStream(stream), BLOCK)

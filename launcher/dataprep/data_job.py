@@ -48,16 +48,8 @@ _SWITCH_SECONDS = 0.0005  # the default of 5 ms makes a thread that returns from
 _POLL_SECONDS = 1.0  # between two looks at what other pods have finished
 
 
-def main(
-    settings: DataSettings,
-    *,
-    retry: Retry | None = None,
-) -> int:
-    """Prepare the data, unless it is already published, and return exit code 0.
-
-    Args:
-        settings: the settings of this pod.
-        retry: how temporary errors of the network are retried; None: the default waits, which tests shorten.
+def main(settings: DataSettings, retry: Retry | None = None) -> int:
+    """Prepare the data, unless it is already published, and return exit code 0. Tests give a `retry` of their own.
 
     Raises:
         LauncherError: the data cannot be prepared. If a retry cannot help, `data-failed.json` has the reason.
@@ -69,7 +61,6 @@ def main(
     try:
         with raise_on_stop_signal("nothing was published"):
             make_job_folder(settings.layout)
-            sources.check_source_settings(settings)
             with DataJobLock(settings, progress) as lock:
                 DataPod(settings, lock, progress, retry or Retry()).run()
     except StoppedError:
@@ -135,29 +126,32 @@ class DataPod:
         try:
             test = self._open(self._test) if self._settings.test_source else None
             parts = self._plan(source, test)
-            identified = source is not None or bool(self._settings.sha256)
-            identified &= test is not None or not self._settings.test_source
-            plan = [part.to_json() for part in parts]
-            self._content = reuse_data.content_digest(self._settings, plan, identified)
-            self._progress.set_deadline(sum(part.bytes for part in parts) or None, self._settings.workers)
-            if not self._start_or_join(plan, sum(part.bytes for part in parts)):
+            plan, size = [part.to_json() for part in parts], sum(part.bytes for part in parts)
+            identified = (source is not None or bool(self._settings.sha256)) and (
+                test is not None or not self._settings.test_source
+            )
+            self._content = reuse_data.content_digest(self._settings, plan) if identified else ""
+            self._progress.set_deadline(size or None, self._settings.workers)
+            if not self._start_or_join(plan, size):
                 self._finish()
                 return
             self._progress.alive = self._layout.data_alive(self._settings.data_digest)
             try:
                 self._make_parts(parts, source, test)
-                if self._lock.try_exclusive():
-                    remove_folder(self._tmp)  # a pod that was looking for work may have made it again
-            except StoppedError:
+            except StoppedError:  # the next pod continues with the parts that are finished
                 raise
             except LauncherError:
-                if self._lock.try_exclusive():
-                    remove_folder(self._tmp)
+                self._remove_tmp()
                 raise
+            self._remove_tmp()  # a pod that was looking for work may have made it again
         finally:
             for each in (source, test):
                 if each is not None:
                     each.close()
+
+    def _remove_tmp(self) -> None:
+        if self._lock.try_exclusive():
+            remove_folder(self._tmp)
 
     def _finish(self) -> None:
         log.info("the data with digest %s is already published: nothing to do", self._settings.data_digest)
@@ -211,13 +205,8 @@ class DataPod:
     def _start_or_join(self, plan: list[Any], size: int) -> bool:
         """Write plan.json if this pod is the first one; else check that it has the plan of this pod.
 
-        Args:
-            plan: the plan of this pod, as JSON. It differs from plan.json if the source has changed.
-            size: bytes of the source; 0 when they are unknown.
-
-        Returns:
-            True: there are parts to read. False: the data is already published, or was linked from
-            another job.
+        `size` is the source's, in bytes; 0 if it is unknown. Return whether there are parts to read: if not, the data
+        is already published, or was linked from another job.
 
         Raises:
             DataError: another pod of this Job failed, or the plans of two pods differ.
@@ -260,9 +249,8 @@ class DataPod:
             names = [("data.source", self._settings.source), ("data.testSource", self._settings.test_source)]
             listed = " or ".join(f"{key} {sources.display_name(name)}" for key, name in names if name)
             raise DataError(
-                f"{listed} changed while the pods of this "
-                "Job listed it: this pod sees other objects than the first one. Fix: wait until nothing "
-                "writes there, then start the run again with another runId."
+                f"{listed} changed while the pods of this Job listed it: this pod sees other objects than the first "
+                "one. Fix: wait until nothing writes there, then start the run again with another runId."
             )
 
     def _make_folders(self, size: int) -> None:
@@ -356,7 +344,7 @@ class DataPod:
         """
         settings = self._test if part.key == "test" else self._settings
         folder = self._tmp / f"work-{part.key}-{time.monotonic_ns():x}"
-        source: sources.Source
+        source: sources.SingleFileSource | multi_file_source.PartSource
         if files is not None:
             source = multi_file_source.PartSource(files, part.ranges)
         else:

@@ -33,12 +33,7 @@ class DataJobLock:
     """Locks the job's folder, or one part of the work, for one pod. Use it as a context manager."""
 
     def __init__(self, settings: DataSettings, progress: DataProgress) -> None:
-        """Prepare the locks; `__enter__` opens them.
-
-        Args:
-            settings: the settings of this pod.
-            progress: enforces the deadline while this pod waits for another data Job.
-        """
+        """Prepare the locks. `progress` enforces the deadline while this pod waits for another data Job."""
         self._settings, self._layout, self._progress = settings, settings.layout, progress
         self._path = self._layout.job / f".prepare.{settings.data_digest}.lock"
         self._logged = False

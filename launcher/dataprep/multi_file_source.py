@@ -5,59 +5,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from launcher.dataprep.archives import SourceFile, decompress, reject_compressed
-from launcher.dataprep.byte_streams import BLOCK, FileStream, HashingStream, PeekableStream
-from launcher.dataprep.prefetch import ReadAhead
+from launcher.dataprep.byte_streams import BLOCK, FileStream, buffered
+from launcher.dataprep.s3_source import S3Source
 from launcher.dataprep.source import SUFFIXES, SourceContext, check_below_sources, find_stored_source
 from launcher.dataprep.source_parts import COMPRESSED, ByteRange, RangeLines, SourceObject
 from launcher.errors import DataError
 from launcher.io.files import storage_errors
-
-
-class MultiFileSource(Protocol):
-    """Lists and opens the objects of a source, each of which can be read from any byte."""
-
-    remote: bool
-    """Reading waits for a network, so that some blocks are read ahead."""
-
-    def objects(self) -> list[SourceObject]:
-        """Return the objects in the order of their names. Raises `DataError` when there is none."""
-        ...
-
-    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> HashingStream:
-        """Open an object at the byte `begin`; the stream adds all bytes that it returns to `digest`."""
-        ...
-
-    def check_unchanged(self, found: SourceObject) -> None:
-        """Raise `DataError` when the object is no longer the one that was listed."""
-        ...
-
-    def display_name(self, found: SourceObject) -> str:
-        """Return the object's name for messages."""
-        ...
-
-    def close(self) -> None:
-        """Close the connections of this source."""
-        ...
-
-
-def open_multi_file_source(context: SourceContext) -> MultiFileSource | None:
-    """Return the source as separately readable objects; None when it is one stream.
-
-    The source's settings have passed `check_source_settings`. Raises `DataError` when it does not exist.
-    """
-    source = context.settings.source
-    if context.settings.member:
-        return None
-    if source.startswith("s3://"):
-        from launcher.dataprep.s3_source import S3Objects
-
-        return S3Objects(context)
-    if source.startswith("file://"):
-        return FolderSource(context)
-    return None
 
 
 class FolderSource:
@@ -67,7 +22,6 @@ class FolderSource:
         self._context = context
         self._root = find_stored_source(context.settings)
         self._base = self._root if self._root.is_dir() else self._root.parent
-        self.remote = False
 
     def objects(self) -> list[SourceObject]:
         """Return the files of data.source. Raises `DataError` when there is none, or one is unreadable."""
@@ -101,7 +55,7 @@ class FolderSource:
         return SourceObject(path.relative_to(self._base).as_posix(), stat.st_size, str(stat.st_mtime_ns))
 
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> FileStream:
-        """Open the file at the byte `begin`."""
+        """Open the file at the byte `begin`; all bytes read are added to `digest`."""
         self.check_unchanged(found)
         return FileStream(self._base / found.name, self._context.progress, digest, begin)
 
@@ -126,6 +80,22 @@ class FolderSource:
         """Do nothing: each stream is closed by its reader."""
 
 
+MultiFileSource = FolderSource | S3Source
+"""Lists and opens the objects of a source, each of which can be read from any byte."""
+
+
+def open_multi_file_source(context: SourceContext) -> MultiFileSource | None:
+    """Return the source as separately readable objects; None when it is one stream.
+
+    Raises:
+        DataError: the source does not exist.
+    """
+    settings = context.settings
+    if settings.member or not settings.source.startswith(("s3://", "file://")):
+        return None
+    return S3Source(context) if settings.source.startswith("s3://") else FolderSource(context)
+
+
 class PartSource:
     """Reads one part of a source with many objects; the sha256 covers the bytes of the part's lines in order."""
 
@@ -142,13 +112,11 @@ class PartSource:
             # The byte before a range is read, but does not belong to the part's sha256.
             stream_digest = self._sha256 if one.is_complete_object else hashlib.sha256()
             stream = source.open(found, max(0, one.begin - 1), stream_digest)
-            ahead = ReadAhead(stream) if source.remote else None
-            reader = ahead or stream
             try:
                 if one.is_complete_object:
-                    text = decompress(reader, name, None)
+                    text = decompress(stream, name, None)
                 else:
-                    lines = PeekableStream(RangeLines(reader, one.begin, one.end, self._sha256))
+                    lines = buffered(RangeLines(stream, one.begin, one.end, self._sha256))
                     if one.begin:
                         name += f" from byte {one.begin:,} on"
                     else:
@@ -156,11 +124,9 @@ class PartSource:
                     text = SourceFile(name, lines, None)
                 yield SourceFile(text.name, text.stream, plain or None, object=source.display_name(found))
                 plain = 0  # the free space for all ranges was checked with the first one
-                while one.is_complete_object and reader.read(BLOCK):
+                while one.is_complete_object and stream.read(BLOCK):
                     pass
             finally:
-                if ahead is not None:
-                    ahead.close()
                 stream.close()
             source.check_unchanged(found)
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from launcher.dataprep.byte_streams import BLOCK, Readable
+from launcher.dataprep.byte_streams import BLOCK, ClosableStream
 
 T = TypeVar("T")
 _WAIT_SECONDS = 0.5
@@ -16,22 +16,16 @@ _WAIT_SECONDS = 0.5
 class Prefetch(Generic[T]):
     """Iterates over the items of another iterator, which a thread produces in advance."""
 
-    def __init__(
-        self, items: Iterator[T], ahead: int, wait: Callable[[], None] = lambda: None, name: str = "prefetch"
-    ) -> None:
-        """Start the thread.
+    def __init__(self, items: Iterator[T], ahead: int, wait: Callable[[], None] = lambda: None) -> None:
+        """Start the thread, which produces at most `ahead` items before the consumer takes them.
 
-        Args:
-            items: what the thread iterates over.
-            ahead: how many items the thread produces before the consumer takes them; limits the use of memory.
-            wait: called about twice a second while the consumer waits for an item; it may raise.
-            name: the thread's name.
+        `wait` is called about twice a second while the consumer waits for an item; it may raise.
         """
         self._items, self._wait = items, wait
         self._ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(ahead)
         self._end: BaseException | None = None
         self._closed = threading.Event()
-        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self.thread = threading.Thread(target=self._run, name="prefetch", daemon=True)
         self.thread.start()
 
     def _run(self) -> None:
@@ -78,8 +72,9 @@ class Prefetch(Generic[T]):
 class ReadAhead:
     """Reads a slow stream in a thread, some blocks ahead of the reader."""
 
-    def __init__(self, stream: Readable, blocks: int = 8) -> None:
-        self._blocks = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks, name="read-ahead")
+    def __init__(self, stream: ClosableStream, blocks: int = 8) -> None:
+        self._stream = stream
+        self._blocks = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks)
         self._rest = memoryview(b"")
 
     def read(self, size: int = -1, /) -> bytes:
@@ -91,5 +86,6 @@ class ReadAhead:
         return data
 
     def close(self) -> None:
-        """Stop the thread; the stream may then be closed."""
+        """Stop the thread, and close the stream."""
         self._blocks.close()
+        self._stream.close()

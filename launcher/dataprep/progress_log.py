@@ -41,12 +41,7 @@ class DataProgress:
         self._log_at = self.started + LOG_SECONDS
 
     def set_deadline(self, size: int | None, pods: int) -> None:
-        """Set the data Job's deadline if the settings have none.
-
-        Args:
-            size: bytes of the source; None if unknown.
-            pods: number of pods that prepare it at the same time.
-        """
+        """Set the deadline, if the settings have none, for a source of `size` bytes (None: unknown) in so many pods."""
         if self.deadline_seconds is None:
             self.deadline_seconds = (
                 UNKNOWN_SIZE_SECONDS if size is None else LEAST_SECONDS + size / (SLOWEST_RATE * pods)

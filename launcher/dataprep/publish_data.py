@@ -143,15 +143,8 @@ def describe_maker(manifest: Mapping[str, Any]) -> str:
 def publish(tmp: Path, layout: JobPaths, shards: int, manifest: dict[str, Any]) -> None:
     """Move the data in `tmp` to its final place in the job's folder, and then write the manifest.
 
-    At any moment, a reader finds the old data, no manifest, or the new data.
-
-    Earlier data, and shards beyond the last one, move into `tmp`, which is removed at the end.
-
-    Args:
-        tmp: the folder with the complete data.
-        layout: paths of the job.
-        shards: number of shards.
-        manifest: the manifest's content.
+    At any moment, a reader finds the old data, no manifest, or the new data. Earlier data, and shards beyond the last
+    one (`shards` is their number), move into `tmp`, which is removed at the end.
     """
     with storage_errors(layout.job):
         layout.manifest.unlink(missing_ok=True)

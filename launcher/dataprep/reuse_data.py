@@ -31,18 +31,11 @@ from launcher.paths import JobPaths
 from launcher.settings import DataSettings
 
 
-def content_digest(settings: DataSettings, plan: list[Any], identified: bool) -> str:
-    """Return a digest of everything that determines the shards' bytes, or "" if data cannot be reused.
+def content_digest(s: DataSettings, plan: list[Any]) -> str:
+    """Return a digest of everything that determines the shards' bytes; the job's name does not.
 
-    Args:
-        settings: the settings; the job's name is not part of the digest.
-        plan: the parts as JSON, with name, size and version of each object.
-        identified: the plan (or a checksum) identifies the content of the complete source. If it does not,
-            the digest is empty: another job's data could come from other content.
+    `plan` is the parts as JSON, with name, size and version of each object.
     """
-    if not identified:
-        return ""
-    s = settings
     shape = [s.format, s.delimiter, s.header, s.columns, s.encoding, s.seed, s.split_count]
     source = [s.source, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
     return hashlib.sha256(json.dumps([VERSION, shape, source, plan]).encode()).hexdigest()
@@ -51,11 +44,8 @@ def content_digest(settings: DataSettings, plan: list[Any], identified: bool) ->
 def keep_unchanged_data(settings: DataSettings, content: str) -> bool:
     """Publish this job's data again for this Job if its source has not changed since it was read.
 
-    Only the manifest is written: with this Job's data digest, and with `reusedFrom`.
-
-    Args:
-        settings: the settings of this pod, which holds the exclusive lock.
-        content: what `content_digest` returned; empty: no data is reused.
+    Only the manifest is written: with this Job's data digest, and with `reusedFrom`. The pod must hold the exclusive
+    lock. `content` is the data's `content_digest`; empty if it is unknown, and then no data is reused.
 
     Returns:
         False when the present data is incomplete or has other content.
@@ -87,12 +77,7 @@ def link_from_other_job(
     """Hard-link the data files of another job with the same content into `tmp`.
 
     If one of the files does not have the sha256 that the manifest lists for it, that job's data is not used.
-
-    Args:
-        layout: paths of this job.
-        content: what `content_digest` returned; empty: no data is linked.
-        tmp: the folder to link into.
-        check: called while files are read; it may raise `DeadlineError`.
+    `content` is as in `keep_unchanged_data`. `check` is called while files are read; it may raise `DeadlineError`.
 
     Returns:
         The other job's manifest, with `reusedFrom`; None when no job has such data.

@@ -48,13 +48,7 @@ class RowOrigins:
 
 
 def describe_row(name: str, record: int, jumps: list[list[int]]) -> str:
-    """Return text such as `days/1.csv, row 3 (line 5)` for a record number from 0; the line if it is known.
-
-    Args:
-        name: the object of the source.
-        record: number of the record, from 0.
-        jumps: records that do not start on the line after the record before; see the module's docstring.
-    """
+    """Return text such as `days/1.csv, row 3 (line 5)` for a record number from 0; the line if it is known."""
     first, line = jumps[bisect_right(jumps, record, key=lambda jump: jump[0]) - 1] if jumps else (0, 0)
     return f"{name}, row {record + 1}" + (f" (line {line + record - first})" if line else "")
 
@@ -64,12 +58,7 @@ def row_index(
 ) -> dict[str, Any]:
     """Return the content of rows.json, with which `find_row` finds a row's origin.
 
-    Args:
-        seed: data.seed.
-        shards: data.splitCount.
-        fraction: data.testFraction.
-        markers: what `PartSplitter.run` returned for each part.
-        has_test_source: the last marker is that of data.testSource.
+    `markers` is what `PartSplitter.run` returned for each part; with `has_test_source` data.testSource is the last one.
     """
     before: dict[str, int] = {}
     parts = []
@@ -86,10 +75,7 @@ def row_index(
 def find_row(rows: dict[str, Any], shard: int | None, row: int) -> str:
     """Return text with the source's object and row, such as `days/1.csv, row 3`, for a row of a shard.
 
-    Args:
-        rows: the content of rows.json.
-        shard: the shard; None: the test set.
-        row: the row of the shard, from 1.
+    `rows` is the content of rows.json, `row` counts from 1; the shard None is the test set.
 
     Raises:
         LookupError: there is no such row.

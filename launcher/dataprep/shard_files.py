@@ -28,9 +28,7 @@ def make_again_fix(layout: JobPaths) -> str:
 def list_shard_files(layout: JobPaths, shard: dict[str, Any]) -> list[dict[str, Any]]:
     """Return [{"name", "bytes", "sha256"}] of a shard's files, in the order of the source.
 
-    Args:
-        layout: paths of the job.
-        shard: the shard's entry in the manifest.
+    `shard` is the shard's entry in the manifest.
 
     Raises:
         DataError: `files.json` is not the one of the manifest.

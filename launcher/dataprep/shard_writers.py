@@ -11,9 +11,8 @@ import os
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from launcher.io.files import storage_errors
 
@@ -22,14 +21,6 @@ MAX_PENDING = 2  # batches that may wait for one thread: limits the memory
 FLUSH_BYTES = 16 << 20  # after so many bytes the disk starts to write, which shortens the last fsync
 _WAIT_SECONDS = 1.0
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class WrittenFile:
-    """Holds size and sha256 of a file that is on the disk (fsync has returned)."""
-
-    bytes: int
-    sha256: str
 
 
 class _OutputFile:
@@ -62,12 +53,12 @@ class _OutputFile:
         with contextlib.suppress(OSError, ValueError):  # the last fsync reports the error with its reason
             os.fdatasync(self.file.fileno())
 
-    def finish(self) -> WrittenFile:
+    def finish(self) -> dict[str, Any]:
         with storage_errors(self.path):
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()
-        return WrittenFile(self.bytes, self.sha256.hexdigest())
+        return {"bytes": self.bytes, "sha256": self.sha256.hexdigest()}
 
 
 class FileWriters:
@@ -89,11 +80,9 @@ class FileWriters:
         self._syncs = ThreadPoolExecutor(1, thread_name_prefix="syncer")
 
     def put(self, pieces: Sequence[bytes], wait: Callable[[], None] = lambda: None) -> None:
-        """Append one piece to each file; `pieces` are in the order of the files.
+        """Append one piece, possibly empty, to each file.
 
-        Args:
-            pieces: one piece for each file, possibly empty.
-            wait: called about once a second while the disk is slower than the caller; it may raise.
+        `wait` is called about once a second while the disk is slower than the caller; it may raise.
 
         Raises:
             StorageError: an earlier piece could not be written, for example because the disk is full.
@@ -103,8 +92,8 @@ class FileWriters:
                 self._await_oldest(pending, wait)
             pending.append(self._pools[thread].submit(self._write, thread, pieces))
 
-    def finish(self, wait: Callable[[], None] = lambda: None) -> list[WrittenFile]:
-        """Wait until every file is on the disk (fsync); return size and sha256 of each.
+    def finish(self, wait: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+        """Wait until every file is on the disk (fsync); return {"bytes", "sha256"} of each.
 
         Raises:
             StorageError: a file could not be written.

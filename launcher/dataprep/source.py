@@ -1,35 +1,25 @@
-"""Check `data.source` and related settings, and open sources that are one stream: a web address, an archive."""
+"""Open sources that are one stream: a web address, or an archive."""
 
 from __future__ import annotations
 
-import posixpath
+import contextlib
 import urllib.parse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from launcher.dataprep.archives import SourceFile, decompress, is_zip, tar_files, zip_files
-from launcher.dataprep.byte_streams import (
-    BLOCK,
-    FileStream,
-    HashingStream,
-    PeekableStream,
-    Readable,
-    ResumingStream,
-)
+from launcher.dataprep.archives import NAMES_SHOWN, SourceFile, decompress, is_zip, tar_files, zip_files
+from launcher.dataprep.byte_streams import BLOCK, FileStream, Readable, ResumingStream, buffered
 from launcher.dataprep.https_source import HttpsOpener, without_credentials
 from launcher.dataprep.progress_log import DataProgress
-from launcher.errors import DataError, SettingsError, setting_message
+from launcher.errors import DataError
 from launcher.io.disk_space import require_space
 from launcher.io.files import storage_errors
 from launcher.io.retry import Retry
 from launcher.settings import DataSettings
 
-SCHEMES = ("https", "http", "file", "s3")
 SUFFIXES = (".txt", ".csv", ".tsv", ".gz")
 """Names of text files below a prefix or folder; others are ignored."""
-NAMES_SHOWN = 12
 
 
 @dataclass(frozen=True)
@@ -43,135 +33,12 @@ class SourceContext:
     retry: Retry
 
 
-class Source(Protocol):
-    """The methods of an open data source, which is read once, file by file."""
-
-    def files(self) -> Iterator[SourceFile]:
-        """Yield text files and side tables (data.tables). The caller reads each one to its end before the next."""
-        ...
-
-    def hexdigest(self) -> str:
-        """Return the sha256 of the source, once all files are read."""
-        ...
-
-    def close(self) -> None:
-        """Close the open files and connections of this source."""
-        ...
-
-
 def display_name(source: str) -> str:
     """Return the source for messages and the manifest: a web address without password and query."""
     return without_credentials(source) if source.startswith(("https://", "http://")) else source
 
 
-def check_source_settings(settings: DataSettings) -> None:
-    """Raise `SettingsError`, one line for each fault, for settings of a source that do not fit together."""
-    faults = _faults(settings, "data.source")
-    if settings.test_source:
-        test = replace(settings, source=settings.test_source, member="", tables=(), sha256="")
-        faults += [fault for fault in _faults(test, "data.testSource") if fault not in faults]
-    if faults:
-        raise SettingsError("\n".join(faults))
-
-
-def _faults(s: DataSettings, name: str) -> list[str]:
-    """Return the faults of `s`, whose source is the value `name` (data.source or data.testSource)."""
-    faults: list[str] = []
-
-    def fault(key: str, value: object, limit: str, reason: str, fix: str) -> None:
-        faults.append(setting_message(key, value, limit, reason, fix))
-
-    url = urllib.parse.urlsplit(s.source)
-    if url.scheme not in SCHEMES:
-        fault(
-            name,
-            display_name(s.source),
-            "https://…, http://…, file://NAME or s3://BUCKET/PREFIX",
-            "other sources are not supported",
-            "Upload the file (python -m launcher push FILE --source), and set data.source to file://NAME",
-        )
-    elif url.scheme == "http" and not s.sha256:
-        fault(
-            "data.sha256" if name == "data.source" else name,
-            s.sha256 if name == "data.source" else s.source,
-            "set for an http:// source" if name == "data.source" else "https://, s3:// or file://",
-            "http:// does not protect the data against changes on the way",
-            "Set data.sha256 (sha256sum FILE), or use https",
-        )
-    elif url.scheme == "file" and not _is_relative(s.source.removeprefix("file://")):
-        fault(
-            name,
-            display_name(s.source),
-            "file://NAME with a path below sources/, not absolute and without '..'",
-            "it refers to a file of the shared storage, never of a pod's disk",
-            "Upload the file (python -m launcher push FILE --source), and set file://NAME",
-        )
-    elif url.scheme != "file" and not url.hostname:
-        fault(
-            name,
-            display_name(s.source),
-            "an address with a host or bucket",
-            "the address has none",
-            "Set the complete address, such as https://HOST/FILE or s3://BUCKET/PREFIX",
-        )
-    elif url.scheme == "s3" and s.member and (not url.path.strip("/") or s.source.endswith("/")):
-        fault(
-            name,
-            s.source,
-            "s3://BUCKET/KEY of one archive, since data.member is set",
-            "a member belongs to exactly one object, and this is a prefix",
-            "Set the key of the archive, or leave data.member empty to read all text below the prefix",
-        )
-    for key, path in [("data.member", s.member)] * bool(s.member) + [("data.tables", t) for t in s.tables]:
-        if not _is_relative(path):
-            fault(
-                key,
-                path,
-                "a path inside the archive, not absolute and without '..'",
-                "it must not lead out of the archive",
-                "Use the path that `unzip -l` or `tar -t` prints",
-            )
-    names = [posixpath.basename(t) for t in s.tables]
-    if s.tables and not s.member:
-        fault(
-            "data.tables",
-            list(s.tables),
-            "empty without data.member",
-            "tables are further members of an archive",
-            "Set data.member too, to the path of the text in the archive",
-        )
-    if len(set(names)) < len(names) or s.member in s.tables:
-        fault(
-            "data.tables",
-            list(s.tables),
-            "a list of different file names that does not contain data.member",
-            "all tables are copied to one folder, tables/",
-            "Remove the duplicate",
-        )
-    if s.format == "lines" and s.columns:
-        fault(
-            "data.columns",
-            list(s.columns),
-            "empty with data.format: lines",
-            "lines have no columns",
-            "Set data.format to csv",
-        )
-    if s.format == "csv" and not s.header and any(isinstance(c, str) for c in s.columns):
-        fault(
-            "data.columns",
-            list(s.columns),
-            "indexes from 0 when data.header is false",
-            "without a header columns have no names",
-            "Set indexes from 0, or data.header to true",
-        )
-    return faults
-
-
-def _is_relative(path: str) -> bool:
-    return bool(path) and not path.startswith("/") and "\0" not in path and ".." not in path.split("/")
-
-
-def open_single_file(context: SourceContext) -> Source:
+def open_single_file(context: SourceContext) -> SingleFileSource:
     """Open a source that is one stream: an archive, or a web address.
 
     Raises:
@@ -180,10 +47,14 @@ def open_single_file(context: SourceContext) -> Source:
     source = context.settings.source
     scheme = urllib.parse.urlsplit(source).scheme
     if scheme == "s3":
-        from launcher.dataprep.s3_source import open_s3_archive
+        from launcher.dataprep.s3_source import S3Source
 
-        stream, close = open_s3_archive(context)
-        return SingleFileSource(context, source, stream, close=close)
+        bucket = S3Source(context)
+        with contextlib.ExitStack() as undo:
+            undo.callback(bucket.close)
+            stream = bucket.stream(bucket.archive())
+            undo.pop_all()
+        return SingleFileSource(context, source, stream, close=bucket.close)
     if scheme == "file":
         path = find_stored_source(context.settings)
         if path.is_dir():
@@ -220,8 +91,8 @@ def check_below_sources(settings: DataSettings, path: Path) -> None:
     sources = settings.layout.sources
     if not path.resolve().is_relative_to(sources.resolve()):
         raise DataError(
-            f"data.source {settings.source}: {path} is a link that leads out of {sources}. Fix: copy the file "
-            "into that folder."
+            f"data.source {settings.source}: {path} is outside of {sources}, or a link that leads out of it. Fix: "
+            "copy the file into that folder."
         )
 
 
@@ -232,19 +103,15 @@ class SingleFileSource:
         self,
         context: SourceContext,
         name: str,
-        stream: HashingStream,
+        stream: FileStream | ResumingStream,
         *,
         path: Path | None = None,
         close: Callable[[], None] = lambda: None,
     ) -> None:
         """Read the file from `stream`.
 
-        Args:
-            context: the settings and helpers.
-            name: the source in messages.
-            stream: the bytes of the file.
-            path: the file, if it is on a disk of this pod.
-            close: called at the end, after the stream is closed.
+        `name` is the source in messages, `path` the file if it is on a disk of this pod. `close` is called at the end,
+        after the stream is closed.
         """
         self._context, self._name, self._stream, self._path = context, name, stream, path
         self._close = close
@@ -257,7 +124,7 @@ class SingleFileSource:
             yield decompress(self._stream, self._name, self._stream.total)
             self._drain()
             return
-        stream = PeekableStream(self._stream)
+        stream = buffered(self._stream)
         if is_zip(stream):
             path = self._path or self._copy_to_disk(stream)
             self._drain()

@@ -73,10 +73,7 @@ class PlannedPart:
 def plan_parts(objects: Sequence[SourceObject], part_bytes: int, divisible: bool) -> list[list[ByteRange]]:
     """Return parts of about `part_bytes` bytes, in the order of the objects; a smaller source is one part.
 
-    Args:
-        objects: all objects of the source.
-        part_bytes: size of a part.
-        divisible: an object may be divided between parts. Compressed objects never are.
+    If the source is `divisible`, an object may be divided between parts, except a compressed one.
     """
     parts: list[list[ByteRange]] = [[]]
     room = part_bytes

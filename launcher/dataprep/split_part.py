@@ -15,10 +15,11 @@ from launcher.dataprep import source as sources
 from launcher.dataprep import text_lines
 from launcher.dataprep.archives import SourceFile
 from launcher.dataprep.byte_streams import BLOCK
+from launcher.dataprep.multi_file_source import PartSource
 from launcher.dataprep.prefetch import Prefetch
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.row_origins import RowOrigins
-from launcher.dataprep.shard_writers import FileWriters, WrittenFile
+from launcher.dataprep.shard_writers import FileWriters
 from launcher.dataprep.splitting import LineSplitter, is_in_test_set
 from launcher.errors import DataError
 from launcher.io.disk_space import require_space
@@ -48,7 +49,11 @@ class PartSplitter:
     """Writes `folder/<shard>/train.txt`, `folder/test.txt` and `folder/tables/` of one part."""
 
     def __init__(
-        self, settings: DataSettings, folder: Path, progress: DataProgress, source: sources.Source
+        self,
+        settings: DataSettings,
+        folder: Path,
+        progress: DataProgress,
+        source: sources.SingleFileSource | PartSource,
     ) -> None:
         self._settings, self._folder, self._progress, self._source = settings, folder, progress, source
         self._stop = threading.Event()
@@ -85,7 +90,7 @@ class PartSplitter:
             self._folder.mkdir(parents=True, exist_ok=True)
         held = self._folder / "held.tmp"
         writers = FileWriters([*(shard / "train.txt" for shard in shards), self._folder / "test.txt"])
-        blocks = Prefetch(self._read(), _AHEAD, self._progress.report, name="reader")
+        blocks = Prefetch(self._read(), _AHEAD, self._progress.report)
         try:
             with storage_errors(held), held.open("wb") as file:
                 count = self._split(splitter, blocks, writers, file.write)
@@ -99,11 +104,10 @@ class PartSplitter:
             raise
         finally:
             held.unlink(missing_ok=True)
-        *train, test = written
         return {
             "lines": splitter.lines if splitter else [],
-            "files": [_entry(file) for file in train],
-            "test": {"lines": min(count, test_rows), **_entry(test)},
+            "files": written[:-1],
+            "test": {"lines": min(count, test_rows), **written[-1]},
             "tables": sorted(self._tables, key=lambda table: str(table["name"])),
             "sha256": self._source.hexdigest(),
             "header": self._csv.names,
@@ -202,7 +206,7 @@ class PartSplitter:
         except BaseException:
             writers.abort()
             raise
-        self._tables.append({"name": table.table, **_entry(written)})
+        self._tables.append({"name": table.table, **written})
 
     def _check_sha256(self) -> None:
         settings = self._settings
@@ -215,7 +219,3 @@ class PartSplitter:
                 "the file is another one, or it was changed on the way. Nothing was published. Fix: correct "
                 "data.source, or set data.sha256 to the second value if you trust this file."
             )
-
-
-def _entry(written: WrittenFile) -> dict[str, Any]:
-    return {"bytes": written.bytes, "sha256": written.sha256}

@@ -155,9 +155,7 @@ class LineSplitter:
     def _group(self, lines: list[bytes], owners: npt.NDArray[np.uint16]) -> list[bytes]:
         """Return one piece for each shard, then the held-out lines; add to `self.lines` of each shard.
 
-        Args:
-            lines: the lines.
-            owners: the shard of each line; the number of shards for a held-out line.
+        `owners` has the shard of each line; for a held-out line the number of shards.
         """
         order = np.argsort(owners, kind="stable").tolist()
         sorted_lines = itemgetter(*order)(lines) if len(order) > 1 else tuple(lines)

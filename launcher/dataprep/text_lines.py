@@ -171,13 +171,7 @@ class CsvReader:
     """Reads csv objects with the same columns into blocks of lines (`csv_records.join_fields`)."""
 
     def __init__(self, delimiter: str, header: bool, columns: tuple[str | int, ...]) -> None:
-        """Prepare for objects with these settings.
-
-        Args:
-            delimiter: data.delimiter.
-            header: the first record of each object has the names of the columns.
-            columns: the columns to keep, by name or by index from 0; empty: all.
-        """
+        """Prepare for objects with these values of data.delimiter, data.header and data.columns."""
         self._delimiter, self._header, self._columns = delimiter, header, columns
         self.names: list[str] = []
         """The header of the first object."""
@@ -188,10 +182,7 @@ class CsvReader:
     def line_blocks(self, blocks: Iterator[bytes], name: str, positions: RowOrigins) -> Iterator[bytes]:
         """Yield blocks of about CSV_RECORDS records as lines, and count each record. Blank lines are ignored.
 
-        Args:
-            blocks: what `text_lines.line_blocks` yields.
-            name: the object in messages.
-            positions: counts the records and their first lines.
+        `blocks` is what `text_lines.line_blocks` yields, `name` the object in messages.
 
         Raises:
             DataError: a record with another number of fields than the first, a quote that is not closed, a

@@ -56,15 +56,7 @@ class ExportFolder:
         return self.bucket.url(self.prefix + name)
 
     def request(self, name: str, send: Callable[[str], T]) -> T:
-        """Send a request about one object, and retry it after temporary errors.
-
-        Args:
-            name: the object's name in this folder.
-            send: receives the object's key in the bucket, sends the request and returns its result.
-
-        Returns:
-            What `send` returned.
-        """
+        """Return the result of `send`, which gets the bucket's key of the object `name`; retry temporary errors."""
         return self.retry.call(self.url(name), lambda: send(self.prefix + name))
 
     def read(self, name: str) -> bytes | None:

@@ -1,4 +1,7 @@
-"""Read this container's memory limit and use, and how many of its processes the kernel killed because of that limit."""
+"""Read this container's memory limit and use, and how many of its processes the kernel killed because of that limit.
+
+`root` is the cgroup folder; tests pass their own.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,6 @@ def oom_kills(root: Path = ROOT) -> int:
 
     The number counts from the start of the container. It is 0 where the kernel does not count (cgroup v1 before
     Linux 4.13, or no cgroup folder).
-
-    Args:
-        root: the cgroup folder; tests pass their own.
     """
     for name in ("memory.events", "memory/memory.oom_control"):
         for line in _text(root / name).splitlines():
@@ -27,7 +27,7 @@ def oom_kills(root: Path = ROOT) -> int:
 
 
 def limit(root: Path = ROOT) -> int | None:
-    """Return the container's memory limit in bytes, or None if it has none. `root` is the cgroup folder."""
+    """Return the container's memory limit in bytes, or None if it has none."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         value = _text(root / name).strip()
         if value.isdecimal() and int(value) < _UNLIMITED:
@@ -36,11 +36,7 @@ def limit(root: Path = ROOT) -> int | None:
 
 
 def used_bytes(root: Path = ROOT) -> int:
-    """Return how many bytes of memory this container uses without its page cache, which the kernel can reclaim.
-
-    Args:
-        root: the cgroup folder; tests pass their own.
-    """
+    """Return how many bytes of memory this container uses without its page cache, which the kernel can reclaim."""
     for use, stat, prefix in (
         ("memory.current", "memory.stat", ""),
         ("memory/memory.usage_in_bytes", "memory/memory.stat", "total_"),
@@ -54,11 +50,7 @@ def used_bytes(root: Path = ROOT) -> int:
 
 
 def usable_bytes(root: Path = ROOT) -> int:
-    """Return how many bytes of memory this container may use: its limit, or else the machine's memory.
-
-    Args:
-        root: the cgroup folder; tests pass their own.
-    """
+    """Return how many bytes of memory this container may use: its limit, or else the machine's memory."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(physical, limit(root) or physical)
 

@@ -34,9 +34,7 @@ def finished_checkpoints(output_dir: Path) -> list[Position]:
 def find_newest_usable(output_dir: Path, unusable_reason: Callable[[Path], str | None]) -> Position | None:
     """Return the newest checkpoint that training can resume from; None when none was ever finished.
 
-    Args:
-        output_dir: the run's output folder.
-        unusable_reason: returns why training cannot resume from a checkpoint's folder; None if it can.
+    `unusable_reason` returns why training cannot resume from a checkpoint's folder; None if it can.
 
     Raises:
         DataError: there are finished checkpoints, but training can resume from none of them.
@@ -100,11 +98,9 @@ def check_files(folder: Path, names: Iterable[str], listed: Mapping[str, Checkpo
 
 
 def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
-    """Mark a checkpoint as unusable forever, by writing `rejected.json` with the reason into its folder.
+    """Mark a checkpoint as unusable forever by a file `rejected.json`; return the error, which the caller must raise.
 
-    Returns:
-        The error, which the caller must raise. It ends this attempt; the next attempt resumes from the checkpoint
-        before this one.
+    The error ends this attempt; the next attempt resumes from the checkpoint before this one.
     """
     about = {"reason": reason, "attempt": attempt, "time": time.time()}
     files.write_json(folder / REJECTED, about)

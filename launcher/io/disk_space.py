@@ -14,13 +14,9 @@ ENLARGE_WORK_VOLUME = "increase the size of the pods' work volume (an emptyDir),
 
 
 def require_space(folder: Path, needed: int, what: str, fix: str = RESTART_DATA_JOB) -> None:
-    """Raise `StorageError` when a volume has fewer than `needed` bytes free.
+    """Raise `StorageError` when the volume of `folder`, which need not exist yet, has fewer than `needed` bytes free.
 
-    Args:
-        folder: any path on the volume; it need not exist yet.
-        needed: the required number of bytes.
-        what: the data to be written, for the message.
-        fix: what the user can do, for the message: the text after `Fix:`.
+    `what` (the data to be written) and `fix` (what the user can do) are for the message.
     """
     free = files.free_bytes(folder)
     if free < needed:

@@ -9,6 +9,10 @@ list) only after ENOENT or ENOTDIR, so a failing storage is never mistaken for a
                                                  are retried for 20 s, then Kubernetes starts another pod
     EISDIR, ELOOP                                StorageError (75): there is a folder or a link in its place
     any other                                    the OSError itself: a bug of the launcher
+
+The argument `sleep` of reads waits between retries for the given number of seconds; it may raise to stop them. The
+argument `check` of writes and copies may raise to stop them: writes call it right before they replace the file,
+because this process may have lost the right to write; copies and sha256 call it after every block of 1 MiB.
 """
 
 from __future__ import annotations
@@ -54,11 +58,8 @@ class UnreadableError(DataError):
 def storage_errors(path: Path) -> Iterator[None]:
     """Convert an OSError of the `with` block to an error whose message has the cause and the fix.
 
-    The module's docstring lists which errno becomes StorageError, StorageFailedError, or stays an OSError. The
-    block must contain only file operations: the timeout of a socket would be reported as a failing volume.
-
-    Args:
-        path: the file or folder that the block uses, for the message.
+    The block must contain only file operations: the timeout of a socket would be reported as a failing volume. `path`
+    is the file or folder that it uses, for the message.
     """
     try:
         yield
@@ -90,15 +91,8 @@ def storage_errors(path: Path) -> Iterator[None]:
 def retry_storage(path: Path, work: Callable[[], T], sleep: Callable[[float], None] = time.sleep) -> T:
     """Call `work` and return its result; while the storage fails temporarily, call it again for up to 20 s.
 
-    Args:
-        path: the file or folder that `work` uses, for messages.
-        work: does the file operations; it must be idempotent.
-        sleep: waits for the given number of seconds; it may raise to stop the retries.
-
-    Raises:
-        StorageFailedError: the storage still failed after 20 s.
-        StorageError: the storage is full or read-only, or access is denied; this is not retried.
-        FileNotFoundError, NotADirectoryError: `work` raised it, because a file is absent.
+    `work` must be idempotent; `path` is the file or folder that it uses, for messages. FileNotFoundError and
+    NotADirectoryError of `work` are not converted: a file is absent.
     """
     for wait in RETRY_WAITS:
         try:
@@ -112,16 +106,7 @@ def retry_storage(path: Path, work: Callable[[], T], sleep: Callable[[float], No
 
 
 def read_bytes(path: Path, sleep: Callable[[float], None] = time.sleep) -> bytes | None:
-    """Return the content of a small file, or None if it is absent.
-
-    Args:
-        path: the file.
-        sleep: waits for the given number of seconds between retries; it may raise to stop them.
-
-    Raises:
-        StorageFailedError: the storage still failed after 20 s of retries.
-        StorageError: access is denied; this is not retried.
-    """
+    """Return the content of a small file, or None if it is absent."""
     with contextlib.suppress(*NOT_FOUND):
         return retry_storage(path, path.read_bytes, sleep)
     return None
@@ -130,13 +115,8 @@ def read_bytes(path: Path, sleep: Callable[[float], None] = time.sleep) -> bytes
 def read_json(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any] | None:
     """Return the JSON object in the file `path` without its checksum, or None if the file is absent.
 
-    Args:
-        path: the file.
-        sleep: waits for the given number of seconds between retries; it may raise to stop them.
-
     Raises:
         UnreadableError: the content is not a JSON object, or does not match its checksum.
-        StorageError, StorageFailedError: the file cannot be read, also after 20 s of retries.
     """
     content = read_bytes(path, sleep)
     return None if content is None else parse_json_object(path, content)
@@ -145,13 +125,9 @@ def read_json(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[s
 def parse_json_object(name: object, content: bytes, shape: Any = dict[str, Any]) -> dict[str, Any]:
     """Parse and verify the bytes of a JSON file; return the object without its checksum.
 
-    Args:
-        name: name or path of the file, for messages.
-        content: the file's bytes.
-        shape: the type that the object must have; `schema.mismatch` compares them.
-
     Raises:
-        UnreadableError: `content` is not a JSON object, does not match its checksum, or has another type.
+        UnreadableError: `content` is not a JSON object, does not match its checksum, or has another type than `shape`
+            (`schema.mismatch`).
     """
     try:
         value = json.loads(content, parse_constant=_reject_constant)
@@ -179,26 +155,14 @@ def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def list_names(folder: Path, sleep: Callable[[float], None] = time.sleep) -> list[str]:
-    """Return the sorted names of the files and folders in `folder`; an empty list if it is absent.
-
-    Args:
-        folder: the folder.
-        sleep: waits for the given number of seconds between retries; it may raise to stop them.
-
-    Raises:
-        StorageError, StorageFailedError: the folder cannot be read, also after 20 s of retries.
-    """
+    """Return the sorted names of the files and folders in `folder`; an empty list if it is absent."""
     with contextlib.suppress(*NOT_FOUND):
         return retry_storage(folder, lambda: sorted(path.name for path in folder.iterdir()), sleep)
     return []
 
 
 def free_bytes(path: Path) -> int:
-    """Return how many bytes this user can still write to the volume of `path`, which need not exist.
-
-    Raises:
-        StorageError, StorageFailedError: the volume does not answer the question.
-    """
+    """Return how many bytes this user can still write to the volume of `path`, which need not exist."""
     for folder in (path, *path.parents):
         with contextlib.suppress(*NOT_FOUND), storage_errors(folder):
             stat = os.statvfs(folder)
@@ -248,16 +212,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def write_atomically(path: Path, content: bytes | str, check: Callable[[], None] = lambda: None) -> None:
-    """Replace the file `path` so that readers see either the old content or the new one, also after a power loss.
-
-    Args:
-        path: the file.
-        content: the new content.
-        check: called right before the file is replaced; it may raise if this process may no longer write.
-
-    Raises:
-        StorageError, StorageFailedError: the file cannot be written; nothing changed.
-    """
+    """Replace the file `path` so that readers see either the old content or the new one, also after a power loss."""
     data = content.encode() if isinstance(content, str) else content
     temp = temporary_path(path)
     with storage_errors(path):
@@ -277,7 +232,7 @@ def write_atomically(path: Path, content: bytes | str, check: Callable[[], None]
 
 
 def write_json(path: Path, value: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
-    """Replace the file `path` with `value` as indented JSON; arguments and errors as in `write_atomically`."""
+    """Replace the file `path` with `value` as indented JSON, as `write_atomically` does."""
     write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", check)
 
 
@@ -294,13 +249,7 @@ def _blocks(path: Path) -> Iterator[bytes]:
 def sha256_file(path: Path, check: Callable[[], None] = lambda: None) -> str:
     """Return the sha256 of a file's content as hex digits.
 
-    Args:
-        path: the file.
-        check: called after every block of 1 MiB; it may raise to stop.
-
-    Raises:
-        OSError: the file cannot be read. It is not converted to a StorageError, because the command line
-            uses this function for files on the user's machine too.
+    An OSError is not converted, because the command line uses this function for files on the user's machine too.
     """
     digest = hashlib.sha256()
     for block in _blocks(path):
@@ -310,17 +259,9 @@ def sha256_file(path: Path, check: Callable[[], None] = lambda: None) -> str:
 
 
 def copy_file(source: Path, target: Path, check: Callable[[], None] = lambda: None) -> tuple[int, str]:
-    """Copy the content of the file `source` to the file `target`.
+    """Copy a file; return (number of bytes, sha256 of the content that was read, as hex digits).
 
     `target` is not replaced atomically: callers copy into folders that nothing reads yet.
-
-    Args:
-        source: the file to read.
-        target: the file to write.
-        check: called after every block of 1 MiB; it may raise to stop a long copy.
-
-    Returns:
-        (number of bytes, sha256 of the content that was read, as hex digits).
     """
     digest = hashlib.sha256()
     total = 0
@@ -362,13 +303,7 @@ def remove_path(path: Path) -> None:
 
 
 def copy_folder(source: Path, target: Path, check: Callable[[], None] = lambda: None) -> None:
-    """Replace the folder `target` by a copy of the folder `source`, without __pycache__.
-
-    Args:
-        source: the folder to copy.
-        target: the path of the copy; an existing folder there is removed.
-        check: called after every block of 1 MiB; it may raise to stop a long copy.
-    """
+    """Replace the folder `target` by a copy of the folder `source`, without __pycache__."""
     temp = temporary_path(target)
     with storage_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)

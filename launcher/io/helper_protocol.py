@@ -56,16 +56,23 @@ def python_environ(environ: Mapping[str, str]) -> dict[str, str]:
     return {**environ, "PYTHONPATH": ":".join(dict.fromkeys(search)), "PYTHONUNBUFFERED": "1"}
 
 
-def serve_request(work: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> int:
-    """Run the helper's side of the protocol: read one request from stdin, and write the answer to its file.
+Work = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+"""Takes the request and returns the result."""
 
-    Args:
-        work: takes the request and returns the result. If it raises `LauncherError`, the answer has that
-            error's message, and the exit code is that error's.
 
-    Returns:
-        The exit code with which this process should exit.
+def main(work: Work) -> NoReturn:
+    """Read one request from stdin, and write the answer to its file; then exit.
+
+    If `work` raises `LauncherError`, the answer has that error's message, and the exit code is that error's. The
+    process exits at once, without the slow clean-up of large libraries.
     """
+    code = _serve_request(work)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve_request(work: Work) -> int:
     answer = Path(sys.argv[1])
     try:
         with raise_on_stop_signal():
@@ -86,14 +93,6 @@ def serve_request(work: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> int
         traceback.print_exc()
         return _answer_error(answer, error, EXIT_GANG)
     return EXIT_OK
-
-
-def main(work: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> NoReturn:
-    """Process one request with `serve_request`, then exit at once, without the slow clean-up of large libraries."""
-    code = serve_request(work)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
 
 
 def _answer_error(answer: Path, error: Exception, code: int) -> int:

@@ -103,23 +103,13 @@ class PodApi:
             raise kind(f"the API server answered {response.status}: {_message(response.read())}")
 
     def list(self, job: str) -> tuple[list[dict[str, Any]], str]:
-        """Return the Pod objects of rank 0 (completion index 0) of the Job named `job`.
-
-        Returns:
-            (Pod objects, resource version of this list, from which `watch` can continue).
-        """
+        """Return (Pod objects of rank 0 of the Job named `job`, resource version from which `watch` can continue)."""
         with self._ask("GET", "pods", {"labelSelector": SELECTOR.format(job=job)}) as response:
             answer = json.loads(response.read())
         return answer.get("items") or [], str(answer.get("metadata", {}).get("resourceVersion", ""))
 
     def watch(self, job: str, version: str, seconds: float) -> Generator[dict[str, Any], None, None]:
-        """Yield the changes of the pods of rank 0 of the Job named `job`, as Kubernetes watch events.
-
-        Args:
-            job: name of the Job.
-            version: resource version of `list`; only later changes are returned.
-            seconds: the watch ends after so many seconds at most.
-        """
+        """Yield changes of rank 0's pods after the `version` of `list`, as watch events, for at most `seconds`."""
         query = {
             "labelSelector": SELECTOR.format(job=job),
             "watch": "true",
@@ -133,9 +123,7 @@ class PodApi:
     def create(self, kind: str, body: Mapping[str, Any]) -> None:
         """Create an object in the namespace; do nothing if an object with its name exists (a retried request).
 
-        Args:
-            kind: plural name of the resource in the API, such as `events`.
-            body: the object.
+        `kind` is the plural name of the resource in the API, such as `events`.
         """
         with contextlib.suppress(ObjectExistsError), self._ask("POST", kind, {}, body) as response:
             response.read()

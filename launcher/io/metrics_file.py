@@ -19,17 +19,9 @@ def write_metrics(
     ranks: list[tuple[int, float, float]],
     tests: Mapping[str, float],
 ) -> None:
-    """Add one row for each rank to metrics.csv, which is replaced atomically.
+    """Add one row for each rank to metrics.csv with `metrics.add_pass`, which explains the arguments.
 
-    Rows of the same pass and attempt are replaced. A damaged file is copied aside, and its intact rows are
-    kept.
-
-    Args:
-        output_dir: the run's output folder.
-        number: the pass, from 0.
-        attempt: the attempt, from 0.
-        ranks: (samples, seconds, mean training loss) of each rank, in rank order.
-        tests: scores by metric, for rank 0's row.
+    The file is replaced atomically. A damaged one is copied aside, and its intact rows are kept.
     """
     path = OutputPaths(output_dir).metrics_csv
     content = files.read_bytes(path) or b""

@@ -31,13 +31,10 @@ def built_in_programs() -> list[str]:
 
 
 def find_program_folder(given: Path) -> Path:
-    """Return the folder of a program.
-
-    Args:
-        given: the folder, or the name of an example program.
+    """Return a program's folder; `given` is the folder, or the name of an example program.
 
     Raises:
-        SettingsError: there is neither such a folder nor such an example.
+        SettingsError: there is no such program.
     """
     for folder in (given, BUILT_IN / given):
         if folder.is_dir():
@@ -46,10 +43,7 @@ def find_program_folder(given: Path) -> Path:
 
 
 def find_program_file(given: Path) -> Path:
-    """Return the absolute path of a program's file.
-
-    Args:
-        given: the file, its folder (with a trainer_config.py), or the name of an example program.
+    """Return the absolute path of a program's file; `given` is the file, its folder, or the name of an example program.
 
     Raises:
         SettingsError: there is no such program.

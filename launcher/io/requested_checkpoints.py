@@ -18,12 +18,12 @@ ASK_SECONDS = 600.0  # deadline: without the decision a trainer cannot know wher
 
 
 def ask_checkpoint_decision(host: str, port: int, path: str, proposed: int) -> tuple[bool, int]:
-    """Ask rank 0 whether to save a checkpoint that a user may have requested.
+    """Ask rank 0 whether to save a checkpoint that a user may have requested, until it answers.
 
     Args:
         host: address of rank 0.
         port: `peerPort`.
-        path: path of the request: contains the attempt's secret and the present step (number of trained batches).
+        path: contains the attempt's secret and the present step (number of trained batches).
         proposed: the step at which this trainer proposes that all trainers ask the next time.
 
     Returns:

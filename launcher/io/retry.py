@@ -15,11 +15,7 @@ T = TypeVar("T")
 
 
 class TransientError(Exception):
-    """A request failed temporarily: a later attempt may succeed.
-
-    Attributes:
-        wait: seconds that the server asked to wait before the next attempt; 0 if it did not ask for a wait.
-    """
+    """A request failed temporarily: a later attempt may succeed; the server asked to wait `wait` seconds before it."""
 
     def __init__(self, message: str, wait: float = 0.0) -> None:
         super().__init__(message)
@@ -27,13 +23,7 @@ class TransientError(Exception):
 
 
 def backoff_seconds(failures: int, base: float, cap: float) -> float:
-    """Return how many seconds to wait before the next attempt: `base`, doubled after each failure.
-
-    Args:
-        failures: failures in a row so far, at least 1.
-        base: seconds to wait after the first failure.
-        cap: longest wait in seconds.
-    """
+    """Return how many seconds to wait after so many failures in a row: `base`, doubled after each, at most `cap`."""
     return min(cap, base * 2.0 ** (failures - 1))
 
 
@@ -69,9 +59,7 @@ class Retry:
     def wait_or_raise(self, name: str, error: TransientError) -> None:
         """Record a failed attempt, and wait before the next one; after the last one raise `self.error` instead.
 
-        Args:
-            name: what was requested, such as an address, for messages.
-            error: the failure.
+        `name` is what was requested, such as an address, for messages.
         """
         self.failures += 1
         if self.failures >= self.tries:
@@ -87,15 +75,7 @@ class Retry:
         self.sleep(wait)
 
     def call(self, name: str, work: Callable[[], T]) -> T:
-        """Call `work` until it does not raise `TransientError`, and return its result.
-
-        Args:
-            name: what is requested, such as an address, for messages.
-            work: sends the request.
-
-        Raises:
-            LauncherError: all attempts failed; it is of type `self.error`.
-        """
+        """Call `work` until it does not raise `TransientError`, and return its result; as in `wait_or_raise`."""
         while True:
             try:
                 result = work()

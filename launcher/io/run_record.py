@@ -35,32 +35,12 @@ def first_intact(contents: Iterable[tuple[object, bytes | None]]) -> RecordAndDa
 
 
 def read(output: OutputPaths, pause: Callable[[float], None] = time.sleep) -> RecordAndDamage:
-    """Read run.json of an output folder, or its copy if run.json is absent or damaged.
-
-    Args:
-        output: the output folder.
-        pause: waits for the given number of seconds between retries; it may raise to stop them.
-
-    Returns:
-        (the first intact run record or None, the error of the first damaged file before it or None).
-
-    Raises:
-        StorageError, StorageFailedError: a file cannot be read, also after 20 s of retries.
-    """
+    """Return what `first_intact` finds in an output folder; `pause` waits between retries of a failing storage."""
     return first_intact((path, files.read_bytes(path, pause)) for path in (output.run_json, output.run_copy))
 
 
 def write(output: OutputPaths, record: RunFile, check: Callable[[], None] = lambda: None) -> None:
-    """Write run.json and its copy run.copy.json.
-
-    Args:
-        output: the output folder.
-        record: the content.
-        check: raises if the output lease was lost (`OutputLease.check`): the files then belong to another pod.
-
-    Raises:
-        StorageError, StorageFailedError: a file cannot be written, also after 20 s of retries.
-    """
+    """Write run.json and its copy. `check` raises if the output lease was lost: they then belong to another pod."""
     value = files.with_checksum(to_json(record))
     for path in (output.run_json, output.run_copy):
         files.retry_storage(path, functools.partial(files.write_json, path, value, check))

@@ -28,8 +28,7 @@ T = TypeVar("T")
 class S3RejectedError(Exception):
     """An S3 request failed for a reason that a retry does not change, such as a missing bucket.
 
-    Attributes:
-        code: S3's error code, such as NoSuchBucket; empty when S3 sent no answer.
+    `code` is S3's error code, such as NoSuchBucket; empty when S3 sent no answer.
     """
 
     def __init__(self, text: str, code: str = "") -> None:
@@ -75,24 +74,13 @@ class Bucket:
         return f"{SCHEME}{self.name}/{key}"
 
     def call(self, method: str, **arguments: Any) -> Any:
-        """Send one request and return boto3's response.
-
-        Args:
-            method: name of the method of boto3's S3 client, such as `get_object`.
-            **arguments: arguments of that method, without Bucket.
-        """
+        """Call a `method` of boto3's S3 client, such as `get_object`, for this bucket; return its response."""
         return translate_errors(lambda: getattr(self._client, method)(Bucket=self.name, **arguments))
 
     def list_page(self, prefix: str, size: int, token: str = "") -> tuple[list[S3Object], str]:
-        """Return one page of the listing of the objects whose keys start with `prefix`.
+        """Return (at most `size` objects whose keys start with `prefix`, sorted by key; token of the next page).
 
-        Args:
-            prefix: start of the keys.
-            size: largest number of objects, at most 1000.
-            token: token of this page, as the call for the previous page returned it; empty for the first page.
-
-        Returns:
-            (objects sorted by key, token of the next page or an empty string after the last one).
+        The token is empty for the first page, and after the last one. S3 returns at most 1000 objects.
         """
         continuation = {"ContinuationToken": token} if token else {}
         page = self.call("list_objects_v2", Prefix=prefix, MaxKeys=size, **continuation)
@@ -113,13 +101,7 @@ class Bucket:
 
 
 def translate_errors(request: Callable[[], T]) -> T:
-    """Call `request` and return its result; convert boto3's exceptions.
-
-    Raises:
-        TransientError: a retry may help.
-        UnfitError: this pod has no credentials, but another pod may get some.
-        S3RejectedError: any other failure.
-    """
+    """Call `request` and return its result; convert boto3's exceptions to those of `Bucket`."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as of
 

@@ -8,7 +8,6 @@ pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
   done             written last: the checkpoint is complete
   rejected.json    a restore found a damaged file; the checkpoint is never used again
 
-`launcher.program.ScriptRun` is the scripts' interface to it. The supervisor imports this module too.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def unusable_reason(folder: Path) -> str | None:
 
 
 def read_contents(folder: Path) -> ScriptCheckpoint:
-    """Return a checkpoint's contents.json. Raise `CheckpointError` if it is missing, damaged or of another format."""
+    """Return a checkpoint's contents.json. Raise `CheckpointError` if it is missing, damaged or not the folder's."""
     content = files.read_bytes(folder / CONTENTS)
     if content is None:
         raise CheckpointError(f"{CONTENTS} is missing")
@@ -93,9 +92,8 @@ def publish_checkpoint(folder: Path, output_dir: Path, at: Position, attempt: in
         )
         files.write_json(folder / CONTENTS, files.with_checksum(schema.to_json(contents)))
         files.fsync_tree(folder)
-        if (
-            final.is_dir() and not final.is_symlink()
-        ):  # rejected or unfinished, or trained again after a restart
+        # One that was rejected or unfinished, or from before a restart. `done` first: nothing may use the rest.
+        if final.is_dir() and not final.is_symlink():
             (final / "done").unlink(missing_ok=True)
         files.remove_path(final)
         folder.rename(final)

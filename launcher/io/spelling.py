@@ -14,8 +14,7 @@ _UNKNOWN = re.compile(r"additional properties '([^']+)'.* not allowed")
 def find_unknown_name(problem: str) -> str | None:
     """Return the unknown name in a schema's problem `additional properties 'NAME' not allowed`; else None.
 
-    Args:
-        problem: what helm's message says about one value: group 2 of a match of the pattern AT.
+    `problem` is group 2 of a match of the pattern AT.
     """
     found = _UNKNOWN.fullmatch(problem)
     return found and found[1]

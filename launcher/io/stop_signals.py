@@ -16,12 +16,9 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def handle_signals(handler: Callable[[int], object], signals: Sequence[int] = STOP_SIGNALS) -> Iterator[None]:
     """Call `handler` for each signal received inside the `with` block; afterwards restore the earlier handlers.
 
-    The handler runs in the main thread, between any two instructions, so an exception that it raises may
-    interrupt anything there. In another thread, where Python cannot set handlers, the block runs without them.
-
-    Args:
-        handler: receives the signal's number.
-        signals: the signals to handle.
+    The handler receives the signal's number. It runs in the main thread, between any two instructions, so an exception
+    that it raises may interrupt anything there. In another thread, where Python cannot set handlers, the block runs
+    without them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -38,10 +35,8 @@ def handle_signals(handler: Callable[[int], object], signals: Sequence[int] = ST
 def raise_on_stop_signal(consequence: str = "") -> Iterator[None]:
     """Raise `StoppedError` inside the `with` block at the first SIGTERM or SIGINT, and ignore further ones.
 
-    A second signal must not interrupt the clean-up that the first one started.
-
-    Args:
-        consequence: what the stop means for the user, such as `nothing was written`; added to the message.
+    A second signal must not interrupt the clean-up that the first one started. `consequence` says in the message what
+    the stop means for the user, such as `nothing was written`.
     """
 
     def stop(number: int) -> None:
@@ -54,11 +49,6 @@ def raise_on_stop_signal(consequence: str = "") -> Iterator[None]:
 
 
 def stopped_by(number: int, consequence: str = "") -> StoppedError:
-    """Return (do not raise) the `StoppedError` of a process that stops because it received signal `number`.
-
-    Args:
-        number: the signal's number.
-        consequence: what the stop means for the user; added to the message.
-    """
+    """Return the `StoppedError` of a process that stops because it received signal `number`."""
     text = f"received {signal.Signals(number).name}"
     return StoppedError(f"{text}; {consequence}" if consequence else text)

@@ -73,15 +73,11 @@ class _Counted(io.RawIOBase):
 def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[tuple[str, Path]]:
     """Return (name relative to `root`, path) of all regular files that match the patterns, sorted by name.
 
-    Files whose name starts with a dot (unfinished files) and links are skipped.
-
-    Args:
-        root: the folder in which to search.
-        patterns: paths of files or folders, or globs, relative to `root`.
-        optional: whether a pattern without a match is allowed.
+    Patterns are paths of files or folders, or globs, relative to `root`. Files whose name starts with a dot (unfinished
+    files) and links are skipped.
 
     Raises:
-        ReaderError: a pattern has no match.
+        ReaderError: a pattern has no match, unless `optional`.
     """
     found: dict[str, Path] = {}
     for pattern in patterns:
@@ -117,12 +113,8 @@ def write_tar(
 ) -> dict[str, str]:
     """Write a tar archive of files, and then their checksums, to a stream.
 
-    A file that grows while it is sent has the size in the archive that it had when it was opened.
-
-    Args:
-        out: the stream.
-        entries: (name in the archive, path of the file).
-        skip_missing: skip files that no longer exist, instead of raising FileNotFoundError.
+    A file that grows while it is sent has the size in the archive that it had when it was opened. `entries` are
+    (name in the archive, path of the file). Files that no longer exist raise FileNotFoundError unless `skip_missing`.
 
     Returns:
         name in the archive → sha256 (hex digits).
@@ -206,9 +198,7 @@ def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
 def save_tar(source: IO[bytes], into: Path) -> dict[str, int]:
     """Read an archive of `write_tar` from a stream, and write its files, synced to disk, below a folder.
 
-    Args:
-        source: the stream.
-        into: a temporary folder; the caller renames the files once this function returns.
+    `into` is a temporary folder; the caller renames the files once this function returns.
 
     Returns:
         name in the archive → size in bytes.

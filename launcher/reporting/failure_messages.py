@@ -14,10 +14,7 @@ TERMINATION_BYTES = 4096
 
 
 def clip(text: str, limit: int) -> str:
-    """Shorten `text` to at most `limit` UTF-8 bytes by removing its middle.
-
-    The start has the cause, and the end has the last lines of a log.
-    """
+    """Shorten `text` to at most `limit` UTF-8 bytes. Its start has the cause, its end the last lines of a log."""
     data = text.encode()
     if len(data) <= limit:
         return text
@@ -36,13 +33,7 @@ def write_termination_message(path: Path, text: str) -> None:
 
 
 def report_failure(error: LauncherError, command: str, termination_log: Path) -> None:
-    """Write the error to the pod's log and to the termination message.
-
-    Args:
-        error: the error.
-        command: the launcher's command that failed, such as `train`.
-        termination_log: the file of the container's termination message.
-    """
+    """Write the error of a launcher's `command`, such as `train`, to the pod's log and to the termination message."""
     print(f"launcher {command}: {error}", file=sys.stderr, flush=True)  # noqa: T201
     write_termination_message(termination_log, str(error))
 
@@ -50,8 +41,7 @@ def report_failure(error: LauncherError, command: str, termination_log: Path) ->
 def describe_exit(returncode: int) -> str:
     """Return a process's exit code as text: `exit code 3`, or `signal SIGKILL (exit code 137)`.
 
-    Args:
-        returncode: the exit code; a signal is negative as of Popen (-9) or 128 more as of a shell (137).
+    A signal is negative as of Popen (-9) or 128 more as of a shell (137).
     """
     number = -returncode if returncode < 0 else returncode - 128
     if number > 0 and (returncode < 0 or returncode > 128):
@@ -92,9 +82,6 @@ def quote_log(log: Path) -> str:
 
     The cause begins at the last line of the log that starts with `error: `, which the trainer writes. Without
     such a line, the last lines of the log are returned.
-
-    Args:
-        log: the log file of the trainer or pserver.
     """
     _, found, cause = f"\n{last_lines(log)}".rpartition("\nerror: ")
     return f": {cause}" if found else quote_last_lines(log)

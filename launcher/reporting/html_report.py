@@ -28,14 +28,7 @@ Values = Mapping[str, Any]
 
 
 def write_report(root: Path) -> Path | None:
-    """Write report.html into the output folder `root`.
-
-    Returns:
-        The path of report.html; None, and nothing is written, if the folder has no intact run.json yet.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
+    """Write report.html into the output folder `root`, and return its path; None if there is no intact run.json yet."""
     output = OutputPaths(root)
     run = _read_run(output)
     if not run:
@@ -92,15 +85,10 @@ def render_page(
     earlier: Sequence[tuple[str, Values]],
     plotted: Mapping[str, str],
 ) -> str:
-    """Return the HTML page of a run.
+    """Return the HTML page of a run of `job`.
 
-    Args:
-        job: the job's name.
-        run: run.json, with `options` from program.json.
-        rows: the rows of metrics.csv.
-        manifest: manifest.json, or {}.
-        earlier: (run id, content of run.json) of the earlier runs in runs/.
-        plotted: result of `plots.draw_svgs`: SVG elements by metric.
+    `run` is run.json with `options` from program.json, `earlier` has (run id, the same) of earlier runs. `plotted` is
+    the result of `plots.draw_svgs`.
     """
     passes = metrics.pass_table(rows)
     best = metrics.best_pass(run, passes)
@@ -186,10 +174,7 @@ def _pass_table(passes: Sequence[Values], best: Values) -> str:
 
 
 def _run_table(run: Values, earlier: Sequence[tuple[str, Values]]) -> str:
-    """Return an HTML table that compares this run with the earlier ones.
-
-    Of the settings it has only those that differ.
-    """
+    """Return an HTML table that compares this run with the earlier ones; of the settings it has those that differ."""
     newest = sorted(earlier, key=lambda entry: entry[1].get("started") or 0, reverse=True)[:EARLIER_RUNS]
     shown = [
         (name, record, {key: str(value) for key, value in run_settings.settings_of_run(record, None).items()})
@@ -268,10 +253,7 @@ def _timings(run: Values, passes: Sequence[Values]) -> dict[str, str]:
 def _table(headings: Sequence[str], lines: Sequence[Sequence[str]], marked: int | None = None) -> str:
     """Return an HTML table; an empty text if there are no lines.
 
-    Args:
-        headings: titles of the columns; those of numbers start with `>`.
-        lines: the cells' texts of each line.
-        marked: index of the highlighted line, from 0; None: no line.
+    `headings` of columns with numbers start with `>`; `marked` is the index of the highlighted line.
     """
     right = [' class="n"' if heading.startswith(">") else "" for heading in headings]
     top = "".join(
@@ -308,10 +290,7 @@ def _time(seconds: float | None) -> str:
 
 
 def main(arguments: Iterable[str]) -> int:
-    """Write report.html of the output folder in `arguments`, and print its path.
-
-    Return the exit code: 0, or 1 if the folder has no run.json.
-    """
+    """Write report.html of the output folder in `arguments`; return 1 if the folder has no run.json."""
     folder = Path(*arguments)
     written = write_report(folder)
     print(written or f"{folder} has no run.json yet. Fix: give the output folder of a run")  # noqa: T201

@@ -7,6 +7,7 @@ logged.
 
 from __future__ import annotations
 
+import functools
 import json
 import threading
 import time
@@ -32,47 +33,8 @@ SLOWEST = 30.0  # longest wait between two attempts, in seconds
 RETRIED_CODES = (408, 425, 429)  # of the responses 3xx and 4xx those that are retried
 
 
-@dataclass(frozen=True)
-class Message:
-    """One notification about a run."""
-
-    kind: Kind
-    body: Mapping[str, Any]
-    """The JSON object for the webhook (docs/reference/http.md)."""
-
-    @classmethod
-    def of(
-        cls, s: TrainSettings, kind: Kind, attempt: int, cause: str | None, score: Mapping[str, float] | None
-    ) -> Message:
-        """Return a message about the run of `s`, with the current time.
-
-        Args:
-            s: the settings of the run.
-            kind: what happened.
-            attempt: number of the attempt, from 0.
-            cause: why the run failed, restarted or waits; None otherwise.
-            score: test scores of a complete run; None otherwise.
-        """
-        cause = cause[:CAUSE_CHARACTERS] if cause is not None else None
-        ends = [cause] if cause else [f"{name} {value:g}" for name, value in (score or {}).items()]
-        text = f"{s.job_name} ({s.run_id} in {s.namespace}) {kind}, attempt {attempt}"
-        return cls(
-            kind,
-            {
-                "id": uuid.uuid4().hex,
-                "event": kind,
-                "text": f"{text}: {', '.join(ends)}" if ends else text,
-                "runId": s.run_id,
-                "jobName": s.job_name,
-                "namespace": s.namespace,
-                "release": s.release,
-                "trainers": s.trainers,
-                "attempt": attempt,
-                "cause": cause,
-                "score": score,
-                "time": time.time(),
-            },
-        )
+Message = Mapping[str, Any]
+"""The JSON object for the webhook (docs/reference/http.md), from which an Event is made too."""
 
 
 class Notifier:
@@ -83,20 +45,17 @@ class Notifier:
     ) -> None:
         """Start the sending threads.
 
-        Args:
-            settings: the settings of the run.
-            patience: for how many seconds a message is retried.
-            base: seconds before the second attempt to send a message.
-            timeout: longest duration of one attempt, in seconds.
+        A message is retried for `patience` seconds, the first time after `base` seconds. One attempt takes at most
+        `timeout` seconds.
         """
         self._settings = settings
         self._senders: list[_Sender] = []
         if settings.webhook:
-            post = Webhook(settings.webhook, timeout)
+            post = functools.partial(post_to_webhook, settings.webhook, timeout)
             fix = "check that the address in notify.webhook is right and that the pods can reach it"
             self._senders.append(_Sender("the webhook (notify.webhook)", post, fix, patience, base))
         if settings.events:
-            events = Events(settings)
+            events = functools.partial(create_event, settings)
             fix = "check that the API server responds, or set notify.events to false"
             self._senders.append(_Sender("the Job's Events (notify.events)", events, fix, patience, base))
 
@@ -108,13 +67,28 @@ class Notifier:
         Args:
             kind: what happened to the run.
             attempt: number of the attempt, from 0.
-            cause: why the run failed, restarted or waits.
-            score: test scores of a complete run.
+            cause: why the run failed, restarted or waits; None otherwise.
+            score: test scores of a complete run; None otherwise.
         """
-        if self._senders:
-            message = Message.of(self._settings, kind, attempt, cause, score)
-            for sender in self._senders:
-                sender.put(message)
+        s, cause = self._settings, cause[:CAUSE_CHARACTERS] if cause is not None else None
+        ends = [cause] if cause else [f"{name} {value:g}" for name, value in (score or {}).items()]
+        text = f"{s.job_name} ({s.run_id} in {s.namespace}) {kind}, attempt {attempt}"
+        message = {
+            "id": uuid.uuid4().hex,
+            "event": kind,
+            "text": f"{text}: {', '.join(ends)}" if ends else text,
+            "runId": s.run_id,
+            "jobName": s.job_name,
+            "namespace": s.namespace,
+            "release": s.release,
+            "trainers": s.trainers,
+            "attempt": attempt,
+            "cause": cause,
+            "score": score,
+            "time": time.time(),
+        }
+        for sender in self._senders:
+            sender.put(message)
 
     def close(self, seconds: float) -> None:
         """Wait at most `seconds` until all messages are sent.
@@ -170,7 +144,7 @@ class _Sender(threading.Thread):
             log.warning(
                 "%s: the notification %r was not sent: no response before the pod exits. Fix: %s",
                 self._where,
-                waiting.message.kind,
+                waiting.message["event"],
                 self._fix,
             )
 
@@ -211,7 +185,7 @@ class _Sender(threading.Thread):
                     "sending to %s failed: %s; the notification %r %s%s",
                     self._where,
                     why.rstrip("."),
-                    waiting.message.kind,
+                    waiting.message["event"],
                     what,
                     "" if "Fix: " in why else f". Fix: {self._fix}",
                 )
@@ -219,103 +193,62 @@ class _Sender(threading.Thread):
         return False
 
 
-class Webhook:
-    """Posts a message as JSON to the webhook, through the pod's HTTP proxy if there is one.
+def post_to_webhook(url: str, timeout: float, message: Message) -> None:
+    """Post a message as JSON, through the pod's HTTP proxy if there is one. A redirect is an error."""
+    import urllib.request
 
-    A redirect is an error.
-    """
+    class Stay(urllib.request.HTTPRedirectHandler):
+        def redirect_request(self, *_: object) -> None:
+            """Do not follow redirects: a POST would become a GET and seem to succeed."""
 
-    def __init__(self, url: str, timeout: float) -> None:
-        self._url, self._timeout = url, timeout
-
-    def __call__(self, message: Message) -> None:
-        import urllib.request
-
-        class Stay(urllib.request.HTTPRedirectHandler):
-            def redirect_request(self, *_: object) -> None:
-                """Do not follow redirects: a POST would become a GET and seem to succeed."""
-
-        request = urllib.request.Request(  # noqa: S310 - http and https only: launcher/settings/parsers.py
-            self._url,
-            json.dumps(message.body).encode(),
-            {"Content-Type": "application/json", "User-Agent": "paddle-launcher"},
-        )
-        with urllib.request.build_opener(Stay).open(request, timeout=self._timeout):
-            pass  # only the status of the response matters
+    request = urllib.request.Request(  # noqa: S310 - http and https only: launcher/settings/parsers.py
+        url,
+        json.dumps(message).encode(),
+        {"Content-Type": "application/json", "User-Agent": "paddle-launcher"},
+    )
+    with urllib.request.build_opener(Stay).open(request, timeout=timeout):
+        pass  # only the status of the response matters
 
 
-class Events:
-    """Creates a Kubernetes Event on the training Job for a message."""
+def create_event(settings: TrainSettings, message: Message) -> None:
+    """Create a Kubernetes Event on the training Job with the pod's service account."""
+    from launcher.io.kubernetes_api import PodApi
 
-    def __init__(self, settings: TrainSettings) -> None:
-        self._settings = settings
-        self._api: PodApi | None = None
-
-    def __call__(self, message: Message) -> None:
-        from launcher.io.kubernetes_api import PodApi
-
-        s, body = self._settings, message.body
-        if self._api is None:
-            self._api = PodApi(s.environ, s.namespace)
-        post_event(
-            s,
-            self._api,
-            f"Training{message.kind.capitalize()}",
-            body["text"],
-            "Warning" if message.kind in ("restarted", "waiting", "failed") else "Normal",
-            name=f"{s.k8s_job}.{body['id']}",
-            at=body["time"],
-        )
+    post_event(settings, PodApi(settings.environ, settings.namespace), message)
 
 
-def post_event(
-    settings: TrainSettings,
-    api: PodApi,
-    reason: str,
-    message: str,
-    kind: Literal["Normal", "Warning"] = "Normal",
-    *,
-    name: str,
-    at: float,
-) -> None:
+def post_event(s: TrainSettings, api: PodApi, message: Message) -> None:
     """Create an Event on the training Job, which `kubectl describe job` shows.
 
-    Args:
-        settings: the pod's settings, which identify the Job.
-        api: the client.
-        reason: the Event's reason, one word in camel case.
-        message: the Event's text.
-        kind: the Event's type.
-        name: the Event's name; each retry must have the same one, so that one Event is created.
-        at: when it happened, as Unix time.
+    The Event's name has the message's id, so that retries create one Event.
 
     Raises:
         OSError, ApiRejectedError: the API server cannot be reached or denied the request.
     """
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(at))
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(message["time"]))
     api.create(
         "events",
         {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": settings.namespace},
+            "metadata": {"name": f"{s.k8s_job}.{message['id']}", "namespace": s.namespace},
             # `kubectl describe` lists Events with this uid; the pod knows it without a right to read Jobs.
             "involvedObject": {
                 "apiVersion": "batch/v1",
                 "kind": "Job",
-                "namespace": settings.namespace,
-                "name": settings.k8s_job,
-                **({"uid": settings.k8s_job_uid} if settings.k8s_job_uid else {}),
+                "namespace": s.namespace,
+                "name": s.k8s_job,
+                **({"uid": s.k8s_job_uid} if s.k8s_job_uid else {}),
             },
-            "reason": reason,
-            "message": message.encode()[:EVENT_BYTES].decode(errors="ignore"),
-            "type": kind,
+            "reason": f"Training{message['event'].capitalize()}",
+            "message": message["text"].encode()[:EVENT_BYTES].decode(errors="ignore"),
+            "type": "Warning" if message["event"] in ("restarted", "waiting", "failed") else "Normal",
             "count": 1,
             "firstTimestamp": moment,
             "lastTimestamp": moment,
-            "source": {"component": "paddle-launcher", "host": settings.node_name},
+            "source": {"component": "paddle-launcher", "host": s.node_name},
             "reportingComponent": "paddle-launcher",
-            "reportingInstance": settings.pod_name,
+            "reportingInstance": s.pod_name,
         },
     )
 

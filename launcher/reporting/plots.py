@@ -1,7 +1,6 @@
 """Plots of a run's metrics.csv, drawn by matplotlib: the file curve.png, and SVG for the page report.html.
 
-`python -m launcher.reporting.plots OUTPUT_DIR` draws curve.png of one output folder. Importing this module is
-cheap: matplotlib is loaded only when something is drawn.
+Importing this module is cheap: matplotlib is loaded only when something is drawn.
 """
 
 from __future__ import annotations
@@ -11,10 +10,8 @@ import io
 import math
 import os
 import re
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,38 +23,24 @@ from launcher.metrics import TEST, MetricsRow
 from launcher.paths import OutputPaths
 
 LOSS = "train_loss"
-LABELLED_RANKS = 8
-"""With more ranks than this, the legend of a plot does not name them."""
 RANKS = 16
 """With more ranks than this, only their mean is drawn: single lines would cover each other."""
 LABELLED_RESTARTS = 12
 """With more restarts than this, their vertical lines have no labels, which would cover each other."""
 
 
-@dataclass(frozen=True)
-class Theme:
-    """Colours of a plot."""
-
-    mean: str = "#000000"
-    test: str = "#d62728"
-    rank: str | None = None
-    """Colour of all ranks' lines; None: each rank has another colour."""
-    best: str = "#2ca02c"
-    restart: str = "#808080"
-    text: str = "#000000"
-    grid: str = "#dddddd"
-
-
-PAGE = Theme("#000001", "#000001", "#000002", "#000003", "#000004", "#000002", "#000005")
-"""Placeholder colours for report.html: `draw_svgs` replaces them by CSS variables of the page, which has a
-light and a dark colour scheme."""
+MEAN, TEST_LINE, RANK, BEST = "#000001", "#d62728", "#a0a0a0", "#2ca02c"
+RESTART, TEXT, GRID = "#808080", "#000002", "#dddddd"  # matplotlib leaves out #000000, the default of SVG
 VARIABLES = {
-    "#000001": "var(--accent)",
-    "#000002": "var(--soft)",
-    "#000003": "var(--good)",
-    "#000004": "var(--warn)",
-    "#000005": "var(--line)",
+    MEAN: "var(--accent)",
+    TEST_LINE: "var(--accent)",
+    RANK: "var(--soft)",
+    BEST: "var(--good)",
+    RESTART: "var(--warn)",
+    TEXT: "var(--soft)",
+    GRID: "var(--line)",
 }
+"""Colours of the plots, and the CSS variables of report.html that replace them: it has a light and a dark scheme."""
 
 
 def read_metrics(path: Path) -> list[MetricsRow]:
@@ -98,7 +81,7 @@ def draw_png(output_dir: Path) -> Path | None:
         names = [LOSS, *test_metrics(passes)]
         figure = Figure(figsize=(5.2 * len(names), 4.0), dpi=120, layout="constrained")
         for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-            _plot(axis, name, rows, best, Theme())
+            _plot(axis, name, rows, best)
             _add_titles(axis, name, passes, best)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", metadata={"Software": "paddle-training"})
@@ -107,17 +90,10 @@ def draw_png(output_dir: Path) -> Path | None:
 
 
 def draw_svgs(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) -> dict[str, str]:
-    """Return an SVG element per metric, for a page with the style sheet of report.html.
+    """Return `train_loss` and the columns of the test metrics → SVG element for a page with the style of report.html.
 
-    A pointer over a pass shows its value.
-
-    Args:
-        rows: the rows of metrics.csv.
-        best: result of `metrics.best_pass`.
-        spare: a folder for temporary files, used only if the system has no writable one.
-
-    Returns:
-        `train_loss` and the columns of the test metrics → SVG. Metrics without a finite value are absent.
+    Metrics without a finite value are absent. A pointer over a pass shows its value. `best` is the result of
+    `metrics.best_pass`, `spare` a folder for temporary files, used only if the system has no writable one.
     """
     passes = metrics.pass_table(rows)
     drawn = {}
@@ -131,7 +107,7 @@ def draw_svgs(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) 
                 if not points:
                     continue
                 figure = Figure(figsize=(4.2, 2.4), layout="constrained")
-                _plot(figure.subplots(), name, rows, best, PAGE)
+                _plot(figure.subplots(), name, rows, best)
                 text = io.StringIO()
                 no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
                 figure.savefig(text, format="svg", transparent=True, metadata=no_metadata)
@@ -145,7 +121,7 @@ def _points(passes: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, f
     return [(row["pass"] + 1, row[name]) for row in passes if math.isfinite(row.get(name, math.nan))]
 
 
-def _plot(axis: Any, name: str, rows: Sequence[MetricsRow], best: Mapping[str, Any], theme: Theme) -> None:
+def _plot(axis: Any, name: str, rows: Sequence[MetricsRow], best: Mapping[str, Any]) -> None:
     """Plot one metric over the passes, with marks for restarts and the best pass."""
     from matplotlib.ticker import MaxNLocator
 
@@ -153,33 +129,31 @@ def _plot(axis: Any, name: str, rows: Sequence[MetricsRow], best: Mapping[str, A
     several = name == LOSS and len(ranks) > 1
     for rank in ranks if several and len(ranks) <= RANKS else ():
         x, y = zip(*((row.number + 1, row.train_loss) for row in rows if row.rank == rank), strict=True)
-        label = f"rank {rank}" if len(ranks) <= LABELLED_RANKS and theme.rank is None else None
-        axis.plot(x, y, linewidth=0.9, alpha=0.6, marker=".", markersize=4, label=label, color=theme.rank)
+        label = "single ranks" if rank == 0 else None
+        axis.plot(x, y, linewidth=0.9, alpha=0.6, marker=".", markersize=4, label=label, color=RANK)
     points = _points(metrics.pass_table(rows), name)
     x, y = zip(*points, strict=True) if points else ((), ())
     (line,) = axis.plot(
-        x, y, color=theme.mean if name == LOSS else theme.test, linewidth=2, marker="o", markersize=5,
+        x, y, color=MEAN if name == LOSS else TEST_LINE, linewidth=2, marker="o", markersize=5,
         label="mean of all ranks" if several else "rank 0",
     )  # fmt: skip
     line.set_gid("mean")
     if name == f"{TEST}{best.get('metric')}":
-        axis.plot(best["pass"] + 1, best["value"], color=theme.best, marker="*", markersize=14)
+        axis.plot(best["pass"] + 1, best["value"], color=BEST, marker="*", markersize=14)
     marks = metrics.restart_marks(rows)
     for place, label in marks:
-        axis.axvline(place, color=theme.restart, linewidth=0.8, linestyle=":")
+        axis.axvline(place, color=RESTART, linewidth=0.8, linestyle=":")
         if len(marks) <= LABELLED_RESTARTS:
             where = axis.get_xaxis_transform()
-            axis.text(
-                place, 0.99, label, transform=where, rotation=90, fontsize=7, color=theme.restart, va="top"
-            )
-    axis.set_xlabel("pass", color=theme.text)
+            axis.text(place, 0.99, label, transform=where, rotation=90, fontsize=7, color=RESTART, va="top")
+    axis.set_xlabel("pass", color=TEXT)
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    axis.tick_params(color=theme.grid, labelcolor=theme.text)
-    axis.grid(color=theme.grid)
+    axis.tick_params(color=GRID, labelcolor=TEXT)
+    axis.grid(color=GRID)
     axis.set_axisbelow(True)
     axis.margins(x=0.05, y=0.15)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.spines[["bottom", "left"]].set_color(theme.grid if theme is PAGE else theme.text)
+    axis.spines[["bottom", "left"]].set_color(GRID)
 
 
 def _add_titles(axis: Any, name: str, passes: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> None:
@@ -199,14 +173,12 @@ def _add_titles(axis: Any, name: str, passes: Sequence[Mapping[str, Any]], best:
 def _for_page(svg: str, points: Sequence[tuple[int, float]], best: int | None) -> str:
     """Convert matplotlib's SVG file to an element of report.html that uses the page's colours and font.
 
-    Args:
-        points: (pass, value) of the points of the metric's line (SVG id `mean`); each gets a title, which
-            browsers show on hover.
-        best: the pass whose title says that it is the best one.
+    Each of the `points` (pass, value) of the metric's line (SVG id `mean`) gets a title, which browsers show on hover;
+    that of the pass `best` says so.
     """
     svg = svg[svg.index("<svg") :]
-    for placeholder, variable in VARIABLES.items():
-        svg = svg.replace(placeholder, variable)
+    for colour, variable in VARIABLES.items():
+        svg = svg.replace(colour, variable)
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>", "", svg, flags=re.S)
     svg = re.sub(r' (?:width|height)="[^"]*pt"', "", svg)  # the style sheet sets them
     svg = re.sub(r"font: [^;\"]*(\d+px)[^;\"]*;", r"font-size: \1;", svg)
@@ -225,11 +197,7 @@ def _for_page(svg: str, points: Sequence[tuple[int, float]], best: int | None) -
 
 @contextlib.contextmanager
 def _matplotlib_cache(spare: Path) -> Iterator[None]:
-    """Give matplotlib a writable cache folder: a pod's root is read-only, and its user has no home.
-
-    Args:
-        spare: the parent of that folder if the system has no folder for temporary files.
-    """
+    """Give matplotlib a writable cache folder, if need be below `spare`: a pod's root is read-only, without a home."""
     given = os.environ.get("MPLCONFIGDIR")
     if given and os.access(given, os.W_OK):
         yield
@@ -247,23 +215,3 @@ def _matplotlib_cache(spare: Path) -> Iterator[None]:
                 del os.environ["MPLCONFIGDIR"]
             else:
                 os.environ["MPLCONFIGDIR"] = given
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draw curve.png of one output folder; return 1 if there is nothing to draw."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    if len(arguments) != 1:
-        print("usage: python -m launcher.reporting.plots OUTPUT_DIR", file=sys.stderr)  # noqa: T201
-        return 64
-    drawn = draw_png(Path(arguments[0]))
-    print(
-        drawn
-        or f"{arguments[0]}/metrics.csv has no finished pass yet, so there is nothing to draw. "
-        "Fix: try again after the first pass",
-        file=sys.stdout if drawn else sys.stderr,
-    )
-    return 0 if drawn else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())

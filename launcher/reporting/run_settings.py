@@ -10,22 +10,15 @@ DIGEST_CHARACTERS = 12
 
 
 def with_options(run: Mapping[str, Any], program: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a copy of `run` with the key `options`: all options of the program with their values.
-
-    Args:
-        run: content of run.json.
-        program: content of program.json; None or {} if the file does not exist.
-    """
+    """Return a copy of run.json with the key `options`: all options of the program, from program.json if it exists."""
     return {**run, "options": dict((program or {}).get("options") or {})}
 
 
 def settings_of_run(run: Mapping[str, Any], passes: int | None) -> dict[str, Any]:
     """Return the settings in which two runs may differ: name to show → value.
 
-    Args:
-        run: content of run.json, or the result of `with_options`. Without the key `options`, only the options
-            in extraArgs are returned.
-        passes: the number of finished passes; None leaves it out.
+    `run` is the content of run.json, or the result of `with_options`; without the key `options`, only the options in
+    extraArgs are returned. `passes` is the number of finished passes; None leaves it out.
     """
     kept = dict(run.get("fingerprint") or {})
     for key in ("program", "dataDigest"):

@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from launcher.errors import setting_error
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 
-__all__ = ["RUNTIMES", "ProcessSpec", "RankAttempt", "Runtime", "load_runtime"]
-
-RUNTIMES = ("fleet", "v1", "collective")
+__all__ = ["ProcessSpec", "RankAttempt", "Runtime", "load_runtime"]
 
 
 def load_runtime(name: str) -> Runtime:
-    """Return the runtime called `name`, importing only its module. Raise `SettingsError` for another name."""
+    """Return the runtime called `name` (`TrainSettings.runtime`), importing only its module."""
     if name == "v1":
         from launcher.runtimes.v1 import V1Runtime
 
         return V1Runtime()
-    if name == "fleet":
-        from launcher.runtimes.fleet import FleetRuntime
-
-        return FleetRuntime()
     if name == "collective":
         from launcher.runtimes.collective import CollectiveRuntime
 
         return CollectiveRuntime()
-    raise setting_error(
-        "runtime", name, " or ".join(RUNTIMES), "no such runtime", "Set runtime to one of them"
-    )
+    from launcher.runtimes.fleet import FleetRuntime
+
+    return FleetRuntime()

@@ -1,23 +1,14 @@
 """Runtime `collective`: a user's own data-parallel script, with any PaddlePaddle or other library in the image.
 
 Each pod runs `training.processesPerPod` processes of the script `training.config`, with the options
-`training.extraArgs`. It gets the variables that `python -m paddle.distributed.launch` and torchrun set, so that a
-script for either needs no change (tested with Paddle's, docs/how-to/own-script.md). Those of Paddle are set as in
-`CollectiveController` of paddle/distributed/launch/controllers/collective.py (the same in 2.6 and 3.x):
+`training.extraArgs`. They get the variables that `python -m paddle.distributed.launch` and torchrun set, so that a
+script for either needs no change (tested with Paddle's, docs/how-to/own-script.md). Paddle's variables are those of
+`CollectiveController` in paddle/distributed/launch/controllers/collective.py (the same in 2.6 and 3.x).
 
-    "PADDLE_MASTER": collective_master, "PADDLE_GLOBAL_SIZE": global_size, "PADDLE_LOCAL_SIZE": pod.replicas,
-    "PADDLE_GLOBAL_RANK": i + rank_offset, "PADDLE_LOCAL_RANK": i, "PADDLE_NNODES": job.replicas,
-    "PADDLE_CURRENT_ENDPOINT": endpoints[i], "PADDLE_TRAINER_ID": i + rank_offset,
-    "PADDLE_TRAINERS_NUM": global_size, "PADDLE_RANK_IN_NODE": i
-    if len(",".join(job_endpoints)) < 120 * 1024: "PADDLE_TRAINER_ENDPOINTS": job_endpoints
-    with devices: FLAGS_selected_gpus, all of them for a single process, else one for each;
-    without: PADDLE_DISTRI_BACKEND=gloo
+Ports of each pod:
 
-Paddle's `init_parallel_env` (paddle/distributed/parallel.py) connects to MASTER_ADDR:MASTER_PORT, torchrun's
-variables, and else to PADDLE_MASTER; here they are the same. Ports of each pod:
-
-port + k                    the endpoint of process k (gloo does not listen on it, NCCL's set-up may)
-port + portsNum             on rank 0: PADDLE_MASTER, on which process 0 listens for all others
+port + k                  the endpoint of process k (gloo does not listen on it, NCCL's set-up may)
+port + processesPerPod    on rank 0: where process 0 listens for all others
 """
 
 from __future__ import annotations
@@ -27,35 +18,20 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from launcher.errors import SettingsError, setting_message
+from launcher.errors import setting_error
 from launcher.io import files, run_record, script_checkpoints
 from launcher.io.checkpoint_checks import find_newest_usable
 from launcher.io.helper_protocol import python_environ
 from launcher.io.program_folders import read_program_texts
 from launcher.paths import OutputPaths, Position
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.schema import RunFile, read_fields
 from launcher.settings import TrainSettings
 
-SERVERS = "this runtime has no parameter servers"
-SCRIPT = "the script itself decides it"
-FLEET_ONLY = {
-    "mode": ("training.mode", "async", SERVERS),
-    "incremental_checkpoints": ("training.incrementalCheckpoints", 0, SCRIPT),
-    "init_model": ("training.initModelPath", "", SCRIPT),
-    "keep_best": ("training.keepBest", "", SCRIPT),
-    "patience": ("training.patience", 0, SCRIPT),
-    "saving_period": ("training.savingPeriod", 1, SCRIPT),
-    "log_period": ("training.logPeriod", 50, SCRIPT),
-    "dot_period": ("training.dotPeriod", 10, SCRIPT),
-    "trainer_count": ("trainerCount", 1, "the number of threads is OMP_NUM_THREADS in extraEnv"),
-}
-"""Field of TrainSettings → (chart value, its only value with this runtime: the default, why others are rejected)."""
 FOREIGN_VARIABLES = ("PADDLE_", "MASTER_", "FLAGS_selected_", "TRAINING_ROLE")
 """Prefixes of variables that configure the distribution; those of the pod must not reach the script."""
 LONGEST_LIST = 120 * 1024
 """As in Paddle's launcher: a longer list of endpoints does not fit into a variable, and is left out."""
-
 OTHER_FRAMEWORKS = ("torch", "jax", "tensorflow")
 """In an image with one of these packages, a script with GPUs need not use the image's Paddle."""
 SMALL = "The shared memory is too small. Fix: increase training.sharedMemory, if need be with resources.limits.memory"
@@ -72,79 +48,38 @@ EXPLANATIONS = (
 (their handlers of SIGBUS), of NCCL (shmutils.cc), and of Python in Paddle's distributed/collective.py."""
 
 
-class CollectiveRuntime:
+class CollectiveRuntime(Runtime):
     """Describes the processes of a user's script, with the environment of paddle.distributed and of torchrun."""
 
-    trainer_waits = False
-    fatal_lines: tuple[str, ...] = ()
-    explanations: tuple[tuple[str, str], ...] = EXPLANATIONS
+    explanations = EXPLANATIONS
     log_shows_progress = True
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError`, with a line for each fault, for settings that do not fit a script or the image."""
-        faults = [
-            (key, value, f"{only!r} with runtime collective", why, f"Remove {key}")
-            for field, (key, only, why) in FLEET_ONLY.items()
-            if (value := getattr(settings, field)) != only
-        ]
-        if not settings.config_file.endswith(".py"):
-            why, fix = (
-                "this runtime starts it with the image's Python",
-                "Set the part after the / to the script's name",
+        """Raise `SettingsError` for a pod with GPUs whose Paddle is built for CPUs; the chart checks the rest."""
+        if settings.gpus_per_pod and not any(map(find_spec, OTHER_FRAMEWORKS)) and has_cpu_paddle():
+            raise setting_error(
+                "resources.limits (nvidia.com/gpu)",
+                settings.gpus_per_pod,
+                "absent with this image",
+                "the image's Paddle is built for CPUs: it would train without GPUs, or fail with an unrelated message",
+                "Install paddlepaddle-gpu into the image, or remove Paddle from it if the script does not need it",
             )
-            key = "training.config (PADDLE_LAUNCHER_CONFIG_FILE)"
-            faults.append((key, settings.config_file, "a Python script, FOLDER/SCRIPT.py", why, fix))
-        processes, gpus = settings.processes_per_pod, settings.gpus_per_pod
-        if gpus and processes > gpus:
-            why, fix = (
-                "processes that share a GPU wait for each other",
-                "Set it to null, or request more GPUs",
-            )
-            key = "training.processesPerPod (PADDLE_LAUNCHER_PROCESSES_PER_POD)"
-            faults.append((key, processes, f"at most {gpus}, the GPUs of a pod", why, fix))
-        if gpus and not any(map(find_spec, OTHER_FRAMEWORKS)) and has_cpu_paddle():
-            why = "the image's Paddle is built for CPUs: it would train without GPUs, or fail with an unrelated message"
-            fix = "Install paddlepaddle-gpu into the image, or remove Paddle from it if the script does not need it"
-            faults.append(("resources.limits (nvidia.com/gpu)", gpus, "absent with this image", why, fix))
-        if settings.ports_num < processes or not settings.ports_num_sparse:
-            why, fix = (
-                "each process has an endpoint, and the next port is PADDLE_MASTER",
-                "Use the chart, which sets them",
-            )
-            key = "portsNum (CONF_PADDLE_PORTS_NUM), portsNumSparse (CONF_PADDLE_PORTS_NUM_SPARSE)"
-            given = f"{settings.ports_num}, {settings.ports_num_sparse}"
-            faults.append((key, given, f"at least {processes} and 1", why, fix))
-        if faults:
-            raise SettingsError("\n".join(setting_message(*fault) for fault in faults))
-
-    def fork_server(self, settings: TrainSettings) -> None:
-        """Return None: it is unknown which libraries the script loads."""
-
-    def conversion(self, settings: TrainSettings, rank: int) -> None:
-        """Return None: the script reads the shard's text itself."""
-
-    def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:  # noqa: ARG002 - the protocol has it
-        """Return no process: the parameters are in the trainers."""
-        return []
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the processes of the script on this rank."""
-        s, count = attempt.settings, attempt.settings.processes_per_pod
-        folder = OutputPaths(attempt.output_dir).script_checkpoints
-        with files.storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+        s, output = attempt.settings, OutputPaths(attempt.output_dir)
+        with files.storage_errors(output.root):
+            output.script_checkpoints.mkdir(parents=True, exist_ok=True)
             if attempt.rank == 0:  # for `compare`
                 texts = read_program_texts(attempt.program_dir)
-                files.write_json(
-                    OutputPaths(attempt.output_dir).program_json, {"options": {}, "files": texts}
-                )
+                files.write_json(output.program_json, {"options": {}, "files": texts})
         specs = []
-        for local in range(count):
-            copy = OutputPaths(attempt.output_dir).train_log(attempt.rank, local)
+        for local in range(s.processes_per_pod):
+            copy = output.train_log(attempt.rank, local)
             first = attempt.rank == 0 and local == 0
             specs.append(
                 ProcessSpec(
-                    name=f"trainer {local}" if count > 1 else "trainer",
+                    name=f"trainer {local}" if s.processes_per_pod > 1 else "trainer",
                     role="trainer",
                     argv=(sys.executable, "-u", s.config_file, *s.extra_args),
                     env=base_environment(s) | rank_variables(attempt, local) | run_variables(attempt, local),
@@ -157,10 +92,7 @@ class CollectiveRuntime:
         return specs
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
-        """Return the newest usable checkpoint that `ScriptRun.save` saved; None if there is none.
-
-        The launcher does not know the files that a script saves in another way.
-        """
+        """Return the newest usable checkpoint that `ScriptRun.save` saved; None if there is none."""
         return find_newest_usable(output_dir, script_checkpoints.unusable_reason)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
@@ -182,8 +114,8 @@ def has_cpu_paddle() -> bool:
 
 
 def master_port(settings: TrainSettings) -> int:
-    """Return the port on which process 0 listens for all others: the first one after the endpoints."""
-    return settings.sparse_ports[0]
+    """Return the port on which process 0 listens for all others."""
+    return settings.port + settings.processes_per_pod
 
 
 def base_environment(settings: TrainSettings) -> dict[str, str]:
@@ -204,7 +136,7 @@ def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
     s = attempt.settings
     count = s.processes_per_pod
     rank, world = attempt.rank * count + local, len(attempt.hosts) * count
-    endpoints = [f"{host}:{port}" for host in attempt.hosts for port in s.pserver_ports[:count]]
+    endpoints = [f"{host}:{s.port + k}" for host in attempt.hosts for k in range(count)]
     found = {
         "PADDLE_MASTER": f"{attempt.hosts[0]}:{master_port(s)}",
         "PADDLE_GLOBAL_SIZE": world,
@@ -235,10 +167,7 @@ def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
 
 
 def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
-    """Return further variables of the launcher for a script, which `launcher.script_run` reads; empty: there is none.
-
-    The other ones that it reads, such as PADDLE_LAUNCHER_PASSES, are in the pod's environment.
-    """
+    """Return what `launcher.script_run` reads in addition to the pod's variables; an empty text: there is none."""
     s, output = attempt.settings, OutputPaths(attempt.output_dir)
     train, test = s.work.data / "train.txt", s.work.data / "test.txt"
     return {

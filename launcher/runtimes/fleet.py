@@ -22,7 +22,7 @@ from launcher import metrics
 from launcher.errors import setting_error
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import OutputPaths, Position
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.settings import TrainSettings
 from launcher.trainer import process_settings
 from launcher.trainer.checkpoint import contents_file, selection
@@ -58,16 +58,14 @@ PSERVER = QUIET | {"TRAINING_ROLE": "PSERVER"}
 TRAINER = QUIET | {"TRAINING_ROLE": "TRAINER"}
 
 
-class FleetRuntime:
+class FleetRuntime(Runtime):
     """Describes the pserver and trainer processes of PaddlePaddle 2.6.2; the supervisor starts them."""
 
     trainer_waits = True  # so that pservers and trainers load Paddle at the same time
-    fatal_lines: tuple[str, ...] = FATAL
-    explanations: tuple[tuple[str, str], ...] = ()
-    log_shows_progress = False  # its trainers always write progress.json
+    fatal_lines = FATAL
 
-    def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for an arm64 node, and for `training.patience` without `training.keepBest`."""
+    def check(self, settings: TrainSettings) -> None:  # noqa: ARG002 - the protocol has it
+        """Raise `SettingsError` on an arm64 node."""
         if os.uname().machine == "aarch64":
             raise setting_error(
                 "scheduling.architecture",
@@ -75,14 +73,6 @@ class FleetRuntime:
                 "amd64",
                 "PaddlePaddle's package for arm64 cannot save tables: a pserver crashes at the first checkpoint",
                 "Set scheduling.architecture: amd64, and use nodes of that architecture",
-            )
-        if settings.patience and not settings.keep_best:
-            raise setting_error(
-                "training.patience (PADDLE_LAUNCHER_PATIENCE)",
-                settings.patience,
-                "0 without training.keepBest",
-                "it counts the passes that do not improve that metric",
-                "Set training.keepBest to a test metric of the program, or remove training.patience",
             )
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec:
@@ -193,9 +183,7 @@ def base_environment(settings: TrainSettings) -> dict[str, str]:
 def process_environment(attempt: RankAttempt, server: int) -> dict[str, str]:
     """Write the JSON file with a process's settings, and return its environment without TRAINING_ROLE.
 
-    Args:
-        attempt: the attempt, as this rank sees it.
-        server: the number of the pserver in its pod; -1 for the trainer.
+    `server` is the number of the pserver in its pod; -1 for the trainer.
     """
     path = attempt.work_dir / ("process-trainer.json" if server < 0 else f"process-pserver-{server}.json")
     process_settings.write_process_file(

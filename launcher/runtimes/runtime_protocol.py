@@ -1,8 +1,8 @@
 """Interface of a runtime, which knows how to run one PaddlePaddle version: command lines, ports, outputs.
 
 The supervisor does everything else in the same way for all runtimes: staging, rendezvous, starting, watching
-and stopping of processes, restarts. To add a runtime, write a class with the members of `Runtime` in a module
-of this folder and add it to `load_runtime` and RUNTIMES in __init__.py.
+and stopping of processes, restarts. To add a runtime, write a class that inherits from `Runtime` in a module
+of this folder and add it to `load_runtime` in __init__.py.
 
     check ─▶ fork_server ─▶ conversion ─▶ (rendezvous) ─▶ pservers, trainers ─▶ is_complete
 """
@@ -78,32 +78,38 @@ class ProcessSpec:
 
 
 class Runtime(Protocol):
-    """Interface of a runtime, which runs one PaddlePaddle version; the chart value `runtime` selects it."""
+    """Interface of a runtime, which runs one PaddlePaddle version; the chart value `runtime` selects it.
 
-    trainer_waits: bool
+    A runtime inherits from this class, and replaces the members whose default does not fit.
+    """
+
+    trainer_waits: bool = False
     """Whether the trainer itself waits for the job's pservers; then it is started together with them."""
-    fatal_lines: tuple[str, ...]
+    fatal_lines: tuple[str, ...] = ()
     """Texts in a process's log after which it cannot continue, although it does not exit."""
-    explanations: tuple[tuple[str, str], ...]
+    explanations: tuple[tuple[str, str], ...] = ()
     """(text in the log of a process that failed, its cause and fix)."""
-    log_shows_progress: bool
+    log_shows_progress: bool = False
     """Whether trainers without a progress.json count as hung once none of their logs grows for
     training.progressDeadlineSeconds."""
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for settings or images that cannot work, before anything is created."""
+        """Raise `SettingsError` for an image or node that cannot work. The chart rejects values that do not fit."""
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
-        """Return the process that loads large libraries once and then forks pservers and trainers, or None.
+        """Return the process that loads large libraries once and then forks pservers and trainers, or None (default).
 
         It must speak the protocol of launcher/trainer/fork_server.py.
         """
+        return None
 
     def conversion(self, settings: TrainSettings, rank: int) -> HelperSpec | None:
-        """Return a helper process that parses this rank's rows before the attempt; None if none is needed."""
+        """Return a helper process that parses this rank's rows before the attempt, or None (default)."""
+        return None
 
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
-        """Return the parameter server (pserver) processes of this rank for `attempt`, sorted by port."""
+        """Return the parameter server (pserver) processes of this rank for `attempt`, sorted by port; default: none."""
+        return []
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the trainer processes of this rank for `attempt`, at least one.

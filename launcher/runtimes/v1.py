@@ -10,7 +10,7 @@ from pathlib import Path
 from launcher.errors import SettingsError, setting_error
 from launcher.io import checkpoint_checks
 from launcher.paths import OutputPaths, Position
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.settings import TrainSettings
 
 BINARY = "paddle"
@@ -19,69 +19,37 @@ PROBE_SECONDS = 20
 
 HELP_WORDS = ("nics", "port", "ports_num")
 """Flags in the help of both sub-commands."""
-MANAGED = frozenset({
-    "nics", "port", "ports_num", "ports_num_for_sparse", "num_gradient_servers", "comment", "pservers", "config",
-    "trainer_count", "num_passes", "use_gpu", "log_period", "dot_period", "saving_period", "local", "trainer_id",
-    "save_dir", "start_pass", "init_model_path",
-})  # fmt: skip
-"""Flags that the launcher sets itself; `init_model_path` would override `--start_pass` of a resume."""
 
 
-class V1Runtime:
-    """Describes the processes `paddle pserver` and `paddle train` of PaddlePaddle 0.10 and 0.11."""
+class V1Runtime(Runtime):
+    """Describes the processes `paddle pserver` and `paddle train` of PaddlePaddle 0.10 and 0.11.
 
-    trainer_waits = False
-    fatal_lines: tuple[str, ...] = ()
-    explanations: tuple[tuple[str, str], ...] = ()
-    log_shows_progress = (
-        False  # a pass may be longer than any deadline, and only its end is in the log for sure
-    )
+    Their log does not show progress: a pass may take longer than any deadline, and only its end is surely in the log.
+    """
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for settings that the old binary cannot fulfil, or an image without the binary.
-
-        Also rejected are flags in `training.extraArgs` that the launcher sets itself (MANAGED).
-        """
-        for argument in settings.extra_args:
-            if argument.lstrip("-").split("=", 1)[0].replace("-", "_") in MANAGED:
-                raise setting_error(
-                    "training.extraArgs (PADDLE_LAUNCHER_EXTRA_ARGS)",
-                    argument,
-                    "a flag that the launcher does not set itself",
-                    "the binary would silently use one of the two values; managed flags are "
-                    f"{', '.join(sorted(MANAGED))}",
-                    "Remove it and set the chart's own value for it",
+        """Raise `SettingsError` for an image without the old binary."""
+        found = shutil.which(BINARY, path=settings.environ.get("PATH", os.defpath))
+        if found is None:
+            raise _unusable(f"there is no `{BINARY}` on PATH", settings)
+        for command in ("pserver", "train"):
+            try:
+                done = subprocess.run(
+                    [found, command, "--help"],
+                    env=dict(settings.environ),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    timeout=PROBE_SECONDS,
+                    check=False,
                 )
-        if settings.mode == "geo":
-            raise setting_error(
-                "training.mode (PADDLE_LAUNCHER_MODE)",
-                settings.mode,
-                "sync or async with runtime v1",
-                "the old binary has no geo mode",
-                "Set training.mode to sync or async, or runtime to fleet",
-            )
-        unsupported = {
-            "checkpointEvery": settings.checkpoint_every_batches or settings.checkpoint_every_minutes,
-            "incrementalCheckpoints": settings.incremental_checkpoints,
-            "keepBest": settings.keep_best,
-            "initModelPath": settings.init_model,
-        }
-        for name, value in unsupported.items():
-            if value:
-                raise setting_error(
-                    f"training.{name}",
-                    value,
-                    "unset with runtime v1",
-                    "the old binary saves only at the end of passes, and starts with its own parameters",
-                    f"Remove training.{name}, or set runtime to fleet",
-                )
-        _check_binary(settings)
-
-    def fork_server(self, settings: TrainSettings) -> None:
-        """Return None: the binary starts fast, so no process needs to load it in advance."""
-
-    def conversion(self, settings: TrainSettings, rank: int) -> None:
-        """Return None: the binary reads the shard's text itself, so nothing is parsed in advance."""
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise _unusable(f"`{BINARY} {command} --help` fails: {error}", settings) from error
+            # gflags' --help exits with 1, so only its output shows whether the sub-command exists.
+            shown = done.stdout.decode(errors="replace")
+            if not all(word in shown for word in HELP_WORDS):
+                why = f"its --help lacks one of {', '.join(HELP_WORDS)}"
+                raise _unusable(f"`{BINARY} {command}` is not a command of {found}: {why}", settings)
 
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the one pserver process of this rank, which listens on all dense and sparse ports."""
@@ -157,32 +125,6 @@ class V1Runtime:
         """Return whether `output_dir` has a checkpoint of the last pass."""
         newest = self.newest_checkpoint(output_dir)
         return newest is not None and newest.passes >= settings.passes
-
-
-def _check_binary(settings: TrainSettings) -> None:
-    found = shutil.which(BINARY, path=settings.environ.get("PATH", os.defpath))
-    if found is None:
-        raise _unusable(f"there is no `{BINARY}` on PATH", settings)
-    for command in ("pserver", "train"):
-        try:
-            done = subprocess.run(
-                [found, command, "--help"],
-                env=dict(settings.environ),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                timeout=PROBE_SECONDS,
-                check=False,
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
-            raise _unusable(f"`{BINARY} {command} --help` fails: {error}", settings) from error
-        # gflags' --help exits with 1, so only its output shows whether the sub-command exists.
-        shown = done.stdout.decode(errors="replace")
-        if not all(word in shown for word in HELP_WORDS):
-            raise _unusable(
-                f"`{BINARY} {command}` is not a command of {found}: its --help lacks one of {', '.join(HELP_WORDS)}",
-                settings,
-            )
 
 
 def _unusable(why: str, settings: TrainSettings) -> SettingsError:

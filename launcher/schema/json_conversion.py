@@ -26,8 +26,7 @@ def mismatch(value: object, shape: Any, at: str = "") -> str | None:
 
     Args:
         value: the parsed JSON value.
-        shape: the expected type: int, float, str, None, Any, a union, list[…], dict[str, …], or a TypedDict
-            or dataclass with fields of these types.
+        shape: int, float, str, None, Any, a union, list[…], dict[str, …], or a TypedDict or dataclass of these types.
         at: the key of `value` in its file, with dots between levels, for the description.
     """
     kind = get_origin(shape) or shape
@@ -76,13 +75,8 @@ def to_json(value: Any) -> Any:
 def from_json(shape: type[T], value: Any) -> T:
     """Convert parsed JSON to a dataclass, the reverse of `to_json`. Unknown keys are ignored.
 
-    Args:
-        shape: the dataclass.
-        value: the parsed JSON.
-
     Raises:
-        ValueError: a required key of `value` is missing, or a value has the wrong type; the message has the
-            key.
+        ValueError: a required key is missing, or a value has the wrong type; the message has the key.
     """
     if why := mismatch(value, shape):
         raise ValueError(why)
@@ -93,10 +87,7 @@ def from_json(shape: type[T], value: Any) -> T:
 def read_fields(shape: type[T], value: Mapping[str, Any]) -> T:
     """Convert a JSON object to a dataclass, leniently: a missing or wrong value becomes the field's default.
 
-    Args:
-        shape: the dataclass; all its fields must have defaults. A field with the KEY "" receives the whole
-            object.
-        value: the parsed JSON object.
+    All fields must have defaults. A field with the KEY "" receives the whole object.
     """
     cls: Any = shape
     found: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """The settings of a pod: frozen dataclasses that are read once from the environment variables of the pod.
 
 No other module of the launcher reads them from the environment. Each field has its variable, parser, default and
-chart value. `parsers.py` has the parsers, `consistency.py` the checks between settings. All faults are reported at
-once, one line each, before anything is created (exit code 64).
+chart value. All faults are reported at once, one line each, before anything is created (exit code 64). Whether values
+fit together is checked by the chart (`templates/_validate.tpl`), which alone creates pods.
 """
 
 from __future__ import annotations
@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
-from launcher.errors import SettingsError, setting_message
 from launcher.paths import JobPaths, WorkPaths
-from launcher.settings import consistency
 from launcher.settings import parsers as p
 from launcher.settings.variables import read_variables, secret_names, variable
 
@@ -69,7 +67,7 @@ class PodSettings:
     chart_run_id: str = variable("PADDLE_LAUNCHER_RUN_ID", p.text, "", "runId")
     """The value runId: a new text makes a new Job from the same values."""
     log_format: str = variable("PADDLE_LAUNCHER_LOG_FORMAT", p.choice("text", "json"), "text", "logFormat")
-    """`text` or `json`: the form of the launcher's own lines in the pod's log."""
+    """Form of the launcher's own lines in the pod's log."""
     environ: Mapping[str, str] = field(repr=False)
     """The environment, read-only and without secrets: the base of child processes' environments."""
 
@@ -119,7 +117,6 @@ class TrainSettings(PodSettings):
     runtime: str = variable(
         "PADDLE_LAUNCHER_RUNTIME", p.choice("fleet", "v1", "collective"), "fleet", "runtime"
     )
-    """`fleet`, `v1` or `collective`."""
     processes_per_pod: int = variable(
         "PADDLE_LAUNCHER_PROCESSES_PER_POD",
         p.integer(1, 64, "each one is a trainer process of a pod"),
@@ -144,7 +141,6 @@ class TrainSettings(PodSettings):
     peer_port: int = variable("PADDLE_LAUNCHER_PEER_PORT", _PORT, None, "peerPort")
     """Port of the launchers' own HTTP server."""
     mode: str = variable("PADDLE_LAUNCHER_MODE", p.choice("sync", "async", "geo"), "async", "training.mode")
-    """`sync`, `async` or `geo` (training.mode)."""
     passes: int = variable("PADDLE_LAUNCHER_PASSES", p.integer(1, 100_000), 10, "training.passes")
     batch_size: int = variable("PADDLE_LAUNCHER_BATCH_SIZE", p.integer(1), 256, "training.batchSize")
     """Samples of one batch of one trainer."""
@@ -245,20 +241,16 @@ class TrainSettings(PodSettings):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> TrainSettings:
-        """Read and check all settings. Raises `SettingsError` with one line for each fault."""
+        """Read all settings. Raises `SettingsError` with one line for each invalid variable."""
         environ = dict(os.environ if environ is None else environ)
-        values, faults = read_variables(cls, environ)
-        if not faults:
-            if values["gradient_num"] is None:
-                values["gradient_num"] = values["trainers"]
-            if values["peer_port"] is None:
-                values["peer_port"] = values["port"] + values["ports_num"] + values["ports_num_sparse"]
-            if values["checkpoint_every_minutes"] is None:
-                has_other = values["checkpoint_every_batches"] or values["runtime"] == "v1"
-                values["checkpoint_every_minutes"] = 0.0 if has_other else 10.0
-            faults = [setting_message(*fault) for fault in consistency.training_faults(values)]
-        if faults:
-            raise SettingsError("\n".join(faults))
+        values = read_variables(cls, environ)
+        if values["gradient_num"] is None:
+            values["gradient_num"] = values["trainers"]
+        if values["peer_port"] is None:
+            values["peer_port"] = values["port"] + values["ports_num"] + values["ports_num_sparse"]
+        if values["checkpoint_every_minutes"] is None:
+            has_other = values["checkpoint_every_batches"] or values["runtime"] == "v1"
+            values["checkpoint_every_minutes"] = 0.0 if has_other else 10.0
         passed = {name: value for name, value in environ.items() if name not in secret_names(cls)}
         return cls(**values, environ=MappingProxyType(passed))
 
@@ -276,8 +268,6 @@ class DataSettings(PodSettings):
     """`dataJob`, or `trainingPods`: this process is an init container of a training pod."""
     completion_index: int = variable("JOB_COMPLETION_INDEX", p.integer(0), 0, "the Indexed Job")
     """Number of this pod in its Job, from 0."""
-    out_dir: Path = variable("OUT_DIR", p.absolute, None)
-    """The job's folder; always JOB_PATH/JOB_NAME."""
     split_count: int = variable(
         "SPLIT_COUNT", p.integer(1, 1000, "each trainer needs a shard"), 3, "data.splitCount"
     )
@@ -290,7 +280,6 @@ class DataSettings(PodSettings):
     tables: tuple[str, ...] = variable("PADDLE_LAUNCHER_DATA_TABLES", p.texts, (), "data.tables")
     """Further members of the archive, which are copied unchanged."""
     format: str = variable("PADDLE_LAUNCHER_DATA_FORMAT", p.choice("lines", "csv"), "lines", "data.format")
-    """`lines` or `csv`."""
     delimiter: str = variable("PADDLE_LAUNCHER_DATA_DELIMITER", p.delimiter, ",", "data.delimiter")
     header: bool = variable("PADDLE_LAUNCHER_DATA_HEADER", p.flag, True, "data.header")
     columns: tuple[str | int, ...] = variable("PADDLE_LAUNCHER_DATA_COLUMNS", p.columns, (), "data.columns")
@@ -318,15 +307,9 @@ class DataSettings(PodSettings):
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> DataSettings:
-        """Read and check all settings. Raises `SettingsError` with one line for each fault."""
+        """Read all settings. Raises `SettingsError` with one line for each invalid variable."""
         environ = dict(os.environ if environ is None else environ)
-        values, faults = read_variables(cls, environ)
-        if not faults:
-            faults = [setting_message(*fault) for fault in consistency.data_faults(values)]
-            values["out_dir"] = values["job_path"] / values["job_name"]
-        if faults:
-            raise SettingsError("\n".join(faults))
-        return cls(**values, environ=MappingProxyType(environ))
+        return cls(**read_variables(cls, environ), environ=MappingProxyType(environ))
 
 
 def termination_log(environ: Mapping[str, str] | None = None) -> Path:

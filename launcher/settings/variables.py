@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from launcher.errors import setting_message
+from launcher.errors import SettingsError, setting_message
 from launcher.settings.parsers import BadValueError, Parser
 
 REQUIRED = object()
@@ -58,11 +58,16 @@ def variable(
     )
 
 
-def read_variables(settings: type, environ: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """Return the values of a dataclass's fields by name, and a message for each missing or invalid variable."""
+def read_variables(settings: type, environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of a dataclass's fields by name.
+
+    Raises:
+        SettingsError: variables are missing or invalid; the message has a line for each.
+    """
     read = {field: one.read(environ) for field, one in _variables(settings).items()}
-    faults = [fault for _, fault in read.values() if fault]
-    return {field: value for field, (value, _) in read.items()}, faults
+    if faults := [fault for _, fault in read.values() if fault]:
+        raise SettingsError("\n".join(faults))
+    return {field: value for field, (value, _) in read.items()}
 
 
 def secret_names(settings: type) -> set[str]:

@@ -74,6 +74,14 @@ BAD = [
         ),
     ),
     (
+        {"training": {"extraArgs": ["--trainer-id=3"]}, "runtime": "v1"},
+        *("training.extraArgs", '"--trainer-id=3"', "a flag that no value of this chart sets", "Remove it"),
+    ),
+    (
+        {"training": {"mode": "geo"}, "runtime": "v1"},
+        *("training.mode", '"geo"', "sync or async with runtime v1", "runtime to fleet"),
+    ),
+    (
         {"training": {"checkpointEvery": {"batches": 5}}, "runtime": "v1"},
         *("training.checkpointEvery.batches", "5", "unset with runtime v1", "savingPeriod"),
     ),
@@ -169,6 +177,20 @@ BAD = [
         *("data.workers", "3", "1 with data.preparedBy trainingPods", "Remove data.workers"),
     ),
     ({"data": {"tables": ["a/t", "b/t"]}}, "data.tables", '"b/t"', "no other table", "Remove one"),
+    (
+        {"data": {"tables": ["t"], "member": ""}},
+        "data.tables",
+        '["t"]',
+        "other than data.member",
+        "Set data.member",
+    ),
+    (
+        {"data": {"tables": ["t"], "member": "t"}},
+        "data.tables",
+        '["t"]',
+        "other than data.member",
+        "Set data.member",
+    ),
     ({"data": {"columns": ["a"]}}, "data.columns", '["a"]', "empty with data.format lines", "to csv"),
     (
         {"data": {"format": "csv", "header": False, "columns": ["a"]}},

@@ -79,8 +79,9 @@ def api(namespace, job, tmp_path):
 
 
 def test_created_event_is_shown_by_kubectl_describe_of_the_job(settings, api, namespace, job):
+    message = {"event": "failed", "id": "1", "text": "rank 1 died", "time": time.time()}
     for _ in range(2):  # the second call is a retry after a lost answer
-        post_event(settings, api, "TrainingFailed", "rank 1 died", "Warning", name=f"{job}.1", at=time.time())
+        post_event(settings, api, message)
     shown = kubectl("describe", "job", job, "-n", namespace)
     lines = [line.split() for line in shown.splitlines() if "rank 1 died" in line]
     assert [(line[0], line[1], line[3]) for line in lines] == [

@@ -76,12 +76,15 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- $seen := list -}}
 {{- range $training.extraArgs -}}
 {{- $flag := regexReplaceAll "^--([^=]*)=.*$" . "${1}" -}}
-{{- if has $flag $managed -}}
+{{- if has (replace "-" "_" $flag) $managed -}}
 {{- include "paddle-training.fault" (list "training.extraArgs" . "a flag that no value of this chart sets" (printf "the launcher sets --%s, and this one would silently override it" $flag) "Remove it, and set the corresponding value of the chart") -}}
 {{- else if has $flag $seen -}}
 {{- include "paddle-training.fault" (list "training.extraArgs" . "given once" (printf "--%s is given twice, and only the last one would take effect" $flag) "Remove one of them") -}}
 {{- end -}}
 {{- $seen = append $seen $flag -}}
+{{- end -}}
+{{- if and (eq .Values.runtime "v1") (eq $training.mode "geo") -}}
+{{- include "paddle-training.fault" (list "training.mode" "geo" "sync or async with runtime v1" "the old binary has no such mode" "Set training.mode to sync or async, or runtime to fleet") -}}
 {{- end -}}
 {{- if and (eq .Values.runtime "v1") $training.checkpointEvery.batches -}}
 {{- include "paddle-training.fault" (list "training.checkpointEvery.batches" $training.checkpointEvery.batches "unset with runtime v1" "paddle train resumes from complete passes only" "Remove it and use training.savingPeriod, which counts passes") -}}
@@ -229,6 +232,9 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "data.tables" . "of a file name that no other table has" "all tables are copied to one folder" "Remove one of them") -}}
 {{- end -}}
 {{- $names = append $names (base .) -}}
+{{- end -}}
+{{- if and $data.tables (or (not $data.member) (has $data.member $data.tables)) -}}
+{{- include "paddle-training.fault" (list "data.tables" $data.tables "a list of members of the archive other than data.member, which must be set" "tables are further members of an archive" "Set data.member to the path of the text, and data.tables to the other members") -}}
 {{- end -}}
 {{- if and (eq $data.format "lines") $data.columns -}}
 {{- include "paddle-training.fault" (list "data.columns" $data.columns "empty with data.format lines" "lines are passed on byte for byte, without selecting columns" "Set data.format to csv, or data.columns to []") -}}

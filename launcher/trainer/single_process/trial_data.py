@@ -16,7 +16,7 @@ from typing import IO, cast
 import numpy as np
 
 from launcher.dataprep import archives, text_lines
-from launcher.dataprep.byte_streams import PeekableStream, Readable
+from launcher.dataprep.byte_streams import Readable
 from launcher.dataprep.csv_records import split_fields
 from launcher.dataprep.row_origins import RowOrigins
 from launcher.errors import DataError
@@ -111,13 +111,12 @@ def read_first_rows(
 
 def _parts(file: Path, member: str, tables: Sequence[str]) -> Iterator[archives.SourceFile]:
     with file.open("rb") as stream:
-        peeked = PeekableStream(cast("Readable", stream))
         if not member:
-            yield archives.decompress(peeked, file.name, None)
-        elif archives.is_zip(peeked):
+            yield archives.decompress(stream, file.name, None)
+        elif archives.is_zip(stream):
             yield from archives.zip_files(file, file.name, member, tables)
         else:
-            yield from archives.tar_files(peeked, file.name, member, tables)
+            yield from archives.tar_files(stream, file.name, member, tables)
 
 
 def write_records(

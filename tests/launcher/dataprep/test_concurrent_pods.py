@@ -17,6 +17,7 @@ import pytest
 from launcher.dataprep import data_job, job_lock, source_parts, split_part
 from launcher.errors import DataError, SettingsError, StoppedError
 from launcher.io import files
+from launcher.settings import DataSettings
 from tests.launcher.dataprep.conftest import LINES, PART, Pod
 
 
@@ -33,6 +34,19 @@ def separate_locks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(job_lock, "fcntl", SimpleNamespace(**vars(fcntl) | {"lockf": lock}))
         yield
+
+
+def run_together(settings: DataSettings, pods: int) -> None:
+    """Run several pods of one data Job in threads, and check that all succeed."""
+    codes: list[int] = []
+    threads = [threading.Thread(target=lambda: codes.append(data_job.main(settings))) for _ in range(pods)]
+    with separate_locks(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source_parts, "part_size", lambda _: PART)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert codes == [0] * pods
 
 
 def evict_at_part(monkeypatch: pytest.MonkeyPatch, evicted: int) -> list[int]:
@@ -57,16 +71,7 @@ def test_the_number_of_pods_changes_nothing(new_pod: Callable[[], Pod]) -> None:
     for pod in (one, three):
         pod.source(LINES)
     alone = one.prepare(part_bytes=PART, TEST_FRACTION=0.1)
-    settings = three.settings(TEST_FRACTION=0.1)
-    codes: list[int] = []
-    threads = [threading.Thread(target=lambda: codes.append(data_job.main(settings))) for _ in range(3)]
-    with separate_locks(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_parts, "part_size", lambda _: PART)
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert codes == [0, 0, 0]
+    run_together(three.settings(TEST_FRACTION=0.1), 3)
     assert files.read_json(three.job / "manifest.json") == alone
     assert three.leftovers() == []
 
@@ -146,27 +151,27 @@ def test_a_pod_fails_with_the_reason_that_another_pod_of_its_job_wrote(pod: Pod)
     assert pod.prepare(part_bytes=PART)["lines"] == 1000, "another Job tries again"
 
 
-def test_several_pods_need_locks_and_one_does_not(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"WORKERS": "2"}, r"data\.workers is '2', but must be 1 on this storage"),
+        (
+            {"PREPARED_BY": "trainingPods", "WORKERS": "3"},
+            r"data\.preparedBy is 'trainingPods', but must be dataJob on this",
+        ),
+    ],
+)
+def test_several_pods_need_locks_and_one_does_not(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, values: dict[str, str], message: str
+) -> None:
     def none(*_: object) -> None:
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(job_lock.fcntl, "lockf", none)
     pod.source(LINES)
-    with pytest.raises(SettingsError, match=r"data\.workers is '2', but must be 1 on this storage"):
-        pod.prepare(part_bytes=PART, WORKERS="2")
+    with pytest.raises(SettingsError, match=message):
+        pod.prepare(part_bytes=PART, **values)
     assert pod.prepare(part_bytes=PART)["lines"] == 1000
-
-
-def test_training_pods_without_locks_need_a_data_job(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(job_lock.fcntl, "lockf", none)
-    pod.source(LINES)
-    with pytest.raises(
-        SettingsError, match=r"data\.preparedBy is 'trainingPods', but must be dataJob on this"
-    ):
-        pod.prepare(PREPARED_BY="trainingPods", WORKERS="3")
 
 
 def test_a_new_job_waits_for_the_pods_of_a_failed_one_and_does_not_take_over_its_failure(
@@ -188,18 +193,9 @@ def test_a_new_job_waits_for_the_pods_of_a_failed_one_and_does_not_take_over_its
         time.sleep(seconds)
 
     monkeypatch.setattr(data_job, "time", SimpleNamespace(**vars(time) | {"sleep": pause}))
-    monkeypatch.setattr(source_parts, "part_size", lambda _: PART)
     pod.source(LINES)
     pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-2"
-    settings = pod.settings(WORKERS="2", DEADLINE_SECONDS="30")
-    codes: list[int] = []
-    threads = [threading.Thread(target=lambda: codes.append(data_job.main(settings))) for _ in range(2)]
-    with separate_locks():
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert codes == [0, 0]
+    run_together(pod.settings(WORKERS="2", DEADLINE_SECONDS="30"), 2)
     assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
 
 

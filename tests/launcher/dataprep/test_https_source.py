@@ -252,16 +252,6 @@ def test_a_refused_connection_is_reported(pod: Pod) -> None:
         pod.prepare(SOURCE=url, SHA256=SHA256)
 
 
-def test_content_with_a_wrong_checksum_is_never_published(pod: Pod, server: Server) -> None:
-    server.plan.content = CONTENT[:-1] + b"x\n"
-    with pytest.raises(DataError, match=f"data.sha256 is {SHA256}, but"):
-        pod.prepare(SOURCE=server.url(), SHA256=SHA256)
-    assert sorted(path.name for path in pod.job.iterdir()) == [
-        ".prepare.0123456789abcdef.lock",
-        "data-failed.json",
-    ]
-
-
 @pytest.mark.parametrize("pack", [zipped, tarred])
 def test_an_archive_over_a_flaky_connection_is_read_completely(
     pod: Pod, server: Server, pack: Callable[[dict[str, bytes]], bytes]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher.dataprep import s3_source as s3_module
-from launcher.errors import DataError, SettingsError, UnfitError
+from launcher.errors import DataError, UnfitError
 from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
 
 pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
@@ -75,11 +75,6 @@ def test_all_objects_below_a_prefix_are_split_evenly_in_the_order_of_their_keys(
     assert numbers == sorted(numbers)
 
 
-def test_a_single_object_can_be_the_source(pod: Pod, bucket: Any) -> None:
-    pod.prepare(SOURCE="s3://data/set/part-0.txt")
-    assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3"]
-
-
 def test_objects_of_several_listing_pages_are_all_read(
     pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,9 +131,12 @@ def test_a_missing_bucket_is_reported(pod: Pod, bucket: Any) -> None:
         pod.prepare(SOURCE="s3://absent/x")
 
 
-def test_a_wrong_checksum_over_all_objects_publishes_nothing(pod: Pod, bucket: Any) -> None:
+def test_one_object_is_a_source_and_a_wrong_checksum_over_all_objects_is_rejected(
+    pod: Pod, bucket: Any
+) -> None:
     sha256 = hashlib.sha256(PARTS["set/part-0.txt"]).hexdigest()
     pod.prepare(SOURCE="s3://data/set/part-0.txt", SHA256=sha256)
+    assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3"]
     pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
     with pytest.raises(DataError, match=r"data.sha256 is .* has "):
         pod.prepare(SOURCE="s3://data/set", SHA256=sha256)
@@ -183,14 +181,14 @@ def test_a_broken_download_is_resumed_at_its_byte(
 def test_an_object_that_is_replaced_while_it_is_read_is_rejected(
     pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = s3_module.S3Objects.objects
+    original = s3_module.S3Source.objects
 
     def then_replaced(self: Any) -> Any:
         listed = original(self)
         bucket.put_object(Bucket="data", Key="set/part-0.txt", Body=b"others\n")
         return listed
 
-    monkeypatch.setattr(s3_module.S3Objects, "objects", then_replaced)
+    monkeypatch.setattr(s3_module.S3Source, "objects", then_replaced)
     with pytest.raises(DataError, match=r"PreconditionFailed.*replaced while"):
         pod.prepare(SOURCE="s3://data/set")
 
@@ -234,16 +232,6 @@ def test_member_and_tables_are_read_from_exactly_the_given_object(pod: Pod, arch
     assert pod.leftovers() == []
 
 
-def test_a_broken_download_of_an_archive_is_resumed_at_its_byte(
-    pod: Pod, archive: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    broken = breaking(monkeypatch, 100, 700, 0)
-    manifest = pod.prepare(**archive["values"])
-    assert manifest["sha256"] == hashlib.sha256(archive["content"]).hexdigest()
-    assert sorted(pod.train()) == sorted(LINES.splitlines())
-    assert len(broken) == 3
-
-
 def test_an_archive_that_is_replaced_while_it_is_read_is_rejected_and_nothing_is_published(
     pod: Pod, bucket: Any, archive: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,12 +269,6 @@ def test_a_key_without_an_object_is_reported_with_the_existing_keys(
 ) -> None:
     with pytest.raises(DataError, match=message):
         pod.prepare(SOURCE=f"s3://data/{key}", MEMBER="in.txt")
-
-
-@pytest.mark.parametrize("source", ["s3://data", "s3://data/", "s3://data/set/"])
-def test_a_member_of_a_prefix_is_rejected_before_any_request(pod: Pod, source: str) -> None:
-    with pytest.raises(SettingsError, match=r"data.source is .*, but must be s3://BUCKET/KEY of one archive"):
-        pod.prepare(SOURCE=source, MEMBER="in.txt")
 
 
 def test_a_key_may_contain_characters_that_a_url_may_not(pod: Pod, bucket: Any) -> None:

@@ -17,7 +17,7 @@ from launcher.dataprep import source_parts, split_part
 from launcher.dataprep.byte_streams import FileStream
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.shard_files import LIST, list_shard_files
-from launcher.errors import DataError, SettingsError
+from launcher.errors import DataError
 from launcher.paths import JobPaths
 from tests.launcher.dataprep.conftest import LINES, PART, Pod
 
@@ -183,8 +183,6 @@ def test_data_test_source_replaces_the_held_out_lines(pod: Pod, rows: str) -> No
     assert manifest["testSource"] == "file://own.txt"
     assert len(pod.test()) == min(100, int(rows))
     assert set(pod.test()) <= set(own.split(b"\n"))
-    with pytest.raises(SettingsError, match=r"data\.testSource is 'ftp://x'"):
-        pod.prepare(TEST_SOURCE="ftp://x")
 
 
 def test_a_link_in_a_source_folder_is_rejected(pod: Pod, tmp_path: Path) -> None:
@@ -192,7 +190,7 @@ def test_a_link_in_a_source_folder_is_rejected(pod: Pod, tmp_path: Path) -> None
     folder = pod.storage / "sources" / "days"
     folder.mkdir(parents=True)
     (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
-    with pytest.raises(DataError, match="is a link that leads out of"):
+    with pytest.raises(DataError, match="a link that leads out of"):
         pod.prepare(SOURCE="file://days")
 
 

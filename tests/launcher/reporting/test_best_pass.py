@@ -7,11 +7,7 @@ from math import inf, nan
 import pytest
 
 from launcher import metrics
-from launcher.errors import SettingsError
 from launcher.reporting import text_formats
-from launcher.runtimes.fleet import FleetRuntime
-from launcher.settings import TrainSettings
-from tests.launcher.supervisor.loopback_gang import pod_environ
 
 ERRORS = [(1, 0.5), (2, 0.3), (3, 0.3), (4, nan), (5, 0.4)]
 
@@ -75,14 +71,3 @@ def test_best_pass_is_empty_without_keep_best() -> None:
     assert metrics.best_pass({"state": "complete", "passes": 9}, PASSES) == {}
     assert text_formats.best_pass({}) == ""
     assert metrics.best_pass({"keepBest": "auc"}, PASSES) == {}
-
-
-def test_patience_without_keep_best_is_rejected() -> None:
-    settings = TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_PATIENCE="2"))
-    with pytest.raises(
-        SettingsError, match=r"training.patience .* is 2, but must be 0 without training.keepB"
-    ):
-        FleetRuntime().check(settings)
-    FleetRuntime().check(
-        TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_PATIENCE="2", PADDLE_LAUNCHER_KEEP_BEST="auc"))
-    )

@@ -55,11 +55,17 @@ def test_restart_marks_are_between_the_passes_of_two_attempts():
     assert metrics.restart_marks([a_row(0, 0, 2), a_row(1, 0, 2)]) == []
 
 
-def test_curve_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_path, monkeypatch):
+@pytest.fixture
+def drawn(monkeypatch):
+    """Return a list that gets the figures which the test draws, and which are not written."""
     from matplotlib.figure import Figure
 
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    return figures
+
+
+def test_curve_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_path, drawn):
     head = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
     lines = [f"{number},0,{number // 2},10,1.0,10,0.5,0.25\n" for number in range(4)]
     (tmp_path / "metrics.csv").write_text(head + "".join(lines))
@@ -71,11 +77,7 @@ def test_curve_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_path, mo
         assert [text.get_text() for text in axis.texts] == ["attempt 1"]
 
 
-def test_curve_marks_the_best_pass_of_a_run_with_keep_best(tmp_path, monkeypatch):
-    from matplotlib.figure import Figure
-
-    drawn = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+def test_curve_marks_the_best_pass_of_a_run_with_keep_best(tmp_path, drawn):
     head = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_auc,test_error\n"
     lines = [f"{number},0,0,10,1.0,10,0.5,{auc},0.5\n" for number, auc in enumerate((0.6, 0.8, 0.7))]
     (tmp_path / "metrics.csv").write_text(head + "".join(lines))

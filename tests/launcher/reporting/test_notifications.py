@@ -258,27 +258,28 @@ def test_notifier_without_webhook_and_events_starts_no_thread() -> None:
 def test_events_of_restarts_and_failures_are_warnings(
     monkeypatch: pytest.MonkeyPatch, logged: Callable[[], list[str]]
 ) -> None:
-    posted: list[tuple[str, str, str, str]] = []
+    posted: list[dict[str, Any]] = []
     failures = [OSError("the API server answered 500: x")]
 
-    def post(s: object, api: object, reason: str, text: str, kind: str, *, name: str, at: float) -> None:
-        if failures:
-            raise failures.pop()
-        posted.append((reason, text, kind, name))
+    class Api:
+        def __init__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr("launcher.io.kubernetes_api.PodApi", lambda *_: object())
-    monkeypatch.setattr(notifications, "post_event", post)
+        def create(self, kind: str, event: dict[str, Any]) -> None:
+            if failures:
+                raise failures.pop()
+            posted.append(event)
+
+    monkeypatch.setattr("launcher.io.kubernetes_api.PodApi", Api)
     sender = Notifier(settings(PADDLE_LAUNCHER_EVENTS="true"), base=0.02)
     sender.notify("started", attempt=0)
     sender.notify("restarted", attempt=1, cause="x")
     until(lambda: len(posted) == 2)
     sender.close(20)
-    assert [(reason, kind) for reason, _, kind, _ in posted] == [
+    assert [(event["reason"], event["type"]) for event in posted] == [
         ("TrainingStarted", "Normal"),
         ("TrainingRestarted", "Warning"),
     ]
-    assert posted[1][1].endswith("restarted, attempt 1: x")
-    assert all(name.startswith("quick-start-0a1b2c3d.") for *_, name in posted)
+    assert posted[1]["message"].endswith("restarted, attempt 1: x")
     assert len(logged()) == 1
 
 

@@ -30,7 +30,7 @@ def test_port_and_ports_num_decide_the_pservers_of_a_pod(tmp_path: Path) -> None
     assert [spec.ready_ports for spec in specs] == [(7164,), (7165,), (7166,)]
     assert [spec.env["PADDLE_PORT"] for spec in specs] == ["7164", "7165", "7166"]
     assert [spec.log.name for spec in specs] == ["server.log", "server-1.log", "server-2.log"]
-    assert {spec.env["POD_IP"] for spec in specs} == {"127.0.0.2"}
+    assert {(spec.env["POD_IP"], spec.env["PADDLE_TRAINERS_NUM"]) for spec in specs} == {("127.0.0.2", "2")}
 
 
 def test_every_process_has_the_same_list_of_servers_and_each_server_finds_itself_in_it(
@@ -70,13 +70,6 @@ def test_node_of_another_architecture_is_rejected(tmp_path: Path, monkeypatch: p
         match=r"scheduling\.architecture .*arm64.*amd64.* Fix: set scheduling\.architecture: amd64",
     ):
         RUNTIME.check(gang(tmp_path).settings)
-
-
-def test_gradient_num_must_be_the_number_of_trainers(tmp_path: Path) -> None:
-    here = gang(tmp_path, ranks=3, CONF_PADDLE_GRADIENT_NUM="3")
-    assert RUNTIME.trainers(here)[0].env["PADDLE_TRAINERS_NUM"] == "3"
-    with pytest.raises(SettingsError, match=r"gradientNum .* 2, but must be the number of trainers, 3"):
-        gang(tmp_path, ranks=3, CONF_PADDLE_GRADIENT_NUM="2")
 
 
 def test_paddle_variables_of_the_pod_are_not_passed_on(tmp_path: Path) -> None:

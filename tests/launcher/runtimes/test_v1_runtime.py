@@ -73,29 +73,6 @@ def test_extra_arguments_are_passed_on_at_the_end() -> None:
     assert argv[-2:] == ("--parallel_nn=1", "--seed=a b")
 
 
-@pytest.mark.parametrize(
-    "argument", ["--trainer_id=1", "--num-passes=3", "--ports_num=1", "--init_model_path=/x"]
-)
-def test_extra_arguments_that_repeat_a_managed_flag_are_rejected(argument: str) -> None:
-    with pytest.raises(SettingsError, match=r"training\.extraArgs .* does not set itself"):
-        V1Runtime().check(gang(PADDLE_LAUNCHER_EXTRA_ARGS=f'["{argument}"]').settings)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "CHECKPOINT_EVERY_BATCHES",
-        "CHECKPOINT_EVERY_MINUTES",
-        "INCREMENTAL_CHECKPOINTS",
-        "KEEP_BEST",
-        "INIT_MODEL_PATH",
-    ],
-)
-def test_settings_that_the_old_binary_cannot_fulfil_are_rejected(name: str) -> None:
-    with pytest.raises(SettingsError, match="unset with runtime v1"):
-        V1Runtime().check(gang(**{f"PADDLE_LAUNCHER_{name}": "5"}).settings)
-
-
 def with_binary(tmp_path: Path, text: str | None) -> TrainSettings:
     settings = gang().settings
     if text is not None:

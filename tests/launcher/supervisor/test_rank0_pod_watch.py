@@ -207,7 +207,7 @@ def test_a_missing_service_account_is_a_settings_error(tmp_path: Path) -> None:
 
 def test_an_event_refers_to_the_job_by_its_uid(server: FakeApiServer) -> None:
     s = build_settings(PADDLE_LAUNCHER_K8S_JOB_UID="0a-1b")
-    post_event(s, server.api(), "GangRestarted", "ü" * 2000, "Warning", name="quick-start.1", at=0.0)
+    post_event(s, server.api(), {"event": "restarted", "id": "1", "text": "ü" * 2000, "time": 0.0})
     (event,) = server.posted
     assert server.queries[0]["path"] == "/api/v1/namespaces/paddle/events"
     assert event["involvedObject"] == {
@@ -218,17 +218,18 @@ def test_an_event_refers_to_the_job_by_its_uid(server: FakeApiServer) -> None:
         "uid": "0a-1b",
     }
     assert (event["metadata"], event["type"], event["reason"]) == (
-        {"name": "quick-start.1", "namespace": "paddle"},
+        {"name": "quick-start-0a1b2c3d.1", "namespace": "paddle"},
         "Warning",
-        "GangRestarted",
+        "TrainingRestarted",
     )
     assert event["lastTimestamp"] == "1970-01-01T00:00:00Z"
     assert len(event["message"].encode()) == 1024, "limit of the events API"
 
 
 def test_an_event_that_exists_already_is_no_error(server: FakeApiServer) -> None:
+    message = {"event": "started", "id": "1", "text": "x", "time": 0.0}
     server.answers = [409]
-    post_event(build_settings(), server.api(), "Started", "x", name="quick-start.1", at=0.0)
+    post_event(build_settings(), server.api(), message)
     server.answers = [500]
     with pytest.raises(OSError, match="answered 500"):
-        post_event(build_settings(), server.api(), "Started", "x", name="quick-start.1", at=0.0)
+        post_event(build_settings(), server.api(), message)
