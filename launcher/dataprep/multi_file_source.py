@@ -15,7 +15,7 @@ from launcher.errors import DataError
 from launcher.io.files import storage_errors
 
 
-class FolderSource:
+class LocalFolderSource:
     """Reads a file of the shared storage, or all text files below a folder in the order of their paths."""
 
     def __init__(self, context: SourceContext) -> None:
@@ -80,7 +80,7 @@ class FolderSource:
         """Do nothing: each stream is closed by its reader."""
 
 
-MultiFileSource = FolderSource | S3Source
+MultiFileSource = LocalFolderSource | S3Source
 """Lists and opens the objects of a source, each of which can be read from any byte."""
 
 
@@ -93,7 +93,7 @@ def open_multi_file_source(context: SourceContext) -> MultiFileSource | None:
     settings = context.settings
     if settings.member or not settings.source.startswith(("s3://", "file://")):
         return None
-    return S3Source(context) if settings.source.startswith("s3://") else FolderSource(context)
+    return S3Source(context) if settings.source.startswith("s3://") else LocalFolderSource(context)
 
 
 class PartSource:
