@@ -79,9 +79,10 @@ def app(args: list[str] | None = None, prog_name: str | None = None) -> NoReturn
 
 def run_command(args: list[str] | None = None, prog_name: str | None = None) -> int:
     """Run one command and return its exit code; every expected error is one message on stderr."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
-            signal.signal(number, _exit_on_signal)
+    signal.signal(signal.SIGINT, _exit_on_signal)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
+        signal.signal(signal.SIGHUP, _exit_on_signal)
     try:
         typer_app(args, prog_name=prog_name or program_name())
     except SystemExit as end:
