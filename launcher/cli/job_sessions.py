@@ -159,7 +159,7 @@ class ClusterSession:
         return self._read_view((*FINAL_STATES, "missing"), log)
 
     def poll_view(self, log: bool = False) -> RunView:
-        """Return the run's present state, for callers that poll every few seconds.
+        """Return the same as `read_view`, for callers that poll every few seconds.
 
         No reader pod is created as long as the state of the Job is enough. The files are read at most every
         FILES_SECONDS, since each read starts a process next to the training.

@@ -30,8 +30,8 @@ PathOption = Annotated[
     typer.Option(
         "--path",
         metavar="DIR",
-        help="Read the job's folder <JOB_PATH>/<JOB_NAME> on this machine, without a cluster. "
-        "Commands that change the cluster reject this option.",
+        help="Use the job's folder <JOB_PATH>/<JOB_NAME> on this machine, without a cluster. "
+        "`base`, `leftovers`, `resume` and `stop` reject this option.",
     ),
 ]
 JobOption = Annotated[
@@ -86,7 +86,7 @@ def open_session(
     if path is None:
         return ClusterSession(connect(kubeconfig, context, namespace), release)
     if kubeconfig is not None or context is not None:
-        raise UsageError("--path reads a folder, no cluster", "omit --kubeconfig and --context")
+        raise UsageError("--path excludes --kubeconfig and --context", "omit them, or --path")
     return FolderSession(path)
 
 

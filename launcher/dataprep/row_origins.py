@@ -28,7 +28,7 @@ MAX_JUMPS = 100_000
 
 @dataclass
 class RowOrigins:
-    """Counts the records of one object, or of a byte range of it, while it is read."""
+    """Number of records of one source file (or a part of it), and for csv the lines on which they start."""
 
     name: str
     count: int = 0

@@ -145,7 +145,7 @@ def parse_json_object(name: object, content: bytes, shape: Any = dict[str, Any])
 
 def _reject_constant(name: str) -> None:
     """Raise ValueError for NaN and Infinity in JSON, which the launcher never writes."""
-    raise ValueError(f"{name} is not a JSON number")
+    raise ValueError(f"JSON has no number {name}")
 
 
 def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:

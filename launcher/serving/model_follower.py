@@ -105,7 +105,7 @@ class ModelFollower:
             self._rejected = rejected.identity
         server.metrics.failures.labels("model" if rejected else "source").inc()
         if str(error) != self._problem:
-            what = "no newer model could be found or copied"
+            what = "looking for a newer model failed"
             if rejected is not None:
                 what = f"the model at {rejected.address} is rejected"
             log.error("%s; the server keeps model %s: %s", what, server.model.version, error)

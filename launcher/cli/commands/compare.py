@@ -28,7 +28,8 @@ def compare(
     request: StorageRequest,
     *,
     one: Annotated[
-        str, typer.Argument(metavar="A", help="A run's name, as `runs` shows it, or its first characters.")
+        str,
+        typer.Argument(metavar="A", help="A run's name in `runs`, or its start; default: the current run."),
     ] = CURRENT,
     other: Annotated[
         str | None, typer.Argument(metavar="B", help="Another run; default: the newest one except A.")

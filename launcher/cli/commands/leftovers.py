@@ -51,7 +51,7 @@ def leftovers(
 ) -> None:
     """List or remove what a failed upgrade, an uninstall or a deleted namespace left of a release.
 
-    If a failed upgrade has replaced the data, --remove also starts the release's data Job again.
+    If the storage no longer has the release's data, --remove also starts its data Job again.
     """
     session = require_cluster(session, "leftovers")
     found, data_job = find_leftovers(session)

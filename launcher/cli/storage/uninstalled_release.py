@@ -54,7 +54,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
         return replace(like, release=release, job_name=SOURCES, claim=claim, image=image, k8s_data_job="")
     if request.image is None:
         raise UsageError(
-            f"{place} has claim {claim}, but no release whose image could read it",
+            f"a pod that reads claim {claim} needs an image, and {place} has no release whose image it could use",
             f"give the launcher's image with --image IMAGE; or {_OTHER_FIX}",
         )
     about = {

@@ -16,7 +16,7 @@ from launcher.supervisor.peers.messages import MemberState, Order
 
 
 class Membership:
-    """Holds the newest state of every rank and the newest order. Server threads and the agent share it."""
+    """Holds the newest state of every rank and the newest `Order`. Server threads and the agent share it."""
 
     def __init__(self, trainers: int, limits: GangLimits, wake: Callable[[], None], hold: float) -> None:
         """Create the record of `trainers` ranks, none of which has reported yet.

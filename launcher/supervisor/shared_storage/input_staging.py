@@ -166,7 +166,7 @@ def _check_space(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -
             f"{limit:,} bytes",
             f"at least {needed:,} bytes",
             f"{what} need as much on the pod's own disk, and Kubernetes would evict the pod while it copies them",
-            "set workDir.sizeLimit to about three times as much, because the records are there too, or use more "
+            "set workDir.sizeLimit to about three times this minimum, since the records are there too, or use more "
             "trainers",
         )
     disk_space.require_space(root, needed, what, disk_space.ENLARGE_WORK_VOLUME)

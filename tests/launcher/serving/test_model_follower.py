@@ -220,7 +220,7 @@ def test_a_temporary_problem_is_logged_once_and_the_model_is_loaded_afterwards(
     following.look()
     following.look()
     assert following.failures("source") == "2.0"
-    assert caplog.text.count("no newer model could be found or copied; the server keeps model") == 1
+    assert caplog.text.count("looking for a newer model failed; the server keeps model") == 1
     monkeypatch.setattr(source, "newest", newest)
     assert following.failures("model") == "0.0"
     following.look()
