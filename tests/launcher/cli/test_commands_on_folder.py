@@ -225,7 +225,7 @@ def test_missing_results_are_one_message_and_no_empty_folder(cli, tmp_path):
     [
         (("status", "--path", "/nowhere"), "does not exist"),
         (("status", "--path", "/etc/passwd"), "is not a folder"),
-        (("status", "--path", "/", "--context", "x"), "reads a folder, no cluster"),
+        (("status", "--path", "/", "--context", "x"), "--path excludes --kubeconfig"),
         (("base", "--path", "/"), "--path reads a folder, but `base` needs a cluster"),
         (("status", "--kubeconfig", "/nowhere"), "--kubeconfig /nowhere: no such file"),
         (("status", "--frobnicate"), "--frobnicate"),
