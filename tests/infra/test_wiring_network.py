@@ -1,4 +1,4 @@
-"""Target aws with mocks: the stack's own network, and an existing one."""
+"""Target aws with mocks: the stack's own network, an existing one, and DNS records."""
 
 from __future__ import annotations
 
@@ -74,3 +74,12 @@ def test_zone_without_control_plane_is_skipped_or_raises() -> None:
 def test_service_network_overlapping_existing_network_raises() -> None:
     with pytest.raises(SettingsError, match=r"network\.serviceCidr"):
         aws_stack(network={**EXISTING, "serviceCidr": "10.9.128.0/20"})
+
+
+def test_dns_records_point_to_resources() -> None:
+    records = {a.inputs["name"]: a.inputs for a in everything().of("route53/record:Record")}
+    assert records["efs.paddle.internal"]["records"] == ["fs-1.efs.us-west-2.amazonaws.com"]
+    assert records["api.paddle.internal"]["records"] == ["ABC.gr7.us-west-2.eks.amazonaws.com"]
+    assert records["paddle.example.com"]["zoneId"] == "Z1"
+    assert records["paddle.example.com"]["records"] == ["ABC.gr7.us-west-2.eks.amazonaws.com"]
+    assert everything().one("Zone").inputs["vpcs"] == [{"vpcId": "paddle-training-dev-vpc-id"}]
