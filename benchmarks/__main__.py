@@ -30,7 +30,13 @@ def main() -> int:
         print(f"# {name}", flush=True)
         started = time.monotonic()
         argv = [sys.executable, "-m", f"benchmarks.{name}"]
-        if subprocess.run(argv, cwd=HERE.parent, check=False).returncode:
+        with subprocess.Popen(argv, cwd=HERE.parent) as process:
+            try:
+                code = process.wait()
+            except SystemExit:  # SIGTERM
+                process.terminate()
+                raise
+        if code:
             failed.append(name)
         print(f"# {name} took {time.monotonic() - started:.0f} s", flush=True)
     if failed:

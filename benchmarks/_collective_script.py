@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import socket
@@ -22,7 +21,7 @@ from benchmarks._example_trainings import events, read
 from launcher.metrics import parse_metrics
 from local import try_example
 from local.collective_python import ensure_collective_python
-from local.launcher_gang import LauncherGang
+from local.launcher_gang import LauncherGang, find_processes, first_port
 from local.paths import CLONE
 from local.trainer_processes import PROGRAMS
 
@@ -55,16 +54,6 @@ def read_marks(folder: Path, attempt: int, processes: int) -> list[dict[str, flo
     """Return the time marks (Unix seconds) of each process that has trained a step in this attempt."""
     found = (read(folder / f"marks-{attempt}-{process}.json") for process in range(processes))
     return [marks for marks in found if marks]
-
-
-def find_processes(folder: Path) -> list[int]:
-    """Return the ids of the processes that have this folder in a variable of their environment, except this one."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if re.search(rb"=%b[/\0]" % re.escape(str(folder).encode()), (entry / "environ").read_bytes()):
-                found.append(int(entry.name))
-    return [pid for pid in found if pid != os.getpid()]
 
 
 class ScriptGang(LauncherGang):
@@ -112,11 +101,12 @@ def run_with_paddle(folder: Path, trainers: int, **values: str) -> Iterator[list
                 "PADDLE_LAUNCHER_TRAIN_FILE": str(job / str(rank) / "data" / "train.txt"),
                 "PADDLE_LAUNCHER_TEST_FILE": str(job / "test.txt"),
                 "PADDLE_LAUNCHER_OUTPUT_DIR": str(folder / "output"),
+                "PADDLE_LAUNCHER_WORK_DIR": str(folder),
                 "PADDLE_DISTRI_BACKEND": "gloo",
             }
             argv = [str(ensure_collective_python()), "-m", "paddle.distributed.launch"]
             argv += ["--master", f"127.0.0.1:{port}", "--nnodes", str(trainers), "--rank", str(rank)]
-            argv += ["--host", "127.0.0.1", "--start_port", str(20_000 + os.getpid() % 1000 * 10 + rank)]
+            argv += ["--host", "127.0.0.1", "--start_port", str(first_port() + rank)]
             argv += ["--nproc_per_node", "1", "--log_dir", str(folder / f"log-{rank}"), SCRIPT]
             with (folder / f"launch-{rank}.log").open("wb") as log:
                 processes.append(subprocess.Popen(argv, cwd=job / EXAMPLE, env=own, stdout=log, stderr=log))

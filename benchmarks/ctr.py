@@ -48,7 +48,6 @@ from local.paths import CLONE
 from local.trainer_processes import PROGRAMS, Process, TrainerProcesses
 
 CTR = programs.load_program(PROGRAMS / "ctr" / "trainer_config.py", Path("/none"))
-PORT = "23640"
 NETWORKS = {"small": ("32,16", 120_000), "large": ("400,400,400", 40_000)}  # hidden layers, rows a trainer
 BATCH = 512
 GAP = 0.005
@@ -138,7 +137,6 @@ def measure(
     values = {
         "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
         "TRAINER_COUNT": str(threads),
-        "CONF_PADDLE_PORT": PORT,
         "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--hidden={hidden}"]),
     }
     shutil.rmtree(folder, ignore_errors=True)
@@ -276,7 +274,6 @@ def learning(folder: Path, seed: int) -> Iterator[bool]:
     values = {
         "PADDLE_LAUNCHER_PASSES": str(passes),
         "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
-        "CONF_PADDLE_PORT": PORT,
         "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--seed={seed}"]),
     }
     gang = TrainerProcesses(folder / "gang", data, PROGRAMS / "ctr", values=values)

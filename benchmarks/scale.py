@@ -164,7 +164,8 @@ def main() -> int:
     given = parser.parse_args()
     if not given.table and not given.inside:
         own = ["unshare", "--net", "--map-root-user", sys.executable, "-m", "benchmarks.scale", "--inside"]
-        return subprocess.run(own, cwd=CLONE, check=False).returncode
+        os.chdir(CLONE)
+        os.execvp(own[0], own)  # so that a signal reaches the process that measures
     if given.inside:
         subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
         with tempfile.TemporaryDirectory(prefix="scale-") as folder:

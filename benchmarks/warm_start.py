@@ -26,6 +26,7 @@ from benchmarks._result_lines import median_of_part, print_median_parts, print_r
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor.child_processes import ForkServer
+from local.launcher_gang import find_processes
 from local.trainer_processes import ForkedProcess, Process
 
 ROUNDS = 3
@@ -63,10 +64,9 @@ def proportional_memory(pid: int) -> float:
 def memory_per_pod(gang: ByHand) -> float:
     """Return the MB of all processes of this gang, divided by the number of pods."""
     total = 0.0
-    for entry in Path("/proc").glob("[0-9]*"):
+    for pid in find_processes(gang.root):
         with contextlib.suppress(OSError):
-            if str(gang.root).encode() in (entry / "environ").read_bytes():
-                total += proportional_memory(int(entry.name))
+            total += proportional_memory(pid)
     return total / len(RANKS)
 
 

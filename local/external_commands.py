@@ -1,9 +1,11 @@
-"""Run external commands and turn their failures into LocalError with the last lines of their output."""
+"""Run external commands, and turn their failures into LocalError with the last lines of their output."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -75,6 +77,16 @@ def command_succeeds(argv: Sequence[str | Path], seconds: float = 60) -> bool:
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return False
     return ended.returncode == 0
+
+
+def exit_on_sigterm() -> None:
+    """Make SIGTERM raise SystemExit in this process, so that it stops what it has started."""
+
+    def leave(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def indent_last_lines(text: str, lines: int = 15) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,26 @@ if TYPE_CHECKING:
 
 STOP_SECONDS = 90
 """Seconds within which launchers that are asked to stop must exit, even while a compiler makes them slow."""
+
+
+def first_port() -> int:
+    """Return the first of ten ports that the trainings of this process may listen on.
+
+    PaddlePaddle's store (runtime collective) listens on all addresses of the machine, so two trainings at the same
+    time need different ports.
+    """
+    return 20_000 + os.getpid() % 1000 * 10
+
+
+def find_processes(folder: Path) -> list[int]:
+    """Return the ids of the launchers and trainers whose work folder is `folder` or below it."""
+    mark = re.compile(rb"PADDLE_LAUNCHER_WORK_DIR=%b[/\0]" % re.escape(os.fsencode(folder)))
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.search((entry / "environ").read_bytes()):
+                found.append(int(entry.name))
+    return found
 
 
 def job_environment(job_path: Path, job_name: str, trainers: int) -> dict[str, str]:
@@ -161,13 +182,7 @@ class LauncherGang:
 
     def alive(self) -> list[int]:
         """Return the ids of all processes of this gang: launchers and what they started."""
-        mark = f"PADDLE_LAUNCHER_WORK_DIR={self.folder}/".encode()
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-        return found
+        return find_processes(self.folder)
 
 
 def main() -> int:

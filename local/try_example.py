@@ -25,7 +25,7 @@ from local import console, example_data, local_stack, sample_prediction
 from local.collective_python import ensure_collective_python
 from local.errors import LocalError
 from local.filesystem import require_free_space
-from local.launcher_gang import STOP_SECONDS, LauncherGang, job_environment
+from local.launcher_gang import STOP_SECONDS, LauncherGang, first_port, job_environment
 from local.paths import CLONE, cache
 
 CHART = CLONE / "charts" / "paddle-training"
@@ -164,6 +164,7 @@ def prepare_example(config: str, folder: Path, **changes: Any) -> dict[str, str]
     env = {
         **inherited,
         **example_environment(example_values(config) | changes, folder),
+        "CONF_PADDLE_PORT": str(first_port()),
         "PYTHONPATH": str(CLONE),
     }
     with console.timed_step(f"{config}: split the data into {env['SPLIT_COUNT']} shards"):
