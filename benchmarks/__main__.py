@@ -7,6 +7,7 @@ benchmarks.data_prepare --runs 1`. If one fails, the others still run, and the e
 of ON_REQUEST run only if they are specified.
 """
 
+import os
 import subprocess
 import sys
 import time
@@ -38,7 +39,8 @@ def main() -> int:
                 raise
         if code:
             failed.append(name)
-        print(f"# {name} took {time.monotonic() - started:.0f} s", flush=True)
+        seconds, load = time.monotonic() - started, os.getloadavg()[0]
+        print(f"# {name} took {seconds:.0f} s, load {load:.1f}", flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)

@@ -13,22 +13,22 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks._example_trainings import events, read
+from benchmarks._example_trainings import ExampleGang, read
 from launcher.metrics import parse_metrics
 from local import try_example
 from local.collective_python import ensure_collective_python
-from local.launcher_gang import LauncherGang, find_processes, first_port
+from local.launcher_gang import find_processes, first_port
 from local.paths import CLONE
 from local.trainer_processes import PROGRAMS
 
 EXAMPLE = "text"
 SCRIPT = "timed.py"
 MARKS = {"started": "python", "imported": "import", "joined": "join", "loaded": "load", "first_step": "step"}
-"""Time mark of `_timed_script.py` → the part of a start that ends at it."""
+"""Time mark of `_timed_script.py` → the part of a start that ends at it: the process runs its first line, has imported
+Paddle, has joined the others (`init_parallel_env`), has loaded its rows and the checkpoint, has trained a step."""
 
 
 def prepare_text(folder: Path, trainers: int) -> dict[str, str]:
@@ -56,7 +56,7 @@ def read_marks(folder: Path, attempt: int, processes: int) -> list[dict[str, flo
     return [marks for marks in found if marks]
 
 
-class ScriptGang(LauncherGang):
+class ScriptGang(ExampleGang):
     """A gang of launchers, each with one process of the script."""
 
     def __init__(self, folder: Path, trainers: int, **values: str) -> None:
@@ -64,18 +64,11 @@ class ScriptGang(LauncherGang):
         super().__init__(folder, {**env, **values}, ensure_collective_python())
         self.output = Path(env["OUT_DIR"]) / "output"
 
-    def events(self, rank: int) -> list[tuple[float, str]]:
-        """Return (Unix seconds, message) of each line of a rank's launcher."""
-        return events(self.pod_log(rank))
-
-    def kill_script(self, rank: int) -> float:
-        """Kill the process of the script of a rank, and return when (Unix seconds)."""
-        for pid in find_processes(self.work_dir(rank)):
-            with contextlib.suppress(OSError):
-                if SCRIPT.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                    os.kill(pid, signal.SIGKILL)
-                    return time.time()
-        sys.exit(f"rank {rank} has no process {SCRIPT}; its log:\n{self.pod_log(rank)[-3000:]}")
+    def run(self, seconds: float) -> None:
+        """Start all launchers and wait until they have exited; exit with a log if one fails."""
+        codes = self.start().wait(seconds)
+        if any(codes):
+            sys.exit(f"the run under launchers failed: exit codes {codes}; {self.pod_log(0)[-3000:]}")
 
 
 @contextlib.contextmanager

@@ -170,15 +170,10 @@ def speed(folder: Path, networks: Iterable[str], repeats: int) -> Iterator[bool]
                 data = shards(place / "data", [rows] * ranks, threads)
                 hows = ("ours", "theirs", "alone")[: 3 if (ranks, threads) == (1, 2) else 2]
                 passes = measure(place / "gang", data, hidden, threads, repeats, *hows)
-                (ours, *ours_cpu), (theirs, *theirs_cpu) = np.median(passes, axis=0)[:2].tolist()
+                (_, *ours_cpu), (theirs, *theirs_cpu) = np.median(passes, axis=0)[:2].tolist()
                 ratio = float(np.median(passes[:, 0, 0] / passes[:, 1, 0]))
                 name = f"ctr_{network}_{ranks}+{ranks}_{threads}t"
-                kept = ratio >= 1
-                print(
-                    f"{name} ratio={ratio:.3f} ours={ours:.0f}/s theirs={theirs:.0f}/s least=1 "
-                    f"{'ok' if kept else 'TOO LITTLE'}",
-                    flush=True,
-                )
+                kept = print_ratio(name, ratio * theirs, theirs, "/s", least=1, digits=0)
                 print_ratio(f"{name}_cpu", sum(ours_cpu), sum(theirs_cpu), "us")
                 print(
                     f"# servers' part: {ours_cpu[1]:.1f} us of ours, {theirs_cpu[1]:.1f} of theirs",
@@ -237,10 +232,7 @@ def torch(folder: Path) -> None:
     mkl_kernels.prefer_avx2()  # what we ask of our MKL is asked of PyTorch's, too
     theirs = _json([python, "benchmarks/_ctr_torch.py", str(folder / "torch.npz"), hidden, str(BATCH)])
     ours, *ours_cpu = measure(folder / "torch-ours", data, hidden, 1, 1, "ours")[0, 0].tolist()
-    print(
-        f"ctr_torch ratio={ours / theirs['rate']:.3f} ours={ours:.0f}/s theirs={theirs['rate']:.0f}/s",
-        flush=True,
-    )
+    print_ratio("ctr_torch", ours, theirs["rate"], "/s", digits=0)
     print_ratio("ctr_torch_cpu", sum(ours_cpu), theirs["cpu"], "us")
 
 
@@ -281,13 +273,7 @@ def learning(folder: Path, seed: int) -> Iterator[bool]:
     ours = json.loads((gang.output.model / "score.json").read_text())["auc"]
     one = _try(joined, test, folder / "one", passes, "--set", f"seed={seed}")
     for name, theirs in (("ctr_auc_limit", best), ("ctr_auc_one_process", one["score"]["auc"])):
-        kept = ours >= theirs - GAP
-        print(
-            f"{name} ratio={ours / theirs:.4f} ours={ours:.4f} theirs={theirs:.4f} limit={theirs - GAP:.4f} "
-            f"{'ok' if kept else 'TOO LITTLE'}",
-            flush=True,
-        )
-        yield kept
+        yield print_ratio(name, ours, theirs, "", least=1 - GAP / theirs, digits=4)
 
 
 def main() -> int:

@@ -97,8 +97,7 @@ def measure(folder: Path, data: Path, servers: int, batch: int) -> Spent:
     first, end = seen[0], seen[-1]
     batches = end.batches - first.batches
     cpu, sent = (end.cpu - first.cpu) / batches, (end.wire - first.wire) / batches
-    load = os.getloadavg()[0]
-    print(f"# {servers} servers, {batches} batches of {batch}: {1e3 * cpu:.2f} ms CPU each, load {load:.1f}")
+    print(f"# {servers} servers, {batches} batches of {batch}: {1e3 * cpu:.2f} ms CPU each")
     return Spent(1, cpu, sent, end.memory)
 
 
