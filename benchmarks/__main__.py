@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ON_REQUEST = {"collective_learning", "own_model_guide"}
-"""Benchmarks that take eight minutes or more; `own_model_guide` repeats what `make test` has just done."""
+ON_REQUEST = {"collective_learning"}
+"""Benchmarks that take eight minutes or more."""
 
 
 def main() -> int:
