@@ -4,7 +4,6 @@ Prints `preview ratio=… ours=… theirs=…` in wall seconds; the limit of the
 account and machine are the same, and the runs alternate. As for a user, the engine starts the program, the
 provider plugin (testkit/aws_emulator instead of AWS's) and pip for each run. Nothing is deployed, so every
 preview plans to create everything; `dev` has an image here, so that the plan includes the release.
-
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def print_sample_prediction(job: Path) -> str:
     about = json.loads((job / "output" / "model" / "model.json").read_text("utf-8"))
     with (job / "test.txt").open(encoding="utf-8", errors="replace", newline="\n") as file:
         row = dict(zip(about["columns"], split_fields(next(file)), strict=True))
-    with _start_server(job / "output" / "model") as port:
+    with serve_model(job / "output" / "model") as (_, port):
         known = {column: row[column] for column in _send_request(port, "GET", "/model")["columns"]}
         answer = _send_request(port, "POST", "/predict", {"rows": [known]})
     text = answer["words"][0] if answer["words"] else json.dumps(answer["predictions"][0])
@@ -72,12 +72,16 @@ def print_sample_prediction(job: Path) -> str:
 
 
 @contextlib.contextmanager
-def _start_server(model: Path) -> Iterator[int]:
-    """Run `python -m launcher serve` during the block and yield its port on loopback."""
+def serve_model(model: Path, *options: str) -> Iterator[tuple[int, int]]:
+    """Run `python -m launcher serve` during the block; yield its process id and its port on loopback.
+
+    Raises:
+        LocalError: The server did not start.
+    """
     with socket.socket() as free:
         free.bind((HOST, 0))
         port: int = free.getsockname()[1]
-    argv = [sys.executable, "-m", "launcher", "serve", "--model", str(model), "--port", str(port)]
+    argv = [sys.executable, "-m", "launcher", "serve", "--model", str(model), "--port", str(port), *options]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             argv, cwd=CLONE, env={**os.environ, "PYTHONPATH": str(CLONE)}, stdout=log, stderr=log
@@ -92,8 +96,8 @@ def _start_server(model: Path) -> Iterator[int]:
                         f"the model server (`python -m launcher serve --model {model}`), started for a sample "
                         f"prediction, did not answer. Fix: correct the cause in its output:\n{output}"
                     )
-                time.sleep(0.05)
-            yield port
+                time.sleep(0.01)
+            yield process.pid, port
         finally:
             process.kill()
             process.wait()
