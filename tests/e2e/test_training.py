@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from testkit.local_cluster import Cluster, Serving, Training, merge_values
+from launcher.cli.launch.training_values import merge_values
+from testkit.local_cluster import Cluster, Serving, Training
 from testkit.waiting import until
 from tests.e2e import job_processes
 

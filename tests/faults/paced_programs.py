@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.launch.training_values import merge_values
 from local.images import launcher_image
 from local.paths import POD_UID
-from testkit.local_cluster import ROOT, Training, merge_values
+from testkit.local_cluster import ROOT, Training
 
 PACED = Path(__file__).parent / "paced"
 QUICK_START = ROOT / "launcher" / "programs" / "quick_start"
