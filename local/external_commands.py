@@ -28,7 +28,7 @@ def run_command(
         why: What the command is run for; error messages begin with this text.
         env: Environment variables to add to those of this process.
         cwd: Working directory.
-        given: Text for the command's standard input; by default the command has none.
+        given: Text for the command's standard input.
         seconds: Timeout.
 
     Raises:
