@@ -10,7 +10,6 @@ import contextlib
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from benchmarks._example_trainings import ExampleGang, read
 from launcher.metrics import parse_metrics
 from local import try_example
 from local.collective_python import ensure_collective_python
+from local.external_commands import free_port
 from local.launcher_gang import find_processes, first_port
 from local.paths import CLONE
 from local.trainer_processes import PROGRAMS
@@ -85,9 +85,7 @@ def run_with_paddle(folder: Path, trainers: int, **values: str) -> Iterator[list
         for name, value in (env | values).items()
         if not name.startswith(("PADDLE_LAUNCHER_RESUME", "PADDLE_TRAINER"))
     }
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    processes = []
+    processes, port = [], free_port()
     try:
         for rank in range(trainers):
             own |= {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -77,6 +78,12 @@ def command_succeeds(argv: Sequence[str | Path], seconds: float = 60) -> bool:
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return False
     return ended.returncode == 0
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which no program listens at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def exit_on_sigterm() -> None:

@@ -21,6 +21,8 @@ from chart_tools import (
     tool,
 )
 
+from local.package_charts import NAMES
+
 
 def leaves(values: object, path: str = "") -> list[str]:
     """Return the dotted paths of all values."""
@@ -101,16 +103,15 @@ def test_schema_has_exactly_the_values_with_default_and_description():
         )
 
 
-def test_readme_equals_the_output_of_helm_docs(tmp_path):
+@pytest.mark.parametrize("name", NAMES)
+def test_readme_equals_the_output_of_helm_docs(tmp_path, name):
     """The README is generated; this fails when it is out of date."""
-    copy = tmp_path / "paddle-training"
-    shutil.copytree(CHART, copy)
+    copy = shutil.copytree(CHART.parent / name, tmp_path / name)
     (copy / "README.md").unlink()
     done = run(tool("helm-docs"), "--chart-search-root", copy, "--sort-values-order", "file")
     assert done.returncode == 0, done.stderr
-    assert (copy / "README.md").read_text(encoding="utf-8") == (CHART / "README.md").read_text(
-        encoding="utf-8"
-    ), "run: helm-docs --chart-search-root charts/paddle-training --sort-values-order file"
+    committed = CHART.parent / name / "README.md"
+    assert (copy / "README.md").read_text("utf-8") == committed.read_text("utf-8"), "run: make docs"
 
 
 def test_helm_unittest_suites_pass():
