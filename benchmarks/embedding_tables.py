@@ -154,7 +154,7 @@ def report_loading(started: TrainerProcesses, millions: float) -> bool:
     values = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output", "PADDLE_LAUNCHER_SAVING_PERIOD": "1"}
     new = replace(started, root=started.root / "new", values=started.values | values)
     new.root.mkdir()
-    (new.root / "earlier").symlink_to(started.root)
+    (new.root / "earlier").symlink_to(started.output.root.parent)
     init = time_loading(new)
     shutil.rmtree(new.root)
     shutil.rmtree(started.output.model)
