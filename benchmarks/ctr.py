@@ -99,12 +99,9 @@ def slots(rows: Path, files: list[Path]) -> None:
 
 
 def shards(folder: Path, rows: list[int], threads: int) -> list[Path]:
-    """Create a folder of training data for each rank; return the folders.
+    """Create a folder of training data for each rank, with so many rows; return the folders.
 
-    Args:
-        folder: the parent of the new folders.
-        rows: number of rows of each rank.
-        threads: number of files into which the rows in Paddle's format are divided; ours are one file.
+    The rows in Paddle's format are divided into a file for each thread; ours are one file.
     """
     made = []
     for rank, count in enumerate(rows):
@@ -186,15 +183,9 @@ def speed(folder: Path, networks: Iterable[str], repeats: int) -> Iterator[bool]
 
 
 def faster(network: str, two: NDArray[np.float64], one: NDArray[np.float64]) -> bool:
-    """Print `ctr_threads_<network>`: how much faster two threads train than one.
+    """Print `ctr_threads_<network>`: how much faster two threads train than one; return whether it is FASTER times.
 
-    Args:
-        network: key of NETWORKS.
-        two: passes with two threads, an array of shape [repeats, 3] with the columns that `measure` returns.
-        one: passes with one thread, likewise.
-
-    Returns:
-        True if two threads train at least FASTER times as many samples per second as one (median of passes).
+    The passes are arrays of shape [repeats, 3], with the columns that `measure` returns.
     """
     ours, theirs = (1e6 / float(np.median(passes[:, 0])) for passes in (two, one))
     kept = print_ratio(f"ctr_threads_{network}", ours, theirs, "us", most=1 / FASTER)

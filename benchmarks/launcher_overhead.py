@@ -63,13 +63,9 @@ def run_by_hand(folder: Path, job: Path, values: dict[str, str]) -> tuple[Clocks
 
 
 def compare(folder: Path, job: Path, values: dict[str, str], saving: bool) -> list[float]:
-    """Run the job ROUNDS times by hand and under launchers, alternating.
+    """Run the prepared job in the folder `job` ROUNDS times by hand and under launchers, alternating.
 
-    Args:
-        folder: parent of the runs' folders.
-        job: folder of the prepared job, which each run copies or reads.
-        values: environment variables of both kinds of runs.
-        saving: whether the runs under launchers also save a checkpoint about every SAVE_SECONDS.
+    If `saving`, the runs under launchers also save a checkpoint about every SAVE_SECONDS.
 
     Returns:
         Four medians: wall seconds under launchers and by hand, CPU seconds under launchers and by hand.

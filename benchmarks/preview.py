@@ -25,11 +25,9 @@ BUCKET = 'import pulumi_aws as aws\naws.s3.Bucket("one")\n'
 
 
 def create_engine_for_dev_stack(folder: Path, account: Path) -> Engine:
-    """Return an `Engine` that runs Pulumi on a copy of this repository's program, with the stack `dev`.
+    """Return an `Engine` that runs Pulumi on a copy, below `folder`, of this program with the stack `dev`.
 
-    Args:
-        folder: the copy and the engine's home folder are created in this folder.
-        account: folder of the emulated AWS account in which the engine plans resources.
+    `account` is the folder of the emulated AWS account in which the engine plans resources.
     """
     project = program_copy.copy_program(folder / "dev")
     program_copy.add_dev_stack(project, "dev")

@@ -55,10 +55,7 @@ def find_processes(folder: Path) -> list[int]:
 def job_environment(job_path: Path, job_name: str, trainers: int) -> dict[str, str]:
     """Return the environment that every pod of a job on loopback has, whatever it trains.
 
-    Args:
-        job_path: stands for the shared storage; the job's folder is `<job_path>/<job_name>`.
-        job_name: the job's name, a DNS label.
-        trainers: number of ranks.
+    `job_path` stands for the shared storage; the job's folder is `<job_path>/<job_name>`.
     """
     return {
         "JOB_NAME": job_name,

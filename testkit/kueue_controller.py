@@ -82,9 +82,7 @@ def _manifests(cluster: Cluster, configuration: str, webhook_port: int) -> str:
 def run_kueue(cluster: Cluster, folder: Path) -> Iterator[None]:
     """Install Kueue and run its controller during the block; then remove all that belongs to it.
 
-    Args:
-        cluster: the local cluster.
-        folder: an empty folder for configuration, certificate and log.
+    The empty `folder` gets configuration, certificate and log.
     """
     certificates, port, health = folder / "certificates", free_port(), f"127.0.0.1:{free_port()}"
     certificates.mkdir()

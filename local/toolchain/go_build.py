@@ -68,13 +68,10 @@ def ensure_tools(tools: Sequence[Tool]) -> None:
 
 @contextlib.contextmanager
 def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
-    """Yield a function that builds the missing ones of the tools it is given.
+    """Yield a function that builds the missing ones of the tools it is given, which must be some of `tools`.
 
     Go's caches are deleted when the block succeeds. After a failure they stay, so that the next call
     continues from there.
-
-    Args:
-        tools: All tools that the function will be called with.
 
     Raises:
         LocalError: Go is missing, the disk is full, or a build failed; with the last lines of the build log.
@@ -140,11 +137,7 @@ def _check_prerequisites(names: str) -> None:
 
 
 def _progress_reporter(uncompiled: set[str]) -> Callable[[str], None]:
-    """Return a function that takes the lines of `go build -v` and prints the progress from time to time.
-
-    Args:
-        uncompiled: Import paths of the packages that are to be compiled.
-    """
+    """Return a function that takes the lines of `go build -v` and prints the progress from time to time."""
     left = set(uncompiled)
     last = time.monotonic()
 
