@@ -106,6 +106,14 @@ class Training:
         """Return the job's output folder."""
         return self.job / "output"
 
+    def manifest(self) -> dict[str, Any]:
+        """Return manifest.json of the job's folder."""
+        return dict(json.loads((self.job / "manifest.json").read_text()))
+
+    def record(self) -> dict[str, Any]:
+        """Return run.json of the output folder, the run record."""
+        return dict(json.loads((self.output / "run.json").read_text()))
+
     def upgrade(
         self, changes: Mapping[str, Any] | None = None, check: bool = True
     ) -> subprocess.CompletedProcess[str]:

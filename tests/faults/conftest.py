@@ -47,7 +47,7 @@ def undisturbed(
         with create_trainings(cluster, f"undisturbed_{runtime}") as make:
             training = install_paced(make("quick_start", **paced_values(runtime, {})))
             training.complete(300)
-            assert json.loads((training.output / "run.json").read_text())["restarts"] == []
+            assert training.record()["restarts"] == []
             return Result.of(training.output)
 
     return lambda: create_once(tmp_path_factory, f"undisturbed_{runtime}", train_it)
