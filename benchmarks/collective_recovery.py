@@ -18,14 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks._collective_script import (
-    MARKS,
-    SCRIPT,
-    ScriptGang,
-    paddle_logs,
-    read_marks,
-    run_with_paddle,
-)
+from benchmarks._collective_script import MARKS, SCRIPT, ScriptGang, paddle_logs, read_marks, run_with_paddle
 from benchmarks._example_trainings import launcher_ends, process_ends, split_parts
 from benchmarks._result_lines import Parts, median_of_part, print_median_parts, print_parts
 from testkit.waiting import until

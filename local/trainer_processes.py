@@ -135,12 +135,7 @@ class TrainerProcesses:
         spec.log.parent.mkdir(exist_ok=True)
         with spec.log.open("wb") as log:
             return subprocess.Popen(
-                spec.argv,
-                env=dict(spec.env),
-                cwd=spec.cwd,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                spec.argv, env=dict(spec.env), cwd=spec.cwd, stdout=log, stderr=log, start_new_session=True
             )
 
     def run(

@@ -17,14 +17,7 @@ from local.external_commands import indent_last_lines, run_command
 from local.filesystem import create_folder_atomically, hold_file_lock, require_free_space
 from local.paths import cache
 from local.toolchain import installed_tools, trimmed_modules
-from local.toolchain.pinned_tools import (
-    KUEUE_PACKAGE,
-    KUEUE_SOURCES,
-    TOOLS,
-    VARIABLES,
-    Tool,
-    kueue_folder,
-)
+from local.toolchain.pinned_tools import KUEUE_PACKAGE, KUEUE_SOURCES, TOOLS, VARIABLES, Tool, kueue_folder
 
 CLUSTER = ("kubernetes", "coredns")
 """Tools that the local cluster needs; it starts while the others are still being built."""

@@ -235,7 +235,7 @@ WRONG: dict[str, list[object]] = {
     "training.checkpointEvery.minutes": [-1],
     "training.exportTo": ["/srv/models", "s3://ab", "s3://bucket/a/../b", "s3://bucket/a b"],
     "training.initModelPath": [
-        *("/srv/other", "a/../b", "..", "a//b", "s3://bucket", "s3://bucket/a/../b", "s3:/b"),
+        *("/srv/other", "a/../b", "..", "a//b", "s3://bucket", "s3://bucket/a/../b", "s3:/b")
     ],
     "data.source": ["ftp://a/b", "file:///etc/b"],
     "data.sha256": ["12"],

@@ -233,9 +233,7 @@ def test_failed_training_is_started_again_by_resume_and_by_the_same_upgrade_with
     assert release.training()["metadata"]["name"] == name
 
 
-def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again(
-    release: Release,
-) -> None:
+def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again(release: Release) -> None:
     assert not release.upgrade()
     until(lambda: len(release.pods()) == 2, "pods", 60, 0.3)
     kubectl("delete", "namespace", release.namespace, "--wait=false")

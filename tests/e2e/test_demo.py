@@ -101,10 +101,7 @@ def test_invalid_settings_are_rejected_before_any_resource_is_created(
     backend = tmp_path / "backend"
     backend.mkdir()
     env = {name: value for name, value in cluster.env.items() if not name.startswith("PULUMI_")}
-    env |= {
-        "PULUMI_BACKEND_URL": f"file://{backend}",
-        "PULUMI_CONFIG_PASSPHRASE": "test",
-    }
+    env |= {"PULUMI_BACKEND_URL": f"file://{backend}", "PULUMI_CONFIG_PASSPHRASE": "test"}
     pulumi(env, "stack", "init", "bad", cwd=clone)
     output = pulumi(env, "preview", "-s", "bad", cwd=clone, check=False)
     for word in ("paddle-training:colour", "storage.path", "relative"):

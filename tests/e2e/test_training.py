@@ -200,9 +200,7 @@ def data_files(training: Training) -> list[tuple[str, str]]:
     return files
 
 
-def stop_while_reading(
-    training: Training,
-) -> tuple[list[job_processes.JobProcess], job_processes.JobProcess]:
+def stop_while_reading(training: Training) -> tuple[list[job_processes.JobProcess], job_processes.JobProcess]:
     """Stop the training pods' processes that prepare data while one of them reads; return all, and that one."""
 
     def at_work() -> tuple[list[job_processes.JobProcess], job_processes.JobProcess] | None:

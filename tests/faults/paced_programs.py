@@ -28,7 +28,7 @@ COMMON = {"keepCheckpoints": 100, "terminationGracePeriodSeconds": 15}
 VALUES: dict[str, dict[str, Any]] = {
     # 434 batches a pass: 4.4 s of training at least, and a save after each pass.
     "fleet": {
-        "training": {**COMMON, "config": f"{PACED.name}/trainer_config.py", "batchSize": 16, "passes": 4},
+        "training": {**COMMON, "config": f"{PACED.name}/trainer_config.py", "batchSize": 16, "passes": 4}
     },
     # 216 steps a pass: also 4.4 s. The launcher counts those of all processes, which are 648.
     "collective": {

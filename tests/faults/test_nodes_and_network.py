@@ -11,11 +11,7 @@ from tests.faults import cluster_faults
 from tests.faults.faulty_run import FaultyRun
 from tests.faults.test_pods import node_of
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.timeout(1800),
-    pytest.mark.usefixtures("repaired_cluster"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.usefixtures("repaired_cluster")]
 
 StartRun = Callable[..., FaultyRun]
 

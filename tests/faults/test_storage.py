@@ -76,9 +76,7 @@ def test_a_damaged_shard_is_reported_and_the_run_resumes_once_it_is_repaired(sta
     run.ends_complete(what="rejected with the shard's name (65); repaired and started again: ")
 
 
-def test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart(
-    start_run: StartRun,
-) -> None:
+def test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart(start_run: StartRun) -> None:
     """Rank 1's processes wait in the kernel from the next save on and cannot be killed meanwhile."""
     run = start_run(longer=True)
     run.reach(1, batch=100)

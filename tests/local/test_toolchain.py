@@ -7,12 +7,7 @@ import re
 import pytest
 
 from local.errors import LocalError
-from local.toolchain import (
-    go_build,
-    installed_tools,
-    pinned_tools,
-    trimmed_modules,
-)
+from local.toolchain import go_build, installed_tools, pinned_tools, trimmed_modules
 from local.toolchain.pinned_tools import Tool, find_tool
 
 

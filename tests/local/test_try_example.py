@@ -69,7 +69,7 @@ def check_files_against_schemas(folder: Path) -> None:
             jsonschema.validate(json.loads(file.read_text()), schema)
             seen.add(file.name)
     assert seen == {
-        *("manifest.json", "run.json", "status.json", "progress.json", "contents.json", "model.json"),
+        *("manifest.json", "run.json", "status.json", "progress.json", "contents.json", "model.json")
     }
 
 
