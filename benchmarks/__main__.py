@@ -7,14 +7,15 @@ benchmarks.data_prepare --runs 1`. If one fails, the others still run, and the e
 of ON_REQUEST run only if they are specified.
 """
 
+import os
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ON_REQUEST = {"collective_learning", "own_model_guide"}
-"""Benchmarks that take eight minutes or more; `own_model_guide` repeats what `make test` has just done."""
+ON_REQUEST = {"collective_learning"}
+"""Benchmarks that take eight minutes or more."""
 
 
 def main() -> int:
@@ -30,9 +31,16 @@ def main() -> int:
         print(f"# {name}", flush=True)
         started = time.monotonic()
         argv = [sys.executable, "-m", f"benchmarks.{name}"]
-        if subprocess.run(argv, cwd=HERE.parent, check=False).returncode:
+        with subprocess.Popen(argv, cwd=HERE.parent) as process:
+            try:
+                code = process.wait()
+            except SystemExit:  # SIGTERM
+                process.terminate()
+                raise
+        if code:
             failed.append(name)
-        print(f"# {name} took {time.monotonic() - started:.0f} s", flush=True)
+        seconds, load = time.monotonic() - started, os.getloadavg()[0]
+        print(f"# {name} took {seconds:.0f} s, load {load:.1f}", flush=True)
     if failed:
         print(f"failed: {', '.join(failed)}", file=sys.stderr)
     return len(failed)

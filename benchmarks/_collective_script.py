@@ -8,28 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks._example_trainings import events, read
+from benchmarks._example_trainings import ExampleGang, read
 from launcher.metrics import parse_metrics
 from local import try_example
 from local.collective_python import ensure_collective_python
-from local.launcher_gang import LauncherGang
+from local.external_commands import free_port
+from local.launcher_gang import find_processes, first_port
 from local.paths import CLONE
 from local.trainer_processes import PROGRAMS
 
 EXAMPLE = "text"
 SCRIPT = "timed.py"
 MARKS = {"started": "python", "imported": "import", "joined": "join", "loaded": "load", "first_step": "step"}
-"""Time mark of `_timed_script.py` → the part of a start that ends at it."""
+"""Time mark of `_timed_script.py` → the part of a start that ends at it: the process runs its first line, has imported
+Paddle, has joined the others (`init_parallel_env`), has loaded its rows and the checkpoint, has trained a step."""
 
 
 def prepare_text(folder: Path, trainers: int) -> dict[str, str]:
@@ -57,17 +56,7 @@ def read_marks(folder: Path, attempt: int, processes: int) -> list[dict[str, flo
     return [marks for marks in found if marks]
 
 
-def find_processes(folder: Path) -> list[int]:
-    """Return the ids of the processes that have this folder in a variable of their environment, except this one."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if re.search(rb"=%b[/\0]" % re.escape(str(folder).encode()), (entry / "environ").read_bytes()):
-                found.append(int(entry.name))
-    return [pid for pid in found if pid != os.getpid()]
-
-
-class ScriptGang(LauncherGang):
+class ScriptGang(ExampleGang):
     """A gang of launchers, each with one process of the script."""
 
     def __init__(self, folder: Path, trainers: int, **values: str) -> None:
@@ -75,18 +64,11 @@ class ScriptGang(LauncherGang):
         super().__init__(folder, {**env, **values}, ensure_collective_python())
         self.output = Path(env["OUT_DIR"]) / "output"
 
-    def events(self, rank: int) -> list[tuple[float, str]]:
-        """Return (Unix seconds, message) of each line of a rank's launcher."""
-        return events(self.pod_log(rank))
-
-    def kill_script(self, rank: int) -> float:
-        """Kill the process of the script of a rank, and return when (Unix seconds)."""
-        for pid in find_processes(self.work_dir(rank)):
-            with contextlib.suppress(OSError):
-                if SCRIPT.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                    os.kill(pid, signal.SIGKILL)
-                    return time.time()
-        sys.exit(f"rank {rank} has no process {SCRIPT}; its log:\n{self.pod_log(rank)[-3000:]}")
+    def run(self, seconds: float) -> None:
+        """Start all launchers and wait until they have exited; exit with a log if one fails."""
+        codes = self.start().wait(seconds)
+        if any(codes):
+            sys.exit(f"the run under launchers failed: exit codes {codes}; {self.pod_log(0)[-3000:]}")
 
 
 @contextlib.contextmanager
@@ -103,20 +85,19 @@ def run_with_paddle(folder: Path, trainers: int, **values: str) -> Iterator[list
         for name, value in (env | values).items()
         if not name.startswith(("PADDLE_LAUNCHER_RESUME", "PADDLE_TRAINER"))
     }
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    processes = []
+    processes, port = [], free_port()
     try:
         for rank in range(trainers):
             own |= {
                 "PADDLE_LAUNCHER_TRAIN_FILE": str(job / str(rank) / "data" / "train.txt"),
                 "PADDLE_LAUNCHER_TEST_FILE": str(job / "test.txt"),
                 "PADDLE_LAUNCHER_OUTPUT_DIR": str(folder / "output"),
+                "PADDLE_LAUNCHER_WORK_DIR": str(folder),
                 "PADDLE_DISTRI_BACKEND": "gloo",
             }
             argv = [str(ensure_collective_python()), "-m", "paddle.distributed.launch"]
             argv += ["--master", f"127.0.0.1:{port}", "--nnodes", str(trainers), "--rank", str(rank)]
-            argv += ["--host", "127.0.0.1", "--start_port", str(20_000 + os.getpid() % 1000 * 10 + rank)]
+            argv += ["--host", "127.0.0.1", "--start_port", str(first_port() + rank)]
             argv += ["--nproc_per_node", "1", "--log_dir", str(folder / f"log-{rank}"), SCRIPT]
             with (folder / f"launch-{rank}.log").open("wb") as log:
                 processes.append(subprocess.Popen(argv, cwd=job / EXAMPLE, env=own, stdout=log, stderr=log))

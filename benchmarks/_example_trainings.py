@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import calendar
+import contextlib
 import json
 import os
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+import psutil
+
+from benchmarks._result_lines import Parts
 from benchmarks.learning import prepare_example
-from local.launcher_gang import LauncherGang, job_environment
+from local.launcher_gang import LauncherGang, find_processes, job_environment
 from local.trainer_processes import PROGRAMS, Process, TrainerProcesses
 
 RANKS = range(3)
 ROLES = ("trainer", "pserver")
+MARKS = {"imported": "import", "joined": "join", "loaded": "load", "first_batch": "batch"}
+"""Time mark in a trainer's progress.json → the part of the start that ends at it: the trainer has imported Paddle, has
+joined the servers and the other trainers, has loaded the checkpoint (if there is one), has trained its first batch."""
 PORTS = {"CONF_PADDLE_PORTS_NUM": "1", "CONF_PADDLE_PORTS_NUM_SPARSE": "1"}
 JOB = "job"
 
@@ -28,8 +34,30 @@ def prepare_example_job(example: str, folder: Path) -> Path:
     return prepare_example(example, folder)[0].parents[1]
 
 
-class FleetGang(LauncherGang):
-    """A gang (all launchers of one job) of three ranks that trains an example on loopback."""
+class ExampleGang(LauncherGang):
+    """A gang (all launchers of one job) that trains an example on loopback."""
+
+    def events(self, rank: int) -> list[tuple[float, str]]:
+        """Return (Unix seconds, message) of each line of a rank's launcher."""
+        return events(self.pod_log(rank))
+
+    def all_events(self) -> list[list[tuple[float, str]]]:
+        """Return the `events` of each rank."""
+        return [self.events(rank) for rank in range(self.trainers)]
+
+    def kill(self, rank: int, name: str) -> float:
+        """Kill the process of a rank that has this name or argument, and return when (Unix seconds)."""
+        for pid in find_processes(self.work_dir(rank)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(pid)
+                if name in (*process.name().split()[:1], *process.cmdline()):
+                    process.kill()
+                    return time.time()
+        sys.exit(f"rank {rank} has no process {name}; the end of its log:\n{self.pod_log(rank)[-3000:]}")
+
+
+class FleetGang(ExampleGang):
+    """A gang of three ranks that trains an example with runtime fleet."""
 
     def __init__(self, folder: Path, job: Path, example: str, **env: str) -> None:
         shared = folder / "shared"
@@ -51,10 +79,6 @@ class FleetGang(LauncherGang):
         """Return when (Unix seconds) a rank's trainer reached each point of its start (the keys of MARKS)."""
         return dict(read(self.work_dir(rank) / "progress.json").get("marks", {}))
 
-    def events(self, rank: int) -> list[tuple[float, str]]:
-        """Return (unix seconds, message) of each line of a rank's launcher."""
-        return events(self.pod_log(rank))
-
     def began(self) -> float:
         """Return when the launchers were started (unix seconds)."""
         return self._started
@@ -62,16 +86,6 @@ class FleetGang(LauncherGang):
     def trains(self, after: float) -> bool:
         """Return whether every rank's trainer has completed its first batch after the time `after` (Unix seconds)."""
         return all(self.marks(rank).get("first_batch", 0.0) > after for rank in RANKS)
-
-    def kill(self, rank: int, role: str) -> float:
-        """Kill a rank's trainer or pserver, and return when (unix seconds)."""
-        for pid in self.alive():
-            environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            name = Path(f"/proc/{pid}/comm").read_text().split()
-            if f"JOB_COMPLETION_INDEX={rank}".encode() in environ and name[:1] == [role]:
-                os.kill(pid, signal.SIGKILL)
-                return time.time()
-        raise AssertionError(f"rank {rank} has no running process {role}; its log:\n{self.pod_log(rank)}")
 
 
 class ByHand(TrainerProcesses):
@@ -98,7 +112,7 @@ class ByHand(TrainerProcesses):
         def watch(running: dict[str, Process]) -> None:
             marks = [read(self.settings(rank).work.progress).get("marks", {}) for rank in RANKS]
             if not found and all("first_batch" in m for m in marks):
-                found.append(parts(started, paddle_ends(marks)))
+                found.append(split_parts(started, process_ends(marks, MARKS)))
                 measure()
                 for process in running.values():
                     process.kill()
@@ -135,35 +149,52 @@ def events(log: str) -> list[tuple[float, str]]:
 def last(found: Sequence[Sequence[tuple[float, str]]], text: str, after: float = 0.0) -> float:
     """Return the latest of the times (Unix seconds) at which each launcher first logged `text` after `after`.
 
-    Args:
-        found: for each launcher its log lines, as (Unix seconds, message).
-        text: a part of the message.
-        after: earlier lines are ignored.
+    `found` has the lines of each launcher, as (Unix seconds, message).
     """
     times = [[at for at, message in one if at >= after and text in message] for one in found]
     assert all(times), f"a launcher logged nothing with {text!r} after {after}"
     return max(each[0] for each in times)
 
 
-# Time mark in a trainer's progress.json -> the part of the start that ends at it.
-MARKS = {"imported": "import", "joined": "join", "loaded": "load", "first_batch": "batch"}
+def launcher_ends(logs: Sequence[Sequence[tuple[float, str]]], killed: float | None = None) -> Parts:
+    """Return when (Unix seconds) each part of a start ended, or of the restart after a kill, by the launchers' logs.
+
+    - detect: rank 0 knows of the failure (restart only);
+    - stop: no process of the old attempt is left (restart only);
+    - stage: every rank has copied its shard to its own disk (first start only);
+    - rendezvous: all ranks have joined, and rank 0 instructs them to start;
+    - start: every launcher has started its trainer.
+    """
+    if killed is None:
+        return {
+            "stage": last(logs, "staged shard"),
+            "rendezvous": last(logs[:1], "attempt 0 "),
+            "start": last(logs, "started trainer"),
+        }
+    return {
+        "detect": last(logs[:1], " failed: ", killed),
+        "stop": last(logs[:1], "restarting as attempt", killed),
+        "rendezvous": last(logs[:1], "the rendezvous took", killed),
+        "start": last(logs, "started trainer", killed),
+    }
 
 
-def paddle_ends(marks: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return when (Unix seconds) the last rank reached the end of `import`, `join`, `load` and `batch`.
+def process_ends(marks: Sequence[Mapping[str, float]], parts: Mapping[str, str]) -> Parts:
+    """Return when (Unix seconds) the last process reached the end of each part of its start.
 
     Args:
-        marks: for each rank the time marks of its trainer, with the keys of MARKS.
+        marks: the time marks of each process, in Unix seconds.
+        parts: time mark → the part that ends at it.
     """
-    return {part: max(m[mark] for m in marks) for mark, part in MARKS.items()}
+    return {part: max(each[mark] for each in marks) for mark, part in parts.items()}
 
 
-def parts(began: float, ends: Mapping[str, float]) -> dict[str, float]:
+def split_parts(began: float, ends: Mapping[str, float]) -> Parts:
     """Return the seconds of each part of a start or restart, and their sum as `total`.
 
     Args:
         began: when the first part began (Unix seconds).
-        ends: when each part ended (Unix seconds), in their order; each part begins where the one before it ended.
+        ends: when each part ended, in their order; each part begins where the one before it ended.
     """
     result, before = {}, began
     for part, moment in ends.items():

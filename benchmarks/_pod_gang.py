@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import yaml
 
 from benchmarks._example_trainings import RANKS, events, read
-from infra.naming import image_reference
-from testkit.local_cluster import CHART, ROOT, Cluster, Training, merge_values
+from launcher.cli.launch.training_values import merge_values
+from local.paths import KUBECONFIG
+from testkit.local_cluster import CHART, Training, find_cluster
 from testkit.waiting import until
 
-STATE = Path("/var/lib/paddle-training")
 INDEX = "batch.kubernetes.io/job-completion-index"
 KILL = """
 import os, pathlib, signal, sys, time
@@ -34,16 +32,9 @@ print(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf
 """
 
 
-def find_cluster() -> Cluster:
-    """Return access to the local cluster, with the name of this clone's launcher image; contacts nothing."""
-    env = {**os.environ, "KUBECONFIG": str(STATE / "kubeconfig"), "PYTHONPATH": str(ROOT)}
-    image = image_reference("localhost/paddle-training:{launcher}", ROOT / "launcher")
-    return Cluster(env, image, STATE / "shared")
-
-
 def is_cluster_ready() -> bool:
     """Return whether the local cluster is running and every node has the image."""
-    if not (STATE / "kubeconfig").exists():
+    if not KUBECONFIG.exists():
         return False
     known = find_cluster()
     try:

@@ -48,7 +48,6 @@ from local.paths import CLONE
 from local.trainer_processes import PROGRAMS, Process, TrainerProcesses
 
 CTR = programs.load_program(PROGRAMS / "ctr" / "trainer_config.py", Path("/none"))
-PORT = "23640"
 NETWORKS = {"small": ("32,16", 120_000), "large": ("400,400,400", 40_000)}  # hidden layers, rows a trainer
 BATCH = 512
 GAP = 0.005
@@ -101,12 +100,9 @@ def slots(rows: Path, files: list[Path]) -> None:
 
 
 def shards(folder: Path, rows: list[int], threads: int) -> list[Path]:
-    """Create a folder of training data for each rank; return the folders.
+    """Create a folder of training data for each rank, with so many rows; return the folders.
 
-    Args:
-        folder: the parent of the new folders.
-        rows: number of rows of each rank.
-        threads: number of files into which the rows in Paddle's format are divided; ours are one file.
+    The rows in Paddle's format are divided into a file for each thread; ours are one file.
     """
     made = []
     for rank, count in enumerate(rows):
@@ -139,7 +135,6 @@ def measure(
     values = {
         "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
         "TRAINER_COUNT": str(threads),
-        "CONF_PADDLE_PORT": PORT,
         "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--hidden={hidden}"]),
     }
     shutil.rmtree(folder, ignore_errors=True)
@@ -173,15 +168,10 @@ def speed(folder: Path, networks: Iterable[str], repeats: int) -> Iterator[bool]
                 data = shards(place / "data", [rows] * ranks, threads)
                 hows = ("ours", "theirs", "alone")[: 3 if (ranks, threads) == (1, 2) else 2]
                 passes = measure(place / "gang", data, hidden, threads, repeats, *hows)
-                (ours, *ours_cpu), (theirs, *theirs_cpu) = np.median(passes, axis=0)[:2].tolist()
+                (_, *ours_cpu), (theirs, *theirs_cpu) = np.median(passes, axis=0)[:2].tolist()
                 ratio = float(np.median(passes[:, 0, 0] / passes[:, 1, 0]))
                 name = f"ctr_{network}_{ranks}+{ranks}_{threads}t"
-                kept = ratio >= 1
-                print(
-                    f"{name} ratio={ratio:.3f} ours={ours:.0f}/s theirs={theirs:.0f}/s least=1 "
-                    f"{'ok' if kept else 'TOO LITTLE'}",
-                    flush=True,
-                )
+                kept = print_ratio(name, ratio * theirs, theirs, "/s", least=1, digits=0)
                 print_ratio(f"{name}_cpu", sum(ours_cpu), sum(theirs_cpu), "us")
                 print(
                     f"# servers' part: {ours_cpu[1]:.1f} us of ours, {theirs_cpu[1]:.1f} of theirs",
@@ -194,15 +184,9 @@ def speed(folder: Path, networks: Iterable[str], repeats: int) -> Iterator[bool]
 
 
 def faster(network: str, two: NDArray[np.float64], one: NDArray[np.float64]) -> bool:
-    """Print `ctr_threads_<network>`: how much faster two threads train than one.
+    """Print `ctr_threads_<network>`: how much faster two threads train than one; return whether it is FASTER times.
 
-    Args:
-        network: key of NETWORKS.
-        two: passes with two threads, an array of shape [repeats, 3] with the columns that `measure` returns.
-        one: passes with one thread, likewise.
-
-    Returns:
-        True if two threads train at least FASTER times as many samples per second as one (median of passes).
+    The passes are arrays of shape [repeats, 3], with the columns that `measure` returns.
     """
     ours, theirs = (1e6 / float(np.median(passes[:, 0])) for passes in (two, one))
     kept = print_ratio(f"ctr_threads_{network}", ours, theirs, "us", most=1 / FASTER)
@@ -240,10 +224,7 @@ def torch(folder: Path) -> None:
     mkl_kernels.prefer_avx2()  # what we ask of our MKL is asked of PyTorch's, too
     theirs = _json([python, "benchmarks/_ctr_torch.py", str(folder / "torch.npz"), hidden, str(BATCH)])
     ours, *ours_cpu = measure(folder / "torch-ours", data, hidden, 1, 1, "ours")[0, 0].tolist()
-    print(
-        f"ctr_torch ratio={ours / theirs['rate']:.3f} ours={ours:.0f}/s theirs={theirs['rate']:.0f}/s",
-        flush=True,
-    )
+    print_ratio("ctr_torch", ours, theirs["rate"], "/s", digits=0)
     print_ratio("ctr_torch_cpu", sum(ours_cpu), theirs["cpu"], "us")
 
 
@@ -277,7 +258,6 @@ def learning(folder: Path, seed: int) -> Iterator[bool]:
     values = {
         "PADDLE_LAUNCHER_PASSES": str(passes),
         "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
-        "CONF_PADDLE_PORT": PORT,
         "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--seed={seed}"]),
     }
     gang = TrainerProcesses(folder / "gang", data, PROGRAMS / "ctr", values=values)
@@ -285,13 +265,7 @@ def learning(folder: Path, seed: int) -> Iterator[bool]:
     ours = json.loads((gang.output.model / "score.json").read_text())["auc"]
     one = _try(joined, test, folder / "one", passes, "--set", f"seed={seed}")
     for name, theirs in (("ctr_auc_limit", best), ("ctr_auc_one_process", one["score"]["auc"])):
-        kept = ours >= theirs - GAP
-        print(
-            f"{name} ratio={ours / theirs:.4f} ours={ours:.4f} theirs={theirs:.4f} limit={theirs - GAP:.4f} "
-            f"{'ok' if kept else 'TOO LITTLE'}",
-            flush=True,
-        )
-        yield kept
+        yield print_ratio(name, ours, theirs, "", least=1 - GAP / theirs, digits=4)
 
 
 def main() -> int:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import re
 import shutil
 import sys
@@ -26,11 +25,12 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
+
 from benchmarks._result_lines import print_ratio
 from launcher.paths import Position
 from local.trainer_processes import Process, TrainerProcesses
 
-TICK = os.sysconf("SC_CLK_TCK")
 PROGRAM = """
 import numpy as np
 import paddle
@@ -86,12 +86,10 @@ class Watched:
     def _look(self, running: dict[str, Process]) -> None:
         try:
             state = json.loads((self.started.root / "work0" / "progress.json").read_text())
-            pid = running["0/pserver 0"].pid
-            cpu = (
-                sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:15])) / TICK
-            )
-            resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 1e6
-        except (OSError, ValueError):
+            pserver = psutil.Process(running["0/pserver 0"].pid)
+            cpu = sum(pserver.cpu_times()[:4])  # with its child processes
+            resident = pserver.memory_info().rss / 1e6
+        except (OSError, ValueError, psutil.Error):
             return
         if state["saved"] is None:
             self.resident = max(self.resident, resident)
@@ -156,7 +154,7 @@ def report_loading(started: TrainerProcesses, millions: float) -> bool:
     values = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output", "PADDLE_LAUNCHER_SAVING_PERIOD": "1"}
     new = replace(started, root=started.root / "new", values=started.values | values)
     new.root.mkdir()
-    (new.root / "earlier").symlink_to(started.root)
+    (new.root / "earlier").symlink_to(started.output.root.parent)
     init = time_loading(new)
     shutil.rmtree(new.root)
     shutil.rmtree(started.output.model)

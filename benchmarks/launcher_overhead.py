@@ -12,21 +12,18 @@ the time starts with the three launchers and includes staging, rendezvous and wr
 
 The runs alternate. A line of CPU seconds of all processes follows each: unlike the wall time it hardly
 depends on the load of the machine. `python -m benchmarks.launcher_overhead` takes about six minutes.
-
 """
 
 from __future__ import annotations
 
-import os
 import re
-import resource
 import statistics
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from benchmarks._example_trainings import ByHand, FleetGang, prepare_example_job
+from benchmarks._processes import Clocks, read_clocks, since
 from benchmarks._result_lines import print_ratio
 
 EXAMPLE = "quick_start"
@@ -34,53 +31,41 @@ ROUNDS, DEADLINE = 3, 400.0
 SHORT = {"PADDLE_LAUNCHER_PASSES": "30"}
 LONG = {"PADDLE_LAUNCHER_PASSES": "100", "PADDLE_LAUNCHER_SAVING_PERIOD": "1000"}
 SAVE_SECONDS = 10.0
-Cost = tuple[float, float]
-"""Wall and processor seconds."""
 
 
-def read_clocks() -> Cost:
-    """Return the wall clock's seconds, and the CPU seconds of all exited descendants of this process."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.monotonic(), used.ru_utime + used.ru_stime
-
-
-def run_with_launchers(folder: Path, job: Path, values: dict[str, str]) -> Cost:
+def run_with_launchers(folder: Path, job: Path, values: dict[str, str]) -> Clocks:
     """Return the wall and CPU seconds of the job under three launchers."""
     with FleetGang(folder, job, EXAMPLE, PADDLE_LAUNCHER_KEEP_CHECKPOINTS="1000", **values) as gang:
         began = read_clocks()
         codes = gang.start().wait(DEADLINE)
-        ended = read_clocks()
+        spent = since(began)
         if codes != [0, 0, 0]:
             sys.exit(
                 f"the run under launchers failed: exit codes {codes}; end of the log of rank 0:\n"
                 f"{gang.pod_log(0)[-3000:]}"
             )
         print(f"# {len(list(gang.output.glob('pass-*/done')))} checkpoints saved", flush=True)
-        return ended[0] - began[0], ended[1] - began[1]
+        return spent
 
 
-def run_by_hand(folder: Path, job: Path, values: dict[str, str]) -> tuple[Cost, int]:
+def run_by_hand(folder: Path, job: Path, values: dict[str, str]) -> tuple[Clocks, int]:
     """Run the same processes without launchers; return (wall and CPU seconds, batches that a rank trained)."""
     gang = ByHand(folder, job, EXAMPLE, PADDLE_LAUNCHER_KEEP_CHECKPOINTS="1000", **values)
     began = read_clocks()
     codes = gang.run(DEADLINE)
-    ended = read_clocks()
+    spent = since(began)
     each = re.search(r"(\d+) batches per pass", gang.log())
     if set(codes.values()) != {0} or each is None:
         sys.exit(
             f"the run by hand failed: exit codes {codes}; end of the log of trainer 0:\n{gang.log()[-3000:]}"
         )
-    return (ended[0] - began[0], ended[1] - began[1]), int(each[1]) * int(values["PADDLE_LAUNCHER_PASSES"])
+    return spent, int(each[1]) * int(values["PADDLE_LAUNCHER_PASSES"])
 
 
 def compare(folder: Path, job: Path, values: dict[str, str], saving: bool) -> list[float]:
-    """Run the job ROUNDS times by hand and under launchers, alternating.
+    """Run the prepared job in the folder `job` ROUNDS times by hand and under launchers, alternating.
 
-    Args:
-        folder: parent of the runs' folders.
-        job: folder of the prepared job, which each run copies or reads.
-        values: environment variables of both kinds of runs.
-        saving: whether the runs under launchers also save a checkpoint about every SAVE_SECONDS.
+    If `saving`, the runs under launchers also save a checkpoint about every SAVE_SECONDS.
 
     Returns:
         Four medians: wall seconds under launchers and by hand, CPU seconds under launchers and by hand.
@@ -107,7 +92,7 @@ def main() -> int:
             wall, bare, used, used_bare = compare(Path(name), job, values, saving)
         kept.append(print_ratio(line, wall, bare, most=most))
         shown = f"ours={used:.1f} theirs={used_bare:.1f} ratio={used / used_bare:.3f}"
-        print(f"# processor seconds: {shown}; load {os.getloadavg()[0]:.1f}", flush=True)
+        print(f"# processor seconds: {shown}", flush=True)
     return kept.count(False)
 
 

@@ -3,7 +3,6 @@
 Prints `launcher_start ratio=… ours=… theirs=…`, the seconds from the start of the launcher's process to its
 first child process, compared with the budget of 0.5 s, and `launcher_rss …` in MB, compared with 60 MB. The
 child processes are small substitutes, whose own start is not counted.
-
 """
 
 from __future__ import annotations

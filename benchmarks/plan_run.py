@@ -17,7 +17,6 @@ from __future__ import annotations
 import csv
 import math
 import os
-import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -25,6 +24,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from aws import training_estimate as estimate
+from benchmarks._processes import read_clocks, since
 from benchmarks._result_lines import print_ratio
 from infra.node_capacity import Size
 from infra.settings import Settings
@@ -42,13 +42,12 @@ def train(folder: Path) -> tuple[Path, estimate.TrainingJob, float]:
     """Train the example ctr; return the folder with its results, the job as `make plan` gets it, and CPU seconds."""
     env = try_example.prepare_example("ctr", folder, trainers=PODS)
     job = Path(env["OUT_DIR"])
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    began = read_clocks()
     with LauncherGang(folder, env).start() as gang:
         codes = gang.wait(DEADLINE)
     if any(codes):
         sys.exit(f"the launchers exited with {codes}; the log of rank 0:\n{gang.pod_log(0)[-3000:]}")
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    _, cpu = since(began)
     shards = [job / str(rank) / "data" / "train.txt" for rank in range(PODS)]
     size = sum(shard.stat().st_size for shard in shards)
     rows = sum(shard.read_bytes().count(b"\n") for shard in shards)
@@ -76,7 +75,7 @@ def main() -> int:
             trained = sum(float(row["seconds"]) for row in csv.DictReader(table)) / PODS
     steps = {step: 3600 * hours for step, hours in planned.hours.items() if step != "data"}
     print("# predicted seconds: " + ", ".join(f"{step} {seconds:.1f}" for step, seconds in steps.items()))
-    print(f"# train_us of this run: {run.train_us:.1f}; load {os.getloadavg()[0]:.1f}")
+    print(f"# train_us of this run: {run.train_us:.1f}")
     print_ratio("plan_hours", sum(steps.values()), 3600 * run.hours)
     print_ratio("plan_training", steps["training"], trained)
     row_us = job.passes * planned.train.row_us + known["parse_us"]

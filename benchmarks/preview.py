@@ -4,7 +4,6 @@ Prints `preview ratio=… ours=… theirs=…` in wall seconds; the limit of the
 account and machine are the same, and the runs alternate. As for a user, the engine starts the program, the
 provider plugin (testkit/aws_emulator instead of AWS's) and pip for each run. Nothing is deployed, so every
 preview plans to create everything; `dev` has an image here, so that the plan includes the release.
-
 """
 
 from __future__ import annotations
@@ -26,11 +25,9 @@ BUCKET = 'import pulumi_aws as aws\naws.s3.Bucket("one")\n'
 
 
 def create_engine_for_dev_stack(folder: Path, account: Path) -> Engine:
-    """Return an `Engine` that runs Pulumi on a copy of this repository's program, with the stack `dev`.
+    """Return an `Engine` that runs Pulumi on a copy, below `folder`, of this program with the stack `dev`.
 
-    Args:
-        folder: the copy and the engine's home folder are created in this folder.
-        account: folder of the emulated AWS account in which the engine plans resources.
+    `account` is the folder of the emulated AWS account in which the engine plans resources.
     """
     project = program_copy.copy_program(folder / "dev")
     program_copy.add_dev_stack(project, "dev")

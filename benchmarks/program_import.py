@@ -9,15 +9,14 @@ is used, so the benchmark uses each attribute that occurs in the sources of `inf
 from __future__ import annotations
 
 import re
-import resource
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
+from benchmarks._processes import read_clocks, since
 from benchmarks._result_lines import print_ratio
+from local.paths import CLONE
 
-REPO = Path(__file__).resolve().parents[1]
 BUDGET_SECONDS = 3.0
 ROUNDS = 5
 
@@ -27,7 +26,7 @@ AWS = LOCAL + "import infra.target_aws\n"
 
 def source_that_uses(alias: str, package: str) -> str:
     """Return Python source that uses each attribute of SDK `package` (imported as `alias`) that infra/ uses."""
-    sources = "\n".join(path.read_text(encoding="utf-8") for path in (REPO / "infra").glob("*.py"))
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in (CLONE / "infra").glob("*.py"))
     used = sorted(set(re.findall(rf"\b{alias}\.([\w.]+\.[A-Z]\w+|[A-Z]\w+)\b", sources)))
     if not used:
         raise RuntimeError(
@@ -39,10 +38,9 @@ def source_that_uses(alias: str, package: str) -> str:
 
 def seconds(script: str) -> float:
     """Return the CPU seconds of a new interpreter that runs this script."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=REPO, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    began = read_clocks()
+    subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=CLONE, check=True)
+    return since(began)[1]
 
 
 def main() -> int:

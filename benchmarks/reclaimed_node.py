@@ -27,9 +27,11 @@ from pathlib import Path
 from benchmarks._example_trainings import RANKS, FleetGang, prepare_example_job, read
 from benchmarks._result_lines import print_ratio
 from launcher.paths import OutputPaths
+from local.launcher_gang import find_processes
 from local.try_example import example_values
+from testkit.waiting import until
 
-EXAMPLE, INTERVAL, DEADLINE = "quick_start", 30.0, 180.0
+EXAMPLE, INTERVAL, DEADLINE = "quick_start", 30.0, 60.0
 VALUES = {
     "PADDLE_LAUNCHER_PASSES": "100000",
     "PADDLE_LAUNCHER_SAVING_PERIOD": "100000",
@@ -38,14 +40,8 @@ VALUES = {
 
 
 def wait_until(seen: Callable[[], object], what: str, gang: FleetGang) -> None:
-    """Wait until `seen()` is true; exit with `what` and rank 0's log after DEADLINE seconds."""
-    deadline = time.monotonic() + DEADLINE
-    while not seen():
-        if time.monotonic() > deadline:
-            sys.exit(
-                f"not seen within {DEADLINE:.0f} s: {what}; end of the log of rank 0:\n{gang.pod_log(0)[-3000:]}"
-            )
-        time.sleep(0.05)
+    """Wait until `seen()` is true; the error message has the end of rank 0's log."""
+    until(seen, what, DEADLINE, 0.05, lambda: gang.pod_log(0)[-3000:])
 
 
 def count_batches(gang: FleetGang) -> int:
@@ -56,11 +52,9 @@ def count_batches(gang: FleetGang) -> int:
 
 def kill_rank(gang: FleetGang, rank: int) -> None:
     """Kill the launcher of a rank and all its processes, as the loss of its node does."""
-    mark = f"JOB_COMPLETION_INDEX={rank}".encode()
-    for pid in gang.alive():
-        with contextlib.suppress(OSError):
-            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
+    for pid in find_processes(gang.work_dir(rank)):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def measure_loss(folder: Path, job: Path, *, notice: bool) -> tuple[int, float]:
@@ -104,7 +98,6 @@ def main() -> int:
         lost, lost_seconds = measure_loss(Path(temp) / "killed", job, notice=False)
     kept = print_ratio("reclaimed_node_rows", noticed * rows, lost * rows, "", most=0.5)
     print_ratio("reclaimed_node_seconds", noticed_seconds, lost_seconds)
-    print(f"# load {os.getloadavg()[0]:.1f}", flush=True)
     return int(not kept)
 
 

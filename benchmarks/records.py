@@ -10,7 +10,6 @@
 - `memory_rows`: resident memory of a process that loads the program and reads a pass in batches, with 10
   million rows compared with 1 million; limit 50 MB more. (The 10 million are the same rows ten times, by
   links.)
-
 """
 
 from __future__ import annotations
@@ -42,8 +41,9 @@ TIMES = 10
 BATCH = 512
 MORE_MB = 50.0
 READ = """
-import json, re, sys
+import json, os, sys
 from pathlib import Path
+from benchmarks._processes import peak_megabytes
 from launcher.trainer import program_loader
 from launcher.trainer.records import row_parsing
 from launcher.trainer.records.record_files import INDEX, Records
@@ -53,7 +53,7 @@ key = json.loads((folder / INDEX).read_text())["key"]
 rows = Records.open(folder, row_parsing.record_dtype(loaded.inputs), key)
 count = sum(len(arrays[loaded.label]) for arrays in rows.batches(rows.rows // batch, (1, 0, 0)))
 assert count == rows.rows
-print(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+print(peak_megabytes(os.getpid()))
 """
 
 
@@ -77,7 +77,7 @@ def measure_parsing(folder: Path) -> bool:
     cores = len(os.sched_getaffinity(0))
     conversion.convert_text(program, rows, folder / "all", processes=cores)
     kept &= print_ratio("parse_cores", time.monotonic() - wall, alone, most=1.0 if cores > 1 else None)
-    print(f"# {cores} cores, load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"# {cores} cores", flush=True)
     return kept
 
 
@@ -118,7 +118,7 @@ def measure_memory(folder: Path) -> bool:
         command = [sys.executable, "-c", READ, str(CTR), str(place), str(BATCH)]
         began = time.monotonic()
         done = subprocess.run(command, cwd=CLONE, check=True, capture_output=True, text=True)
-        used.append(int(done.stdout) * 1024 / 1e6)
+        used.append(float(done.stdout))
         count = MEMORY * (TIMES if place is many else 1)
         print(f"# a pass of {count:,} rows was read in {time.monotonic() - began:.1f} s", flush=True)
     return print_ratio("memory_rows", used[1], used[0], "MB", limit=used[0] + MORE_MB)

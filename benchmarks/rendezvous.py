@@ -252,7 +252,7 @@ def main() -> int:
             )
         )
         print_ratio(f"rendezvous_cpu_{size}", used, 1.0)
-        print(f"# rank 0 had at most {mb:.0f} MB; load {os.getloadavg()[0]:.1f}", flush=True)
+        print(f"# rank 0 had at most {mb:.0f} MB", flush=True)
     with tempfile.TemporaryDirectory(prefix="rendezvous-") as name:
         kept.append(
             print_ratio(

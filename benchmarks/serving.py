@@ -24,7 +24,6 @@ import argparse
 import http.client
 import json
 import re
-import socket
 import statistics
 import subprocess
 import sys
@@ -47,7 +46,7 @@ from launcher.trainer import program_loader as programs
 from launcher.trainer.export import table_writer
 from launcher.trainer.export.model_writer import ModelWriter
 from launcher.trainer.graph.network_builder import build_network
-from local.paths import CLONE
+from local.sample_prediction import serve_model
 from local.trainer_processes import PROGRAMS, TrainerProcesses
 
 WIDTH = 16
@@ -181,30 +180,9 @@ def in_process(folder: Path, rows: Callable[[int, int], list[dict[str, str]]]) -
     return wall(lambda: model.answer([next(singles)]), 400)
 
 
-def start(folder: Path, row: dict[str, str]) -> tuple[subprocess.Popen[bytes], int, float]:
-    """Serve the model in `folder` and predict `row`; return process, port and seconds until the answer."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "launcher", "serve", "--model", str(folder), "--workers", "1"]
-    command += ["--port", str(port)]
-    began = time.perf_counter()
-    process = subprocess.Popen(command, cwd=CLONE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    while True:
-        try:
-            ask(http.client.HTTPConnection("127.0.0.1", port, timeout=10), json.dumps({"rows": [row]}))
-            return process, port, time.perf_counter() - began
-        except OSError:
-            if process.poll() is not None:
-                sys.exit(
-                    f"`{' '.join(command)}` exited with {process.returncode} before it answered. Fix: run it to see why"
-                )
-            time.sleep(0.01)
-
-
-def ask(connection: http.client.HTTPConnection, body: str) -> None:
-    """Send one request and read the response."""
-    connection.request("POST", "/predict", body, {"Content-Type": "application/json"})
+def ask(connection: http.client.HTTPConnection, row: dict[str, str]) -> None:
+    """Send one row and read the prediction."""
+    connection.request("POST", "/predict", json.dumps({"rows": [row]}), {"Content-Type": "application/json"})
     answer = connection.getresponse()
     text = answer.read()
     assert answer.status == 200, text
@@ -217,22 +195,18 @@ def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], si
     """
     starts = []
     for _ in range(3):
-        process, port, seconds = start(folder, rows(1, 5)[0])
-        starts.append(seconds)
-        if len(starts) < 3:
-            process.kill()
-            process.wait()
+        began = time.perf_counter()
+        with serve_model(folder, "--workers", "1") as (pid, port):
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            ask(connection, rows(1, 5)[0])
+            starts.append(time.perf_counter() - began)
+            used = cpu_seconds(pid)
+            given = iter(rows(1200, 4))
+            wall(lambda: ask(connection, next(given)), 200)  # noqa: B023 - called in this round
+            asked = wall(lambda: ask(connection, next(given)), 1000)  # noqa: B023
     imports = wall(lambda: subprocess.run([sys.executable, "-c", "import paddle"], check=True), 3)[1]
-    print(f"# CPU seconds until it had answered: {cpu_seconds(process.pid):.2f}")
+    print(f"# CPU seconds until it had answered: {used:.2f}")
     kept = print_ratio("serve_start", statistics.median(starts), imports, "s", limit=2)
-    try:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
-        bodies = iter([json.dumps({"rows": [row]}) for row in rows(1200, 4)])
-        wall(lambda: ask(connection, next(bodies)), 200)
-        asked = wall(lambda: ask(connection, next(bodies)), 1000)
-    finally:
-        process.kill()
-        process.wait()
     for part in (50, 99):
         ours, theirs = (times[len(times) * part // 100] * 1e3 for times in (asked, singles))
         print_ratio(f"serve_http_p{part}", ours, theirs, "ms")

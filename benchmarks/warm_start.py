@@ -9,23 +9,22 @@
   pod whose processes have each imported Paddle.
 - `warm_start_idle_mb`: memory of a pod's fork server alone, before it forks any process, compared with the
   same pod as `warm_start_mb`.
-
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from benchmarks._example_trainings import RANKS, ByHand, prepare_example_job
-from benchmarks._result_lines import median_of_part, print_median_parts, print_ratio
+from benchmarks._result_lines import median_of_part, print_median_parts, print_parts, print_ratio
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor.child_processes import ForkServer
+from local.launcher_gang import find_processes
 from local.trainer_processes import ForkedProcess, Process
 
 ROUNDS = 3
@@ -63,10 +62,9 @@ def proportional_memory(pid: int) -> float:
 def memory_per_pod(gang: ByHand) -> float:
     """Return the MB of all processes of this gang, divided by the number of pods."""
     total = 0.0
-    for entry in Path("/proc").glob("[0-9]*"):
+    for pid in find_processes(gang.root):
         with contextlib.suppress(OSError):
-            if str(gang.root).encode() in (entry / "environ").read_bytes():
-                total += proportional_memory(int(entry.name))
+            total += proportional_memory(pid)
     return total / len(RANKS)
 
 
@@ -89,16 +87,12 @@ def main() -> int:
                 memory[way].append({"idle": idle, "work": work[0]})
                 if isinstance(gang, ForkedByHand):
                     gang.end()
-    print_ratio(
-        "warm_start", median_of_part(found["forked"], "total"), median_of_part(found["separate"], "total")
-    )
-    for way, each in found.items():
-        print(f"# {way}", flush=True)
-        print_median_parts(each)
+    print_parts("warm_start", found["forked"], median_of_part(found["separate"], "total"))
+    print("# six new interpreters", flush=True)
+    print_median_parts(found["separate"])
     separate = median_of_part(memory["separate"], "work")
     print_ratio("warm_start_mb", median_of_part(memory["forked"], "work"), separate, "MB")
     print_ratio("warm_start_idle_mb", median_of_part(memory["forked"], "idle"), separate, "MB")
-    print(f"# load {os.getloadavg()[0]:.1f}", flush=True)
     return 0
 
 

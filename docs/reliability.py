@@ -1,9 +1,6 @@
 """Write the table of docs/explanation/reliability.md: each fault test's result and what other systems do.
 
-The results are those of docs/reliability.json.
-
-python docs/reliability.py           rewrites docs/explanation/reliability.md
-python docs/reliability.py --check   exits 1 if it would change
+The results are those of docs/reliability.json. `python docs/reliability.py` rewrites docs/explanation/reliability.md.
 """
 
 from __future__ import annotations
@@ -333,17 +330,5 @@ def generate(text: str, results: Results) -> str:
     return f"{before}{BEGIN}\n{table(results)}\n{END}{after}"
 
 
-def main() -> int:
-    """Rewrite the page, or with --check return 1 if it would change."""
-    old = PAGE.read_text()
-    new = generate(old, json.loads(RESULTS.read_text()))
-    if "--check" in sys.argv[1:]:
-        if new != old:
-            sys.stderr.write(f"{PAGE.relative_to(ROOT)} is out of date. Fix: python docs/reliability.py\n")
-        return int(new != old)
-    PAGE.write_text(new)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(generate(PAGE.read_text(), json.loads(RESULTS.read_text())))

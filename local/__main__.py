@@ -16,6 +16,7 @@ from local import demo as steps
 from local.cluster import cluster_lifecycle
 from local.cluster.node_addresses import plan_nodes as plan
 from local.errors import LocalError
+from local.external_commands import exit_on_sigterm
 from local.images import launcher_image
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SOURCES
 from local.toolchain import debian_packages, go_build
@@ -163,6 +164,7 @@ def try_(
     config: Annotated[str, typer.Option(help="Example: quick_start or recommendation.")] = "quick_start",
 ) -> None:
     """Train an example on loopback: no root, no Kubernetes, only the Python environment."""
+    exit_on_sigterm()
     try_example.run(config)
 
 

@@ -79,13 +79,9 @@ def resolve_target(kubeconfig: str | None, context: str | None, image: str | Non
 
 
 def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
-    """Train an example and print its results.
+    """Train the example `config` (empty: that of the stack's file) in the cluster `where`, and print its results.
 
-    Args:
-        config: Name of the example; if empty, the one of the stack's file.
-        nodes: Number of nodes of the local cluster.
-        where: The cluster to run on.
-        image: The launcher image; None for the image that is built from this clone.
+    `nodes` is the size of the local cluster; without `image` the launcher image is built from this clone.
     """
     if config:
         local_stack.check_example_exists(config)

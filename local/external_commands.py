@@ -1,9 +1,12 @@
-"""Run external commands and turn their failures into LocalError with the last lines of their output."""
+"""Run external commands, and turn their failures into LocalError with the last lines of their output."""
 
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -26,7 +29,7 @@ def run_command(
         why: What the command is run for; error messages begin with this text.
         env: Environment variables to add to those of this process.
         cwd: Working directory.
-        given: Text for the command's standard input; by default the command has none.
+        given: Text for the command's standard input.
         seconds: Timeout.
 
     Raises:
@@ -75,6 +78,22 @@ def command_succeeds(argv: Sequence[str | Path], seconds: float = 60) -> bool:
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return False
     return ended.returncode == 0
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which no program listens at this moment."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def exit_on_sigterm() -> None:
+    """Make SIGTERM raise SystemExit in this process, so that it stops what it has started."""
+
+    def leave(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, leave)
 
 
 def indent_last_lines(text: str, lines: int = 15) -> str:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from local import console
 from local.errors import LocalError
 
 
@@ -65,10 +66,7 @@ def hold_file_lock(path: Path, what: str, seconds: float = 3600) -> Iterator[Non
 
     The kernel releases the lock when the process exits, even if it is killed.
 
-    Args:
-        path: The lock file; it contains the process id of the lock holder.
-        what: What the lock protects, for messages.
-        seconds: How long to wait for another process that holds the lock.
+    The file contains the process id of the lock holder; `what` the lock protects is in messages.
 
     Raises:
         LocalError: Another process still holds the lock after `seconds`.
@@ -90,8 +88,6 @@ def hold_file_lock(path: Path, what: str, seconds: float = 3600) -> Iterator[Non
                         "Fix: wait until that process has finished, or stop it, and try again."
                     ) from None
                 if not reported:
-                    from local import console  # noqa: PLC0415 - console imports rich, which bootstrap does not have
-
                     console.info(f"waiting for {what}: process {holder} holds the lock {path}")
                     reported = True
                 time.sleep(0.2)
@@ -103,12 +99,9 @@ def hold_file_lock(path: Path, what: str, seconds: float = 3600) -> Iterator[Non
 
 
 def require_free_space(folder: Path, gigabytes: float, what: str) -> None:
-    """Raise LocalError if the file system of `folder` has less than `gigabytes` GB of free space.
+    """Raise LocalError if the file system of `folder`, which may not exist yet, has less than `gigabytes` GB free.
 
-    Args:
-        folder: A folder that may not exist yet.
-        gigabytes: The required free space.
-        what: What needs the space; the error message begins with this text.
+    The message begins with `what` needs the space.
     """
     existing = folder
     while not existing.exists():

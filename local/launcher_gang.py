@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -31,13 +32,30 @@ STOP_SECONDS = 90
 """Seconds within which launchers that are asked to stop must exit, even while a compiler makes them slow."""
 
 
+def first_port() -> int:
+    """Return the first of ten ports that the trainings of this process may listen on.
+
+    PaddlePaddle's store (runtime collective) listens on all addresses of the machine, so two trainings at the same
+    time need different ports.
+    """
+    return 20_000 + os.getpid() % 1000 * 10
+
+
+def find_processes(folder: Path) -> list[int]:
+    """Return the ids of the launchers and trainers whose work folder is `folder` or below it."""
+    mark = re.compile(rb"PADDLE_LAUNCHER_WORK_DIR=%b[/\0]" % re.escape(os.fsencode(folder)))
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mark.search((entry / "environ").read_bytes()):
+                found.append(int(entry.name))
+    return found
+
+
 def job_environment(job_path: Path, job_name: str, trainers: int) -> dict[str, str]:
     """Return the environment that every pod of a job on loopback has, whatever it trains.
 
-    Args:
-        job_path: stands for the shared storage; the job's folder is `<job_path>/<job_name>`.
-        job_name: the job's name, a DNS label.
-        trainers: number of ranks.
+    `job_path` stands for the shared storage; the job's folder is `<job_path>/<job_name>`.
     """
     return {
         "JOB_NAME": job_name,
@@ -161,13 +179,7 @@ class LauncherGang:
 
     def alive(self) -> list[int]:
         """Return the ids of all processes of this gang: launchers and what they started."""
-        mark = f"PADDLE_LAUNCHER_WORK_DIR={self.folder}/".encode()
-        found = []
-        for entry in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if mark in (entry / "environ").read_bytes():
-                    found.append(int(entry.name))
-        return found
+        return find_processes(self.folder)
 
 
 def main() -> int:

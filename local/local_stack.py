@@ -114,15 +114,10 @@ def ensure_stack_files(clone: Path = CLONE) -> None:
 def tool_environment(fitting: dict[str, Path] | None = None) -> dict[str, str]:
     """Return the environment variables with which pulumi, helm and kubectl work on the stack `local`.
 
-    Args:
-        fitting: Path of each compatible tool that the user has installed; by default they are looked up.
+    `fitting` are the compatible tools that the user has installed; by default they are looked up.
     """
-    folders = [
-        str(f)
-        for f in go_build.path_folders(
-            installed_tools.find_compatible_tools() if fitting is None else fitting
-        )
-    ]
+    fitting = installed_tools.find_compatible_tools() if fitting is None else fitting
+    folders = [str(folder) for folder in go_build.path_folders(fitting)]
     python = str(Path(sys.executable).parent)
     return {
         "PATH": os.pathsep.join([python, *folders, installed_tools.path_without_cache()]),
@@ -151,10 +146,7 @@ def write_settings(
 ) -> None:
     """Write settings to the stack's file with `pulumi config`; other settings in the file stay unchanged.
 
-    Args:
-        env: Environment of pulumi.
-        chosen: Key or path (`kubeconfig.path`) → value. A list replaces the existing list.
-        clone: The clone with the stack's file.
+    `chosen` maps a key or path (`kubeconfig.path`) to its value. A list replaces the existing list.
     """
     now = read_settings(clone)
     for key, value in chosen.items():

@@ -116,11 +116,8 @@ def release_metadata(
 ) -> dict[str, Any]:
     """Return the fields and annotations of a released chart's Chart.yaml, in addition to those in the repository.
 
-    Args:
-        tag: tag of the release.
-        image: reference of the launcher image with its digest.
-        platforms: platforms of the image, such as `linux/amd64`.
-        source: URL of the repository.
+    `image` is the launcher image with its digest, `platforms` are such as `linux/amd64`, `source` is the repository's
+    URL.
     """
     version = version_of(tag)
     changes = list_changes(changelog_section(version, clone))

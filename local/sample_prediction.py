@@ -22,7 +22,7 @@ from launcher.dataprep.csv_records import split_fields
 from local import console
 from local.collective_python import ensure_collective_python
 from local.errors import LocalError
-from local.external_commands import run_command
+from local.external_commands import free_port, run_command
 from local.paths import CLONE
 
 HOST = "127.0.0.1"
@@ -30,54 +30,58 @@ START_SECONDS = 60
 SHOWN = 100  # characters of the request that are printed
 
 
-def print_script_prediction(job: Path, predict: Path, values: Mapping[str, Any]) -> str:
-    """Predict the last column of the first test row with an example's script, and print and return the answer.
+def _read_test_row(job: Path) -> list[str]:
+    """Return the fields of the first row of the test set in a job's folder."""
+    with (job / "test.txt").open(encoding="utf-8", errors="replace", newline="\n") as file:
+        return split_fields(next(file))
 
-    Args:
-        job: the job's folder, with output/model/ and test.txt.
-        predict: the script; its arguments are the model's folder and the row's last column.
-        values: the example's chart values.
+
+def print_script_prediction(job: Path, predict: Path) -> None:
+    """Predict the last column of the first test row with an example's script, and print the answer.
+
+    `predict` is the script; its arguments are the model's folder and the row's last column.
 
     Raises:
-        LocalError: the script failed.
+        LocalError: The script failed.
     """
-    with (job / "test.txt").open(encoding="utf-8", errors="replace", newline="\n") as file:
-        *_, given = split_fields(next(file))
-    argv = [str(ensure_collective_python()), str(predict), str(job / "output" / "model"), given]
-    answer = run_command(argv, why=f"predicting a test row of {values['jobName']}").strip()
+    argv = [
+        str(ensure_collective_python()),
+        str(predict),
+        str(job / "output" / "model"),
+        _read_test_row(job)[-1],
+    ]
+    answer = run_command(argv, why=f"predicting a test row of {job.name}").strip()
     console.success(f"predict.py: {answer}")
-    return answer
 
 
-def print_sample_prediction(job: Path) -> str:
+def print_served_prediction(job: Path) -> None:
     """Serve the model of the job folder `job`, send it the first test row, and print request and answer.
 
-    Returns:
-        The answer: the text of the program's `describe`, or else the prediction as JSON.
+    The answer is the text of the program's `describe`, or else the prediction as JSON.
 
     Raises:
         LocalError: The server did not start or did not answer.
     """
     about = json.loads((job / "output" / "model" / "model.json").read_text("utf-8"))
-    with (job / "test.txt").open(encoding="utf-8", errors="replace", newline="\n") as file:
-        row = dict(zip(about["columns"], split_fields(next(file)), strict=True))
-    with _start_server(job / "output" / "model") as port:
+    row = dict(zip(about["columns"], _read_test_row(job), strict=True))
+    with serve_model(job / "output" / "model") as (_, port):
         known = {column: row[column] for column in _send_request(port, "GET", "/model")["columns"]}
         answer = _send_request(port, "POST", "/predict", {"rows": [known]})
     text = answer["words"][0] if answer["words"] else json.dumps(answer["predictions"][0])
     request = json.dumps(known, ensure_ascii=False)
     console.success(f"served: POST /predict {request if len(request) <= SHOWN else request[:SHOWN] + '…'}")
     console.success(f"answer: {text}")
-    return str(text)
 
 
 @contextlib.contextmanager
-def _start_server(model: Path) -> Iterator[int]:
-    """Run `python -m launcher serve` during the block and yield its port on loopback."""
-    with socket.socket() as free:
-        free.bind((HOST, 0))
-        port: int = free.getsockname()[1]
-    argv = [sys.executable, "-m", "launcher", "serve", "--model", str(model), "--port", str(port)]
+def serve_model(model: Path, *options: str) -> Iterator[tuple[int, int]]:
+    """Run `python -m launcher serve` during the block; yield its process id and its port on loopback.
+
+    Raises:
+        LocalError: The server did not start.
+    """
+    port = free_port()
+    argv = [sys.executable, "-m", "launcher", "serve", "--model", str(model), "--port", str(port), *options]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             argv, cwd=CLONE, env={**os.environ, "PYTHONPATH": str(CLONE)}, stdout=log, stderr=log
@@ -92,8 +96,8 @@ def _start_server(model: Path) -> Iterator[int]:
                         f"the model server (`python -m launcher serve --model {model}`), started for a sample "
                         f"prediction, did not answer. Fix: correct the cause in its output:\n{output}"
                     )
-                time.sleep(0.05)
-            yield port
+                time.sleep(0.01)
+            yield process.pid, port
         finally:
             process.kill()
             process.wait()

@@ -24,7 +24,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.child_processes import ChildProcess, ForkServer
 from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.peers.trainer_store import TrainerStore, build_store_prefix
-from local.launcher_gang import LoopbackNetwork, job_environment
+from local.launcher_gang import LoopbackNetwork, first_port, job_environment
 from local.paths import CLONE
 
 PROGRAMS = CLONE / "launcher" / "programs"
@@ -103,7 +103,7 @@ class TrainerProcesses:
                 "JOB_COMPLETION_INDEX": str(rank),
                 "TRAIN_CONFIG_DIR": self.program.name,
                 "PADDLE_LAUNCHER_CONFIG_FILE": self.config,
-                "CONF_PADDLE_PORT": "21640",
+                "CONF_PADDLE_PORT": str(first_port()),
                 "CONF_PADDLE_PORTS_NUM": "1",
                 "CONF_PADDLE_PORTS_NUM_SPARSE": "1",
                 "PADDLE_LAUNCHER_WORK_DIR": str(self.root / f"work{rank}"),
@@ -135,12 +135,7 @@ class TrainerProcesses:
         spec.log.parent.mkdir(exist_ok=True)
         with spec.log.open("wb") as log:
             return subprocess.Popen(
-                spec.argv,
-                env=dict(spec.env),
-                cwd=spec.cwd,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+                spec.argv, env=dict(spec.env), cwd=spec.cwd, stdout=log, stderr=log, start_new_session=True
             )
 
     def run(

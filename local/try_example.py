@@ -25,7 +25,7 @@ from local import console, example_data, local_stack, sample_prediction
 from local.collective_python import ensure_collective_python
 from local.errors import LocalError
 from local.filesystem import require_free_space
-from local.launcher_gang import STOP_SECONDS, LauncherGang, job_environment
+from local.launcher_gang import STOP_SECONDS, LauncherGang, first_port, job_environment
 from local.paths import CLONE, cache
 
 CHART = CLONE / "charts" / "paddle-training"
@@ -98,9 +98,7 @@ def _json(value: Any) -> str:
 def run(config: str, live: bool = True) -> None:
     """Train an example, show its progress, and print where its model and curve are.
 
-    Args:
-        config: name of the example.
-        live: the training has the terminal to itself; otherwise its progress is printed line by line.
+    If `live`, the training has the terminal to itself; otherwise its progress is printed line by line.
 
     Raises:
         LocalError: the data cannot be fetched, or the training failed.
@@ -127,26 +125,18 @@ def run(config: str, live: bool = True) -> None:
 
 
 def print_prediction(config: str, job: Path) -> None:
-    """Predict a test row with the finished model of an example, and print the answer. `job` is the job's folder.
-
-    Raises:
-        LocalError: the prediction failed.
-    """
-    values = example_values(config)
-    if values["runtime"] == "collective":
+    """Predict a test row with the finished model of an example in the job folder `job`, and print the answer."""
+    if example_values(config)["runtime"] == "collective":
         predict = CLONE / "launcher" / "programs" / config / "predict.py"
-        sample_prediction.print_script_prediction(job, predict, values)
+        sample_prediction.print_script_prediction(job, predict)
     else:
-        sample_prediction.print_sample_prediction(job)
+        sample_prediction.print_served_prediction(job)
 
 
 def prepare_example(config: str, folder: Path, **changes: Any) -> dict[str, str]:
     """Fetch an example's data and split it into shards below the new `folder`, as its data Job does.
 
-    Args:
-        config: name of the example.
-        folder: the folder to create.
-        changes: chart values of the first level that differ from the example's, such as `trainers`.
+    `changes` are chart values of the first level that differ from the example's, such as `trainers`.
 
     Returns:
         The environment of the example's launchers.
@@ -164,6 +154,7 @@ def prepare_example(config: str, folder: Path, **changes: Any) -> dict[str, str]
     env = {
         **inherited,
         **example_environment(example_values(config) | changes, folder),
+        "CONF_PADDLE_PORT": str(first_port()),
         "PYTHONPATH": str(CLONE),
     }
     with console.timed_step(f"{config}: split the data into {env['SPLIT_COUNT']} shards"):

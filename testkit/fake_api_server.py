@@ -23,15 +23,10 @@ from launcher.io.kubernetes_api import PodApi
 def make_pod(
     name: str, ip: str | None, phase: str = "Running", deleting: bool = False, made: str = "", **status: Any
 ) -> dict[str, Any]:
-    """Return a Pod object as the API server lists it.
+    """Return a Pod object as the API server lists it; a pod without `ip` has no address yet.
 
-    Args:
-        name: name of the pod.
-        ip: its address; None before it has one.
-        phase: such as `Pending` or `Running`.
-        deleting: whether the pod has a deletion timestamp.
-        made: creation timestamp; any text that sorts by age.
-        status: further fields of its status.
+    `deleting` adds a deletion timestamp, `made` is the creation timestamp (any text that sorts by age), and `status`
+    has further fields of its status.
     """
     meta = {"name": name, "uid": f"uid-{name}", "creationTimestamp": made}
     if deleting:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from local.external_commands import free_port
 from local.toolchain.pinned_tools import kueue_folder
 from testkit.local_cluster import Cluster, run_checked
 from testkit.waiting import answers, until
@@ -36,12 +36,6 @@ _KINDS = (
 _QUEUES = ("localqueues", "clusterqueues", "resourceflavors")
 _START_SECONDS = 60
 _REMOVE_SECONDS = 60
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _configuration(webhook_port: int, health: str, certificates: Path) -> dict[str, Any]:
@@ -88,11 +82,9 @@ def _manifests(cluster: Cluster, configuration: str, webhook_port: int) -> str:
 def run_kueue(cluster: Cluster, folder: Path) -> Iterator[None]:
     """Install Kueue and run its controller during the block; then remove all that belongs to it.
 
-    Args:
-        cluster: the local cluster.
-        folder: an empty folder for configuration, certificate and log.
+    The empty `folder` gets configuration, certificate and log.
     """
-    certificates, port, health = folder / "certificates", _free_port(), f"127.0.0.1:{_free_port()}"
+    certificates, port, health = folder / "certificates", free_port(), f"127.0.0.1:{free_port()}"
     certificates.mkdir()
     log, file = folder / "kueue.log", folder / "configuration.yaml"
     file.write_text(yaml.safe_dump(_configuration(port, health, certificates)))

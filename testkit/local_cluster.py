@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -13,9 +14,12 @@ from typing import Any
 import httpx
 import yaml
 
+from launcher.cli.launch.training_values import merge_values
+from local.images import launcher_image
+from local.paths import CLONE as ROOT
+from local.paths import KUBECONFIG, SHARED
 from testkit.waiting import PATIENCE, until
 
-ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "charts" / "paddle-training"
 SERVING = ROOT / "charts" / "paddle-serving"
 POLL = 0.5
@@ -50,6 +54,12 @@ def run_checked(
             f"{' '.join(argv)} exited with code {ended.returncode}\n{ended.stdout[-4000:]}\n{ended.stderr[-4000:]}"
         )
     return ended
+
+
+def find_cluster() -> Cluster:
+    """Return access to the local cluster, with the name of this clone's launcher image; contacts nothing."""
+    env = {**os.environ, "KUBECONFIG": str(KUBECONFIG), "PYTHONPATH": str(ROOT)}
+    return Cluster(env, launcher_image.image_name(), SHARED)
 
 
 @dataclass
@@ -95,6 +105,14 @@ class Training:
     def output(self) -> Path:
         """Return the job's output folder."""
         return self.job / "output"
+
+    def manifest(self) -> dict[str, Any]:
+        """Return manifest.json of the job's folder."""
+        return dict(json.loads((self.job / "manifest.json").read_text()))
+
+    def record(self) -> dict[str, Any]:
+        """Return run.json of the output folder, the run record."""
+        return dict(json.loads((self.output / "run.json").read_text()))
 
     def upgrade(
         self, changes: Mapping[str, Any] | None = None, check: bool = True
@@ -259,14 +277,3 @@ class Serving:
         """Return the answer of a ready pod to these rows; pods are reachable from this machine."""
         url = f"http://{self.pod()['status']['podIP']}:{self.port}/predict"
         return dict(httpx.post(url, json={"rows": list(rows)}, timeout=60).raise_for_status().json())
-
-
-def merge_values(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `changes` merged into it recursively, as helm merges values."""
-    result = dict(base)
-    for key, value in changes.items():
-        old = result.get(key)
-        result[key] = (
-            merge_values(old, value) if isinstance(old, dict) and isinstance(value, Mapping) else value
-        )
-    return result

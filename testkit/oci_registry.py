@@ -6,13 +6,13 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from local.external_commands import free_port
 from testkit.waiting import answers, until
 
 
@@ -21,9 +21,7 @@ def run_registry(folder: Path) -> Iterator[str]:
     """Run Debian's docker-registry during the block and yield its host:port (without TLS); `folder` is its storage."""
     if shutil.which("docker-registry") is None:
         pytest.skip("needs Debian's docker-registry (`make tools` installs it)")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     config = {
         "version": "0.1",
         "storage": {"filesystem": {"rootdirectory": str(folder / "registry")}},

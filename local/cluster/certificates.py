@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import secrets
-from pathlib import Path
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -60,8 +59,8 @@ def _subject_name(organisation: str, common: str) -> x509.Name:
     return x509.Name(parts)
 
 
-def _are_valid(folder: Path) -> bool:
-    """Return whether `folder` has all keys and certificates, and the authority stays valid for a month."""
+def _are_valid() -> bool:
+    """Return whether the folder has all keys and certificates, and the authority stays valid for a month."""
     wanted = [
         "ca.key",
         "ca.crt",
@@ -69,17 +68,17 @@ def _are_valid(folder: Path) -> bool:
         "sa.pub",
         *(f"{n}.{end}" for n in CLIENTS for end in ("key", "crt")),
     ]
-    if not all((folder / name).is_file() for name in wanted):
+    if not all((PKI / name).is_file() for name in wanted):
         return False
-    authority = x509.load_pem_x509_certificate((folder / "ca.crt").read_bytes())
+    authority = x509.load_pem_x509_certificate((PKI / "ca.crt").read_bytes())
     return authority.not_valid_after_utc - datetime.datetime.now(datetime.UTC) > _RENEW_BEFORE
 
 
-def ensure_certificates(folder: Path = PKI) -> bool:
+def ensure_certificates() -> bool:
     """Create keys and certificates unless valid ones exist; return whether they were created."""
-    folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    if _are_valid(folder):
+    PKI.mkdir(parents=True, exist_ok=True)
+    PKI.chmod(0o700)
+    if _are_valid():
         return False
     authority_key = ec.generate_private_key(ec.SECP256R1())
     authority_name = _subject_name("", "paddle-training local")
@@ -104,26 +103,26 @@ def ensure_certificates(folder: Path = PKI) -> bool:
             )
             .sign(authority_key, hashes.SHA256())
         )
-        write_file_atomically(folder / f"{name}.key", _encode_private_key(key), 0o600)
+        write_file_atomically(PKI / f"{name}.key", _encode_private_key(key), 0o600)
         write_file_atomically(
-            folder / f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM), 0o600
+            PKI / f"{name}.crt", certificate.public_bytes(serialization.Encoding.PEM), 0o600
         )
     signer = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     public = signer.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
     )
-    write_file_atomically(folder / "sa.key", _encode_private_key(signer), 0o600)
-    write_file_atomically(folder / "sa.pub", public, 0o600)
-    write_file_atomically(folder / "ca.key", _encode_private_key(authority_key), 0o600)
+    write_file_atomically(PKI / "sa.key", _encode_private_key(signer), 0o600)
+    write_file_atomically(PKI / "sa.pub", public, 0o600)
+    write_file_atomically(PKI / "ca.key", _encode_private_key(authority_key), 0o600)
     write_file_atomically(
-        folder / "ca.crt", authority.public_bytes(serialization.Encoding.PEM), 0o600
+        PKI / "ca.crt", authority.public_bytes(serialization.Encoding.PEM), 0o600
     )  # last, so that its presence means that all files are complete
     return True
 
 
-def ensure_token(file: Path = PKI / "tokens.csv", token_file: Path = EKS_TOKEN) -> None:
+def ensure_token() -> None:
     """Create a random bearer token for the user `eks-emulated`, with which tests emulate an EKS cluster."""
-    token = token_file.read_text().strip() if token_file.is_file() else ""
+    token = EKS_TOKEN.read_text().strip() if EKS_TOKEN.is_file() else ""
     token = token or secrets.token_urlsafe(32)
-    write_file_atomically(token_file, token + "\n", 0o600)
-    write_file_atomically(file, f'{token},eks-emulated,eks-emulated,"system:masters"\n', 0o600)
+    write_file_atomically(EKS_TOKEN, token + "\n", 0o600)
+    write_file_atomically(PKI / "tokens.csv", f'{token},eks-emulated,eks-emulated,"system:masters"\n', 0o600)

@@ -13,11 +13,11 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from local.cluster import (
+    api_requests,
     certificates,
     daemon_configs,
     daemon_processes,
@@ -25,7 +25,6 @@ from local.cluster import (
     node_lifecycle,
     node_network,
 )
-from local.cluster.api_requests import ApiClient, is_etcd_ready
 from local.cluster.node_addresses import BRIDGE_ADDRESS, Node, all_possible_nodes, plan_nodes
 from local.errors import LocalError
 from local.filesystem import hold_file_lock, require_free_space, write_file_atomically
@@ -55,7 +54,7 @@ def _need_root() -> None:
 
 def _read_plan() -> str:
     """Return the content of plan.json, which the last successful start wrote; empty if there is none."""
-    return (STATE / "plan.json").read_text() if _PLAN.exists() else ""
+    return _PLAN.read_text() if _PLAN.exists() else ""
 
 
 def running_nodes() -> tuple[Node, ...]:
@@ -76,8 +75,8 @@ def is_running(wanted: tuple[Node, ...]) -> bool:
         running_nodes() == wanted
         and all(daemon_processes.running_daemon(name) for name in names)
         and all(node_network.is_node_network_complete(n) for n in wanted)
-        and ApiClient().is_ready()
-        and not ApiClient().unready_nodes([n.name for n in wanted], since=0)
+        and api_requests.is_api_server_ready()
+        and not api_requests.unready_nodes([n.name for n in wanted], since=0)
     )
 
 
@@ -86,8 +85,8 @@ def start_cluster(count: int, kubernetes: Path, coredns: Path) -> bool:
 
     Args:
         count: Number of nodes.
-        kubernetes: Folder of the Kubernetes programs.
-        coredns: Folder of CoreDNS.
+        kubernetes: Folder of the built Kubernetes programs.
+        coredns: Folder of the built CoreDNS.
 
     Returns:
         False if the cluster was already running and nothing was changed.
@@ -111,16 +110,13 @@ def start_cluster(count: int, kubernetes: Path, coredns: Path) -> bool:
             plane = pool.submit(_start_control_plane, commands)
             for future in (plane, *runtimes):
                 future.result()
-        api = ApiClient()
         for n in wanted:
             node_lifecycle.start_kubelet_and_proxy(n, kubernetes)
-        for removed in set(api.list_nodes()) - {n.name for n in wanted}:
-            api.delete_node(removed)
+        for removed in set(api_requests.list_nodes()) - {n.name for n in wanted}:
+            api_requests.delete_node(removed)
         names = [n.name for n in wanted]
-        try:
-            node_lifecycle.wait_until_ready("", lambda: not api.unready_nodes(names, started), 90)
-        except LocalError:
-            raise LocalError(_why_unready(api.unready_nodes(names, started))) from None
+        if not node_lifecycle.becomes_true(lambda: not api_requests.unready_nodes(names, started), 90):
+            raise LocalError(_why_unready(api_requests.unready_nodes(names, started)))
         write_file_atomically(_PLAN, plan)
     return True
 
@@ -174,14 +170,16 @@ def _start_control_plane(commands: dict[str, list[str]]) -> None:
         daemon_processes.stop_daemons("apiserver")  # it would wait a minute for the stopped etcd
     daemon_processes.start_daemon("etcd", commands["etcd"])
     # An API server exits after 20 s without etcd, which may need longer to read its log from a cold disk.
-    node_lifecycle.wait_until_ready("etcd", is_etcd_ready, 180, "etcd")
-    if not daemon_processes.running_daemon("apiserver") and not _becomes_true(node_network.is_port_free, 5):
+    node_lifecycle.wait_until_ready("etcd", api_requests.is_etcd_ready, 180, "etcd")
+    if not daemon_processes.running_daemon("apiserver") and not node_lifecycle.becomes_true(
+        node_network.is_api_port_free, 5
+    ):
         raise LocalError(
             f"Another program listens on {daemon_configs.SERVER}, the address of the local API server. "
             "Fix: find it with `ss -ltnp`, stop it and try again"
         )
     daemon_processes.start_daemon("apiserver", commands["apiserver"])
-    node_lifecycle.wait_until_ready("the API server", ApiClient().is_ready, 90, "apiserver")
+    node_lifecycle.wait_until_ready("the API server", api_requests.is_api_server_ready, 90, "apiserver")
     for name in ("controller-manager", "scheduler"):
         daemon_processes.start_daemon(name, commands[name])
     outside = daemon_configs.parse_resolvers(Path("/etc/resolv.conf").read_text())
@@ -190,16 +188,6 @@ def _start_control_plane(commands: dict[str, list[str]]) -> None:
     ):
         daemon_processes.stop_daemons("coredns")
     daemon_processes.start_daemon("coredns", commands["coredns"])
-
-
-def _becomes_true(holds: Callable[[], bool], seconds: float) -> bool:
-    """Poll `holds` and return whether it becomes true within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.1)
-    return True
 
 
 def _why_unready(unready: dict[str, str]) -> str:
@@ -227,13 +215,9 @@ def _stop_everything(which: tuple[Node, ...]) -> None:
 
 
 def stop_cluster(wipe: bool = False) -> list[str]:
-    """Stop the cluster and undo its changes to the machine.
+    """Stop the cluster and undo its changes to the machine; return a description of each leftover.
 
-    Args:
-        wipe: Whether to delete the data too (etcd, images, keys, logs, Pulumi state).
-
-    Returns:
-        A description of each leftover; empty if everything was removed.
+    `wipe` also deletes the data: etcd, images, keys, logs, Pulumi state.
     """
     _need_root()
     if not STATE.exists():
@@ -285,8 +269,7 @@ def describe_status() -> list[tuple[str, str]]:
     for name in names if recorded else []:
         process = recorded.get(name)
         lines.append((name, f"running (pid {process.pid})" if process else "not running. Fix: make cluster"))
-    api = ApiClient()
-    if wanted and api.is_ready():
-        unready = api.unready_nodes([n.name for n in wanted], 0)
+    if wanted and api_requests.is_api_server_ready():
+        unready = api_requests.unready_nodes([n.name for n in wanted], 0)
         lines += [(n.name, f"not ready: {unready[n.name]}" if n.name in unready else "Ready") for n in wanted]
     return lines

@@ -28,11 +28,11 @@ def _to_json(value: object) -> str:
     return json.dumps(value, indent=1) + "\n"  # all daemons accept JSON instead of YAML
 
 
-def kubeconfig(name: str, pki: Path = PKI) -> str:
+def kubeconfig(name: str) -> str:
     """Return a self-contained kubeconfig (context `local`) that uses the client certificate `name`."""
 
     def data(file: str) -> str:
-        return base64.b64encode((pki / file).read_bytes()).decode()
+        return base64.b64encode((PKI / file).read_bytes()).decode()
 
     return _to_json(
         {
@@ -143,11 +143,7 @@ def corefile(config: Path, resolvers: list[str]) -> str:
     """Return CoreDNS's configuration.
 
     It resolves names of the cluster without caching, so that a new pod's name resolves at once, and forwards
-    other names to `resolvers`.
-
-    Args:
-        config: Kubeconfig of CoreDNS.
-        resolvers: Addresses of name servers; may be empty.
+    other names to the name servers `resolvers`, if there are any. `config` is CoreDNS's kubeconfig.
     """
     forward = f"  forward . {' '.join(resolvers)}\n" if resolvers else ""
     return (

@@ -97,12 +97,9 @@ def _process_environment(pid: int) -> list[bytes]:
 
 
 def find_marked_processes(name: str | None = None) -> list[ProcessIdentity]:
-    """Return the processes with `MARK` in their environment.
+    """Return the processes with `MARK` in their environment: the daemon `name`, or all daemons, and their descendants.
 
-    These are daemons and their descendants, such as containerd's shims.
-
-    Args:
-        name: Only processes of this daemon; by default of all daemons.
+    Descendants are, for example, containerd's shims.
     """
     wanted = f"{MARK}={name}".encode() if name else f"{MARK}=".encode()
     found = []
@@ -124,17 +121,8 @@ def _is_shim(process: ProcessIdentity) -> bool:
         return False
 
 
-def start_daemon(name: str, argv: Sequence[str | Path], env: dict[str, str] | None = None) -> bool:
-    """Start a daemon unless it is running; its output goes to `logs/<name>.log`.
-
-    Args:
-        name: Name of the daemon.
-        argv: Command line.
-        env: Additional environment variables.
-
-    Returns:
-        Whether the daemon was started.
-    """
+def start_daemon(name: str, argv: Sequence[str | Path]) -> bool:
+    """Start a daemon unless it is running, and return whether it was started; its output goes to `logs/<name>.log`."""
     if running_daemon(name):
         return False
     terminate_processes(
@@ -151,7 +139,7 @@ def start_daemon(name: str, argv: Sequence[str | Path], env: dict[str, str] | No
             stdout=stream,
             stderr=subprocess.STDOUT,
             cwd="/",
-            env={**_clean_environment(), **(env or {}), MARK: name},
+            env={**_clean_environment(), MARK: name},
             start_new_session=True,
         )
     process = identify_process(child.pid)

@@ -20,30 +20,34 @@ def daemon_names(node: Node) -> tuple[str, str, str]:
     return f"{node.name}-containerd", f"{node.name}-kubelet", f"{node.name}-proxy"
 
 
-def wait_until_ready(
-    what: str, ready: Callable[[], bool], seconds: float, watched: str | None = None
-) -> None:
-    """Wait until `ready` returns true.
+def becomes_true(holds: Callable[[], bool], seconds: float) -> bool:
+    """Poll `holds` and return whether it becomes true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.1)
+    return True
 
-    Args:
-        what: What is waited for, for the error message.
-        ready: Condition that is polled.
-        seconds: Timeout.
-        watched: Name of a daemon that must keep running meanwhile.
+
+def wait_until_ready(what: str, ready: Callable[[], bool], seconds: float, daemon: str) -> None:
+    """Wait until `ready` returns true; `what` it waits for is in the error message.
 
     Raises:
         LocalError: The timeout expired, or the daemon exited; with the end of its log.
     """
-    deadline = time.monotonic() + seconds
-    while not ready():
-        if watched:
-            daemon_processes.check_daemon_runs(watched)
-        if time.monotonic() > deadline:
-            log = f". The end of its log:\n{daemon_processes.log_tail(watched)}" if watched else ""
-            raise LocalError(
-                f"{what} was not ready after {seconds:.0f} s. Fix: make down, then make cluster{log}"
-            )
-        time.sleep(0.1)
+
+    def is_ready() -> bool:
+        if ready():
+            return True
+        daemon_processes.check_daemon_runs(daemon)
+        return False
+
+    if not becomes_true(is_ready, seconds):
+        raise LocalError(
+            f"{what} was not ready after {seconds:.0f} s. Fix: make down, then make cluster. The end of its log:\n"
+            f"{daemon_processes.log_tail(daemon)}"
+        )
 
 
 def write_node_files(node: Node) -> bool:

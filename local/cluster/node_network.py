@@ -78,11 +78,11 @@ def check_addresses_free() -> None:
                 ) from None
 
 
-def is_port_free(address: str = BRIDGE_ADDRESS, port: int = API_PORT) -> bool:
-    """Return whether no program listens on this address and port."""
+def is_api_port_free() -> bool:
+    """Return whether no program listens on the address and port of the API server."""
     with socket.socket() as probe:
         probe.settimeout(1)
-        return probe.connect_ex((address, port)) != 0
+        return probe.connect_ex((BRIDGE_ADDRESS, API_PORT)) != 0
 
 
 def ensure_bridge() -> None:

@@ -34,14 +34,9 @@ def recipe_digest() -> str:
 
 
 def find_mirror(targets: str) -> str:
-    """Return the package mirror that this machine uses for the Debian release of the image (SUITE).
+    """Return the URL of the mirror that this machine uses for SUITE, by the lines `site release` of `targets`.
 
-    Args:
-        targets: Output of `apt-get indextargets` with lines `site release`.
-
-    Returns:
-        The mirror's URL; empty if the machine has none because it runs another Debian release. Then
-        debootstrap uses its default.
+    It is empty if the machine runs another Debian release; then debootstrap uses its default.
     """
     for line in targets.splitlines():
         site, _, release = line.partition(" ")

@@ -98,10 +98,7 @@ def import_everywhere(nodes: Sequence[Node], archive: Path, image: str) -> int:
 def superseded_images(listing: str, repository: str) -> list[str]:
     """Return the images of `repository` except the `KEPT` most recently imported ones.
 
-    Args:
-        listing: Output of `ctr images ls`, with the reference in the first column and labels in the last one.
-            Images without an import time are the oldest.
-        repository: Image name without tag.
+    `listing` is the output of `ctr images ls`. Images without a label with an import time are the oldest.
     """
     ages = {}
     for line in listing.splitlines()[1:]:
@@ -113,12 +110,9 @@ def superseded_images(listing: str, repository: str) -> list[str]:
 
 
 def unnamed_references(listing: str) -> list[str]:
-    """Return the references `sha256:…` of images that no longer have a name.
+    """Return the references `sha256:…` of images without a name, from the output of `ctr images ls`.
 
     containerd creates such a reference in addition to each name.
-
-    Args:
-        listing: Output of `ctr images ls`, with the columns reference, type, digest, ….
     """
     rows = [line.split()[:3] for line in listing.splitlines()[1:] if len(line.split()) > 2]
     kept = {digest for reference, _, digest in rows if not reference.startswith("sha256:")}

@@ -25,7 +25,7 @@ def write_partial_archive(archive: Path, out: IO[bytes], image: str, present: Co
         present: Digests (`sha256:<hex>`) of the blobs to leave out.
 
     Returns:
-        The number of blobs that were left out. Manifests and configurations are always written.
+        The number of blobs that were left out.
     """
     left_out = 0
     with tarfile.open(archive) as source, tarfile.open(fileobj=out, mode="w|") as target:

@@ -26,15 +26,9 @@ def _add_file(tar: tarfile.TarFile, name: str, data: bytes, mode: int = 0o644) -
 
 
 def write_pause_archive(target: Path, name: str, program: Path = _CATATONIT) -> Path:
-    """Write the pause image as an OCI archive for containerd; the same program gives the same bytes.
+    """Write the image `name` with `program` as an OCI archive for containerd, and return `target`.
 
-    Args:
-        target: The archive to write.
-        name: Name of the image.
-        program: The program of the image's only layer.
-
-    Returns:
-        `target`.
+    The same program gives the same bytes.
 
     Raises:
         LocalError: `program` does not exist.

@@ -33,10 +33,7 @@ _SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def missing_packages(tests: bool = False) -> list[str]:
-    """Return the packages whose program or file is missing.
-
-    `tests` includes the packages that only tests need.
-    """
+    """Return the packages whose program or file is missing; `tests` includes those that only tests need."""
     path = f"{os.environ.get('PATH', '')}:{_SBIN}"
     return [
         package
@@ -46,10 +43,7 @@ def missing_packages(tests: bool = False) -> list[str]:
 
 
 def ensure_packages(tests: bool = False) -> None:
-    """Install the missing packages without starting their services.
-
-    Args:
-        tests: Whether to install the packages that only tests need too.
+    """Install the missing packages without starting their services; `tests` as in `missing_packages`.
 
     Raises:
         LocalError: The user is not root, apt-get is missing, or apt-get failed.

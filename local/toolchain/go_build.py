@@ -17,14 +17,7 @@ from local.external_commands import indent_last_lines, run_command
 from local.filesystem import create_folder_atomically, hold_file_lock, require_free_space
 from local.paths import cache
 from local.toolchain import installed_tools, trimmed_modules
-from local.toolchain.pinned_tools import (
-    KUEUE_PACKAGE,
-    KUEUE_SOURCES,
-    TOOLS,
-    VARIABLES,
-    Tool,
-    kueue_folder,
-)
+from local.toolchain.pinned_tools import KUEUE_PACKAGE, KUEUE_SOURCES, TOOLS, VARIABLES, Tool, kueue_folder
 
 CLUSTER = ("kubernetes", "coredns")
 """Tools that the local cluster needs; it starts while the others are still being built."""
@@ -68,13 +61,10 @@ def ensure_tools(tools: Sequence[Tool]) -> None:
 
 @contextlib.contextmanager
 def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
-    """Yield a function that builds the missing ones of the tools it is given.
+    """Yield a function that builds the missing ones of the tools it is given, which must be some of `tools`.
 
     Go's caches are deleted when the block succeeds. After a failure they stay, so that the next call
     continues from there.
-
-    Args:
-        tools: All tools that the function will be called with.
 
     Raises:
         LocalError: Go is missing, the disk is full, or a build failed; with the last lines of the build log.
@@ -140,11 +130,7 @@ def _check_prerequisites(names: str) -> None:
 
 
 def _progress_reporter(uncompiled: set[str]) -> Callable[[str], None]:
-    """Return a function that takes the lines of `go build -v` and prints the progress from time to time.
-
-    Args:
-        uncompiled: Import paths of the packages that are to be compiled.
-    """
+    """Return a function that takes the lines of `go build -v` and prints the progress from time to time."""
     left = set(uncompiled)
     last = time.monotonic()
 

@@ -3,31 +3,50 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from local import console
 from local.paths import cache
-from local.toolchain import compatible_versions
+from local.toolchain.pinned_tools import KUBERNETES, PULUMI
+
+Version = tuple[int, int, int]
+_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
+OLDEST_HELM: Version = (3, 14, 0)  # the first with `upgrade --reset-then-reuse-values`
 
 
-@dataclass(frozen=True)
-class InstalledTool:
-    """A program that can replace a built tool: its version command and the check of its version."""
-
-    program: str
-    version_arguments: tuple[str, ...]
-    is_compatible: Callable[[compatible_versions.Version], bool]
+def parse_version(text: str) -> Version | None:
+    """Return the first version number in the output of a tool, or None."""
+    found = _VERSION.search(text)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
 
 
-REPLACEABLE = (
-    InstalledTool("pulumi", ("version",), compatible_versions.is_compatible_pulumi),
-    InstalledTool("helm", ("version", "--short"), compatible_versions.is_compatible_helm),
-    InstalledTool("kubectl", ("version", "--client"), compatible_versions.is_compatible_kubectl),
-)
+def is_compatible_pulumi(version: Version) -> bool:
+    """Return whether the major version equals that of the locked SDK and the version is not older."""
+    wanted = parse_version(PULUMI)
+    return wanted is not None and version[0] == wanted[0] and version >= wanted
+
+
+def is_compatible_helm(version: Version) -> bool:
+    """Return whether the version is of Helm 3 and not older than `OLDEST_HELM`."""
+    return version[0] == OLDEST_HELM[0] and version >= OLDEST_HELM
+
+
+def is_compatible_kubectl(version: Version) -> bool:
+    """Return whether the version is within one minor version of the cluster (Kubernetes' skew policy)."""
+    wanted = parse_version(KUBERNETES)
+    return wanted is not None and version[0] == wanted[0] and abs(version[1] - wanted[1]) <= 1
+
+
+REPLACEABLE: dict[str, tuple[tuple[str, ...], Callable[[Version], bool]]] = {
+    "pulumi": (("version",), is_compatible_pulumi),
+    "helm": (("version", "--short"), is_compatible_helm),
+    "kubectl": (("version", "--client"), is_compatible_kubectl),
+}
+"""Program that can replace a built tool → the arguments with which it prints its version, and the check of that."""
 
 
 def path_without_cache() -> str:
@@ -51,13 +70,13 @@ def report_compatible_tools() -> dict[str, Path]:
 def find_compatible_tools() -> dict[str, Path]:
     """Return the path of each program that is on PATH in a compatible version."""
     compatible = {}
-    for tool in REPLACEABLE:
-        path = shutil.which(tool.program, path=path_without_cache())
+    for program, (arguments, is_compatible) in REPLACEABLE.items():
+        path = shutil.which(program, path=path_without_cache())
         if path is None:
             continue
         try:
             result = subprocess.run(
-                [path, *tool.version_arguments],
+                [path, *arguments],
                 capture_output=True,
                 text=True,
                 timeout=20,
@@ -66,9 +85,9 @@ def find_compatible_tools() -> dict[str, Path]:
             )
         except (OSError, subprocess.TimeoutExpired):
             continue
-        version = compatible_versions.parse_version(result.stdout) if result.returncode == 0 else None
-        if version is not None and tool.is_compatible(version):
-            compatible[tool.program] = Path(path)
+        version = parse_version(result.stdout) if result.returncode == 0 else None
+        if version is not None and is_compatible(version):
+            compatible[program] = Path(path)
     if "pulumi" in compatible and shutil.which("pulumi-language-python", path=path_without_cache()) is None:
         del compatible["pulumi"]  # pulumi without its Python language host cannot run the program
     return compatible

@@ -39,21 +39,17 @@ VARIABLES = {
 
 @dataclass(frozen=True)
 class Tool:
-    """One or more programs that are built and cached together.
-
-    Attributes:
-        name: Name of the tool.
-        packages: Go packages; the program built from a package has the last part of the package's name.
-        names: Further names of the first program, created as links (it behaves according to its name).
-        copies: Files to copy next to the programs, as (Go package, path in the module of that package).
-        module: Folder in `local/tools/` with the go.mod to build with.
-    """
+    """One or more programs that are built and cached together."""
 
     name: str
     packages: tuple[str, ...]
+    """Go packages; the program built from a package has the last part of the package's name."""
     names: tuple[str, ...] = ()
+    """Further names of the first program, created as links (it behaves according to its name)."""
     copies: tuple[tuple[str, str], ...] = ()
+    """Files to copy next to the programs, as (Go package, path in the module of that package)."""
     module: str = "."
+    """Folder in `local/tools/` with the go.mod to build with."""
 
     @property
     def programs(self) -> list[str]:

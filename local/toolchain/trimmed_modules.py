@@ -27,11 +27,9 @@ MODULES = {
 
 
 def create_source_folder(work: Path, go: Callable[..., str]) -> None:
-    """Create the folder `work`: a copy of `local/tools/` whose go.mod replaces the trimmed modules.
+    """Create the folder `work`, or replace it: a copy of `local/tools/` whose go.mod replaces the trimmed modules.
 
-    Args:
-        work: The folder to create; an existing one is deleted.
-        go: Runs `go` with the given arguments in the folder `cwd` and returns its output.
+    `go` runs Go with the given arguments in the folder `cwd` and returns its output.
     """
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(SOURCES, work)
@@ -49,11 +47,7 @@ def find_module_folder(package: str, work: Path, go: Callable[..., str]) -> Path
 
 
 def link_missing_files(folder: Path, original: Path) -> None:
-    """Complete the trimmed module in `folder` with hard links to the other files of the original module.
-
-    Args:
-        folder: The trimmed module; its own files are kept.
-        original: The original module.
+    """Complete the trimmed module in `folder` with hard links to the other files of the module in `original`.
 
     Raises:
         LocalError: A file of `folder` does not exist in the original module.

@@ -1,11 +1,14 @@
-"""Render the chart with the helm on PATH, without a cluster."""
+"""Render the chart with the helm on PATH, without a cluster; run kubectl on the local cluster."""
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import shutil
 import subprocess
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,26 @@ def run(*argv: str | Path, stdin: str | None = None) -> subprocess.CompletedProc
     return subprocess.run(
         [str(item) for item in argv], input=stdin, text=True, capture_output=True, timeout=360, check=False
     )
+
+
+def kubectl(*argv: str, stdin: str | None = None) -> str:
+    """Run kubectl and return its output; fail the test if kubectl fails."""
+    done = run(tool("kubectl"), *argv, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@contextlib.contextmanager
+def new_namespace() -> Iterator[str]:
+    """Create a namespace with a new name, and remove it with its Jobs at the end."""
+    name = f"chart-{uuid.uuid4().hex[:8]}"
+    kubectl("create", "namespace", name)
+    try:
+        yield name
+    finally:
+        # A namespace deletes its pods first, and a Job that would replace one keeps the pod's finalizer.
+        run(tool("kubectl"), "delete", "jobs", "--all", "-n", name)
+        kubectl("delete", "namespace", name, "--wait=false", "--ignore-not-found")
 
 
 def helm_template(

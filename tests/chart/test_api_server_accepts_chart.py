@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import uuid
-from pathlib import Path
 
 import pytest
 from chart_tools import CHART, EXAMPLES, ONE_MACHINE, SCENARIOS, render, run, tool
@@ -14,41 +13,31 @@ from testkit.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
 CASES = [(path,) for path in SCENARIOS] + [(ONE_MACHINE, path) for path in EXAMPLES]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _local_cluster():
-    """Point kubectl and helm at the local cluster, whatever KUBECONFIG the shell has."""
-    if not KUBECONFIG.exists():
-        pytest.fail(f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster`")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("KUBECONFIG", str(KUBECONFIG))
-        yield
-
-
-def kubectl(*argv: str, stdin: str | None = None):
+def try_kubectl(*argv: str, stdin: str | None = None):
+    """Run kubectl and return its exit code and output."""
     return run(tool("kubectl"), *argv, stdin=stdin)
 
 
 @pytest.fixture(scope="module")
-def namespaces():
+def namespaces(local_cluster):
     """Create one namespace for each Pod Security level; remove them at the end."""
     made = {level: f"chart-{level}-{uuid.uuid4().hex[:6]}" for level in ("restricted", "privileged")}
     for level, name in made.items():
         labels = {f"pod-security.kubernetes.io/{mode}": level for mode in ("enforce", "warn")}
         body = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
-        done = kubectl("create", "-f", "-", stdin=json.dumps(body))
+        done = try_kubectl("create", "-f", "-", stdin=json.dumps(body))
         assert done.returncode == 0, done.stderr
         until(
-            lambda name=name: kubectl("get", "serviceaccount", "default", "-n", name).returncode == 0,
+            lambda name=name: try_kubectl("get", "serviceaccount", "default", "-n", name).returncode == 0,
             f"the default service account of namespace {name}",
             60,
         )
     yield made
     for name in made.values():
-        kubectl("delete", "namespace", name, "--wait=false")
+        try_kubectl("delete", "namespace", name, "--wait=false")
 
 
 def pods(manifests):
@@ -75,14 +64,14 @@ def test_api_server_accepts_each_scenario_without_a_warning(files, namespaces):
         if item["kind"] == "Pod":
             item["spec"]["serviceAccountName"] = "default"
     body = json.dumps({"apiVersion": "v1", "kind": "List", "items": [*manifests, *pods(manifests)]})
-    done = kubectl("create", "--dry-run=server", "-f", "-", stdin=body)
+    done = try_kubectl("create", "--dry-run=server", "-f", "-", stdin=body)
     assert done.returncode == 0, done.stderr
     assert "Warning" not in done.stderr, done.stderr
 
 
 def test_sample_claim_is_accepted_by_the_chart(namespaces):
     file = CHART / "examples" / "claim" / "claim.yaml"
-    done = kubectl(
+    done = try_kubectl(
         "create", "--dry-run=server", "-o", "json", "-n", namespaces["restricted"], "-f", str(file)
     )
     assert done.returncode == 0, done.stderr
@@ -95,7 +84,7 @@ def test_sample_claim_is_accepted_by_the_chart(namespaces):
 def test_restricted_namespace_rejects_pods_with_host_ports(namespaces):
     manifests = render(CHART / "ci" / "host-ports.yaml", namespace=namespaces["restricted"])
     training = next(pod for pod in pods(manifests) if "data" not in pod["metadata"]["name"])
-    done = kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(training))
+    done = try_kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(training))
     assert done.returncode != 0
     assert "violates PodSecurity" in done.stderr
 
@@ -119,7 +108,7 @@ def test_chart_rejects_a_claim_with_access_mode_read_write_once(namespaces):
         "metadata": {"name": "shared"},
         "spec": spec,
     }
-    assert kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(claim)).returncode == 0
+    assert try_kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(claim)).returncode == 0
     argv = ["install", "demo", CHART, "-n", namespace, "-f", CHART / "ci" / "existing-claim.yaml"]
     done = run(tool("helm"), *argv, "--dry-run=server")
     assert (

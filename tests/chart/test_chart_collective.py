@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import operator
+from functools import reduce
+
 import pytest
 import yaml
 from chart_tools import CHART, ONE_MACHINE, env, helm_template, one, render, run_json
+
+from launcher.cli.launch.training_values import nest_keys
 
 SCRIPT = CHART / "ci" / "collective.yaml"
 GPUS = {kind: {"cpu": 1, "memory": "2Gi", "nvidia.com/gpu": 4} for kind in ("requests", "limits")}
@@ -27,12 +32,6 @@ FLEET_ONLY = {
 def pod(**values):
     """Return the spec of the training pod of a script."""
     return one(render(SCRIPT, values=values), "Job", "training")["spec"]["template"]["spec"]
-
-
-def nest(key, value):
-    for part in reversed(key.split(".")):
-        value = {part: value}
-    return value
 
 
 def test_each_process_has_a_port_and_the_next_ones_are_master_and_peers():
@@ -92,18 +91,16 @@ def test_a_script_with_a_source_waits_for_its_data(enabled):
     )
 
 
-@pytest.mark.parametrize("key", FLEET_ONLY)
-def test_values_of_other_runtimes_are_rejected(key):
+def test_values_of_other_runtimes_are_rejected():
     defaults = yaml.safe_load((CHART / "values.yaml").read_text())
-    default = defaults
-    for part in key.split("."):
-        default = default[part]
-    done = helm_template(SCRIPT, values=nest(key, FLEET_ONLY[key]))
+    done = helm_template(SCRIPT, values=nest_keys(FLEET_ONLY))
     assert done.returncode != 0
-    [fault] = [line for line in done.stderr.splitlines() if line.startswith(f"- {key} is ")]
-    shown = f'"{default}"' if isinstance(default, str) else default
-    assert f"but must be {shown} with runtime collective: " in fault
-    assert fault.endswith(f"Fix: Remove {key}.")
+    for key in FLEET_ONLY:
+        [fault] = [line for line in done.stderr.splitlines() if line.startswith(f"- {key} is ")]
+        default = reduce(operator.getitem, key.split("."), defaults)
+        shown = f'"{default}"' if isinstance(default, str) else default
+        assert f"but must be {shown} with runtime collective: " in fault
+        assert fault.endswith(f"Fix: Remove {key}.")
 
 
 @pytest.mark.parametrize(

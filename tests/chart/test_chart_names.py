@@ -7,8 +7,6 @@ import shutil
 import pytest
 from chart_tools import CHART, ONE_MACHINE, one, render, run_json
 
-ZONES = {"maxSkew": 1, "topologyKey": "topology.kubernetes.io/zone", "whenUnsatisfiable": "DoNotSchedule"}
-
 
 def names(values=None, **where):
     return run_json(render(ONE_MACHINE, values=values, **where))
@@ -18,10 +16,6 @@ def changed(values, **where):
     """Return which names differ from those of the default values."""
     before, after = names(), names(values, **where)
     return {key for key in ("k8sJob", "k8sDataJob", "dataDigest", "claim") if before[key] != after[key]}
-
-
-def test_same_values_give_the_same_names():
-    assert names({"trainers": 3}) == names()
 
 
 def test_run_json_has_the_names_of_the_created_objects():
@@ -61,31 +55,21 @@ def test_run_json_says_that_training_pods_prepare_the_data():
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
+        # The digest is of everything immutable in a Job; these are some of its fields.
         ({"training": {"passes": 11}}, {"k8sJob"}),
         ({"training": {"restarts": 1}}, {"k8sJob"}),
-        ({"training": {"initModelPath": "other/output"}}, {"k8sJob"}),
-        ({"notify": {"events": True}}, {"k8sJob"}),
         ({"logFormat": "json"}, {"k8sJob", "k8sDataJob"}),
-        ({"runId": "again"}, {"k8sJob", "k8sDataJob"}),
-        ({"startFromScratch": "again"}, {"k8sJob"}),
-        ({"training": {"programSha256": "a" * 64}}, {"k8sJob"}),
-        ({"rendezvousSeconds": 700}, {"k8sJob"}),
         ({"image": "example.org/other:1"}, {"k8sJob", "k8sDataJob"}),
         ({"podSecurityContext": {"runAsUser": 20000}}, {"k8sJob", "k8sDataJob"}),
-        ({"securityContext": {"readOnlyRootFilesystem": False}}, {"k8sJob", "k8sDataJob"}),
-        ({"extraEnvFrom": [{"secretRef": {"name": "store"}}]}, {"k8sJob", "k8sDataJob"}),
         ({"fullnameOverride": "other"}, {"k8sJob", "k8sDataJob"}),
-        ({"workDir": {"sizeLimit": "20Gi"}}, {"k8sJob"}),
-        ({"scheduling": {"architecture": "arm64"}}, {"k8sJob", "k8sDataJob"}),
-        ({"scheduling": {"topologySpreadConstraints": [ZONES]}}, {"k8sJob"}),
+        ({"runId": "again"}, {"k8sJob", "k8sDataJob"}),
+        ({"startFromScratch": "again"}, {"k8sJob"}),
         # Kueue does not allow another queue for a running Job.
         ({"scheduling": {"queue": "research"}}, {"k8sJob", "k8sDataJob"}),
         ({"data": {"resources": {"requests": {"cpu": "300m"}}}}, {"k8sDataJob"}),
         # A proxy does not decide the data: the new data Job finds existing data.
         ({"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]}, {"k8sJob", "k8sDataJob"}),
         ({"podLabels": {"team": "a"}}, {"k8sJob", "k8sDataJob"}),
-        ({"podAnnotations": {"a.io/b": "c"}}, {"k8sJob", "k8sDataJob"}),
-        ({"extraVolumes": [{"name": "scratch", "emptyDir": {}}]}, {"k8sJob", "k8sDataJob"}),
         ({"scheduling": {"annotations": {"a.io/b": "c"}}}, {"k8sJob"}),
         ({"data": {"seed": 8}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"source": "file://other.txt"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
-from pathlib import Path
 
 import pytest
-from chart_tools import ONE_MACHINE, one, render, run, tool
+from chart_tools import ONE_MACHINE, kubectl, one, render
 
 from testkit.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
 DISRUPTED = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
 
 # container, exit code, training.restarts, conditions of the pod, effect on the Job
@@ -35,26 +32,8 @@ CASES = [
 ]
 
 
-def kubectl(*argv: str, stdin: str | None = None) -> str:
-    done = run(tool("kubectl"), f"--kubeconfig={KUBECONFIG}", *argv, stdin=stdin)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 def items(kind: str, namespace: str) -> list[dict]:
     return json.loads(kubectl("get", kind, "-n", namespace, "-o", "json"))["items"]
-
-
-@pytest.fixture(scope="module")
-def namespace():
-    if not KUBECONFIG.exists():
-        pytest.fail(f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster`")
-    name = f"chart-failures-{uuid.uuid4().hex[:6]}"
-    kubectl("create", "namespace", name)
-    yield name
-    # A namespace deletes its pods first, and a Job that would replace one keeps the pod's finalizer.
-    kubectl("delete", "jobs", "--all", "-n", name)
-    kubectl("delete", "namespace", name, "--wait=false")
 
 
 def rank_1(pods: list[dict], job: str) -> list[dict]:

@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from chart_tools import CHART, ONE_MACHINE, ROOT, one, render
+from chart_tools import CHART, ROOT
 
-QUEUED = {"scheduling": {"queue": "research", "suspend": True}}
 SERVING = ROOT / "charts" / "paddle-serving"
 
 
@@ -25,11 +24,3 @@ def test_lookups_only_reject_values_and_never_decide_what_is_rendered(chart: Pat
             ):
                 allowed = file.name == "_validate.tpl" and '"paddle-training.validate.cluster"' in block
                 assert allowed or not re.search(question, block), f"{file.name}: {question}"
-
-
-def test_second_sync_does_not_suspend_a_job_that_kueue_has_admitted() -> None:
-    """Server-side apply changes only fields in the manifest, so suspend stays what Kueue has set."""
-    for component in ("training", "data"):
-        job = one(render(ONE_MACHINE, values=QUEUED), "Job", component)
-        assert "suspend" not in job["spec"]
-        assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "research"

@@ -7,39 +7,19 @@ import json
 import threading
 import time
 import urllib.parse
-import uuid
-from pathlib import Path
 
 import pytest
 import yaml
-from chart_tools import CHART, one, render, run, tool
+from chart_tools import CHART, kubectl, one, render
 
 from launcher.io.kubernetes_api import ApiRejectedError, PodApi
 from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
+from local.paths import KUBECONFIG
 from tests.launcher.supervisor.loopback_gang import pod_environ
 from tests.launcher.supervisor.wait_for_rank0 import wait_for_rank_0
 
 pytestmark = pytest.mark.e2e
-
-KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
-
-
-def kubectl(*argv: str, stdin: str | None = None) -> str:
-    done = run(tool("kubectl"), f"--kubeconfig={KUBECONFIG}", *argv, stdin=stdin)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-@pytest.fixture(scope="module")
-def namespace():
-    if not KUBECONFIG.exists():
-        pytest.fail(f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster`")
-    name = f"chart-account-{uuid.uuid4().hex[:6]}"
-    kubectl("create", "namespace", name)
-    yield name
-    kubectl("delete", "jobs", "--all", "-n", name)
-    kubectl("delete", "namespace", name, "--wait=false")
 
 
 @pytest.fixture(scope="module")

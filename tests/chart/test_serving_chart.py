@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 
 import pytest
 import yaml
@@ -212,12 +211,3 @@ def test_schema_has_exactly_the_values():
     schema = json.loads((SERVING / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((SERVING / "values.yaml").read_text(encoding="utf-8"))
     assert known(schema) - {".global"} == leaves(values)
-
-
-def test_readme_equals_the_output_of_helm_docs(tmp_path):
-    copy = tmp_path / "paddle-serving"
-    shutil.copytree(SERVING, copy)
-    (copy / "README.md").unlink()
-    done = run(tool("helm-docs"), "--chart-search-root", copy, "--sort-values-order", "file")
-    assert done.returncode == 0, done.stderr
-    assert (copy / "README.md").read_text("utf-8") == (SERVING / "README.md").read_text("utf-8"), "make docs"

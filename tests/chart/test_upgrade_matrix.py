@@ -47,9 +47,7 @@ def test_no_upgrade_changes_immutable_fields_or_renames_a_job_needlessly(objects
                 assert not same, f"{before} to {after}: {one} is renamed for nothing"
 
 
-def test_scenarios_share_a_volume_or_a_job_exactly_when_its_content_is_equal(
-    objects: Any,
-) -> None:
+def test_scenarios_share_a_volume_or_a_job_exactly_when_its_content_is_equal(objects: Any) -> None:
     def sharing(kind: str) -> set[frozenset[str]]:
         names = {name for made in objects.values() for of, name in made if of == kind}
         return {frozenset(case for case, made in objects.items() if (kind, name) in made) for name in names}

@@ -6,14 +6,12 @@ The pods' image does not exist, so they stay pending and use nothing.
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
-from chart_tools import CHART, run, tool
+from chart_tools import CHART, kubectl, new_namespace, run, tool
 
 from infra.chart_values import merge_values
 from launcher.cli.cluster import job_restart
@@ -21,7 +19,6 @@ from testkit.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-KUBECONFIG = Path("/var/lib/paddle-training/kubeconfig")
 VALUES = {
     "image": "example.org/nowhere:1",
     "imagePullPolicy": "Never",
@@ -31,12 +28,6 @@ VALUES = {
     "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "32Mi"}},
 }
 ELSEWHERE = {"storage": {"hostPath": {"path": "/srv/elsewhere"}}}
-
-
-def kubectl(*argv: str, stdin: str | None = None) -> str:
-    done = run(tool("kubectl"), *argv, stdin=stdin)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 @dataclass
@@ -88,16 +79,10 @@ class Release:
 
 
 @pytest.fixture
-def release(monkeypatch: pytest.MonkeyPatch) -> Iterator[Release]:
-    if not KUBECONFIG.exists():
-        pytest.fail(f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster`")
-    monkeypatch.setenv("KUBECONFIG", str(KUBECONFIG))
-    made = Release(f"chart-upgrade-{uuid.uuid4().hex[:6]}")
-    kubectl("create", "namespace", made.namespace)
-    yield made
-    run(tool("kubectl"), "delete", "jobs", "--all", "-n", made.namespace)
-    kubectl("delete", "namespace", made.namespace, "--wait=false", "--ignore-not-found")
-    run(tool("kubectl"), "delete", "pv", "-l", f"paddle-training/namespace={made.namespace}", "--wait=false")
+def release(local_cluster: None) -> Iterator[Release]:
+    with new_namespace() as name:
+        yield Release(name)
+    run(tool("kubectl"), "delete", "pv", "-l", f"paddle-training/namespace={name}", "--wait=false")
 
 
 def test_upgrade_without_changes_keeps_pods_and_leaves_suspend_to_kueue(release: Release) -> None:
@@ -248,9 +233,7 @@ def test_failed_training_is_started_again_by_resume_and_by_the_same_upgrade_with
     assert release.training()["metadata"]["name"] == name
 
 
-def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again(
-    release: Release,
-) -> None:
+def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again(release: Release) -> None:
     assert not release.upgrade()
     until(lambda: len(release.pods()) == 2, "pods", 60, 0.3)
     kubectl("delete", "namespace", release.namespace, "--wait=false")

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import re
-import sys
 from pathlib import Path
 
-import pytest
+from docs import reliability
 
 ROOT = Path(__file__).resolve().parents[2]
 FAULTS = ROOT / "tests" / "faults"
-
-
-@pytest.fixture
-def reliability(monkeypatch):
-    spec = importlib.util.spec_from_file_location("reliability", ROOT / "docs" / "reliability.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "reliability", module)  # its dataclasses need it in sys.modules
-    spec.loader.exec_module(module)
-    return module
 
 
 RUNTIMES_BY_MARK = {"BOTH_RUNTIMES": {"fleet", "collective"}, "ONLY_COLLECTIVE": {"collective"}}
@@ -41,32 +29,32 @@ def fault_tests() -> dict[str, set[str]]:
     return found
 
 
-def test_each_fault_test_has_exactly_one_row(reliability) -> None:
+def test_each_fault_test_has_exactly_one_row() -> None:
     named = [row.test for row in reliability.ROWS]
     assert sorted(named) == sorted(fault_tests())
 
 
-def test_results_are_those_of_the_existing_tests_and_their_runtimes(reliability) -> None:
+def test_results_are_those_of_the_existing_tests_and_their_runtimes() -> None:
     results = json.loads(reliability.RESULTS.read_text())
     assert {test: set(found) for test, found in results.items()} == {
         f"tests/faults/{name}": runtimes for name, runtimes in fault_tests().items()
     }
 
 
-def test_a_row_says_why_it_has_no_result_exactly_for_the_runtimes_that_were_not_run(reliability) -> None:
+def test_a_row_says_why_it_has_no_result_exactly_for_the_runtimes_that_were_not_run() -> None:
     without = {
         row.test: {name for name in reliability.RUNTIMES if getattr(row, name)} for row in reliability.ROWS
     }
     assert without == {name: {"fleet", "collective"} - runtimes for name, runtimes in fault_tests().items()}
 
 
-def test_fault_table_equals_the_results(reliability) -> None:
+def test_fault_table_equals_the_results() -> None:
     results = json.loads(reliability.RESULTS.read_text())
     text = reliability.PAGE.read_text()
     assert reliability.generate(text, results) == text, "run python docs/reliability.py"
 
 
-def test_changed_result_changes_the_table(reliability) -> None:
+def test_changed_result_changes_the_table() -> None:
     results = json.loads(reliability.RESULTS.read_text())
     first = f"tests/faults/{reliability.ROWS[0].test}"
     changed = {"seconds": 1.25, "restarts": 99, "outcome": "a | b"}
@@ -74,7 +62,7 @@ def test_changed_result_changes_the_table(reliability) -> None:
     assert "| 1.2 s; 99 restarts; a \\| b |" in reliability.table(other)
 
 
-def test_every_source_of_a_row_is_listed_on_the_page(reliability) -> None:
+def test_every_source_of_a_row_is_listed_on_the_page() -> None:
     results = json.loads(reliability.RESULTS.read_text())
     found = re.findall(r"\[([a-z](?:, [a-z])*)\]", reliability.table(results))
     named = {letter for group in found for letter in group.split(", ")}

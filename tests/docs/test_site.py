@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import warnings
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
+
+from docs import site_pages
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -29,19 +29,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_pages", ROOT / "docs" / "site_pages.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
-def test_strict_build_renders_every_page_and_the_search_index(site: Path, hooks: ModuleType) -> None:
+def test_strict_build_renders_every_page_and_the_search_index(site: Path) -> None:
     pages = [path.relative_to(ROOT / "docs") for path in (ROOT / "docs").rglob("*.md")]
-    places = [str(page) for page in pages] + list(hooks.INCLUDED.values())
+    places = [str(page) for page in pages] + list(site_pages.INCLUDED.values())
     for place in places:
         html = re.sub(r"README\.md$", "index.html", place).replace(".md", ".html")
         assert (site / html).is_file(), place
@@ -63,8 +54,8 @@ def test_every_mermaid_block_becomes_a_picture(site: Path) -> None:
         assert html.read_text().count('<div class="diagram"><svg') == source.read_text().count("```mermaid")
 
 
-def test_link_to_a_missing_file_fails_the_build(hooks: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
-    hooks.translate_links("[gone](no-such-page.md)", "docs/README.md", "README.md")
+def test_link_to_a_missing_file_fails_the_build(caplog: pytest.LogCaptureFixture) -> None:
+    site_pages.translate_links("[gone](no-such-page.md)", "docs/README.md", "README.md")
     assert "no-such-page.md does not exist" in caplog.text
 
 
@@ -76,7 +67,5 @@ def test_link_to_a_missing_file_fails_the_build(hooks: ModuleType, caplog: pytes
         ("[there](https://example.com)", "[there](https://example.com)"),
     ],
 )
-def test_links_to_repository_files_are_translated_for_the_site(
-    hooks: ModuleType, link: str, translated: str
-) -> None:
-    assert hooks.translate_links(link, "docs/README.md", "README.md") == translated
+def test_links_to_repository_files_are_translated_for_the_site(link: str, translated: str) -> None:
+    assert site_pages.translate_links(link, "docs/README.md", "README.md") == translated

@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from infra.naming import image_reference
-from testkit.local_cluster import CHART, ROOT, Cluster, Training, merge_values
-
-STATE = Path("/var/lib/paddle-training")
-SHARED = STATE / "shared"
+from launcher.cli.launch.training_values import merge_values
+from local.paths import KUBECONFIG
+from testkit.local_cluster import CHART, Cluster, Training, find_cluster
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Cluster:
     """Return the cluster that `make cluster` started, with the image that `make image` imported."""
-    kubeconfig = STATE / "kubeconfig"
-    if not kubeconfig.exists():
+    if not KUBECONFIG.exists():
         pytest.fail(
-            f"there is no local cluster ({kubeconfig} is missing); start it with `make cluster image`"
+            f"there is no local cluster ({KUBECONFIG} is missing); start it with `make cluster image`"
         )
-    env = {**os.environ, "KUBECONFIG": str(kubeconfig), "PYTHONPATH": str(ROOT)}
-    return Cluster(env, image_reference("localhost/paddle-training:{launcher}", ROOT / "launcher"), SHARED)
+    return find_cluster()
 
 
 @contextlib.contextmanager
@@ -56,7 +50,7 @@ def create_trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Tra
             "image": cluster.image,
             "imagePullPolicy": "Never",
             "jobName": name,
-            "storage": {"type": "hostPath", "hostPath": {"path": str(SHARED)}},
+            "storage": {"type": "hostPath", "hostPath": {"path": str(cluster.shared)}},
         }
         training = Training(cluster, name, merge_values(merge_values(values, base), changes))
         made.append(training)

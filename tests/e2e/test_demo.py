@@ -50,7 +50,7 @@ def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
     assert (quick_start.output / "model").is_dir()
     assert "curve.png" in demo
     assert "served: POST /predict" in demo
-    score = json.loads((quick_start.output / "run.json").read_text())["score"]
+    score = quick_start.record()["score"]
     assert 0 < score["error"] < 0.3
 
     env = user_env(cluster)
@@ -68,10 +68,10 @@ def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
     run_checked(shlex.split(upgrade), env)
     other_training = Training(cluster, "paddle", {"jobName": "recommendation"})
     other_training.complete()
-    manifest = json.loads((other_training.job / "manifest.json").read_text())
+    manifest = other_training.manifest()
     assert "recbole" in manifest["source"], "the other training uses its own data"
     assert "mac-roman" not in json.dumps(other_training.described()), "no value of the first one stays"
-    assert manifest["dataDigest"] != json.loads((quick_start.job / "manifest.json").read_text())["dataDigest"]
+    assert manifest["dataDigest"] != quick_start.manifest()["dataDigest"]
     assert (quick_start.output / "model").is_dir(), "the first training's output stays"
 
     drift = pulumi(env, "preview", "-s", "local", "--refresh", "--diff")
@@ -101,10 +101,7 @@ def test_invalid_settings_are_rejected_before_any_resource_is_created(
     backend = tmp_path / "backend"
     backend.mkdir()
     env = {name: value for name, value in cluster.env.items() if not name.startswith("PULUMI_")}
-    env |= {
-        "PULUMI_BACKEND_URL": f"file://{backend}",
-        "PULUMI_CONFIG_PASSPHRASE": "test",
-    }
+    env |= {"PULUMI_BACKEND_URL": f"file://{backend}", "PULUMI_CONFIG_PASSPHRASE": "test"}
     pulumi(env, "stack", "init", "bad", cwd=clone)
     output = pulumi(env, "preview", "-s", "bad", cwd=clone, check=False)
     for word in ("paddle-training:colour", "storage.path", "relative"):

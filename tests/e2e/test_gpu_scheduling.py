@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 
-from local.paths import POD_UID
+from local.paths import POD_UID, STATE
 from testkit.fake_gpus import DEVICES, RESOURCE, gpus_of, offer_fake_gpus
 from testkit.local_cluster import Cluster, Training
 from testkit.waiting import until
-from tests.e2e.conftest import STATE
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1200)]
 

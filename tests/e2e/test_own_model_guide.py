@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -65,7 +63,7 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
     first.complete()
     shutil.copytree(cluster.shared / "sources", tmp_path / "sources", ignore=shutil.ignore_patterns("*.txt"))
     env = cluster.env | {"PADDLE_TRAINING_NAMESPACE": first.namespace, "SHARED": str(cluster.shared)}
-    output, measured = {}, {}
+    output = {}
     for title, text in SECTIONS:
         for name, content in files(text).items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -75,7 +73,6 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
         if title == "Train it":
             script += f"\n{lines[-1]}"  # once more, and nothing has changed
         (tmp_path / "step.sh").write_text(script)
-        started = time.monotonic()
         done = subprocess.run(
             ["unshare", "--mount", "sh", "-c", HIDDEN],
             cwd=tmp_path,
@@ -87,12 +84,9 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
             stdin=subprocess.DEVNULL,
         )
         output[title] = done.stdout + done.stderr
-        measured[title] = {"commands": len(lines), "seconds": time.monotonic() - started}
         assert done.returncode == 0, f"{title}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
         if title == "Use it":
             assert_copied(tmp_path / "results" / "moods", cluster.shared / "moods" / "output")
-    if "WALK_TIMES" in os.environ:
-        Path(os.environ["WALK_TIMES"]).write_text(json.dumps(measured))
     assert "recall_positive" in output["The program"], "try"
     assert "helm upgrade --install paddle-training" in output["Train it"]
     assert output["Train it"].count("nothing new to train") == 1

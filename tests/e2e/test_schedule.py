@@ -54,14 +54,6 @@ def jobs(training: Training) -> list[str]:
     return [meta["name"] for meta in sorted(found, key=lambda meta: meta["creationTimestamp"])]
 
 
-def manifest(training: Training) -> dict[str, Any]:
-    return dict(json.loads((training.job / "manifest.json").read_text()))
-
-
-def run_json(training: Training) -> dict[str, Any]:
-    return dict(json.loads((training.output / "run.json").read_text()))
-
-
 def test_each_run_trains_new_data_from_the_model_of_the_run_before_and_exports_its_own(
     train: Callable[..., Training], cluster: Cluster, bucket: Any
 ) -> None:
@@ -88,7 +80,7 @@ def test_each_run_trains_new_data_from_the_model_of_the_run_before_and_exports_i
         """Wait until the newest run is complete; check its record and latest.json, and return the record."""
         ended = cluster.launcher("wait", *there, "--timeout", "240", check=False)
         assert ended.returncode == 0, ended.stdout + ended.stderr + training.last_log_lines()
-        record, made = run_json(training), manifest(training)
+        record, made = training.record(), training.manifest()
         assert (record["runId"], record["state"]) == (run, "complete")
         assert made["madeBy"]["job"] == run
         latest = json.loads(bucket.Object(f"nightly/{name}/latest.json").get()["Body"].read())
@@ -101,20 +93,20 @@ def test_each_run_trains_new_data_from_the_model_of_the_run_before_and_exports_i
         [first] = until(lambda: jobs(training), "the CronJob's first Job", 100, POLL)
         training.upgrade({"scheduling": {"suspend": True}})
         assert wait_for(first)["initModel"] == ""
-        lines = manifest(training)["lines"]
+        lines = training.manifest()["lines"]
 
         add_day(sources, 1)
         cluster.kubectl("create", "job", "second", f"--from=cronjob/{name}", *there)
         assert wait_for("second")["initModel"] == f"{name}/runs/{first}"
-        assert manifest(training)["lines"] > 1.5 * lines
-        assert "reusedFrom" not in manifest(training)
+        assert training.manifest()["lines"] > 1.5 * lines
+        assert "reusedFrom" not in training.manifest()
         before = json.loads((training.output / "before.json").read_text())
         assert before["from"] == f"{name}/runs/{first}"
-        second = run_json(training)["score"]
+        second = training.record()["score"]
 
         cluster.kubectl("create", "job", "third", f"--from=cronjob/{name}", *there)
         assert wait_for("third")["initModel"] == f"{name}/runs/second"
-        assert manifest(training)["reusedFrom"] == "second"
+        assert training.manifest()["reusedFrom"] == "second"
         before = json.loads((training.output / "before.json").read_text())
         assert before["score"] == pytest.approx(second, abs=2e-3), (
             "the model of the second run, on the same test set"

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from testkit.local_cluster import Cluster, Serving, Training, merge_values
+from launcher.cli.launch.training_values import merge_values
+from testkit.local_cluster import Cluster, Serving, Training
 from testkit.waiting import until
 from tests.e2e import job_processes
 
@@ -29,10 +30,6 @@ Kubernetes needs up to 15 s more to report it.
 def rows(output: Path) -> list[dict[str, str]]:
     with (output / "metrics.csv").open() as file:
         return list(csv.DictReader(file))
-
-
-def run_json(output: Path) -> dict[str, object]:
-    return dict(json.loads((output / "run.json").read_text()))
 
 
 def sha256(path: Path) -> str:
@@ -68,8 +65,7 @@ def test_recommendation_trains_with_the_seeds_host_ports_and_one_trainer_per_nod
     assert {(row["pass"], row["rank"]) for row in found} == {
         (str(p), str(r)) for p in range(2) for r in range(3)
     }
-    score = run_json(training.output)["score"]
-    assert isinstance(score, dict)
+    score = training.record()["score"]
     assert 0 < float(score["rmse"]) < 1.2
 
 
@@ -81,7 +77,7 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     training.upgrade()
     training.complete()
     first = training.described()
-    before = run_json(training.output)
+    before = training.record()
     check_shards(training)
     pass_zero = sha256(training.output / "pass-00000" / "done")
     metrics = training.output / "metrics.csv"
@@ -95,7 +91,7 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     assert again["k8sJob"] != first["k8sJob"]
     assert again["dataDigest"] == first["dataDigest"]
     training.complete()
-    assert run_json(training.output)["score"] == before["score"]
+    assert training.record()["score"] == before["score"]
     assert metrics.read_bytes() == measured, "a complete run is not trained again"
 
     row = {"text": "what a lovely day"}
@@ -114,7 +110,7 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     training.complete()
     assert sha256(training.output / "pass-00000" / "done") == pass_zero, "pass 0 was kept"
     assert {row["pass"] for row in rows(training.output)} == {"0", "1"}
-    more = run_json(training.output)
+    more = training.record()
     assert more["fingerprint"] == before["fingerprint"]
 
     serving.rollout("restart")
@@ -137,17 +133,17 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     training.upgrade({"training": {"mode": "sync", "passes": 1}})
     training.complete()
     assert [path.name for path in (training.job / "runs").iterdir()] == [more["runId"]]
-    assert run_json(training.output)["fingerprint"] != before["fingerprint"]
+    assert training.record()["fingerprint"] != before["fingerprint"]
 
     training.upgrade({"training": {"mode": "async", "passes": 2}})
     training.complete()
-    assert run_json(training.output)["fingerprint"] == before["fingerprint"], "the first run is back"
+    assert training.record()["fingerprint"] == before["fingerprint"], "the first run is back"
     assert not (training.job / "runs" / str(more["runId"])).exists()
 
 
 def check_shards(training: Training) -> None:
     """Check the shards: digests as in the manifest, sizes equal up to one line, labels spread evenly."""
-    manifest = json.loads((training.job / "manifest.json").read_text())
+    manifest = training.manifest()
     assert manifest["dataDigest"] == training.described()["dataDigest"]
     counts = [shard["lines"] for shard in manifest["shards"]]
     assert max(counts) - min(counts) <= 1, "even to one line"
@@ -197,16 +193,14 @@ def test_training_pods_prepare_the_shards_of_a_data_job_although_the_one_that_re
 
 def data_files(training: Training) -> list[tuple[str, str]]:
     """Return name and sha256 of each file that the manifest lists; check that the files have it."""
-    manifest = json.loads((training.job / "manifest.json").read_text())
+    manifest = training.manifest()
     files = [(f"{shard['index']}/data/train.txt", shard["sha256"]) for shard in manifest["shards"]]
     files += [("test.txt", manifest["test"]["sha256"]), ("rows.json", manifest["rows"]["sha256"])]
     assert [sha256(training.job / name) for name, _ in files] == [digest for _, digest in files]
     return files
 
 
-def stop_while_reading(
-    training: Training,
-) -> tuple[list[job_processes.JobProcess], job_processes.JobProcess]:
+def stop_while_reading(training: Training) -> tuple[list[job_processes.JobProcess], job_processes.JobProcess]:
     """Stop the training pods' processes that prepare data while one of them reads; return all, and that one."""
 
     def at_work() -> tuple[list[job_processes.JobProcess], job_processes.JobProcess] | None:
@@ -233,10 +227,10 @@ def test_releases_with_one_name_in_two_namespaces_train_at_once_and_a_third_star
     two.upgrade()
     one.complete(300)
     two.complete(300)
-    assert run_json(one.output)["release"] == run_json(two.output)["release"] == "paddle-training"
-    assert run_json(one.output)["namespace"] != run_json(two.output)["namespace"]
-    assert "error" in dict(run_json(one.output)["score"])  # type: ignore[call-overload]
-    assert "rmse" in dict(run_json(two.output)["score"])  # type: ignore[call-overload]
+    assert one.record()["release"] == two.record()["release"] == "paddle-training"
+    assert one.record()["namespace"] != two.record()["namespace"]
+    assert "error" in one.record()["score"]
+    assert "rmse" in two.record()["score"]
 
     initial = {"config": "quick_start/trainer_config.py", "initModelPath": f"{one.values['jobName']}/output"}
     third = train("quick_start", trainers=2, training={"passes": 1, **initial}, data={"seed": 8})

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from testkit.local_cluster import ROOT, Cluster, Training, merge_values
+from launcher.cli.launch.training_values import merge_values
+from testkit.local_cluster import ROOT, Cluster, Training
 from testkit.shared_fixtures import create_once
 from tests.e2e.conftest import cluster, create_trainings, train
 from tests.faults import cluster_faults
@@ -46,7 +47,7 @@ def undisturbed(
         with create_trainings(cluster, f"undisturbed_{runtime}") as make:
             training = install_paced(make("quick_start", **paced_values(runtime, {})))
             training.complete(300)
-            assert json.loads((training.output / "run.json").read_text())["restarts"] == []
+            assert training.record()["restarts"] == []
             return Result.of(training.output)
 
     return lambda: create_once(tmp_path_factory, f"undisturbed_{runtime}", train_it)

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.launch.training_values import merge_values
 from local.images import launcher_image
 from local.paths import POD_UID
-from testkit.local_cluster import ROOT, Training, merge_values
+from testkit.local_cluster import ROOT, Training
 
 PACED = Path(__file__).parent / "paced"
 QUICK_START = ROOT / "launcher" / "programs" / "quick_start"
@@ -27,7 +28,7 @@ COMMON = {"keepCheckpoints": 100, "terminationGracePeriodSeconds": 15}
 VALUES: dict[str, dict[str, Any]] = {
     # 434 batches a pass: 4.4 s of training at least, and a save after each pass.
     "fleet": {
-        "training": {**COMMON, "config": f"{PACED.name}/trainer_config.py", "batchSize": 16, "passes": 4},
+        "training": {**COMMON, "config": f"{PACED.name}/trainer_config.py", "batchSize": 16, "passes": 4}
     },
     # 216 steps a pass: also 4.4 s. The launcher counts those of all processes, which are 648.
     "collective": {

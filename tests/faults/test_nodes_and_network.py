@@ -12,11 +12,7 @@ from tests.faults.faulty_run import FaultyRun
 from tests.faults.paced_programs import BOTH_RUNTIMES
 from tests.faults.test_pods import node_of
 
-pytestmark = [
-    pytest.mark.e2e,
-    pytest.mark.timeout(1800),
-    pytest.mark.usefixtures("repaired_cluster"),
-]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800), pytest.mark.usefixtures("repaired_cluster")]
 
 StartRun = Callable[..., FaultyRun]
 

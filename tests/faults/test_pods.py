@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.launch.training_values import merge_values
 from launcher.paths import Position
-from testkit.local_cluster import Training, merge_values
+from testkit.local_cluster import Training
 from testkit.waiting import until
 from tests.e2e import job_processes
 from tests.faults import cluster_faults

@@ -18,13 +18,14 @@ import pytest
 import yaml
 
 from infra import eks_kubeconfig
+from local.paths import SHARED, STATE
 from testkit.aws_emulator import inventory, pulumi_engine
 from testkit.aws_emulator.account import Account
 from testkit.aws_emulator.handler import MotoCloud
 from testkit.aws_emulator.pulumi_engine import REGION, Engine
 from testkit.local_cluster import Cluster, run_checked
 from testkit.waiting import until
-from tests.e2e.conftest import SHARED, STATE, cluster
+from tests.e2e.conftest import cluster
 from tests.infra_emulated.tcp_relay import Relay
 
 __all__ = ["cluster"]  # the fixture of the end-to-end tests

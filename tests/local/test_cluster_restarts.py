@@ -18,13 +18,13 @@ from pathlib import Path
 import pytest
 
 from local.cluster import (
+    api_requests,
     cluster_lifecycle,
     daemon_configs,
     daemon_processes,
     node_lifecycle,
     node_network,
 )
-from local.cluster.api_requests import ApiClient
 from local.images import images_on_nodes
 from local.paths import CLONE, KUBECONFIG
 from testkit.waiting import until
@@ -120,11 +120,11 @@ def test_a_start_restarts_killed_daemons_and_no_others():
 
 
 def test_a_start_after_a_crash_of_all_daemons_keeps_the_objects():
-    objects = set(ApiClient().list_nodes())
+    objects = set(api_requests.list_nodes())
     _kill(*_names())
     _local("up", NODES=_size())
     _assert_running()
-    assert set(ApiClient().list_nodes()) == objects
+    assert set(api_requests.list_nodes()) == objects
 
 
 def test_a_start_repairs_the_network_of_a_node():

@@ -91,9 +91,7 @@ def test_more_failed_tests_than_a_few_are_not_run_again(
 
 
 @pytest.mark.slow
-def test_fault_tests_are_skipped_with_a_reason_after_the_time_limit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_fault_tests_are_skipped_with_a_reason_after_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FAULTS_UNTIL", str(time.time() - 90))
     # --setup-plan executes no test, so no fault is injected even if the skip did not work.
     argv = [sys.executable, "-m", "pytest", "-q", "--setup-plan", "-p", "no:cacheprovider", "tests/faults"]

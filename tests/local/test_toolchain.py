@@ -7,36 +7,30 @@ import re
 import pytest
 
 from local.errors import LocalError
-from local.toolchain import (
-    compatible_versions,
-    go_build,
-    installed_tools,
-    pinned_tools,
-    trimmed_modules,
-)
+from local.toolchain import go_build, installed_tools, pinned_tools, trimmed_modules
 from local.toolchain.pinned_tools import Tool, find_tool
 
 
 @pytest.mark.parametrize(
     ("fits", "text", "expected"),
     [
-        (compatible_versions.is_compatible_helm, "v3.14.0+gabc", True),
-        (compatible_versions.is_compatible_helm, "v3.13.9", False),
-        (compatible_versions.is_compatible_helm, "v4.0.0", False),
-        (compatible_versions.is_compatible_kubectl, "Client Version: v1.34.1", True),
-        (compatible_versions.is_compatible_kubectl, "Client Version: v1.36.0-rc.1", True),
-        (compatible_versions.is_compatible_kubectl, "Client Version: v1.32.4-dispatcher", False),
-        (compatible_versions.is_compatible_pulumi, "v3.259.0", True),
-        (compatible_versions.is_compatible_pulumi, "v3.258.9", False),
-        (compatible_versions.is_compatible_pulumi, "v4.0.0", False),
+        (installed_tools.is_compatible_helm, "v3.14.0+gabc", True),
+        (installed_tools.is_compatible_helm, "v3.13.9", False),
+        (installed_tools.is_compatible_helm, "v4.0.0", False),
+        (installed_tools.is_compatible_kubectl, "Client Version: v1.34.1", True),
+        (installed_tools.is_compatible_kubectl, "Client Version: v1.36.0-rc.1", True),
+        (installed_tools.is_compatible_kubectl, "Client Version: v1.32.4-dispatcher", False),
+        (installed_tools.is_compatible_pulumi, "v3.259.0", True),
+        (installed_tools.is_compatible_pulumi, "v3.258.9", False),
+        (installed_tools.is_compatible_pulumi, "v4.0.0", False),
     ],
 )
 def test_an_installed_tool_is_compatible_depending_on_its_version(fits, text, expected):
-    assert fits(compatible_versions.parse_version(text)) is expected
+    assert fits(installed_tools.parse_version(text)) is expected
 
 
 def test_parse_version_of_text_without_a_version_returns_none():
-    assert compatible_versions.parse_version("command not found") is None
+    assert installed_tools.parse_version("command not found") is None
 
 
 def test_cache_key_of_a_tool_changes_with_sources_packages_and_names(tmp_path, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -13,18 +12,7 @@ import yaml
 
 from local import example_data, try_example
 from local.errors import LocalError
-
-
-def processes(folder: Path) -> list[int]:
-    """Return the ids of the processes with this folder in an environment variable, except this process."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdigit() and str(folder).encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return [pid for pid in found if pid != os.getpid()]
+from local.launcher_gang import find_processes
 
 
 @pytest.fixture
@@ -68,7 +56,7 @@ def test_three_launchers_train_without_a_cluster_and_leave_a_model_but_no_proces
     assert re.search(
         r'served: POST /predict {"text": "word\d+ .*\n.*answer: (posi|nega)tive with a chance', printed
     )
-    assert processes(example) == []
+    assert find_processes(example) == []
     check_files_against_schemas(example)
 
 
@@ -81,7 +69,7 @@ def check_files_against_schemas(folder: Path) -> None:
             jsonschema.validate(json.loads(file.read_text()), schema)
             seen.add(file.name)
     assert seen == {
-        *("manifest.json", "run.json", "status.json", "progress.json", "contents.json", "model.json"),
+        *("manifest.json", "run.json", "status.json", "progress.json", "contents.json", "model.json")
     }
 
 
@@ -94,4 +82,4 @@ def test_failed_training_raises_its_cause_and_leaves_no_process(
     monkeypatch.setattr(try_example, "example_values", lambda _: values)
     with pytest.raises(LocalError, match="there is neither"):
         try_example.run("small")
-    assert processes(example) == []
+    assert find_processes(example) == []
