@@ -14,7 +14,7 @@ from launcher.errors import DataError, StorageError, setting_error
 from launcher.io import disk_space, files
 from launcher.log import log
 from launcher.serving import model_check
-from launcher.serving.model_sources import FoundModel, ModelSource
+from launcher.serving.model_sources import FoundModel, open_source
 from launcher.serving.paddle_served import Model, ModelError, ServedError
 from launcher.serving.paddle_served.model_server import ModelServer
 
@@ -30,16 +30,18 @@ class ModelFollower:
     not answer the requests that the present one answers. A rejected model is reported once and not tried again.
     """
 
-    def __init__(self, source: ModelSource, work: Path, seconds: float, size_limit: int | None) -> None:
+    def __init__(self, address: str, work: Path, seconds: float, size_limit: int | None) -> None:
         """Create the object; it reads nothing yet.
 
         Args:
+            address: where new models appear, a folder or an S3 address (--model).
             work: folder on the pod's own disk for the copies; its content is removed.
             seconds: mean time in seconds between two searches. Each wait is 0.8 to 1.2 times as long, so that the
                 pods of a release do not all load a model at the same time.
             size_limit: bytes that all copies together may have; None: as many as the disk has.
         """
-        self._source, self._work, self._seconds, self._size_limit = source, work, seconds, size_limit
+        self._address, self._source = address, open_source(address)
+        self._work, self._seconds, self._size_limit = work, seconds, size_limit
         self._stop = threading.Event()
         self._check: subprocess.Popen[str] | None = None
         self._copies = 0
@@ -50,13 +52,13 @@ class ModelFollower:
         self._problem = ""
         """Why the last search failed; empty if it did not."""
 
-    def copy_first(self, address: str) -> Path:
+    def copy_first(self) -> Path:
         """Copy the newest model, and return its folder. Raise `SettingsError` if there is none."""
         found = self._source.newest()
         if found is None:
             raise setting_error(
                 "--model",
-                address,
+                self._address,
                 "a folder with a complete model, or s3://BUCKET/PREFIX/JOB with latest.json in it (--follow)",
                 "there is no model",
                 "Wait until a training has finished there, or correct the address",

@@ -87,8 +87,8 @@ class FolderSource:
 ModelSource = BucketSource | FolderSource
 
 
-def open_source(address: str, asked_by: str) -> ModelSource:
+def open_source(address: str) -> ModelSource:
     """Return the source at `address`: the folder of a model, or s3://BUCKET/PREFIX of a job's exports."""
     if address.startswith(s3.SCHEME):
-        return BucketSource(ExportedModels(address, asked_by))
+        return BucketSource(ExportedModels(address, "--model"))
     return FolderSource(Path(address))

@@ -68,14 +68,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _serve_and_follow(given: argparse.Namespace, work: Path) -> None:
-    from launcher.serving import model_sources
     from launcher.serving.model_follower import ModelFollower
 
     start_logging("serve")
-    source = model_sources.open_source(given.model, "--model")
-    follower = ModelFollower(source, work, given.follow, given.work_limit)
+    follower = ModelFollower(given.model, work, given.follow, given.work_limit)
     sys.stderr.write(f"copying {given.model} to {given.work}\n")
-    serve(follower.copy_first(given.model), given.host, given.port, given.workers, follower.follow)
+    serve(follower.copy_first(), given.host, given.port, given.workers, follower.follow)
 
 
 def _bytes(quantity: str) -> int:

@@ -314,15 +314,12 @@ class PserverClient(FleetProcess):
             self.runtime._worker.shrink_sparse_table(self._table(name), 0)
         self.runtime._worker.save_all_model(str(folder), COUNTING if evicting else WHOLE)
 
-    def load_tables(self, folder: Path) -> None:
-        """Let every server load its part of all tables, with the optimizer state, from a checkpoint's folder.
-
-        Nothing is raised when this fails: Paddle only logs it. The caller compares values afterwards.
-        """
-        self.runtime._worker.load_model(str(folder), 0)
-
     def load_table(self, name: str, folder: Path) -> None:
-        """Let every server load its part of table `name` ("": the dense parameters) as `load_tables` does."""
+        """Let every server load its part of table `name`, with the optimizer state, from a folder of tables.
+
+        The name "" stands for the dense parameters. Nothing is raised when this fails: Paddle only logs it. The
+        caller compares values afterwards.
+        """
         self.runtime._worker.load_one_table(self._table(name), str(folder), 0)
 
     def set_parameters(self, values: dict[str, NDArray[Any]]) -> None:

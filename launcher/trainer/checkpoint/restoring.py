@@ -174,10 +174,10 @@ class CheckpointRestorer:
     def _load_and_compare(self, folder: Path, contents: CheckpointContents) -> None:
         """Load all tables from trainer 0; reject the checkpoint and raise when the servers' values differ."""
         for number in range(1, LOAD_TRIES + 1):
-            for member in contents_file.chain_folders(folder, contents):
+            for member in _members(folder, contents):
                 for table in self.trainer.network.tables:
                     self.trainer.load_table(table.name, member / TABLES)
-            self._load_tables(folder, contents.servers)
+            self._load_dense(folder, contents.servers)
             self.trainer.pull_dense()
             reason = self._dense_mismatch(folder, contents) or self._rows_mismatch(contents)
             if reason is None:
@@ -185,11 +185,11 @@ class CheckpointRestorer:
             self.log.line(f"load {number} of at most {LOAD_TRIES} of {folder.name} failed: {reason}")
         raise checkpoint_checks.reject(folder, reason or "", self.settings.attempt)
 
-    def _load_tables(self, folder: Path, saved_by: int) -> None:
-        """Load all tables of a checkpoint, whose files `saved_by` servers wrote."""
+    def _load_dense(self, folder: Path, saved_by: int) -> None:
+        """Load the dense parameters of a checkpoint, whose files `saved_by` servers wrote."""
         trainer, servers = self.trainer, len(self.trainer.servers)
         if saved_by == servers:
-            trainer.load_tables(folder / TABLES)
+            trainer.load_table("", folder / TABLES)
             return
         temp = self.settings.output_dir / f".dense.attempt-{self.settings.attempt}.tmp"
         with files.storage_errors(temp):
@@ -197,8 +197,6 @@ class CheckpointRestorer:
             name = trainer.table_folder("")
             table_files.redistribute_dense(folder / TABLES / name, temp / name, trainer.rule, servers)
             trainer.load_table("", temp)
-            for table in trainer.network.tables:
-                trainer.load_table(table.name, folder / TABLES)
             shutil.rmtree(temp)
 
     def _dense_mismatch(self, folder: Path, contents: CheckpointContents) -> str | None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from launcher.serving.paddle_served import mkl_kernels
+from tests.launcher.trainer.conftest import run_python
 
-ROOT = Path(__file__).resolve().parents[3]
 AMD = "processor : 0\nvendor_id : AuthenticAMD\nflags : fpu fma avx avx2 sse4a\n\nprocessor : 1\n"
 PRINT_KERNELS = """
 import ctypes
@@ -34,9 +32,8 @@ def without_kernel_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def read_used_kernels(way: str, cpuinfo: Path) -> str:
     """Return the kernels that the library reports in its own process."""
-    argv = [sys.executable, "-c", PRINT_KERNELS.format(way=way, cpuinfo=str(cpuinfo))]
-    done = subprocess.run(argv, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=True)
-    return next(line for line in done.stdout.splitlines() if line.startswith("kernels")).split()[1]
+    printed = run_python(PRINT_KERNELS.format(way=way, cpuinfo=str(cpuinfo)))
+    return next(line for line in printed.splitlines() if line.startswith("kernels")).split()[1]
 
 
 @pytest.mark.paddle

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.errors import GangError, SettingsError
 from launcher.io import cgroup_memory, files
-from launcher.serving import model_check, model_follower, model_sources
+from launcher.serving import model_check, model_follower
 from launcher.serving.model_follower import ModelFollower
 from launcher.serving.paddle_served import Model, ModelError, model_server
 from launcher.serving.paddle_served.model_server import ModelServer
@@ -40,9 +40,8 @@ class Following:
         self.made, self.folder, self.work = made, root / "output" / "model", root / "work"
         self.folder.parent.mkdir()
         write_variant(made.folder, self.folder, 1)
-        source = model_sources.open_source(str(self.folder), "--model")
-        self.follower = ModelFollower(source, self.work, 1, size_limit)
-        self.server = ModelServer(Model(self.follower.copy_first(str(self.folder))), workers=2)
+        self.follower = ModelFollower(str(self.folder), self.work, 1, size_limit)
+        self.server = ModelServer(Model(self.follower.copy_first()), workers=2)
         self.client = Client(self.server)
         self.first = self.server.model
         assert self.client.post("/predict", json={"rows": [ROW]}).status_code == 200
@@ -292,8 +291,8 @@ def test_a_folder_that_is_replaced_while_it_is_copied_is_copied_again(
 
 
 def test_a_folder_without_a_model_is_a_settings_error_at_the_start(tmp_path: Path) -> None:
-    follower = ModelFollower(model_sources.open_source(str(tmp_path), "--model"), tmp_path / "work", 1, None)
+    follower = ModelFollower(str(tmp_path), tmp_path / "work", 1, None)
     with pytest.raises(
         SettingsError, match=r"--model is '.*', but must be .*: there is no model\. Fix: wait"
     ):
-        follower.copy_first(str(tmp_path))
+        follower.copy_first()

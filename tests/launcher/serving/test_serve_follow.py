@@ -107,7 +107,7 @@ def test_latest_json_must_have_the_address_of_a_run(
 ) -> None:
     for name, value in bucket.env.items():
         monkeypatch.setenv(name, value)
-    source = model_sources.open_source("s3://bucket/models/job", "--model")
+    source = model_sources.open_source("s3://bucket/models/job")
     assert source.newest() is None
     for content in (b"{", b"[]", b'{"finished": 1}', b'{"to": 1}'):
         bucket.put("latest.json", content)

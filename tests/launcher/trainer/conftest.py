@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 
 from launcher.trainer.program_loader import TrainingProgram, load_program
 from launcher.trainer.records import row_parsing
+from local.paths import CLONE
 
 GOOD = ["great", "lovely", "happy", "wonderful", "best", "enjoy", "sunny", "sweet"]
 BAD = ["awful", "sad", "terrible", "worst", "hate", "broken", "rainy", "bitter"]
@@ -41,7 +44,7 @@ def ratings(rows: int, seed: int) -> list[str]:
 
 
 def stage(folder: Path, train: list[str], test: list[str]) -> Path:
-    (folder / "tables").mkdir(parents=True)
+    (folder / "tables").mkdir(parents=True, exist_ok=True)
     (folder / "train.txt").write_text("".join(f"{line}\n" for line in train))
     (folder / "test.txt").write_text("".join(f"{line}\n" for line in test))
     users = "".join(f"{i}\t{15 + i}\t{'MF'[i % 2]}\tjob{i % 3}\t1000\n" for i in range(1, 31))
@@ -78,6 +81,14 @@ def load(path: Path, *arguments: str) -> TrainingProgram:
 def parse(lines: list[str], program: TrainingProgram) -> row_parsing.Arrays:
     """Parse lines of the file `f`."""
     return row_parsing.split_inputs(row_parsing.parse_records(lines, program, row_parsing.locate_in("f"))[0])
+
+
+def run_python(script: str, *arguments: str) -> str:
+    """Run Python code in a new process, and return what it prints."""
+    command = [sys.executable, "-c", script, *arguments]
+    done = subprocess.run(command, cwd=CLONE, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def find_free_ports() -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.paths import Position
 
-from .conftest import load, write_program
+from .conftest import load, stage, write_program
 from .loopback_training import LoopbackTraining, prepare_training
 
 PROGRAM = '''
@@ -97,19 +97,9 @@ def program(tmp_path: Path) -> Path:
 
 
 def gang(tmp_path: Path, program: Path, port: int, ranks: int = 1, **values: str) -> LoopbackTraining:
-    data = []
-    for rank in range(ranks):
-        folder = tmp_path / "data" / str(rank)
-        stage(folder, lines())
-        data.append(folder)
+    data = [stage(tmp_path / "data" / str(rank), lines(), lines()) for rank in range(ranks)]
     few = {"MODE": "sync", "PASSES": "3", "KEEP_CHECKPOINTS": "20", "BATCH_SIZE": "4"}
     return prepare_training(tmp_path, data, port, program, **few | values)
-
-
-def stage(folder: Path, rows: list[str]) -> None:
-    (folder / "tables").mkdir(parents=True, exist_ok=True)
-    for name in ("train.txt", "test.txt"):
-        (folder / name).write_text("".join(f"{line}\n" for line in rows))
 
 
 def saved(started: LoopbackTraining, at: Position, table: str) -> dict[int, list[float]]:
@@ -182,7 +172,8 @@ def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
         assert {len(row) for row in rows.values()} == {values}, (
             "the vector is created at the third appearance"
         )
-    stage(first.data[0], lines([(7, 0, (1.0, 1.0, 1.0, 1.0), 50)] * 4))
+    rows = lines([(7, 0, (1.0, 1.0, 1.0, 1.0), 50)] * 4)
+    stage(first.data[0], rows, rows)
     resumed = first.next_attempt(Position(3), PASSES="6").finish()
     kept = [set(saved(resumed, Position(number), "evicted")) for number in (3, 4, 5, 6)]
     assert kept == [ids, ids, {50}, {50}], "unseen from one save to the next"
@@ -254,7 +245,8 @@ def test_in_geo_an_id_beyond_its_table_is_a_data_error(
         plain.replace(', {"admit": 3}', ', {"rows": 60}').replace(', {"evict": 1}', ', {"rows": 60}')
     )
     started = gang(tmp_path, program, port, MODE="geo")
-    stage(started.data[0], lines([(7, 9, (1.0, 1.0, 1.0, 1.0), 50)] * 3 + [(8, other, (1.0,) * 4, 50)]))
+    rows = lines([(7, 9, (1.0, 1.0, 1.0, 1.0), 50)] * 3 + [(8, other, (1.0,) * 4, 50)])
+    stage(started.data[0], rows, rows)
     assert started.run()["0/trainer"] == 65, started.log()[-2000:]
     assert (
         f"a batch has the id {shown}, but the table adam has rows=60 in the program's network()"

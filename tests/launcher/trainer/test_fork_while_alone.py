@@ -6,31 +6,15 @@ Each test runs in its own process, because pytest's process has threads of Paddl
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-CLONE = Path(__file__).parents[3]
+from .conftest import run_python
+
 IMPORTS = """
 import hashlib, os, threading, time
 from launcher.trainer import fork_server
 
 BUSY = bytes(1 << 21)  # some milliseconds to hash, without Python's own lock
 """
-
-
-def run_script(script: str) -> str:
-    """Run Python code after IMPORTS in a new process, and return its output."""
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS + script],
-        cwd=CLONE,
-        env={"PYTHONPATH": str(CLONE)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    return done.stdout + done.stderr
 
 
 def test_a_forked_process_has_no_lock_held_by_a_thread_of_its_parent() -> None:
@@ -52,7 +36,7 @@ for _ in range(100):
     held += os.waitpid(pid, 0)[1] != 0
 print("held in", held)
 """
-    assert run_script(script) == "held in 0\n"
+    assert run_python(IMPORTS + script) == "held in 0\n"
 
 
 def test_a_process_whose_threads_never_pause_does_not_fork_and_reports_it() -> None:
@@ -68,7 +52,7 @@ try:
 except OSError as error:
     print(error)
 """
-    message = run_script(script)
+    message = run_python(IMPORTS + script)
     assert re.match(
         r"cannot fork process \d+: at least one of its other threads always ran for 0\.2 s\. Fix: ", message
     )

@@ -6,15 +6,14 @@ Each test runs a script in its own process with its own import of Paddle.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from .conftest import run_python, write_program
+
 pytestmark = pytest.mark.paddle
-ROOT = Path(__file__).resolve().parents[3]
 STEPS = 300
 
 PROGRAM = """
@@ -106,10 +105,7 @@ print(json.dumps(found))
 
 def run_script(script: str, *arguments: str) -> list[Any]:
     """Run Python code in a new process, and return the JSON array in the last line of its output."""
-    command = [sys.executable, "-c", script, *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    return list(json.loads(run_python(script, *arguments).splitlines()[-1]))
 
 
 @pytest.mark.parametrize(("rank", "order"), [(0, ["parameters", "barrier"]), (1, ["barrier", "parameters"])])
@@ -126,8 +122,7 @@ def test_adam_gives_no_gradient_to_a_row_that_is_not_in_the_batch(tmp_path: Path
 
     It did so for 11, 27 and 18 rows in three times 300 batches.
     """
-    path = tmp_path / "trainer_config.py"
-    path.write_text(PROGRAM)
+    path = write_program(tmp_path / "own", PROGRAM)
     wrong, trained, row_counts_match = run_script(TRAIN, str(path), str(STEPS))
     assert trained
     assert row_counts_match == [True], "the network itself sees the batch's rows, and no other"

@@ -20,9 +20,9 @@ from launcher.trainer.checkpoint import contents_file, selection, table_files
 from launcher.trainer.checkpoint.initial_model import InitialModel
 from testkit.shared_fixtures import create_once
 
-from .conftest import find_free_ports, write_program
+from .conftest import find_free_ports, stage, write_program
 from .loopback_training import SHARDS, LoopbackTraining, Process
-from .test_embedding_tables import PROGRAM, gang, saved, stage
+from .test_embedding_tables import PROGRAM, gang, saved
 from .test_save_and_restore import flip
 
 pytestmark = pytest.mark.paddle
@@ -55,7 +55,7 @@ def prepare_training(root: Path, ranks: int = 1, **values: str) -> LoopbackTrain
     program = write_program(root / "own", text).parent
     started = gang(root, program, find_free_ports(), ranks, **ON | values)
     for data in started.data:
-        stage(data, ten_batches())
+        stage(data, ten_batches(), ten_batches())
     return started
 
 

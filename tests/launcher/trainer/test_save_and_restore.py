@@ -174,20 +174,6 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
     )
 
 
-def test_a_flipped_byte_in_a_record_file_ends_the_trainer_and_the_next_start_parses_again(
-    tmp_path: Path, staged: Staged, port: int
-) -> None:
-    gang = prepare_training(tmp_path, staged(), port).finish()
-    record = gang.root / "work0" / "records" / "train" / "00000.rec"
-    content = record.read_bytes()
-    flip(record)
-    damaged = gang.next_attempt(Position(1), PASSES="2")
-    assert damaged.run()["0/trainer"] == 71, damaged.log()[-2000:]
-    assert "00000.rec does not read back as it was written" in damaged.log()
-    damaged.next_attempt(Position(1)).finish()
-    assert record.read_bytes() == content
-
-
 def test_a_nan_loss_is_final_and_the_message_has_its_position(
     tmp_path: Path, staged: Staged, port: int
 ) -> None:
@@ -225,12 +211,11 @@ def test_a_killed_server_leaves_a_fatal_line_of_the_runtime_in_the_trainers_log(
     assert seen
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "geo"])
 def test_a_requested_checkpoint_is_saved_and_training_continues(
-    tmp_path: Path, staged: Staged, port: int, mode: str
+    tmp_path: Path, staged: Staged, port: int
 ) -> None:
-    """Uses three ranks of different speeds, without training.checkpointEvery."""
-    gang = prepare_training(tmp_path, staged("ratings", 3), port, RECOMMENDATION, MODE=mode, BATCH_SIZE="2")
+    """Uses three ranks of different speeds in mode async, without training.checkpointEvery."""
+    gang = prepare_training(tmp_path, staged("ratings", 3), port, RECOMMENDATION, BATCH_SIZE="2")
     gang.output.root.mkdir(parents=True)
     gang.output.checkpoint_request.write_text("one")
     gang.finish()

@@ -6,10 +6,8 @@ import contextlib
 import csv
 import io
 import json
-import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -161,23 +159,6 @@ def test_a_prediction_of_another_number_of_rows_fails_before_the_first_batch(
     assert gang.run()["0/trainer"] == 64, "final: no restart can do better"
     assert "returned a prediction of shape [1, 61] for a batch of 61 rows" in gang.log()
     assert "AvgCost" not in gang.log()
-
-
-def test_a_custom_program_trains_and_predicts(tmp_path: Path, staged: Staged, port: int) -> None:
-    own = tmp_path / "mine"
-    own.mkdir()
-    for name in ("texts.py", "trainer_config.py"):
-        (own / name).write_text((QUICK / name).read_text())
-    (own / "trainer_config.py").rename(own / "words.py")
-    gang = prepare_training(tmp_path, staged(), port, own, "words.py", **TWO_PASSES).finish()
-    program = Path(__file__).parents[3]
-    labels = []
-    for text in ("great lovely happy", "awful sad terrible"):
-        asked = ["-m", "launcher", "predict", str(gang.output.model), f"text={text}"]
-        env = {**os.environ, "PYTHONPATH": str(program)}
-        done = subprocess.run([sys.executable, *asked], env=env, capture_output=True, check=True, text=True)
-        labels.append(done.stdout.split()[0])
-    assert labels == ["positive", "negative"]
 
 
 @pytest.mark.parametrize("kilobytes", [600, 2600])
