@@ -32,7 +32,7 @@ Paddle, has joined the others (`init_parallel_env`), has loaded its rows and the
 
 
 def prepare_text(folder: Path, trainers: int) -> dict[str, str]:
-    """Prepare the data of `text` in `folder` for so many pods, with the program to start; return their environment."""
+    """Write data and script of the example `text` for so many pods to `folder`; return their environment."""
     env = try_example.prepare_example(EXAMPLE, folder, trainers=trainers)
     program = Path(env["OUT_DIR"]) / EXAMPLE
     shutil.copytree(PROGRAMS / EXAMPLE, program)

@@ -40,7 +40,7 @@ def ours(trainer: PserverClient, batches: Iterator[Any], steps: int) -> None:
 def renew(trainer: PserverClient, threads: int) -> None:
     """Give `trainer` new executors with `threads` threads.
 
-    A pass of Paddle's `train_from_dataset` (`theirs`) deletes the variables that its executors had prepared.
+    A pass of Paddle's `train_from_dataset` deletes the variables that its executors had prepared.
     """
     trainer.exe = paddle.static.Executor(paddle.CPUPlace())
     trainer.threads = TrainerThreads(threads, trainer.scope, trainer._step, trainer.pull_dense)

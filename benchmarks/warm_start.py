@@ -33,7 +33,7 @@ PASSES = {"PADDLE_LAUNCHER_PASSES": "100000"}
 
 
 class ForkedByHand(ByHand):
-    """A gang with one fork server per pod, as launchers have."""
+    """`ByHand` with a fork server in each pod, as launchers have."""
 
     def prepare(self) -> None:
         """Start the fork servers and wait until all have imported Paddle."""

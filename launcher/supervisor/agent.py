@@ -28,6 +28,7 @@ from launcher.runtimes.runtime_protocol import RankAttempt, Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.coordinator.coordinator import Coordinator
+from launcher.supervisor.exit_signals import StopRequest
 from launcher.supervisor.helpers.record_conversion import convert_shard
 from launcher.supervisor.http_endpoints import build_pages
 from launcher.supervisor.order_executor import OrderExecutor
@@ -45,7 +46,6 @@ from launcher.supervisor.shared_storage.input_staging import find_program, stage
 from launcher.supervisor.shared_storage.output_folder import archive_logs, run_fingerprint
 from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
-from launcher.supervisor.stop_request import StopRequest
 from launcher.supervisor.timings import Timings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)

@@ -108,8 +108,8 @@ class PserverClient(FleetProcess):
     def _unscale(self) -> None:
         """Keep Paddle from multiplying the tables' gradients by the number of ids in the batch.
 
-        Paddle does so when all ids of a push have the same shape, and no option disables it. So each push
-        gets padding ids of two more shapes, which the push skips.
+        Paddle does so if all inputs of a push have equally many ids, and no option disables it. So each push gets
+        two more inputs, of one and of two padding ids, which it skips.
         """
         block = self.network.main.global_block()
         for push in [op for op in block.ops if op.type == "distributed_push_sparse"]:

@@ -30,7 +30,7 @@ _importing = threading.Lock()
 
 
 class ModelProgram:
-    """Parses rows with a model's training program, and describes predictions with it."""
+    """Calls the functions of a model's training program: parse() for rows, describe() for predictions."""
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
         """Import the program. Raise `ModelError` if it is missing or failed."""

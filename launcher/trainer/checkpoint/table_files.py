@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 
 from launcher.errors import DataError
 from launcher.io import files
-from launcher.trainer.graph.optimizer_rules import OptimizerRule, state_size
+from launcher.trainer.graph.table_optimizers import OptimizerRule, state_size
 
 DEFAULT_SHARDS = 60
 """Shards of a table. 60 is divisible by 2, 3, 4, 5, 6, 10, 12, 15, 20 and 30 servers. Measured: 60 shards cost

@@ -19,7 +19,7 @@ from launcher.errors import SettingsError
 from launcher.program import Ids
 from launcher.serving.paddle_served import mkl_kernels
 from launcher.trainer.graph import shape_checks
-from launcher.trainer.graph.optimizer_rules import OptimizerRule
+from launcher.trainer.graph.table_optimizers import OptimizerRule
 from launcher.trainer.program_loader import TrainingProgram
 
 Kind = Literal["remote", "copied", "served"]

@@ -16,7 +16,7 @@ from paddle.distributed import fleet
 from launcher.errors import SettingsError, setting_error
 from launcher.trainer.graph import message_limits
 from launcher.trainer.graph.network_builder import BuiltNetwork, build_network
-from launcher.trainer.graph.optimizer_rules import OptimizerRule
+from launcher.trainer.graph.table_optimizers import OptimizerRule
 from launcher.trainer.program_loader import TrainingProgram
 
 MODES = (WHOLE, COUNTING) = (0, 3)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.trainer.checkpoint.table_files import TableRows
-from launcher.trainer.graph.optimizer_rules import OptimizerRule
+from launcher.trainer.graph.table_optimizers import OptimizerRule
 
 FIRST = 1024
 """Initial capacity in rows; it is doubled when the table is full."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from launcher.trainer.evaluation import evaluate
 from launcher.trainer.graph.network_builder import build_network, prepare_paddle
-from launcher.trainer.graph.optimizer_rules import OptimizerRule
+from launcher.trainer.graph.table_optimizers import OptimizerRule
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.records.record_files import Records
 from launcher.trainer.records.row_parsing import Arrays

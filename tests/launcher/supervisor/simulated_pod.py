@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import EXIT_STOPPED
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
+from launcher.supervisor.exit_signals import SPARE_SECONDS
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import ANSWER_SECONDS, CONNECT_SECONDS
 from launcher.supervisor.peers.peer_server import StateHandler
 from launcher.supervisor.shared_storage.output_lease import read_lease_holder
-from launcher.supervisor.stop_request import SPARE_SECONDS
 from tests.launcher.supervisor import virtual_time
 from tests.launcher.supervisor.loopback_gang import pod_environ
 from tests.launcher.supervisor.simulated_processes import STALL, SimulatedChild, SimulatedRuntime, T

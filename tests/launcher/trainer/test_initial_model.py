@@ -18,7 +18,7 @@ from launcher.io import files, s3
 from launcher.paths import Position
 from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
 from launcher.trainer.checkpoint import contents_file, initial_model, table_files
-from launcher.trainer.graph.optimizer_rules import OptimizerRule
+from launcher.trainer.graph.table_optimizers import OptimizerRule
 
 from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 

@@ -23,7 +23,7 @@ def static() -> None:
 
 
 def new_table(optimizer: object, width: int = 3):
-    from launcher.trainer.graph.optimizer_rules import OptimizerRule
+    from launcher.trainer.graph.table_optimizers import OptimizerRule
     from launcher.trainer.single_process.memory_table import MemoryTable
 
     return MemoryTable(width, 0.1, OptimizerRule.of(optimizer), seed=1)

@@ -11,7 +11,7 @@ import pytest
 from launcher.errors import DataError
 from launcher.io import files
 from launcher.trainer.checkpoint import table_files
-from launcher.trainer.graph.optimizer_rules import OptimizerRule
+from launcher.trainer.graph.table_optimizers import OptimizerRule
 
 FILE = Path("table.gz")
 WIDE = b"16 0 0 8.8 88 0 -0.0846907 8.34727 170.871 0.478297 0.993021 -0.105741 0.25 1 2 3 4 0.53 0.99\n"

@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from launcher.errors import StoppedError
+from launcher.supervisor.exit_signals import SPARE_SECONDS, StopRequest
 from launcher.supervisor.peers.messages import Order
-from launcher.supervisor.stop_request import SPARE_SECONDS, StopRequest
 
 TRAIN = Order(0, "train")
 STOP = Order(0, "stop", cause="rank 1 (pod a): SIGTERM: saved a checkpoint at pass 1, batch 40")
