@@ -11,7 +11,7 @@ the time starts with the three launchers and includes staging, rendezvous and wr
   of batches that the run by hand trains in ten seconds.) Limit of the ratio: 1.05.
 
 The runs alternate. A line of CPU seconds of all processes follows each: unlike the wall time it hardly
-depends on the load of the machine. `python -m benchmarks.launcher_overhead` takes about six minutes.
+depends on the load of the machine. `python -m benchmarks.launcher_overhead` takes about four minutes.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks._processes import Clocks, read_clocks, since
 from benchmarks._result_lines import print_ratio
 
 EXAMPLE = "quick_start"
-ROUNDS, DEADLINE = 3, 400.0
+ROUNDS, DEADLINE = 2, 400.0
 SHORT = {"PADDLE_LAUNCHER_PASSES": "30"}
 LONG = {"PADDLE_LAUNCHER_PASSES": "100", "PADDLE_LAUNCHER_SAVING_PERIOD": "1000"}
 SAVE_SECONDS = 10.0
