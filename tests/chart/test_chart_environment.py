@@ -70,7 +70,7 @@ def test_data_container_has_exactly_the_documented_variables():
 
 
 def test_training_pods_that_prepare_data_have_the_variables_of_the_data_container():
-    data_values = {"deadlineSeconds": 9, "tables": ["a"]}
+    data_values = {"deadlineSeconds": 9, "member": "rows.txt", "tables": ["a"]}
     values = {"trainers": 5, "data": data_values | {"preparedBy": "trainingPods"}}
     training = one(render(ONE_MACHINE, values=values), "Job")["spec"]["template"]["spec"]
     [found] = [env(container) for container in training["initContainers"]]

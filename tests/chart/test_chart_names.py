@@ -14,7 +14,10 @@ def names(values=None, **where):
 
 def changed(values, **where):
     """Return which names differ from those of the default values."""
-    before, after = names(), names(values, **where)
+    return differing(names(), names(values, **where))
+
+
+def differing(before, after):
     return {key for key in ("k8sJob", "k8sDataJob", "dataDigest", "claim") if before[key] != after[key]}
 
 
@@ -75,7 +78,6 @@ def test_run_json_says_that_training_pods_prepare_the_data():
         ({"data": {"source": "file://other.txt"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"sha256": "0" * 64}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"member": "a"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"tables": ["a"]}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"format": "csv"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"delimiter": ";"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"header": False}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
@@ -106,6 +108,11 @@ def test_run_json_says_that_training_pods_prepare_the_data():
 )
 def test_changed_value_renames_exactly_the_affected_objects(values, expected):
     assert changed(values) == expected
+
+
+def test_other_side_tables_are_other_data():
+    both = (names({"data": {"member": "rows", "tables": tables}}) for tables in ([], ["a"]))
+    assert differing(*both) == {"k8sJob", "k8sDataJob", "dataDigest"}
 
 
 def test_tab_and_its_escape_give_the_same_data_digest():
