@@ -69,7 +69,7 @@ class ScriptRun:
         minutes = env.get("PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES") or (0 if self._every_steps else 10)
         self._every_seconds = float(minutes) * 60
         self._requests = env.get("PADDLE_LAUNCHER_REQUESTS", "")
-        self._master = env.get("PADDLE_MASTER") or env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
+        self._master = _master_address(env)
         progress = _path(env, "PADDLE_LAUNCHER_PROGRESS_FILE")
         self._progress = ProgressFile(progress, saves=self.rank == 0) if progress else None
         self._saved_at = self._asked_at = time.monotonic()
@@ -259,6 +259,13 @@ class ScriptRun:
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:
     return Path(env[name]) if env.get(name) else None
+
+
+def _master_address(env: Mapping[str, str]) -> str:
+    """Return `host:port` on which process 0 listens, as `init_parallel_env` finds it (Paddle's parallel.py)."""
+    if env.get("MASTER_ADDR") and env.get("MASTER_PORT"):
+        return f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
+    return env.get("PADDLE_MASTER") or env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
 
 
 def _wait_for_listener(address: str, deadline: float) -> None:

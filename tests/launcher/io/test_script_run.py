@@ -234,8 +234,9 @@ def test_the_model_has_the_scores_of_the_last_epoch_unless_the_script_writes_oth
     assert json.loads((again.output / "model" / "score.json").read_text()) == {"f1": 0.5}
 
 
+@pytest.mark.parametrize("launched_by", ["paddle.distributed.launch", "torchrun"])
 def test_process_1_connects_only_once_process_0_listens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launched_by: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
@@ -250,12 +251,16 @@ def test_process_1_connects_only_once_process_0_listens(
     distributed = types.SimpleNamespace(init_parallel_env=lambda: events.append("init_parallel_env"))
     monkeypatch.setitem(sys.modules, "paddle.distributed", distributed)
     monkeypatch.setitem(sys.modules, "paddle", types.SimpleNamespace(distributed=distributed))
-    variables = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_MASTER": f"127.0.0.1:{port}"}
-    build_run(tmp_path, PADDLE_TRAINER_ID="0", **variables).init_parallel_env()
+    if launched_by == "torchrun":
+        variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    else:
+        variables = {"PADDLE_TRAINERS_NUM": "2", "PADDLE_MASTER": f"127.0.0.1:{port}"}
+    rank = {"torchrun": "RANK"}.get(launched_by, "PADDLE_TRAINER_ID")
+    build_run(tmp_path, **{rank: "0"}, **variables).init_parallel_env()
     assert events == ["init_parallel_env"], "process 0 does not wait for itself"
     thread = threading.Thread(target=listen)
     thread.start()
-    run = build_run(tmp_path, PADDLE_TRAINER_ID="1", **variables)
+    run = build_run(tmp_path, **{rank: "1"}, **variables)
     run.init_parallel_env()
     thread.join()
     opened[0].close()
