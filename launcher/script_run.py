@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import math
 import os
 import shutil
 import socket
@@ -201,7 +202,7 @@ class ScriptRun:
         """Return the test scores of the newest epoch in metrics.csv, also if an earlier attempt has written them."""
         content = files.read_bytes(OutputPaths(self.output).metrics_csv) or b""
         rows = [row for row in metrics.parse_metrics(content.decode(errors="replace")) if row.rank == 0]
-        return rows[-1].tests if rows else {}
+        return {name: score for name, score in rows[-1].tests.items() if math.isfinite(score)} if rows else {}
 
     @contextlib.contextmanager
     def _writing(self, folder: Path, state: str) -> Iterator[None]:

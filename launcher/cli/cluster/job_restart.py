@@ -24,23 +24,24 @@ _SERVER_LABELS = {
 }
 
 
-def continue_training(cluster: Cluster, run: ReleaseRun) -> bool:
+def continue_training(cluster: Cluster, run: ReleaseRun, *, is_held: bool = False) -> bool:
     """Resume a release's suspended Jobs, and start its training Job again if it has failed; return whether one was.
 
-    Jobs with a Kueue queue stay suspended: the queue starts them. After a failure of the data Job nothing is
-    started: the training needs another data Job, and so another `runId`.
+    Jobs with a Kueue queue stay suspended: the queue starts them. So does the training Job if `is_held`, because the
+    release has `scheduling.suspend: true`. A failed training is not started again after a failure of the data Job: it
+    needs another data Job, and so another `runId`.
     """
     jobs = [job for name in (run.k8s_job, run.k8s_data_job) if name and (job := cluster.find("job", name))]
     states = {object_states.name_of(job): object_states.job_state(job)[0] for job in jobs}
-    if states.get(run.k8s_data_job) == "failed":
-        return False
     is_stopped = False
     for job in jobs:
-        if object_states.job_state(job)[0] == "suspended" and not object_states.queue_of(job):
-            report(f"resumed: {object_states.name_of(job)}")
-            cluster.suspend_job(object_states.name_of(job), False)
+        name = object_states.name_of(job)
+        stays = object_states.queue_of(job) or (is_held and name == run.k8s_job)
+        if states[name] == "suspended" and not stays:
+            report(f"resumed: {name}")
+            cluster.suspend_job(name, False)
             is_stopped = True
-    has_failed = states.get(run.k8s_job) == "failed"
+    has_failed = states.get(run.k8s_job) == "failed" and states.get(run.k8s_data_job) != "failed"
     if has_failed:
         report(
             f"the training has failed: starting Job {run.k8s_job} again, which resumes from the newest checkpoint"

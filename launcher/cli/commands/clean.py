@@ -115,9 +115,15 @@ def clean(
             raise UsageError(
                 f"nothing was removed: the removal of {paths} was not confirmed", "confirm it with --yes"
             )
-        if find() != found:
+        now = {one.path: one.kept for one in find()}
+        changed = [
+            f"{one.path}: {why}"
+            for one in candidates
+            if (why := now.get(one.path, "it does not exist any more"))
+        ]
+        if changed:
             raise UsageError(
-                "nothing was removed, because the use of the storage changed in the meantime",
+                f"nothing was removed, because this changed in the meantime: {'; '.join(changed)}",
                 "run the same command again",
             )
         check_lease()

@@ -145,9 +145,14 @@ def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
     A sweep gives both the same name, so such a release is not of an earlier sweep and must not be replaced.
     """
     for release in list_releases(cluster, all_namespaces=False):
-        if release.name in names and release.run and release.run.job_name != release.name:
+        job = (
+            release.run.job_name
+            if release.run
+            else "(unknown: another version of the chart wrote its ConfigMap)"
+        )
+        if release.name in names and job != release.name:
             raise UsageError(
-                f"the sweep would replace {release}, which has job {release.run.job_name}",
+                f"the sweep would replace {release}, which has job {job}",
                 "choose another name for the sweep with --set jobName=NAME",
             )
 

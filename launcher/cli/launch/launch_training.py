@@ -173,7 +173,11 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
             f"  {shlex.join(helm.upgrade_command(options.release, keep))}"
         )
         helm.upgrade(options.release, base, values, keep, f"run by {run_lease.user_and_host()}")
-        is_continued = continue_training(cluster, session.run())  # helm leaves such Jobs as they are
+        complete = training_values.merge_values(yaml.safe_load(base) or {}, plan.values)
+        is_held = bool((complete.get("scheduling") or {}).get("suspend"))
+        is_continued = continue_training(
+            cluster, session.run(), is_held=is_held
+        )  # helm leaves them as they are
     session.expected_job = k8s_job
     return LaunchResult(session, is_new or is_continued, keep)
 

@@ -28,7 +28,8 @@ def find_script(program: Path) -> Path | None:
     """Return the script that `program` is or contains (or that of an example), or None if it is a program of fleet."""
     if (program / CONFIG).is_file():
         return None
-    for path in (program, program / SCRIPT, BUILT_IN / program / SCRIPT):
+    only = list(program.glob("*.py")) if program.is_dir() else []  # as `run`: the only file of a folder
+    for path in (program, program / SCRIPT, *(only if len(only) == 1 else ()), BUILT_IN / program / SCRIPT):
         if path.suffix == ".py" and path.is_file():
             return path.resolve() if defines_script(path) else None
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -111,7 +112,7 @@ def test_a_folder_is_kept_if_a_run_starts_while_clean_asks(
     monkeypatch.setattr(clean, "confirm", start_a_run)
     code, _, err = cli("clean", "--job", "quick-start")
     assert code == 64
-    assert "nothing was removed, because the use of the storage changed in the meantime" in err
+    assert "because this changed in the meantime: quick-start: the run of release paddle-training" in err
     assert job_folder.is_dir()
 
 
@@ -245,6 +246,19 @@ def test_clean_keeps_the_newest_and_used_runs_and_prints_the_removed_bytes(cli: 
 
 def test_clean_keeps_runs_that_finished_within_the_given_days(cli: Cli, job: Path) -> None:
     assert cli("clean", "--path", job, "--keep", "0", "--older-than", "5", "--yes")[0] == 0
+    assert names(job) == ["quick-start-aaaa", "quick-start-bbbb"]
+
+
+def test_clean_removes_old_runs_although_the_kept_ones_became_older_while_it_asked(
+    cli: Cli, job: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_three_hours(question: str) -> bool:
+        later = time.time() + 3 * 3600
+        monkeypatch.setattr(clean.time, "time", lambda: later)
+        return True
+
+    monkeypatch.setattr(clean, "confirm", wait_three_hours)
+    assert cli("clean", "--path", job, "--keep", "0", "--older-than", "5")[0] == 0
     assert names(job) == ["quick-start-aaaa", "quick-start-bbbb"]
 
 

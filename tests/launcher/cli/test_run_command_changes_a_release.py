@@ -105,6 +105,14 @@ def test_a_run_of_a_stopped_training_resumes_it(here: Path) -> None:
     assert cluster.suspended == [("mine-8", False)]
 
 
+def test_a_run_does_not_resume_a_training_that_scheduling_suspend_holds_back(here: Path) -> None:
+    cluster = make_cluster()
+    cluster.add_release(k8sJob="mine-8", jobName="mine", base="scheduling: {suspend: true}\n")
+    cluster.jobs = [make_job("mine-8", suspended=True)]
+    assert not launch(cluster, launch_options()).changed
+    assert cluster.suspended == [], "only `scheduling.suspend: false`, or `resume`, starts it"
+
+
 @pytest.mark.parametrize("data_failed", [False, True])
 def test_a_run_of_a_failed_training_starts_its_job_again(here: Path, data_failed: bool) -> None:
     cluster = make_cluster()
@@ -325,6 +333,11 @@ def test_a_sweep_rejects_a_release_of_another_job() -> None:
     sweep.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"release line-2 .* has job quick-start"):
         sweep.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
+    cluster.config_maps["line-2"]["data"]["run.json"] = "{"
+    with pytest.raises(
+        UsageError, match=r"release line-2 .* has job \(unknown: another version of the chart"
+    ):
+        sweep.check_releases_are_free(cluster, ["line-2"])  # type: ignore[arg-type]
 
 
 def test_ctrl_c_stops_following_and_says_how_to_follow_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -170,6 +170,15 @@ def test_a_running_data_job_is_stopped_and_resumed_with_the_training(cli: Cli, c
     assert cluster.suspended[2:] == [(K8S_JOB, False), (DATA_JOB, False)]
 
 
+def test_a_suspended_training_is_resumed_although_its_data_job_has_failed(
+    cli: Cli, cluster: FakeCluster
+) -> None:
+    """Its pods then end with the reason of the data Job."""
+    cluster.jobs = [make_job(K8S_JOB, suspended=True), make_job(DATA_JOB, FAILED)]
+    assert cli("resume")[0] == 0
+    assert cluster.suspended == [(K8S_JOB, False)]
+
+
 def test_a_complete_or_queued_run_is_rejected_with_a_fix(cli: Cli, cluster: FakeCluster) -> None:
     cluster.jobs[0]["metadata"]["labels"] = {object_states.QUEUE_LABEL: "research"}
     for command, active in (("stop", "false"), ("resume", "true")):

@@ -209,9 +209,10 @@ with run.save_model() as folder:
 """
 
 
-def test_a_script_trains_in_one_process_and_its_model_is_copied(cli, tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["train.py", "only.py"])
+def test_a_script_trains_in_one_process_and_its_model_is_copied(cli, tmp_path: Path, file) -> None:
     (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "train.py").write_text(SCRIPT)
+    (tmp_path / "mine" / file).write_text(SCRIPT)
     (tmp_path / "rows.csv").write_text("a,b\n" + "".join(f"{n},x\n" for n in range(100, 400)))
     (tmp_path / "t.csv").write_text("1 item")
     options = [

@@ -224,7 +224,7 @@ def test_the_model_has_the_scores_of_the_last_epoch_unless_the_script_writes_oth
     run = build_run(tmp_path)
     for epoch, accuracy in enumerate((0.5, 0.75)):
         run.report(epoch, 1, 1, loss=1.0, samples=1)
-        run.end_epoch(epoch, accuracy=accuracy)
+        run.end_epoch(epoch, accuracy=accuracy, auc=float("nan"))  # JSON has no NaN
     again = build_run(tmp_path, PADDLE_LAUNCHER_ATTEMPT="1")  # an attempt after the last epoch
     with again.save_model() as folder:
         (folder / "model.bin").write_text("x")
