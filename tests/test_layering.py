@@ -48,9 +48,7 @@ FORBIDDEN = (
 
 FORBIDDEN_EXCEPTIONS: set[tuple[str, str]] = set()
 
-CIRCLES: set[tuple[str, ...]] = {
-    ("launcher.dataprep.s3_source", "launcher.dataprep.source"),
-}
+CIRCLES: set[tuple[str, ...]] = set()
 """Modules that import each other in a circle, sorted by name."""
 
 LAYER_EXCEPTIONS: set[tuple[str, str]] = set()

@@ -9,7 +9,8 @@ from pathlib import Path
 from launcher.dataprep.archives import SourceFile, decompress, reject_compressed
 from launcher.dataprep.byte_streams import BLOCK, FileStream, buffered
 from launcher.dataprep.s3_source import S3Source
-from launcher.dataprep.source import SUFFIXES, SourceContext, check_below_sources, find_stored_source
+from launcher.dataprep.source import check_below_sources, find_stored_source
+from launcher.dataprep.source_context import SUFFIXES, SourceContext
 from launcher.dataprep.source_parts import COMPRESSED, ByteRange, RangeLines, SourceObject
 from launcher.errors import DataError
 from launcher.io.files import storage_errors

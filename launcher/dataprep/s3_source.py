@@ -12,7 +12,7 @@ from typing import Any
 from launcher.dataprep.archives import NAMES_SHOWN
 from launcher.dataprep.byte_streams import RemoteBody, ResumingStream
 from launcher.dataprep.prefetch import ReadAhead
-from launcher.dataprep.source import SUFFIXES, SourceContext
+from launcher.dataprep.source_context import SUFFIXES, SourceContext
 from launcher.dataprep.source_parts import SourceObject
 from launcher.errors import DataError
 from launcher.io import s3

@@ -5,32 +5,17 @@ from __future__ import annotations
 import contextlib
 import urllib.parse
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 from launcher.dataprep.archives import NAMES_SHOWN, SourceFile, decompress, is_zip, tar_files, zip_files
 from launcher.dataprep.byte_streams import BLOCK, FileStream, Readable, ResumingStream, buffered
 from launcher.dataprep.https_source import HttpsOpener, without_credentials
-from launcher.dataprep.progress_log import DataProgress
+from launcher.dataprep.s3_source import S3Source
+from launcher.dataprep.source_context import SourceContext
 from launcher.errors import DataError
 from launcher.io.disk_space import require_space
 from launcher.io.files import storage_errors
-from launcher.io.retry import Retry
 from launcher.settings import DataSettings
-
-SUFFIXES = (".txt", ".csv", ".tsv", ".gz")
-"""Names of text files below a prefix or folder; others are ignored."""
-
-
-@dataclass(frozen=True)
-class SourceContext:
-    """Holds the settings and helpers with which a source is opened."""
-
-    settings: DataSettings
-    tmp: Path
-    """A folder for an archive that must be complete before it can be read."""
-    progress: DataProgress
-    retry: Retry
 
 
 def display_name(source: str) -> str:
@@ -47,8 +32,6 @@ def open_single_file(context: SourceContext) -> SingleFileSource:
     source = context.settings.source
     scheme = urllib.parse.urlsplit(source).scheme
     if scheme == "s3":
-        from launcher.dataprep.s3_source import S3Source
-
         bucket = S3Source(context)
         with contextlib.ExitStack() as undo:
             undo.callback(bucket.close)
