@@ -126,8 +126,8 @@ class ClusterSession:
         if self.expected_job not in ("", run.k8s_job):
             at = f"{self.release} -n {self.cluster.namespace}"
             raise OtherRunError(
-                f"run {self.expected_job} was replaced by run {run.k8s_job} in an upgrade (helm history {at} shows "
-                "whose); the new run's score is not shown. Checkpoints are kept",
+                f"run {self.expected_job} was replaced by run {run.k8s_job} in an upgrade (the description in helm "
+                f"history {at} shows who made it); the new run's score is not shown. Checkpoints are kept",
                 "run the same command again when the new run has finished, or add --replace to stop it now; "
                 "training then resumes from the newest checkpoint",
             )

@@ -36,7 +36,7 @@ def check_program(
     batch_size: int,
     incremental_checkpoints: int,
 ) -> list[str]:
-    """Build the networks of the model and of the servers, and train one batch of rows.
+    """Build the network for one process and for training with pservers, and train one batch of rows.
 
     Args:
         batch: at most `shape_checks.ROWS` rows; None: no rows are available, and nothing is trained.
