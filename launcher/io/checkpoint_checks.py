@@ -53,7 +53,7 @@ def find_newest_usable(output_dir: Path, unusable_reason: Callable[[Path], str |
             f"no usable checkpoint in {output_dir}; refusing to start from scratch.\n  "
             + "\n  ".join(reasons)
             + "\nFix: restore one of these folders from a copy; or start from scratch, with "
-            "another text in startFromScratch."
+            "any new text in startFromScratch."
         )
     return None
 

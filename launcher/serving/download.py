@@ -49,7 +49,7 @@ class ExportedModels:
         return None if content is None else files.parse_json_object(self._folder.url(LATEST), content)
 
     def newest(self) -> ExportFolder:
-        """Return this folder if it has a run's export, else the folder of the run to which latest.json refers.
+        """Return this folder if it has an export (_SUCCESS.json), else that of the run to which latest.json refers.
 
         Without both files return this folder, whose `download` then fails with the reason.
         """

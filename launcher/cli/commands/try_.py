@@ -36,7 +36,9 @@ class TryOptions:
             metavar="PROGRAM", help="A program's folder or file, or the name of an example: ctr, …"
         ),
     ]
-    data: Annotated[Path, typer.Option(metavar="FILE", help="Rows to train on; .gz is decompressed.")]
+    data: Annotated[
+        Path, typer.Option(metavar="FILE", help="Rows to train on, also compressed (.gz, .bz2, .xz).")
+    ]
     test: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Rows to test on; default: a part of --data (--held-out)."),

@@ -145,7 +145,7 @@ class ModelUpload:
         if not found:
             raise ExportError(
                 f"no files to export: {model} is missing or empty, because its files were removed after the "
-                "training or the program saved none. Restore them, or train again with another text in "
+                "training or the program saved none. Restore them, or train again with any new text in "
                 "`startFromScratch`"
             )
         found += [root / name for name in RUN_FILES if (root / name).is_file()]

@@ -191,7 +191,10 @@ class _Window:
         return self._at >= len(self._order)
 
     def take(self, rows: int) -> Bytes:
-        """Return the next rows, at most `rows`, sorted by file and position, which is faster."""
+        """Return the next `rows` rows (or the last fewer) of the shuffled order.
+
+        Among themselves they are sorted by file and position: reading in that order is faster.
+        """
         wanted = np.sort(self._order[self._at : self._at + rows])
         self._at += len(wanted)
         found = np.empty((len(wanted), self._mapped[0].shape[1]), np.uint8)

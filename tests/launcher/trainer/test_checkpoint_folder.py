@@ -132,7 +132,7 @@ def test_newest_checkpoint_raises_when_no_finished_checkpoint_is_usable(output: 
         match=r"no usable checkpoint(.|\n)*rejected by an earlier load: rows differ(.|\n)*another version",
     ) as error:
         selection.newest_checkpoint(output)
-    assert "start from scratch, with another text in startFromScratch" in str(error.value)
+    assert "start from scratch, with any new text in startFromScratch" in str(error.value)
     (output / "pass-00000" / "contents.json").write_text("not json")
     with pytest.raises(DataError, match="no usable checkpoint"):
         selection.newest_checkpoint(output)

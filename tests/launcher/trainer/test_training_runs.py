@@ -39,7 +39,7 @@ def losses(gang: LoopbackTraining, rank: int = 0) -> list[float]:
         ("async", 2, "quick_start", "trainer_config.py", True),
         ("sync", 2, "quick_start", "trainer_config.emb.py", True),
         ("geo", 2, "recommendation", "trainer_config.py", True),
-        ("geo", 1, "quick_start", "trainer_config.py", False),
+        ("geo", 1, "quick_start", "trainer_config.emb.py", False),
     ],
 )
 def test_every_mode_trains_every_program_and_resumes(  # noqa: PLR0917
