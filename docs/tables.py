@@ -71,7 +71,7 @@ Four more commands run only in the pods, not on your machine; they read their se
 | `train` | training pod | Copies the shard to the pod's disk, waits for the other ranks (rendezvous), starts and supervises pservers and trainer. |
 | `reader` | short-lived pod of the command line | Reads and writes the shared storage for the commands below. |
 
-`serve` also runs in the pods of the chart `paddle-serving`.
+`serve` also runs in the pods of the chart `paddle-serving` ([its options](http.md)).
 
 """  # noqa: E501
 

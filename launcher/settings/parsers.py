@@ -133,7 +133,7 @@ def absolute(value: str) -> Path:
     """Return the text as a path; reject a relative path, or one with `..`."""
     path = Path(value)
     if not path.is_absolute() or ".." in path.parts:
-        raise BadValueError("an absolute path without '..'", "it is a path inside the pod")
+        raise BadValueError("an absolute path without '..'", "pods need a full path")
     return path
 
 

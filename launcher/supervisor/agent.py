@@ -293,7 +293,7 @@ class Agent:
         """Stop this rank's processes, then end its communication with the other ranks.
 
         After an error rank 0 first orders the other ranks to stop. At the end it waits until they have received
-        its last order, and writes the outcome to run.json.
+        its last order, and records `error` in run.json.
         """
         reported = error if not isinstance(error, RunEndedError) else None
         if reported is not None:

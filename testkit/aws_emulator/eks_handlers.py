@@ -123,7 +123,7 @@ class NodeGroup(Handler):
         low, wanted, high = sizes["minSize"], sizes["desiredSize"], sizes["maxSize"]
         if not low <= wanted <= high or high < 1:
             raise AwsError(
-                f"InvalidParameterException: sizes must be min ≤ desired ≤ max: {low}, {wanted}, {high}"
+                f"InvalidParameterException: sizes must be min ≤ desired ≤ max ≥ 1: {low}, {wanted}, {high}"
             )
         return {"minSize": low, "desiredSize": wanted, "maxSize": high}
 

@@ -314,9 +314,9 @@ class Coordinator:
         self.membership.publish(self.plan.order())
 
     def wait_and_close(self, error: LauncherError | None, clock: Callable[[], float]) -> None:
-        """Wait until all ranks know how the run ended; then write the final run.json and release the lease.
+        """Wait, for a limited time, until all ranks know the end and have stopped; then release the lease.
 
-        `error` is why rank 0 exits; None if the run ended as planned. `clock` is called some 20 times a second.
+        `error` is why rank 0 exits, for run.json; None: run.json is final. `clock` is called some 20 times a second.
         """
         # A rank that has not joined yet may be starting: it should receive the cause from this rank 0.
         start = clock()
