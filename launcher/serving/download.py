@@ -51,7 +51,7 @@ class ExportedModels:
     def newest(self) -> ExportFolder:
         """Return this folder if it has an export (_SUCCESS.json), else that of the run to which latest.json refers.
 
-        Without both files return this folder, whose `download` then fails with the reason.
+        With neither file return this folder, whose `download` then fails with the reason.
         """
         with self._rejections():
             if self._folder.read(MARKER) is None and (latest := self.latest()) is not None:
