@@ -105,8 +105,7 @@ def clean(
             return find_earlier_runs(session, storage, keep, older_than, keep_best)
 
         root = storage.sibling(".")
-        found = find()
-        candidates = _choose(root, found, all_or_nothing=bool(job or names))
+        candidates = _choose(root, find(), all_or_nothing=bool(job or names))
         if not candidates:
             report("nothing to remove")
             return
