@@ -109,7 +109,7 @@ class ScriptRun:
         from paddle.distributed import init_parallel_env
 
         self._write(state="joining")
-        if self.rank:
+        if self.rank and self._master:  # without an address Paddle reports what is missing
             _wait_for_listener(self._master, time.monotonic() + JOIN_SECONDS)
         init_parallel_env()
         self._write(state="starting")

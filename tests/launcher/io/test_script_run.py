@@ -258,6 +258,8 @@ def test_process_1_connects_only_once_process_0_listens(
     rank = {"torchrun": "RANK"}.get(launched_by, "PADDLE_TRAINER_ID")
     build_run(tmp_path, **{rank: "0"}, **variables).init_parallel_env()
     assert events == ["init_parallel_env"], "process 0 does not wait for itself"
+    build_run(tmp_path, RANK="1", WORLD_SIZE="2").init_parallel_env()
+    assert events.pop() == "init_parallel_env", "without an address Paddle reports what is missing"
     thread = threading.Thread(target=listen)
     thread.start()
     run = build_run(tmp_path, **{rank: "1"}, **variables)
