@@ -8,13 +8,15 @@ that the launcher sets and the examples' settings:
 - `recommendation_rmse`: our RMSE on the held-out tenth and that of the same network in one process without
   servers after as many passes. Limits of ours: 0.96, and theirs + 0.02.
 
-`ours` is always the score of the exported model, computed without any server. Data and settings are those of
-the chart's examples; the launcher's own data preparation splits the data.
+`ours` is always the score of the exported model, computed without any server: the median of the trainings with
+SEEDS, because the order in which the servers apply the gradients differs from run to run. Data and settings are
+those of the chart's examples; the launcher's own data preparation splits the data.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -33,7 +35,9 @@ from local import try_example
 from local.paths import CLONE
 from local.trainer_processes import PROGRAMS, TrainerProcesses
 
-EXAMPLES = ("quick_start", "recommendation")
+EXAMPLES = {"quick_start": "error", "recommendation": "rmse"}
+"""Example program → the score that is compared."""
+SEEDS = (1, 2, 3)
 
 
 def prepare_example(name: str, root: Path) -> list[Path]:
@@ -58,7 +62,7 @@ def join_shards(data: list[Path], root: Path) -> Path:
     return one
 
 
-def train_gang(name: str, root: Path, data: list[Path], seed: int = 1) -> dict[str, float]:
+def train_gang(name: str, root: Path, data: list[Path], seed: int) -> dict[str, float]:
     """Train example `name` on loopback, a trainer and a pserver per folder of `data`; return the model's score."""
     environment = try_example.example_environment(try_example.example_values(name), root)
     keys = ("PASSES", "BATCH_SIZE", "EXTRA_ARGS")
@@ -66,7 +70,7 @@ def train_gang(name: str, root: Path, data: list[Path], seed: int = 1) -> dict[s
     values["PADDLE_LAUNCHER_EXTRA_ARGS"] = json.dumps(
         [*json.loads(values["PADDLE_LAUNCHER_EXTRA_ARGS"]), f"--seed={seed}"]
     )
-    gang = TrainerProcesses(root / "gang", data, PROGRAMS / name, values=values)
+    gang = TrainerProcesses(root / f"gang-{seed}", data, PROGRAMS / name, values=values)
     gang.root.mkdir()
     began = time.monotonic()
     gang.finish(seconds=300)
@@ -113,23 +117,20 @@ def train_regression(one: Path) -> float:
 def main() -> int:
     """Run the benchmark and print its result lines; return how many limits were exceeded."""
     kept = []
-    for name in EXAMPLES:
+    for name, score in EXAMPLES.items():
         with tempfile.TemporaryDirectory(prefix="learning-") as folder:
             root = Path(folder)
             data = prepare_example(name, root)
             one = join_shards(data, root)
-            score = train_gang(name, root, data)
+            scores = [train_gang(name, root, data, seed)[score] for seed in SEEDS]
+            print(f"# {name}: {score} with seeds {SEEDS}: {scores}", flush=True)
             if name == "quick_start":
-                ours, theirs, label = score["error"], train_regression(one), "quick_start_test_error"
+                label, theirs = "quick_start_test_error", train_regression(one)
                 limit = theirs + 0.01
             else:
-                ours, theirs, label = (
-                    score["rmse"],
-                    train_one_process(name, one)["rmse"],
-                    "recommendation_rmse",
-                )
+                label, theirs = "recommendation_rmse", train_one_process(name, one)[score]
                 limit = min(theirs + 0.02, 0.96)
-            kept.append(print_ratio(label, ours, theirs, "", limit=limit, digits=4))
+            kept.append(print_ratio(label, statistics.median(scores), theirs, "", limit=limit, digits=4))
     return kept.count(False)
 
 

@@ -29,7 +29,7 @@ from launcher.dataprep.csv_records import split_fields
 from launcher.programs.ctr import generated_rows
 from launcher.trainer import program_loader as programs
 from launcher.trainer.records import conversion, row_parsing
-from launcher.trainer.records.record_files import INDEX
+from launcher.trainer.records.record_files import INDEX, RecordFile, Records
 from local.paths import CLONE
 from local.trainer_processes import PROGRAMS, TrainerProcesses
 
@@ -111,8 +111,9 @@ def measure_memory(folder: Path) -> bool:
     for again, part in itertools.product(range(TIMES), index["files"]):
         name = f"{again}-{part['name']}"
         (many / name).hardlink_to(few / part["name"])
-        parts.append({**part, "name": name})
-    (many / INDEX).write_text(json.dumps({**index, "files": parts}))
+        parts.append(RecordFile(**{**part, "name": name}))
+    dtype = row_parsing.record_dtype(program.inputs)
+    Records(many, dtype, tuple(parts), index["skipped"]).write_index(index["key"])
     used = []
     for place in (few, many):
         command = [sys.executable, "-c", READ, str(CTR), str(place), str(BATCH)]
