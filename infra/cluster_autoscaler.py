@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 import pulumi
 
 from infra import constants, iam_policies
+from infra.addon_release import NAMESPACE, create_addon_release
 from infra.aws_context import AwsComponent, AwsContext
-from infra.chart_release import NAMESPACE, create_chart_release
 from infra.eks_cluster import EksCluster
 
 NAME = "cluster-autoscaler"
@@ -52,7 +52,7 @@ class Autoscaler(AwsComponent):
             "startupTaint": constants.EFS_STARTUP_TAINT,
             "fallback": fallback,
         }
-        self.release = create_chart_release(
+        self.release = create_addon_release(
             self, "autoscaler", NAME, values, kubeconfig=kubeconfig, after=[*after, identity]
         )
         self.register_outputs({})

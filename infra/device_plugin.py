@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pulumi
 
 from infra import constants
+from infra.addon_release import create_addon_release
 from infra.aws_context import AwsComponent, AwsContext
-from infra.chart_release import create_chart_release
 
 
 class DevicePlugin(AwsComponent):
@@ -23,7 +23,7 @@ class DevicePlugin(AwsComponent):
             "nodeSelector": constants.GPU_LABELS,
             "taints": [constants.GPU_TAINT, constants.EFS_STARTUP_TAINT],
         }
-        self.release = create_chart_release(
+        self.release = create_addon_release(
             self, "gpus", "nvidia-device-plugin", values, kubeconfig=kubeconfig, after=after
         )
         self.register_outputs({})

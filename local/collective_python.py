@@ -11,7 +11,7 @@ from pathlib import Path
 
 from local import console
 from local.external_commands import run_command
-from local.filesystem import create_folder_atomically, hold_file_lock, require_free_space
+from local.files_and_locks import create_folder_atomically, hold_file_lock, require_free_space
 from local.images import launcher_image
 from local.paths import cache
 

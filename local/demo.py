@@ -20,7 +20,7 @@ from local import console, example_data, local_stack, try_example
 from local.cluster import cluster_lifecycle
 from local.errors import LocalError
 from local.external_commands import indent_last_lines
-from local.filesystem import require_free_space
+from local.files_and_locks import require_free_space
 from local.images import launcher_image
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SHARED, STATE
 from local.toolchain import debian_packages, go_build, installed_tools

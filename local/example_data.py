@@ -16,7 +16,7 @@ from pathlib import Path
 from launcher.programs.ctr import generated_rows
 from local import console
 from local.external_commands import run_command
-from local.filesystem import require_free_space
+from local.files_and_locks import require_free_space
 from local.paths import CLONE, POD_UID, SOURCES
 
 LOCK = CLONE / "local" / "sources.lock"

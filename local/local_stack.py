@@ -20,7 +20,7 @@ import yaml
 
 from local.errors import LocalError
 from local.external_commands import run_command
-from local.filesystem import write_file_atomically
+from local.files_and_locks import write_file_atomically
 from local.paths import CLONE, KUBECONFIG, PASSPHRASE, PULUMI, STATE, cache
 from local.toolchain import go_build, installed_tools
 

@@ -24,7 +24,7 @@ from launcher.cli.launch.training_values import merge_values
 from local import console, example_data, local_stack, sample_prediction
 from local.collective_python import ensure_collective_python
 from local.errors import LocalError
-from local.filesystem import require_free_space
+from local.files_and_locks import require_free_space
 from local.launcher_gang import STOP_SECONDS, LauncherGang, first_port, job_environment
 from local.paths import CLONE, cache
 

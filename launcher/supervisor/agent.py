@@ -4,7 +4,7 @@
     copy the input to the pod's disk → (rank 0: open output/) → execute the coordinator's orders until the end
 
 Other threads only record events and wake the main thread, which alone decides and acts. There are two exceptions:
-the guard thread (`process_guard`) and the thread of the output lease kill the processes.
+the watchdog thread (`process_watchdog`) and the thread of the output lease kill the processes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.peers.rank0_locator import Rank0Locator
 from launcher.supervisor.peers.trainer_store import build_store_prefix
 from launcher.supervisor.process_group import ProcessGroup
-from launcher.supervisor.process_guard import ProcessGuard
+from launcher.supervisor.process_watchdog import ProcessWatchdog
 from launcher.supervisor.progress import read_progress
 from launcher.supervisor.rank0_wait import Rank0Wait, RunEndedError
 from launcher.supervisor.shared_storage.input_staging import find_program, stage_inputs
@@ -89,7 +89,7 @@ class Agent:
         """Whether all processes have been stopped because this launcher exits."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._stop_request = StopRequest(settings.grace_seconds, timings.stop + timings.copies)
-        self._guard = ProcessGuard(settings, timings)
+        self._watchdog = ProcessWatchdog(settings, timings)
         self._last_reaping = time.monotonic()
 
     def run(self) -> int:
@@ -120,9 +120,9 @@ class Agent:
         """Do everything from the start of the HTTP server to the complete run; raise `LauncherError` if it fails."""
         s, t = self.settings, self.timings
         self._address = self.executor.address = find_advertised_address(self.network, s.nic)
-        pages = build_pages(self._guard.seconds_stuck, self._probe, t, lambda: self.coordinator)
+        pages = build_pages(self._watchdog.seconds_stuck, self._probe, t, lambda: self.coordinator)
         self.server = PeerServer(self.network, s.peer_port, pages)
-        self._guard.start()
+        self._watchdog.start()
         if self.rank == 0:
             self._start_coordinator(self.server)
         else:
@@ -151,7 +151,7 @@ class Agent:
             self.settings, self.runtime, self.network, self.timings,
             incarnation=self.incarnation, address=self._address, pause=self.pause, wake=self.wake,
         )  # fmt: skip
-        self._guard.membership = self.coordinator.membership
+        self._watchdog.membership = self.coordinator.membership
         server.handle_state = self.coordinator.membership.handle_state
         server.trainer_store = self.coordinator.trainer_store
         self.coordinator.acquire_output(self._lose_lease)
@@ -162,7 +162,7 @@ class Agent:
         link = CoordinatorLink(self.network, s.peer_port, t, locator, read_state=send, wake=self.wake)
         self._rank0_wait = Rank0Wait(s, self.runtime, t, link)
         self._rank0_wait.raise_if_run_is_over("complete")
-        self._locator, self.link, self._guard.link = locator, link, link
+        self._locator, self.link, self._watchdog.link = locator, link, link
         link.start()
 
     def _step(self) -> Order | None:
@@ -273,7 +273,7 @@ class Agent:
         Raises:
             LauncherError: this launcher received a signal or lost the output lease, or its storage does not respond.
         """
-        now = self._guard.record_turn()
+        now = self._watchdog.record_turn()
         if now - self._last_reaping > 1:
             self._last_reaping = now
             child_processes.reap_orphans()
@@ -306,7 +306,7 @@ class Agent:
             self._forks.end()
         self._is_leaving = True
         if self.coordinator is not None:
-            self.coordinator.wait_and_close(reported, self._guard.record_turn)
+            self.coordinator.wait_and_close(reported, self._watchdog.record_turn)
         elif self.link is not None:
             self.link.close(self.timings.copies)
         if self.executor.processes is not None:
@@ -320,7 +320,7 @@ class Agent:
         """Stop all processes of this rank and wait until they have exited, for a limited time."""
         deadline = time.monotonic() + self.timings.stop + 5
         while True:
-            now = self._guard.record_turn()
+            now = self._watchdog.record_turn()
             try:
                 self.executor.step(None, now, now)
             except LauncherError as error:  # processes that cannot be killed do not keep the launcher alive
@@ -347,7 +347,7 @@ class Agent:
 
         The lease's thread calls this; the main thread then raises `error`.
         """
-        self._guard.is_lease_lost = True
+        self._watchdog.is_lease_lost = True
         # Of the helpers, the report writes to output/, and the export uploads files from there.
         child_processes.kill_all_children(helpers=True)
         if self.coordinator is not None:
@@ -356,4 +356,4 @@ class Agent:
 
     def _read_state_to_send(self) -> MemberState | None:
         """Return this rank's state for the threads that send it; None while the main thread is stuck."""
-        return None if self._guard.seconds_stuck() >= self.timings.stuck else self._build_state()
+        return None if self._watchdog.seconds_stuck() >= self.timings.stuck else self._build_state()

@@ -27,7 +27,7 @@ class Timings:
     """A rank stops its processes if rank 0 has not confirmed their order for so long."""
     stuck: float = 30.0
     """A main thread that does not run for so long (a hung volume) makes its launcher look dead to the
-    coordinator, and its guard kills the processes."""
+    coordinator, and its watchdog kills the processes."""
     storage_late: float = 10.0
     """The status says that a rank waits for its storage if the storage has not answered for so long."""
     storage: float = 150.0
@@ -86,7 +86,7 @@ class Timings:
     def life(self) -> float:
         """Return the seconds after its last report for which a lost rank's processes may run.
 
-        The rank stops them after `orphan` seconds. If its main thread does not, the guard thread kills them `stop`
+        The rank stops them after `orphan` seconds. If its main thread does not, the watchdog thread kills them `stop`
         + 2 seconds later. The other 5 seconds allow for a slow clock and a late packet.
         """
         return self.orphan + self.stop + 7.0

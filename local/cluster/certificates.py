@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from local.cluster.node_addresses import BRIDGE_ADDRESS, MAX_NODES, SERVICE_ADDRESS, plan_nodes
-from local.filesystem import write_file_atomically
+from local.files_and_locks import write_file_atomically
 from local.paths import EKS_TOKEN, STATE
 
 PKI = STATE / "pki"

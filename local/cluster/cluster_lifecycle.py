@@ -27,7 +27,7 @@ from local.cluster import (
 )
 from local.cluster.node_addresses import BRIDGE_ADDRESS, Node, all_possible_nodes, plan_nodes
 from local.errors import LocalError
-from local.filesystem import hold_file_lock, require_free_space, write_file_atomically
+from local.files_and_locks import hold_file_lock, require_free_space, write_file_atomically
 from local.images import pause_image
 from local.paths import EKS_TOKEN, KUBECONFIG, PASSPHRASE, POD_UID, SHARED, SOURCES, STATE, cache
 

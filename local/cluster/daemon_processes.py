@@ -19,7 +19,7 @@ from pathlib import Path
 
 from local.errors import LocalError
 from local.external_commands import indent_last_lines
-from local.filesystem import write_file_atomically
+from local.files_and_locks import write_file_atomically
 from local.paths import STATE
 
 RECORDS = STATE / "run"

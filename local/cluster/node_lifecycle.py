@@ -11,7 +11,7 @@ from local.cluster import daemon_configs, daemon_processes, node_cgroups_and_unm
 from local.cluster.node_addresses import Node
 from local.errors import LocalError
 from local.external_commands import command_succeeds, run_command
-from local.filesystem import write_file_atomically
+from local.files_and_locks import write_file_atomically
 from local.images import images_on_nodes
 
 

@@ -24,7 +24,7 @@ from local.cluster.node_addresses import (
 )
 from local.errors import LocalError
 from local.external_commands import command_succeeds, run_command
-from local.filesystem import write_file_atomically
+from local.files_and_locks import write_file_atomically
 from local.paths import STATE
 
 _FORWARD_BEFORE = STATE / "run" / "ip_forward"  # the machine's original value, which `down` restores

@@ -9,7 +9,7 @@ from pathlib import Path
 from local import console
 from local.errors import LocalError
 from local.external_commands import run_command
-from local.filesystem import create_folder_atomically, require_free_space
+from local.files_and_locks import create_folder_atomically, require_free_space
 from local.images import buildah
 from local.paths import cache
 

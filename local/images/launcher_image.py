@@ -16,7 +16,7 @@ from local import console
 from local.cluster import cluster_lifecycle
 from local.errors import LocalError
 from local.external_commands import run_command
-from local.filesystem import create_folder_atomically, hold_file_lock, require_free_space
+from local.files_and_locks import create_folder_atomically, hold_file_lock, require_free_space
 from local.images import base_image, buildah, images_on_nodes
 from local.paths import CLONE, cache
 

@@ -10,7 +10,7 @@ import tarfile
 from pathlib import Path
 
 from local.errors import LocalError
-from local.filesystem import write_file_atomically
+from local.files_and_locks import write_file_atomically
 
 _CATATONIT = Path(
     "/usr/bin/catatonit"

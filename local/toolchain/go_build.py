@@ -14,7 +14,7 @@ from pathlib import Path
 from local import console
 from local.errors import LocalError
 from local.external_commands import indent_last_lines, run_command
-from local.filesystem import create_folder_atomically, hold_file_lock, require_free_space
+from local.files_and_locks import create_folder_atomically, hold_file_lock, require_free_space
 from local.paths import cache
 from local.toolchain import installed_tools, trimmed_modules
 from local.toolchain.pinned_tools import KUEUE_PACKAGE, KUEUE_SOURCES, TOOLS, VARIABLES, Tool, kueue_folder

@@ -174,7 +174,7 @@ class Coordinator:
         self.membership.record_state(own_state, now)
         if self.run_files is None or self.lock.is_lost:
             return self.membership.order
-        self.membership.open(self.credential)  # the agent's guard closes it while this thread is stuck
+        self.membership.open(self.credential)  # the agent's watchdog closes it while this thread is stuck
         before = self.plan
         if self._is_complete:
             plan = replace(before, do="end", cause=None)

@@ -20,7 +20,7 @@ from typing import Any
 from launcher import log as launcher_log
 from launcher.io import cgroup_memory, files
 from launcher.paths import OutputPaths
-from launcher.supervisor import agent, child_processes, log_follower, process_guard
+from launcher.supervisor import agent, child_processes, log_follower, process_watchdog
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
 from launcher.supervisor.helpers.report_process import write_report
@@ -84,7 +84,7 @@ def simulated_machine() -> Iterator[None]:
         for target, name, wrap in _WRAPPED:
             put(target, name, wrap(getattr(target, name)))
         put(os, "_exit", simulated_pod.exit_now)
-        put(process_guard, "GUARD_SECONDS", 2.0)
+        put(process_watchdog, "WATCHDOG_SECONDS", 2.0)
         put(storage_probe, "PERIOD", 15.0)
         yield
 

@@ -15,7 +15,7 @@ from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.order_executor import OrderExecutor
-from launcher.supervisor.process_guard import ProcessGuard
+from launcher.supervisor.process_watchdog import ProcessWatchdog
 from launcher.supervisor.shared_storage.output_lease import OutputLease
 from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from tests.launcher.supervisor.simulated_machine import simulated_machine
@@ -151,7 +151,7 @@ def no_stop_without_orders(patch: Patch) -> None:
     """Let a launcher without orders keep its processes."""
     real = OrderExecutor.__init__
     patch.setattr(OrderExecutor, "__init__", lambda self, start, rank, _: real(self, start, rank, 1e9))
-    patch.setattr(ProcessGuard, "_check_limits", lambda self, now: None)
+    patch.setattr(ProcessWatchdog, "_check_limits", lambda self, now: None)
 
 
 def publish_before_recording(patch: Patch) -> None:

@@ -14,7 +14,7 @@ from infra.eks_kubeconfig import CONTEXT
 NAMESPACE = "kube-system"
 
 
-def create_chart_release(
+def create_addon_release(
     component: AwsComponent,
     part: str,
     chart: str,

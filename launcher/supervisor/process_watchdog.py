@@ -1,4 +1,4 @@
-"""The guard thread: kills a rank's processes when the agent's main thread cannot do so in time.
+"""The watchdog thread: kills a rank's processes when the agent's main thread cannot do so in time.
 
 The thread never uses the storage, which may be what the main thread is stuck in.
 """
@@ -17,23 +17,23 @@ from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
 from launcher.supervisor.timings import Timings
 
-GUARD_SECONDS = 0.5  # between two checks
+WATCHDOG_SECONDS = 0.5  # between two checks
 
 
-class ProcessGuard:
+class ProcessWatchdog:
     """Kills this rank's processes when the agent's main thread is stuck or rank 0 is unreachable.
 
     Attributes:
-        link: this rank's connection to rank 0. The guard kills the processes if rank 0 has not answered on it for too
-            long. None on rank 0.
-        membership: rank 0's record of all ranks. The guard closes it while the main thread is stuck, so that states
+        link: this rank's connection to rank 0. The watchdog kills the processes if rank 0 has not answered on it for
+            too long. None on rank 0.
+        membership: rank 0's record of all ranks. The watchdog closes it while the main thread is stuck, so that states
             of ranks are rejected. None on other ranks.
-        is_lease_lost: whether this pod lost the output lease. If so, the guard waits `Timings.stop` instead of
+        is_lease_lost: whether this pod lost the output lease. If so, the watchdog waits `Timings.stop` instead of
             `Timings.stuck` seconds for a stuck main thread.
     """
 
     def __init__(self, settings: TrainSettings, timings: Timings) -> None:
-        """Create the guard; it checks nothing before `start`."""
+        """Create the watchdog; it checks nothing before `start`."""
         self._settings, self._timings = settings, timings
         self.link: CoordinatorLink | None = None
         self.membership: Membership | None = None
@@ -41,8 +41,8 @@ class ProcessGuard:
         self._last_turn = time.monotonic()
 
     def start(self) -> None:
-        """Start the guard thread."""
-        threading.Thread(target=self._run, name="guard", daemon=True).start()
+        """Start the watchdog thread."""
+        threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def record_turn(self) -> float:
         """Record that the main thread runs; return the present monotonic time in seconds."""
@@ -55,7 +55,7 @@ class ProcessGuard:
 
     def _run(self) -> None:
         while True:
-            time.sleep(GUARD_SECONDS)
+            time.sleep(WATCHDOG_SECONDS)
             self._check_limits(time.monotonic())
 
     def _check_limits(self, now: float) -> None:

@@ -4,35 +4,35 @@ from __future__ import annotations
 
 import pytest
 
-from local import filesystem
+from local import files_and_locks
 from local.errors import LocalError
 
 
 def test_create_folder_atomically_creates_the_complete_folder_or_none(tmp_path):
     final = tmp_path / "f"
-    with pytest.raises(RuntimeError), filesystem.create_folder_atomically(final) as draft:
+    with pytest.raises(RuntimeError), files_and_locks.create_folder_atomically(final) as draft:
         (draft / "half").write_text("")
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
-    with filesystem.create_folder_atomically(final) as draft:
+    with files_and_locks.create_folder_atomically(final) as draft:
         (draft / "all").write_text("")
     assert [p.name for p in final.iterdir()] == ["all"]
 
 
 def test_hold_file_lock_times_out_with_the_lock_holders_pid(tmp_path, capsys):
     with (
-        filesystem.hold_file_lock(tmp_path / "lock", "the tools"),
+        files_and_locks.hold_file_lock(tmp_path / "lock", "the tools"),
         pytest.raises(LocalError, match=r"the tools is still locked by process \d+"),
-        filesystem.hold_file_lock(tmp_path / "lock", "the tools", seconds=0.3),
+        files_and_locks.hold_file_lock(tmp_path / "lock", "the tools", seconds=0.3),
     ):
         pass
-    with filesystem.hold_file_lock(tmp_path / "lock", "the tools", seconds=0.3):
+    with files_and_locks.hold_file_lock(tmp_path / "lock", "the tools", seconds=0.3):
         pass
 
 
 def test_write_file_atomically_with_the_same_content_does_not_rewrite_the_file(tmp_path):
-    assert filesystem.write_file_atomically(tmp_path / "f", "x", 0o600)
+    assert files_and_locks.write_file_atomically(tmp_path / "f", "x", 0o600)
     before = (tmp_path / "f").stat()
-    assert not filesystem.write_file_atomically(tmp_path / "f", "x", 0o600)
+    assert not files_and_locks.write_file_atomically(tmp_path / "f", "x", 0o600)
     assert (tmp_path / "f").stat().st_ino == before.st_ino
     assert before.st_mode & 0o777 == 0o600
