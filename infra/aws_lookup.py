@@ -10,7 +10,8 @@ Found = TypeVar("Found")
 
 # Texts of the provider's errors for a resource that does not exist; these errors have no types.
 _NOT_FOUND = re.compile(
-    r"not.?found|no ?such|couldn't find|empty result|does not exist|is Pending", re.IGNORECASE
+    r"not.?found|no ?such|no matching .* found|couldn't find|empty result|does not exist|is Pending",
+    re.IGNORECASE,
 )
 
 

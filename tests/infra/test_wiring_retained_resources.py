@@ -89,7 +89,7 @@ def test_retained_data_keeps_its_protection() -> None:
     ("changed", "adopt", "reason"),
     [
         (
-            {FILES: Exception("FileSystemNotFound: gone")},
+            {FILES: Exception("no matching EFS file system found")},
             IDS,
             r"adopt\.fileSystem = 'fs-1'\n.*account and region",
         ),
@@ -126,7 +126,7 @@ def test_retained_access_denied_raises() -> None:
 def test_retained_file_system_that_is_not_adopted_raises_unless_stack_is_up() -> None:
     with pytest.raises(SettingsError, match=r"adopt\.fileSystem = \(not set\)\n.*fs-1\n.*an earlier destroy"):
         _up(_account(FILES_ARN, KEY_ARN), {})
-    gone = {SECURITY_GROUP: Exception("InvalidGroup.NotFound")}
+    gone = {SECURITY_GROUP: Exception("no matching EC2 Security Group found")}
     with pytest.raises(SettingsError, match="an earlier destroy"):
         _up(_account(FILES_ARN, KEY_ARN, GROUP_ARN) | gone, {})
     assert _up(_account(FILES_ARN, KEY_ARN, GROUP_ARN), {}).imports == {}
