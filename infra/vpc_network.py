@@ -43,6 +43,8 @@ class VpcNetwork(AwsComponent):
             gateway_id=gateway.id,
             opts=self.child,
         )
+        # Created before the nodes, and removed after them.
+        ready: list[pulumi.Resource] = []
         plans = cidr.plan_subnets(vpc_cidr, len(zones))
         self._publics: list[aws.ec2.Subnet] = []
         self._privates: list[aws.ec2.Subnet] = []
@@ -51,22 +53,22 @@ class VpcNetwork(AwsComponent):
             public = self._subnet(f"public-{zone}", zone, plan.public, "kubernetes.io/role/elb")
             private = self._subnet(f"private-{zone}", zone, plan.private, "kubernetes.io/role/internal-elb")
             table = self._route_table(f"private-{zone}")
-            self._associate(f"public-{zone}", public, public_table)
-            self._associate(f"private-{zone}", private, table)
+            ready.append(self._associate(f"public-{zone}", public, public_table))
+            ready.append(self._associate(f"private-{zone}", private, table))
             self._publics.append(public)
             self._privates.append(private)
             self._tables.append(table)
         # The layers of images come from S3. This endpoint is free and keeps most traffic off the NAT.
-        aws.ec2.VpcEndpoint(
-            context.named("s3"),
-            vpc_id=self._vpc.id,
-            service_name=f"com.amazonaws.{context.region}.s3",
-            vpc_endpoint_type="Gateway",
-            route_table_ids=[table.id for table in self._tables],
-            opts=self.child,
+        ready.append(
+            aws.ec2.VpcEndpoint(
+                context.named("s3"),
+                vpc_id=self._vpc.id,
+                service_name=f"com.amazonaws.{context.region}.s3",
+                vpc_endpoint_type="Gateway",
+                route_table_ids=[table.id for table in self._tables],
+                opts=self.child,
+            )
         )
-        # Created before the nodes, and removed after them.
-        ready: list[pulumi.Resource] = []
         if internet_access:
             ready += self._endpoints(vpc_cidr) if nat == "none" else self._nat_gateways(public_route)
         ids = [subnet.id for subnet in self._privates]
@@ -87,8 +89,10 @@ class VpcNetwork(AwsComponent):
     def _route_table(self, part: str) -> aws.ec2.RouteTable:
         return aws.ec2.RouteTable(self.context.named(part), vpc_id=self._vpc.id, opts=self.child)
 
-    def _associate(self, part: str, subnet: aws.ec2.Subnet, table: aws.ec2.RouteTable) -> None:
-        aws.ec2.RouteTableAssociation(
+    def _associate(
+        self, part: str, subnet: aws.ec2.Subnet, table: aws.ec2.RouteTable
+    ) -> aws.ec2.RouteTableAssociation:
+        return aws.ec2.RouteTableAssociation(
             self.context.named(part), subnet_id=subnet.id, route_table_id=table.id, opts=self.child
         )
 

@@ -47,6 +47,9 @@ def test_dependencies_of_nodes_addons_and_release() -> None:
     nodes = made.one("NodeGroup")
     addons = (constants.ADDON_VPC_CNI, constants.ADDON_KUBE_PROXY, constants.ADDON_POD_IDENTITY)
     ways = {"route private-us-west-2a-out", "route private-us-west-2b-out", "natGateway nat-us-west-2a"}
+    # A destroy removes a resource that nothing depends on at once: the nodes would lose their routes while they stop.
+    subnets = [f"{kind}-us-west-2{zone}" for kind in ("public", "private") for zone in "ab"]
+    ways |= {"vpcEndpoint s3", *(f"routeTableAssociation {subnet}" for subnet in subnets)}
     entry = {"accessEntry access-role-Admin", "accessPolicyAssociation access-role-Admin"}
     first = {"cluster cluster", "logGroup logs", "rolePolicyAttachment cluster", *entry, *ways}
     assert {*first, *(f"addon {name}" for name in addons)} <= _short(made.before(nodes))
