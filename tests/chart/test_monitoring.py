@@ -104,6 +104,19 @@ def test_alerts_use_served_metrics_of_this_runs_rank_0_and_claim(made):
     assert found["PaddleTrainingStorageAlmostFull"]["expr"].endswith("* 100 < 10")
 
 
+def test_alerts_of_schedule_select_rank_0_of_each_run():
+    """A CronJob's Job has the name of the CronJob, a dash and a number; its pods add a dash, the rank and a suffix."""
+    made = render(ONE_MACHINE, values={**ALL, "jobName": "nightly", "training": {"schedule": "@daily"}})
+    [pods] = {pods for rule in rules(made).values() for pods in re.findall(r'pod=~"(.*?)"', rule["expr"])}
+    names = (
+        "nightly-29382910-0-x7k2p",
+        "nightly-1-0-abcde",
+        "nightly-29382910-10-x7k2p",
+        "nightly-29382910-1-0abcd",
+    )
+    assert [bool(re.fullmatch(pods, name)) for name in names] == [True, True, False, False]
+
+
 def test_dashboard_uses_every_served_metric_and_no_other(made):
     labels, board = dashboard(made)
     assert labels["folder"] == "ml"
