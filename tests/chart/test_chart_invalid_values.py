@@ -196,6 +196,23 @@ BAD = [
         "Set both",
     ),
     (
+        {"resources": {"limits": {"cpu": "500m"}}},
+        *(
+            "resources.requests.cpu",
+            '"1"',
+            "at most 500m, the limit",
+            "Set a lower request or a higher limit",
+        ),
+    ),
+    (
+        {"resources": {"requests": {"ephemeral-storage": "20Gi"}}},
+        *("resources.requests.ephemeral-storage", '"20Gi"', "at most 10Gi", "workDir.sizeLimit"),
+    ),
+    (
+        {"data": {"resources": {"limits": {"cpu": 0.1}}}},
+        *("data.resources.requests.cpu", '"250m"', "at most 0.1, the limit", "Set a lower request"),
+    ),
+    (
         {"podLabels": {"app.kubernetes.io/component": "x"}},
         *("podLabels", '"app.kubernetes.io/component"', "does not set", "another label"),
     ),

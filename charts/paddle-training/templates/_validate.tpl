@@ -287,6 +287,17 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list (printf "%s.limits.memory" $key) $limit (printf "equal to %s.requests.memory, which is %q" $key $request) "a pod that uses more memory than it requests is killed first when a node runs out of memory" "Set both to the same text") -}}
 {{- end -}}
 {{- end -}}
+{{- range $key, $resources := dict "resources" (include "paddle-training.trainingResources" . | fromYaml).resources "data.resources" .Values.data.resources -}}
+{{- range $name := list "cpu" "ephemeral-storage" -}}
+{{- $request := index $resources.requests $name -}}
+{{- $limit := index $resources.limits $name -}}
+{{- if and $request $limit -}}
+{{- if gt (include "paddle-training.bytes" $request | float64) (include "paddle-training.bytes" $limit | float64) -}}
+{{- include "paddle-training.fault" (list (printf "%s.requests.%s" $key $name) $request (printf "at most %v, the limit" $limit) "Kubernetes rejects pods that request more than their limit" "Set a lower request or a higher limit (without one, workDir.sizeLimit limits the ephemeral-storage of training pods)") -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- range $key, $_ := include "paddle-training.selectorLabels" (dict "root" . "component" "training") | fromYaml -}}
 {{- if hasKey $.Values.podLabels $key -}}
 {{- include "paddle-training.fault" (list "podLabels" $key "a label that the chart does not set" "Services, policies and the command line select pods by it" "Use another label") -}}
