@@ -119,9 +119,22 @@ def _cluster(settings: Settings, region: str) -> Iterator[Problem]:
         limit = "at least one IAM role or user"
         why = "only listed roles and users can use the cluster, and this program installs the release in it"
         yield problem("cluster.admins", [], limit, why, "list the role that deploys, for example role/Admin")
-    for name in sorted(set(cluster.admins) & set(cluster.viewers)):
-        limit, why = "no principal of cluster.admins", "EKS allows one access entry for each principal"
-        yield problem("cluster.viewers", name, limit, why, "remove it from one list")
+    seen = set()
+    for key, names in (("cluster.admins", cluster.admins), ("cluster.viewers", cluster.viewers)):
+        for name in names:
+            part = name.rpartition(":")[2]
+            if part in seen:
+                limit = "each role and user once in cluster.admins and cluster.viewers"
+                why = "EKS allows one access entry for each principal, and the program names it after role or user"
+                yield problem(key, name, limit, why, "list it once")
+            seen.add(part)
+    namespace = settings.namespace
+    if namespace.create and (namespace.name == "default" or namespace.name.startswith("kube-")):
+        limit, why = (
+            "a namespace of your own, if namespace.create is true",
+            "a new cluster has or reserves this one",
+        )
+        yield problem("namespace.name", namespace.name, limit, why, "use for example paddle")
     for network in cluster.public_cidrs:
         if cidr.is_open(network) and not cluster.open_to_world:
             limit = "a network of /8 or smaller, unless cluster.openToWorld is true"
