@@ -25,6 +25,10 @@ BUCKET_PLACEHOLDER = "{bucket}"
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+# Values whose null means "no limit", unlike their defaults. Pulumi's Release omits nulls, so it cannot set them.
+NO_LIMIT = (("training", "deadlineSeconds"), ("workDir", "sizeLimit"))
+
+
 @dataclass(frozen=True)
 class StackOutputs:
     """Outputs of the stack's resources that become chart values; an empty text if there is no resource."""
@@ -83,12 +87,27 @@ def user_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
     """Return the user's chart values: `valuesFiles` in their order, then `values`.
 
     Raises:
-        SettingsError: a file does not exist or contains no mapping.
+        SettingsError: a file does not exist or contains no mapping, or a value of NO_LIMIT is null.
     """
+    files = [
+        read_yaml(project_folder / name, "paddle-training:valuesFiles") for name in settings.values_files
+    ]
     merged: dict[str, Any] = {}
-    for name in settings.values_files:
-        merged = merge_values(merged, read_yaml(project_folder / name, "paddle-training:valuesFiles"))
-    return merge_values(merged, settings.values)
+    problems = []
+    for values in (*files, settings.values):
+        merged = merge_values(merged, values)
+        for section, key in NO_LIMIT:
+            given = values.get(section)
+            if isinstance(given, Mapping) and given.get(key, "") is None:
+                limit, why = (
+                    "a value other than null",
+                    "Pulumi omits a null, so the chart's default would apply",
+                )
+                fix = "set it to a very large value, or remove it to get the default"
+                problems.append(Problem(f"{section}.{key}", "null", limit, why, fix))
+    if problems:
+        raise SettingsError(problems)
+    return merged
 
 
 def effective_values(settings: Settings, project_folder: Path) -> dict[str, Any]:

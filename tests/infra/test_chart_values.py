@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,29 @@ def test_user_values_null_restores_default(tmp_path: Path) -> None:
     assert chart_values.user_values(local_settings(valuesFiles=["a.yaml", "b.yaml"]), tmp_path) == {
         "training": {}
     }
+
+
+def test_user_values_null_for_a_value_without_limit_raises(tmp_path: Path) -> None:
+    """Helm passes such a null to the chart; Pulumi's Release omits it, and the default would silently apply."""
+    schema = json.loads((ROOT / chart_values.CHART / "values.schema.json").read_text())
+
+    def nullable(node: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+        if "null" in node["type"] and node.get("default") is not None:
+            return [path]
+        return [
+            found
+            for key, below in node.get("properties", {}).items()
+            for found in nullable(below, (*path, key))
+        ]
+
+    assert set(nullable(schema)) == set(chart_values.NO_LIMIT)
+    (tmp_path / "a.yaml").write_text("training: {deadlineSeconds: null}\n")
+    with pytest.raises(SettingsError, match=r"training\.deadlineSeconds.*\n.*\n.*default"):
+        chart_values.user_values(local_settings(valuesFiles=["a.yaml"]), tmp_path)
+    with pytest.raises(SettingsError, match=r"workDir\.sizeLimit"):
+        chart_values.user_values(
+            local_settings(valuesFiles=[], values={"workDir": {"sizeLimit": None}}), tmp_path
+        )
 
 
 @pytest.mark.parametrize(
