@@ -8,6 +8,7 @@ from typing import Any
 import pulumi
 import pulumi_kubernetes as k8s
 
+from infra import naming
 from infra.aws_context import AwsComponent
 from infra.eks_kubeconfig import CONTEXT
 
@@ -27,7 +28,7 @@ def create_addon_release(
 
     `part` is the name of both resources without the stack's prefix.
     """
-    context = component.context
+    context, folder = component.context, f"./charts/{chart}"
     provider = k8s.Provider(
         context.named(part),
         kubeconfig=kubeconfig,
@@ -39,7 +40,9 @@ def create_addon_release(
         context.named(part),
         name=chart,
         namespace=NAMESPACE,
-        chart=f"./charts/{chart}",
+        chart=folder,
+        # A local chart with the same version counts as unchanged, so its digest is part of the release's inputs.
+        description=f"chart {naming.folder_digest(folder)}",
         values=dict(values),
         opts=pulumi.ResourceOptions(parent=component, provider=provider, depends_on=list(after)),
     )

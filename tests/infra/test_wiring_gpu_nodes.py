@@ -11,7 +11,7 @@ import pulumi
 import pytest
 import yaml
 
-from infra import chart_check, constants, eks_nodes
+from infra import chart_check, constants, eks_nodes, naming
 
 from .recording_mocks import ROOT, Recorder, aws_settings, aws_stack, default
 
@@ -97,6 +97,14 @@ def test_device_plugin_is_released_after_nodes_and_before_training() -> None:
     assert "kubernetes:helm.sh/v3:Release::paddle-training-dev-gpus" in made.before(training)
     tolerations = training.inputs["values"]["scheduling"]["tolerations"]
     assert [each["key"] for each in tolerations] == ["nvidia.com/gpu"]
+
+
+def test_addon_release_changes_with_its_chart() -> None:
+    """Pulumi's Release notices a changed local chart only by its version, which stays the same here."""
+    made = _gpu_stack(**FALLBACK)
+    for part in ("autoscaler", "gpus"):
+        release = made.one("Release", f"dev-{part}").inputs
+        assert naming.folder_digest(ROOT / release["chart"]) in release["description"], part
 
 
 @pytest.mark.slow
