@@ -80,7 +80,9 @@ def run_smoke_test(
     """
     python, left = [sys.executable, "-m"], []
     with tempfile.TemporaryDirectory(prefix="paddle-training-smoke.") as made:
-        access = ["--kubeconfig", f"{made}/kubeconfig"]
+        kubeconfig, settings = Path(made) / "kubeconfig", stack.settings
+        access = ["--kubeconfig", str(kubeconfig)]
+        access += ["--namespace", settings.namespace.name, "--release", settings.release.name]
         try:
             show_step("everything but the release")
             stack.pulumi(*UP)
@@ -89,7 +91,7 @@ def run_smoke_test(
             show_step("release")
             stack.pulumi(*UP)
             show_step("train")
-            Path(access[1]).write_text(stack.outputs()["kubeconfig"], encoding="utf-8")
+            kubeconfig.write_text(stack.outputs()["kubeconfig"], encoding="utf-8")
             run_command([*python, "launcher", "wait", "--timeout", str(TRAINING_SECONDS), *access])
             show_step("results")
             run_command([*python, "launcher", "results", "--to", str(results), *access])

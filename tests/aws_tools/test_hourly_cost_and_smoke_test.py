@@ -159,8 +159,9 @@ def test_smoke_step_fails_still_destroys_and_searches(failing, dev, monkeypatch)
     def go(*, keep: bool = False) -> list[str]:
         ran.clear()
         results, said = Path("/results"), []
+        stack = dev("namespace.name=team", "release.name=mine")
         return smoke_test.run_smoke_test(
-            dev(), None, base="base", results=results, show_step=said.append, keep=keep
+            stack, None, base="base", results=results, show_step=said.append, keep=keep
         )
 
     if failing is None:
@@ -174,6 +175,7 @@ def test_smoke_step_fails_still_destroys_and_searches(failing, dev, monkeypatch)
             f"{trained} results",
         ]
         assert "aws push --stack dev --base base" in ran[1]
+        assert all("--namespace team --release mine" in line for line in ran if "-m launcher" in line)
         assert go(keep=True) == []
         assert not [line for line in ran if "destroy" in line or "search" in line]
         return
