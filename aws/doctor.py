@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from aws import image_push
 from aws.stack_access import AwsStack, Client, call_if_exists
-from infra import cidr, constants, iam_policies
+from infra import cidr, constants, iam_policies, node_capacity
 
 # Quotas of an account in a region: service, quota code, description. Those of vCPU are by market and kind of family;
 # codes: `aws service-quotas list-service-quotas --service-code ec2`.
@@ -197,8 +198,9 @@ def vcpu_quota(instance_type: str) -> str:
 
 
 def check_quotas(stack: AwsStack, client: Client) -> Findings:
-    """Check that the account's quotas allow the nodes at `nodes.max`, the VPC, and addresses of its NAT gateways."""
-    nodes, network, ec2 = stack.settings.nodes, stack.settings.network, client("ec2")
+    """Check that the quotas allow nodes (at `nodes.max`), system node, bastion, VPC, and addresses of NAT gateways."""
+    settings, ec2 = stack.settings, client("ec2")
+    bastion, nodes, network = settings.bastion, settings.nodes, settings.network
     markets = ["SPOT", "ON_DEMAND"] if nodes.fallback else [nodes.capacity]
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     instances = ec2.get_paginator("describe_instances").paginate(Filters=running)
@@ -209,24 +211,28 @@ def check_quotas(stack: AwsStack, client: Client) -> Findings:
         if quota_of in VCPU:
             cpu = one.get("CpuOptions") or {}
             used[quota_of] += cpu.get("CoreCount", 1) * cpu.get("ThreadsPerCore", 2)
+    arm = node_capacity.is_arm(nodes.instance_types[0])
+    single = list(constants.SYSTEM_TYPES[arm][:1]) if nodes.has_system_group else []
+    single += [bastion.instance_type] if bastion.enabled else []
+    types = ec2.describe_instance_types(InstanceTypes=sorted({*nodes.instance_types, *single}))
+    cores = {kind["InstanceType"]: kind["VCpuInfo"]["DefaultVCpus"] for kind in types["InstanceTypes"]}
     largest: dict[str, int] = {}
-    for kind in ec2.describe_instance_types(InstanceTypes=list(nodes.instance_types))["InstanceTypes"]:
-        counted = vcpu_quota(kind["InstanceType"])
-        largest[counted] = max(largest.get(counted, 0), kind["VCpuInfo"]["DefaultVCpus"])
+    for kind in nodes.instance_types:
+        largest[vcpu_quota(kind)] = max(largest.get(vcpu_quota(kind), 0), cores[kind])
+    needed_cpu = Counter(
+        {(market, counted): nodes.max * most for market in markets for counted, most in largest.items()}
+    )
+    for kind in single:
+        needed_cpu["ON_DEMAND", vcpu_quota(kind)] += cores[kind]
     if "" in largest:
         yield unknown(
             f"vCPU quota of {', '.join(nodes.instance_types)}: not checked", "compare it with nodes.max"
         )
-    needs = [
-        (VCPU[market, counted], used[market, counted], nodes.max * cores)
-        for market in markets
-        for counted, cores in largest.items()
-        if (market, counted) in VCPU
-    ]
+    needs = [(VCPU[key], used[key], count) for key, count in needed_cpu.items() if key in VCPU]
     if network.vpc_id == "":
         vpcs = ec2.get_paginator("describe_vpcs").paginate().search("Vpcs[]")
         needs.append((VPCS, len(_others(stack, vpcs)), 1))
-        if network.nat != "none" and stack.settings.compute == "on":
+        if network.nat != "none" and settings.compute == "on":
             gateways = 1 if network.nat == "single" else network.zones
             addresses = _others(stack, ec2.describe_addresses()["Addresses"])
             needs.append((ADDRESSES, len(addresses), gateways))

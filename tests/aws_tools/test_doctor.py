@@ -202,7 +202,7 @@ def test_doctor_counts_vcpus_against_quota_of_family(examine, kind, code, said) 
     changes = (f"nodes.instanceTypes=[{kind}]", f"nodes.capacity={capacity}", "nodes.max=4")
     for quota, level in ((400, "ok"), (15, "bad")):
         quotas = Quotas(**{code: float(quota)})
-        found = [f for f in examine(*changes, service_quotas=quotas) if "vCPU" in f.what]
+        found = [f for f in examine(*changes, service_quotas=quotas) if said.partition(":")[0] in f.what]
         assert [(f.level, f.what) for f in found] == [
             (level, f"vCPU of running {said} by this stack, quota {quota}")
         ]
@@ -216,6 +216,24 @@ def test_doctor_counts_vcpus_against_quota_of_family(examine, kind, code, said) 
 )  # fmt: skip
 def test_vcpu_quota_depends_on_family(kind, counted) -> None:
     assert doctor.vcpu_quota(kind) == counted
+
+
+@pytest.mark.parametrize(
+    ("changes", "needed"),
+    [
+        (("nodes.max=4",), 8),
+        (("nodes.max=4", "nodes.auto=true"), 10),
+        (("nodes.max=4", "nodes.auto=true", "bastion.enabled=true"), 12),
+        (("nodes.max=4", "nodes.auto=true", "nodes.capacity=SPOT"), 2),
+        (("nodes.instanceTypes=[g6.xlarge]", "bastion.enabled=true"), 4),
+    ],
+)
+def test_doctor_counts_vcpus_of_system_node_and_bastion(examine, changes, needed) -> None:
+    """Without room in the quota the system node, on which DNS and the autoscaler run, never starts."""
+    found = [f.what for f in examine(*changes) if "on-demand standard" in f.what]
+    assert [what.partition("resources, ")[2] for what in found] == [
+        f"{needed} needed by this stack, quota 64"
+    ]
 
 
 def test_doctor_family_with_unknown_quota_is_not_checked(examine) -> None:
@@ -281,7 +299,7 @@ def test_doctor_without_credentials_reports_only_that(examine, error) -> None:
         (
             ["nodes.capacity=SPOT", "nodes.auto=true", "nodes.fallback=true"],
             {"service_quotas": Quotas(L_1216C47A=5.0)},
-            "on-demand standard instances: 0 used by other resources, 6 needed by this stack, quota 5",
+            "on-demand standard instances: 0 used by other resources, 8 needed by this stack, quota 5",
         ),
         (
             ["network.nat=per-az"],
