@@ -194,6 +194,13 @@ def test_invalid_values_are_rejected_with_their_key(values, message):
     assert message in done.stderr
 
 
+@pytest.mark.parametrize("name", ["2026-model", "model.eu"])
+def test_release_name_that_cannot_be_a_service_is_rejected(name):
+    done = helm_template(CLAIM, chart=SERVING, release=name)
+    assert done.returncode != 0
+    assert f'the release\'s name is "{name}", but must be' in done.stderr
+
+
 def test_schema_has_exactly_the_values():
     def leaves(value, path=""):
         if isinstance(value, dict) and value and path not in (".resources.requests", ".resources.limits"):

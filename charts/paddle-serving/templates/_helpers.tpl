@@ -17,6 +17,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* Check rules between values. A message has key, value, limit, reason and fix. */}}
 {{- define "paddle-serving.validate" -}}
+{{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" .Release.Name) -}}
+{{- fail (printf "the release's name is %q, but must be a DNS label that begins with a letter: the Service gets the same name. Fix: Install under another name." .Release.Name) -}}
+{{- end -}}
 {{- $model := .Values.model -}}
 {{- if eq (empty $model.claim) (empty $model.s3) -}}
 {{- fail (printf "model.claim is %q and model.s3 is %q, but exactly one of them must be given: a model is read from one place. Fix: Set model.claim and model.path for the shared storage, or model.s3 for an export." $model.claim $model.s3) -}}
