@@ -118,12 +118,9 @@ class AwsComponent(pulumi.ComponentResource):
         part: name of the component without the stack's prefix.
     """
 
-    def __init__(
-        self, token: str, context: AwsContext, part: str, opts: pulumi.ResourceOptions | None = None
-    ) -> None:
+    def __init__(self, token: str, context: AwsContext, part: str) -> None:
         aliases = [pulumi.Alias(type_=former) for former in FORMER_TYPES.get(token, ())]
-        tagging = pulumi.ResourceOptions(transformations=[context.add_tags], aliases=aliases)
-        options = pulumi.ResourceOptions.merge(tagging, opts)
+        options = pulumi.ResourceOptions(transformations=[context.add_tags], aliases=aliases)
         super().__init__(token, context.named(part), None, options)
         self.context = context
         self.child = pulumi.ResourceOptions(parent=self)

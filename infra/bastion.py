@@ -51,8 +51,7 @@ class Bastion(AwsComponent):
         instance_type: str,
         ready: Sequence[pulumi.Resource],
     ) -> None:
-        after = pulumi.ResourceOptions(depends_on=list(ready))
-        super().__init__("paddle:infra:Bastion", context, "bastion", after)
+        super().__init__("paddle:infra:Bastion", context, "bastion")
         name = context.named("bastion")
         role = create_role(context, "bastion", "ec2.amazonaws.com", self)
         attached = attach_aws_policy(context, "bastion", role, "AmazonSSMManagedInstanceCore", self)
@@ -94,7 +93,7 @@ class Bastion(AwsComponent):
             opts=pulumi.ResourceOptions(
                 parent=self,
                 ignore_changes=["ami"],
-                depends_on=[attached, egress, nfs, *storage.mount_targets],
+                depends_on=[attached, egress, nfs, *storage.mount_targets, *ready],
             ),
         )
         self.register_outputs({"instanceId": self.instance.id})

@@ -20,4 +20,6 @@ def test_bastion_has_no_open_port_and_mounts_file_system() -> None:
     mount = "nfsvers=4.1,rsize=1048576,wsize=1048576,hard,timeo=600,retrans=2,noresvport"
     entry = f"fs-1.efs.us-west-2.amazonaws.com:/ /efs nfs4 {mount},_netdev 0 0"
     assert f"echo '{entry}' >> /etc/fstab" in instance["userData"], "mounted again after a restart"
+    ways = {name for name in made.before(made.one("Instance")) if "vpcEndpoint" in name}
+    assert len(ways) == len(made.of("VpcEndpoint")), "Session Manager works until the instance is gone"
     assert not default().of("Instance"), "created only with bastion.enabled"
