@@ -22,11 +22,6 @@ OWNER_LABEL = "paddle-training/stack"
 ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 
 
-def kubeconfig_file(settings: Settings, project_folder: Path) -> Path:
-    """Return the path of the kubeconfig; a relative path is relative to the project."""
-    return project_folder / Path(settings.kubeconfig.path).expanduser()
-
-
 def read_kubeconfig(settings: Settings, project_folder: Path) -> dict[str, Any]:
     """Return the kubeconfig, after checking that it has the context of the settings.
 
@@ -34,9 +29,10 @@ def read_kubeconfig(settings: Settings, project_folder: Path) -> dict[str, Any]:
         SettingsError: the file does not exist or is not a kubeconfig, or it has no such context.
     """
     wanted = settings.kubeconfig
+    path = project_folder / Path(wanted.path).expanduser()
     fix = "start the local cluster (make cluster), or set the path of your cluster's kubeconfig"
     try:
-        loaded = yaml.safe_load(kubeconfig_file(settings, project_folder).read_text(encoding="utf-8"))
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
         listed = loaded.get("contexts") if isinstance(loaded, Mapping) else None
         contexts, why = (listed, "") if isinstance(listed, list) else ([], "it lists no contexts")
     except OSError as error:

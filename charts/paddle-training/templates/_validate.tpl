@@ -204,11 +204,6 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{/* Check the source of the data and how it is split. */}}
 {{- define "paddle-training.validate.data" -}}
 {{- if eq (include "paddle-training.readsData" .) "true" -}}
-{{- include "paddle-training.validate.source" . -}}
-{{- end -}}
-{{- end -}}
-
-{{- define "paddle-training.validate.source" -}}
 {{- $data := .Values.data -}}
 {{- $source := $data.source -}}
 {{- range $key, $url := dict "data.source" $source "data.testSource" $data.testSource -}}
@@ -240,6 +235,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "data.columns" $data.columns "empty with data.format lines" "lines are passed on byte for byte, without selecting columns" "Set data.format to csv, or data.columns to []") -}}
 {{- else if and (not $data.header) (regexMatch "\"" (toJson $data.columns)) -}}
 {{- include "paddle-training.fault" (list "data.columns" $data.columns "indexes from 0 with data.header false" "without a header the columns have no names" "Use the columns' indexes, or set data.header to true") -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
