@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from infra import cidr, node_capacity
+from infra.chart_values import BUCKET_PLACEHOLDER
+from infra.iam_policies import MODELS, SOURCES
 from infra.settings import Settings
 from infra.settings_errors import Problem
 from infra.settings_errors import setting_problem as problem
@@ -223,8 +225,27 @@ def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Pr
     no_way_out = settings.target == "aws" and network.nat == "none" and network.vpc_id == ""
     if no_way_out and source.startswith(("https://", "http://")):
         why = "without NAT, the data pod reaches nothing outside AWS"
-        fix = "upload the source to the bucket (artifacts.uploads) and set data.source to s3://{bucket}/KEY"
+        fix = "upload the source to the bucket (artifacts.uploads) and set data.source to s3://{bucket}/sources/…"
         yield Problem("data.source", source, "s3:// or file:// with network.nat none", why, fix)
+    training, data, stacks = (
+        values.get("training") or {},
+        values.get("data") or {},
+        f"s3://{BUCKET_PLACEHOLDER}/",
+    )
+    for key, url, folders in (
+        ("data.source", source, (SOURCES, MODELS)),
+        ("data.testSource", str(data.get("testSource", "")), (SOURCES, MODELS)),
+        ("training.initModelPath", str(training.get("initModelPath", "")), (MODELS,)),
+        ("training.exportTo", f"{training.get('exportTo', '')}/", (MODELS,)),
+    ):
+        allowed = tuple(f"{stacks}{folder}" for folder in folders)
+        if url.startswith(stacks) and not url.startswith(allowed):
+            limit, why = (
+                f"below {' or '.join(allowed)}",
+                "the pods have no access to other keys of the bucket",
+            )
+            fix = "change the address, and the keys of artifacts.uploads with it"
+            yield Problem(key, url.rstrip("/"), limit, why, fix)
     kind, runtime = next(iter(settings.nodes.instance_types), ""), values.get("runtime")
     if settings.target == "aws" and node_capacity.is_arm(kind) and runtime == "fleet":
         limit = "Intel or AMD types with the chart value runtime fleet"

@@ -203,6 +203,26 @@ def test_value_rules_external_source_without_nat_raises(source: str, count: int)
     assert len(problems) == count
 
 
+@pytest.mark.parametrize(
+    ("values", "key"),
+    [
+        ({"data": {"source": "s3://{bucket}/data/x.csv"}}, "data.source"),
+        ({"data": {"source": "s3://{bucket}/sources"}}, "data.source"),
+        ({"data": {"testSource": "s3://{bucket}/test/x.csv"}}, "data.testSource"),
+        ({"training": {"exportTo": "s3://{bucket}/exports"}}, "training.exportTo"),
+        ({"training": {"initModelPath": "s3://{bucket}/sources/m/run"}}, "training.initModelPath"),
+        (
+            {"data": {"source": "s3://{bucket}/sources/x"}, "training": {"exportTo": "s3://{bucket}/models"}},
+            "",
+        ),
+        ({"data": {"source": "s3://other/data"}, "training": {"exportTo": "s3://other/x"}}, ""),
+    ],
+)
+def test_value_rules_keys_of_the_bucket_that_pods_cannot_use_raise(values: dict[str, Any], key: str) -> None:
+    problems = _values_problems(values)
+    assert [problem.partition(" = ")[0] for problem in problems] == ([key] if key else [])
+
+
 @pytest.mark.parametrize(("kind", "runtime", "count"), [("m7g.large", "fleet", 1), ("m7g.large", "v1", 0)])
 def test_value_rules_arm_nodes_with_fleet_raise(kind: str, runtime: str, count: int) -> None:
     problems = _values_problems({"runtime": runtime}, nodes={"instanceTypes": [kind]})
