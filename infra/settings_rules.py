@@ -220,30 +220,22 @@ def _pairs(settings: Settings) -> Iterator[Problem]:
 
 def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a problem for each chart value that conflicts with the settings; the chart's schema checks the rest."""
-    source = str((values.get("data") or {}).get("source", ""))
-    network = settings.network
+    training, data, network = values.get("training") or {}, values.get("data") or {}, settings.network
+    source, bucket = str(data.get("source", "")), f"s3://{BUCKET_PLACEHOLDER}/"
     no_way_out = settings.target == "aws" and network.nat == "none" and network.vpc_id == ""
     if no_way_out and source.startswith(("https://", "http://")):
         why = "without NAT, the data pod reaches nothing outside AWS"
         fix = "upload the source to the bucket (artifacts.uploads) and set data.source to s3://{bucket}/sources/…"
         yield Problem("data.source", source, "s3:// or file:// with network.nat none", why, fix)
-    training, data, stacks = (
-        values.get("training") or {},
-        values.get("data") or {},
-        f"s3://{BUCKET_PLACEHOLDER}/",
-    )
     for key, url, folders in (
         ("data.source", source, (SOURCES, MODELS)),
         ("data.testSource", str(data.get("testSource", "")), (SOURCES, MODELS)),
         ("training.initModelPath", str(training.get("initModelPath", "")), (MODELS,)),
         ("training.exportTo", f"{training.get('exportTo', '')}/", (MODELS,)),
     ):
-        allowed = tuple(f"{stacks}{folder}" for folder in folders)
-        if url.startswith(stacks) and not url.startswith(allowed):
-            limit, why = (
-                f"below {' or '.join(allowed)}",
-                "the pods have no access to other keys of the bucket",
-            )
+        allowed = tuple(f"{bucket}{folder}" for folder in folders)
+        if url.startswith(bucket) and not url.startswith(allowed):
+            limit, why = f"below {' or '.join(allowed)}", "the pods' role allows no other keys"
             fix = "change the address, and the keys of artifacts.uploads with it"
             yield Problem(key, url.rstrip("/"), limit, why, fix)
     kind, runtime = next(iter(settings.nodes.instance_types), ""), values.get("runtime")
