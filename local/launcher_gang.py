@@ -132,17 +132,19 @@ class LauncherGang:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        if kind is not None:
-            for process in self.processes.values():
-                process.send_signal(signal.SIGTERM)
-            self.wait(STOP_SECONDS)
-        while left := self.alive():
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            for process in self.processes.values():
-                process.wait()
-            time.sleep(0.02)
+        try:
+            if kind is not None:
+                for process in self.processes.values():
+                    process.send_signal(signal.SIGTERM)
+                self.wait(STOP_SECONDS)
+        finally:  # also after a second Ctrl-C
+            while left := self.alive():
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                for process in self.processes.values():
+                    process.wait()
+                time.sleep(0.02)
 
     def wait(self, seconds: float) -> list[int]:
         """Wait until all launchers have exited, and kill those that still run after `seconds`.

@@ -193,13 +193,19 @@ def _follow(job: Path, gang: LauncherGang, live: bool) -> None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 wait.wait(CAUSE_SECONDS)
             if wait.poll() is None:
-                raise LocalError(
-                    "\n".join(filter(None, (gang.termination(r).strip() for r in gang.failed())))
-                )
+                raise LocalError("\n".join(_failure(gang, rank) for rank in gang.failed()))
     if wait.returncode:
         raise LocalError(
             f"the training failed; its message is above. Fix: correct the cause in the launchers' logs in {gang.folder}"
         )
+
+
+def _failure(gang: LauncherGang, rank: int) -> str:
+    """Return the cause that a failed launcher reported; a killed one reports none."""
+    return gang.termination(rank).strip() or (
+        f"the launcher of rank {rank} exited with {gang.processes[rank].returncode}. Fix: for -9 (killed) free some "
+        f"memory; else correct the cause in the launchers' logs in {gang.folder}"
+    )
 
 
 @contextlib.contextmanager

@@ -7,7 +7,8 @@ which: it copies a large test set to all pods, a small one to rank 0's pod only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,11 @@ def calculate_metrics(
     with program.calling("metrics()"):
         found = program.module.metrics(predictions, labels)
         return {name: float(value) for name, value in found.items()}
+
+
+def finite_scores(scores: Mapping[str, float]) -> dict[str, float]:
+    """Return the scores that JSON can represent: an AUC of rows of one class, for example, is NaN."""
+    return {name: value for name, value in scores.items() if math.isfinite(value)}
 
 
 def evaluate(

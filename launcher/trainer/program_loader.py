@@ -157,12 +157,17 @@ def _import(path: Path) -> ModuleType:
         raise SettingsError(
             f"there is no Python program {path}. Fix: set training.config to <folder>/<file>.py"
         )
-    module = importlib.util.module_from_spec(spec)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(
+        spec
+    )  # dataclasses look the module up there
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
+        what = f"the program {path}"
+        if error.filename not in (None, str(path)):
+            what = f"{error.filename}, which {what} imports,"
         raise SettingsError(
-            f"the program {path} has a syntax error in line {error.lineno}: {error.msg}. Fix: correct that line"
+            f"{what} has a syntax error in line {error.lineno}: {error.msg}. Fix: correct that line"
         ) from error
     except Exception as error:
         where = innermost_line(path, "".join(traceback.format_tb(error.__traceback__)))
@@ -187,6 +192,12 @@ def _options(
                 f"their defaults): {shown}. Fix: {spelling.suggest(key, known) or 'use one of them'}"
             )
         kind = type(target[key])
+        if not is_settable(target[key]):
+            raise SettingsError(
+                f"training.extraArgs (or --set) has {argument!r}, but the default of {key} is a {kind.__name__}, and "
+                "only numbers, texts and truth values can be set. Fix: correct OPTIONS of the program, or remove the "
+                "argument"
+            )
         try:
             target[key] = _TRUTH[text.lower()] if kind is bool else kind(text)
         except (ValueError, KeyError):
@@ -194,8 +205,20 @@ def _options(
                 f"training.extraArgs (or --set) has {argument!r}, but {key} must be {_WORDS.get(kind, kind.__name__)}, "
                 f"as its default {target[key]!r} is. Fix: correct the argument"
             ) from None
+        if target is own and target[key] < _LEAST[key]:
+            raise SettingsError(
+                f"training.extraArgs (or --set) has {argument!r}, but {key} must be at least {_LEAST[key]}. Fix: "
+                "correct the argument"
+            )
     return options, own
 
 
+def is_settable(default: Any) -> bool:
+    """Return whether an argument `--name=value` can set the option with this default."""
+    return isinstance(default, bool | int | float | str)
+
+
+_LEAST = {"seed": 0, "geo_steps": 1}
+"""Smallest value of each common option: Paddle takes no negative seed, and trains 0 geo steps in mode async."""
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -17,7 +17,7 @@ from launcher.trainer.checkpoint import selection
 from launcher.trainer.checkpoint.restoring import CheckpointRestorer
 from launcher.trainer.checkpoint.save_schedule import SaveSchedule
 from launcher.trainer.checkpoint.saving import CheckpointSaver
-from launcher.trainer.evaluation import Evaluator
+from launcher.trainer.evaluation import Evaluator, finite_scores
 from launcher.trainer.export.export_from_servers import ModelExporter
 from launcher.trainer.export.scoring_process import ScoringProcess
 from launcher.trainer.graph import shape_checks
@@ -230,7 +230,7 @@ class TrainingLoop:
         tests = self.evaluator.score()
         if self.first:
             source = self.settings.init_model
-            about = {"from": source, "attempt": self.settings.attempt, "score": tests}
+            about = {"from": source, "attempt": self.settings.attempt, "score": finite_scores(tests)}
             files.write_json(OutputPaths(self.settings.output_dir).before_json, about)
             self.log.line(f"before training, with the parameters of {source}:{_format_scores(tests)}")
         self.trainer.barrier()

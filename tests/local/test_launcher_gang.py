@@ -1,4 +1,4 @@
-"""Tests that a benchmark that receives SIGTERM stops the gang that it has started."""
+"""Tests that a gang on loopback is stopped: after SIGTERM to its benchmark, and by a second interrupt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from local.launcher_gang import find_processes
+from local.launcher_gang import LauncherGang, find_processes
 from testkit.waiting import until
 
 BENCHMARK = """
@@ -29,3 +29,27 @@ def test_benchmark_that_receives_sigterm_stops_its_gang(tmp_path: Path) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 128 + signal.SIGTERM
     assert find_processes(tmp_path) == []
+
+
+def test_a_second_interrupt_while_a_gang_stops_leaves_no_process(tmp_path: Path) -> None:
+    gang = LauncherGang(tmp_path, {"PADDLE_LAUNCHER_TRAINERS": "1"})
+    environ = {"PADDLE_LAUNCHER_WORK_DIR": str(gang.work_dir(0))}
+    gang.processes[0] = InterruptedProcess(["sleep", "600"], env=environ)
+    with pytest.raises(KeyboardInterrupt), gang:
+        until(gang.alive, "the process", 10)
+        raise SystemExit
+    assert gang.alive() == []
+
+
+class InterruptedProcess(subprocess.Popen[bytes]):
+    """A process that ignores signals; the first wait for it is interrupted."""
+
+    interrupts = 1
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.interrupts:
+            self.interrupts -= 1
+            raise KeyboardInterrupt
+        return super().wait(timeout)

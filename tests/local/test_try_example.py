@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import jsonschema
@@ -12,7 +14,7 @@ import yaml
 
 from local import example_data, try_example
 from local.errors import LocalError
-from local.launcher_gang import find_processes
+from local.launcher_gang import LauncherGang, find_processes
 
 
 @pytest.fixture
@@ -83,3 +85,20 @@ def test_failed_training_raises_its_cause_and_leaves_no_process(
     with pytest.raises(LocalError, match="there is neither"):
         try_example.run("small")
     assert find_processes(example) == []
+
+
+def test_the_message_of_a_killed_launcher_has_its_exit_code_and_the_folder_of_its_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(try_example, "CAUSE_SECONDS", 0.1)
+    waiting = subprocess.Popen(["sleep", "600"])
+    monkeypatch.setattr(try_example, "_command", lambda *_, **__: contextlib.nullcontext(waiting))
+    gang = LauncherGang(tmp_path, {"PADDLE_LAUNCHER_TRAINERS": "1"})
+    gang.processes[0] = subprocess.Popen(["sleep", "600"])
+    gang.processes[0].kill()
+    try:
+        with pytest.raises(LocalError, match=rf"launcher of rank 0 exited with -9\..*Fix: .*{tmp_path}"):
+            try_example._follow(tmp_path, gang, live=True)
+    finally:
+        waiting.kill()
+        waiting.wait()

@@ -30,7 +30,7 @@ from launcher.io import disk_space, files
 from launcher.schema import ModelDescription, ModelLookup, ModelTable
 from launcher.serving.paddle_served.model import EMBEDDINGS, VERSION, Model, table_folder
 from launcher.trainer.checkpoint.table_files import TableRows
-from launcher.trainer.evaluation import evaluate_model
+from launcher.trainer.evaluation import evaluate_model, finite_scores
 from launcher.trainer.export import table_writer
 from launcher.trainer.records.record_files import Records
 
@@ -77,7 +77,7 @@ class ModelWriter:
         """Write everything but the tables, score the model, and give the folder its final name.
 
         Returns:
-            The metrics: metric → value.
+            The metrics: metric → value. Those that are NaN or infinite are not in model.json and score.json.
 
         Raises:
             DataError: the model cannot be scored.
@@ -114,9 +114,9 @@ class ModelWriter:
                 raise DataError(
                     f"metrics() of the program {program.path} returned nothing. Fix: return at least one metric."
                 )
-            scored = dataclasses.replace(description, score=found)
+            scored = dataclasses.replace(description, score=finite_scores(found))
             files.write_json(temp / "model.json", schema.to_json(scored))
-            files.write_json(temp / "score.json", found)
+            files.write_json(temp / "score.json", finite_scores(found))
             files.fsync_tree(temp)
             shutil.rmtree(self.folder, ignore_errors=True)
             temp.rename(self.folder)

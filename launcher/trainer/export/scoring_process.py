@@ -17,7 +17,7 @@ from launcher.io import files
 from launcher.serving.paddle_served import Model, ServedError
 from launcher.trainer.evaluation import evaluate_model
 from launcher.trainer.fork_server import fork_while_alone
-from launcher.trainer.program_loader import load_program, with_fix
+from launcher.trainer.program_loader import is_settable, load_program, with_fix
 from launcher.trainer.records.record_files import INDEX, Records
 from launcher.trainer.records.row_parsing import record_dtype
 
@@ -96,7 +96,8 @@ def score_model(folder: Path, test: Path) -> dict[str, float]:
         model = Model(folder)
     except ServedError as error:
         raise DataError(str(error)) from error
-    options = tuple(f"--{key}={value}" for key, value in model.about["options"].items())
+    given = model.about["options"].items()
+    options = tuple(f"--{key}={value}" for key, value in given if is_settable(value))  # others are defaults
     program = load_program(folder / "program" / model.about["config"], folder / "tables", options)
     key = (files.read_json(test / INDEX) or {}).get("key", "")
     records = Records.open(test, record_dtype(program.inputs), key)

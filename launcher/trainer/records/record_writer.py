@@ -33,17 +33,20 @@ def finish_records(
 
     Raises:
         DataError: there are no records, or check_labels() rejected the labels.
+        SettingsError: check_labels() failed.
     """
     dtype = record_dtype(program.inputs)
     if not written:
         raise no_usable_rows(name, program, skipped)
     check_labels = getattr(program.module, "check_labels", None)
     if check_labels is not None:
-        try:
-            check_labels(_collect_labels(program.label, folder, written, dtype))
-        except ValueError as error:
-            fix = "correct the labels in the data, or check_labels() of the program"
-            raise DataError(with_fix(f"{name}: {error}", fix)) from error
+        labels = _collect_labels(program.label, folder, written, dtype)
+        with program.calling("check_labels()"):
+            try:
+                check_labels(labels)
+            except ValueError as error:
+                fix = "correct the labels in the data, or check_labels() of the program"
+                raise DataError(with_fix(f"{name}: {error}", fix)) from error
     return Records(folder, dtype, tuple(written), skipped)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from launcher.trainer import evaluation
 from launcher.trainer import program_loader as programs
+from launcher.trainer.export import model_writer
 from launcher.trainer.records import conversion
 from launcher.trainer.records.record_files import Records
 from launcher.trainer.records.row_parsing import Arrays, locate_in
@@ -117,3 +119,19 @@ def test_trainer_0_predicts_alone_when_only_it_has_the_test_set(
     scores, predicted = scored(program, tmp_path, 100, [True, False, False])
     assert scores == [{"wrong": 0, "rows": 100, "sum": 9900}, {}, {}]
     assert predicted == [100, 0, 0]
+
+
+def test_a_model_with_a_nan_score_is_written_with_its_other_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_writer, "_write_networks", lambda *_: ([], []))
+    program = load(write_program(tmp_path / "program", PROGRAM))
+    writer = model_writer.ModelWriter(tmp_path / "model")
+    writer.create({})
+    assert set(writer.finish(program, {}, {}, lambda _: {"auc": float("nan"), "error": 0.5})) == {
+        "auc",
+        "error",
+    }
+    for name in ("score.json", "model.json"):
+        value = json.loads((tmp_path / "model" / name).read_text())
+        assert value.get("score", value) == {"error": 0.5}

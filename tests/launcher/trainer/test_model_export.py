@@ -160,6 +160,21 @@ def test_the_scoring_process_has_no_server_settings_and_reports_errors_and_its_o
         own.score(tmp_path / "killed")
 
 
+def test_a_model_is_scored_whose_program_has_an_option_that_cannot_be_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_program(tmp_path / "program", PROGRAM + "OPTIONS = {'note': None, 'layers': [4], 'rate': 0.1}\n")
+    about = {"config": "trainer_config.py", "options": {"note": None, "layers": [4], "rate": 0.5}}
+    used = []
+    monkeypatch.setattr(scoring_process, "Model", lambda _: SimpleNamespace(about=about))
+    monkeypatch.setattr(scoring_process.Records, "open", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(
+        scoring_process, "evaluate_model", lambda program, *_: used.append(program.job.options)
+    )
+    scoring_process.score_model(tmp_path, tmp_path / "test")
+    assert used == [{"note": None, "layers": [4], "rate": 0.5}]
+
+
 def test_scoring_a_missing_model_raises_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot score the model .*model.json"):
         scoring_process.ScoringProcess(tmp_path / "test").score(tmp_path)

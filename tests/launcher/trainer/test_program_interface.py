@@ -77,6 +77,10 @@ def test_all_missing_parts_of_a_program_are_listed_at_once(own: Path) -> None:
     [
         ("def f(:\n", "has a syntax error in line 1"),
         (
+            "import broken\n",
+            r"own/broken.py, which the program .*trainer_config.py imports, has a syntax error in line 2",
+        ),
+        (
             "import nowhere_at_all\n",
             r"cannot be loaded \(trainer_config.py:1: .*the module nowhere_at_all is not installed here",
         ),
@@ -91,8 +95,15 @@ def test_all_missing_parts_of_a_program_are_listed_at_once(own: Path) -> None:
 )
 def test_an_invalid_program_is_rejected_with_its_file_and_line(own: Path, text: str, message: str) -> None:
     own.write_text(text)
+    (own.parent / "broken.py").write_text("x = 1\ndef f(:\n")
     with pytest.raises(SettingsError, match=message):
         load(own)
+
+
+def test_a_program_may_define_dataclasses_with_postponed_annotations(own: Path) -> None:
+    parts = ("from __future__ import annotations", "from dataclasses import dataclass", "@dataclass")
+    own.write_text("\n".join((*parts, "class Film:", "    year: int", OWN)))
+    assert load(own).module.Film(1999).year == 1999
 
 
 def test_arguments_set_the_programs_options_by_their_defaults_type(own: Path) -> None:
@@ -105,6 +116,20 @@ def test_arguments_set_the_programs_options_by_their_defaults_type(own: Path) ->
         load(own, "--speed=3")
     with pytest.raises(SettingsError, match=r"did you mean rate\?$"):
         load(own, "--rat=3")
+    with pytest.raises(SettingsError, match=r"'--seed=-1', but seed must be at least 0"):
+        load(own, "--seed=-1")
+    with pytest.raises(SettingsError, match=r"'--geo-steps=0', but geo_steps must be at least 1"):
+        load(own, "--geo-steps=0")
+
+
+@pytest.mark.parametrize(("default", "kind"), [("None", "NoneType"), ("(8, 8)", "tuple")])
+def test_an_option_that_is_no_number_text_or_truth_value_cannot_be_set(
+    own: Path, default: str, kind: str
+) -> None:
+    own.write_text(OWN.replace('"rate": 0.1', f'"layers": {default}'))
+    assert "layers" in load(own).job.options
+    with pytest.raises(SettingsError, match=rf"'--layers=4', but the default of layers is a {kind}"):
+        load(own, "--layers=4")
 
 
 def test_the_id_of_a_word_is_the_same_in_every_process() -> None:

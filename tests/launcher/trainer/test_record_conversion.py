@@ -354,6 +354,11 @@ def test_check_labels_gets_the_labels_of_all_record_files(path: Path, tmp_path: 
     with pytest.raises(DataError, match=r"f: \(250, 1\) float32 0\.0 249\.0"):
         made(path, tmp_path, 250)
     assert not (tmp_path / "rec" / "index.json").exists()
+    path.write_text(PROGRAM + "def check_labels(labels): labels.nothing\n")
+    with pytest.raises(
+        SettingsError, match=r"failed in check_labels\(\) at trainer_config.py:\d+: .* Attribute"
+    ):
+        made(path, tmp_path, 250)
 
 
 def test_a_checksum_of_staging_is_used_instead_of_hashing_the_text(path: Path, tmp_path: Path) -> None:
