@@ -157,9 +157,8 @@ def _import(path: Path) -> ModuleType:
         raise SettingsError(
             f"there is no Python program {path}. Fix: set training.config to <folder>/<file>.py"
         )
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(
-        spec
-    )  # dataclasses look the module up there
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look the module up there
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
