@@ -166,13 +166,9 @@ class ProcessGroup:
             text = describe_early_exit(" and ".join(early), str(error))
             error = ProcessError(text, error.returncode, error.process)
         progress = read_progress(self._gang.settings)
-        place = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
-        self.failure = Failure.from_error(
-            error,
-            min(exited, default=now),
-            self._gang.rank,
-            place=(place[0], place[1]) if place[0] is not None and place[1] is not None else None,
-        )
+        number, batch = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
+        place = None if number is None or batch is None else (number, batch)
+        self.failure = Failure.from_error(error, min(exited, default=now), self._gang.rank, place=place)
         log.error("%s", error)
         self.stop(now)
 
