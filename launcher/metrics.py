@@ -125,7 +125,7 @@ class MetricsUpdate:
     intact: int
     """Number of rows in the old content that could be read; the others are not in the new one."""
     is_damaged: bool
-    """Whether the old content had another header line or unreadable rows."""
+    """Whether the old content had a damaged header line or unreadable rows."""
 
 
 def add_pass(
@@ -137,7 +137,8 @@ def add_pass(
 ) -> MetricsUpdate:
     """Return the content of metrics.csv with the rows of one pass added.
 
-    Existing rows of the same pass and attempt are replaced, so a repeated call adds no duplicates.
+    Existing rows of the same pass and attempt are replaced, so a repeated call adds no duplicates. `tests` may have
+    more or fewer metrics than earlier passes; the missing scores are empty.
 
     Args:
         content: the present content of the file; empty for a new file.
@@ -146,20 +147,40 @@ def add_pass(
         ranks: (samples, seconds, mean training loss) of each rank, in rank order.
         tests: rank 0's scores on the test set, by metric name without the prefix test_.
     """
-    header = [*COLUMNS, *(TEST + name for name in tests)]
+    scores = {TEST + name: f"{score:.6g}" for name, score in tests.items()}
+    header = [*COLUMNS, *scores]
     old_header, *lines = split_fields(content)
-    intact = [line for line in lines if len(line) == len(header) and is_row(line)]
-    rows = [row for row in intact if (row[0], row[2]) != (str(number), str(attempt))]
+    width = len(header)
+    is_intact = _has_columns_of(old_header, scores)
+    if is_intact:  # a script may test only some epochs, or add a metric: all columns stay
+        header, width = list(dict.fromkeys([*old_header, *scores])), len(old_header)
+    intact = [line for line in lines if len(line) == width and is_row(line)]
+    rows = [
+        [*row, *[""] * (len(header) - width)]
+        for row in intact
+        if (row[0], row[2]) != (str(number), str(attempt))
+    ]
     for rank, (samples, seconds, loss) in enumerate(ranks):
         values = [number, rank, attempt, int(samples), f"{seconds:.3f}"]
         values += [f"{samples / seconds if seconds else 0:.1f}", f"{loss:.6g}"]
-        rows.append([*map(str, values), *(f"{v:.6g}" if rank == 0 else "" for v in tests.values())])
+        own = scores if rank == 0 else {}
+        rows.append([*map(str, values), *(own.get(name, "") for name in header[len(COLUMNS) :])])
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
     writer.writerows(rows)
-    damaged = bool(content) and (old_header != header or len(intact) != len(lines))
+    damaged = bool(content) and (not is_intact or len(intact) != len(lines))
     return MetricsUpdate(text.getvalue(), len(lines), len(intact), damaged)
+
+
+def _has_columns_of(header: Sequence[str], scores: Mapping[str, str]) -> bool:
+    """Return whether a header line is intact, as far as the columns of new `scores` show it.
+
+    It has all of their columns, or they have all of its: a renamed column cannot be told from a damaged name.
+    """
+    before = header[len(COLUMNS) :]
+    is_valid = tuple(header[: len(COLUMNS)]) == COLUMNS and all(name.startswith(TEST) for name in before)
+    return is_valid and (scores.keys() <= set(before) or scores.keys() >= set(before))
 
 
 def mean_loss(rows: Sequence[MetricsRow]) -> float:

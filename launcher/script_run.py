@@ -137,7 +137,10 @@ class ScriptRun:
         place = {"pass": epoch, "passes": self.epochs, "batch_size": samples / self.world_size, **all_batches}
         speed = round(self._measured / seconds, 1) if seconds > 0 else 0.0
         if self._progress is not None:
-            self._progress.stepped(**place, samples_per_second=speed, loss=self._loss / (self._samples or 1))
+            with _exit_on_error():
+                self._progress.stepped(
+                    **place, samples_per_second=speed, loss=self._loss / (self._samples or 1)
+                )
 
     def should_save(self) -> bool:
         """Return whether process 0 should save a checkpoint now; False in all other processes.
@@ -246,16 +249,19 @@ class ScriptRun:
             seconds = time.monotonic() - (self._epoch_began or 0.0)
             row = (int(self._samples) * self.world_size, seconds, self._loss / self._samples)
             with _exit_on_error():
-                self.output.mkdir(parents=True, exist_ok=True)
+                with files.storage_errors(self.output):
+                    self.output.mkdir(parents=True, exist_ok=True)
                 metrics_file.write_metrics(self.output, epoch, self._attempt, [row], scores)
         self._samples = self._measured = self._loss = 0.0
         self._epoch_began = time.monotonic()
         if self._progress is not None:
-            self._progress.write()  # the last step, too: no later report may follow
+            with _exit_on_error():
+                self._progress.write()  # the last step, too: no later report may follow
 
     def _write(self, **values: object) -> None:
         if self._progress is not None:
-            self._progress.set(**values)
+            with _exit_on_error():
+                self._progress.set(**values)
 
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:

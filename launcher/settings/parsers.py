@@ -215,10 +215,8 @@ def delimiter(value: str) -> str:
 
 def encoding(value: str) -> str:
     """Return the text if Python has a text encoding with this name."""
-    import codecs
-
     try:
-        codecs.lookup(value)
+        "".encode(value)  # unlike codecs.lookup, this rejects codecs that are not for text, such as hex
     except LookupError:
         raise BadValueError(
             "a text encoding such as utf-8 or latin-1", "Python has no encoding with this name"

@@ -16,7 +16,7 @@ from launcher.supervisor.child_processes import ChildProcess, ForkServer, GroupT
 from launcher.supervisor.log_follower import LogFollower
 from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections
 from launcher.supervisor.peers.messages import Failure
-from launcher.supervisor.progress import finite_number, read_progress
+from launcher.supervisor.progress import finite_number, read_progress, whole_number
 from launcher.supervisor.state_deadlines import FIXES, find_state_deadline
 from launcher.supervisor.timings import Timings
 
@@ -166,10 +166,9 @@ class ProcessGroup:
             text = describe_early_exit(" and ".join(early), str(error))
             error = ProcessError(text, error.returncode, error.process)
         progress = read_progress(self._gang.settings)
-        place = progress.get("pass"), progress.get("batch")
-        self.failure = Failure.from_error(
-            error, min(exited, default=now), self._gang.rank, place=place if None not in place else None
-        )
+        number, batch = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
+        place = None if number is None or batch is None else (number, batch)
+        self.failure = Failure.from_error(error, min(exited, default=now), self._gang.rank, place=place)
         log.error("%s", error)
         self.stop(now)
 
@@ -256,7 +255,8 @@ class ProcessGroup:
         state = progress.get("state")
         follows_log = not isinstance(state, str) and self._runtime.log_shows_progress
         logged = sum(c.spec.log.stat().st_size for c in self._trainers) if follows_log else None
-        place = progress.get("pass"), progress.get("batch"), state, logged
+        position = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
+        place = *position, state, logged
         if place != self._place[1]:
             self._place = now, place
         self._training_since = self._training_since or now
@@ -283,7 +283,7 @@ class ProcessGroup:
         what = {"training": "no batch", "done": "done, but not exited"}.get(state, f"still {state}")
         fix = FIXES.get(state, "see the last lines of its log")
         raise ProcessError(
-            f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {int(place[0] or 0) + 1}, "
+            f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {(place[0] or 0) + 1}, "
             f"batch {place[1]}{self._quote_trainer()}\nFix: {fix}",
             process="trainer",
         )

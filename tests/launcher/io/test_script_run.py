@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.errors import DataError
+from launcher.errors import DataError, StorageError
 from launcher.io import checkpoint_checks, script_checkpoints
 from launcher.metrics import parse_metrics
 from launcher.paths import OutputPaths, Position
@@ -202,6 +203,40 @@ def test_progress_and_metrics_have_loss_speed_and_samples(
     [row] = parse_metrics((tmp_path / "output" / "metrics.csv").read_text())
     assert (row.number, row.rank, row.samples, row.seconds, row.train_loss) == (2, 0, 90, 6.0, 3.0)
     assert row.tests == {"accuracy": 0.75}
+
+
+def test_an_epoch_with_other_scores_keeps_the_rows_of_the_earlier_epochs(tmp_path: Path) -> None:
+    """Regression: a script that tests every second epoch lost the rows of all other epochs."""
+    run = build_run(tmp_path)
+    every: list[dict[str, float]] = [
+        {"accuracy": 0.5},
+        {},
+        {"f1": 0.25, "accuracy": 0.75},
+        {"accuracy": 0.875},
+    ]
+    for epoch, scores in enumerate(every):
+        run.report(epoch, 1, 1, loss=1.0, samples=1)
+        run.end_epoch(epoch, **scores)
+    rows = parse_metrics((tmp_path / "output" / "metrics.csv").read_text())
+    assert [row.tests for row in rows] == every
+    assert not list((tmp_path / "output").glob("*.damaged-*"))
+
+
+def test_an_error_of_the_storage_while_reporting_exits_with_its_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = build_run(tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "full"))
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    monkeypatch.setattr(Path, "mkdir", fail)
+    for act in (lambda: run.report(0, 1, 1, loss=1.0, samples=1), lambda: run.end_epoch(0)):
+        with pytest.raises(SystemExit) as caught:
+            act()
+        assert caught.value.code == StorageError.exit_code
+        assert "error: no space left" in capsys.readouterr().err
 
 
 def test_the_end_of_an_epoch_reports_the_last_step(tmp_path: Path) -> None:

@@ -216,6 +216,23 @@ def test_the_progress_deadline_applies_to_training_but_not_to_saving_and_testing
     )
 
 
+def test_a_hang_is_found_although_a_script_wrote_no_numbers_to_progress_json(
+    build_group: Build, tmp_path: Path
+) -> None:
+    """Regression: the launcher itself crashed while it built the message."""
+    group = start_training(
+        build_group(ScriptRuntime([SLEEP]), PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10")
+    )
+    values = {"state": "training", "pass": "two", "batch": {}}
+    (tmp_path / "work" / "progress.json").write_text(json.dumps(values))
+    start = time.monotonic()
+    group.poll(start)
+    group.poll(start + 11)
+    assert group.failure is not None
+    assert "trainer hangs: no batch for 10 s" in group.failure.text
+    assert group.failure.place is None
+
+
 @pytest.mark.parametrize("state", ["starting", "joining", "loading", "saving"])
 def test_a_state_that_lasts_many_times_its_longest_stay_is_a_hang(
     build_group: Build, tmp_path: Path, state: str
