@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 LATE_SECONDS = 60.0  # how long the copy of a log is retried after the child has exited
 
@@ -82,9 +82,11 @@ class LogFollower:
     def _copied(self, file: BinaryIO) -> None:
         """Append the growing log to the copy until `end` is called.
 
-        The copy stays open, because the next attempt renames the file.
+        The copy is opened at once and stays open: the next attempt renames it, and then has its own file at this path.
         """
         copy: BinaryIO | None = None
+        with contextlib.suppress(OSError):  # opened again below
+            copy = self._open_copy("wb")
         position, give_up = 0, float("inf")
         while time.monotonic() < give_up:
             last = self._end.wait(8 * self._period)
@@ -94,9 +96,7 @@ class LogFollower:
                 file.seek(position)
                 while block := file.read(1 << 20):
                     if copy is None:
-                        assert self._copy is not None  # noqa: S101 - __init__ looked
-                        self._copy.parent.mkdir(parents=True, exist_ok=True)
-                        copy = self._copy.open("r+b" if position else "wb", buffering=0)
+                        copy = self._open_copy("r+b" if position else "wb")
                     copy.seek(position)  # an earlier write may have failed half way
                     position += copy.write(block) or 0
                     file.seek(position)
@@ -112,6 +112,11 @@ class LogFollower:
         if copy is not None:
             with contextlib.suppress(OSError):
                 copy.close()
+
+    def _open_copy(self, mode: Literal["wb", "r+b"]) -> BinaryIO:
+        assert self._copy is not None  # noqa: S101 - __init__ looked
+        self._copy.parent.mkdir(parents=True, exist_ok=True)
+        return self._copy.open(mode, buffering=0)
 
     def end(self) -> None:
         """Tell the threads, after the child has exited, to copy the rest of the log and exit; `join` waits for that."""
