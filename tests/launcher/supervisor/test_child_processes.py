@@ -50,7 +50,7 @@ def test_a_log_copy_that_is_renamed_is_continued_under_its_new_name(tmp_path: Pa
     log, copy = tmp_path / "train.log", tmp_path / "node_0" / "train.log"
     log.write_text("first\n")
     follow = LogFollower(log, copy=copy, shown=False, period=30)
-    until(copy.exists, 10)  # at once, since an attempt may be shorter than the period
+    until(copy.exists, "the copy, which is opened at once: an attempt may be shorter than the period")
     aside = copy.rename(copy.with_name("earlier.log"))
     with log.open("a") as child:
         child.write("second\n")
