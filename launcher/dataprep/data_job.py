@@ -26,6 +26,7 @@ from launcher.dataprep.job_lock import DataJobLock
 from launcher.dataprep.multi_file_source import MultiFileSource
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.publish_data import (
+    PUBLICATION,
     describe_conflict,
     is_published,
     is_replaced,
@@ -258,6 +259,8 @@ class DataPod:
             require_space(self._tmp, size, "the shards and the test set")
         with storage_errors(self._tmp):
             self._layout.data_failed.unlink(missing_ok=True)
+            if (self._tmp / PUBLICATION).exists():
+                return  # the shards are being moved to their final names
             for index in range(self._settings.split_count):
                 (self._tmp / "shards" / str(index)).mkdir(parents=True, exist_ok=True)
 
@@ -375,10 +378,12 @@ class DataPod:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _publish(self, parts: list[source_parts.PlannedPart]) -> None:
-        markers = [read_json(self._marker(part)) or {} for part in parts]
-        tests = [f"{part.key}.test" for part in parts]
-        manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)
-        manifest |= {"content": self._content, **origin(self._settings)}
+        manifest = read_json(self._tmp / PUBLICATION)  # of a pod that was killed while it published
+        if manifest is None:
+            markers = [read_json(self._marker(part)) or {} for part in parts]
+            tests = [f"{part.key}.test" for part in parts]
+            manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)
+            manifest |= {"content": self._content, **origin(self._settings)}
         publish(self._tmp, self._layout, self._settings.split_count, manifest)
         log.info(
             "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",

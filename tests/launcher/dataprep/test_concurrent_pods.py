@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from launcher.dataprep import data_job, job_lock, source_parts, split_part
 from launcher.errors import DataError, SettingsError, StoppedError
 from launcher.io import files
 from launcher.settings import DataSettings
-from tests.launcher.dataprep.conftest import LINES, PART, Pod
+from tests.launcher.dataprep.conftest import LINES, PART, Pod, zipped
 
 
 def lock(fd: int, kind: int) -> None:
@@ -94,6 +95,34 @@ def test_an_evicted_pod_loses_only_its_current_part(pod: Pod, monkeypatch: pytes
     manifest = pod.prepare(part_bytes=PART)
     assert finished == [0, 1, 2, -1, *range(3, manifest["shards"][0]["parts"])]
     assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
+
+
+@pytest.mark.parametrize("part_bytes", [None, PART])
+@pytest.mark.parametrize("renames", [0, 1, 2, 6, 7, 10])
+def test_a_publication_during_which_a_pod_was_evicted_is_continued(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, renames: int, part_bytes: int | None
+) -> None:
+    pod.source(zipped({"in": b"1\n2\n3\n", "t": b"table"}), "z")
+    pod.prepare(MEMBER="in", TABLES=["t"])
+    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "fedcba"
+    pod.source(LINES)
+    rename, targets = Path.rename, []
+
+    def rename_or_stop(path: Path, target: Path) -> Path:
+        if len(targets) == renames:
+            raise StoppedError("evicted")
+        targets.append(target)
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(Path, "rename", rename_or_stop)
+        pod.prepare(part_bytes=part_bytes, TEST_FRACTION=0.1)
+    assert not (pod.job / "manifest.json").exists()
+    monkeypatch.setattr(split_part.PartSplitter, "run", lambda *_: pytest.fail("the source is read again"))
+    assert pod.prepare(part_bytes=part_bytes, TEST_FRACTION=0.1)["lines"] == 900
+    assert sorted([*pod.listed_lines(), *pod.test()]) == sorted(LINES.split(b"\n")[:-1])
+    assert not (pod.job / "tables").exists()
+    assert pod.leftovers() == []
 
 
 def test_a_part_that_another_pod_has_locked_is_made_when_that_pod_dies(
