@@ -175,7 +175,8 @@ class DataPod:
                 raise DataError(describe_conflict(manifest, self._settings))
 
     def _context(self, settings: DataSettings) -> sources.SourceContext:
-        return sources.SourceContext(settings, self._tmp, self._progress, self._retry)
+        key = "data.testSource" if settings is self._test else "data.source"
+        return sources.SourceContext(settings, self._tmp, self._progress, self._retry, key)
 
     def _open(self, settings: DataSettings) -> MultiFileSource | None:
         return multi_file_source.open_multi_file_source(self._context(settings))
@@ -346,6 +347,7 @@ class DataPod:
         (`<key>.json`) records that the part is finished.
         """
         settings = self._test if part.key == "test" else self._settings
+        self._progress.start_part(part.bytes or None)  # a source that is one stream sets the number of bytes
         folder = self._tmp / f"work-{part.key}-{time.monotonic_ns():x}"
         source: sources.SingleFileSource | multi_file_source.PartSource
         if files is not None:
@@ -354,7 +356,6 @@ class DataPod:
             with storage_errors(folder):
                 folder.mkdir()
             source = sources.open_single_file(replace(self._context(settings), tmp=folder))
-        self._progress.start_part(part.bytes or None)
         try:
             splitter = PartSplitter(settings, folder, self._progress, source)
             number = None if part.key == "test" else int(part.key)
