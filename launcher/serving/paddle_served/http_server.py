@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import Body, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -143,6 +144,12 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
         answer: PredictionResult = await asyncio.get_running_loop().run_in_executor(
             pool, model.answer, asked.rows
         )
+        finite = np.isfinite(answer.predictions).reshape(len(asked.rows), -1).all(axis=1)
+        if not finite.all():  # JSON has no such numbers
+            raise ModelError(
+                f"row {int(finite.argmin()) + 1}: the prediction is NaN or infinite. Fix: correct the row's numbers if "
+                "they are unusually large; otherwise train the model again"
+            )
         metrics.rows.inc(len(asked.rows))
         return JSONResponse(
             {"predictions": answer.predictions.tolist(), "words": answer.words, "unknownIds": answer.unknown}
