@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.dataprep import data_job, job_lock, source_parts, split_part
+from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError, SettingsError, StoppedError
 from launcher.io import files
 from launcher.settings import DataSettings
@@ -29,7 +31,7 @@ def lock(fd: int, kind: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, asked)
 
 
-@contextmanager
+@contextlib.contextmanager
 def separate_locks() -> Iterator[None]:
     """Let file locks exclude each other between threads of this process, as they do between processes."""
     with pytest.MonkeyPatch.context() as patch:
@@ -226,6 +228,30 @@ def test_a_new_job_waits_for_the_pods_of_a_failed_one_and_does_not_take_over_its
     pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-2"
     run_together(pod.settings(WORKERS="2", DEADLINE_SECONDS="30"), 2)
     assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
+
+
+def test_a_lock_file_that_another_job_removed_before_it_was_locked_is_made_again(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.job.mkdir()
+    settings = pod.settings(SOURCE="file://in.txt")
+    waits: list[float] = []
+    with separate_locks(), contextlib.ExitStack() as stack:
+        first = stack.enter_context(job_lock.DataJobLock(settings, DataProgress(None)))
+        other = stack.enter_context(
+            job_lock.DataJobLock(replace(settings, data_digest="fedcba"), DataProgress(None))
+        )
+        assert other.try_shared()
+
+        def pause(seconds: float) -> None:
+            waits.append(seconds)
+            other.unlock()  # the pods of the other Job exit
+
+        monkeypatch.setattr(job_lock, "time", SimpleNamespace(**vars(time) | {"sleep": pause}))
+        assert first.try_exclusive()
+        assert waits == [job_lock._POLL_SECONDS], "it waited for the other Job"
+        with job_lock.DataJobLock(settings, DataProgress(None)) as second:
+            assert not second.try_shared()
 
 
 def test_training_pods_make_the_shards_of_a_data_job_and_a_replaced_pod_reads_nothing(
