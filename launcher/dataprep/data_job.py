@@ -280,7 +280,7 @@ class DataPod:
             remove_folder(self._tmp)
             return False
         manifest |= {"dataDigest": self._settings.data_digest, **origin(self._settings)}
-        publish(self._tmp, self._layout, self._settings.split_count, manifest)
+        publish(self._tmp, self._layout, manifest)
         return True
 
     def _failure(self) -> dict[str, Any] | None:
@@ -385,7 +385,7 @@ class DataPod:
             tests = [f"{part.key}.test" for part in parts]
             manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)
             manifest |= {"content": self._content, **origin(self._settings)}
-        publish(self._tmp, self._layout, self._settings.split_count, manifest)
+        publish(self._tmp, self._layout, manifest)
         log.info(
             "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",
             self._progress.clock() - self._progress.started,

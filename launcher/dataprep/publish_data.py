@@ -142,14 +142,15 @@ def describe_maker(manifest: Mapping[str, Any]) -> str:
     return f"release {made_by['release']} in namespace {made_by.get('namespace')}"
 
 
-def publish(tmp: Path, layout: JobPaths, shards: int, manifest: dict[str, Any]) -> None:
+def publish(tmp: Path, layout: JobPaths, manifest: dict[str, Any]) -> None:
     """Move the data in `tmp` to its final place in the job's folder, and then write the manifest.
 
     At any moment, a reader finds the old data, no manifest, or the new data. Earlier data, and shards beyond the last
-    one (`shards` is their number), move into `tmp`, which is removed at the end. If this pod is killed meanwhile,
+    one, move into `tmp`, which is removed at the end. If this pod is killed meanwhile,
     another pod calls this again with the manifest in PUBLICATION, and continues: a move that was made is skipped.
     """
     write_json(tmp / PUBLICATION, manifest)
+    shards = manifest["splitCount"]
     with storage_errors(layout.job):
         layout.manifest.unlink(missing_ok=True)
         fsync_dir(layout.job)
