@@ -14,7 +14,7 @@ from fastapi import Body, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StrictFloat, StrictInt, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,7 +31,8 @@ VERSION_HEADER = "Model-Version"
 class PredictRequest(BaseModel):
     """The body of a request to /predict."""
 
-    rows: list[dict[str, str | int | float]] = Field(min_length=1, max_length=MAX_ROWS)
+    # Strict: without it, true becomes 1.
+    rows: list[dict[str, StrictStr | StrictInt | StrictFloat]] = Field(min_length=1, max_length=MAX_ROWS)
 
 
 class PredictResponse(BaseModel):
@@ -121,6 +122,10 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
             text, headers = f"{request.method} is not allowed here. Fix: POST {form}", {"Allow": "POST"}
         elif error.status_code == 404:
             text = f"there is no {request.url.path}. Fix: use /predict, /model, /healthz, /metrics or /docs"
+        elif error.status_code == 400:  # FastAPI reports an undecodable body so
+            return wrong(
+                422, f"the body is not JSON in UTF-8, or has too many levels or digits. Fix: send {form}"
+            )
         return wrong(error.status_code, text, headers)
 
     @app.exception_handler(RowError)

@@ -78,6 +78,8 @@ def test_rows_are_answered_with_vectors_labels_and_unknown_ids(client: Client, m
         (b"null", 422, "the body: is null"),
         (b"", 422, "the body: is empty"),
         (b"{rows: 1}", 422, "the body: is not JSON"),
+        (b'{"rows": [{"words": "\xe9", "size": 1}]}', 422, "the body is not JSON in UTF-8"),
+        ({"rows": [{"words": "5", "size": True}]}, 422, "rows.0.size"),
     ],
 )
 def test_an_invalid_request_is_answered_with_one_sentence(
