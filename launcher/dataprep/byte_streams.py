@@ -94,13 +94,11 @@ class ResumingStream:
                 self._retry.wait_or_raise(self._name, error)
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes (all that are left by default); empty only at the end of the source.
+        """Return at most `size` bytes; empty only at the end of the source.
 
         Raises:
             DataError: the source changed, or all tries failed.
         """
-        if size < 0:
-            return b"".join(iter(lambda: self.read(BLOCK), b""))
         while True:
             self.start()
             try:

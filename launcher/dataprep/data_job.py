@@ -26,6 +26,7 @@ from launcher.dataprep.job_lock import DataJobLock
 from launcher.dataprep.multi_file_source import MultiFileSource
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.publish_data import (
+    PUBLICATION,
     describe_conflict,
     is_published,
     is_replaced,
@@ -174,7 +175,8 @@ class DataPod:
                 raise DataError(describe_conflict(manifest, self._settings))
 
     def _context(self, settings: DataSettings) -> sources.SourceContext:
-        return sources.SourceContext(settings, self._tmp, self._progress, self._retry)
+        key = "data.testSource" if settings is self._test else "data.source"
+        return sources.SourceContext(settings, self._tmp, self._progress, self._retry, key)
 
     def _open(self, settings: DataSettings) -> MultiFileSource | None:
         return multi_file_source.open_multi_file_source(self._context(settings))
@@ -258,6 +260,8 @@ class DataPod:
             require_space(self._tmp, size, "the shards and the test set")
         with storage_errors(self._tmp):
             self._layout.data_failed.unlink(missing_ok=True)
+            if (self._tmp / PUBLICATION).exists():
+                return  # the shards are being moved to their final names
             for index in range(self._settings.split_count):
                 (self._tmp / "shards" / str(index)).mkdir(parents=True, exist_ok=True)
 
@@ -276,7 +280,7 @@ class DataPod:
             remove_folder(self._tmp)
             return False
         manifest |= {"dataDigest": self._settings.data_digest, **origin(self._settings)}
-        publish(self._tmp, self._layout, self._settings.split_count, manifest)
+        publish(self._tmp, self._layout, manifest)
         return True
 
     def _failure(self) -> dict[str, Any] | None:
@@ -343,6 +347,7 @@ class DataPod:
         (`<key>.json`) records that the part is finished.
         """
         settings = self._test if part.key == "test" else self._settings
+        self._progress.start_part(part.bytes or None)  # a source that is one stream sets the number of bytes
         folder = self._tmp / f"work-{part.key}-{time.monotonic_ns():x}"
         source: sources.SingleFileSource | multi_file_source.PartSource
         if files is not None:
@@ -351,7 +356,6 @@ class DataPod:
             with storage_errors(folder):
                 folder.mkdir()
             source = sources.open_single_file(replace(self._context(settings), tmp=folder))
-        self._progress.start_part(part.bytes or None)
         try:
             splitter = PartSplitter(settings, folder, self._progress, source)
             number = None if part.key == "test" else int(part.key)
@@ -375,11 +379,13 @@ class DataPod:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _publish(self, parts: list[source_parts.PlannedPart]) -> None:
-        markers = [read_json(self._marker(part)) or {} for part in parts]
-        tests = [f"{part.key}.test" for part in parts]
-        manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)
-        manifest |= {"content": self._content, **origin(self._settings)}
-        publish(self._tmp, self._layout, self._settings.split_count, manifest)
+        manifest = read_json(self._tmp / PUBLICATION)  # of a pod that was killed while it published
+        if manifest is None:
+            markers = [read_json(self._marker(part)) or {} for part in parts]
+            tests = [f"{part.key}.test" for part in parts]
+            manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)
+            manifest |= {"content": self._content, **origin(self._settings)}
+        publish(self._tmp, self._layout, manifest)
         log.info(
             "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",
             self._progress.clock() - self._progress.started,

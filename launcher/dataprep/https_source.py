@@ -22,6 +22,9 @@ _RANGE = re.compile(r"bytes (\d+)-\d*/(\d+|\*)")
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, but never from https to anything else."""
 
+    def __init__(self, key: str) -> None:
+        self._key = key
+
     def redirect_request(  # noqa: PLR0917 - the signature is urllib's
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
@@ -31,7 +34,7 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
             raise DataError(
                 f"{without_credentials(req.full_url)} redirects to {without_credentials(newurl)}: redirects "
                 "from https are followed to https only, since the data could be changed on the way. Fix: set "
-                "data.source to the final address, with https."
+                f"{self._key} to the final address, with https."
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
@@ -64,9 +67,20 @@ def _reason(error: BaseException) -> str:
 class HttpsOpener:
     """Opens one web address at any byte of its content, for `ResumingStream`."""
 
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._opener = urllib.request.build_opener(_SafeRedirects)
+    def __init__(self, url: str, key: str) -> None:
+        """Prepare to open `url`, the value of the setting `key`. Raise `DataError` if it cannot be requested."""
+        self._url, self._key = url, key
+        self._opener = urllib.request.build_opener(_SafeRedirects(key))
+        if "@" in urllib.parse.urlsplit(url).netloc:
+            raise DataError(
+                f"{without_credentials(url)}: {key} has a user name or password, which is not supported. Fix: use an "
+                "address that is readable without a password, or a file:// or s3:// source."
+            )
+        if not url.isascii():
+            raise DataError(
+                f"{without_credentials(url)}: {key} has characters that a web address cannot contain. Fix: replace "
+                "them by their percent-encoded form, such as %C3%A9 for é."
+            )
 
     def __call__(self, offset: int, version: str, /) -> RemoteBody:
         """Request the bytes from `offset` on, if the content still has this `version`."""
@@ -95,7 +109,7 @@ class HttpsOpener:
             )
         return DataError(
             f"{without_credentials(self._url)}: the server answered {error.code} {error.reason}. Fix: check the "
-            "address in data.source; it must be readable without a password."
+            f"address in {self._key}; it must be readable without a password."
         )
 
     def _body(self, response: http.client.HTTPResponse, offset: int) -> RemoteBody:

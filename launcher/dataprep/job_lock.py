@@ -41,12 +41,18 @@ class DataJobLock:
 
     def __enter__(self) -> DataJobLock:
         """Wait until no data Job for other data is running in this folder."""
+        self._open()
+        return self
+
+    def _open(self) -> None:
         with storage_errors(self._path):
-            self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o664)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = fd
         for other in sorted(self._layout.job.glob(".prepare.*.lock")):
             while other != self._path and not self._remove_if_free(other):
                 self._wait()
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -69,11 +75,11 @@ class DataJobLock:
 
     def try_exclusive(self) -> bool:
         """Try to lock the job's folder for this pod alone. Return False if another pod holds the lock."""
-        return self._try_lock(self._fd, fcntl.LOCK_EX)
+        return self._try_lock_folder(fcntl.LOCK_EX)
 
     def try_shared(self) -> bool:
         """Try to lock the job's folder together with other pods. Return False if another pod holds the lock alone."""
-        return self._try_lock(self._fd, fcntl.LOCK_SH)
+        return self._try_lock_folder(fcntl.LOCK_SH)
 
     def unlock(self) -> None:
         """Release the lock of the job's folder, so that another pod can lock it for itself alone."""
@@ -92,6 +98,15 @@ class DataJobLock:
             yield self._try_lock(fd, fcntl.LOCK_EX)
         finally:
             os.close(fd)
+
+    def _try_lock_folder(self, kind: int) -> bool:
+        """Lock the job's folder as `_try_lock` does; wait again for other data Jobs if one removed the lock file."""
+        while self._try_lock(self._fd, kind):
+            with contextlib.suppress(FileNotFoundError), storage_errors(self._path):
+                if os.path.samestat(os.fstat(self._fd), self._path.stat()):
+                    return True
+            self._open()  # the locked file is not the one that other pods lock
+        return False
 
     def _try_lock(self, fd: int, kind: int) -> bool:
         try:

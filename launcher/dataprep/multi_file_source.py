@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from launcher.dataprep.archives import SourceFile, decompress, reject_compressed
 from launcher.dataprep.byte_streams import BLOCK, FileStream, buffered
 from launcher.dataprep.s3_source import S3Source
-from launcher.dataprep.source import check_below_sources, find_stored_source
+from launcher.dataprep.source import check_below_sources, find_stored_source, source_errors
 from launcher.dataprep.source_context import SUFFIXES, SourceContext
 from launcher.dataprep.source_parts import COMPRESSED, ByteRange, RangeLines, SourceObject
 from launcher.errors import DataError
-from launcher.io.files import storage_errors
+
+
+def _text_files(root: Path) -> list[Path]:
+    """Return the sorted text files below `root` that are not empty. Raise OSError if a folder cannot be read."""
+
+    def fail(error: OSError) -> NoReturn:  # Path.rglob leaves out a folder that this pod's user cannot read
+        raise error
+
+    paths = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
+    return sorted(
+        path
+        for path in paths
+        if path.name.lower().endswith(SUFFIXES) and path.is_file() and path.stat().st_size
+    )
 
 
 class LocalFolderSource:
@@ -21,35 +36,23 @@ class LocalFolderSource:
 
     def __init__(self, context: SourceContext) -> None:
         self._context = context
-        self._root = find_stored_source(context.settings)
+        self._root = find_stored_source(context)
         self._base = self._root if self._root.is_dir() else self._root.parent
 
     def objects(self) -> list[SourceObject]:
         """Return the files of data.source. Raises `DataError` when there is none, or one is unreadable."""
-        source, root = self._context.settings.source, self._root
-        if root.is_dir():
-            paths = sorted(
-                path
-                for path in root.rglob("*")
-                if path.name.lower().endswith(SUFFIXES) and path.is_file() and path.stat().st_size
-            )
-        else:
-            paths = [root]
-        if not paths:
-            raise DataError(
-                f"data.source {source}: the folder has no text file ({', '.join(SUFFIXES)}). Fix: upload a "
-                "data file (python -m launcher push FILE --source), or correct data.source."
-            )
-        for path in paths:
-            check_below_sources(self._context.settings, path)
-            with storage_errors(path):
-                try:
-                    path.open("rb").close()
-                except PermissionError as error:
-                    raise DataError(
-                        f"data.source {source}: this pod's user cannot read {path} ({error}). Fix: chmod a+r {path}"
-                    ) from error
-        return [self._object(path) for path in paths]
+        context, root = self._context, self._root
+        with source_errors(context, root):
+            paths = _text_files(root) if root.is_dir() else [root]
+            if not paths:
+                raise DataError(
+                    f"{context.key} {context.settings.source}: the folder has no text file ({', '.join(SUFFIXES)}). "
+                    f"Fix: upload a data file (python -m launcher push FILE --source), or correct {context.key}."
+                )
+            for path in paths:
+                check_below_sources(context, path)
+                path.open("rb").close()
+            return [self._object(path) for path in paths]
 
     def _object(self, path: Path) -> SourceObject:
         stat = path.stat()

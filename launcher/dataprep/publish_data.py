@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.dataprep.shard_files import list_shard_files
-from launcher.errors import StorageError
+from launcher.errors import DataError, StorageError
 from launcher.io.files import (
     UnreadableError,
     fsync_dir,
@@ -29,6 +29,8 @@ from launcher.log import log
 from launcher.paths import JobPaths
 from launcher.settings import DataSettings, PodSettings
 
+PUBLICATION = "publish.json"
+"""File of the work folder with the manifest of a publication that has begun."""
 REPLACED = 20
 """How many replaced releases a manifest lists at most: more than ever share a folder by mistake."""
 
@@ -62,7 +64,7 @@ def is_complete(settings: DataSettings, manifest: dict[str, Any], only_shard: in
             layout.job,
             lambda: [p for p, size in sizes.items() if not p.is_file() or p.stat().st_size != size],
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, DataError):  # DataError: a damaged files.json
         wrong = [layout.manifest]
     if wrong or manifest.get("splitCount") != settings.split_count:
         log.info("the published data is incomplete (wrong: %s): preparing it again", wrong or "splitCount")
@@ -140,23 +142,29 @@ def describe_maker(manifest: Mapping[str, Any]) -> str:
     return f"release {made_by['release']} in namespace {made_by.get('namespace')}"
 
 
-def publish(tmp: Path, layout: JobPaths, shards: int, manifest: dict[str, Any]) -> None:
+def publish(tmp: Path, layout: JobPaths, manifest: dict[str, Any]) -> None:
     """Move the data in `tmp` to its final place in the job's folder, and then write the manifest.
 
     At any moment, a reader finds the old data, no manifest, or the new data. Earlier data, and shards beyond the last
-    one (`shards` is their number), move into `tmp`, which is removed at the end.
+    one, move into `tmp`, which is removed at the end. If this pod is killed meanwhile,
+    another pod calls this again with the manifest in PUBLICATION, and continues: a move that was made is skipped.
     """
+    write_json(tmp / PUBLICATION, manifest)
+    shards = manifest["splitCount"]
     with storage_errors(layout.job):
         layout.manifest.unlink(missing_ok=True)
         fsync_dir(layout.job)
         old = tmp / "old"
-        old.mkdir()
+        old.mkdir(exist_ok=True)
         for index in range(shards):
             target = layout.shard(index)
             target.parent.mkdir(exist_ok=True)
             _swap(tmp / "shards" / str(index), target, old / str(index))
             fsync_dir(target.parent)
-        _swap(tmp / "tables", layout.tables, old / "tables")
+        if manifest["tables"]:
+            _swap(tmp / "tables", layout.tables, old / "tables")
+        elif layout.tables.exists():
+            layout.tables.rename(old / "tables")
         _swap(tmp / "test.txt", layout.test, old / "test.txt")
         _swap(tmp / "rows.json", layout.rows, old / "rows.json")
         for folder in list(layout.job.iterdir()):
@@ -170,10 +178,11 @@ def publish(tmp: Path, layout: JobPaths, shards: int, manifest: dict[str, Any]) 
 
 
 def _swap(new: Path, target: Path, old: Path) -> None:
+    if not new.exists():  # moved before this pod continued the publication
+        return
     if target.exists() or target.is_symlink():
         target.rename(old)
-    if new.exists():
-        new.rename(target)
+    new.rename(target)
 
 
 def is_shard_name(name: str) -> bool:

@@ -62,8 +62,10 @@ def row_index(
     """
     before: dict[str, int] = {}
     parts = []
-    for marker in markers:
+    for number, marker in enumerate(markers, 1):
         objects = []
+        if has_test_source and number == len(markers):
+            before = {}  # data.testSource may have objects of data.source again
         for name, count, jumps in marker["objects"]:
             objects.append([name, before.get(name, 0), count, jumps])
             before[name] = before.get(name, 0) + count

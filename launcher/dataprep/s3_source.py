@@ -21,7 +21,7 @@ from launcher.log import log
 
 PAGE = s3.PAGE
 _FIXES = {
-    "NoSuchBucket": "Fix: correct the bucket in data.source.",
+    "NoSuchBucket": "Fix: correct the bucket in {key}.",
     "NoSuchKey": "The object was removed while the source was read. Fix: start the run again with another runId.",
     "PreconditionFailed": "The object was replaced while the source was read. Fix: start the run again with "
     "another runId.",
@@ -54,7 +54,7 @@ class S3Source:
         try:
             self._bucket = s3.Bucket(name)
         except s3.S3RejectedError as error:
-            raise DataError(f"data.source {self._source}: {error}") from error
+            raise DataError(f"{context.key} {self._source}: {error}") from error
 
     def objects(self) -> list[SourceObject]:
         """Return the text objects (`SUFFIXES`) whose key is the prefix, or is below it as a folder, sorted by key.
@@ -68,9 +68,9 @@ class S3Source:
         texts = [o for o in below if o.name.lower().endswith(SUFFIXES) and o.size]
         if not texts:
             raise DataError(
-                f"data.source {self._source} has no text object that is not empty ({', '.join(SUFFIXES)}); below it is "
-                f"{_names(below or found)}. Fix: correct bucket and prefix, upload the data, or set data.member for an "
-                "archive."
+                f"{self._context.key} {self._source} has no text object that is not empty ({', '.join(SUFFIXES)}); "
+                f"below it is {_names(below or found)}. Fix: correct bucket and prefix, upload the data, or set "
+                "data.member for an archive."
             )
         if len(texts) < len(below):
             log.info("%d of %d objects are text; the others are ignored", len(texts), len(below))
@@ -107,7 +107,7 @@ class S3Source:
             try:
                 found, token = self._context.retry.call(self._source, page)
             except s3.S3RejectedError as error:
-                raise _rejected(self._bucket.url(prefix), error) from error
+                raise _rejected(self._bucket.url(prefix), error, self._context.key) from error
             yield from (SourceObject(one.key, one.size, one.etag) for one in found)
             if not token:
                 return
@@ -123,7 +123,7 @@ class S3Source:
             try:
                 answer = self._bucket.call("get_object", Key=found.name, IfMatch=found.version, **part)
             except s3.S3RejectedError as error:
-                raise _rejected(name, error) from error
+                raise _rejected(name, error, context.key) from error
             body, total = answer["Body"], offset + answer["ContentLength"]
             return RemoteBody(_ObjectBody(body), offset, total, found.version, body.close)
 
@@ -147,10 +147,10 @@ class S3Source:
         self._bucket.close()
 
 
-def _rejected(where: str, error: s3.S3RejectedError) -> DataError:
+def _rejected(where: str, error: s3.S3RejectedError, key: str) -> DataError:
     if not error.code:
         return DataError(f"{where}: {error}")
-    return DataError(f"{where}: {error}. {_FIXES.get(error.code, _ROLE)}")
+    return DataError(f"{where}: {error}. {_FIXES.get(error.code, _ROLE).format(key=key)}")
 
 
 def _names(found: Iterable[SourceObject]) -> str:

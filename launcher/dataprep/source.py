@@ -15,7 +15,6 @@ from launcher.dataprep.source_context import SourceContext
 from launcher.errors import DataError
 from launcher.io.disk_space import require_space
 from launcher.io.files import storage_errors
-from launcher.settings import DataSettings
 
 
 def display_name(source: str) -> str:
@@ -39,43 +38,60 @@ def open_single_file(context: SourceContext) -> SingleFileSource:
             undo.pop_all()
         return SingleFileSource(context, source, stream, close=bucket.close)
     if scheme == "file":
-        path = find_stored_source(context.settings)
+        path = find_stored_source(context)
         if path.is_dir():
             raise DataError(
                 f"data.source {source} is a folder, but data.member is set. Fix: set data.source to one archive."
             )
-        return SingleFileSource(context, source, FileStream(path, context.progress), path=path)
+        with source_errors(context, path):
+            return SingleFileSource(context, source, FileStream(path, context.progress), path=path)
     name = display_name(source)
-    web = ResumingStream(name, HttpsOpener(source), context.retry, context.progress)
+    web = ResumingStream(name, HttpsOpener(source, context.key), context.retry, context.progress)
     web.start()
     return SingleFileSource(context, name, web)
 
 
-def find_stored_source(settings: DataSettings) -> Path:
+def find_stored_source(context: SourceContext) -> Path:
     """Return the file or folder of a file:// source. Raises `DataError` when it does not exist."""
-    sources = settings.layout.sources
-    path = sources / settings.source.removeprefix("file://")
-    check_below_sources(settings, path)
-    if not path.exists():
+    source, sources = context.settings.source, context.settings.layout.sources
+    path = sources / source.removeprefix("file://")
+    check_below_sources(context, path)
+    with source_errors(context, path):
+        exists = path.exists()
+    if not exists:
         try:
             names = sorted(p.name for p in sources.iterdir())[:NAMES_SHOWN]
         except OSError:
             names = []
         raise DataError(
-            f"data.source {settings.source}: {path} does not exist; {sources} contains "
+            f"{context.key} {source}: {path} does not exist; {sources} contains "
             f"{', '.join(names) or 'nothing'}. Fix: upload the file (python -m launcher push FILE --source), or "
-            "correct data.source."
+            f"correct {context.key}."
         )
     return path
 
 
-def check_below_sources(settings: DataSettings, path: Path) -> None:
+@contextlib.contextmanager
+def source_errors(context: SourceContext, path: Path) -> Iterator[None]:
+    """Raise `DataError` if this pod's user may not read `path`; convert other errors as `storage_errors` does."""
+    with storage_errors(path):
+        try:
+            yield
+        except PermissionError as error:
+            where = error.filename or path
+            raise DataError(
+                f"{context.key} {context.settings.source}: this pod's user cannot read {where} ({error.strerror}). "
+                f"Fix: chmod -R a+rX {where}"
+            ) from error
+
+
+def check_below_sources(context: SourceContext, path: Path) -> None:
     """Raise `DataError` when `path` is a link to something outside of sources/."""
-    sources = settings.layout.sources
+    sources = context.settings.layout.sources
     if not path.resolve().is_relative_to(sources.resolve()):
         raise DataError(
-            f"data.source {settings.source}: {path} is outside of {sources}, or a link that leads out of it. Fix: "
-            "copy the file into that folder."
+            f"{context.key} {context.settings.source}: {path} is outside of {sources}, or a link that leads out of it. "
+            "Fix: copy the file into that folder."
         )
 
 

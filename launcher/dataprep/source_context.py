@@ -22,3 +22,5 @@ class SourceContext:
     """A folder for an archive that must be complete before it can be read."""
     progress: DataProgress
     retry: Retry
+    key: str
+    """The setting with the source, for messages: `data.source` or `data.testSource`."""

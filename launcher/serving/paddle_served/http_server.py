@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import Body, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StrictFloat, StrictInt, StrictStr
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -30,7 +31,8 @@ VERSION_HEADER = "Model-Version"
 class PredictRequest(BaseModel):
     """The body of a request to /predict."""
 
-    rows: list[dict[str, str | int | float]] = Field(min_length=1, max_length=MAX_ROWS)
+    # Strict: without it, true becomes 1.
+    rows: list[dict[str, StrictStr | StrictInt | StrictFloat]] = Field(min_length=1, max_length=MAX_ROWS)
 
 
 class PredictResponse(BaseModel):
@@ -120,6 +122,10 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
             text, headers = f"{request.method} is not allowed here. Fix: POST {form}", {"Allow": "POST"}
         elif error.status_code == 404:
             text = f"there is no {request.url.path}. Fix: use /predict, /model, /healthz, /metrics or /docs"
+        elif error.status_code == 400:  # FastAPI reports an undecodable body so
+            return wrong(
+                422, f"the body is not JSON in UTF-8, or has too many levels or digits. Fix: send {form}"
+            )
         return wrong(error.status_code, text, headers)
 
     @app.exception_handler(RowError)
@@ -143,6 +149,12 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
         answer: PredictionResult = await asyncio.get_running_loop().run_in_executor(
             pool, model.answer, asked.rows
         )
+        finite = np.isfinite(answer.predictions).reshape(len(asked.rows), -1).all(axis=1)
+        if not finite.all():  # JSON has no such numbers
+            raise ModelError(
+                f"row {int(finite.argmin()) + 1}: the prediction is NaN or infinite. Fix: correct the row's numbers if "
+                "they are unusually large; otherwise train the model again"
+            )
         metrics.rows.inc(len(asked.rows))
         return JSONResponse(
             {"predictions": answer.predictions.tolist(), "words": answer.words, "unknownIds": answer.unknown}

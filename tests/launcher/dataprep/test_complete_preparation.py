@@ -13,11 +13,12 @@ import pytest
 
 from launcher.dataprep import data_job, publish_data, shard_writers, split_part
 from launcher.dataprep.csv_records import split_fields
+from launcher.dataprep.shard_files import LIST
 from launcher.errors import DataError, StorageError, StorageFailedError
 from launcher.io import files
 from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
-from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
+from tests.launcher.dataprep.conftest import LINES, PART, Pod, tarred, zipped
 from tests.launcher.supervisor.failing_calls import fail_calls
 from tests.launcher.supervisor.fake_clock import FakeClock
 from tests.launcher.supervisor.loopback_gang import pod_environ
@@ -227,6 +228,16 @@ def test_incomplete_data_is_made_again(pod: Pod, damage: str) -> None:
         path.write_bytes(b"")
     assert pod.prepare(MEMBER="in", TABLES=["t"], TEST_FRACTION=0.1) == first
     assert path.is_dir() or path.stat().st_size
+
+
+@pytest.mark.parametrize("damage", ["", "{}"])
+def test_data_with_a_damaged_list_of_files_is_made_again(pod: Pod, damage: str) -> None:
+    pod.source(LINES)
+    first = pod.prepare(part_bytes=PART)
+    path = pod.job / "1" / "data" / LIST
+    path.write_text(damage)
+    assert pod.prepare(part_bytes=PART) == first
+    assert len(pod.listed_lines()) == 1000
 
 
 def test_other_data_replaces_the_old_and_removes_shards_beyond_the_last(pod: Pod) -> None:

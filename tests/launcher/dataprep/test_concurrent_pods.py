@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from launcher.dataprep import data_job, job_lock, source_parts, split_part
+from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError, SettingsError, StoppedError
 from launcher.io import files
 from launcher.settings import DataSettings
-from tests.launcher.dataprep.conftest import LINES, PART, Pod
+from tests.launcher.dataprep.conftest import LINES, PART, Pod, zipped
 
 
 def lock(fd: int, kind: int) -> None:
@@ -28,7 +31,7 @@ def lock(fd: int, kind: int) -> None:
     fcntl.fcntl(fd, fcntl.F_OFD_SETLK, asked)
 
 
-@contextmanager
+@contextlib.contextmanager
 def separate_locks() -> Iterator[None]:
     """Let file locks exclude each other between threads of this process, as they do between processes."""
     with pytest.MonkeyPatch.context() as patch:
@@ -94,6 +97,34 @@ def test_an_evicted_pod_loses_only_its_current_part(pod: Pod, monkeypatch: pytes
     manifest = pod.prepare(part_bytes=PART)
     assert finished == [0, 1, 2, -1, *range(3, manifest["shards"][0]["parts"])]
     assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
+
+
+@pytest.mark.parametrize("part_bytes", [None, PART])
+@pytest.mark.parametrize("renames", [0, 1, 2, 6, 7, 10])
+def test_a_publication_during_which_a_pod_was_evicted_is_continued(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, renames: int, part_bytes: int | None
+) -> None:
+    pod.source(zipped({"in": b"1\n2\n3\n", "t": b"table"}), "z")
+    pod.prepare(MEMBER="in", TABLES=["t"])
+    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "fedcba"
+    pod.source(LINES)
+    rename, targets = Path.rename, []
+
+    def rename_or_stop(path: Path, target: Path) -> Path:
+        if len(targets) == renames:
+            raise StoppedError("evicted")
+        targets.append(target)
+        return rename(path, target)
+
+    with monkeypatch.context() as patch, pytest.raises(StoppedError):
+        patch.setattr(Path, "rename", rename_or_stop)
+        pod.prepare(part_bytes=part_bytes, TEST_FRACTION=0.1)
+    assert not (pod.job / "manifest.json").exists()
+    monkeypatch.setattr(split_part.PartSplitter, "run", lambda *_: pytest.fail("the source is read again"))
+    assert pod.prepare(part_bytes=part_bytes, TEST_FRACTION=0.1)["lines"] == 900
+    assert sorted([*pod.listed_lines(), *pod.test()]) == sorted(LINES.split(b"\n")[:-1])
+    assert not (pod.job / "tables").exists()
+    assert pod.leftovers() == []
 
 
 def test_a_part_that_another_pod_has_locked_is_made_when_that_pod_dies(
@@ -197,6 +228,30 @@ def test_a_new_job_waits_for_the_pods_of_a_failed_one_and_does_not_take_over_its
     pod.environ["PADDLE_LAUNCHER_K8S_JOB_UID"] = "uid-2"
     run_together(pod.settings(WORKERS="2", DEADLINE_SECONDS="30"), 2)
     assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
+
+
+def test_a_lock_file_that_another_job_removed_before_it_was_locked_is_made_again(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.job.mkdir()
+    settings = pod.settings(SOURCE="file://in.txt")
+    waits: list[float] = []
+    with separate_locks(), contextlib.ExitStack() as stack:
+        first = stack.enter_context(job_lock.DataJobLock(settings, DataProgress(None)))
+        other = stack.enter_context(
+            job_lock.DataJobLock(replace(settings, data_digest="fedcba"), DataProgress(None))
+        )
+        assert other.try_shared()
+
+        def pause(seconds: float) -> None:
+            waits.append(seconds)
+            other.unlock()  # the pods of the other Job exit
+
+        monkeypatch.setattr(job_lock, "time", SimpleNamespace(**vars(time) | {"sleep": pause}))
+        assert first.try_exclusive()
+        assert waits == [job_lock._POLL_SECONDS], "it waited for the other Job"
+        with job_lock.DataJobLock(settings, DataProgress(None)) as second:
+            assert not second.try_shared()
 
 
 def test_training_pods_make_the_shards_of_a_data_job_and_a_replaced_pod_reads_nothing(

@@ -66,6 +66,16 @@ def test_every_line_of_a_folder_and_of_a_test_file_has_its_file_and_row(pod: Pod
     )
 
 
+def test_a_file_that_is_also_the_test_set_has_its_rows_in_both(pod: Pod) -> None:
+    pod.source(b"\n".join(PLAIN))
+    pod.prepare(TEST_SOURCE="file://in.txt")
+    rows = json.loads((pod.job / "rows.json").read_text())
+    assert [row_origins.find_row(rows, None, row) for row in (1, 1000)] == [
+        "file://in.txt, row 1",
+        "file://in.txt, row 1000",
+    ]
+
+
 @pytest.mark.parametrize(("jumps", "last"), [(row_origins.MAX_JUMPS, 200), (3, 50)])
 def test_a_csv_record_has_its_number_and_its_first_line(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, jumps: int, last: int

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from launcher.dataprep import data_job
+from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
 from launcher.io.retry import Retry
 from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
@@ -242,6 +243,30 @@ def test_a_permanent_error_is_not_retried(pod: Pod, server: Server, code: str) -
         pod.prepare(SOURCE=server.url("x?token=secret"), SHA256=SHA256)
     assert len(server.plan.seen) == 1
     assert "secret" not in pod.failure()["reason"]
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("https://me:secret@example.com/x", r"data\.source has a user name or password"),
+        ("https://example.com/é.csv", r"data\.source has characters that a web address cannot contain"),
+    ],
+)
+def test_an_address_that_cannot_be_requested_is_rejected_without_its_password(
+    pod: Pod, url: str, reason: str
+) -> None:
+    with pytest.raises(DataError, match=reason):
+        pod.prepare(SOURCE=url)
+    assert "secret" not in pod.failure()["reason"]
+
+
+def test_the_progress_of_a_download_has_the_size_that_the_server_sends(
+    pod: Pod, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = set()
+    monkeypatch.setattr(DataProgress, "report", lambda progress, *_: totals.add(progress.total))
+    pod.prepare(SOURCE=server.url("x"), SHA256=SHA256)
+    assert len(CONTENT) in totals
 
 
 def test_a_refused_connection_is_reported(pod: Pod) -> None:

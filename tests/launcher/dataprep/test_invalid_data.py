@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError, DeadlineError, LauncherError, StorageError
 from launcher.settings import DataSettings
 from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
+from tests.launcher.supervisor.failing_calls import fail_calls
 
 BAD = [
     (b"a\nb\r\nc\n", {}, "file://in.txt, row 2, column 2: the line ends with CRLF"),
@@ -66,6 +68,32 @@ def test_a_missing_source_is_reported_with_the_files_that_exist(pod: Pod) -> Non
     pod.source(LINES, "other.txt")
     with pytest.raises(DataError, match=r"sources/in\.txt does not exist; .* contains other\.txt"):
         pod.prepare(SOURCE="file://in.txt")
+    with pytest.raises(
+        DataError, match=r"^data\.testSource file://t.* does not exist.* correct data\.testSource\.$"
+    ):
+        pod.prepare(TEST_SOURCE="file://t")
+
+
+@pytest.mark.parametrize(
+    ("call", "denied", "values"),
+    [
+        ("open", "in.zip", {"SOURCE": "file://in.zip", "MEMBER": "in"}),
+        ("open", "days/1.txt", {"SOURCE": "file://days"}),
+        ("list", "days/more", {"SOURCE": "file://days"}),
+        ("stat", "days", {"SOURCE": "file://days"}),
+    ],
+)
+def test_a_source_that_may_not_be_read_is_reported_with_its_path(
+    pod: Pod, call: str, denied: str, values: dict[str, str]
+) -> None:
+    pod.source(zipped({"in": LINES}), "in.zip")
+    sources = pod.storage / "sources"
+    (sources / "days" / "more").mkdir(parents=True)
+    for name in ("1.txt", "more/2.txt"):
+        (sources / "days" / name).write_bytes(LINES)
+    message = f"data.source {values['SOURCE']}: this pod's user cannot read .*sources/{denied} .*chmod -R a"
+    with fail_calls(call, f"*/sources/{denied}", errno.EACCES), pytest.raises(DataError, match=message):
+        pod.prepare(**values)
 
 
 @pytest.mark.parametrize("source", ["file://in.txt", "file://../../secret", "file:///etc/passwd"])

@@ -129,6 +129,8 @@ def test_a_missing_bucket_is_reported(pod: Pod, bucket: Any) -> None:
         DataError, match=r"s3://absent/x: S3 answered NoSuchBucket \(404\)\. Fix: correct the bucket"
     ):
         pod.prepare(SOURCE="s3://absent/x")
+    with pytest.raises(DataError, match=r"Fix: correct the bucket in data\.testSource\."):
+        pod.prepare(SOURCE="s3://data/set", TEST_SOURCE="s3://absent/x")
 
 
 def test_one_object_is_a_source_and_a_wrong_checksum_over_all_objects_is_rejected(

@@ -17,9 +17,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from launcher.serving.paddle_served import Model, http_server
+from launcher.serving.paddle_served.model import PredictionResult
 from launcher.serving.paddle_served.model_server import ModelServer
 from testkit.waiting import answers, until
 
@@ -76,6 +78,8 @@ def test_rows_are_answered_with_vectors_labels_and_unknown_ids(client: Client, m
         (b"null", 422, "the body: is null"),
         (b"", 422, "the body: is empty"),
         (b"{rows: 1}", 422, "the body: is not JSON"),
+        (b'{"rows": [{"words": "\xe9", "size": 1}]}', 422, "the body is not JSON in UTF-8"),
+        ({"rows": [{"words": "5", "size": True}]}, 422, "rows.0.size"),
     ],
 )
 def test_an_invalid_request_is_answered_with_one_sentence(
@@ -134,6 +138,17 @@ def test_an_error_of_the_program_is_a_server_error(
     answer = Client(ModelServer(model, workers=1)).post("/predict", json={"rows": ROWS})
     assert answer.status_code == 500
     assert "describe() of the model's program trainer_config.py failed" in answer.json()["error"]
+
+
+def test_a_prediction_that_is_not_finite_is_a_server_error_with_its_row(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = PredictionResult(np.array([[0.5, 0.5], [0.5, np.nan]], np.float32), None, {})
+    monkeypatch.setattr(Model, "answer", lambda *_: found)
+    answer = client.post("/predict", json={"rows": ROWS})
+    assert answer.status_code == 500
+    assert answer.json()["error"].startswith("row 2: the prediction is NaN or infinite. Fix: ")
+    assert 'paddle_serve_requests_total{code="500"} 1.0' in client.get("/metrics").text
 
 
 def test_metrics_count_rows_ids_and_unknown_ids(client: Client) -> None:
