@@ -11,6 +11,7 @@ from typing import Protocol, cast
 
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
+from launcher.io.files import storage_errors
 from launcher.io.retry import Retry, TransientError
 from launcher.log import log
 
@@ -195,8 +196,9 @@ class FileStream:
         self.total: int | None = path.stat().st_size
 
     def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes; empty only at the end of the file."""
-        data = self._file.read(size)
+        """Return at most `size` bytes; empty only at the end of the file. Errors of the storage have its path."""
+        with storage_errors(self.path):
+            data = self._file.read(size)
         self._sha256.update(data)
         self._progress.read += len(data)
         return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -17,7 +18,7 @@ from launcher.dataprep import source_parts, split_part
 from launcher.dataprep.byte_streams import FileStream
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.shard_files import LIST, list_shard_files
-from launcher.errors import DataError
+from launcher.errors import DataError, StorageFailedError
 from launcher.paths import JobPaths
 from tests.launcher.dataprep.conftest import LINES, PART, Pod
 
@@ -107,6 +108,26 @@ def test_a_file_that_changes_after_it_was_read_is_rejected(pod: Pod, monkeypatch
 
     monkeypatch.setattr(FileStream, "read", then_changed)
     with pytest.raises(DataError, match=r"file://in\.txt changed while it was read"):
+        pod.prepare()
+
+
+def test_a_source_whose_storage_fails_is_reported_with_its_path(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing(io.FileIO):
+        def read(self, *_: object) -> bytes:
+            raise OSError(errno.EIO, "Input/output error")
+
+    pod.source(LINES)
+    opened = FileStream.__init__
+
+    def fail(self: FileStream, path: Path, *rest: Any) -> None:
+        opened(self, path, *rest)
+        self._file.close()
+        self._file = Failing(path)
+
+    monkeypatch.setattr(FileStream, "__init__", fail)
+    with pytest.raises(StorageFailedError, match=r"the storage failed at .*/sources/in\.txt: Input/output"):
         pod.prepare()
 
 
