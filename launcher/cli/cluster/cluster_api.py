@@ -128,7 +128,7 @@ class Cluster:
             return answer
         text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
         failure = api_error(status, text, action, self.name)
-        specific = {404: NotFoundError, 409: ConflictError}.get(status)
+        specific = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError}.get(status)
         raise specific(str(failure)) if specific else failure
 
     @contextlib.contextmanager
@@ -163,7 +163,7 @@ class Cluster:
         """Return the objects of all namespaces; of this one only if the user may not list the others."""
         try:
             return self._list(f"list_{kind}_for_all_namespaces", kind, selector)
-        except CliError:
+        except ForbiddenError:
             return self.list_objects(kind, selector)
 
     def _list(self, method: str, kind: str, selector: str, *arguments: str) -> list[Object]:
@@ -290,6 +290,10 @@ class Cluster:
         return ExecStream(
             self.api.configuration, self.name, place, argv, stdin=stdin, idle_seconds=idle_seconds
         )
+
+
+class ForbiddenError(CliError):
+    """HTTP 403: the user lacks the right, or an admission rule rejects the object."""
 
 
 class NotFoundError(CliError):

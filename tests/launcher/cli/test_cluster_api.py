@@ -95,3 +95,17 @@ def test_workloads_are_read_in_the_version_that_kueue_serves(monkeypatch, served
     monkeypatch.setattr(kubernetes.client.CustomObjectsApi, "list_namespaced_custom_object", answer)
     found = Cluster(kubernetes.client.ApiClient(), "paddle", "test").list_workloads()
     assert [one["metadata"]["name"] for one in found] == (["a"] if served else [])
+
+
+@pytest.mark.parametrize("status", [403, 500])
+def test_only_a_user_who_may_not_list_other_namespaces_gets_the_objects_of_one(monkeypatch, status):
+    """Otherwise `clean` removes what a pod of another namespace uses."""
+    api = kubernetes.client.CoreV1Api
+    monkeypatch.setattr(api, "list_pod_for_all_namespaces", lambda *_, **__: Answer(status))
+    monkeypatch.setattr(api, "list_namespaced_pod", lambda *_, **__: Answer())
+    cluster = Cluster(kubernetes.client.ApiClient(), "paddle", "test")
+    if status == 403:
+        assert [pod["metadata"]["name"] for pod in cluster.list_in_all_namespaces("pod")] == ["a"]
+        return
+    with pytest.raises(errors.CliError, match="cannot list every pod: test answered with HTTP status 500"):
+        cluster.list_in_all_namespaces("pod")
