@@ -62,7 +62,7 @@ def _acquire(cluster: Cluster, release: str, job: str) -> dict[str, Any]:
     meta = {"name": name, "labels": {NAME_LABEL: CHART, RELEASE_LABEL: release}}
     seen, since = "", time.monotonic()
     while True:
-        with contextlib.suppress(ConflictError, NotFoundError):  # another process was faster: try again
+        with contextlib.suppress(ConflictError):  # another process was faster: try again
             lease = cluster.find("lease", name)
             if lease is None:
                 return cluster.create("lease", {"metadata": meta, "spec": _spec()})
@@ -70,7 +70,8 @@ def _acquire(cluster: Cluster, release: str, job: str) -> dict[str, Any]:
             if version != seen and seen:
                 raise _held_error(f"job {job}" if job else f"release {release}", lease["spec"])
             if seen and time.monotonic() - since >= EXPIRED_SECONDS:
-                return cluster.replace("lease", {**lease, "spec": _spec()})
+                with contextlib.suppress(NotFoundError):  # its holder deleted it in the meantime
+                    return cluster.replace("lease", {**lease, "spec": _spec()})
             seen = version
         time.sleep(POLL_SECONDS)
 

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from launcher.cli.cluster import run_lease
-from launcher.cli.cluster.cluster_api import Cluster
+from launcher.cli.cluster.cluster_api import Cluster, NotFoundError
 from launcher.cli.cluster.helm import Helm
 from launcher.cli.commands import sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
@@ -205,6 +205,24 @@ def test_an_expired_lease_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None
         assert now[0] >= run_lease.EXPIRED_SECONDS
         assert cluster.leases["mine-run"]["spec"]["holderIdentity"].startswith(run_lease.user_and_host())
     assert not cluster.leases
+
+
+def test_a_lease_in_a_namespace_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = make_cluster()
+
+    def reject(*_: object) -> None:
+        raise NotFoundError('namespaces "paddel" not found')
+
+    def sleep(_: float) -> None:
+        pytest.fail("it waits for a namespace that nobody creates")
+
+    monkeypatch.setattr(cluster, "create", reject)
+    monkeypatch.setattr(run_lease, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
+    with (
+        pytest.raises(CliError, match='"paddel" not found'),
+        run_lease.hold_lease(cast(Cluster, cluster), "x"),
+    ):
+        pass
 
 
 def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
