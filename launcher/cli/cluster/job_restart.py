@@ -11,14 +11,7 @@ from launcher.cli.errors import CliError
 from launcher.cli.terminal import report
 
 GONE_SECONDS = 120.0  # for a deleted Job to disappear
-_SERVER_FIELDS = (
-    "uid",
-    "resourceVersion",
-    "creationTimestamp",
-    "generation",
-    "managedFields",
-    "ownerReferences",
-)
+_SERVER_FIELDS = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
 _SERVER_LABELS = {
     f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
 }
@@ -70,7 +63,10 @@ def recreate_job(cluster: Cluster, job: Object) -> None:
 
 
 def reset_job(job: Object) -> Object:
-    """Return a Job without the fields that the API server added, so that it can be created again."""
+    """Return a Job without the fields that the API server added, so that it can be created again.
+
+    Its owner stays: a Job without its CronJob would not be the newest run of the schedule.
+    """
     meta = {key: value for key, value in job["metadata"].items() if key not in _SERVER_FIELDS}
     meta["annotations"] = {
         key: value for key, value in (meta.get("annotations") or {}).items() if not key.startswith("batch.")

@@ -11,6 +11,7 @@ import pytest
 
 from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.cluster.helm import Helm
+from launcher.cli.cluster.job_restart import continue_training
 from launcher.cli.cluster.releases import ReleaseRun, list_storage_users
 from launcher.cli.commands import leftovers
 from launcher.cli.errors import UsageError
@@ -18,7 +19,7 @@ from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import launch_training
 from launcher.cli.launch.launch_options import LaunchOptions
 
-from .conftest import DONE, RUN_JSON, make_job
+from .conftest import DONE, FAILED, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
 
 CRON = {"k8sJob": "nightly", "k8sDataJob": "", "cronJob": "nightly", "dataPreparedBy": "trainingPods"}
@@ -83,6 +84,16 @@ def test_the_storage_is_in_use_while_the_newest_job_runs(
     cluster.jobs = [{**job, "metadata": {**job["metadata"], "namespace": "paddle"}} for job in jobs]
     [user] = list_storage_users(cast(Cluster, cluster), str(RUN_JSON["claim"]))
     assert user.state == state
+
+
+def test_a_failed_job_that_is_started_again_stays_the_newest_run_of_its_cron_job(
+    cluster: FakeCluster,
+) -> None:
+    cluster.jobs = [started("nightly-2", "2026-11-22T02:00:00Z", FAILED), NIGHTS[1]]
+    assert continue_training(cast(Cluster, cluster), session(cluster).run())
+    again = next(job for job in cluster.jobs if job["metadata"]["name"] == "nightly-2")
+    again["metadata"]["creationTimestamp"] = "2026-11-22T09:00:00Z"  # as the API server does
+    assert session(cluster).run().k8s_job == "nightly-2"
 
 
 def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: Path) -> None:
