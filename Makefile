@@ -49,7 +49,7 @@ down: ## stop the cluster; data and results stay
 env: ## print exports for pulumi, helm and kubectl: eval "$(make -s env)"
 	@$(LOCAL) env
 
-check: venv ## lint, types and fast tests in about 40 seconds; one test: make check TEST=tests/test_layering.py
+check: venv ## lint, types and fast tests in about 50 seconds; one test: make check TEST=tests/test_layering.py
 ifeq ($(TEST),tests)
 	@$(RUN) -m tests.run --parallel lint fast fast-launcher
 else

@@ -24,9 +24,8 @@ BUCKET_PLACEHOLDER = "{bucket}"
 # libyaml's loader takes a tenth of the time of the one in Python, where each read of the chart's values took 0.1 s.
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-
-# Values whose null means "no limit", unlike their defaults. Pulumi's Release omits nulls, so it cannot set them.
 NO_LIMIT = (("training", "deadlineSeconds"), ("workDir", "sizeLimit"))
+"""Values for which null means "no limit". Pulumi's Release omits nulls, so a stack cannot set them to null."""
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,9 @@ def user_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
         for section, key in NO_LIMIT:
             given = values.get(section)
             if isinstance(given, Mapping) and given.get(key, "") is None:
-                limit, why = (
-                    "a value other than null",
-                    "Pulumi omits a null, so the chart's default would apply",
-                )
+                why = "Pulumi omits a null, so the chart's default would apply"
                 fix = "set it to a very large value, or remove it to get the default"
-                problems.append(Problem(f"{section}.{key}", "null", limit, why, fix))
+                problems.append(Problem(f"{section}.{key}", "null", "a value other than null", why, fix))
     if problems:
         raise SettingsError(problems)
     return merged

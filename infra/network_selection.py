@@ -20,7 +20,8 @@ class SelectedNetwork:
     Attributes:
         subnets: zone → id of the private subnet for nodes and mount targets.
         cluster_subnets: ids of the subnets of the control plane.
-        ready: resources that must exist before the nodes (routes and their subnets, endpoints).
+        ready: resources that must exist before the nodes (routes, route tables of the subnets, NAT
+            gateways, endpoints).
     """
 
     vpc_id: pulumi.Input[str]

@@ -132,10 +132,8 @@ def _cluster(settings: Settings, region: str) -> Iterator[Problem]:
             seen.add(part)
     namespace = settings.namespace
     if namespace.create and (namespace.name == "default" or namespace.name.startswith("kube-")):
-        limit, why = (
-            "a namespace of your own, if namespace.create is true",
-            "a new cluster has or reserves this one",
-        )
+        limit = "a namespace of your own, if namespace.create is true"
+        why = "Kubernetes creates or reserves this one"
         yield problem("namespace.name", namespace.name, limit, why, "use for example paddle")
     for network in cluster.public_cidrs:
         if cidr.is_open(network) and not cluster.open_to_world:

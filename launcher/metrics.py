@@ -174,9 +174,9 @@ def add_pass(
 
 
 def _has_columns_of(header: Sequence[str], scores: Mapping[str, str]) -> bool:
-    """Return whether a header line is intact, as far as the columns of new `scores` show it.
+    """Return whether `header` is an intact header line to which the columns of `scores` can be added.
 
-    It has all of their columns, or they have all of its: a renamed column cannot be told from a damaged name.
+    One of the two must have all test columns of the other. Otherwise the name of a column may be damaged.
     """
     before = header[len(COLUMNS) :]
     is_valid = tuple(header[: len(COLUMNS)]) == COLUMNS and all(name.startswith(TEST) for name in before)

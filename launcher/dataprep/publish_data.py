@@ -146,8 +146,8 @@ def publish(tmp: Path, layout: JobPaths, manifest: dict[str, Any]) -> None:
     """Move the data in `tmp` to its final place in the job's folder, and then write the manifest.
 
     At any moment, a reader finds the old data, no manifest, or the new data. Earlier data, and shards beyond the last
-    one, move into `tmp`, which is removed at the end. If this pod is killed meanwhile,
-    another pod calls this again with the manifest in PUBLICATION, and continues: a move that was made is skipped.
+    one, move into `tmp`, which is removed at the end. If this pod is killed before that, another pod calls `publish`
+    again with the manifest of PUBLICATION, which skips the files that are already in their final place.
     """
     write_json(tmp / PUBLICATION, manifest)
     shards = manifest["splitCount"]

@@ -41,7 +41,7 @@ def open_single_file(context: SourceContext) -> SingleFileSource:
         path = find_stored_source(context)
         if path.is_dir():
             raise DataError(
-                f"data.source {source} is a folder, but data.member is set. Fix: set data.source to one archive."
+                f"{context.key} {source} is a folder, but data.member is set. Fix: set {context.key} to one archive."
             )
         with source_errors(context, path):
             return SingleFileSource(context, source, FileStream(path, context.progress), path=path)

@@ -218,6 +218,6 @@ def is_settable(default: Any) -> bool:
 
 
 _LEAST = {"seed": 0, "geo_steps": 1}
-"""Smallest value of each common option: Paddle takes no negative seed, and trains 0 geo steps in mode async."""
+"""Smallest value of each common option: Paddle rejects a negative seed, and has geo only with more than 0 steps."""
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

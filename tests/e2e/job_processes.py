@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from launcher.paths import WorkPaths
+
 PROC = Path("/proc")
 WORKERS = ("trainer", "pserver")
 """Process names (`comm`) by which the launcher's child processes are recognized."""
@@ -26,15 +28,14 @@ class JobProcess:
     role: str
     """launcher, trainer, pserver, data, waiting (the init container), or other."""
     rank: int
-    progress_file: str = "/work/progress.json"
-    """In the pod's file system."""
+    progress_file: Path
+    """Its progress.json, an absolute path in the pod's file system."""
 
     def progress(self) -> dict[str, Any]:
         """Return progress.json of this trainer process, or {} if there is none."""
         try:
-            return dict(
-                json.loads((PROC / str(self.pid) / "root" / self.progress_file.lstrip("/")).read_text())
-            )
+            root = PROC / str(self.pid) / "root"
+            return dict(json.loads((root / self.progress_file.relative_to("/")).read_text()))
         except (OSError, ValueError):
             return {}
 
@@ -64,7 +65,8 @@ def _identified(path: Path, job_name: str) -> JobProcess | None:
     known = (COMMANDS[word] for word in words if word in COMMANDS)
     role = shown if shown in WORKERS else next(known, "other")
     script = environ.get("PADDLE_LAUNCHER_PROGRESS_FILE")  # only processes of a script have it
-    return JobProcess(int(path.name), "trainer" if script else role, int(rank), *filter(None, [script]))
+    progress = script or WorkPaths(Path(environ.get("PADDLE_LAUNCHER_WORK_DIR", "/"))).progress
+    return JobProcess(int(path.name), "trainer" if script else role, int(rank), Path(progress))
 
 
 def signal_all(whom: Iterable[JobProcess], number: signal.Signals) -> None:

@@ -289,7 +289,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- $limit := index $resources.limits $name -}}
 {{- if and $request $limit -}}
 {{- if gt (include "paddle-training.bytes" $request | float64) (include "paddle-training.bytes" $limit | float64) -}}
-{{- include "paddle-training.fault" (list (printf "%s.requests.%s" $key $name) $request (printf "at most %v, the limit" $limit) "Kubernetes rejects pods that request more than their limit" "Set a lower request or a higher limit (without one, workDir.sizeLimit limits the ephemeral-storage of training pods)") -}}
+{{- include "paddle-training.fault" (list (printf "%s.requests.%s" $key $name) $request (printf "at most %v, the limit" $limit) "Kubernetes rejects pods that request more than their limit" (printf "Set a lower request or a higher limit%s" (ternary "; without a limit, workDir.sizeLimit applies to training pods" "" (eq $name "ephemeral-storage")))) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

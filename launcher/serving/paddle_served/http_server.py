@@ -122,7 +122,7 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
             text, headers = f"{request.method} is not allowed here. Fix: POST {form}", {"Allow": "POST"}
         elif error.status_code == 404:
             text = f"there is no {request.url.path}. Fix: use /predict, /model, /healthz, /metrics or /docs"
-        elif error.status_code == 400:  # FastAPI reports an undecodable body so
+        elif error.status_code == 400:  # FastAPI's answer to a body that it cannot decode
             return wrong(
                 422, f"the body is not JSON in UTF-8, or has too many levels or digits. Fix: send {form}"
             )

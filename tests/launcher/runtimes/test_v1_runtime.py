@@ -44,7 +44,7 @@ def test_the_trainer_command_is_that_of_the_tutorial_with_num_gradient_servers()
         "--save_dir=/home/jobpath/paddle-cluster-job/output",
         "--num_gradient_servers=3",
     )  # fmt: skip
-    assert spec.cwd == Path("/work/program")
+    assert spec.cwd == here.settings.work.program
     assert spec.log == here.settings.work.log("train.log")
     assert spec.copy == Path("/home/jobpath/paddle-cluster-job/output/node_0/train.log")
 
