@@ -156,8 +156,11 @@ def open_reader_pod(
         cluster.create("pod", pod)
         _await_running(cluster, run, name)
         yield pod_storage(cluster, name, READER, PurePosixPath(run.job_path) / run.job_name)
-    finally:
-        _delete(cluster, name)
+    except BaseException:
+        with contextlib.suppress(CliError):  # the first error is the one to report
+            _delete(cluster, name)
+        raise
+    _delete(cluster, name)
 
 
 def _delete(cluster: Cluster, name: str) -> None:

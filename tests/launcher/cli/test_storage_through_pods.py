@@ -1,5 +1,7 @@
 """How a session reads the storage: through a running pod, a reader pod, or not at all."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from launcher.cli import job_sessions
@@ -46,6 +48,22 @@ def test_status_after_the_run_creates_a_reader_pod_and_always_deletes_it():
     assert view.state == "complete"
     assert len(cluster.created) == 1
     assert cluster.deleted == list(cluster.created)
+
+
+def test_a_reader_pod_that_may_not_be_created_is_reported_with_that_reason(monkeypatch):
+    cluster, release = open_release(ended(DONE), [])
+    monkeypatch.setattr(reader_pod, "time", SimpleNamespace(sleep=lambda _: None))
+
+    def reject(verb):
+        def call(*_, **__):
+            raise CliError(f"you may not {verb} pods")
+
+        return call
+
+    monkeypatch.setattr(cluster, "create", reject("create"))
+    monkeypatch.setattr(cluster, "delete", reject("delete"))
+    with pytest.raises(CliError, match="may not create pods"), release.storage(StorageRequest()):
+        pass
 
 
 def test_an_unknown_release_is_reported():
