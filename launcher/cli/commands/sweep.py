@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +23,14 @@ from launcher.cli.launch.training_values import expand_grid
 from launcher.cli.shared_options import Format, OutputFormat, with_options
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.terminal import console, print_json, print_line, report, spark_line, text_table
-from launcher.cli.views.follow_run import LinePrinter, Report, ViewSource, explain_interrupt, open_screen
+from launcher.cli.views.follow_run import (
+    UNREACHABLE_SECONDS,
+    LinePrinter,
+    Report,
+    ViewSource,
+    explain_interrupt,
+    open_screen,
+)
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import progress_text
 from launcher.metrics import higher_is_better
@@ -52,7 +58,7 @@ class Trial:
     @property
     def is_over(self) -> bool:
         """Whether the trial's run is complete or failed, or its Job is missing."""
-        return self.view is not None and (self.view.is_over or self.view.state == "missing")
+        return self.view is not None and _is_over(self.view)
 
     @property
     def score(self) -> dict[str, Any]:
@@ -64,6 +70,10 @@ class Trial:
         cause = self.view.cause if self.view else ""
         about = {"release": self.release, "jobName": self.release, "settings": list(self.settings)}
         return {**about, "state": self.state, "score": self.score, "cause": cause}
+
+
+def _is_over(view: RunView) -> bool:
+    return view.is_over or view.state == "missing"
 
 
 @with_options(options=LaunchOptions)
@@ -173,6 +183,7 @@ def train_all(
 
     Raises:
         UsageError: the first trial with scores has none with the name `by`.
+        UnreachableError: no trial could be read for UNREACHABLE_SECONDS.
         LauncherError: as `launch_trial` and the sessions.
     """
 
@@ -180,6 +191,7 @@ def train_all(
         return LinePrinter(lambda text: report(f"{release}: {text}"))
 
     printers = {trial.release: printer(trial.release) for trial in trials}
+    reached = time.monotonic()
     while not all(trial.is_over for trial in trials):
         for trial in trials:
             if trial.is_over:
@@ -191,12 +203,18 @@ def train_all(
                 if preparing or running >= parallel:
                     continue
                 trial.session = launch_trial(trial)
-            with contextlib.suppress(UnreachableError):
-                trial.view = trial.session.poll_view()
-                if trial.is_over:
-                    trial.view = trial.session.read_view()  # it has the score
-                    _check_score(trial, by)
-                printers[trial.release].print_view(trial.view)
+                reached = time.monotonic()
+            try:
+                view = trial.session.poll_view()
+                trial.view = trial.session.read_view() if _is_over(view) else view  # it has the score
+                reached = time.monotonic()
+            except UnreachableError as error:
+                if time.monotonic() - reached > UNREACHABLE_SECONDS:
+                    raise
+                report(f"{trial.release}: {error}. Retrying.")
+                continue
+            _check_score(trial, by)
+            printers[trial.release].print_view(trial.view)
             show()
         if not all(trial.is_over for trial in trials):
             time.sleep(PAUSE_SECONDS)

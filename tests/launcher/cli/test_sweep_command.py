@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 
 import pytest
 
+from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.commands import sweep
 from launcher.cli.commands.sweep import Trial
 from launcher.cli.errors import RunFailedError, UsageError
@@ -130,3 +132,43 @@ def test_other_trials_wait_until_the_first_has_its_data() -> None:
 
     sweep.train_all(trials, 3, launch, lambda: None, lambda _: None)
     assert launched == ["t-0", "t-1", "t-2"]
+
+
+class Unreachable(Session):
+    """A cluster that stays unreachable after the run is over, for `failures` reads."""
+
+    failures = 1
+
+    def read_view(self, log: bool = False) -> RunView:
+        if self.name == "t-1" and self.failures > 0:
+            self.failures -= 1
+            raise UnreachableError("cannot be reached")
+        return super().read_view()
+
+
+def test_a_score_is_read_again_if_the_cluster_was_unreachable_when_its_run_ended() -> None:
+    trials, printed = [Trial(f"t-{n}", ()) for n in range(2)], []
+    scores = {"t-0": {"error": 0.3}, "t-1": {"error": 0.2}}
+
+    def launch(trial: Trial) -> Session:
+        return Unreachable(trial.release, "complete", scores[trial.release], [])
+
+    sweep.train_all(trials, 2, launch, lambda: None, printed.append)
+    assert sweep.choose_best(trials, None, None)[0].release == "t-1"
+    assert "t-1: cannot be reached. Retrying." in printed
+
+
+def test_a_cluster_that_stays_unreachable_stops_the_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += 30.0
+        assert now[0] < 1000, "it waits for ever"
+
+    monkeypatch.setattr(Unreachable, "failures", 10**9)
+    monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    trials = [Trial(f"t-{n}", ()) for n in range(2)]
+    with pytest.raises(UnreachableError):
+        sweep.train_all(
+            trials[1:], 1, lambda one: Unreachable(one.release, "complete", {}, []), lambda: None, print
+        )
