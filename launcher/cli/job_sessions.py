@@ -59,6 +59,11 @@ class FolderSession:
             )
             raise UsageError(f"--path {folder} {reason}", "give a job's folder, <JOB_PATH>/<JOB_NAME>")
         self._storage = folder_storage(folder)
+        self._folder = folder
+
+    def options(self) -> list[str]:
+        """Return the option that selects this folder in a command."""
+        return ["--path", str(self._folder)]
 
     def read_view(self, log: bool = False) -> RunView:
         """Return the run's present state, read from the folder; with `log` also rank 0's newest log lines."""

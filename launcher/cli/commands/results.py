@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -65,7 +65,7 @@ def results(
         folder = OUTPUT
         if run is not None:
             folder = OutputPaths(Path(find_run(read_runs(storage), run).folder))
-        found = read_results(storage, folder)
+        found = read_results(storage, folder, session.options())
         if to is not None and not found["has_model"]:
             report(f"the run is {found['state']} and has no {folder.model} yet; copying the other files")
         copied = copy_output(storage, to, force, folder) if to is not None else {}
@@ -75,10 +75,11 @@ def results(
         _print_results(found, folder, to, copied)
 
 
-def read_results(storage: Storage, output: OutputPaths) -> dict[str, Any]:
+def read_results(storage: Storage, output: OutputPaths, options: Sequence[str]) -> dict[str, Any]:
     """Return the results of a run, as `results -o json` prints them.
 
-    `output` is the run's output folder, below the job's. Raises CliError if the run has not written any file yet.
+    `output` is the run's output folder, below the job's; `options` select the release or folder in suggested
+    commands. Raises CliError if the run has not written any file yet.
     """
     read = (output.run_json, output.status_json, output.metrics_csv, output.run_copy)
     found = read_small_files(storage, [path.as_posix() for path in read])
@@ -86,7 +87,7 @@ def read_results(storage: Storage, output: OutputPaths) -> dict[str, Any]:
     if record is None and status_json is None and output.metrics_csv.as_posix() not in found:
         raise CliError(
             f"no results in {storage.where}: no training has written to this folder yet, or somebody removed it",
-            f"see what the training waits for: {command_text('status')}; after a removal, train again: helm "
+            f"see what the training waits for: {command_text('status', *options)}; after a removal, train again: helm "
             "upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
         )
     status = read_fields(StatusFile, status_json or {})

@@ -15,4 +15,4 @@ def status(session: Session, output: Format = OutputFormat.text) -> None:
     if output is OutputFormat.json:
         print_json(view.as_json())
     else:
-        console().print(status_screen(view))
+        console().print(status_screen(view, session.options()))

@@ -30,6 +30,10 @@ Report = Callable[[str], None]
 class ViewSource(Protocol):
     """Reads the present state of a run: a session on a cluster or on a folder."""
 
+    def options(self) -> list[str]:
+        """Return the options that select the run in a command, without those that are defaults."""
+        ...
+
     def poll_view(self, log: bool = False) -> RunView:
         """Return the run's present state; no reader pod is created if the state of the Job is enough."""
         ...
@@ -77,11 +81,16 @@ class LinePrinter:
 
 
 def poll_until_over(
-    poll: Callable[[], RunView], show: Callable[[RunView], None], report: Report, timeout: float
+    poll: Callable[[], RunView],
+    show: Callable[[RunView], None],
+    report: Report,
+    timeout: float,
+    options: Sequence[str] = (),
 ) -> RunView:
     """Poll a run every PAUSE_SECONDS until it is complete; return its last view.
 
-    `show` receives each view, `report` messages such as that the cluster is unreachable. `timeout` is in seconds.
+    `show` receives each view, `report` messages such as that the cluster is unreachable. `timeout` is in seconds,
+    `options` select the run in suggested commands.
 
     Raises:
         RunFailedError: the run failed, or its release was removed; the message has the cause.
@@ -112,19 +121,20 @@ def poll_until_over(
             show(view)
             if view.state == "complete":
                 return view
-            _check_not_failed(view)
+            _check_not_failed(view, options)
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(
                 f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {describe_wait(view)}",
-                f"follow it again with a larger --timeout: {command_text('wait')}",
+                f"follow it again with a larger --timeout: {command_text('wait', *options)}",
             )
         time.sleep(min(PAUSE_SECONDS, max(0.1, deadline - time.monotonic())))
 
 
-def _check_not_failed(view: RunView) -> None:
+def _check_not_failed(view: RunView, options: Sequence[str]) -> None:
     if view.state == "failed":
         cause = view.cause or "no cause was recorded"
-        fix = "" if "Fix:" in cause else f"find the reason in the log of rank 0: {command_text('logs')}"
+        logs = command_text("logs", *options)
+        fix = "" if "Fix:" in cause else f"find the reason in the log of rank 0: {logs}"
         raise RunFailedError(f"the run failed: {cause}", fix)
     if view.state == "missing":
         raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
@@ -136,29 +146,34 @@ def follow_run(session: ViewSource, timeout: float, *, to_stderr: bool = False) 
     The run is shown as a screen that is redrawn if stdout is a terminal, else as lines. With `to_stderr`, which
     leaves stdout to the JSON of the command, it is shown as lines on stderr.
     """
-    out = console()
+    out, options = console(), session.options()
     drawn = out.is_terminal and not to_stderr
     print_to = report if to_stderr else print_line
     with open_screen(out if drawn else None) as draw:
         lines = LinePrinter(print_to)
 
         def show(view: RunView) -> None:
-            draw(status_screen(view)) if drawn else lines.print_view(view)
+            draw(status_screen(view, options)) if drawn else lines.print_view(view)
 
         def report_between(text: str) -> None:
             out.print(Text(text)) if drawn else report(text)
 
         try:
-            view = poll_until_over(lambda: session.poll_view(log=drawn), show, report_between, timeout)
+            view = poll_until_over(
+                lambda: session.poll_view(log=drawn), show, report_between, timeout, options
+            )
         except RunFailedError as failed:
-            with contextlib.suppress(CliError):
+            try:
                 view = session.read_view()  # `poll_view` reads no file once the pods are gone
-                show(view)
-                if drawn and view.cause:
-                    raise RunFailedError(
-                        "the run failed",
-                        "correct the cause that is shown above, then start the training again",
-                    ) from failed
+            except CliError:
+                raise failed from None
+            show(view)
+            if drawn and view.cause:
+                raise RunFailedError(
+                    "the run failed",
+                    "correct the cause that is shown above, then start the training again",
+                ) from failed
+            _check_not_failed(view, options)  # with the cause from the files
             raise
         if not view.score:
             view = session.read_view()

@@ -168,8 +168,11 @@ def _rank_row(rank: RankView) -> tuple[RenderableType, ...]:
     )
 
 
-def status_screen(view: RunView, now: float | None = None) -> RenderableType:
-    """Return the view for a terminal; `now` is the time in unix seconds, for tests."""
+def status_screen(view: RunView, options: Sequence[str] = (), now: float | None = None) -> RenderableType:
+    """Return the view for a terminal.
+
+    `options` select the run in suggested commands; `now` is the time in unix seconds, for tests.
+    """
     parts: list[RenderableType] = [Text.assemble((view.where, "bold"), "  ", _state_text(view.state))]
     jobs = [(kind, job) for kind, job in (("data", view.data), ("training", view.training)) if job]
     if jobs:
@@ -198,7 +201,7 @@ def status_screen(view: RunView, now: float | None = None) -> RenderableType:
     if view.cause:
         parts.append(Text(f"cause: {view.cause}", style="red" if view.state == "failed" else "yellow"))
     if score := _score_text(view):
-        copy = command_text("results", "--to", "DIR")
+        copy = command_text("results", *options, "--to", "DIR")
         parts.append(Text(f"{score}; copy model and curve: {copy}", style="green"))
     return Group(*parts)
 

@@ -34,10 +34,8 @@ def test_status_shows_the_passes_the_ranks_and_the_state(cli, job_folder):
 
 
 def test_a_complete_run_ends_with_its_score_and_the_next_command(cli, job_folder):
-    assert (
-        "score error 0.2012; copy model and curve: python -m launcher results --to DIR"
-        in cli("status", "--path", job_folder)[1]
-    )
+    copy = f"copy model and curve: python -m launcher results --path {job_folder} --to DIR"
+    assert f"score error 0.2012; {copy}" in cli("status", "--path", job_folder)[1]
     code, out, _ = cli("wait", "--path", job_folder)
     assert code == 0
     assert out.startswith("complete") and out.splitlines()[-1].endswith("score error 0.2012")

@@ -1,8 +1,10 @@
 """`wait`: what it prints, when it returns and with which exit code."""
 
 import dataclasses
+import io
 
 import pytest
+from rich.console import Console
 
 from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.cluster.releases import ReleaseNotFoundError
@@ -205,10 +207,46 @@ def test_an_equal_line_is_printed_once():
     assert printed == ["failed"]
 
 
-def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
-    class Session:
-        def poll_view(self, log=False):
-            return a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
+class Session:
+    """A run that `poll_view` and `read_view` return as the views `polled` and `read`."""
 
-    follow_run.follow_run(Session(), 10)
+    def __init__(self, polled, read=None):
+        self.polled, self.read = polled, read
+
+    def options(self):
+        return ["--release", "mine"]
+
+    def poll_view(self, log=False):
+        return self.polled
+
+    def read_view(self, log=False):
+        return self.read
+
+
+def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
+    complete = a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
+    follow_run.follow_run(Session(complete), 10)
     assert capsys.readouterr().out.endswith("3 passes already\n")
+
+
+POLLED = a_view("failed", cause="BackoffLimitExceeded")
+
+
+def test_the_cause_of_a_failure_is_the_one_that_only_the_files_have():
+    with pytest.raises(
+        RunFailedError, match=r"^the run failed: rank 1: SIGSEGV\. Fix: .*logs --release mine$"
+    ):
+        follow_run.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+
+
+def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
+    screen = Console(file=io.StringIO(), force_terminal=True, width=200)
+    monkeypatch.setattr(follow_run, "console", lambda: screen)
+    with pytest.raises(RunFailedError, match=r"^the run failed\. Fix: correct the cause that is shown above"):
+        follow_run.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+    assert "cause: rank 1: SIGSEGV" in screen.file.getvalue()
+
+
+def test_suggested_commands_select_the_followed_release():
+    with pytest.raises(WaitTimeoutError, match=r"larger --timeout: python -m launcher wait --release mine$"):
+        follow_run.follow_run(Session(a_view()), 0)
