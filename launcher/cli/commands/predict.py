@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -108,7 +109,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
             f"--rows {path} is not UTF-8 text: {error}. Fix: convert the file to UTF-8"
         ) from error
     rows = []
-    for number, line in enumerate(content.splitlines(), 1):
+    for number, line in enumerate(io.StringIO(content), 1):
         try:
             row = json.loads(line)
         except ValueError as error:

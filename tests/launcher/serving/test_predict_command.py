@@ -47,6 +47,15 @@ def test_many_rows_are_printed_as_json_lines(
     ]
 
 
+def test_only_line_ends_separate_rows(
+    made: SimpleNamespace, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JSON may have other separators of Unicode inside texts."""
+    rows = tmp_path / "rows"
+    rows.write_text('{"words": "5", "note": "a\u2028b\x85c", "size": 1}\n', "utf-8")
+    assert run_command(["predict", str(made.folder), "--rows", str(rows)]) == 0, capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
