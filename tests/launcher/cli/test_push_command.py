@@ -139,3 +139,13 @@ def test_an_equal_file_is_not_sent_again_and_a_different_one_is_rejected(cli, jo
         assert stored.read_text() == "1,a\n"
     assert cli(*push, "--force")[0] == 0
     assert stored.read_text() == "a longer one\n"
+
+
+@pytest.mark.parametrize(
+    "start", [b"\xef\xbb\xbf", b"# -*- coding: latin-1 -*-\n# \xe9\n"], ids=["byte order mark", "latin-1"]
+)
+def test_push_accepts_every_encoding_of_python_files(cli, job_folder, tmp_path, start):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "train.py").write_bytes(start + b"print(1)\n")
+    code, _, err = cli("push", tmp_path / "mine", "--path", job_folder)
+    assert code == 0, err
