@@ -186,6 +186,14 @@ def test_sources_that_a_release_refers_to_are_kept_and_others_removed(
     assert cli("clean", "nope", "--yes")[0] == 64
 
 
+def test_a_storage_without_data_files_has_nothing_to_remove(cli: Cli, job_folder: Path) -> None:
+    code, _, err = cli("clean", "--sources", "--path", job_folder)
+    assert (code, err) == (0, "nothing to remove\n")
+    code, _, err = cli("clean", "--sources", "gone.csv", "--path", job_folder)
+    assert code == 64
+    assert "gone.csv: sources/ has no such file" in err
+
+
 def test_the_best_run_is_kept_although_it_is_old(cli: Cli, job_folder: Path) -> None:
     add_run(job_folder, "a", 1, 0.13)
     add_run(job_folder, "b", 3, 0.12)
