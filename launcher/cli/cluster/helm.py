@@ -51,6 +51,10 @@ def find_chart(given: str | None) -> str:
     )
 
 
+class HelmFailedError(CliError):
+    """A helm command exited with an error; the message has what helm printed."""
+
+
 class HelmConflictError(CliError):
     """Raised when another helm process changes the release at the same time, or was killed while it did."""
 
@@ -89,9 +93,7 @@ class Helm:
         """
         try:
             answer = self._upgraded(release, base, values, keep, "--dry-run=server", "-o", "json")
-        except HelmConflictError:
-            raise
-        except CliError as error:
+        except HelmFailedError as error:
             hints = "".join(f"\n{line}" for line in _suggest_keys(error.problem, self.read_defaults()))
             raise UsageError(
                 f"helm rejects the values of release {release}, and nothing was changed: {error.problem}{hints}",
@@ -120,7 +122,7 @@ class Helm:
             private.write_text(values, "utf-8")
             try:
                 return self._run([*self.upgrade_command(release, private)[1:], *more], base)
-            except CliError as error:
+            except HelmFailedError as error:
                 text = error.problem.replace(str(private), str(keep))
                 if any(part in text for part in _CONFLICTS):
                     at = f"{release} -n {self.namespace}"
@@ -130,7 +132,7 @@ class Helm:
                         f"run this again once `helm history {at}` shows no pending revision; if one stays "
                         f"pending: helm rollback {at} (if it is the only one: helm uninstall {at})",
                     ) from error
-                raise CliError(text, _HELM_FIX) from error
+                raise HelmFailedError(text, _HELM_FIX) from error
 
     def uninstall(self, release: str) -> None:
         """Uninstall a release. The storage keeps its data and results."""
@@ -163,7 +165,7 @@ class Helm:
                 f"check that the cluster answers (kubectl get pods -n {self.namespace}), and run this again",
             ) from error
         if ended.returncode:
-            raise CliError(f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}", _HELM_FIX)
+            raise HelmFailedError(f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}", _HELM_FIX)
         return ended.stdout
 
 

@@ -6,6 +6,7 @@ import functools
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from launcher.cli.cluster import helm as helm_module
 from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import Cluster, NotFoundError
 from launcher.cli.cluster.helm import Helm
@@ -296,6 +298,22 @@ def test_a_conflict_with_another_helm_is_reported_with_a_fix(
         with pytest.raises(CliError, match=r"Fix: .*helm history x -n paddle.*helm rollback x") as raised:
             call("x", "", "", Path("kept.yaml"))
         assert raised.value.exit_code == 3, "the values are not to blame"
+
+
+def test_a_helm_that_times_out_does_not_blame_the_values(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(argv: list[str], **options: Any) -> None:
+        raise subprocess.TimeoutExpired(argv, options["timeout"])
+
+    monkeypatch.setattr(
+        helm_module, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    )
+    monkeypatch.setattr(helm_module.shutil, "which", lambda _: "helm")
+    helm = Helm(CHART, "paddle")
+    with pytest.raises(
+        CliError, match=r"^helm upgrade timed out .* Fix: check that the cluster answers"
+    ) as raised:
+        helm.check("x", "", "", Path("kept.yaml"))
+    assert raised.value.exit_code == 3
 
 
 @pytest.mark.parametrize("release", ["paddle-training", "new"])
