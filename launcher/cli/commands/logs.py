@@ -128,7 +128,8 @@ def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
                 f"choose one from 0 to {run.trainers - 1}",
             )
         job = run.k8s_data_job if rank is None else run.k8s_job
-        report(f"Job {job} has no pods any more; reading the storage")
+        if job:
+            report(f"Job {job} has no pods any more; reading the storage")
     if request.role is LogRole.data and request.attempt is None:
         yield from _describe_data(session)
         return
@@ -240,4 +241,5 @@ def _describe_data(session: Session) -> Iterator[bytes]:
             "the storage has neither manifest.json nor data-failed.json: the data Job has not finished",
             "run the same command again when it has finished",
         )
-    yield f"{view.data.name}: {view.data.state}. {view.data.reason}\n".encode()
+    state = f"{view.data.name}: {view.data.state}. " if view.data.name else ""  # else there is no data Job
+    yield f"{state}{view.data.reason}\n".encode()

@@ -107,3 +107,8 @@ def test_role_data_prints_the_init_container_of_a_rank_if_training_pods_prepare_
     assert read(([], pods), rank=1, **in_training)[0] == b"p1 prepare True\n"
     with pytest.raises(CliError, match="pod p2 has no log yet"):
         read(([], pods), rank=2, **in_training)
+
+
+def test_role_data_of_a_release_without_a_data_job_says_so(read):
+    out, printed = read(([], []), role=logs.LogRole.data, k8sDataJob="")
+    assert (out, printed) == (b"this release has no data Job (data.enabled is false)\n", [])
