@@ -18,7 +18,10 @@ _PIPE_WIDTH = 400  # of a line that is not printed on a terminal
 
 def confirm(question: str) -> bool:
     """Ask a yes-or-no question on stderr; return the answer, or False without asking if stdin is no terminal."""
-    return sys.stdin.isatty() and typer.confirm(question, err=True)
+    try:
+        return sys.stdin.isatty() and typer.confirm(question, err=True)
+    except typer.Abort:  # Ctrl-D
+        return False
 
 
 def report(text: str) -> None:
@@ -55,7 +58,7 @@ def spark_line(values: Sequence[float]) -> str:
 
 def console() -> Console:
     """Return a console for stdout. Lines are not wrapped unless they go to a terminal: scripts read them."""
-    out = Console(highlight=False)
+    out = Console(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = _PIPE_WIDTH
         out.soft_wrap = True

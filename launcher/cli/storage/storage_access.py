@@ -161,7 +161,7 @@ class _LocalReader(io.RawIOBase):
 
 def folder_storage(folder: Path) -> Storage:
     """Return access to a job's folder on this machine."""
-    return Storage(PurePosixPath(folder.absolute()), lambda argv, stdin, _: _LocalReader(argv, stdin))
+    return Storage(PurePosixPath(folder.resolve()), lambda argv, stdin, _: _LocalReader(argv, stdin))
 
 
 def pod_storage(cluster: Cluster, pod: str, container: str, job: PurePosixPath) -> Storage:
@@ -212,9 +212,12 @@ def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]
 
 def list_folder(storage: Storage, folder: str) -> list[str]:
     """Return the names in a folder below the job's; an empty list if the folder does not exist."""
-    with suppress(CliError):
+    try:
         return [str(entry["name"]) for entry in run_json_command(storage, "ls", folder)]
-    return []
+    except CliError as error:
+        if "No such file" not in str(error):
+            raise
+        return []
 
 
 def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = None) -> Any:

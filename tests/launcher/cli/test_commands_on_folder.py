@@ -2,12 +2,16 @@
 
 import json
 import signal
+from pathlib import PurePosixPath
 
 import pytest
+import typer
 
-from launcher.cli import main
+from launcher.cli import main, terminal
 from launcher.cli.commands import results
+from launcher.cli.errors import CliError
 from launcher.cli.storage.run_files import OUTPUT, parse_run_file
+from launcher.cli.storage.storage_access import Storage, list_folder
 from launcher.io.files import with_checksum
 
 from .conftest import update_json
@@ -275,3 +279,35 @@ def test_a_damaged_run_record_is_read_from_its_copy():
     for damaged in (intact.replace(b"0.125", b"0.925"), b"{", b""):
         assert parse_run_file({path: damaged, copy: intact}, OUTPUT).content == record
     assert parse_run_file({path: intact.replace(b"0.125", b"0.925")}, OUTPUT) is None
+
+
+def test_paths_are_printed_unchanged(cli, job_folder, tmp_path):
+    """Console of rich would take words in brackets and colons as markup."""
+    code, out, err = cli("results", "--path", job_folder, "--to", tmp_path / "old [bold] [/red] :key:")
+    assert code == 0, err
+    assert f"copied to {tmp_path}/old [bold] [/red] :key:: " in out
+
+
+def test_a_relative_path_is_the_jobs_folder(cli, job_folder, tmp_path, monkeypatch):
+    (job_folder.parent / "other" / "output").mkdir(parents=True)
+    monkeypatch.chdir(job_folder.parent / "other" / "output")
+    code, out, err = cli("results", "--path", "..", "--job", job_folder.name)
+    assert (code, "error 0.2012" in out) == (0, True), err
+
+
+def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(monkeypatch):
+    def reject(*_):
+        raise CliError("Permission denied: output/model")
+
+    with pytest.raises(CliError, match="Permission denied"):
+        list_folder(Storage(PurePosixPath("/job"), reject), "output/model")
+
+
+def test_the_end_of_input_is_not_a_yes(monkeypatch):
+    monkeypatch.setattr(terminal.sys.stdin, "isatty", lambda: True)
+
+    def end(*_, **__):
+        raise typer.Abort
+
+    monkeypatch.setattr(terminal.typer, "confirm", end)
+    assert terminal.confirm("Stop anyway?") is False
