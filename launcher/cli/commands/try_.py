@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.launch.check_before_upload import CHECKED_ROWS
+from launcher.cli.launch.check_before_upload import CHECKED_ROWS, row_format
 from launcher.cli.launch.try_script import find_script, train_script
 from launcher.cli.shared_options import Format, OutputFormat, with_options
 from launcher.cli.terminal import print_json, print_line, report
@@ -71,11 +71,8 @@ class TryOptions:
 
     def row_format(self) -> RowFormat:
         """Return the format of the files."""
-        from launcher.trainer.single_process import trial_data
-
-        return trial_data.RowFormat(
-            self.csv, self.delimiter, self.header, parse_columns(self.columns), self.encoding
-        )
+        data = {"format": "csv" if self.csv else "lines", "delimiter": self.delimiter, "header": self.header}
+        return row_format({**data, "columns": parse_columns(self.columns), "encoding": self.encoding}, "--{}")
 
 
 @with_options(options=TryOptions)
@@ -154,7 +151,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
     from launcher.trainer.single_process import program_check, trial_data
     from launcher.trainer.single_process.single_process_trainer import SingleProcessTrainer
 
-    row_format = options.row_format()
+    form = options.row_format()
     config = find_program_file(options.program)
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)
@@ -166,7 +163,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         )
         places = RowOrigins(str(options.data))
         first_rows = trial_data.read_rows(
-            options.data, row_format, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS)
+            options.data, form, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS)
         )
         found, _ = row_parsing.parse_records(first_rows, program, places.describe)
         batch = row_parsing.split_inputs(found[: shape_checks.ROWS]) if len(found) else None
@@ -175,11 +172,9 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         )
         limits: dict[str, Any] = {"limit": options.rows, "report": report}
         share = 0.0 if options.test else options.held_out
-        records = trial_data.write_records(program, options.data, row_format, work / "data", share, **limits)
+        records = trial_data.write_records(program, options.data, form, work / "data", share, **limits)
         if options.test:
-            records |= trial_data.write_records(
-                program, options.test, row_format, work / "data", 1.0, **limits
-            )
+            records |= trial_data.write_records(program, options.test, form, work / "data", 1.0, **limits)
         train, test = records["train"], records["test"]
         report(f"{train.rows:,} rows to train on, {test.rows:,} to test on ({train.skipped:,} skipped)")
         trainer = SingleProcessTrainer(program)
@@ -196,7 +191,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         score = model_writer.export_single_process(options.to, trainer, test)
         tables = ", ".join(f"{name}: {len(table):,} ids" for name, table in trainer.tables.items())
         report(f"model written to {options.to} ({tables or 'no tables'})")
-        row = trial_data.first_usable_row(program, options.test or options.data, row_format)
+        row = trial_data.first_usable_row(program, options.test or options.data, form)
     answer = Model(options.to).answer([row])
     words = answer.words[0] if answer.words else None
     values = " ".join(f"{value:.4f}" for value in answer.predictions[0].reshape(-1))

@@ -7,11 +7,36 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from launcher.cli.errors import UsageError
+from launcher.settings import parsers
+
+if TYPE_CHECKING:
+    from launcher.trainer.single_process.trial_data import RowFormat
 
 CHECKED_ROWS = 1000
+
+
+def row_format(data: Mapping[str, Any], key_text: str = "data.{}") -> RowFormat:
+    """Return the format of a data file from the chart's values below `data`.
+
+    `key_text` shows a key in messages. Raises UsageError if the delimiter or the encoding is unusable.
+    """
+    from launcher.trainer.single_process import trial_data
+
+    parsed = {}
+    for key, parse in (("delimiter", parsers.delimiter), ("encoding", parsers.encoding)):
+        try:
+            parsed[key] = parse(str(data[key]))
+        except parsers.BadValueError as error:
+            raise UsageError(
+                f"{key_text.format(key)} is {data[key]!r}, but must be {error.limit}: {error.reason}",
+                "correct this value",
+            ) from error
+    return trial_data.RowFormat(
+        data["format"] == "csv", header=data["header"], columns=tuple(data["columns"]), **parsed
+    )
 
 
 def check_program(
@@ -42,16 +67,9 @@ def check_program(
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as temporary:
         rows, places = [], RowOrigins("")
         if source is not None:
-            row_format = trial_data.RowFormat(
-                data["format"] == "csv",
-                "\t" if data["delimiter"] == "\\t" else data["delimiter"],
-                data["header"],
-                tuple(data["columns"]),
-                data["encoding"],
-            )
             rows = trial_data.read_first_rows(
                 source,
-                row_format,
+                row_format(data),
                 places,
                 CHECKED_ROWS,
                 member=data["member"],

@@ -88,6 +88,7 @@ def plan_trainings(
     for settings in grid:
         chosen = training_values.apply_settings(values, settings, defaults)
         complete = training_values.merge_values(defaults, chosen)
+        training_values.check_types(complete, defaults)
         if complete["runtime"] == SCRIPT_RUNTIME:
             report(
                 f"program {folder}: {complete['training']['config']} is a script, which is not run before the upload"
@@ -104,7 +105,7 @@ def plan_trainings(
 def _compute_values(
     options: LaunchOptions, program: uploads.Upload, source: uploads.Upload | None, defaults: Values
 ) -> Values:
-    values: Values = {"jobName": training_values.make_job_name(program.name)}
+    values: Values = {}
     for file in options.values or ():
         try:
             read: Any = yaml.safe_load(file.read_text("utf-8")) or {}
@@ -124,7 +125,10 @@ def _compute_values(
     given |= {"training.passes": options.passes} if options.passes else {}
     values = training_values.merge_values(values, training_values.nest_keys(given))
     values = training_values.apply_settings(values, options.settings or (), defaults)
+    if "jobName" not in values:
+        values = {"jobName": training_values.make_job_name(program.name), **values}
     complete = training_values.merge_values(defaults, values)
+    training_values.check_types(complete, defaults)
     own_data = complete["runtime"] == SCRIPT_RUNTIME and not complete["data"]["enabled"]
     if not (complete["data"]["source"] or own_data):
         raise UsageError(

@@ -14,6 +14,7 @@ from launcher.io import spelling
 
 Values = dict[str, Any]
 JOB_NAME_LENGTH = 45
+_TYPES = {list: "a list", bool: "true or false", int: "an integer", str: "a text"}
 
 
 def merge_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> Values:
@@ -87,6 +88,29 @@ def _parse(key: str, text: str, defaults: Mapping[str, Any]) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(f"--set {key}={text}: the value is not YAML: {error}", "quote it as YAML") from error
+
+
+def check_types(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise UsageError if `training`, `data` or a value below them has another type than its default.
+
+    This machine uses these values before helm checks all values against the chart's schema.
+    """
+    for part in ("training", "data"):
+        found = values[part]
+        if not isinstance(found, Mapping):
+            raise _type_error(part, found, "an object, such as {KEY: VALUE}")
+        for key, default in defaults[part].items():
+            value, wanted = found.get(key), _TYPES.get(type(default))
+            is_removed = value is None and isinstance(default, int | str)  # null removes helm's default
+            if wanted and type(value) is not type(default) and not is_removed:
+                raise _type_error(f"{part}.{key}", value, wanted)
+
+
+def _type_error(key: str, value: Any, wanted: str) -> UsageError:
+    shown = "null" if value is None else repr(value)
+    return UsageError(
+        f"{key} is {shown}, but must be {wanted}", "correct it where you set it (--set, --grid, -f)"
+    )
 
 
 def make_storage_name(name: str) -> str:

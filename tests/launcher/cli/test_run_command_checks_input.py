@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 import yaml
@@ -209,3 +210,49 @@ def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cl
         code, _, err = cli("sweep", *given)
         assert code == 64
         assert "--by mae: the program has no such score; nothing was sent. Fix: choose one of: error" in err
+
+
+class Defaults:
+    """Helm with the chart's defaults, without the program helm."""
+
+    def read_defaults(self) -> dict[str, object]:
+        return dict(DEFAULTS)
+
+
+def plan(**more: object) -> launch_training.TrainingPlan:
+    (made,) = launch_training.plan_trainings(launch_options(**more), cast(Helm, Defaults()))
+    return made
+
+
+def test_a_folder_whose_name_is_no_job_name_can_be_trained_with_another_one(here: Path) -> None:
+    (here / "My Line").rename(here / "9 lines")
+    with pytest.raises(UsageError, match=r"'9-lines'.* Fix: choose one with --set jobName=NAME"):
+        plan(program=Path("9 lines"))
+    assert plan(program=Path("9 lines"), settings=["jobName=nine"]).job == "nine"
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("data=rows.txt", "data is 'rows.txt', but must be an object"),
+        ("training=5", "training is 5, but must be an object"),
+        ("training.batchSize=many", "training.batchSize is 'many', but must be an integer"),
+        ("training.extraArgs=5", "training.extraArgs is 5, but must be a list"),
+        ("data.columns=a", "data.columns is 'a', but must be a list"),
+        ("data.header=2", "data.header is 2, but must be true or false"),
+        ("data=", "data is null, but must be an object"),
+    ],
+)
+def test_a_value_of_another_type_is_rejected_before_it_is_used(
+    here: Path, setting: str, message: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        plan(settings=[setting])
+
+
+@paddle_is_here
+@pytest.mark.parametrize(("key", "value"), [("delimiter", ";;"), ("encoding", "utf-9")])
+def test_an_unusable_format_of_the_data_is_one_message(here: Path, key: str, value: str) -> None:
+    settings = ["data.format=csv", f"data.{key}={value}"]
+    with pytest.raises(UsageError, match=rf"data\.{key} is '{value}', but must be .*Fix: "):
+        plan(settings=settings, check=True)

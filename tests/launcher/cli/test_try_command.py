@@ -99,6 +99,13 @@ def test_a_compressed_csv_with_header_is_read_and_a_model_is_replaced(
     assert "pass 1: " in out
 
 
+def test_a_tab_is_given_as_in_the_charts_values(cli, shop: Path, tmp_path: Path) -> None:
+    (tmp_path / "visits.tsv").write_text("bought\tvisits\twords\n" + lines(visits(300)))
+    options = ["--data", "visits.tsv", "--csv", "--delimiter", "\\t", "--passes", "1"]
+    code, _, err = cli("try", shop, *options)
+    assert (code, err) == (0, "")
+
+
 def test_rows_limits_both_files_and_progress_is_shown(cli, shop: Path, tmp_path: Path, monkeypatch) -> None:
     from launcher.trainer import training_log
 
@@ -157,6 +164,14 @@ def test_a_diverging_loss_is_one_message_without_warnings(cli, shop: Path, tmp_p
         (("shop", "--data", "cut.txt.gz"), "cut.txt.gz is damaged or incomplete"),
         (("shop", "--data", "good.txt", "--set", "depth=3"), "'--depth=3', but .* has only"),
         (("shop", "--data", "good.txt", "--to", "shop"), "--to shop contains files, but no model.json"),
+        (
+            ("shop", "--data", "good.txt", "--csv", "--delimiter", ";;"),
+            "--delimiter is ';;', but must be one character",
+        ),
+        (
+            ("shop", "--data", "good.txt", "--encoding", "utf-9"),
+            "--encoding is 'utf-9', but must be a text encoding",
+        ),
     ],
 )
 def test_invalid_input_is_one_message_and_leaves_no_files(
