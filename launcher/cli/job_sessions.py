@@ -11,7 +11,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.cli.cluster import object_states
-from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, Cluster, Object, UnreachableError, labels
+from launcher.cli.cluster.cluster_api import (
+    CHART,
+    COMPONENT_LABEL,
+    NAMESPACE,
+    Cluster,
+    Object,
+    UnreachableError,
+    labels,
+)
 from launcher.cli.cluster.releases import ReleaseNotFoundError, ReleaseRun
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.storage.reader_pod import (
@@ -36,7 +44,6 @@ from launcher.cli.views.run_view import (
     RunView,
     newest_pod,
     owned_by,
-    pods_of_component,
     rank_of,
 )
 from launcher.cli.views.run_view_builder import ClusterSnapshot, build_cluster_view, build_folder_view
@@ -97,7 +104,9 @@ class ClusterSession:
 
     def options(self) -> list[str]:
         """Return the options that select this release in a command, without those that are defaults."""
-        return release_options(self.release, self.cluster)
+        options = ["--release", self.release] if self.release != CHART else []
+        options += ["-n", self.cluster.namespace] if self.cluster.namespace != NAMESPACE else []
+        return [*options, *self.cluster.options]
 
     def read_base_values(self) -> str:
         """Return the chart values that describe the cluster and not one training, as YAML.
@@ -154,7 +163,7 @@ class ClusterSession:
     def pods(self) -> list[Object]:
         """Return the release's pods, without the reader pods that commands create to read the storage."""
         pods = self.cluster.list_objects("pod", labels(self.release))
-        return [pod for pod in pods if pod not in pods_of_component(pods, READER)]
+        return [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) != READER]
 
     def read_view(self, log: bool = False) -> RunView:
         """Return the run's present state; with `log` also the newest log lines of the data pod or of rank 0.
@@ -276,13 +285,6 @@ class ClusterSession:
 
 
 Session = FolderSession | ClusterSession
-
-
-def release_options(release: str, cluster: Cluster) -> list[str]:
-    """Return the options that select a release in a command, without those that are defaults."""
-    options = ["--release", release] if release != CHART else []
-    options += ["-n", cluster.namespace] if cluster.namespace != NAMESPACE else []
-    return [*options, *cluster.options]
 
 
 def open_through_running_pod(

@@ -137,3 +137,5 @@ def with_options(**builders: Callable[..., Any]) -> Callable[[Command], Command]
 
 with_session = with_options(session=open_session)
 """Decorator: replaces the parameter `session` of a command by the options of `open_session`."""
+with_storage = with_options(session=open_session, request=storage_request)
+"""Decorator: as `with_session`; also replaces the parameter `request` by the options of `storage_request`."""

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
+from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, find_run, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.terminal import console, print_json, text_table
@@ -22,7 +22,7 @@ from launcher.reporting import text_formats
 DIFF_LINES = 100  # of two programs' diff, in a terminal
 
 
-@with_options(session=open_session, request=storage_request)
+@with_storage
 def compare(
     session: Session,
     request: StorageRequest,

@@ -10,12 +10,12 @@ import typer
 
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.launch import uploads
-from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
+from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import print_json
 
 
-@with_options(session=open_session, request=storage_request)
+@with_storage
 def push(
     session: Session,
     request: StorageRequest,

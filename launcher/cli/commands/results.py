@@ -14,7 +14,7 @@ import typer
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
+from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage.reader_commands import move_into_place
 from launcher.cli.storage.run_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
 from launcher.cli.storage.run_history import find_run, read_runs
@@ -41,7 +41,7 @@ LOGS = "node_*"
 TRIES = 3
 
 
-@with_options(session=open_session, request=storage_request)
+@with_storage
 def results(
     session: Session,
     request: StorageRequest,

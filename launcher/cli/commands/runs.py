@@ -8,14 +8,14 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import Format, OutputFormat, open_session, storage_request, with_options
+from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.terminal import console, print_json, text_table
 from launcher.reporting import text_formats
 
 
-@with_options(session=open_session, request=storage_request)
+@with_storage
 def runs(session: Session, request: StorageRequest, output: Format = OutputFormat.text) -> None:
     """List the job's current and earlier runs: settings, score, duration and pod hours (pods times hours)."""
     with session.storage(request) as storage:

@@ -16,7 +16,7 @@ from rich.text import Text
 from launcher.cli.cluster.cluster_api import Cluster, UnreachableError
 from launcher.cli.cluster.releases import list_releases
 from launcher.cli.errors import CliError, RunFailedError, UsageError
-from launcher.cli.job_sessions import release_options
+from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import launch, plan_trainings
 from launcher.cli.launch.training_values import expand_grid
@@ -136,7 +136,7 @@ def sweep(
     others = [trial for trial in trials if trial is not best]
     for trial in others:
         helm.uninstall(trial.release)
-    selected = release_options(best.release, cluster)
+    selected = ClusterSession(cluster, best.release).options()
     if output is OutputFormat.json:
         print_json({"best": best.release, "by": why, "trials": [trial.as_json() for trial in trials]})
         return

@@ -163,7 +163,8 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
         current = session.run_if_installed()
         base_session = session if current else _choose_base_release(session, options.base_release)
         base = base_session.read_base_values()
-        check_job_name_is_free(session, base, plan.values)
+        complete = training_values.merge_values(yaml.safe_load(base) or {}, plan.values)
+        check_job_name_is_free(session, complete)
         k8s_job = helm.check(options.release, base, values, keep)
         is_new = current is None or current.k8s_job != k8s_job
         if current and is_new and not options.replace:
@@ -177,7 +178,6 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
             f"  {shlex.join(helm.upgrade_command(options.release, keep))}"
         )
         helm.upgrade(options.release, base, values, keep, f"run by {run_lease.user_and_host()}")
-        complete = training_values.merge_values(yaml.safe_load(base) or {}, plan.values)
         is_held = bool((complete.get("scheduling") or {}).get("suspend"))
         is_continued = continue_training(
             cluster, session.run(), is_held=is_held
@@ -186,15 +186,14 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
     return LaunchResult(session, is_new or is_continued, keep)
 
 
-def check_job_name_is_free(session: ClusterSession, base: str, values: Values) -> None:
+def check_job_name_is_free(session: ClusterSession, values: Values) -> None:
     """Raise UsageError if another release has a job with the same name on the same storage.
 
     Each of the two would replace the other's data and move its output. Releases in namespaces that this user
-    may not list are not checked.
+    may not list are not checked. `values` are those that describe the cluster, with those of the training.
     """
     cluster, release, job = session.cluster, session.release, values["jobName"]
-    merged = training_values.merge_values(yaml.safe_load(base) or {}, values)
-    volume = volume_identity(merged, cluster.namespace)
+    volume = volume_identity(values, cluster.namespace)
     for other in list_releases(cluster):
         if (other.namespace, other.name) == (cluster.namespace, release):
             continue

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from launcher.cli.cluster import object_states
-from launcher.cli.cluster.cluster_api import COMPONENT_LABEL, Object
+from launcher.cli.cluster.cluster_api import Object
 from launcher.cli.storage.reader_commands import FINAL_STATES
 from launcher.paths import Position
 from launcher.schema import RankStatus, RunFile, StatusFile
@@ -293,8 +293,3 @@ def _failed_at(pod: Object) -> str:
         if (ended := object_states.state_of(status, "terminated")).get("exitCode")
     ]
     return min(times, default="~")
-
-
-def pods_of_component(pods: Sequence[Object], component: str) -> list[Object]:
-    """Return the pods with that component label."""
-    return [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) == component]

@@ -23,7 +23,7 @@ from launcher.cli.cluster.helm import Helm
 from launcher.cli.commands import sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch import launch_training
+from launcher.cli.launch import launch_training, training_values
 from launcher.cli.views.follow_run import describe_following, explain_interrupt
 from testkit.waiting import until
 
@@ -343,7 +343,8 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None
     session = ClusterSession(cluster, "new")  # type: ignore[arg-type]
 
     def check(base: str, values: dict[str, Any] = mine) -> None:
-        launch_training.check_job_name_is_free(session, base, values)
+        merged = training_values.merge_values(yaml.safe_load(base), values)
+        launch_training.check_job_name_is_free(session, merged)
 
     same = theirs["data"]["base.yaml"].replace("}}", "}, hostPath: {path: /}}")
     for place in ("paddle", "elsewhere"):
