@@ -4,75 +4,20 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import Any
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.launch.check_before_upload import CHECKED_ROWS, row_format
+from launcher.cli.launch.check_before_upload import CHECKED_ROWS
+from launcher.cli.launch.try_options import TryOptions
 from launcher.cli.launch.try_script import find_script, train_script
 from launcher.cli.shared_options import Format, OutputFormat, with_options
 from launcher.cli.terminal import print_json, print_line, report
-from launcher.io import files
 from launcher.io.program_folders import find_program_file
-
-if TYPE_CHECKING:
-    from launcher.trainer.single_process.trial_data import RowFormat
 
 MODEL_MARKS = ("model.json", "score.json")
 """Files of which a model has at least one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TryOptions:
-    """The options of `try`."""
-
-    program: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PROGRAM", help="A program's folder or file, or the name of an example: ctr, …"
-        ),
-    ]
-    data: Annotated[
-        Path, typer.Option(metavar="FILE", help="Rows to train on, also compressed (.gz, .bz2, .xz).")
-    ]
-    test: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Rows to test on; default: a part of --data (--held-out)."),
-    ] = None
-    held_out: Annotated[
-        float, typer.Option(min=0.001, max=0.5, help="Fraction of the rows to test on, without --test.")
-    ] = 0.1
-    table: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="FILE", help="A side table: a file that the program reads next to the rows."),
-    ] = None
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the program.")
-    ] = None
-    rows: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Read only the first N rows of each file.")
-    ] = None
-    passes: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 3
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256
-    csv: Annotated[bool, typer.Option("--csv", help="The files are CSV (data.format); default: lines.")] = (
-        False
-    )
-    delimiter: Annotated[str, typer.Option(help="Delimiter between the fields of CSV.")] = ","
-    header: Annotated[bool, typer.Option(help="Whether the first CSV record has the column names.")] = True
-    columns: Annotated[
-        str, typer.Option(help="CSV columns to keep, by name or number: a,b or 0,3; default: all.")
-    ] = ""
-    encoding: Annotated[str, typer.Option(help="Character encoding of the files.")] = "utf-8"
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the model.")] = Path("tried-model")
-
-    def row_format(self) -> RowFormat:
-        """Return the format of the files."""
-        data = {"format": "csv" if self.csv else "lines", "delimiter": self.delimiter, "header": self.header}
-        return row_format({**data, "columns": parse_columns(self.columns), "encoding": self.encoding}, "--{}")
 
 
 @with_options(options=TryOptions)
@@ -82,40 +27,13 @@ def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None
     A program of runtime fleet also predicts one row.
     """
     report_to = report if output is OutputFormat.json else print_line
+    check_target(options.to)
     if (script := find_script(options.program)) is not None:
-        answer = try_script(script, options, report_to)
+        answer = train_script(script, options, report_to)
     else:
         answer = train_locally(options, report_to)
     if output is OutputFormat.json:
         print_json(answer)
-
-
-def parse_columns(text: str) -> tuple[str | int, ...]:
-    """Return the columns of `--columns a,b` as names, or of `--columns 0,3` as numbers."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    return tuple(int(name) for name in names) if all(n.isdecimal() for n in names) else tuple(names)
-
-
-def try_script(script: Path, options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
-    """Train with the only process of a script, and write its model; return what `try -o json` prints."""
-    check_target(options.to)
-    from launcher.trainer.single_process import trial_data
-
-    def read(file: Path) -> Iterator[str]:
-        return trial_data.read_rows(file, options.row_format(), limit=options.rows)
-
-    return train_script(
-        script,
-        read(options.data),
-        read(options.test) if options.test else None,
-        held_out=options.held_out,
-        tables=options.table or (),
-        arguments=[f"--{option}" for option in options.settings or ()],
-        passes=options.passes,
-        batch_size=options.batch_size,
-        to=options.to,
-        report=report,
-    )
 
 
 def check_target(to: Path) -> None:
@@ -132,7 +50,6 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
 
     Return what `try -o json` prints. Raises LauncherError if the program, a row or an option is invalid.
     """
-    check_target(options.to)
     os.environ.setdefault("GLOG_minloglevel", "1")  # without Paddle's messages about its executors
     report("loading Paddle")
     try:
@@ -155,12 +72,8 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
     config = find_program_file(options.program)
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)
-        (work / "tables").mkdir()
-        for table in options.table or ():
-            files.copy_file(table, work / "tables" / table.name)
-        program = program_loader.load_program(
-            config, work / "tables", tuple(f"--{option}" for option in options.settings or ())
-        )
+        options.copy_tables(work / "tables")
+        program = program_loader.load_program(config, work / "tables", options.arguments)
         places = RowOrigins(str(options.data))
         first_rows = trial_data.read_rows(
             options.data, form, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS)

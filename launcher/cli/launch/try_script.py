@@ -7,11 +7,12 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from launcher.cli.errors import CliError
+from launcher.cli.launch.try_options import TryOptions
 from launcher.cli.launch.uploads import SCRIPT, defines_script
 from launcher.errors import DataError
 from launcher.io import files
@@ -46,27 +47,10 @@ def split_rows(rows: Iterable[str], held_out: float, train: Path, test: Path) ->
     return counts[0], counts[1]
 
 
-def train_script(
-    script: Path,
-    rows: Iterable[str],
-    tests: Iterable[str] | None,
-    *,
-    held_out: float,
-    tables: Sequence[Path],
-    arguments: Sequence[str],
-    passes: int,
-    batch_size: int,
-    to: Path,
-    report: Callable[[str], None],
-) -> dict[str, Any]:
-    """Run the script as the only process of a run without launchers; its model replaces the folder `to`.
+def train_script(script: Path, options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
+    """Run the script as the only process of a run without launchers; its model replaces the folder `options.to`.
 
     What the script prints goes to stderr.
-
-    Args:
-        rows: the rows to train on.
-        tests: the rows to test on; None: a share of `held_out` of `rows`.
-        arguments: the script's options, such as `--width=4`.
 
     Returns:
         `passes` (rows of metrics.csv), `score`, and `model`: the folder, or None if the script saved no model.
@@ -75,20 +59,24 @@ def train_script(
         CliError: the script failed.
         DataError: there is no row to train on.
     """
+    from launcher.trainer.single_process import trial_data
+
+    def read(file: Path) -> Iterator[str]:
+        return trial_data.read_rows(file, options.row_format(), limit=options.rows)
+
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)
         train, test, output = work / "train.txt", work / "test.txt", OutputPaths(work / "output")
-        counts = split_rows(rows, 0.0 if tests is not None else held_out, train, test)
-        if tests is not None:
-            counts = counts[0], split_rows(tests, 1.0, work / "unused.txt", test)[1]
+        share = 0.0 if options.test else options.held_out
+        counts = split_rows(read(options.data), share, train, test)
+        if options.test:
+            counts = counts[0], split_rows(read(options.test), 1.0, work / "unused.txt", test)[1]
         if not counts[0]:
             raise DataError(
                 "there is no row to train on. Fix: use more rows, or set --held-out to another share"
             )
         report(f"{counts[0]:,} rows to train on, {counts[1]:,} to test on")
-        (work / "tables").mkdir()
-        for table in tables:
-            files.copy_file(table, work / "tables" / table.name)
+        options.copy_tables(work / "tables")
         single = {
             "PADDLE_TRAINER_ID": 0,
             "PADDLE_TRAINERS_NUM": 1,
@@ -97,8 +85,8 @@ def train_script(
         }
         torchrun = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
         launcher = {
-            "PADDLE_LAUNCHER_PASSES": passes,
-            "PADDLE_LAUNCHER_BATCH_SIZE": batch_size,
+            "PADDLE_LAUNCHER_PASSES": options.passes,
+            "PADDLE_LAUNCHER_BATCH_SIZE": options.batch_size,
             "PADDLE_LAUNCHER_TRAIN_FILE": train,
             "PADDLE_LAUNCHER_TEST_FILE": test if counts[1] else "",
             "PADDLE_LAUNCHER_TABLES_DIR": work / "tables",
@@ -107,7 +95,7 @@ def train_script(
             "PYTHONDONTWRITEBYTECODE": 1,
         }
         env = {**os.environ, **{name: str(value) for name, value in (single | torchrun | launcher).items()}}
-        argv = [sys.executable, script.name, *arguments]
+        argv = [sys.executable, script.name, *options.arguments]
         code = subprocess.run(argv, cwd=script.parent, env=env, stdout=STDERR, check=False).returncode
         if code:
             raise CliError(
@@ -122,8 +110,8 @@ def train_script(
             )
         score = files.read_json(output.model / "score.json") or {}
         if output.model.is_dir():
-            files.copy_folder(output.model, to)
-            report(f"model written to {to}")
+            files.copy_folder(output.model, options.to)
+            report(f"model written to {options.to}")
         return {
             "passes": [
                 {
@@ -136,5 +124,5 @@ def train_script(
                 for row in rows_of_passes
             ],
             "score": score,
-            "model": str(to) if output.model.is_dir() else None,
+            "model": str(options.to) if output.model.is_dir() else None,
         }
