@@ -98,6 +98,8 @@ class ClusterSession:
         """Store where the release is."""
         self.cluster, self.release = cluster, release
         self._files: JobFiles | None = None
+        self._files_of: tuple[str, str] | None = None
+        """The training Job, and the state of the data Job, for which `_files` was read."""
         self._files_read_at = float("-inf")
         self.expected_job = ""
         """If not empty, `run` raises OtherRunError when the release has another training Job."""
@@ -189,7 +191,9 @@ class ClusterSession:
         jobs = self.cluster.list_objects("job", labels(self.release))
         pods = self.pods()
         by_name = {object_states.name_of(job): job for job in jobs}
-        state, _ = object_states.job_state(by_name.get(run.k8s_job))
+        state, data_state = (
+            object_states.job_state(by_name.get(name))[0] for name in (run.k8s_job, run.k8s_data_job)
+        )
         deleting = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
         is_pending = any(pod.get("status", {}).get("phase") == "Pending" for pod in pods)
         is_queued = any(
@@ -204,7 +208,7 @@ class ClusterSession:
                 events=self._list_events(run, pods),
                 workloads=self.cluster.list_workloads() if is_queued else (),
                 claim=claim_problem(self.cluster, run) if is_pending else "",
-                files=self._read_files(run, pods, state in reader_states),
+                files=self._read_files(run, data_state, pods, state in reader_states),
                 is_namespace_terminating=deleting and self.cluster.is_namespace_terminating(),
                 log=lines,
                 log_of=log_of,
@@ -238,7 +242,11 @@ class ClusterSession:
                 return name, b"".join(blocks).decode(errors="replace").splitlines()
         return "", []
 
-    def _read_files(self, run: ReleaseRun, pods: list[Object], with_reader: bool) -> JobFiles:
+    def _read_files(
+        self, run: ReleaseRun, data_state: str, pods: list[Object], with_reader: bool
+    ) -> JobFiles:
+        if self._files_of != (run.k8s_job, data_state):
+            self._files, self._files_of = None, (run.k8s_job, data_state)
         running = open_through_running_pod(self.cluster, run, pods, or_init=True)
         now = time.monotonic()
         if running is not None and self._files and now - self._files_read_at < FILES_SECONDS:

@@ -35,6 +35,24 @@ def test_progress_is_read_through_a_running_pod():
     assert any("the progress cannot be read: the storage cannot be read here" in note for note in view.notes)
 
 
+def test_data_that_was_just_prepared_is_not_reported_as_lost(job_folder):
+    manifest = job_folder / "manifest.json"
+    content = manifest.read_text()
+    manifest.unlink()
+    (job_folder / "output" / "status.json").unlink()
+    waiting = [{"name": "await-data", "state": {"running": {}}}]
+    pods = [make_pod("p0", rank=0, phase="Pending", initContainerStatuses=waiting)]
+    cluster, release = open_release([make_job(K8S_JOB), make_job(DATA_JOB)], pods)
+    cluster.root = job_folder.parent
+    cluster.add_release()
+    assert release.poll_view().data.state == "waiting"
+    manifest.write_text(content)
+    cluster.jobs[1] = make_job(DATA_JOB, DONE)
+    view = release.poll_view()
+    assert view.data.state == "complete"
+    assert not [note for note in view.notes if "does not contain the data" in note]
+
+
 def test_polling_creates_no_reader_pod_while_the_job_exists():
     for conditions in ([], [DONE], [("Failed", "x", "y")]):
         cluster, release = open_release(ended(*conditions), [])
