@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import symtable
@@ -118,7 +119,7 @@ def _defined_names(file: Path) -> set[str]:
     The module is parsed, not run: Paddle may not be installed here. Raises UsageError for invalid syntax.
     """
     try:
-        text = file.read_bytes()
+        text = importlib.util.decode_source(file.read_bytes())
         symbols = symtable.symtable(text, str(file), "exec").get_symbols()
     except (SyntaxError, ValueError) as error:
         place = f"{file}, line {getattr(error, 'lineno', None) or '?'}"
@@ -126,7 +127,7 @@ def _defined_names(file: Path) -> set[str]:
             f"{place} is not valid Python: {getattr(error, 'msg', error)}. Nothing was sent",
             "correct this line",
         ) from error
-    star = {"*"} if re.search(rb"^\s*from \S+ import \*", text, re.MULTILINE) else set()
+    star = {"*"} if re.search(r"^\s*from \S+ import \*", text, re.MULTILINE) else set()
     return star | {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
 
 

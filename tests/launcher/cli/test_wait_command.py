@@ -240,11 +240,12 @@ def test_the_cause_of_a_failure_is_the_one_that_only_the_files_have():
 
 
 def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
-    screen = Console(file=io.StringIO(), force_terminal=True, width=200)
+    drawn = io.StringIO()
+    screen = Console(file=drawn, force_terminal=True, width=200)
     monkeypatch.setattr(follow_run, "console", lambda: screen)
     with pytest.raises(RunFailedError, match=r"^the run failed\. Fix: correct the cause that is shown above"):
         follow_run.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
-    assert "cause: rank 1: SIGSEGV" in screen.file.getvalue()
+    assert "cause: rank 1: SIGSEGV" in drawn.getvalue()
 
 
 def test_suggested_commands_select_the_followed_release():
