@@ -33,6 +33,7 @@ from launcher.cli.views.follow_run import (
 )
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import progress_text
+from launcher.errors import LauncherError
 from launcher.metrics import higher_is_better
 from launcher.reporting import text_formats
 
@@ -127,11 +128,16 @@ def sweep(
         open_screen(terminal, transient=True) as draw,
     ):
         print_between: Report = (lambda _: None) if terminal else print_to
-        train_all(trials, parallel, launch_trial, lambda: draw(trial_table(trials)), print_between, by=by)
+        try:
+            train_all(trials, parallel, launch_trial, lambda: draw(trial_table(trials)), print_between, by=by)
+        except LauncherError:
+            report(describe_trials(trials))
+            raise
     try:
         best, why = choose_best(trials, by, highest)
     except CliError:
-        out.print(trial_table(trials))
+        if output is OutputFormat.text:
+            out.print(trial_table(trials))
         raise
     others = [trial for trial in trials if trial is not best]
     for trial in others:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.commands import sweep
 from launcher.cli.commands.sweep import Trial
-from launcher.cli.errors import RunFailedError, UsageError
+from launcher.cli.errors import CliError, RunFailedError, UsageError
 from launcher.cli.launch import training_values
+from launcher.cli.launch.launch_training import TrainingPlan
 from launcher.cli.views.run_view import RunView
+
+from .fake_cluster import FakeCluster
 
 
 class Session:
@@ -172,3 +177,38 @@ def test_a_cluster_that_stays_unreachable_stops_the_sweep(monkeypatch: pytest.Mo
         sweep.train_all(
             trials[1:], 1, lambda one: Unreachable(one.release, "complete", {}, []), lambda: None, print
         )
+
+
+@pytest.fixture
+def run_sweep(
+    cli: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Return a function that runs `sweep -o json` with two settings; `end` is how the first run ends."""
+
+    def run(end: str, second: str) -> tuple[int, str, str]:
+        def launch(plan: TrainingPlan, *_: object) -> SimpleNamespace:
+            if plan.job == "t-2" and second:
+                raise CliError(second)
+            return SimpleNamespace(session=Session(plan.job, end, {}, []))
+
+        monkeypatch.setattr(sweep, "plan_trainings", lambda *_: [TrainingPlan([], {"jobName": "t"})] * 2)
+        monkeypatch.setattr(sweep, "launch", launch)
+        monkeypatch.setattr(sweep.LaunchOptions, "helm", lambda _: None)
+        monkeypatch.setattr(sweep.LaunchOptions, "connect", lambda _: FakeCluster())
+        given = ("--grid", "rate=1,2", "--parallel", "2", "--keep", tmp_path, "-o", "json")
+        return cli("sweep", "x", *given)
+
+    return run
+
+
+def test_a_sweep_that_fails_says_which_trainings_continue(run_sweep: Any) -> None:
+    code, out, err = run_sweep("complete", "the storage is full")
+    assert (code, out) == (3, "")
+    assert "these releases continue on the cluster: t-1. Not started: rate=2." in err
+    assert err.endswith("error: the storage is full\n")
+
+
+def test_a_sweep_without_a_score_prints_no_table_as_json(run_sweep: Any) -> None:
+    code, out, err = run_sweep("failed", "")
+    assert (code, out) == (1, "")
+    assert "none of the trainings has a score. t-1: no shoes; t-2: no shoes" in err
