@@ -94,6 +94,15 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
     except ReaderError as error:
         report(f"error: {error}")
         return CliError.exit_code
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("launcher"):
+            raise
+        extra = "serve" if error.name in ("fastapi", "prometheus_client", "uvicorn") else "model"
+        report(
+            f"error: this command needs the Python package {error.name}, which is not installed. Fix: pip install "
+            f"'.[{extra}]' in the project's folder, or run this in the launcher's image"
+        )
+        return CliError.exit_code
     except BrokenPipeError:
         # Without this, Python reports the broken pipe again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

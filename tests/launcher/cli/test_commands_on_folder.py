@@ -8,7 +8,7 @@ import pytest
 import typer
 
 from launcher.cli import main, terminal
-from launcher.cli.commands import results
+from launcher.cli.commands import predict, results
 from launcher.cli.errors import CliError
 from launcher.cli.storage.run_files import OUTPUT, parse_run_file
 from launcher.cli.storage.storage_access import Storage, list_folder
@@ -311,3 +311,23 @@ def test_the_end_of_input_is_not_a_yes(monkeypatch):
 
     monkeypatch.setattr(terminal.typer, "confirm", end)
     assert terminal.confirm("Stop anyway?") is False
+
+
+@pytest.mark.parametrize(("module", "extra"), [("numpy", "model"), ("uvicorn", "serve")])
+def test_a_package_that_is_not_installed_is_one_message(cli, monkeypatch, module, extra):
+    def load(*_):
+        raise ModuleNotFoundError(f"No module named '{module}'", name=module)
+
+    monkeypatch.setattr(predict, "predict_rows", load)
+    code, _, err = cli("predict", "model", "x=1")
+    assert (code, err.count("\n")) == (3, 1)
+    assert f"the Python package {module}, which is not installed. Fix: pip install '.[{extra}]'" in err
+
+
+def test_a_module_that_the_launcher_lacks_is_a_bug(cli, monkeypatch):
+    def load(*_):
+        raise ModuleNotFoundError("No module named 'launcher.gone'", name="launcher.gone")
+
+    monkeypatch.setattr(predict, "predict_rows", load)
+    with pytest.raises(ModuleNotFoundError):
+        cli("predict", "model", "x=1")
