@@ -88,12 +88,9 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 0
         return EXIT_USAGE if code == _PARSER_USAGE else code
-    except LauncherError as error:
+    except (LauncherError, ReaderError) as error:
         report(f"error: {error}")
-        return error.exit_code
-    except ReaderError as error:
-        report(f"error: {error}")
-        return CliError.exit_code
+        return error.exit_code if isinstance(error, LauncherError) else CliError.exit_code
     except ModuleNotFoundError as error:
         if not error.name or error.name.startswith("launcher"):
             raise
