@@ -97,6 +97,9 @@ def storage_request(
     return StorageRequest(job=job, claim=claim, image=image)
 
 
+MAX_WAIT = 366 * 24 * 3600.0
+"""Largest --timeout in seconds. Without a limit, `inf` would pass the check and fail later."""
+
 Command = Callable[..., None]
 
 

@@ -29,6 +29,7 @@ from launcher.cli.storage.storage_access import (
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.terminal import console, print_json, report
 from launcher.cli.views.pass_tables import pass_table
+from launcher.io.files import remove_path
 from launcher.io.retry import Retry, TransientError
 from launcher.io.tar_stream import ReaderError, save_tar
 from launcher.metrics import best_pass
@@ -137,7 +138,7 @@ def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths
     """Copy model, curve, report, metrics and logs into the folder `target`; return {name below it: bytes}.
 
     Everything is received into a hidden folder and compared with the sender's sha256 before it gets its final
-    name. Other files in `target` stay.
+    name. Files of an earlier copy that this run does not have are removed; other files in `target` stay.
 
     Raises:
         UsageError: `target` already contains one of the names, and `force` is False.
@@ -156,8 +157,11 @@ def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths
     hidden = target / f".results-{secrets.token_hex(4)}.tmp"
     try:
         saved = _receive(storage, hidden, output)
-        for entry in sorted((hidden / output.root).iterdir()):
-            move_into_place(entry, target / entry.name, replace=force)
+        received = {entry.name: entry for entry in (hidden / output.root).iterdir()}
+        for name, entry in sorted(received.items()):
+            move_into_place(entry, target / name, replace=force)
+        for name in set(taken) - set(received):  # of an earlier copy, which may be another run's
+            remove_path(target / name)
     except BaseException as error:
         _remove_folder(target if created else hidden)
         if not isinstance(error, OSError):

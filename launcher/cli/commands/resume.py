@@ -9,7 +9,7 @@ import typer
 from launcher.cli.cluster.job_restart import continue_training
 from launcher.cli.commands.stop import describe_wrong_state
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import require_cluster, with_session
+from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
 
@@ -23,7 +23,10 @@ def resume(
     timeout: Annotated[
         float,
         typer.Option(
-            min=0, metavar="SECONDS", help="With --follow: stop waiting after this time (exit code 2)."
+            min=0,
+            max=MAX_WAIT,
+            metavar="SECONDS",
+            help="With --follow: stop waiting after this time (exit code 2).",
         ),
     ] = 24 * 3600.0,
 ) -> None:

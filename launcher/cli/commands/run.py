@@ -11,7 +11,7 @@ import typer
 from launcher.cli.cluster.cluster_api import CHART
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import SCRIPT_RUNTIME, describe_next_steps, launch, plan_trainings
-from launcher.cli.shared_options import Format, OutputFormat, Release, with_options
+from launcher.cli.shared_options import MAX_WAIT, Format, OutputFormat, Release, with_options
 from launcher.cli.terminal import console, print_json, report
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
 from launcher.cli.views.pass_tables import curve_table
@@ -29,7 +29,10 @@ def run(
         bool, typer.Option("--replace", help="Stop the training that the release runs now.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Stop following after this time (exit code 2).")
+        float,
+        typer.Option(
+            min=0, max=MAX_WAIT, metavar="SECONDS", help="Stop following after this time (exit code 2)."
+        ),
     ] = 24 * 3600.0,
     output: Format = OutputFormat.text,
     release: Release = CHART,

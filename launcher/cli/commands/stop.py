@@ -13,7 +13,7 @@ import typer
 from launcher.cli.cluster import object_states
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
-from launcher.cli.shared_options import require_cluster, with_session
+from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
 from launcher.cli.storage.storage_access import buffered_reader
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.terminal import confirm, report
@@ -33,7 +33,8 @@ NONE_SAVED = "none saved; `resume` continues from the newest earlier checkpoint"
 def stop(
     session: Session,
     timeout: Annotated[
-        float, typer.Option(min=1, metavar="SECONDS", help="How long to wait for the checkpoint.")
+        float,
+        typer.Option(min=1, max=MAX_WAIT, metavar="SECONDS", help="How long to wait for the checkpoint."),
     ] = 600.0,
     checkpoint: Annotated[
         bool,

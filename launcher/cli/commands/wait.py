@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import Format, OutputFormat, with_session
+from launcher.cli.shared_options import MAX_WAIT, Format, OutputFormat, with_session
 from launcher.cli.terminal import print_json
 from launcher.cli.views.follow_run import follow_run
 
@@ -16,7 +16,10 @@ from launcher.cli.views.follow_run import follow_run
 def wait(
     session: Session,
     timeout: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Stop waiting after this time (exit code 2).")
+        float,
+        typer.Option(
+            min=0, max=MAX_WAIT, metavar="SECONDS", help="Stop waiting after this time (exit code 2)."
+        ),
     ] = 7200.0,
     output: Format = OutputFormat.text,
 ) -> None:

@@ -175,13 +175,15 @@ def test_results_rejects_overwriting_and_with_force_keeps_other_files(cli, job_f
     to = tmp_path / "to"
     (to / "model").mkdir(parents=True)
     (to / "model" / "mine").write_text("mine")
+    (to / "node_7").mkdir()  # of another run, which had more pods
     (to / "notes.txt").write_text("notes")
     code, _, err = cli("results", "--path", job_folder, "--to", to)
     assert code == 64
     assert "already contains model" in err
-    assert names(to) == ["model", "notes.txt"]
+    assert names(to) == ["model", "node_7", "notes.txt"]
     assert cli("results", "--path", job_folder, "--to", to, "--force")[0] == 0
     assert names(to / "model") == ["model.pdmodel"]
+    assert not (to / "node_7").exists()
     assert (to / "notes.txt").read_text() == "notes"
 
 

@@ -251,3 +251,10 @@ def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
 def test_suggested_commands_select_the_followed_release():
     with pytest.raises(WaitTimeoutError, match=r"larger --timeout: python -m launcher wait --release mine$"):
         follow_run.follow_run(Session(a_view()), 0)
+
+
+@pytest.mark.parametrize("command", ["wait", "stop", "resume", "run"])
+def test_an_infinite_timeout_is_rejected(cli, command):
+    code, _, err = cli(command, *(["ctr"] if command == "run" else []), "--timeout", "inf")
+    assert code == 64
+    assert "'--timeout'" in err
