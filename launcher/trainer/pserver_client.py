@@ -14,6 +14,7 @@ from paddle.distributed import fleet
 
 from launcher.errors import DataError
 from launcher.trainer.fleet_process import FleetProcess, await_ports
+from launcher.trainer.graph import native_flags
 from launcher.trainer.graph.training_graph import BASE, COUNTING, DELTA, WHOLE
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
@@ -51,6 +52,8 @@ class PserverClient(FleetProcess):
         await_ports(self.servers, "all pservers of the job")
         if self.mode == "geo":
             self._take_turns()
+        if self.mode == "sync":
+            native_flags.push_each_gradient()
         fleet.init_worker()
         self.runtime = fleet.fleet._runtime_handle
         from paddle.distributed.ps.utils.public import get_the_one_recv_context

@@ -8,19 +8,13 @@ brpc's maximum.
 
 from __future__ import annotations
 
-import ctypes
-import os
-from pathlib import Path
-
-import paddle
-
 from launcher.errors import setting_error
+from launcher.trainer.graph import native_flags
 from launcher.trainer.graph.network_builder import BuiltNetwork
 
 DEFAULT_BYTES = 64 << 20
 MAX_BYTES = (1 << 31) - 1
 MERGED = 12  # async sends the gradients of so many batches in one message (pserver_push_sparse_merge_limit)
-_SYMBOL = "_ZN4brpc5fLU6419FLAGS_max_body_sizeE"
 
 
 def raise_limit(limit: int = MAX_BYTES) -> int:
@@ -28,13 +22,7 @@ def raise_limit(limit: int = MAX_BYTES) -> int:
 
     If this build of Paddle does not export the variable with the limit, the 64 MiB stay and are returned.
     """
-    library = Path(paddle.base.__file__).parent / "libpaddle.so"
-    try:
-        flag = ctypes.c_uint64.in_dll(ctypes.CDLL(str(library), os.RTLD_NOLOAD | os.RTLD_NOW), _SYMBOL)
-    except (OSError, ValueError):
-        return DEFAULT_BYTES  # a build of Paddle that does not export the symbol
-    flag.value = limit
-    return limit
+    return limit if native_flags.set_message_limit(limit) else DEFAULT_BYTES
 
 
 def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit: int) -> None:

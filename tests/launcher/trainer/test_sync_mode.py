@@ -1,0 +1,38 @@
+"""Test of mode sync on a real server: a gradient counts for its own step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from launcher.paths import Position
+
+from .conftest import stage, write_program
+from .test_embedding_tables import PROGRAM, gang, lines, saved, unpack
+
+STEPS = 4
+NO_FLUSH = """
+import time
+from launcher.trainer.pserver_client import PserverClient
+
+def end_step(client):
+    time.sleep(0.5)  # instead of the flush, which ends too early if the pushing thread is late
+    client.runtime._worker.barrier(0)
+
+PserverClient._apply_step = end_step
+"""
+
+
+@pytest.mark.paddle
+def test_gradients_of_two_steps_are_not_merged_although_a_flush_ends_too_early(
+    tmp_path: Path, port: int
+) -> None:
+    program = write_program(tmp_path / "own", PROGRAM + NO_FLUSH).parent
+    training = gang(tmp_path, program, port, PASSES="1")
+    one_batch = lines([(7, 0, (1.0, 1.0, 1.0, 1.0), 50)] * 4)
+    stage(training.data[0], one_batch * STEPS, one_batch)
+    rows = saved(training.finish(), Position(1), "adam")
+    power = unpack("adam", rows[7])["b1"][0]
+    assert np.isclose(power, 0.8 ** (STEPS + 1)), "it starts with beta1, and each step multiplies it by beta1"
