@@ -1,4 +1,4 @@
-"""The program with stock tools: a clone, a file backend and `pulumi preview`."""
+"""The program with stock tools: a clone, a file backend, the local cluster, and manual changes with helm."""
 
 from __future__ import annotations
 
@@ -54,23 +54,7 @@ def _project(tmp_path: Path, name: str, **values: object) -> tuple[Path, Path]:
 
 
 @pytest.mark.e2e
-def test_preview_works_with_stock_tools(tmp_path: Path) -> None:
-    project, config = _project(tmp_path, "stock-preview")
-    preview = _pulumi(project, tmp_path, "preview", "-s", "local")
-    assert preview.returncode == 0, preview.stdout + preview.stderr
-    assert "5 to create" in preview.stdout
-
-    config.write_text(config.read_text().replace(str(KUBECONFIG), str(tmp_path / "none")))
-    rejected = _pulumi(project, tmp_path, "preview", "-s", "local")
-    assert rejected.returncode != 0
-    assert "paddle-training:kubeconfig.path" in rejected.stdout + rejected.stderr
-    assert "Traceback" not in rejected.stdout + rejected.stderr
-
-
-@pytest.mark.e2e
-def test_manual_upgrade_shows_in_preview_and_up_reverts_it(
-    tmp_path: Path,
-) -> None:
+def test_manual_upgrade_shows_in_preview_and_up_reverts_it(tmp_path: Path) -> None:
     name = f"drift-{uuid.uuid4().hex[:8]}"
     own = {"jobName": name, "training": {"passes": 2, "extraArgs": ["--l2=0.1"]}, "data": {"enabled": False}}
     project, config = _project(tmp_path, name, **own, scheduling={"suspend": True})
@@ -88,8 +72,7 @@ def test_manual_upgrade_shows_in_preview_and_up_reverts_it(
         return dict(yaml.safe_load(helm("get", "values", "paddle-training", "--all", "-o", "yaml")))
 
     try:
-        pulumi("up", "--yes", "--skip-preview")
-        pulumi("preview", "--refresh", "--expect-no-changes")
+        assert "5 created" in pulumi("up", "--yes", "--skip-preview")
         before = effective()
         by_hand = tmp_path / "by_hand.yaml"
         given = yaml.safe_load(helm("get", "values", "paddle-training", "-o", "yaml"))
@@ -109,18 +92,17 @@ def test_manual_upgrade_shows_in_preview_and_up_reverts_it(
             "podLabels.by",
             "training.extraArgs",
         )
-        for refresh in ([], ["--refresh"]):
-            drift = pulumi("preview", "--diff", *refresh)
+        # A refresh merges the live values into those of the state, and must not hide the drift.
+        for command in (["preview"], ["up", "--yes", "--refresh", "--skip-preview"]):
+            drift = pulumi(*command, "--diff")
             assert [key for key in changed if key not in drift] == [], drift
             assert "training.passes" not in drift
-        pulumi("up", "--yes", "--refresh", "--skip-preview")
         assert effective() == before
         pulumi("preview", "--refresh", "--expect-no-changes")
 
         # Changes of the stack's settings are not drift, and neither is a manual upgrade to the same values.
         config.write_text(config.read_text().replace("passes: 2", "passes: 3"))
-        assert "manual changes" not in pulumi("preview", "--diff")
-        pulumi("up", "--yes", "--skip-preview")
+        assert "manual changes" not in pulumi("up", "--yes", "--skip-preview", "--diff")
         helm("upgrade", "paddle-training", "charts/paddle-training", "--reuse-values")
         pulumi("preview", "--refresh", "--expect-no-changes")
     finally:
