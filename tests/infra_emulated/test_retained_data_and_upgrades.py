@@ -46,11 +46,11 @@ def test_up_after_protected_destroy_reuses_data(dev_stack: Make, account: Accoun
     engine = dev_stack("dev", "storage.backup=true")
     _fine(engine.up())
     cloud, made = MotoCloud(account, REGION), _ids(account)
-    bucket = engine.outputs()["bucket"]
+    outputs = engine.outputs()
+    bucket, kept = outputs["bucket"], outputs["kept"]
     cloud.client("s3").put_object(Bucket=bucket, Key="models/trained", Body=b"weights")
     assert len(_plan(engine, protect=True).kept_data) == DATA
 
-    kept = engine.outputs()["kept"]
     ended = _fine(engine.destroy())
     _assert_kept(account, kept, made, ended)
     forgotten = engine.preview()
