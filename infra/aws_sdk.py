@@ -58,6 +58,7 @@ def file_name(name: str) -> str:
 def load_on_demand(package: str = pulumi_aws.__name__, services: Sequence[str] = SERVICES) -> None:
     """Make services of the SDK that are not loaded yet load only what is used."""
     for name in services:
-        service = sys.modules[f"{package}.{name}"]
-        if "_utilities" not in vars(service):  # the first import of every generated package
+        service = sys.modules.get(f"{package}.{name}")
+        # `_utilities` is the first import of every generated package.
+        if service is not None and "_utilities" not in vars(service):
             service.__class__ = Service
