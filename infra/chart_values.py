@@ -25,7 +25,8 @@ BUCKET_PLACEHOLDER = "{bucket}"
 _YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 NO_LIMIT = (("training", "deadlineSeconds"), ("workDir", "sizeLimit"))
-"""Values for which null means "no limit". Pulumi's Release omits nulls, so a stack cannot set them to null."""
+"""Values for which null means "no limit". A stack cannot set them to null: the Release of pulumi-kubernetes omits
+nulls, also with `allow_null_values` (tried in `values` and in `value_yaml_files`)."""
 
 
 @dataclass(frozen=True)
@@ -82,25 +83,36 @@ def read_yaml(path: Path, key: str) -> dict[str, Any]:
     return loaded
 
 
+def _is_null(values: Mapping[str, Any], section: str, key: str, *, before: bool) -> bool:
+    """Return whether a value is null in `values`, or `before` if they do not contain it."""
+    given = values.get(section, {})
+    if not isinstance(given, Mapping):
+        return False
+    return given[key] is None if key in given else before
+
+
 def user_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
     """Return the user's chart values: `valuesFiles` in their order, then `values`.
 
     Raises:
-        SettingsError: a file does not exist or contains no mapping, or a value of NO_LIMIT is null.
+        SettingsError: a file does not exist or contains no mapping, or a value of NO_LIMIT is null in the last
+            source that contains it.
     """
     files = [
         read_yaml(project_folder / name, "paddle-training:valuesFiles") for name in settings.values_files
     ]
     merged: dict[str, Any] = {}
-    problems = []
+    nulls: set[tuple[str, str]] = set()
     for values in (*files, settings.values):
         merged = merge_values(merged, values)
-        for section, key in NO_LIMIT:
-            given = values.get(section)
-            if isinstance(given, Mapping) and given.get(key, "") is None:
-                why = "Pulumi omits a null, so the chart's default would apply"
-                fix = "set it to a very large value, or remove it to get the default"
-                problems.append(Problem(f"{section}.{key}", "null", "a value other than null", why, fix))
+        nulls = {path for path in NO_LIMIT if _is_null(values, *path, before=path in nulls)}
+    why = "Pulumi omits a null, so the chart's default would apply"
+    fix = "set it to a very large value, or remove it to get the default"
+    problems = [
+        Problem(f"{section}.{key}", "null", "a value other than null", why, fix)
+        for section, key in NO_LIMIT
+        if (section, key) in nulls
+    ]
     if problems:
         raise SettingsError(problems)
     return merged

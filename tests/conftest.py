@@ -40,8 +40,8 @@ LONG_SECONDS = 3.0
 """Fast tests that take longer than this are listed in the summary; only a report, since machines differ."""
 
 GC_THRESHOLDS = (100_000, 20, 20)
-"""Thresholds of the garbage collector with `--fast`. With Python's defaults, a quarter of the CPU time of the tests
-with Pulumi's large SDK would be garbage collection."""
+"""Thresholds of the garbage collector. With Python's defaults, a quarter of the CPU time of the tests with Pulumi's
+large SDK would be garbage collection."""
 
 # Several tiers may share two cores: the duration of one hypothesis example says nothing.
 settings.register_profile("patient", deadline=None)
@@ -132,9 +132,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With `--fast`: register the guard, and let the garbage collector run less often."""
+    """Let the garbage collector run less often; with `--fast`, register the guard."""
+    gc.set_threshold(*GC_THRESHOLDS)
     if config.getoption("--fast"):
-        gc.set_threshold(*GC_THRESHOLDS)
         config.pluginmanager.register(FastTestGuard(), "fast-test-guard")
 
 

@@ -88,6 +88,7 @@ class Account:
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:
         with closing(sqlite3.connect(self.folder / "state.sqlite", timeout=60)) as database, database:
+            database.execute("pragma synchronous = off")  # no test outlives a crash of the machine
             yield database
 
     # --- resources

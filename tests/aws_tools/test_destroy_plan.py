@@ -11,10 +11,6 @@ from aws import destroy_plan, smoke_test
 from aws import stack_access as stacks
 from aws.__main__ import app
 from aws.stack_access import CommandError
-from tests.aws_emulator.conftest import account, moto
-from tests.infra_emulated.conftest import dev_stack
-
-__all__ = ["account", "dev_stack", "moto"]
 
 
 def state(**kept: bool) -> dict:
@@ -94,22 +90,3 @@ def test_kept_prints_settings_with_which_next_up_uses_resources(monkeypatch) -> 
             ("bucket", "paddle-training-dev-artifacts-1a"),
         )
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_destroy_plan_matches_state_of_real_engine(dev_stack) -> None:
-    engine = dev_stack("dev", "compute=off", "storage.protect=false")
-
-    def exported() -> dict:
-        return json.loads(engine.pulumi("stack", "export", "--stack", "dev").text)
-
-    made = engine.up()
-    assert made.code == 0, made.text
-    assert len(destroy_plan.plan_destroy(exported(), "dev", protect=False).removed_data) == 5
-    engine.config("paddle-training:storage.protect=true")
-    with pytest.raises(CommandError, match=r"would remove .*file system fs-"):
-        destroy_plan.plan_destroy(exported(), "dev", protect=True)
-    made = engine.up()
-    assert made.code == 0, made.text
-    assert len(destroy_plan.plan_destroy(exported(), "dev", protect=True).kept_data) == 5

@@ -108,6 +108,13 @@ def test_user_values_null_for_a_value_without_limit_raises(tmp_path: Path) -> No
         chart_values.user_values(
             local_settings(valuesFiles=[], values={"workDir": {"sizeLimit": None}}), tmp_path
         )
+    # What counts is the last source that contains the value.
+    (tmp_path / "b.yaml").write_text("training: {passes: 2}\n")
+    with pytest.raises(SettingsError, match=r"training\.deadlineSeconds"):
+        chart_values.user_values(local_settings(valuesFiles=["a.yaml", "b.yaml"]), tmp_path)
+    later = {"training": {"deadlineSeconds": 60}}
+    own = chart_values.user_values(local_settings(valuesFiles=["a.yaml", "b.yaml"], values=later), tmp_path)
+    assert own["training"] == {"passes": 2, "deadlineSeconds": 60}
 
 
 @pytest.mark.parametrize(
