@@ -33,7 +33,7 @@ def main() -> None:
         raise pulumi.RunError(str(error)) from None
     for name, value in outputs.items():
         pulumi.export(name, value)
-    # Otherwise the interpreter would search them once more when it exits, which takes another fifth.
+    # Otherwise the interpreter would search these classes once more when it exits, which takes another fifth.
     gc.freeze()
 
 

@@ -9,7 +9,6 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import (
-    aws_sdk,
     chart_values,
     constants,
     eks_kubeconfig,
@@ -36,8 +35,6 @@ from infra.settings_errors import SettingsError
 from infra.stack_inputs import StackInputs
 from infra.training import DATA_LOSS_NOTE, Training
 from infra.vpc_network import VpcNetwork
-
-aws_sdk.load_on_demand()
 
 # For each of the three containers of both controllers of the EFS driver. They have no work, because the
 # program itself creates the volumes; the add-on's default requests would be 1.2 cores in total.

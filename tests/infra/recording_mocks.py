@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +22,16 @@ from infra.settings import Settings
 from infra.settings_loader import load_settings
 from infra.stack_inputs import read_stack_inputs
 from infra.target_kubeconfig import create_kubeconfig_stack
+
+# The SDK warns about its own deprecated classes when it is imported. This hides no other warning.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    for _module in (
+        *("budgets", "cloudwatch", "ec2", "ecr", "efs", "eks"),
+        *("iam", "kms", "route53", "s3", "ssm", "vpc"),
+    ):
+        # hasattr loads the module, because the SDK is lazy.
+        hasattr(importlib.import_module(f"pulumi_aws.{_module}"), "any")
 
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-west-2"
