@@ -45,7 +45,7 @@ def read_model(gang: LoopbackGang) -> int:
 
 
 def test_all_processes_get_their_ranks_and_the_run_completes(tmp_path: Path) -> None:
-    with build_gang(tmp_path, processes=2) as gang:
+    with build_gang(tmp_path, processes=2, report=True) as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert (run["state"], run["restarts"], run["fingerprint"]["runtime"]) == (

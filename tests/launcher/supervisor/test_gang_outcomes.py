@@ -88,14 +88,14 @@ def test_the_report_of_a_failed_run_shows_the_cause_and_is_replaced_by_a_later_r
     tmp_path: Path,
 ) -> None:
     fake = {"trainer:0": {"do": "exit", "code": 65, "at": "start"}}
-    with LoopbackGang(tmp_path, trainers=1, fake=fake) as gang:
+    with LoopbackGang(tmp_path, trainers=1, fake=fake, report=True) as gang:
         assert gang.start().wait_for_exit(30) == [65], gang.pod_log(0)
         page = (gang.output / "report.html").read_text()
         assert '<span class="state failed">' in page
         assert "Cause of the failure" in page
         assert "about to exit" in page, "the cause with the last lines of the log"
         assert not (gang.output / "run.lock").exists()
-    with LoopbackGang(tmp_path, trainers=1) as gang:
+    with LoopbackGang(tmp_path, trainers=1, report=True) as gang:
         assert gang.start().wait_for_exit(30) == [0], gang.pod_log(0)
         page = (gang.output / "report.html").read_text()
         assert '<span class="state complete">' in page
@@ -109,8 +109,8 @@ def test_the_report_of_a_failed_run_shows_the_cause_and_is_replaced_by_a_later_r
 )
 def test_a_report_that_cannot_be_written_is_only_logged(tmp_path: Path, seconds: float, reason: str) -> None:
     fake = {"trainer:0": {"do": "exit", "code": 65, "at": 1}}
-    slow = {"FAKE_PASS_SECONDS": "1"}
-    with LoopbackGang(tmp_path, trainers=1, fake=fake, timings={"report": seconds}, **slow) as gang:
+    more = {"report": True, "FAKE_PASS_SECONDS": "1"}
+    with LoopbackGang(tmp_path, trainers=1, fake=fake, timings={"report": seconds}, **more) as gang:
         gang.start().wait_until(gang.all_trainers_started)
         (gang.output / "report.html").mkdir()
         assert gang.wait_for_exit(30) == [65], gang.pod_log(0)
