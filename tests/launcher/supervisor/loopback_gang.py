@@ -128,7 +128,7 @@ def paddle_scripts(**env: str) -> dict[str, Any]:
 class LoopbackGang:
     """The launchers of one run. As a context manager it kills all processes that still run at its end.
 
-    Only with `report` they write report.html and curve.png, which takes more CPU time than three launchers.
+    Only with `report` they write report.html and curve.png, which takes as much CPU time as three launchers.
     """
 
     def __init__(
