@@ -96,7 +96,9 @@ def draw_svgs(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) 
     `metrics.best_pass`, `spare` a folder for temporary files, used only if the system has no writable one.
     """
     passes = metrics.pass_table(rows)
-    drawn = {}
+    drawn: dict[str, str] = {}
+    if not passes:  # matplotlib takes most of the time of a report
+        return drawn
     with _matplotlib_cache(spare):
         import matplotlib
         from matplotlib.figure import Figure

@@ -29,6 +29,8 @@ def mismatch(value: object, shape: Any, at: str = "") -> str | None:
         shape: int, float, str, None, Any, a union, list[…], dict[str, …], or a TypedDict or dataclass of these types.
         at: the key of `value` in its file, with dots between levels, for the description.
     """
+    if shape is Any:
+        return None
     kind = get_origin(shape) or shape
     inner: list[tuple[object, Any, str]] = []
     why = None
@@ -49,7 +51,7 @@ def mismatch(value: object, shape: Any, at: str = "") -> str | None:
         inner = [(entry, get_args(shape)[0], str(number)) for number, entry in enumerate(value)]
     elif kind is dict and isinstance(value, dict):
         inner = [(entry, get_args(shape)[1], key) for key, entry in value.items()]
-    elif shape is not Any:
+    else:
         plain = {float: (int, float)}.get(kind, dict if _is_object(shape) else kind)
         fits = isinstance(value, plain) and not isinstance(value, bool)
         why = None if fits else f"{at} is {value!r:.60}"

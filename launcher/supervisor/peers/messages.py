@@ -91,9 +91,9 @@ class MemberState:
 
         The age is in seconds before `now`, because the monotonic clocks of two pods cannot be compared.
         """
-        value = asdict(self)
+        value = {**vars(self)}
         if self.failure is not None:
-            value["failure"]["at"] = now - self.failure.at
+            value["failure"] = {**vars(self.failure), "at": now - self.failure.at}
         return value
 
     @classmethod
@@ -140,7 +140,7 @@ class Order:
 
     def to_json(self) -> dict[str, Any]:
         """Return this order as a dict for JSON."""
-        return asdict(self)
+        return {**vars(self), "resume": None if self.resume is None else asdict(self.resume)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Order:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.launcher.supervisor.loopback_gang import LoopbackGang
+from launcher.errors import ExportError
+from launcher.io import run_record
+from launcher.io.retry import Retry
+from launcher.paths import OutputPaths
+from launcher.schema import RunFile
+from launcher.settings import TrainSettings
+from launcher.supervisor.helpers.bucket_export_process import ModelUpload
+from tests.launcher.supervisor.loopback_gang import LoopbackGang, train_settings
 
 RUN = "quick-start-0a1b2c3d"
 FOLDER = f"models/quick-start/{RUN}/"
@@ -77,6 +84,29 @@ class ExportBucket:
         """Return a gang of two trainers that exports to the bucket; `more`: its other arguments."""
         more = {"trainers": 2, "fake": SMALL, "PADDLE_LAUNCHER_PASSES": "1", **self.env, **more}
         return LoopbackGang(self.root, **more)
+
+    @property
+    def output(self) -> OutputPaths:
+        """The output folder of the runs of `settings`."""
+        return OutputPaths(self.settings().layout.output)
+
+    def settings(self, **env: str) -> TrainSettings:
+        """Return the settings of a run without launchers."""
+        return train_settings(self.root, PADDLE_LAUNCHER_RUNTIME="v1", **{**self.env, **env})
+
+    def write_output(self, *files: str) -> None:
+        """Write the output folder of a complete run with these files."""
+        for file in files:
+            path = self.output.root / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(file)
+        record = RunFile(run_id=RUN, state="complete", finished=10.0, fingerprint={"program": "p"})
+        run_record.write(self.output, record)
+
+    def build_upload(self, tries: int = 1, **env: str) -> ModelUpload:
+        """Return the upload of that folder by this process, which does not wait between `tries`."""
+        retry = Retry(tries, sleep=lambda _: None, error=ExportError)
+        return ModelUpload(self.settings(**env), "output-1", retry)
 
     def list_keys(self) -> list[str]:
         """Return all keys of the bucket."""

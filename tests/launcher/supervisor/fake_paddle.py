@@ -5,12 +5,17 @@ The environment variable FAKE is JSON and selects faults:
 With {"model": {name: bytes}} trainer 0 writes a model of such files.
 """
 
+import sys
+
+if sys.argv[2:] == ["--help"]:  # before the imports below, which take most of the time
+    print("flags: -nics -port -ports_num -ports_num_for_sparse")  # noqa: T201
+    sys.exit(1)
+
 import json
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -107,8 +112,4 @@ def write_model(save, sizes):
 
 
 if __name__ == "__main__":
-    command, rest = sys.argv[1], sys.argv[2:]
-    if rest == ["--help"]:
-        print("flags: -nics -port -ports_num -ports_num_for_sparse")  # noqa: T201
-        sys.exit(1)
-    {"pserver": pserver, "train": train}[command](parse_flags(rest))
+    {"pserver": pserver, "train": train}[sys.argv[1]](parse_flags(sys.argv[2:]))

@@ -126,7 +126,10 @@ def paddle_scripts(**env: str) -> dict[str, Any]:
 
 
 class LoopbackGang:
-    """The launchers of one run. As a context manager it kills all processes that still run at its end."""
+    """The launchers of one run. As a context manager it kills all processes that still run at its end.
+
+    Only with `report` they write report.html and curve.png, which takes as much CPU time as three launchers.
+    """
 
     def __init__(
         self,
@@ -139,6 +142,7 @@ class LoopbackGang:
         pservers_exit_themselves: bool = False,
         trainer_waits: bool = False,
         forked: bool = False,
+        report: bool = False,
         python: str | Path = sys.executable,
         **env: str,
     ) -> None:
@@ -151,7 +155,7 @@ class LoopbackGang:
         self.nics: dict[str, list[str]] = {}
         """If not empty, the interfaces of every pod."""
         self.pservers_exit_themselves, self.trainer_waits = pservers_exit_themselves, trainer_waits
-        self.forked, self.python = forked, str(python)
+        self.forked, self.report, self.python = forked, report, str(python)
         _subnet[1] += 1
         self.addresses = [f"127.{_subnet[0]}.{_subnet[1] % 250}.{i + 2}" for i in range(trainers)]
         self.names = [f"{run}-{i}.paddle-training" for i in range(trainers)]
@@ -209,6 +213,7 @@ class LoopbackGang:
             "pservers_exit_themselves": self.pservers_exit_themselves,
             "trainer_waits": self.trainer_waits,
             "forked": self.forked,
+            "report": self.report,
         }
 
     def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: str) -> LoopbackGang:

@@ -60,7 +60,9 @@ def build_gang(root: Path, processes: int, epochs: int, python: str | Path = sys
     return gang
 
 
-@pytest.mark.parametrize(("processes", "version"), [(1, "3.3.1"), (2, "2.6.2")])
+@pytest.mark.parametrize(
+    ("processes", "version"), [(2, "3.3.1"), pytest.param(1, "2.6.2", marks=pytest.mark.long)]
+)
 def test_all_processes_train_the_same_model_also_after_a_kill(
     tmp_path: Path, processes: int, version: str
 ) -> None:

@@ -88,14 +88,14 @@ def test_the_report_of_a_failed_run_shows_the_cause_and_is_replaced_by_a_later_r
     tmp_path: Path,
 ) -> None:
     fake = {"trainer:0": {"do": "exit", "code": 65, "at": "start"}}
-    with LoopbackGang(tmp_path, trainers=1, fake=fake) as gang:
+    with LoopbackGang(tmp_path, trainers=1, fake=fake, report=True) as gang:
         assert gang.start().wait_for_exit(30) == [65], gang.pod_log(0)
         page = (gang.output / "report.html").read_text()
         assert '<span class="state failed">' in page
         assert "Cause of the failure" in page
         assert "about to exit" in page, "the cause with the last lines of the log"
         assert not (gang.output / "run.lock").exists()
-    with LoopbackGang(tmp_path, trainers=1) as gang:
+    with LoopbackGang(tmp_path, trainers=1, report=True) as gang:
         assert gang.start().wait_for_exit(30) == [0], gang.pod_log(0)
         page = (gang.output / "report.html").read_text()
         assert '<span class="state complete">' in page
@@ -109,8 +109,8 @@ def test_the_report_of_a_failed_run_shows_the_cause_and_is_replaced_by_a_later_r
 )
 def test_a_report_that_cannot_be_written_is_only_logged(tmp_path: Path, seconds: float, reason: str) -> None:
     fake = {"trainer:0": {"do": "exit", "code": 65, "at": 1}}
-    slow = {"FAKE_PASS_SECONDS": "1"}
-    with LoopbackGang(tmp_path, trainers=1, fake=fake, timings={"report": seconds}, **slow) as gang:
+    more = {"report": True, "FAKE_PASS_SECONDS": "1"}
+    with LoopbackGang(tmp_path, trainers=1, fake=fake, timings={"report": seconds}, **more) as gang:
         gang.start().wait_until(gang.all_trainers_started)
         (gang.output / "report.html").mkdir()
         assert gang.wait_for_exit(30) == [65], gang.pod_log(0)
@@ -128,8 +128,8 @@ def test_processes_that_ignore_sigterm_and_their_descendants_are_killed(tmp_path
         "trainer:0": {"grandchild": True, "ignore_term": True},
         "trainer:1": {"do": "exit", "code": 3, "at": 1},
     }
-    with LoopbackGang(tmp_path, fake=fake, FAKE_PASS_SECONDS="0.5") as gang:
-        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+    with LoopbackGang(tmp_path, trainers=2, fake=fake, FAKE_PASS_SECONDS="0.5") as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70]
         assert gang.running_pids() == []
 
 
@@ -169,25 +169,29 @@ def test_without_rank_0_the_other_ranks_exit_and_report_the_reason(tmp_path: Pat
 
 
 def test_a_second_start_of_a_complete_run_exits_with_0_and_starts_no_process(tmp_path: Path) -> None:
-    with LoopbackGang(tmp_path, PADDLE_LAUNCHER_PASSES="1") as gang:
-        assert gang.start().wait_for_exit() == [0, 0, 0]
+    with LoopbackGang(tmp_path, trainers=2, PADDLE_LAUNCHER_PASSES="1") as gang:
+        assert gang.start().wait_for_exit() == [0, 0]
+        assert gang.start(1).processes[1].wait(20) == 0, "also without rank 0"
+        assert "the run is complete" in gang.pod_log(1)
         before = (gang.output / "node_1" / "train.log").read_text()
-        assert gang.start().wait_for_exit() == [0, 0, 0]
+        assert gang.start().wait_for_exit() == [0, 0]
         assert (gang.output / "node_1" / "train.log").read_text() == before
         assert "the only pass is done already: nothing to start. A new runId resumes" in gang.pod_log(0)
         status = gang.read_json("status.json")
         assert status["state"] == "complete"
-        assert [rank["state"] for rank in status["ranks"]] == ["complete"] * 3, "no rank is absent or staging"
+        assert [rank["state"] for rank in status["ranks"]] == ["complete"] * 2, "no rank is absent or staging"
 
 
 def test_a_second_start_resumes_after_the_last_finished_pass_and_keeps_earlier_logs(tmp_path: Path) -> None:
     fake = {"trainer:1": {"do": "exit", "code": 3, "at": 2}}
-    with LoopbackGang(tmp_path, fake=fake, FAKE_PASS_SECONDS="0.3", PADDLE_LAUNCHER_PASSES="5") as gang:
-        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+    with LoopbackGang(
+        tmp_path, trainers=2, fake=fake, FAKE_PASS_SECONDS="0.3", PADDLE_LAUNCHER_PASSES="5"
+    ) as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70]
         newest = max(int(p.parent.name[5:]) for p in gang.output.glob("pass-*/done"))
         (gang.output / f"pass-{newest + 1:05d}").mkdir(exist_ok=True)  # an unfinished checkpoint
         gang.fake = {}
-        assert gang.start().wait_for_exit(30) == [0, 0, 0]
+        assert gang.start().wait_for_exit(30) == [0, 0]
         log = (gang.output / "node_0" / "train.log").read_text()
         assert f"Pass={newest} " not in log + " "
         assert [line for line in log.splitlines() if "Pass=" in line] == [
@@ -200,20 +204,20 @@ def test_a_second_start_resumes_after_the_last_finished_pass_and_keeps_earlier_l
 def test_more_passes_resume_in_the_same_output_and_other_settings_archive_and_restore_it(
     tmp_path: Path,
 ) -> None:
-    with LoopbackGang(tmp_path) as gang:
-        assert gang.start().wait_for_exit() == [0, 0, 0]
+    with LoopbackGang(tmp_path, trainers=2) as gang:
+        assert gang.start().wait_for_exit() == [0, 0]
     first = gang.run
-    with LoopbackGang(tmp_path, run="quick-start-more", PADDLE_LAUNCHER_PASSES="4") as gang:
-        assert gang.start().wait_for_exit() == [0, 0, 0]
+    with LoopbackGang(tmp_path, trainers=2, run="quick-start-more", PADDLE_LAUNCHER_PASSES="4") as gang:
+        assert gang.start().wait_for_exit() == [0, 0]
         assert "Pass=3" in (gang.output / "node_0" / "train.log").read_text()
         assert "Pass=2" not in (gang.output / "node_0" / "train.log").read_text()
-    with LoopbackGang(tmp_path, run="quick-start-other", PADDLE_LAUNCHER_BATCH_SIZE="64") as gang:
-        assert gang.start().wait_for_exit() == [0, 0, 0]
+    with LoopbackGang(tmp_path, trainers=2, run="quick-start-other", PADDLE_LAUNCHER_BATCH_SIZE="64") as gang:
+        assert gang.start().wait_for_exit() == [0, 0]
         assert (gang.job / "runs" / "quick-start-more" / "pass-00003" / "done").exists()
         assert not (gang.output / "pass-00003").exists()
         assert not (gang.job / "runs" / "quick-start-more" / "run.lock").exists()
-    with LoopbackGang(tmp_path, run=first) as gang:
-        assert gang.start().wait_for_exit() == [0, 0, 0]
+    with LoopbackGang(tmp_path, trainers=2, run=first) as gang:
+        assert gang.start().wait_for_exit() == [0, 0]
         assert (gang.output / "pass-00003" / "done").exists(), "a rollback restores its own output"
         assert "nothing to start" in gang.pod_log(0)
         assert sorted(p.name for p in (gang.job / "runs").iterdir()) == ["quick-start-other"]
@@ -222,21 +226,23 @@ def test_more_passes_resume_in_the_same_output_and_other_settings_archive_and_re
 def test_a_second_release_with_the_same_job_name_fails_and_the_first_one_completes(
     tmp_path: Path,
 ) -> None:
-    with LoopbackGang(tmp_path, FAKE_PASS_SECONDS="4") as first:
+    with LoopbackGang(tmp_path, trainers=2, FAKE_PASS_SECONDS="4") as first:
         first.start().wait_until(first.all_trainers_started)
         env = {"run": "quick-start-ffff", "PADDLE_LAUNCHER_RELEASE": "second"}
-        with LoopbackGang(tmp_path, timings={"lock_wait": 1.5}, **env) as second:
-            assert second.start().wait_for_exit(30) == [70, 70, 70]
+        with LoopbackGang(tmp_path, trainers=2, timings={"lock_wait": 1.5}, **env) as second:
+            assert second.start().wait_for_exit(30) == [70, 70]
             cause = second.termination_message(0)
             assert "release second in namespace paddle has the same jobName 'quick-start'" in cause
             assert f"run {first.run} (release paddle-training" in cause
-        assert first.wait_for_exit(40) == [0, 0, 0]
+        assert first.wait_for_exit(40) == [0, 0]
 
 
 def test_a_pserver_that_exits_too_early_is_a_failure_even_with_exit_code_0(tmp_path: Path) -> None:
     fake = {"pserver:1": {"do": "exit", "code": 0, "at": "later", "after": 1.5}}
-    with LoopbackGang(tmp_path, fake=fake, pservers_exit_themselves=True, FAKE_PASS_SECONDS="30") as gang:
-        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+    with LoopbackGang(
+        tmp_path, trainers=2, fake=fake, pservers_exit_themselves=True, FAKE_PASS_SECONDS="30"
+    ) as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70]
         assert "pserver exited with code 0, but" in gang.termination_message(0)
 
 
@@ -244,22 +250,27 @@ def test_a_pserver_that_exits_too_early_is_a_failure_even_with_exit_code_0(tmp_p
 def test_a_pserver_that_exits_before_the_training_is_a_failure_at_once(
     tmp_path: Path, trainer_waits: bool
 ) -> None:
-    fake = {f"trainer:{rank}": {"do": "hang", "at": "start"} for rank in range(3)}
+    fake = {f"trainer:{rank}": {"do": "hang", "at": "start"} for rank in range(2)}
     fake["pserver:1"] = {"do": "exit", "code": 0, "at": "start"}
     long = {"ready": 100.0, "early_pserver_exit": 100.0}
     with LoopbackGang(
-        tmp_path, fake=fake, timings=long, pservers_exit_themselves=True, trainer_waits=trainer_waits
+        tmp_path,
+        trainers=2,
+        fake=fake,
+        timings=long,
+        pservers_exit_themselves=True,
+        trainer_waits=trainer_waits,
     ) as gang:
-        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+        assert gang.start().wait_for_exit(30) == [70, 70]
         assert "rank 1" in gang.termination_message(0)
         assert "pserver exited with exit code 0" in gang.termination_message(0)
 
 
 def test_a_changed_shard_makes_all_ranks_exit_with_65_before_any_process_starts(tmp_path: Path) -> None:
-    with LoopbackGang(tmp_path) as gang:
-        (gang.job / "2" / "data" / "train.txt").write_text("changed\n")
-        assert gang.start().wait_for_exit(30) == [65, 65, 65]
-        for rank in range(3):
+    with LoopbackGang(tmp_path, trainers=2) as gang:
+        (gang.job / "1" / "data" / "train.txt").write_text("changed\n")
+        assert gang.start().wait_for_exit(30) == [65, 65]
+        for rank in range(2):
             assert "train.txt has sha256" in gang.termination_message(rank)
         assert not (gang.output / "node_0").exists()
 
@@ -268,8 +279,10 @@ def test_a_changed_shard_makes_all_ranks_exit_with_65_before_any_process_starts(
 def test_pservers_that_run_after_all_trainers_exited_are_stopped_and_logged(
     tmp_path: Path, servers_end: bool
 ) -> None:
-    with LoopbackGang(tmp_path, fake={"servers_end": servers_end}, pservers_exit_themselves=True) as gang:
-        assert gang.start().wait_for_exit() == [0, 0, 0]
+    with LoopbackGang(
+        tmp_path, trainers=2, fake={"servers_end": servers_end}, pservers_exit_themselves=True
+    ) as gang:
+        assert gang.start().wait_for_exit() == [0, 0]
         assert ("pserver: still running" in gang.pod_log(1)) != servers_end
         assert gang.running_pids() == []
 
@@ -278,13 +291,15 @@ def test_pservers_that_run_after_all_trainers_exited_are_stopped_and_logged(
 def test_a_pserver_that_never_listens_makes_all_ranks_exit_and_report_its_port(
     tmp_path: Path, trainer_waits: bool
 ) -> None:
-    fake = {"pserver:2": {"do": "hang", "at": "start"}}
-    with LoopbackGang(tmp_path, fake=fake, timings={"ready": 1.0}, trainer_waits=trainer_waits) as gang:
-        assert gang.start().wait_for_exit(30) == [70, 70, 70]
+    fake = {"pserver:1": {"do": "hang", "at": "start"}}
+    with LoopbackGang(
+        tmp_path, trainers=2, fake=fake, timings={"ready": 1.0}, trainer_waits=trainer_waits
+    ) as gang:
+        assert gang.start().wait_for_exit(30) == [70, 70]
         cause = gang.termination_message(0)
-        assert trainer_waits or f"pserver does not accept connections on {gang.addresses[2]}:7164" in cause
+        assert trainer_waits or f"pserver does not accept connections on {gang.addresses[1]}:7164" in cause
         # Only a trainer that waits for the pservers itself is started with them; then it fails first.
-        assert ("started trainer" in gang.pod_log(2)) == trainer_waits
+        assert ("started trainer" in gang.pod_log(1)) == trainer_waits
         assert gang.running_pids() == []
 
 

@@ -21,6 +21,9 @@ def test_the_report_of_a_failed_run_is_written_on_a_slow_machine(tmp_path: Path)
     """On a busy machine the start of Python and the import of matplotlib took longer than 5 s."""
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "sitecustomize.py").write_text("import time; time.sleep(6)")
+    (tmp_path / "slow" / "matplotlib.py").write_text(
+        "raise SystemExit('no pass is finished: nothing to draw')"
+    )
     settings = train_settings(tmp_path, PYTHONPATH=str(tmp_path / "slow"))
     settings.work_dir.mkdir()
     output = OutputPaths(settings.layout.output)

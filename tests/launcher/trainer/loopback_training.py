@@ -48,6 +48,7 @@ def _start_fork_server(spec: ProcessSpec) -> None:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     log = folder / "fork-server.log"
     server = ForkServer(replace(spec, argv=(spec.argv[0], "-c", FORK_SERVER), cwd=folder, log=log))
+    atexit.register(server.end)
     assert server.ready(IMPORT_SECONDS), log.read_text()
     _fork_servers.append(server)
 
