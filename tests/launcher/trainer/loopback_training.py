@@ -24,7 +24,7 @@ from testkit.waiting import PATIENCE
 __all__ = ["PROGRAMS", "SHARDS", "LoopbackTraining", "Process", "prepare_training"]
 
 IMPORT_SECONDS = 120.0
-SHARDS = 10
+SHARDS = 5
 FORK_SERVER = f"""
 import os, sys
 from launcher.trainer import __main__ as trainer
