@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping
-from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
 
 T = TypeVar("T")
 
@@ -21,6 +21,36 @@ REQUIRED = {"required": True}
 _hints = functools.cache(get_type_hints)
 
 
+@functools.cache
+def _plain_types(shape: Any) -> frozenset[type]:
+    """Return the classes of the JSON values that fit int, float, str, None or a union of these; empty for others.
+
+    With them, long lists of numbers (the rows in a checkpoint's contents.json) are checked without a call for each
+    number. A value of another class may still fit.
+    """
+    if isinstance(shape, types.UnionType):
+        parts = [_plain_types(part) for part in get_args(shape)]
+        return frozenset[type]().union(*parts) if all(parts) else frozenset()
+    plain: dict[Any, set[type]] = {int: {int}, float: {int, float}, str: {str}, type(None): {type(None)}}
+    return frozenset(plain.get(shape, ()))
+
+
+class _Field(NamedTuple):
+    """One field of a dataclass: its JSON key, its name, its type, and whether every file has it."""
+
+    key: str
+    name: str
+    hint: Any
+    required: bool
+
+
+@functools.cache
+def _layout(cls: Any) -> tuple[_Field, ...]:
+    """Return the fields of a dataclass."""
+    hints = _hints(cls)
+    return tuple(_Field(_key(f), f.name, hints[f.name], is_required(f)) for f in dataclasses.fields(cls))
+
+
 def mismatch(value: object, shape: Any, at: str = "") -> str | None:
     """Compare a parsed JSON value with a type; return a description of the first difference, or None.
 
@@ -29,7 +59,7 @@ def mismatch(value: object, shape: Any, at: str = "") -> str | None:
         shape: int, float, str, None, Any, a union, list[…], dict[str, …], or a TypedDict or dataclass of these types.
         at: the key of `value` in its file, with dots between levels, for the description.
     """
-    if shape is Any:
+    if shape is Any or type(value) in _plain_types(shape):
         return None
     kind = get_origin(shape) or shape
     inner: list[tuple[object, Any, str]] = []
@@ -42,13 +72,14 @@ def mismatch(value: object, shape: Any, at: str = "") -> str | None:
         why = f"{at or 'it'} has no {missing[0]!r}" if missing else None
         inner = [(value[key], hint, key) for key, hint in _hints(shape).items() if key in value]
     elif dataclasses.is_dataclass(shape) and isinstance(value, dict):
-        cls: Any = shape
-        keys = {_key(f): f for f in dataclasses.fields(cls)}
-        missing = sorted(key for key, f in keys.items() if is_required(f) and key not in value)
+        layout = _layout(cast(Any, shape))
+        missing = sorted(f.key for f in layout if f.required and f.key not in value)
         why = f"{at or 'it'} has no {missing[0]!r}" if missing else None
-        inner = [(value[key], _hints(cls)[f.name], key) for key, f in keys.items() if key in value]
+        inner = [(value[f.key], f.hint, f.key) for f in layout if f.key in value]
     elif kind is list and isinstance(value, list):
-        inner = [(entry, get_args(shape)[0], str(number)) for number, entry in enumerate(value)]
+        [entry_shape] = get_args(shape)
+        if not _plain_types(entry_shape).issuperset(map(type, value)):
+            inner = [(entry, entry_shape, str(number)) for number, entry in enumerate(value)]
     elif kind is dict and isinstance(value, dict):
         inner = [(entry, get_args(shape)[1], key) for key, entry in value.items()]
     else:
@@ -108,16 +139,17 @@ def read_fields(shape: type[T], value: Mapping[str, Any]) -> T:
 
 
 def _build(shape: Any, value: Any) -> Any:
+    if _plain_types(shape):
+        return value
     kind = get_origin(shape) or shape
     if kind is types.UnionType:
         shape = next(other for other in get_args(shape) if mismatch(value, other) is None)
         return _build(shape, value)
     if dataclasses.is_dataclass(shape):
-        hints = _hints(kind)
-        present = [f for f in dataclasses.fields(kind) if _key(f) in value]
-        return kind(**{f.name: _build(hints[f.name], value[_key(f)]) for f in present})
+        return kind(**{f.name: _build(f.hint, value[f.key]) for f in _layout(kind) if f.key in value})
     if kind is list:
-        return [_build(get_args(shape)[0], inner) for inner in value]
+        [entry_shape] = get_args(shape)
+        return list(value) if _plain_types(entry_shape) else [_build(entry_shape, inner) for inner in value]
     if kind is dict and get_args(shape):
         return {key: _build(get_args(shape)[1], inner) for key, inner in value.items()}
     return value

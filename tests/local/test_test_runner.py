@@ -38,7 +38,8 @@ def run_tests(
     monkeypatch.setattr(run, "ROOT", tmp_path)
     # With CI in the environment pytest's summary contains complete assertions between the tests' names.
     environ = {name: value for name, value in run.ENVIRON.items() if not name.startswith("PYTEST_")}
-    monkeypatch.setattr(run, "ENVIRON", environ | {"CI": "true"})
+    environ |= {"CI": "true", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # half of pytest's start is its plugins
+    monkeypatch.setattr(run, "ENVIRON", environ)
     monkeypatch.setitem(run.TIERS, "unit", ((sys.executable, "-m", "pytest", "-q", "test_it.py"),))
     monkeypatch.setattr(sys, "argv", ["run.py", "unit"])
     code = run.main()

@@ -24,6 +24,7 @@ from testkit.waiting import until
 ROOT = Path(__file__).parents[3]
 ROW = {"words": "5 77", "size": 0.5}
 LOOK_SECONDS = "0.2"
+PAUSE_SECONDS = 0.1  # of a client between two requests, or three clients would keep both cores busy
 
 
 def write_variant(source: Path, target: Path, factor: float) -> Path:
@@ -88,6 +89,7 @@ class ServerProcess:
                     version = answer.headers["Model-Version"]
                     self.answers.append((answer.status_code, version, answer.json()["predictions"][0]))
                     self.health.append(client.get("/healthz").status_code)
+                    self._stop.wait(PAUSE_SECONDS)
                 except Exception as error:
                     self.errors.append(error)
                     return

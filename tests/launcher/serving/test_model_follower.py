@@ -63,7 +63,14 @@ class Following:
 
 
 @pytest.fixture
-def following(made: SimpleNamespace, tmp_path: Path) -> Following:
+def following(made: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Following:
+    """Return a follower that checks new models only in this process; `isolated` checks them in two, as the product."""
+    monkeypatch.setattr(model_check, "check_in_process", lambda *_: None)
+    return Following(made, tmp_path)
+
+
+@pytest.fixture
+def isolated(made: SimpleNamespace, tmp_path: Path) -> Following:
     return Following(made, tmp_path)
 
 
@@ -91,12 +98,7 @@ PROGRAM = "program/trainer_config.py"
     [
         (replace_in("model.json", '"version": 2', '"version": 3'), "has a model of version 3"),
         (lambda folder: (folder / "network.pdiparams").unlink(), "network.pdiparams is missing"),
-        (lambda folder: fill_with_sevens(folder / "ids.pdmodel"), "was killed by SIGSEGV"),
         (replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"), "rejects a row that was predicted before: row 1 has"),
-        (
-            replace_in(PROGRAM, "words = [int", 'row["words"] = "x"; raise ValueError("no"); words = [int'),
-            "rejects a row that was predicted before: row 1: no. Fix: correct its program and",
-        ),
         (lambda folder: (folder / "model.json").write_text("[]"), "has a model of version None"),
         (
             lambda folder: np.load(next(folder.glob("embeddings/word*/vectors.npy")), mmap_mode="r+").fill(np.nan),
@@ -107,6 +109,39 @@ PROGRAM = "program/trainer_config.py"
 def test_a_model_that_cannot_replace_the_present_one_is_rejected_once(
     following: Following, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], message: str
 ) -> None:
+    assert_rejected_once(following, caplog, change, message)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda folder: fill_with_sevens(folder / "ids.pdmodel"), "was killed by SIGSEGV"),
+        (
+            replace_in(PROGRAM, "words = [int", 'row["words"] = "x"; raise ValueError("no"); words = [int'),
+            "rejects a row that was predicted before: row 1: no. Fix: correct its program and",
+        ),
+    ],
+)  # fmt: skip
+def test_a_model_is_rejected_by_a_process_of_its_own_before_the_server_opens_it(
+    isolated: Following,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], object],
+    message: str,
+) -> None:
+    opened = []
+    open_compatible = model_follower._open_compatible
+    monkeypatch.setattr(
+        model_follower, "_open_compatible", lambda *given: opened.append(1) or open_compatible(*given)
+    )
+    assert_rejected_once(isolated, caplog, change, message)
+    assert len(opened) == 1, "only the model that was not rejected"
+
+
+def assert_rejected_once(
+    following: Following, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], message: str
+) -> None:
+    """Publish a model after `change`; assert that it is rejected with `message`, and the next model is not."""
     following.publish(change)
     for _ in range(3):
         following.look()
@@ -125,7 +160,6 @@ def test_a_model_that_cannot_replace_the_present_one_is_rejected_once(
 def test_a_model_with_new_columns_or_another_shape_is_rejected(
     following: Following, made: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_check, "check_in_process", lambda *_: None)
     following.first.last_row = None  # no request yet
     following.publish(replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"))
     with pytest.raises(ModelError, match=r"needs the columns kind, which requests do not have"):
@@ -265,10 +299,10 @@ def test_a_model_that_does_not_fit_into_memory_is_rejected_with_the_memory_it_ne
     assert following.failures("model") == "1.0"
 
 
-def test_a_program_that_hangs_is_stopped_at_the_deadline_of_the_check(following: Following) -> None:
-    following.publish(replace_in(PROGRAM, "COLUMNS =", "while True: pass\nCOLUMNS ="))
+def test_a_program_that_hangs_is_stopped_at_the_deadline_of_the_check(isolated: Following) -> None:
+    isolated.publish(replace_in(PROGRAM, "COLUMNS =", "while True: pass\nCOLUMNS ="))
     with pytest.raises(ModelError, match=r"did not end within 2 s\. Fix: "):
-        model_check.check_in_process(following.folder, None, seconds=2)
+        model_check.check_in_process(isolated.folder, None, seconds=2)
 
 
 def test_a_folder_that_is_replaced_while_it_is_copied_is_copied_again(

@@ -1,4 +1,4 @@
-"""Tests of `serve --follow` as a process: each request is answered while the server switches between models."""
+"""Tests of `serve --follow`: as a process with a folder, and in this process with the models of a bucket."""
 
 from __future__ import annotations
 
@@ -6,22 +6,27 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
 
 from launcher.errors import DataError
 from launcher.serving import model_sources
+from launcher.serving.model_follower import ModelFollower
 from launcher.serving.paddle_served import Model
+from launcher.serving.paddle_served.model_server import ModelServer
 from testkit.waiting import until
 
 from .following_server import (
     ROW,
     ModelBucket,
     fill_with_sevens,
+    read_metric,
     serving,
     write_variant,
 )
+from .test_http_server import Client
 
 
 @pytest.fixture
@@ -63,7 +68,7 @@ def test_requests_are_answered_while_the_server_follows_a_folder(
         rejected = 'paddle_serve_model_failures_total{reason="model"}'
         until(lambda: server.metric(rejected) == "1.0", "the rejection", 60, 0.1, server.log.read_text)
         count = len(server.answers)
-        until(lambda: len(server.answers) > count + 50, "more answers", 60)
+        until(lambda: len(server.answers) > count + 20, "more answers", 60)
         assert server.answers[-1][2] == second, "the former model stays"
         assert server.metric(rejected) == "1.0", "a model is rejected once"
         log = server.log.read_text()
@@ -78,27 +83,42 @@ def test_requests_are_answered_while_the_server_follows_a_folder(
 
 
 @pytest.mark.slow
-def test_requests_are_answered_while_the_server_follows_latest_json(
-    made: SimpleNamespace, tmp_path: Path, bucket: ModelBucket
+def test_a_server_follows_latest_json_and_rejects_a_damaged_download(
+    made: SimpleNamespace,
+    tmp_path: Path,
+    bucket: ModelBucket,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO")
+    for name, value in bucket.env.items():
+        monkeypatch.setenv(name, value)
     one, two = (write_variant(made.folder, tmp_path / str(factor), factor) for factor in (1, 2))
     bucket.export(one, "run-1")
-    with serving("s3://bucket/models/job", tmp_path / "work", bucket.env) as server:
-        first = server.wait_for_model(one)
-        bucket.export(write_variant(made.folder, tmp_path / "3", 3), "run-2", damaged=True)
-        rejected = 'paddle_serve_model_failures_total{reason="model"}'
-        until(lambda: server.metric(rejected) == "1.0", "the rejection", 60, 0.1, server.log.read_text)
-        assert server.answers[-1][2] == first, "the former model stays"
-        assert (
-            "run-2/model/network.pdmodel does not have the sha256 in _SUCCESS.json" in server.log.read_text()
-        )
-        bucket.export(two, "run-3")
-        assert server.wait_for_model(two) != first
-        assert (
-            f"model {Model(two).version} of s3://bucket/models/job/run-3/ replaces" in server.log.read_text()
-        )
-        about = httpx.get(f"{server.url}/model", timeout=60).json()
-        assert (about["version"], about["created"]) == (Model(two).version, 2)
+    follower = ModelFollower("s3://bucket/models/job", tmp_path / "work", 1, None)
+    server = ModelServer(Model(follower.copy_first()), workers=2)
+    client = Client(server)
+
+    def answer() -> tuple[str, Any]:
+        response = client.post("/predict", json={"rows": [ROW]})
+        return response.headers["Model-Version"], response.json()["predictions"]
+
+    first = answer()
+    assert first[0] == Model(one).version
+    bucket.export(write_variant(made.folder, tmp_path / "3", 3), "run-2", damaged=True)
+    follower.look(server)
+    rejected = 'paddle_serve_model_failures_total{reason="model"}'
+    assert read_metric(client.get("/metrics").text, rejected) == "1.0"
+    assert answer() == first, "the former model stays"
+    assert "run-2/model/network.pdmodel does not have the sha256 in _SUCCESS.json" in caplog.text
+    bucket.export(two, "run-3")
+    follower.look(server)
+    second = answer()
+    assert second[0] == Model(two).version
+    assert second[1] != first[1]
+    assert f"model {second[0]} of s3://bucket/models/job/run-3/ replaces" in caplog.text
+    about = client.get("/model").json()
+    assert (about["version"], about["created"]) == (second[0], 2)
 
 
 @pytest.mark.slow

@@ -124,14 +124,14 @@ def test_a_run_that_ends_early_keeps_the_best_checkpoint_and_exports_it(
 def test_a_restart_before_the_early_end_changes_neither_the_end_nor_the_model(
     tmp_path: Path, port: int
 ) -> None:
-    gang = prepare_training(tmp_path, port, 2)
-    (gang.program / "die-at").write_text(str(3.5 * STEP[2]))  # at the end of pass 4
+    gang = prepare_training(tmp_path, port, 1)
+    (gang.program / "die-at").write_text(str(3.5 * STEP[1]))  # at the end of pass 4
     assert gang.run()["0/trainer"] == -signal.SIGKILL
     assert checkpoints(gang) == [Position(3), Position(2)]
     assert not is_complete(gang)
     gang = next_attempt(gang).finish()
     assert "resumed from pass-00002" in gang.log()
-    assert errors(gang) == pytest.approx([3, 0, 3, 6], abs=1e-4)
+    assert errors(gang) == pytest.approx([2, 0, 2, 4], abs=1e-4)
     assert checkpoints(gang) == [Position(4), Position(2)]
     assert model(gang) == ("pass-00001", pytest.approx(0, abs=1e-4))
 

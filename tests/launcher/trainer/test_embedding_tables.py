@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from launcher.errors import DataError
 from launcher.paths import Position
 
 from .conftest import load, stage, write_program
@@ -184,11 +187,13 @@ def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
 def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
     tmp_path: Path, program: Path, port: int
 ) -> None:
-    """A checkpoint of 2 servers is loaded by 3, 1 and 5, which save it again without training."""
-    started = gang(tmp_path, program, port, CONF_PADDLE_PORTS_NUM="2", PASSES="2").finish()
-    names = ("adam", "sgd", "adagrad", "admitted", "evicted")
-    for passes, servers in enumerate((3, 1, 5), 2):
-        before = {name: saved(started, Position(passes), name) for name in names}
+    """5 servers load a checkpoint of 2, and one server loads theirs; each time follows a pass of one step.
+
+    Of the 5 shards of a table, the two servers have 3 and 2; of the 5 dense numbers, the five have 2, 2, 1, 0 and 0.
+    """
+    started = gang(tmp_path, program, port, CONF_PADDLE_PORTS_NUM="2", PASSES="1").finish()
+    for passes, servers in enumerate((5, 1), 1):
+        before = {name: saved(started, Position(passes), name) for name in ("adam", "sgd", "adagrad")}
         params = dict(np.load(started.output.checkpoint(Position(passes)) / "params.npz"))
         values = {"CONF_PADDLE_PORTS_NUM": str(servers), "PASSES": str(passes + 1)}
         started = started.next_attempt(Position(passes), **values).finish()
@@ -206,11 +211,12 @@ def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
         assert set(params) == set(
             np.load(started.output.checkpoint(Position(passes + 1)) / "params.npz").files
         )
-    rejected = started.next_attempt(Position(5), CONF_PADDLE_PORTS_NUM="6")
-    assert rejected.run()["0/trainer"] == 64
+    rejected = started.next_attempt(Position(3), CONF_PADDLE_PORTS_NUM="6")
+    servers = tuple(f"0/pserver {number}" for number in range(6))
+    assert rejected.run(without=servers)["0/trainer"] == 64
     for part in (
         "portsNum x trainers",
-        "portsNum is 6, but must be 5 or 4",
+        "portsNum is 6, but must be 5 or 3",
         "shards of each table, and with 6 pservers",
     ):
         assert part in rejected.log()
@@ -226,7 +232,7 @@ def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
         ("--rule=sgd", "its table adam has the optimizer adam, but the program's has sgd"),
     ):
         resumed = started.next_attempt(Position(1), PASSES="2", EXTRA_ARGS=json.dumps([option]))
-        assert resumed.run()["0/trainer"] == 64
+        assert resumed.run(without=("0/pserver 0",))["0/trainer"] == 64, "without waiting for the servers"
         [error] = [line for line in resumed.log().splitlines() if line.startswith("error: ")]
         assert f"training cannot resume from {Position(1).folder}: {difference}" in error
         rejected = resumed.output.checkpoint(Position(1)) / "rejected.json"
@@ -234,10 +240,16 @@ def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
 
 
 @pytest.mark.paddle
-@pytest.mark.parametrize(("other", "shown"), [(60, "60"), (2**64 - 3, str(2**64 - 3))])
-def test_in_geo_an_id_beyond_its_table_is_a_data_error(
-    tmp_path: Path, program: Path, port: int, other: int, shown: str
-) -> None:
+def test_in_geo_an_id_beyond_its_table_is_a_data_error(tmp_path: Path, program: Path, port: int) -> None:
+    from launcher.trainer.pserver_client import PserverClient
+
+    message = "a batch has the id {}, but the table adam has rows=60 in the program's network()"
+    bounds = SimpleNamespace(bounds=[(SimpleNamespace(name="adam", rows=60), None)])
+    client = cast(PserverClient, SimpleNamespace(network=bounds))
+    PserverClient._check_ids(client, [(0, 59)])
+    with pytest.raises(DataError, match=re.escape(message.format(60))):
+        PserverClient._check_ids(client, [(0, 60)])
+
     own = program / "trainer_config.py"
     plain = own.read_text().replace(", spread=0.5, optimizer=optimizer", ", rows=60")
     plain = plain.replace('{"spread": 0.5, "optimizer": own.SGD(0.5)}', '{"rows": 60}')
@@ -245,13 +257,10 @@ def test_in_geo_an_id_beyond_its_table_is_a_data_error(
         plain.replace(', {"admit": 3}', ', {"rows": 60}').replace(', {"evict": 1}', ', {"rows": 60}')
     )
     started = gang(tmp_path, program, port, MODE="geo")
-    rows = lines([(7, 9, (1.0, 1.0, 1.0, 1.0), 50)] * 3 + [(8, other, (1.0,) * 4, 50)])
+    rows = lines([(7, 9, (1.0, 1.0, 1.0, 1.0), 50)] * 3 + [(8, 2**64 - 3, (1.0,) * 4, 50)])
     stage(started.data[0], rows, rows)
     assert started.run()["0/trainer"] == 65, started.log()[-2000:]
-    assert (
-        f"a batch has the id {shown}, but the table adam has rows=60 in the program's network()"
-        in started.log()
-    )
+    assert message.format(2**64 - 3) in started.log()
 
 
 POOLED = """

@@ -1,6 +1,6 @@
 """Tests of mode geo: the order of the start, the servers' barrier, and the gradients of Adam.
 
-Each test runs a script in its own process with its own import of Paddle.
+Each test runs a script in its own process with its own import of Paddle, because the scripts change Paddle's classes.
 """
 
 from __future__ import annotations
@@ -73,24 +73,22 @@ for _ in range(steps):
 print(json.dumps([len(wrong), bool(np.array(moment).any()), sorted(shapes)]))
 """
 
-TURNS = """
-import json, sys
-from types import SimpleNamespace
-from paddle.distributed.communicator import Communicator
-from launcher.trainer.pserver_client import PserverClient
-order = []
-Communicator.init_params = lambda self, context: order.append("parameters")
-settings = SimpleNamespace(rank=int(sys.argv[1]))
-PserverClient._take_turns(SimpleNamespace(settings=settings, barrier=lambda: order.append("barrier")))
-Communicator.init_params(None, {})
-print(json.dumps(order))
-"""
-
-BARRIER = """
+START = """
 import json
 from types import SimpleNamespace
+from paddle.distributed.communicator import Communicator
 from paddle.distributed.ps import the_one_ps
 from launcher.trainer.fleet_process import FleetProcess
+from launcher.trainer.pserver_client import PserverClient
+
+def take_turns(rank):
+    order = []
+    Communicator.init_params = lambda self, context: order.append("parameters")
+    settings = SimpleNamespace(rank=rank)
+    PserverClient._take_turns(SimpleNamespace(settings=settings, barrier=lambda: order.append("barrier")))
+    Communicator.init_params(None, {})
+    return order
+
 role = SimpleNamespace(_worker_num=lambda: 3)
 context = {"is_heter_ps_mode": False, "role_maker": role, "is_sync": False}
 found = []
@@ -99,7 +97,7 @@ for change in (lambda: None, FleetProcess._open_barrier):
     description = the_one_ps.the_one_ps_pb2.TableParameter()
     the_one_ps.BarrierTable(context, 0)._set(description)
     found.append(description.common.trainer_num)
-print(json.dumps(found))
+print(json.dumps([take_turns(0), take_turns(1), found]))
 """
 
 
@@ -108,13 +106,13 @@ def run_script(script: str, *arguments: str) -> list[Any]:
     return list(json.loads(run_python(script, *arguments).splitlines()[-1]))
 
 
-@pytest.mark.parametrize(("rank", "order"), [(0, ["parameters", "barrier"]), (1, ["barrier", "parameters"])])
-def test_trainer_0_sends_its_parameters_before_the_others_fetch_them(rank: int, order: list[str]) -> None:
-    assert run_script(TURNS, str(rank)) == order
-
-
-def test_the_servers_barrier_lets_each_trainer_through_alone() -> None:
-    assert run_script(BARRIER) == [3, 1]
+def test_trainer_0_sends_its_parameters_before_the_others_fetch_them_without_the_servers_barrier() -> None:
+    first, second, trainers_at_barrier = run_script(START)
+    assert first == ["parameters", "barrier"]
+    assert second == ["barrier", "parameters"]
+    assert trainers_at_barrier == [3, 1], (
+        "Paddle's own number, and the one that lets each trainer through alone"
+    )
 
 
 def test_adam_gives_no_gradient_to_a_row_that_is_not_in_the_batch(tmp_path: Path) -> None:

@@ -161,14 +161,14 @@ def test_a_run_killed_during_an_incremental_save_resumes_from_the_one_before(
 
 
 def test_two_trainers_save_and_restore_a_chain_in_async_mode(tmp_path: Path) -> None:
-    started = prepare_training(tmp_path, 2, MODE="async", INCREMENTAL_CHECKPOINTS="2").finish()
+    one_each = {"INCREMENTAL_CHECKPOINTS": "2", "CONF_PADDLE_PORTS_NUM": "1"}
+    started = prepare_training(tmp_path, 2, MODE="async", **one_each).finish()
     about = [contents_file.read_contents(started.output.checkpoint(at)) for at in INCREMENTAL]
     assert [bool(contents.chain) for contents in about] == [True, True, False], (
         "a full checkpoint after two incremental ones"
     )
-    assert len(set(about[1].rows["sgd"].ids)) > len(saved(started, INCREMENTAL[1], "sgd")), (
-        "rows of the chain, too"
-    )
+    compared = {n % 2**64 for n in about[1].rows["sgd"].ids}
+    assert compared - set(saved(started, INCREMENTAL[1], "sgd")), "rows of the chain, too"
     for folder in (
         started.output.checkpoint(INCREMENTAL[2]),
         started.output.checkpoint(END),
@@ -182,7 +182,7 @@ def test_two_trainers_save_and_restore_a_chain_in_async_mode(tmp_path: Path) -> 
 def test_a_changed_member_of_a_chain_makes_only_later_checkpoints_unusable(
     interrupted: LoopbackTraining,
 ) -> None:
-    part = sorted((interrupted.output.checkpoint(INCREMENTAL[1]) / "tables/000").iterdir())[5]
+    part = sorted((interrupted.output.checkpoint(INCREMENTAL[1]) / "tables/000").iterdir())[2]
     flip(part)
     assert selection.newest_checkpoint(interrupted.output.root) == INCREMENTAL[2], "its size is unchanged"
     assert replace(interrupted, resume=INCREMENTAL[2]).run()["0/trainer"] == 71

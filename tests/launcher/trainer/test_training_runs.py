@@ -132,12 +132,12 @@ def test_a_synchronous_step_waits_for_gradient_num_trainers(
     tmp_path: Path, staged: Staged, port: int
 ) -> None:
     """A job of two trainers waits for the second one; then both take the same number of steps."""
-    data = staged(ranks=2)
+    data = staged(ranks=2, rows=200)
     (data[1] / "train.txt").write_text(
-        "".join((data[1] / "train.txt").read_text().splitlines(keepends=True)[:150])
+        "".join((data[1] / "train.txt").read_text().splitlines(keepends=True)[:50])
     )
     gang = prepare_training(tmp_path, data, port, MODE="sync", CONF_PADDLE_GRADIENT_NUM="2")
-    assert gang.run(12, without=("1/trainer",))["0/trainer"] == -999, "still waiting"
+    assert gang.run(4, without=("1/trainer",))["0/trainer"] == -999, "still waiting"
     assert "training starts" not in gang.log()
     gang.finish()
     start_lines = [
