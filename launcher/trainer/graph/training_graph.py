@@ -14,7 +14,7 @@ import paddle
 from paddle.distributed import fleet
 
 from launcher.errors import SettingsError, setting_error
-from launcher.trainer.graph import message_limits, paddle_shortcuts
+from launcher.trainer.graph import message_limits
 from launcher.trainer.graph.network_builder import BuiltNetwork, build_network
 from launcher.trainer.graph.table_optimizers import OptimizerRule
 from launcher.trainer.program_loader import TrainingProgram
@@ -52,7 +52,6 @@ class TrainingGraph:
             SettingsError: the program cannot be trained by Paddle's servers.
         """
         self.mode, self.shards, self.incremental_checkpoints = mode, shards, incremental_checkpoints
-        paddle_shortcuts.install_shortcuts()
         limit = message_limits.raise_limit()
         self.network: BuiltNetwork = build_network(program, "copied" if mode == "geo" else "remote")
         message_limits.check_message_sizes(self.network, batch_size, mode, limit)
