@@ -1,0 +1,30 @@
+"""Tests of a progress.json that a user's own program wrote, with any content."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.settings import TrainSettings
+from launcher.supervisor.progress import MAX_BYTES, finite_number, read_progress, whole_number
+from tests.launcher.supervisor.loopback_gang import pod_environ
+
+
+def test_an_integer_that_no_float_can_hold_is_no_number() -> None:
+    assert finite_number(10**400) is whole_number(-(10**400)) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [json.dumps({"batch": 1, "note": "x" * MAX_BYTES}), '{"batch": ' + "[" * 5_000],
+    ids=["long", "deep"],
+)
+def test_a_file_that_is_too_long_or_too_deep_is_left_out(tmp_path: Path, text: str) -> None:
+    """A rank whose state is too long for rank 0 would count as lost."""
+    settings = TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_WORK_DIR=str(tmp_path)))
+    (tmp_path / "progress.json").write_text('{"batch": 1}')
+    assert read_progress(settings) == {"batch": 1}
+    (tmp_path / "progress.json").write_text(text)
+    assert read_progress(settings) == {}
