@@ -189,7 +189,8 @@ def _parse_order(body: bytes) -> tuple[Order, int]:
         return Order.from_json(answer["order"]), answer["version"]
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(
-            f"the answer has no valid order ({type(error).__name__}: {error}). Fix: use one image for all pods of the run"
+            f"the answer has no valid order ({type(error).__name__}: {error}). Fix: use one image for all pods of "
+            "the run"
         ) from error
 
 

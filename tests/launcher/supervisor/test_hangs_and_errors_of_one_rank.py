@@ -1,0 +1,167 @@
+"""Tests of one rank: a trainer that never reports, a removed log, a failing pod disk, a missing service account."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from launcher.errors import DataError, SettingsError, StorageError, StorageFailedError
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
+from launcher.settings import TrainSettings
+from launcher.supervisor.agent import Agent
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.process_group import ProcessGroup
+from launcher.supervisor.shared_storage import input_staging
+from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
+from launcher.supervisor.timings import Timings
+from testkit.waiting import until
+from tests.launcher.supervisor.failing_calls import fail_calls
+from tests.launcher.supervisor.fake_clock import FakeClock
+from tests.launcher.supervisor.loopback_gang import FAST, train_settings
+
+
+class SleepRuntime(Runtime):
+    """A runtime with one trainer, which only sleeps."""
+
+    def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        argv, work = ("/bin/sleep", "600"), attempt.settings.work
+        return [ProcessSpec("trainer", "trainer", argv, {}, work.root, work.log("train.log"))]
+
+    def check(self, settings: TrainSettings) -> None:
+        """Accept all settings."""
+
+
+Start = Callable[[SleepRuntime], ProcessGroup]
+
+
+@pytest.fixture
+def start_training(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts the process group of one rank and orders it to train."""
+    groups = []
+    (tmp_path / "work").mkdir()
+
+    def start(runtime: SleepRuntime) -> ProcessGroup:
+        settings = train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1")
+        group = ProcessGroup(
+            runtime,
+            RankAttempt(0, ("127.0.0.1",), settings, 0, None),
+            network=PodNetwork(),
+            timings=Timings(**FAST),
+            wake=lambda: None,
+            longest_stays={},
+        )
+        groups.append(group)
+        group.poll(time.monotonic())
+        group.train()
+        assert group.phase == "training"
+        return group
+
+    yield start
+    for group in groups:
+        group.stop(time.monotonic())
+        until(lambda group=group: group.poll(time.monotonic()) or not group.running)
+        group.join_log_followers(10)
+
+
+def test_a_trainer_of_fleet_that_never_writes_its_progress_is_a_hang(start_training: Start) -> None:
+    runtime = SleepRuntime()
+    runtime.reports_progress = True
+    group, start = start_training(runtime), time.monotonic()
+    for seconds, hangs in ((0, False), (590, False), (610, True)):
+        group.poll(start + seconds)
+        assert (group.failure is not None) == hangs
+    assert group.failure is not None
+    assert "trainer hangs: still starting for 600 s" in group.failure.text
+
+
+def test_a_log_that_the_script_removed_does_not_grow(start_training: Start, tmp_path: Path) -> None:
+    runtime = SleepRuntime()
+    runtime.log_shows_progress = True
+    group, start = start_training(runtime), time.monotonic()
+    (tmp_path / "work" / "logs" / "train.log").unlink()
+    group.poll(start)
+    assert group.failure is None
+    group.poll(start + 610)
+    assert group.failure is not None
+    assert "its log has not grown for 600 s" in group.failure.text
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.EROFS, StorageError), (errno.EIO, StorageFailedError)])
+def test_a_failing_disk_of_the_pod_is_reported_as_such(
+    start_training: Start, code: int, kind: type[Exception]
+) -> None:
+    with (
+        fail_calls("unlink", "*/progress.json", code),
+        pytest.raises(kind, match=r"progress\.json: .* Fix: "),
+    ):
+        start_training(SleepRuntime())
+
+
+def test_an_error_of_a_file_while_processes_are_stopped_does_not_end_the_shut_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(train_settings(tmp_path), SleepRuntime(), PodNetwork(), Timings(**FAST))
+    released: list[object] = []
+    monkeypatch.setattr(
+        agent,
+        "coordinator",
+        SimpleNamespace(announce_exit=print, wait_and_close=lambda *_: released.append(1)),
+    )
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(agent.executor, "step", fail)
+    monkeypatch.setattr(agent, "_train", fail)
+    monkeypatch.setattr("launcher.supervisor.agent.start_logging", lambda *_: None)
+    assert agent.run() == 71
+    assert released == [1], "the output lease was released"
+
+
+def test_rendezvous_api_without_a_service_account_is_found_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the rank waited for rank 0 until `training.rankWaitHours` were over."""
+    settings = train_settings(tmp_path, JOB_COMPLETION_INDEX="1", PADDLE_LAUNCHER_RENDEZVOUS="api")
+    monkeypatch.setattr("launcher.io.kubernetes_api.ACCOUNT", tmp_path / "absent")
+    agent = Agent(settings, SleepRuntime(), PodNetwork(), Timings(**FAST))
+    with pytest.raises(SettingsError, match="this pod has no service account"):
+        agent._start_link()
+
+
+def test_a_program_that_is_replaced_while_it_is_copied_is_a_data_error(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.mkdir()
+    for name in ("a.py", "b.py"):
+        (program / name).write_text(name)
+
+    def push() -> None:
+        (program / "b.py").unlink(missing_ok=True)
+
+    with pytest.raises(DataError, match="was changed while it was copied"):
+        input_staging._stage_program(program, tmp_path / "copy", "a.py", "", push)
+
+
+def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(tmp_path: Path) -> None:
+    clock, path = FakeClock(), tmp_path / "run.lock"
+    mine = OutputLease(
+        path, LeaseHolder("a", "ns", "r", "job", "a-0", "token-a"), Timings(), clock, clock.pause
+    )
+    mine.acquire()
+    other = LeaseHolder("b", "ns", "r", "job", "b-0", "token-b")
+
+    class SlowPath(type(path)):  # type: ignore[misc]
+        def read_bytes(self) -> bytes:
+            content = bytes(super().read_bytes())
+            clock.pause(30)
+            OutputLease(path, other, Timings(), clock, clock.pause).write_to(path)
+            return content
+
+    mine.path = SlowPath(path)
+    mine.release()
+    assert b"token-b" in path.read_bytes()
