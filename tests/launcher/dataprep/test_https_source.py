@@ -65,6 +65,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if answer == "hang up":
             return
         begin = 0
+        if self.headers.get("Range") == f"bytes={len(plan.content)}-" and plan.ranges:
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(plan.content)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         fresh = not plan.if_range or self.headers.get("If-Range", plan.tag) == plan.tag
         if asked and plan.ranges and fresh:
@@ -177,6 +183,7 @@ FAULTS = {
     "cut once": ["cut"],
     "cut seven times": ["cut"] * 7,
     "cut in a chunk": ["chunked cut", "cut"],
+    "cut after the last chunk": ["chunked without its end"],
     "500, 503, 429": ["500", "503", "429"],
     "hangs up": ["hang up", "cut", "hang up"],
 }

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.errors import DataError, SettingsError, StorageError, StorageFailedError
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.peers.addresses import PodNetwork
@@ -25,12 +26,15 @@ from tests.launcher.supervisor.fake_clock import FakeClock
 from tests.launcher.supervisor.loopback_gang import FAST, train_settings
 
 
-class SleepRuntime(Runtime):
+class SleepRuntime(V1Runtime):
     """A runtime with one trainer, which only sleeps."""
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         argv, work = ("/bin/sleep", "600"), attempt.settings.work
         return [ProcessSpec("trainer", "trainer", argv, {}, work.root, work.log("train.log"))]
+
+    def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        return []
 
     def check(self, settings: TrainSettings) -> None:
         """Accept all settings."""
