@@ -213,6 +213,7 @@ def test_an_epoch_with_other_scores_keeps_the_rows_of_the_earlier_epochs(tmp_pat
         {},
         {"f1": 0.25, "accuracy": 0.75},
         {"accuracy": 0.875},
+        {"precision": 0.125},
     ]
     for epoch, scores in enumerate(every):
         run.report(epoch, 1, 1, loss=1.0, samples=1)
@@ -237,6 +238,14 @@ def test_an_error_of_the_storage_while_reporting_exits_with_its_exit_code(
             act()
         assert caught.value.code == StorageError.exit_code
         assert "error: no space left" in capsys.readouterr().err
+
+
+def test_a_script_that_continues_after_an_error_in_a_test_is_training_again(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    run.report(0, 1, 2, loss=1.0, samples=1)
+    with pytest.raises(ValueError, match="bad row"), run.testing():
+        raise ValueError("bad row")
+    assert read_progress(tmp_path)["state"] == "training"
 
 
 def test_the_end_of_an_epoch_reports_the_last_step(tmp_path: Path) -> None:
