@@ -18,6 +18,8 @@ class Timings:
     this time."""
     log_again: float = 30.0
     """Time between two log lines about what a rank waits for."""
+    slow_dns: float = 1.0
+    """A request to DNS that takes longer is the last one for `log_again` seconds, about ranks that are missing."""
     data_again: float = 60.0
     """How long a run whose data another release has replaced waits for its data Job to start."""
     silence: float = 10.0

@@ -143,9 +143,10 @@ def build_status(
         number=slowest[0],
         batch=slowest[1],
         batches=max(batches, default=None),
-        samples_per_second=round(sum(speeds), 1) if speeds else None,
-        loss=sum(losses) / len(losses) if losses else None,
-        eta=round(max(etas), 1) if etas and state == "training" else seconds_left,
+        # Calculated from numbers of scripts, so each may be infinite, which JSON has no number for.
+        samples_per_second=finite_number(round(sum(speeds), 1)) if speeds else None,
+        loss=finite_number(sum(losses) / len(losses)) if losses else None,
+        eta=finite_number(round(max(etas), 1)) if etas and state == "training" else seconds_left,
         cause=cause,
         export_to=run_folder_url(settings) if settings.export_to else None,
         updated=round(wall, 3),

@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher.io.files import write_json
+from launcher.schema import to_json
 from launcher.settings import TrainSettings
+from launcher.supervisor.coordinator.decisions import AttemptPlan
+from launcher.supervisor.coordinator.member_states import Member
+from launcher.supervisor.coordinator.status import build_status
+from launcher.supervisor.peers.messages import MemberState
 from launcher.supervisor.progress import MAX_BYTES, finite_number, read_progress, whole_number
 from tests.launcher.supervisor.loopback_gang import pod_environ
 
@@ -28,3 +34,17 @@ def test_a_file_that_is_too_long_or_too_deep_is_left_out(tmp_path: Path, text: s
     assert read_progress(settings) == {"batch": 1}
     (tmp_path / "progress.json").write_text(text)
     assert read_progress(settings) == {}
+
+
+def test_the_status_has_no_infinite_number(tmp_path: Path) -> None:
+    progress = {"pass": 0, "batch": 1, "batches": 10, "state": "training", "loss": 1.7e308}
+    members = [
+        Member(
+            rank, MemberState(rank, "pod", "training", 0, progress={**progress, "samples_per_second": speed})
+        )
+        for rank, speed in enumerate((1.7e308, 1.7e308, 5e-324))
+    ]
+    settings = TrainSettings.from_environ(pod_environ())
+    status = build_status(settings, members, AttemptPlan(0, "train"), now=1.0, silence=10, wall=1.0)
+    write_json(tmp_path / "status.json", to_json(status))
+    assert (status.samples_per_second, status.loss, status.eta) == (None, None, None)
