@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,7 @@ from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
+from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.shared_storage import input_staging
@@ -169,3 +171,31 @@ def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(
     mine.path = SlowPath(path)
     mine.release()
     assert b"token-b" in path.read_bytes()
+
+
+def test_the_main_thread_is_not_taken_for_stuck_while_the_report_of_a_failed_run_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank_0 = Coordinator(
+        train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"), SleepRuntime(), PodNetwork(), Timings(**FAST),
+        incarnation="a", address="127.0.0.1", pause=time.sleep, wake=lambda: None,
+    )  # fmt: skip
+    turns: list[int] = []
+    seen: list[int] = []
+
+    def record_turn() -> float:
+        turns.append(1)
+        return time.monotonic()
+
+    def write_report(*given: object) -> None:
+        pause: Callable[[float], None] = given[-1]  # type: ignore[assignment]
+        seen.append(len(turns))
+        pause(0.0)
+        seen.append(len(turns))
+
+    monkeypatch.setattr("launcher.supervisor.coordinator.coordinator.write_report", write_report)
+    rank_0.run_files = Mock()
+    error = DataError("a wrong row")
+    rank_0.announce_exit(error)
+    rank_0.wait_and_close(error, record_turn)
+    assert seen[1] == seen[0] + 1
