@@ -122,6 +122,7 @@ class CoordinatorLink:
                     f"no answer from {where} (peerPort {self._port}): {error or type(error).__name__}"
                 )
                 self._disconnect()
+                self.rejection = None
                 if self.order is not None and self.order.do == "end":
                     break  # rank 0 has exited after the end of the run
             if self._finished.is_set() or (accepted and state is not None and state.phase == "leaving"):
@@ -173,6 +174,7 @@ class CoordinatorLink:
             return False
         if code == 401:
             self.credential = ""  # read again before the next connection
+        self.rejection = None
         self._disconnect()  # rank 0 may be another pod by now, and another server have its earlier address
         return False
 

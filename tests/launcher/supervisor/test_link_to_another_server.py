@@ -121,3 +121,15 @@ def test_an_answer_that_is_no_order_is_reported_and_asked_for_again(
     until(lambda: len(asked) > 2)
     assert "unexpected keyword argument 'field'" in link.problem
     assert "Fix: use one image for all pods of the run" in link.problem
+
+
+def test_a_rejection_is_forgotten_while_rank_0_cannot_be_reached(
+    serve: Serve, start_link: Callable[..., CoordinatorLink]
+) -> None:
+    """Regression: a pod that was rejected once exited as if rank 0 had rejected it for a minute."""
+    serve("127.79.2.1", 409, b'{"error": "another pod is alive", "replaced": false}')
+    link = start_link("127.79.2.1", "127.79.2.2")
+    until(lambda: link.rejection is not None)
+    assert link._connection is not None
+    link._connection._http.sock.close()
+    until(lambda: link.rejection is None and "127.79.2.2" in link.problem)

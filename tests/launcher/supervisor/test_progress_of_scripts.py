@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from launcher.errors import ProcessError
 from launcher.io.files import write_json
 from launcher.schema import to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.coordinator.status import build_status
-from launcher.supervisor.peers.messages import MemberState
+from launcher.supervisor.peers.messages import Failure, MemberState
+from launcher.supervisor.peers.peer_server import STATE_MAX_BYTES
 from launcher.supervisor.progress import MAX_BYTES, finite_number, read_progress, whole_number
 from tests.launcher.supervisor.loopback_gang import pod_environ
 
@@ -48,3 +50,12 @@ def test_the_status_has_no_infinite_number(tmp_path: Path) -> None:
     status = build_status(settings, members, AttemptPlan(0, "train"), now=1.0, silence=10, wall=1.0)
     write_json(tmp_path / "status.json", to_json(status))
     assert (status.samples_per_second, status.loss, status.eta) == (None, None, None)
+
+
+def test_the_text_of_a_failure_fits_into_a_state() -> None:
+    """A program may quote a row of any length in its error."""
+    failure = Failure.from_error(ProcessError(f"the parser failed: {'é' * 10**6} at the end"), 0.0, 1)
+    body = json.dumps({"state": MemberState(1, "a", failure=failure).to_json(0.0), "seen": 0})
+    assert len(body) < STATE_MAX_BYTES
+    assert failure.text.startswith("the parser failed")
+    assert failure.text.endswith("at the end")
