@@ -18,6 +18,7 @@ from launcher.paths import OutputPaths, Position, position
 from launcher.schema import CheckpointFile
 
 CONTENTS = "contents.json"
+DONE = "done"
 REJECTED = "rejected.json"
 
 
@@ -29,7 +30,7 @@ def finished_checkpoints(output_dir: Path) -> list[Position]:
 
 
 def _is_done(folder: Path) -> bool:
-    return files.retry_storage(folder, (folder / "done").is_file)
+    return files.retry_storage(folder, (folder / DONE).is_file)
 
 
 def find_newest_usable(output_dir: Path, unusable_reason: Callable[[Path], str | None]) -> Position | None:

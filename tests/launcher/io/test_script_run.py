@@ -18,6 +18,7 @@ from launcher.io import checkpoint_checks, script_checkpoints
 from launcher.metrics import parse_metrics
 from launcher.paths import OutputPaths, Position
 from launcher.program import ScriptRun
+from tests.launcher.supervisor.failing_calls import fail_calls
 
 
 def build_run(root: Path, **env: str) -> ScriptRun:
@@ -73,6 +74,14 @@ def test_an_interrupted_save_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == []
     with pytest.raises(ValueError, match="nothing to save before the first step"), run.save(0, 0):
         pass
+
+
+def test_a_save_that_fails_at_its_last_file_leaves_nothing(tmp_path: Path) -> None:
+    """Regression: on a full disk the folder kept its final name and its size, without the file `done`."""
+    run = build_run(tmp_path)
+    with fail_calls("fsync", "*done*", errno.ENOSPC), pytest.raises(SystemExit):
+        save(run, 1, 0)
+    assert list((tmp_path / "output").iterdir()) == []
 
 
 def test_a_checkpoint_without_done_is_no_checkpoint(tmp_path: Path) -> None:
