@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError, UnfitError
@@ -14,7 +13,7 @@ from launcher.log import log
 from launcher.reporting.failure_messages import describe_early_exit, describe_exit, quote_log
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.supervisor.child_processes import ChildProcess, ForkServer, GroupTermination
-from launcher.supervisor.log_follower import LogFollower
+from launcher.supervisor.log_follower import LogFollower, measure_log
 from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections
 from launcher.supervisor.peers.messages import Failure
 from launcher.supervisor.progress import finite_number, read_progress, whole_number
@@ -260,7 +259,7 @@ class ProcessGroup:
         progress = read_progress(settings)
         state = progress.get("state") or ("starting" if self._runtime.reports_progress else None)
         follows_log = not isinstance(state, str) and self._runtime.log_shows_progress
-        logged = sum(_measure(c.spec.log) for c in self._trainers) if follows_log else None
+        logged = sum(measure_log(c.spec.log) for c in self._trainers) if follows_log else None
         position = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
         place = *position, state, logged
         if place != self._place[1]:
@@ -365,14 +364,6 @@ class ProcessGroup:
         deadline = time.monotonic() + seconds
         for follow in self._follows:
             follow.join(max(0.0, deadline - time.monotonic()))
-
-
-def _measure(log: Path) -> int:
-    """Return the size of a log in bytes; 0 if it cannot be read: a script may remove it."""
-    try:
-        return log.stat().st_size
-    except OSError:
-        return 0
 
 
 def _describe_silent_log(seconds: float, quote: str) -> str:

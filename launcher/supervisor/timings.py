@@ -35,6 +35,8 @@ class Timings:
     storage: float = 150.0
     """A rank whose storage has not answered for so long exits, and Kubernetes replaces its pod: a restart or
     failover of a storage server takes up to two minutes."""
+    parser_quiet: float = 3600.0
+    """How long the process that parses the shard may log nothing. It logs its progress after each part of the rows."""
     ready: float = 120.0
     """Time within which a pserver must accept connections; PaddlePaddle loads its tables before that."""
     pserver_exit_lag: float = 0.5
