@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, StoppedError
 from launcher.log import log
 from launcher.paths import OutputPaths, Position
+from launcher.reporting.notifications import Notifier
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile
 from launcher.settings import PREVIOUS, TrainSettings
@@ -38,9 +39,6 @@ from launcher.supervisor.shared_storage.output_folder import check_folders, open
 from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
 from launcher.supervisor.shared_storage.previous_model import find_previous_model
 from launcher.supervisor.timings import Timings
-
-if TYPE_CHECKING:
-    from launcher.reporting.notifications import Notifier
 
 RUN_ENDS = (*FINAL, EXIT_GANG)
 """Exit codes with which rank 0 ends the whole run; with any other code only its own pod exits."""
@@ -92,11 +90,7 @@ class Coordinator:
         self.plan = AttemptPlan(-1)
         self.run_files: RunFilesWriter | None = None
         """None before `start_run`."""
-        self._notifier: Notifier | None = None
-        if s.webhook or s.events:
-            from launcher.reporting.notifications import Notifier
-
-            self._notifier = Notifier(s)
+        self._notifier = Notifier(s)
         self._exporter: BucketExport | None = None
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
@@ -368,9 +362,7 @@ class Coordinator:
         if self.run_files is not None:
             self.run_files.stop_status()
         self.lock.release()
-        if self._notifier is not None:
-            self._notifier.close(self._timings.copies)
+        self._notifier.close(self._timings.copies)
 
     def _notify(self, event: RunEvent, cause: str | None, score: dict[str, Any] | None = None) -> None:
-        if self._notifier is not None:
-            self._notifier.notify(event, attempt=self.plan.attempt, cause=cause, score=score)
+        self._notifier.notify(event, attempt=self.plan.attempt, cause=cause, score=score)

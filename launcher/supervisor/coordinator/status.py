@@ -69,7 +69,7 @@ def _describe_wait_of_plan(
         ]
         return "; ".join(parts) or None
     if plan.do == "serve":
-        late = [m.label for m in members if PHASES.index("ready") > _index(m)]
+        late = [m.label for m in members if m.phase in ("absent", *PHASES[: PHASES.index("ready")])]
         return f"the pservers of {', '.join(late)} to accept connections" if late else None
     if plan.do == "train":
         late = [f"{m.label} ({state})" for m in members if (state := find_state_before_training(m, plan))]
@@ -85,10 +85,6 @@ def find_state_before_training(member: Member, plan: AttemptPlan) -> str | None:
     """Return a trainer's state (`starting`, `joining`, `loading`) if it has not trained a batch yet; else None."""
     state = find_progress(member, plan).get("state")
     return state if state in ("starting", "joining", "loading") else None
-
-
-def _index(member: Member) -> int:
-    return PHASES.index(member.phase) if member.phase in PHASES else -1
 
 
 def build_status(
