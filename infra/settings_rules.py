@@ -214,6 +214,15 @@ def _pairs(settings: Settings) -> Iterator[Problem]:
     if (budget.dollars == 0) != (budget.email == ""):
         limit, why = "set together with budget.dollars, or not at all", "an alarm requires both"
         yield problem("budget.email", budget.email, limit, why, fix)
+    names: dict[str, str] = {}
+    for key in settings.artifacts.uploads:
+        other = names.setdefault(key.replace("/", "-"), key)  # as in artifacts_bucket.py
+        if other != key:
+            limit, why = (
+                f"a key that differs from {other} in more than / and -",
+                "both have the same Pulumi name",
+            )
+            yield problem("artifacts.uploads", key, limit, why, "rename one of the two keys")
 
 
 def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Problem]:

@@ -134,6 +134,8 @@ def add_pass(
     attempt: int,
     ranks: Sequence[tuple[int, float, float]],
     tests: Mapping[str, float],
+    *,
+    may_rename: bool = False,
 ) -> MetricsUpdate:
     """Return the content of metrics.csv with the rows of one pass added.
 
@@ -146,12 +148,17 @@ def add_pass(
         attempt: the attempt that trained it, counted from 0.
         ranks: (samples, seconds, mean training loss) of each rank, in rank order.
         tests: rank 0's scores on the test set, by metric name without the prefix test_.
+        may_rename: whether `tests` may have other metrics instead of earlier ones, as a changed script has. If not,
+            such a name in the header line counts as damaged.
     """
     scores = {TEST + name: f"{score:.6g}" for name, score in tests.items()}
     header = [*COLUMNS, *scores]
     old_header, *lines = split_fields(content)
     width = len(header)
-    is_intact = _has_columns_of(old_header, scores)
+    before = old_header[len(COLUMNS) :]
+    is_intact = tuple(old_header[: len(COLUMNS)]) == COLUMNS and all(name.startswith(TEST) for name in before)
+    if not may_rename:
+        is_intact = is_intact and (scores.keys() <= set(before) or scores.keys() >= set(before))
     if is_intact:  # a script may test only some epochs, or add a metric: all columns stay
         header, width = list(dict.fromkeys([*old_header, *scores])), len(old_header)
     intact = [line for line in lines if len(line) == width and is_row(line)]
@@ -171,16 +178,6 @@ def add_pass(
     writer.writerows(rows)
     damaged = bool(content) and (not is_intact or len(intact) != len(lines))
     return MetricsUpdate(text.getvalue(), len(lines), len(intact), damaged)
-
-
-def _has_columns_of(header: Sequence[str], scores: Mapping[str, str]) -> bool:
-    """Return whether `header` is an intact header line to which the columns of `scores` can be added.
-
-    One of the two must have all test columns of the other. Otherwise the name of a column may be damaged.
-    """
-    before = header[len(COLUMNS) :]
-    is_valid = tuple(header[: len(COLUMNS)]) == COLUMNS and all(name.startswith(TEST) for name in before)
-    return is_valid and (scores.keys() <= set(before) or scores.keys() >= set(before))
 
 
 def mean_loss(rows: Sequence[MetricsRow]) -> float:

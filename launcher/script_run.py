@@ -72,7 +72,7 @@ class ScriptRun:
         self._requests = env.get("PADDLE_LAUNCHER_REQUESTS", "")
         self._master = _master_address(env)
         progress = _path(env, "PADDLE_LAUNCHER_PROGRESS_FILE")
-        self._progress = ProgressFile(progress, saves=self.rank == 0) if progress else None
+        self._progress = _ScriptProgress(progress, saves=self.rank == 0)
         self._saved_at = self._asked_at = time.monotonic()
         self._steps_since_save = self._asked = 0
         self._epoch_began: float | None = None
@@ -83,7 +83,7 @@ class ScriptRun:
             self.checkpoint = self._find_checkpoint(env.get("PADDLE_LAUNCHER_RESUME"))
         at = position(self.checkpoint.name) if self.checkpoint else None
         self.start = (at.passes, at.batches // self.world_size) if at else (0, 0)
-        self._write(state="starting")
+        self._progress.set(state="starting")
 
     def _find_checkpoint(self, name: str | None) -> Path | None:
         """Return the folder of the checkpoint `name`, verified; of the newest one if `name` is None (no launcher)."""
@@ -93,7 +93,7 @@ class ScriptRun:
         if not name:
             return None
         folder = self.output / name
-        self._write(state="loading")
+        self._progress.set(state="loading")
         if (damage := script_checkpoints.find_damage(folder)) is not None:
             raise checkpoint_checks.reject(folder, damage, self._attempt)
         return folder
@@ -108,11 +108,11 @@ class ScriptRun:
             return
         from paddle.distributed import init_parallel_env
 
-        self._write(state="joining")
+        self._progress.set(state="joining")
         if self.rank and self._master:  # without an address Paddle reports what is missing
             _wait_for_listener(self._master, time.monotonic() + JOIN_SECONDS)
         init_parallel_env()
-        self._write(state="starting")
+        self._progress.set(state="starting")
 
     def report(self, epoch: int, step: int, steps: int = 0, *, loss: float, samples: int) -> None:
         """Report a trained step. Call this after every step: it writes a small local file, at most twice a second.
@@ -136,11 +136,7 @@ class ScriptRun:
         all_batches = {"batch": step * self.world_size, "batches": steps * self.world_size}
         place = {"pass": epoch, "passes": self.epochs, "batch_size": samples / self.world_size, **all_batches}
         speed = round(self._measured / seconds, 1) if seconds > 0 else 0.0
-        if self._progress is not None:
-            with _exit_on_error():
-                self._progress.stepped(
-                    **place, samples_per_second=speed, loss=self._loss / (self._samples or 1)
-                )
+        self._progress.stepped(**place, samples_per_second=speed, loss=self._loss / (self._samples or 1))
 
     def should_save(self) -> bool:
         """Return whether process 0 should save a checkpoint now; False in all other processes.
@@ -180,7 +176,7 @@ class ScriptRun:
                 OutputPaths(self.output).checkpoint_request.unlink(missing_ok=True)
             removed = script_checkpoints.prune_checkpoints(self.output, self._keep)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
-        self._write(saved={"pass": at.passes, "batch": at.batches}, bytes=size)
+        self._progress.set(saved={"pass": at.passes, "batch": at.batches}, bytes=size)
         gone = "".join(f", removed {name}" for name in removed)
         print(f"saved {at.folder} ({size:,} bytes){gone}", flush=True)  # noqa: T201
 
@@ -234,11 +230,13 @@ class ScriptRun:
     @contextlib.contextmanager
     def _in_state(self, state: str) -> Iterator[None]:
         began = time.monotonic()
-        self._write(state=state)
-        yield
-        if self._epoch_began is not None:
-            self._epoch_began += time.monotonic() - began
-        self._write(state="training")
+        self._progress.set(state=state)
+        try:
+            yield
+        finally:  # also if the script goes on after an error in the block
+            if self._epoch_began is not None:
+                self._epoch_began += time.monotonic() - began
+            self._progress.set(state="training")
 
     def end_epoch(self, epoch: int, **scores: float) -> None:
         """Record the end of an epoch in metrics.csv, with test scores such as `accuracy=0.91`, and begin the next.
@@ -251,17 +249,23 @@ class ScriptRun:
             with _exit_on_error():
                 with files.storage_errors(self.output):
                     self.output.mkdir(parents=True, exist_ok=True)
-                metrics_file.write_metrics(self.output, epoch, self._attempt, [row], scores)
+                metrics_file.write_metrics(self.output, epoch, self._attempt, [row], scores, may_rename=True)
         self._samples = self._measured = self._loss = 0.0
         self._epoch_began = time.monotonic()
-        if self._progress is not None:
-            with _exit_on_error():
-                self._progress.write()  # the last step, too: no later report may follow
+        self._progress.write()  # the last step, too: no later report may follow
 
-    def _write(self, **values: object) -> None:
-        if self._progress is not None:
+
+class _ScriptProgress(ProgressFile):
+    """The progress.json of a script's process; without the launcher there is none. Exits as `_exit_on_error` does."""
+
+    def __init__(self, path: Path | None, *, saves: bool) -> None:
+        super().__init__(path or Path("progress.json"), saves=saves)
+        self._has_file = path is not None
+
+    def write(self) -> None:
+        if self._has_file:
             with _exit_on_error():
-                self._progress.set(**values)
+                super().write()
 
 
 def _path(env: Mapping[str, str], name: str) -> Path | None:

@@ -60,23 +60,26 @@ def main(settings: DataSettings, retry: Retry | None = None) -> int:
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
-        with raise_on_stop_signal("nothing was published"):
-            make_job_folder(settings.layout)
-            with DataJobLock(settings, progress) as lock:
+        # The lock is held until the reason of a failure is written: a new Job must not take that for its own.
+        with raise_on_stop_signal("nothing was published"), contextlib.ExitStack() as locked:
+            try:
+                make_job_folder(settings.layout)
+                lock = locked.enter_context(DataJobLock(settings, progress))
                 DataPod(settings, lock, progress, retry or Retry()).run()
-    except StoppedError:
-        raise
-    except LauncherError as error:
-        if error.exit_code in (*FINAL, EXIT_GANG):
-            _write_failure(settings, str(error))
-        raise
-    except Exception as error:
-        log.exception(
-            "preparing the data failed with an unexpected error, a bug of the launcher. Fix: report this traceback"
-        )
-        reason = f"unexpected error while preparing the data ({type(error).__name__}: {error})"
-        _write_failure(settings, reason)
-        raise LauncherError(f"{reason}. Fix: report it with the traceback in the pod's log.") from error
+            except LauncherError as error:
+                if error.exit_code in (*FINAL, EXIT_GANG):
+                    _write_failure(settings, str(error))
+                raise
+            except Exception as error:
+                log.exception(
+                    "preparing the data failed with an unexpected error, a bug of the launcher. Fix: report this "
+                    "traceback"
+                )
+                reason = f"unexpected error while preparing the data ({type(error).__name__}: {error})"
+                _write_failure(settings, reason)
+                raise LauncherError(
+                    f"{reason}. Fix: report it with the traceback in the pod's log."
+                ) from error
     finally:
         sys.setswitchinterval(before)
     return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import io
 import re
 import urllib.error
 import urllib.parse
@@ -94,6 +95,9 @@ class HttpsOpener:
             response = self._opener.open(request, timeout=TIMEOUT_SECONDS)
         except urllib.error.HTTPError as error:
             with error:
+                # After a break at the very end of a source whose size the server did not send.
+                if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{offset}":
+                    return RemoteBody(io.BytesIO(), offset, offset, version, lambda: None)
                 raise self._status_error(error) from error
         except urllib.error.URLError as error:
             raise TransientError(f"no connection ({error.reason})") from error

@@ -18,17 +18,19 @@ from launcher.paths import OutputPaths, Position, position
 from launcher.schema import CheckpointFile
 
 CONTENTS = "contents.json"
+DONE = "done"
 REJECTED = "rejected.json"
 
 
 def finished_checkpoints(output_dir: Path) -> list[Position]:
     """Return the positions of all checkpoints that have the file `done`, the newest first."""
-    with files.storage_errors(output_dir):
-        if not output_dir.is_dir():
-            return []
-        found = {at for path in output_dir.iterdir() if (at := position(path.name))}
-        output = OutputPaths(output_dir)
-        return [at for at in sorted(found, reverse=True) if (output.checkpoint(at) / "done").is_file()]
+    found = {at for name in files.list_names(output_dir) if (at := position(name))}
+    output = OutputPaths(output_dir)
+    return [at for at in sorted(found, reverse=True) if _is_done(output.checkpoint(at))]
+
+
+def _is_done(folder: Path) -> bool:
+    return files.retry_storage(folder, (folder / DONE).is_file)
 
 
 def find_newest_usable(output_dir: Path, unusable_reason: Callable[[Path], str | None]) -> Position | None:
@@ -61,9 +63,8 @@ def find_newest_usable(output_dir: Path, unusable_reason: Callable[[Path], str |
 def rejection_reason(folder: Path) -> str | None:
     """Return why no file of a checkpoint may be used (a symbolic link, or rejected earlier), or None."""
     try:
-        with files.storage_errors(folder):
-            if folder.is_symlink():
-                return "it is a symbolic link"
+        if files.retry_storage(folder, folder.is_symlink):
+            return "it is a symbolic link"
         rejection = files.read_json(folder / REJECTED)
     except files.UnreadableError as error:
         return f"rejected by an earlier load, and {error}"
@@ -72,14 +73,13 @@ def rejection_reason(folder: Path) -> str | None:
 
 def check_sizes(folder: Path, listed: Mapping[str, CheckpointFile]) -> None:
     """Raise `CheckpointError` if a listed file is missing or has another size; the content is not read."""
-    with files.storage_errors(folder):
-        for name, entry in listed.items():
-            try:
-                size = (folder / name).stat().st_size
-            except files.NOT_FOUND:
-                raise CheckpointError(f"{name} is missing") from None
-            if size != entry.bytes:
-                raise CheckpointError(f"{name} has {size} bytes, but was saved with {entry.bytes}")
+    for name, entry in listed.items():
+        try:
+            size = files.retry_storage(folder / name, (folder / name).stat).st_size
+        except files.NOT_FOUND:
+            raise CheckpointError(f"{name} is missing") from None
+        if size != entry.bytes:
+            raise CheckpointError(f"{name} has {size} bytes, but was saved with {entry.bytes}")
 
 
 def check_files(folder: Path, names: Iterable[str], listed: Mapping[str, CheckpointFile]) -> str | None:

@@ -131,7 +131,7 @@ def parse_json_object(name: object, content: bytes, shape: Any = dict[str, Any])
     """
     try:
         value = json.loads(content, parse_constant=_reject_constant)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnreadableError(f"{name} exists ({len(content)} bytes), but is not JSON: {error}.") from error
     if not isinstance(value, dict):
         raise UnreadableError(f"{name} exists, but contains no JSON object: {content[:60]!r}.")
@@ -201,7 +201,7 @@ def fsync_tree(folder: Path) -> None:
         if path.is_file():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-        else:
+        elif path.is_dir():  # not a link without a target
             fsync_dir(path)
     fsync_dir(folder)
 
@@ -233,7 +233,9 @@ def write_atomically(path: Path, content: bytes | str, check: Callable[[], None]
 
 def write_json(path: Path, value: Mapping[str, Any], check: Callable[[], None] = lambda: None) -> None:
     """Replace the file `path` with `value` as indented JSON, as `write_atomically` does."""
-    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", check)
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    # A file name that is not valid UTF-8 has characters that only JSON's escapes (\udce9) can write.
+    write_atomically(path, text.encode(errors="backslashreplace"), check)
 
 
 def _blocks(path: Path) -> Iterator[bytes]:
@@ -290,7 +292,8 @@ def folder_sha256(folder: Path) -> str:
     """Return one sha256 (hex digits) for the names and contents of all files of `folder_files(folder)`."""
     digest = hashlib.sha256()
     for path in folder_files(folder):
-        digest.update(f"{path.relative_to(folder).as_posix()}\0{sha256_file(path)}\n".encode())
+        name = os.fsencode(path.relative_to(folder).as_posix())  # a name need not be valid UTF-8
+        digest.update(name + f"\0{sha256_file(path)}\n".encode())
     return digest.hexdigest()
 
 

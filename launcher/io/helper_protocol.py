@@ -97,7 +97,13 @@ def _serve_request(work: Work) -> int:
 
 def _answer_error(answer: Path, error: Exception, code: int) -> int:
     text = str(error) if isinstance(error, LauncherError | OSError) else f"{type(error).__name__}: {error}"
-    files.write_json(answer, {"error": text})
+    try:
+        files.write_json(answer, {"error": text})
+    except (
+        LauncherError,
+        OSError,
+    ):  # perhaps for the same reason, a full disk; the launcher then quotes the log
+        print(f"error: {text}", file=sys.stderr)  # noqa: T201
     return code
 
 

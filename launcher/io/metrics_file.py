@@ -18,6 +18,8 @@ def write_metrics(
     attempt: int,
     ranks: list[tuple[int, float, float]],
     tests: Mapping[str, float],
+    *,
+    may_rename: bool = False,
 ) -> None:
     """Add one row for each rank to metrics.csv with `metrics.add_pass`, which explains the arguments.
 
@@ -25,7 +27,9 @@ def write_metrics(
     """
     path = OutputPaths(output_dir).metrics_csv
     content = files.read_bytes(path) or b""
-    update = metrics.add_pass(content.decode(errors="replace"), number, attempt, ranks, tests)
+    update = metrics.add_pass(
+        content.decode(errors="replace"), number, attempt, ranks, tests, may_rename=may_rename
+    )
     if update.is_damaged:
         names = (path.with_name(f"{path.name}.damaged-{n}") for n in itertools.count(1))
         copy = next(name for name in names if not name.exists())

@@ -116,9 +116,10 @@ def translate_errors(request: Callable[[], T]) -> T:
             if status >= 500 or status == 429 or code in _RETRIED_CODES:
                 raise TransientError(f"S3 answered {status} {code}") from caught
             raise S3RejectedError(f"S3 answered {code} ({status})", code) from caught
-        if isinstance(error, of.NoCredentialsError):
+        if isinstance(error, (of.NoCredentialsError, of.CredentialRetrievalError)):
             # Pod identity injects credentials when a pod is created, which fails in the first seconds after a
-            # role was attached to its service account: this pod never gets them, the next one may.
+            # role was attached to its service account: this pod never gets them, the next one may. The agent on
+            # its node that gives them out may restart, or fail.
             raise UnfitError(f"{str(error).rstrip('.')}. {_FIX_ACCESS}") from caught
         if isinstance(error, (of.HTTPClientError, of.ConnectionError, of.IncompleteReadError)):
             raise TransientError(f"no connection ({error})") from caught

@@ -5,7 +5,7 @@ A script writes its files into a temporary folder next to the checkpoints. The f
 pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
   …                the script's own files
   contents.json    position, size and sha256 of every file, and a checksum of itself
-  done             written last: the checkpoint is complete
+  done             written last, before the folder gets this name: the checkpoint is complete
   rejected.json    a restore found a damaged file; the checkpoint is never used again
 
 """
@@ -21,6 +21,7 @@ from launcher.errors import CheckpointError
 from launcher.io import files
 from launcher.io.checkpoint_checks import (
     CONTENTS,
+    DONE,
     check_files,
     check_sizes,
     finished_checkpoints,
@@ -73,7 +74,7 @@ def find_damage(folder: Path) -> str | None:
 def publish_checkpoint(folder: Path, output_dir: Path, at: Position, attempt: int) -> int:
     """Make the temporary folder `folder` the checkpoint at position `at`; return the size of its files in bytes.
 
-    The files are synced to disk before `done` is written.
+    The files are synced to disk before the folder gets its final name, with `done` in it.
 
     Raises:
         StorageError, StorageFailedError: the storage cannot be written; the checkpoint is not complete.
@@ -91,14 +92,14 @@ def publish_checkpoint(folder: Path, output_dir: Path, at: Position, attempt: in
             script=VERSION, position=CheckpointPosition(at.passes, at.batches), attempt=attempt, files=listed
         )
         files.write_json(folder / CONTENTS, files.with_checksum(schema.to_json(contents)))
+        (folder / DONE).touch()
         files.fsync_tree(folder)
         # One that was rejected or unfinished, or from before a restart. `done` first: nothing may use the rest.
         if final.is_dir() and not final.is_symlink():
-            (final / "done").unlink(missing_ok=True)
+            (final / DONE).unlink(missing_ok=True)
         files.remove_path(final)
         folder.rename(final)
         files.fsync_dir(final.parent)
-    files.write_atomically(final / "done", "")
     return sum(entry.bytes for entry in listed.values())
 
 

@@ -15,9 +15,9 @@ TERMINATION_BYTES = 4096
 
 def clip(text: str, limit: int) -> str:
     """Shorten `text` to at most `limit` UTF-8 bytes. Its start has the cause, its end the last lines of a log."""
-    data = text.encode()
+    data = text.encode(errors="backslashreplace")  # a file name in it need not be valid UTF-8
     if len(data) <= limit:
-        return text
+        return data.decode()
     gap = b"\n[...]\n"
     head = (limit - len(gap)) // 2
     tail = limit - len(gap) - head

@@ -63,6 +63,7 @@ class FleetRuntime(Runtime):
 
     trainer_waits = True  # so that pservers and trainers load Paddle at the same time
     fatal_lines = FATAL
+    reports_progress = True
 
     def check(self, settings: TrainSettings) -> None:  # noqa: ARG002 - the protocol has it
         """Raise `SettingsError` on an arm64 node."""

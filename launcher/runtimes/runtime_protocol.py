@@ -89,6 +89,8 @@ class Runtime(Protocol):
     """Texts in a process's log after which it cannot continue, although it does not exit."""
     explanations: tuple[tuple[str, str], ...] = ()
     """(text in the log of a process that failed, its cause and fix)."""
+    reports_progress: bool = False
+    """Whether every trainer writes progress.json from its start on; until it does, its state counts as `starting`."""
     log_shows_progress: bool = False
     """Whether trainers without a progress.json count as hung once none of their logs grows for
     training.progressDeadlineSeconds."""

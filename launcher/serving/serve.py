@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from launcher.errors import DataError
-from launcher.io import s3
+from launcher.io import files, s3
 from launcher.log import start_logging
 from launcher.serving import download
 from launcher.serving.paddle_served.__main__ import build_parser, serve
@@ -58,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
             _serve_and_follow(given, work)
         elif given.model.startswith(s3.SCHEME):
             sys.stderr.write(f"downloading {given.model} to {given.work}\n")
+            files.remove_path(work / "model")  # an earlier one may have other files
             folder = download.download_model(given.model, work, "--model")
             serve(folder, given.host, given.port, given.workers)
         else:

@@ -16,7 +16,7 @@ _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _S3 = re.compile(r"s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/[^\s\\]{0,500})?")
 _WEB = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?([/?][!-~]*)?")
-_WHOLE = re.compile(r"[+-]?[0-9]+")  # int() would also take "1_000" and " 3"
+_WHOLE = re.compile(r"[+-]?[0-9]{1,19}")  # int() would also take "1_000" and " 3"
 
 JOB_NAME_MAX = 45  # 63 characters of a DNS label without "-data-", a digest of 8 and the pod's own suffix
 PORT_MAX = 65535
@@ -56,7 +56,7 @@ def integer(low: int, high: int | None = None, why: str = "it is a count") -> Pa
 
     def parse(value: str) -> int:
         if not _WHOLE.fullmatch(value):
-            raise BadValueError(limit, "the value is not an integer in decimal digits")
+            raise BadValueError(limit, "the value is not an integer of at most 19 decimal digits")
         number = int(value)
         if number < low or (high is not None and number > high):
             raise BadValueError(limit, why)
@@ -217,7 +217,7 @@ def encoding(value: str) -> str:
     """Return the text if Python has a text encoding with this name."""
     try:
         "".encode(value)  # unlike codecs.lookup, this rejects codecs that are not for text, such as hex
-    except LookupError:
+    except (LookupError, UnicodeError):  # the latter: the codec `undefined`, which encodes nothing
         raise BadValueError(
             "a text encoding such as utf-8 or latin-1", "Python has no encoding with this name"
         ) from None

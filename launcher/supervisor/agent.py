@@ -323,7 +323,7 @@ class Agent:
             now = self._watchdog.record_turn()
             try:
                 self.executor.step(None, now, now)
-            except LauncherError as error:  # processes that cannot be killed do not keep the launcher alive
+            except (LauncherError, OSError) as error:  # these do not keep the launcher alive
                 log.error("%s", error)
             if not self.executor.running or now >= deadline:
                 child_processes.kill_all_children()

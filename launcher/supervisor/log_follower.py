@@ -13,6 +13,14 @@ from typing import BinaryIO, Literal
 LATE_SECONDS = 60.0  # how long the copy of a log is retried after the child has exited
 
 
+def measure_log(log: Path) -> int:
+    """Return the size of a log in bytes; 0 if it cannot be read, because the process removed it."""
+    try:
+        return log.stat().st_size
+    except OSError:
+        return 0
+
+
 class LogFollower:
     """Writes new lines of a child's growing log file to the pod's log and to a copy, and searches them for errors.
 

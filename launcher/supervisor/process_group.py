@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError, UnfitError
-from launcher.io import cgroup_memory
+from launcher.io import cgroup_memory, files
 from launcher.log import log
 from launcher.reporting.failure_messages import describe_early_exit, describe_exit, quote_log
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.supervisor.child_processes import ChildProcess, ForkServer, GroupTermination
-from launcher.supervisor.log_follower import LogFollower
+from launcher.supervisor.log_follower import LogFollower, measure_log
 from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections
 from launcher.supervisor.peers.messages import Failure
 from launcher.supervisor.progress import finite_number, read_progress, whole_number
@@ -77,7 +77,7 @@ class ProcessGroup:
         self._training_since: float | None = None
         """Monotonic time at which this rank received the order to train; None before that."""
         for trainer in range(gang.settings.processes_per_pod):
-            gang.settings.work.trainer_progress(trainer).unlink(missing_ok=True)
+            self._remove_progress(trainer)
         specs = runtime.pservers(gang)
         self._check_ports(specs)
         self._waiting = [port for spec in specs for port in spec.ready_ports]
@@ -91,6 +91,11 @@ class ProcessGroup:
         except LauncherError:
             self._stop_and_wait()
             raise
+
+    def _remove_progress(self, trainer: int) -> None:
+        path = self._gang.settings.work.trainer_progress(trainer)
+        with files.storage_errors(path):
+            path.unlink(missing_ok=True)
 
     def _check_ports(self, specs: list[ProcessSpec]) -> None:
         for spec in specs:
@@ -211,7 +216,7 @@ class ProcessGroup:
                 self.phase = "done"
                 return
             for number in ended:  # those that still train decide the progress of this rank
-                self._gang.settings.work.trainer_progress(number).unlink(missing_ok=True)
+                self._remove_progress(number)
         elif self.phase == "done" and self._finish_by is not None:
             self._await_servers(now)
 
@@ -252,9 +257,9 @@ class ProcessGroup:
         """
         settings = self._gang.settings
         progress = read_progress(settings)
-        state = progress.get("state")
+        state = progress.get("state") or ("starting" if self._runtime.reports_progress else None)
         follows_log = not isinstance(state, str) and self._runtime.log_shows_progress
-        logged = sum(c.spec.log.stat().st_size for c in self._trainers) if follows_log else None
+        logged = sum(measure_log(c.spec.log) for c in self._trainers) if follows_log else None
         position = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
         place = *position, state, logged
         if place != self._place[1]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 from launcher.errors import LauncherError
 from launcher.io import files
 from launcher.settings import TrainSettings
+
+MAX_BYTES = 1 << 14
+"""A longer progress.json is not read: a rank's state contains it, and is sent to rank 0 several times a second."""
 
 
 def read_progress(settings: TrainSettings) -> dict[str, Any]:
@@ -22,10 +26,10 @@ def read_progress(settings: TrainSettings) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    try:
-        return files.read_json(path) or {}
-    except LauncherError:  # a user's own program may write anything there
-        return {}
+    with contextlib.suppress(LauncherError, OSError):  # a user's own program may write anything there
+        if path.stat().st_size <= MAX_BYTES:
+            return files.read_json(path) or {}
+    return {}
 
 
 def combine_progress(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -47,9 +51,13 @@ def combine_progress(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def finite_number(value: object) -> float | None:
     """Return `value` as a finite float, or None if it is not a finite number."""
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        return None
+    return number if math.isfinite(number) else None
 
 
 def whole_number(value: object) -> int | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from launcher.errors import EXIT_GANG, DeadlineError, LauncherError, TwinError
 from launcher.io import files
 from launcher.log import log
 from launcher.paths import OutputPaths
+from launcher.reporting.notifications import Notifier
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.member_states import RETRY, SEE_WHY
@@ -16,9 +17,6 @@ from launcher.supervisor.peers.coordinator_link import CoordinatorLink
 from launcher.supervisor.peers.rank0_locator import build_credential
 from launcher.supervisor.shared_storage.output_folder import read_run_record
 from launcher.supervisor.timings import Timings
-
-if TYPE_CHECKING:
-    from launcher.reporting.notifications import Notifier
 
 
 class RunEndedError(LauncherError):
@@ -42,8 +40,7 @@ class Rank0Wait:
         self._logged = time.monotonic()
         self._is_late = False
         """Whether rank 0 has been unreachable for longer than `rendezvousSeconds`."""
-        self._notifies = settings.completion_index == 1 and bool(settings.webhook or settings.events)
-        self._notifier: Notifier | None = None
+        self._notifier = Notifier(settings) if settings.completion_index == 1 else None
 
     def check(self, now: float) -> None:
         """Log and notify users if rank 0 is unreachable at monotonic time `now`.
@@ -104,10 +101,5 @@ class Rank0Wait:
             raise RunEndedError(str(run.cause), run.exit_code or EXIT_GANG)
 
     def _notify(self, event: Literal["waiting", "joined", "failed"], attempt: int, cause: str | None) -> None:
-        if not self._notifies:
-            return
-        if self._notifier is None:
-            from launcher.reporting.notifications import Notifier
-
-            self._notifier = Notifier(self._settings)
-        self._notifier.notify(event, attempt=attempt, cause=cause)
+        if self._notifier is not None:
+            self._notifier.notify(event, attempt=attempt, cause=cause)

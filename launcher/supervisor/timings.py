@@ -18,6 +18,8 @@ class Timings:
     this time."""
     log_again: float = 30.0
     """Time between two log lines about what a rank waits for."""
+    slow_dns: float = 1.0
+    """A request to DNS that takes longer is the last one for `log_again` seconds, about ranks that are missing."""
     data_again: float = 60.0
     """How long a run whose data another release has replaced waits for its data Job to start."""
     silence: float = 10.0
@@ -33,6 +35,8 @@ class Timings:
     storage: float = 150.0
     """A rank whose storage has not answered for so long exits, and Kubernetes replaces its pod: a restart or
     failover of a storage server takes up to two minutes."""
+    parser_quiet: float = 3600.0
+    """How long the process that parses the shard may log nothing. It logs its progress after each part of the rows."""
     ready: float = 120.0
     """Time within which a pserver must accept connections; PaddlePaddle loads its tables before that."""
     pserver_exit_lag: float = 0.5

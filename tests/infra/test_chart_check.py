@@ -37,6 +37,7 @@ def _asked(**keys: Any) -> list[Problem]:
         ({"gradientNum": 2}, "gradientNum", "3, the number of trainers"),
         ({"data": {"splitCount": 2}}, "data.splitCount", "3, the number of trainers"),
         ({"jobName": "x" * 46}, "jobName", "does not match pattern"),
+        ({"jobPath": "/a:b"}, "jobPath", "does not match pattern"),
         ({"training": {"extraArgs": ["--port=1"]}}, "training.extraArgs", "no value of this chart sets"),
         ({"data": {"source": "ftp://x/y"}}, "data.source", "does not match pattern"),
     ],

@@ -102,6 +102,7 @@ OTHERS = [
     ({"iam": {"permissionsBoundary": "Boundary"}}, "iam.permissionsBoundary", "ARN"),
     ({"tags": {"aws:x": "y"}}, "tags", "aws:"),
     ({"tags": {f"k{n}": "v" for n in range(41)}}, "tags", "at most 40"),
+    ({"artifacts": {"uploads": {"a/b": "x", "a-b": "y"}}}, "artifacts.uploads", "differs from a/b"),
     ({"budget": {"dollars": 50}}, "budget.email", "budget.dollars"),
     ({"budget": {"dollars": 50, "email": "nobody"}}, "budget.email", "e-mail address"),
     ({"nodes": {"amiRelease": "latest"}}, "nodes.amiRelease", "release of"),

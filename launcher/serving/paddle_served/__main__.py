@@ -21,14 +21,30 @@ STOP_SECONDS = 10
 """How long running requests may take after the process was asked to stop."""
 
 
+def _integer(low: int, high: int) -> Callable[[str], int]:
+    """Return a parser of an option's text as an integer from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        if not (
+            text.isascii() and text.isdecimal() and len(text) <= len(str(high)) and low <= int(text) <= high
+        ):
+            raise argparse.ArgumentTypeError(f"it is {text!r}. Fix: set an integer from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
 def build_parser(prog: str) -> argparse.ArgumentParser:
     """Return the parser of the command line of `prog`."""
     parser = argparse.ArgumentParser(prog=prog, description="Serve a trained model over HTTP.")
     parser.add_argument("--model", required=True, metavar="DIR", help="folder `model` of a run's output")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all)")
-    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--port", type=_integer(0, 65535), default=8080)
     parser.add_argument(
-        "--workers", type=int, default=os.cpu_count() or 1, help="number of concurrent predictions"
+        "--workers",
+        type=_integer(1, 1024),
+        default=os.cpu_count() or 1,
+        help="number of concurrent predictions",
     )
     return parser
 

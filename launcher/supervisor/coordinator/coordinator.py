@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, StoppedError
 from launcher.log import log
 from launcher.paths import OutputPaths, Position
+from launcher.reporting.notifications import Notifier
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile
 from launcher.settings import PREVIOUS, TrainSettings
@@ -21,6 +22,7 @@ from launcher.supervisor.coordinator.first_plan import plan_first_attempt
 from launcher.supervisor.coordinator.member_states import (
     GangLimits,
     can_run_processes,
+    describe_absences,
     describe_missing,
     find_missing,
 )
@@ -37,9 +39,6 @@ from launcher.supervisor.shared_storage.output_folder import check_folders, open
 from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
 from launcher.supervisor.shared_storage.previous_model import find_previous_model
 from launcher.supervisor.timings import Timings
-
-if TYPE_CHECKING:
-    from launcher.reporting.notifications import Notifier
 
 RUN_ENDS = (*FINAL, EXIT_GANG)
 """Exit codes with which rank 0 ends the whole run; with any other code only its own pod exits."""
@@ -91,15 +90,12 @@ class Coordinator:
         self.plan = AttemptPlan(-1)
         self.run_files: RunFilesWriter | None = None
         """None before `start_run`."""
-        self._notifier: Notifier | None = None
-        if s.webhook or s.events:
-            from launcher.reporting.notifications import Notifier
-
-            self._notifier = Notifier(s)
+        self._notifier = Notifier(s)
         self._exporter: BucketExport | None = None
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
-        self._logged_wait = 0.0
+        self._logged_wait = self._ask_dns_from = 0.0
+        """Monotonic times of the last log line about missing ranks, and from which on DNS is asked about them again."""
         self._late_attempt: int | None = None
         """The newest attempt about whose missing ranks users were notified."""
         self.rendezvous_seconds: float | None = None
@@ -271,7 +267,7 @@ class Coordinator:
         if now - max(self._logged_wait, self.plan.since) < self._timings.log_again:
             return
         self._logged_wait = now
-        absent = [self._describe_absence(m.rank) for m in missing]
+        absent = describe_absences(missing, self._limits)
         staging = [
             f"{m.label} to stage its shard" for m in members if m.phase == "staging" and m not in missing
         ]
@@ -279,8 +275,13 @@ class Coordinator:
 
     def _describe_absence(self, rank: int) -> str:
         """Return a text that says why rank `rank` has not joined yet, as far as DNS shows it."""
-        name = f"{self._settings.k8s_job}-{rank}.{self._settings.service}"
+        name, start = f"{self._settings.k8s_job}-{rank}.{self._settings.service}", time.monotonic()
+        if start < self._ask_dns_from:
+            return f"rank {rank}: DNS responds too slowly to find out whether {name} resolves"
         found = self._network.resolve(name)
+        # The main thread waits for DNS, which may need ten seconds for each name while it is unavailable.
+        if (now := time.monotonic()) - start > self._timings.slow_dns:
+            self._ask_dns_from = now + self._timings.log_again
         if not found:
             return f"rank {rank}: {name} does not resolve (its pod is not scheduled, or has no address)"
         return (
@@ -329,14 +330,19 @@ class Coordinator:
             if (informed and (stopped or self.lock.is_lost)) or now >= deadline:
                 break
             time.sleep(0.05)
-        if error is None:
-            self._close(None, None)
-        elif error.exit_code in RUN_ENDS:
-            self._close("failed", error)
-        else:  # a successor assumes that no rank of a run with state `stopped` runs a process
-            self._close("stopped" if stopped else None, error)
 
-    def _close(self, state: str | None, error: LauncherError | None) -> None:
+        def pause(seconds: float) -> None:
+            clock()  # the watchdog must not take this thread for a stuck one
+            time.sleep(seconds)
+
+        if error is None:
+            self._close(None, None, pause)
+        elif error.exit_code in RUN_ENDS:
+            self._close("failed", error, pause)
+        else:  # a successor assumes that no rank of a run with state `stopped` runs a process
+            self._close("stopped" if stopped else None, error, pause)
+
+    def _close(self, state: str | None, error: LauncherError | None, pause: Callable[[float], None]) -> None:
         """Write the final run.json and, after a failure, report.html, if this pod still holds the lease.
 
         Then release the lease, and stop status.json and the notifications. If `state` is None, run.json is final.
@@ -352,13 +358,11 @@ class Coordinator:
                 )
             self._notify("stopped" if state == "stopped" else "failed", str(error))
         if holds_lease and not self.lock.is_lost and self.plan.do == "end" and self.plan.cause is not None:
-            write_report(self._settings, self._timings, self._timings.report, time.sleep)
+            write_report(self._settings, self._timings, self._timings.report, pause)
         if self.run_files is not None:
             self.run_files.stop_status()
         self.lock.release()
-        if self._notifier is not None:
-            self._notifier.close(self._timings.copies)
+        self._notifier.close(self._timings.copies)
 
     def _notify(self, event: RunEvent, cause: str | None, score: dict[str, Any] | None = None) -> None:
-        if self._notifier is not None:
-            self._notifier.notify(event, attempt=self.plan.attempt, cause=cause, score=score)
+        self._notifier.notify(event, attempt=self.plan.attempt, cause=cause, score=score)

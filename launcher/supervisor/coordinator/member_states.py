@@ -15,6 +15,8 @@ RETRY = (
     "checkpoint, without another runId."
 )
 """What users do after the run has ended because ranks were missing."""
+SHOWN_RANKS = 10
+"""How many missing ranks a message describes."""
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,22 @@ def can_run_processes(member: Member, now: float, life: float) -> bool:
     return not has_none or member.ghost_until > now
 
 
+def describe_absences(missing: Sequence[Member], limits: GangLimits) -> list[str]:
+    """Return a text for each of the first SHOWN_RANKS missing ranks that says why it is missing, and how many more are.
+
+    Each text needs a request to DNS.
+    """
+    texts = [limits.describe_absence(member.rank) for member in missing[:SHOWN_RANKS]]
+    return texts if len(missing) <= SHOWN_RANKS else [*texts, f"and {len(missing) - SHOWN_RANKS} more ranks"]
+
+
 def describe_missing(members: Sequence[Member], since: float, now: float, limits: GangLimits) -> str:
     """Return which ranks are missing and why, for how long the run waits for them, and a fix.
 
     The wait began at `since`, at least `GangLimits.rendezvous` seconds before `now`.
     """
     missing, left = find_missing(members, now, limits.silence), since + limits.join - now
-    why = "; ".join(limits.describe_absence(member.rank) for member in missing)
+    why = "; ".join(describe_absences(missing, limits))
     start = f"{len(missing)} of {len(members)} ranks did not join within"
     if left > 0:
         return (

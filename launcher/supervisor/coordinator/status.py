@@ -69,7 +69,7 @@ def _describe_wait_of_plan(
         ]
         return "; ".join(parts) or None
     if plan.do == "serve":
-        late = [m.label for m in members if PHASES.index("ready") > _index(m)]
+        late = [m.label for m in members if m.phase in ("absent", *PHASES[: PHASES.index("ready")])]
         return f"the pservers of {', '.join(late)} to accept connections" if late else None
     if plan.do == "train":
         late = [f"{m.label} ({state})" for m in members if (state := find_state_before_training(m, plan))]
@@ -85,10 +85,6 @@ def find_state_before_training(member: Member, plan: AttemptPlan) -> str | None:
     """Return a trainer's state (`starting`, `joining`, `loading`) if it has not trained a batch yet; else None."""
     state = find_progress(member, plan).get("state")
     return state if state in ("starting", "joining", "loading") else None
-
-
-def _index(member: Member) -> int:
-    return PHASES.index(member.phase) if member.phase in PHASES else -1
 
 
 def build_status(
@@ -143,9 +139,10 @@ def build_status(
         number=slowest[0],
         batch=slowest[1],
         batches=max(batches, default=None),
-        samples_per_second=round(sum(speeds), 1) if speeds else None,
-        loss=sum(losses) / len(losses) if losses else None,
-        eta=round(max(etas), 1) if etas and state == "training" else seconds_left,
+        # Calculated from numbers of scripts, so each may be infinite, which JSON has no number for.
+        samples_per_second=finite_number(round(sum(speeds), 1)) if speeds else None,
+        loss=finite_number(sum(losses) / len(losses)) if losses else None,
+        eta=finite_number(round(max(etas), 1)) if etas and state == "training" else seconds_left,
         cause=cause,
         export_to=run_folder_url(settings) if settings.export_to else None,
         updated=round(wall, 3),

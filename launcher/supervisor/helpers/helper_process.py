@@ -17,7 +17,7 @@ from launcher.paths import WorkPaths
 from launcher.reporting.failure_messages import describe_exit, quote_last_lines
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor.child_processes import ChildProcess, GroupTermination
-from launcher.supervisor.log_follower import LogFollower
+from launcher.supervisor.log_follower import LogFollower, measure_log
 from launcher.supervisor.timings import Timings
 
 
@@ -42,13 +42,14 @@ def run_helper(
     pause: Callable[[float], None],
     *,
     seconds: float = float("inf"),
+    quiet_seconds: float = float("inf"),
     show_log: bool = True,
 ) -> dict[str, Any]:
     """Start a helper process, send its request, wait for its answer, and return the result in it.
 
     The process belongs to no attempt: it runs on when an attempt ends or the connection to rank 0 is lost. It has
-    exited when this function returns or raises, unless it cannot be killed. It may run for at most `seconds`. With
-    `show_log` its log is also written to the pod's log.
+    exited when this function returns or raises, unless it cannot be killed. It may run for at most `seconds`, and
+    log nothing for at most `quiet_seconds`. With `show_log` its log is also written to the pod's log.
 
     Raises:
         HelperError: the process failed or missed its deadline.
@@ -68,13 +69,21 @@ def run_helper(
     )
     child = ChildProcess(process, lambda: None, is_helper=True, stdin=subprocess.PIPE)
     follower = LogFollower(log, copy=None, shown=show_log)
-    deadline = time.monotonic() + seconds
+    began = time.monotonic()
+    grown, size = began, 0
     try:
         with contextlib.suppress(OSError):  # the process has exited already; its exit code says why
             child.write_stdin(json.dumps(spec.request).encode() + b"\n")
         while not child.done.is_set():
-            if time.monotonic() >= deadline:
+            now = time.monotonic()
+            if now - began >= seconds:
                 raise HelperError(f"it did not finish within {seconds:.0f} s", None)
+            if (logged := measure_log(log)) != size:
+                grown, size = now, logged
+            if now - grown >= quiet_seconds:
+                raise HelperError(
+                    f"it has logged nothing for {quiet_seconds:.0f} s", None, quote_last_lines(log)
+                )
             pause(timings.poll)
     finally:
         _stop(child, timings.stop)

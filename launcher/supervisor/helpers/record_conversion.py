@@ -21,16 +21,20 @@ def convert_shard(
     """Run the helper process that parses this rank's shard into binary records; do nothing if `spec` is None.
 
     Raises:
-        ProcessError: the data or the program are wrong; message and exit code are those of the process.
+        ProcessError: the data or the program are wrong; message and exit code are those of the process. Or the process
+            has logged nothing for `Timings.parser_quiet` seconds.
         UnfitError: the process was killed, or the pod's disk is faulty: another pod may succeed.
     """
     if spec is None:
         return
     log.info("parsing the shard")
     try:
-        run_helper(spec, work, timings, pause)
+        run_helper(spec, work, timings, pause, quiet_seconds=timings.parser_quiet)
     except HelperError as error:
         text = f"the {spec.name} failed: {error}{error.log_lines}"
+        if error.returncode is None:
+            text += "\nFix: see what parse() or prepare() of the program waits for."
+            raise ProcessError(text, None, spec.name) from error
         if error.returncode in (*FINAL, EXIT_GANG):
             raise ProcessError(text, error.returncode, spec.name) from error
         if error.returncode != EXIT_UNFIT:

@@ -8,9 +8,8 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.supervisor.peers.addresses import PodNetwork
@@ -123,6 +122,7 @@ class CoordinatorLink:
                     f"no answer from {where} (peerPort {self._port}): {error or type(error).__name__}"
                 )
                 self._disconnect()
+                self.rejection = None
                 if self.order is not None and self.order.do == "end":
                     break  # rank 0 has exited after the end of the run
             if self._finished.is_set() or (accepted and state is not None and state.phase == "leaving"):
@@ -155,30 +155,45 @@ class CoordinatorLink:
             self._connection, self._version = HttpConnection(self._network, self._host, self._port), 0
         sent = time.monotonic()
         code, body = self._connection.post_state(self.credential, _encode(state, self._version))
-        answer: Mapping[str, Any] = json.loads(body)
         if code == 200:
-            is_first, is_new = self.order is None, answer["version"] != self._version
+            order, version = _parse_order(body)
+            is_first, is_new = self.order is None, version != self._version
             # Rank 0 counts from the arrival of the state, so this rank counts from its sending.
-            self.order, self.heard = Order.from_json(answer["order"]), sent
-            self.rejection, self._version = None, answer["version"]
+            self.order, self.heard = order, sent
+            self.rejection, self._version = None, version
             if is_first or is_new:
                 self._wake()
             return True
+        answer = json.loads(body)
+        answer = answer if isinstance(answer, dict) else {"error": answer}
         self.problem = f"rank 0 answered with HTTP status {code}: {answer.get('error')}"
         if code == 409:
             since = self.rejection.since if self.rejection is not None else sent
             self.rejection = Rejection(bool(answer.get("replaced")), since)
             self._wake()
+            return False
         if code == 401:
-            self.credential = self._locator.read_credential() or ""
-        if code == 503:  # rank 0 may be another pod by now
-            self._disconnect()
+            self.credential = ""  # read again before the next connection
+        self.rejection = None
+        self._disconnect()  # rank 0 may be another pod by now, and another server have its earlier address
         return False
 
     def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def _parse_order(body: bytes) -> tuple[Order, int]:
+    """Return (order, its version) from rank 0's answer. Raise ValueError if it is something else."""
+    try:
+        answer = json.loads(body)
+        return Order.from_json(answer["order"]), answer["version"]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"the answer has no valid order ({type(error).__name__}: {error}). Fix: use one image for all pods of "
+            "the run"
+        ) from error
 
 
 def _encode(state: MemberState, seen: int) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from launcher.errors import EXIT_UNFIT, LauncherError, ProcessError
 from launcher.paths import Position
+from launcher.reporting.failure_messages import clip
 
 OrderAction = Literal["wait", "serve", "train", "finish", "stop", "end"]
 PHASES = ("staging", "idle", "serving", "ready", "training", "done", "ended", "leaving")
@@ -17,6 +18,8 @@ PHASES_WITHOUT_PROCESSES = ("staging", "idle", "ended", "leaving")
 
 SIGTERM_CAUSE = ": SIGTERM: "
 """Separator in the cause of a stop after SIGTERM: the rank is before it, the fate of the requested checkpoint after."""
+TEXT_MAX_BYTES = 1 << 15
+"""Longest text of a failure, which is a part of a rank's state and of the order: a program may quote a whole row."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Failure:
         """Convert an exception of this rank to a failure; `more` are further fields."""
         if isinstance(error, ProcessError):
             more |= {"process": error.process, "returncode": error.returncode}
-        return cls(str(error), error.exit_code, at, rank, **more)
+        return cls(clip(str(error), TEXT_MAX_BYTES), error.exit_code, at, rank, **more)
 
     @property
     def is_abort(self) -> bool:

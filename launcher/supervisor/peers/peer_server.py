@@ -25,7 +25,9 @@ from launcher.supervisor.peers import trainer_store
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.trainer_store import TrainerStore
 
-STATE_MAX_BYTES = 1 << 16  # of one state; an order for 1000 ranks has some 20 kB
+STATE_MAX_BYTES = (
+    1 << 20
+)  # of one state, which contains training.extraArgs (an environment variable: 128 KiB)
 
 Page = Callable[[], tuple[int, str, bytes]]
 """Returns (HTTP status, content type, body)."""

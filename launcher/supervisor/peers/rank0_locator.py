@@ -28,12 +28,18 @@ class Rank0Locator:
     """Finds rank 0's address and credential; `read_…` and `find_…` raise OSError or `LauncherError`."""
 
     def __init__(self, settings: TrainSettings, network: PodNetwork) -> None:
+        """Start to watch rank 0's pod with `rendezvous: api`; raise `SettingsError` without a service account."""
         self._settings, self._network = settings, network
         self._lock_path = OutputPaths(settings.layout.output).lock
         self._holder_address = ""
         """Address of the lease holder, as run.lock contains it."""
         self._lookups = -1
         self._pod_watch: Rank0PodWatch | None = None
+        if settings.rendezvous == "api":
+            from launcher.io.kubernetes_api import PodApi
+            from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch
+
+            self._pod_watch = Rank0PodWatch(settings, PodApi(settings.environ, settings.namespace))
 
     def read_credential(self) -> str | None:
         """Return the credential from run.lock; None while no rank 0 of this run holds the lease."""
@@ -50,12 +56,7 @@ class Rank0Locator:
         addresses from DNS and from run.lock in turn.
         """
         s = self._settings
-        if s.rendezvous == "api":
-            if self._pod_watch is None:
-                from launcher.io.kubernetes_api import PodApi
-                from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch
-
-                self._pod_watch = Rank0PodWatch(s, PodApi(s.environ, s.namespace))
+        if self._pod_watch is not None:
             return self._pod_watch.find_address()
         name = f"{s.k8s_job}-0.{s.service}"
         found = [address for address in self._network.resolve(name) if ":" not in address]

@@ -111,15 +111,19 @@ def _stage_program(
 
     The copied folder must have the sha256 `expected`, unless that is empty.
     """
-    with files.storage_errors(program):
-        before = program_sha256(program, config_file)
-        files.retry_storage(program, lambda: files.copy_folder(program, target, check))
-        copied = program_sha256(target, config_file)
-        if copied != before and program_sha256(program, config_file) != before:
-            raise DataError(
-                f"{program} was changed while it was copied, so it is unknown which program this run trains. "
-                "Fix: wait until `python -m launcher push` has finished, then start the run again."
-            )
+    changed = DataError(
+        f"{program} was changed while it was copied, so it is unknown which program this run trains. "
+        "Fix: wait until `python -m launcher push` has finished, then start the run again."
+    )
+    try:
+        with files.storage_errors(program):
+            before = program_sha256(program, config_file)
+            files.retry_storage(program, lambda: files.copy_folder(program, target, check))
+            copied = program_sha256(target, config_file)
+            if copied != before and program_sha256(program, config_file) != before:
+                raise changed
+    except files.NOT_FOUND as error:
+        raise changed from error
     if copied != before:
         raise _bad_copy(program, target)
     if expected and (found := files.folder_sha256(target)) != expected:

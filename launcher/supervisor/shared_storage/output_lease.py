@@ -311,7 +311,10 @@ class OutputLease:
 
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
-            if not self.is_lost and _token(self.path.read_bytes()) == self.token:
+            is_own = _token(self.path.read_bytes()) == self.token
+            if (
+                is_own and not self.is_lost and self._left() > 0
+            ):  # else another pod may have taken it during the read
                 self.path.unlink()
 
 

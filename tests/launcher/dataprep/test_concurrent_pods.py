@@ -182,6 +182,24 @@ def test_a_pod_fails_with_the_reason_that_another_pod_of_its_job_wrote(pod: Pod)
     assert pod.prepare(part_bytes=PART)["lines"] == 1000, "another Job tries again"
 
 
+def test_a_pod_holds_its_lock_until_it_has_written_why_it_failed(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a new Job may start in between, and fail with the reason of the earlier one."""
+    locked: list[bool] = []
+    unlock = job_lock.DataJobLock.__exit__
+
+    def check(self: job_lock.DataJobLock, *error: Any) -> None:
+        locked.append((pod.job / "data-failed.json").exists())
+        unlock(self, *error)
+
+    monkeypatch.setattr(job_lock.DataJobLock, "__exit__", check)
+    pod.source(LINES[:-5] + b"\xff\n")
+    with pytest.raises(DataError, match="0xff is not UTF-8"):
+        pod.prepare()
+    assert locked == [True]
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

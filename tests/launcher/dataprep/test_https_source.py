@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from launcher.dataprep import data_job
+from launcher.dataprep.byte_streams import BLOCK
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
 from launcher.io.retry import Retry
@@ -65,6 +66,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if answer == "hang up":
             return
         begin = 0
+        if self.headers.get("Range") == f"bytes={len(plan.content)}-" and plan.ranges:
+            self.send_response(416)
+            self.send_header("Content-Range", f"bytes */{len(plan.content)}")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         asked = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         fresh = not plan.if_range or self.headers.get("If-Range", plan.tag) == plan.tag
         if asked and plan.ranges and fresh:
@@ -196,6 +203,18 @@ def test_a_broken_connection_is_resumed(pod: Pod, server: Server, fault: str, ra
     if fault == "cut seven times" and ranges:
         assert [r.get("Range") for r in requests[:3]] == [None, f"bytes={CUT}-", f"bytes={2 * CUT}-"]
         assert {r.get("If-Range") for r in requests[1:]} == {'"v1"' if tag == '"v1"' else None}
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_connection_that_breaks_after_the_last_byte_is_no_error(
+    pod: Pod, server: Server, ranges: bool
+) -> None:
+    """Regression: the server answers 416 to a request for the bytes after the last one."""
+    content = b"".join(b"%063d\n" % n for n in range(BLOCK // 64))  # as many bytes as one read asks for
+    server.plan = Plan(content, answers=["chunked without its end"], ranges=ranges)
+    digest = hashlib.sha256(content).hexdigest()
+    assert pod.prepare(SOURCE=server.url(), SHA256=digest)["sha256"] == digest
+    assert len(server.plan.seen) == 2
 
 
 def test_backoff_grows_with_jitter_and_restarts_after_a_byte(pod: Pod, server: Server) -> None:

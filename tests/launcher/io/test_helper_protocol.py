@@ -64,6 +64,16 @@ def test_the_answer_has_the_result_or_the_error(
     assert json.loads((tmp_path / "answer.json").read_text()) == answer
 
 
+def test_an_answer_that_cannot_be_written_keeps_the_exit_code_and_is_in_the_log(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The error may be that the disk of the answer is full."""
+    with start(tmp_path / "absent" / "answer.json") as process:
+        send(process, {"fail": "row 7 is wrong"})
+        assert process.wait(60) == 65
+    assert "error: row 7 is wrong" in capfd.readouterr().err
+
+
 def test_a_helper_whose_launcher_dies_is_killed(tmp_path: Path) -> None:
     with start(tmp_path / "answer.json") as process:
         send(process, {"numbers": [], "sleep": 600})

@@ -18,6 +18,7 @@ from launcher.io import checkpoint_checks, script_checkpoints
 from launcher.metrics import parse_metrics
 from launcher.paths import OutputPaths, Position
 from launcher.program import ScriptRun
+from tests.launcher.supervisor.failing_calls import fail_calls
 
 
 def build_run(root: Path, **env: str) -> ScriptRun:
@@ -73,6 +74,14 @@ def test_an_interrupted_save_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert checkpoints(tmp_path) == []
     with pytest.raises(ValueError, match="nothing to save before the first step"), run.save(0, 0):
         pass
+
+
+def test_a_save_that_fails_at_its_last_file_leaves_nothing(tmp_path: Path) -> None:
+    """Regression: on a full disk the folder kept its final name and its size, without the file `done`."""
+    run = build_run(tmp_path)
+    with fail_calls("fsync", "*done*", errno.ENOSPC), pytest.raises(SystemExit):
+        save(run, 1, 0)
+    assert list((tmp_path / "output").iterdir()) == []
 
 
 def test_a_checkpoint_without_done_is_no_checkpoint(tmp_path: Path) -> None:
@@ -213,6 +222,7 @@ def test_an_epoch_with_other_scores_keeps_the_rows_of_the_earlier_epochs(tmp_pat
         {},
         {"f1": 0.25, "accuracy": 0.75},
         {"accuracy": 0.875},
+        {"precision": 0.125},
     ]
     for epoch, scores in enumerate(every):
         run.report(epoch, 1, 1, loss=1.0, samples=1)
@@ -237,6 +247,14 @@ def test_an_error_of_the_storage_while_reporting_exits_with_its_exit_code(
             act()
         assert caught.value.code == StorageError.exit_code
         assert "error: no space left" in capsys.readouterr().err
+
+
+def test_a_script_that_continues_after_an_error_in_a_test_is_training_again(tmp_path: Path) -> None:
+    run = build_run(tmp_path)
+    run.report(0, 1, 2, loss=1.0, samples=1)
+    with pytest.raises(ValueError, match="bad row"), run.testing():
+        raise ValueError("bad row")
+    assert read_progress(tmp_path)["state"] == "training"
 
 
 def test_the_end_of_an_epoch_reports_the_last_step(tmp_path: Path) -> None:

@@ -19,8 +19,11 @@ def test_an_exported_model_is_downloaded_to_the_work_folder_and_served(
     monkeypatch.setattr(download, "download_model", lambda *given: asked.append(given) or tmp_path / "here")
     monkeypatch.setattr(serve, "serve", lambda *given: asked.append(given))
     url = "s3://bucket/models/job/run-1"
+    (tmp_path / "served" / "model" / "table-of-an-earlier-model").mkdir(parents=True)
+    (tmp_path / "served" / "mine").touch()
     given = ["--model", url, "--work", str(tmp_path), "--host", "0.0.0.0", "--workers", "3"]  # noqa: S104
     assert serve.main(given) == 0
+    assert [path.name for path in (tmp_path / "served").iterdir()] == ["mine"]
     assert asked == [(url, tmp_path / "served", "--model"), (tmp_path / "here", "0.0.0.0", 8080, 3)]  # noqa: S104
 
 
@@ -47,6 +50,18 @@ def test_an_interval_of_zero_is_rejected(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit):
         serve.main(["--model", "x", "--follow", "0"])
     assert "--follow is 0, but must be more than 0 seconds" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "limits"),
+    [("--workers", "0", "1 to 1024"), ("--workers", "-1", "1 to 1024"), ("--port", "65536", "0 to 65535")],
+)
+def test_a_number_of_workers_or_a_port_out_of_range_is_rejected(
+    capsys: pytest.CaptureFixture[str], option: str, value: str, limits: str
+) -> None:
+    with pytest.raises(SystemExit):
+        serve.main(["--model", "x", f"{option}={value}"])
+    assert f"argument {option}: it is '{value}'. Fix: set an integer from {limits}" in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_served_exits_with_the_code_for_invalid_data(

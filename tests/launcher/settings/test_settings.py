@@ -155,6 +155,7 @@ def test_data_settings_have_their_defaults_and_read_json_arrays() -> None:
         ("PADDLE_LAUNCHER_DATA_HEADER", "yes", "true or false"),
         ("PADDLE_LAUNCHER_DATA_ENCODING", "utf-99", "text encoding"),
         ("PADDLE_LAUNCHER_DATA_ENCODING", "hex", "text encoding"),
+        ("PADDLE_LAUNCHER_DATA_ENCODING", "undefined", "text encoding"),
         ("PADDLE_LAUNCHER_DATA_COLUMNS", "[-1]", "column names"),
         ("PADDLE_LAUNCHER_DATA_TABLES", "[1]", "array of strings"),
     ],

@@ -1,0 +1,226 @@
+"""Tests of one rank: a trainer that never reports, a removed log, a failing pod disk, a missing service account."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+from launcher.errors import DataError, ProcessError, SettingsError, StorageError, StorageFailedError
+from launcher.io.helper_protocol import HelperSpec, python_environ
+from launcher.paths import WorkPaths
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.v1 import V1Runtime
+from launcher.settings import TrainSettings
+from launcher.supervisor.agent import Agent
+from launcher.supervisor.coordinator.coordinator import Coordinator
+from launcher.supervisor.helpers.record_conversion import convert_shard
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.process_group import ProcessGroup
+from launcher.supervisor.shared_storage import input_staging
+from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
+from launcher.supervisor.timings import Timings
+from testkit.waiting import until
+from tests.launcher.supervisor.failing_calls import fail_calls
+from tests.launcher.supervisor.fake_clock import FakeClock
+from tests.launcher.supervisor.loopback_gang import FAST, train_settings
+
+
+class SleepRuntime(V1Runtime):
+    """A runtime with one trainer, which only sleeps."""
+
+    def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        argv, work = ("/bin/sleep", "600"), attempt.settings.work
+        return [ProcessSpec("trainer", "trainer", argv, {}, work.root, work.log("train.log"))]
+
+    def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
+        return []
+
+    def check(self, settings: TrainSettings) -> None:
+        """Accept all settings."""
+
+
+Start = Callable[[SleepRuntime], ProcessGroup]
+
+
+@pytest.fixture
+def start_training(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts the process group of one rank and orders it to train."""
+    groups = []
+    (tmp_path / "work").mkdir()
+
+    def start(runtime: SleepRuntime) -> ProcessGroup:
+        settings = train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1")
+        group = ProcessGroup(
+            runtime,
+            RankAttempt(0, ("127.0.0.1",), settings, 0, None),
+            network=PodNetwork(),
+            timings=Timings(**FAST),
+            wake=lambda: None,
+            longest_stays={},
+        )
+        groups.append(group)
+        group.poll(time.monotonic())
+        group.train()
+        assert group.phase == "training"
+        return group
+
+    yield start
+    for group in groups:
+        group.stop(time.monotonic())
+        until(lambda group=group: group.poll(time.monotonic()) or not group.running)
+        group.join_log_followers(10)
+
+
+def test_a_trainer_of_fleet_that_never_writes_its_progress_is_a_hang(start_training: Start) -> None:
+    runtime = SleepRuntime()
+    runtime.reports_progress = True
+    group, start = start_training(runtime), time.monotonic()
+    for seconds, hangs in ((0, False), (590, False), (610, True)):
+        group.poll(start + seconds)
+        assert (group.failure is not None) == hangs
+    assert group.failure is not None
+    assert "trainer hangs: still starting for 600 s" in group.failure.text
+
+
+def test_a_log_that_the_script_removed_does_not_grow(start_training: Start, tmp_path: Path) -> None:
+    runtime = SleepRuntime()
+    runtime.log_shows_progress = True
+    group, start = start_training(runtime), time.monotonic()
+    (tmp_path / "work" / "logs" / "train.log").unlink()
+    group.poll(start)
+    assert group.failure is None
+    group.poll(start + 610)
+    assert group.failure is not None
+    assert "its log has not grown for 600 s" in group.failure.text
+
+
+@pytest.mark.parametrize(("code", "kind"), [(errno.EROFS, StorageError), (errno.EIO, StorageFailedError)])
+def test_a_failing_disk_of_the_pod_is_reported_as_such(
+    start_training: Start, code: int, kind: type[Exception]
+) -> None:
+    with (
+        fail_calls("unlink", "*/progress.json", code),
+        pytest.raises(kind, match=r"progress\.json: .* Fix: "),
+    ):
+        start_training(SleepRuntime())
+
+
+def test_an_error_of_a_file_while_processes_are_stopped_does_not_end_the_shut_down(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = Agent(train_settings(tmp_path), SleepRuntime(), PodNetwork(), Timings(**FAST))
+    released: list[object] = []
+    monkeypatch.setattr(
+        agent,
+        "coordinator",
+        SimpleNamespace(announce_exit=print, wait_and_close=lambda *_: released.append(1)),
+    )
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(agent.executor, "step", fail)
+    monkeypatch.setattr(agent, "_train", fail)
+    monkeypatch.setattr("launcher.supervisor.agent.start_logging", lambda *_: None)
+    assert agent.run() == 71
+    assert released == [1], "the output lease was released"
+
+
+def test_rendezvous_api_without_a_service_account_is_found_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the rank waited for rank 0 until `training.rankWaitHours` were over."""
+    settings = train_settings(tmp_path, JOB_COMPLETION_INDEX="1", PADDLE_LAUNCHER_RENDEZVOUS="api")
+    monkeypatch.setattr("launcher.io.kubernetes_api.ACCOUNT", tmp_path / "absent")
+    agent = Agent(settings, SleepRuntime(), PodNetwork(), Timings(**FAST))
+    with pytest.raises(SettingsError, match="this pod has no service account"):
+        agent._start_link()
+
+
+def test_a_program_that_is_replaced_while_it_is_copied_is_a_data_error(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    program.mkdir()
+    for name in ("a.py", "b.py"):
+        (program / name).write_text(name)
+
+    def push() -> None:
+        (program / "b.py").unlink(missing_ok=True)
+
+    with pytest.raises(DataError, match="was changed while it was copied"):
+        input_staging._stage_program(program, tmp_path / "copy", "a.py", "", push)
+
+
+def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(tmp_path: Path) -> None:
+    clock, path = FakeClock(), tmp_path / "run.lock"
+    mine = OutputLease(
+        path, LeaseHolder("a", "ns", "r", "job", "a-0", "token-a"), Timings(), clock, clock.pause
+    )
+    mine.acquire()
+    other = LeaseHolder("b", "ns", "r", "job", "b-0", "token-b")
+
+    class SlowPath(type(path)):  # type: ignore[misc]
+        def read_bytes(self) -> bytes:
+            content = bytes(super().read_bytes())
+            clock.pause(30)
+            OutputLease(path, other, Timings(), clock, clock.pause).write_to(path)
+            return content
+
+    mine.path = SlowPath(path)
+    mine.release()
+    assert b"token-b" in path.read_bytes()
+
+
+def test_the_main_thread_is_not_taken_for_stuck_while_the_report_of_a_failed_run_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank_0 = Coordinator(
+        train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"), SleepRuntime(), PodNetwork(), Timings(**FAST),
+        incarnation="a", address="127.0.0.1", pause=time.sleep, wake=lambda: None,
+    )  # fmt: skip
+    turns: list[int] = []
+    seen: list[int] = []
+
+    def record_turn() -> float:
+        turns.append(1)
+        return time.monotonic()
+
+    def write_report(*given: object) -> None:
+        pause: Callable[[float], None] = given[-1]  # type: ignore[assignment]
+        seen.append(len(turns))
+        pause(0.0)
+        seen.append(len(turns))
+
+    monkeypatch.setattr("launcher.supervisor.coordinator.coordinator.write_report", write_report)
+    rank_0.run_files = Mock()
+    error = DataError("a wrong row")
+    rank_0.announce_exit(error)
+    rank_0.wait_and_close(error, record_turn)
+    assert seen[1] == seen[0] + 1
+
+
+def test_a_parser_that_logs_nothing_is_stopped_and_one_that_logs_is_not(tmp_path: Path) -> None:
+    code = (
+        "import time\nfrom launcher.io.helper_protocol import main\ndef work(request):\n"
+        "    for number in range(request['lines']): print(number, flush=True); time.sleep(0.3)\n"
+        "    time.sleep(request['then'])\n    return {}\nmain(work)\n"
+    )
+    (tmp_path / "helper.py").write_text(code)
+    environ = python_environ({"PYTHONPATH": str(tmp_path)})
+    timings = Timings(poll=0.05, stop=1.0, parser_quiet=3.0)
+    (tmp_path / "work").mkdir()
+    for request in ({"lines": 12, "then": 0}, {"lines": 1, "then": 600}):
+        spec = HelperSpec("parser", "helper", request, environ)
+        if request["then"] == 0:
+            convert_shard(spec, WorkPaths(tmp_path / "work"), timings, time.sleep)
+            continue
+        with pytest.raises(
+            ProcessError, match=r"it has logged nothing for 3 s; the last.*\n0\nFix: see"
+        ) as caught:
+            convert_shard(spec, WorkPaths(tmp_path / "work"), timings, time.sleep)
+        assert caught.value.exit_code == 70
