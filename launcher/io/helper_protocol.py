@@ -99,10 +99,7 @@ def _answer_error(answer: Path, error: Exception, code: int) -> int:
     text = str(error) if isinstance(error, LauncherError | OSError) else f"{type(error).__name__}: {error}"
     try:
         files.write_json(answer, {"error": text})
-    except (
-        LauncherError,
-        OSError,
-    ):  # perhaps for the same reason, a full disk; the launcher then quotes the log
+    except (LauncherError, OSError):  # perhaps for the same reason, a full disk: the launcher quotes the log
         print(f"error: {text}", file=sys.stderr)  # noqa: T201
     return code
 

@@ -25,9 +25,8 @@ from launcher.supervisor.peers import trainer_store
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.trainer_store import TrainerStore
 
-STATE_MAX_BYTES = (
-    1 << 20
-)  # of one state, which contains training.extraArgs (an environment variable: 128 KiB)
+STATE_MAX_BYTES = 1 << 20
+"""Longest state of a rank. It contains training.extraArgs: an environment variable of up to 128 KiB."""
 
 Page = Callable[[], tuple[int, str, bytes]]
 """Returns (HTTP status, content type, body)."""
