@@ -250,6 +250,7 @@ def test_a_value_of_another_type_is_rejected_before_it_is_used(
         plan(settings=[setting])
 
 
+@pytest.mark.slow
 @paddle_is_here
 @pytest.mark.parametrize(("key", "value"), [("delimiter", ";;"), ("encoding", "utf-9")])
 def test_an_unusable_format_of_the_data_is_one_message(here: Path, key: str, value: str) -> None:
