@@ -7,7 +7,7 @@ import json
 import uuid
 
 import pytest
-from chart_tools import CHART, EXAMPLES, ONE_MACHINE, SCENARIOS, render, run, tool
+from chart_tools import CHART, EXAMPLES, ONE_MACHINE, SCENARIOS, objects, render, run, tool
 
 from testkit.waiting import until
 
@@ -31,7 +31,7 @@ def namespaces(local_cluster):
         done = try_kubectl("create", "-f", "-", stdin=json.dumps(body))
         assert done.returncode == 0, done.stderr
         until(
-            lambda name=name: try_kubectl("get", "serviceaccount", "default", "-n", name).returncode == 0,
+            lambda name=name: objects().find("serviceaccounts", name, "default"),
             f"the default service account of namespace {name}",
             60,
         )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 
 import pytest
-from chart_tools import ONE_MACHINE, kubectl, one, render
+from chart_tools import ONE_MACHINE, kubectl, objects, one, render
 
 from testkit.waiting import until
 
@@ -32,10 +33,6 @@ CASES = [
 ]
 
 
-def items(kind: str, namespace: str) -> list[dict]:
-    return json.loads(kubectl("get", kind, "-n", namespace, "-o", "json"))["items"]
-
-
 def rank_1(pods: list[dict], job: str) -> list[dict]:
     """Return the pods that this Job has created for rank 1."""
     labels = {"batch.kubernetes.io/job-name": job, "batch.kubernetes.io/job-completion-index": "1"}
@@ -59,17 +56,21 @@ def test_each_exit_code_of_a_pod_has_the_documented_effect_on_the_job(namespace)
     for number, (name, _, restarts, _, _) in enumerate(CASES):
         values = {
             "trainers": 2,
-            "runId": str(number),
             "training": {"restarts": restarts},
             "data": {"preparedBy": "trainingPods" if name == "prepare" else "dataJob"},
             "serviceAccount": {"create": False, "name": "default"},
         }
-        job = one(render(ONE_MACHINE, values=values, namespace=namespace), "Job", "training")
+        job = copy.deepcopy(one(render(ONE_MACHINE, values=values, namespace=namespace), "Job", "training"))
+        job["metadata"]["name"] += f"-{number}"
         jobs[job["metadata"]["name"]] = job
     made = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(jobs.values())})
     kubectl("create", "-f", "-", stdin=made)
-    until(lambda: all(rank_1(items("pods", namespace), job) for job in jobs), "pods", 60, 0.5)
-    pods = items("pods", namespace)
+
+    def all_pods() -> list[dict]:
+        found = objects().list("pods", namespace)
+        return found if all(rank_1(found, job) for job in jobs) else []
+
+    pods = until(all_pods, "the pods of rank 1", 60, 0.5)
     for job, (name, code, _, conditions, _) in zip(jobs, CASES, strict=True):
         ended = {"exitCode": code, "finishedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         kind = "initContainerStatuses" if name == "prepare" else "containerStatuses"
@@ -80,12 +81,11 @@ def test_each_exit_code_of_a_pod_has_the_documented_effect_on_the_job(namespace)
             kind: [container | {"state": {"terminated": ended}}],
         }
         pod = rank_1(pods, job)[0]["metadata"]["name"]
-        patch = json.dumps({"status": status})
-        kubectl("patch", "pod", pod, "-n", namespace, "--subresource=status", "--type=merge", "-p", patch)
+        objects().patch("pods", namespace, pod, {"status": status}, part="status")
 
     def seen() -> dict[str, str]:
-        pods = items("pods", namespace)
-        return {job["metadata"]["name"]: outcome(job, pods) for job in items("jobs", namespace)}
+        pods = objects().list("pods", namespace)
+        return {job["metadata"]["name"]: outcome(job, pods) for job in objects().list("jobs", namespace)}
 
     wanted = {job: case[4] for job, case in zip(jobs, CASES, strict=True)}
     until(lambda: seen() == wanted, f"these consequences of {CASES}: {wanted}", 60, 0.5, seen)

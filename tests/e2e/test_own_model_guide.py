@@ -95,7 +95,7 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
     assert [line for line in output["Use it"].splitlines() if line.startswith(MOODS)], output["Use it"]
     assert '"words":["' in output["Use it"].replace(" ", ""), "the server's own words"
     assert "kept: release moods-" in output["Try settings"]
-    left = cluster.get("configmaps", first.namespace, "-l", "app.kubernetes.io/name=paddle-training")
+    left = cluster.get("configmaps", first.namespace, "app.kubernetes.io/name=paddle-training")
     names = [entry["metadata"]["name"] for entry in left]
     assert names == ["paddle-training-run"], "the sweep's release is gone, and no other"
     assert not list(cluster.shared.glob("moods-*")), "the sweep's folders are gone"

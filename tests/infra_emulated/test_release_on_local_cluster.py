@@ -108,7 +108,7 @@ def test_release_with_efs_csi_pods_wait_for_driver(
     engine = _stack(dev_stack, cluster.image, namespace)
     made = engine.up()
     assert made.code == 0, made.text
-    claims = cluster.get("pvc", namespace)
+    claims = cluster.get("persistentvolumeclaims", namespace)
     assert [claim["status"]["phase"] for claim in claims] == ["Bound"]
 
     def reasons() -> str:
