@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,6 +23,9 @@ from testkit.object_api import ObjectApi, object_api
 from testkit.waiting import PATIENCE, until
 
 CHART = ROOT / "charts" / "paddle-training"
+HELM_UPGRADE = ("helm", "upgrade", "--install", "--disable-openapi-validation")
+"""Without the check by helm, which reads the API server's large schema and takes two thirds of helm's CPU time. The
+tests that the API server accepts the chart's objects check the same."""
 SERVING = ROOT / "charts" / "paddle-serving"
 POLL = 0.5
 
@@ -115,6 +119,16 @@ class Training:
         """Return manifest.json of the job's folder."""
         return dict(json.loads((self.job / "manifest.json").read_text()))
 
+    def wait_for_data(self) -> None:
+        """Wait until the job's folder has the data of the release's run."""
+
+        def is_there() -> bool:
+            with contextlib.suppress(FileNotFoundError):  # none yet, or the data Job is replacing it
+                return bool(self.manifest()["dataDigest"] == self.described()["dataDigest"])
+            return False
+
+        until(is_there, f"the data of release {self.release}", 120, POLL, self.last_log_lines)
+
     def record(self) -> dict[str, Any]:
         """Return run.json of the output folder, the run record."""
         return dict(json.loads((self.output / "run.json").read_text()))
@@ -125,7 +139,7 @@ class Training:
         """Run `helm upgrade --install` with the values, after merging `changes` into them permanently."""
         self.values = merge_values(self.values, changes or {})
         return run_checked(
-            ["helm", "upgrade", "--install", self.release, str(CHART), "-n", self.namespace, "-f", "-"],
+            [*HELM_UPGRADE, self.release, str(CHART), "-n", self.namespace, "-f", "-"],
             self.cluster.env,
             given=yaml.safe_dump(self.values),
             check=check,
@@ -245,17 +259,7 @@ class Serving:
             "port": self.port,
             "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}},
         }
-        argv = [
-            "helm",
-            "upgrade",
-            "--install",
-            self.release,
-            str(SERVING),
-            "-n",
-            training.namespace,
-            "-f",
-            "-",
-        ]
+        argv = [*HELM_UPGRADE, self.release, str(SERVING), "-n", training.namespace, "-f", "-"]
         run_checked(argv, training.cluster.env, given=yaml.safe_dump(values))
 
     def rollout(self, *words: str) -> None:

@@ -25,6 +25,8 @@ Make = Callable[..., Training]
 PAGE = (ROOT / "docs" / "how-to" / "own-model.md").read_text()
 SECTIONS = re.findall(r"^## \d+\. (.*?)$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
 MOODS = ("negative (", "neutral (", "positive (")  # as the page's describe() says them
+WITHOUT_PODS = {"scheduling": {"suspend": True}}
+"""Values of a release whose image and storage are used, and which trains nothing."""
 HIDDEN = 'mount -t tmpfs tmpfs "$SHARED" && exec bash -e -o pipefail step.sh'
 
 
@@ -57,10 +59,8 @@ def clean_storage(cluster: Cluster) -> Iterator[None]:
 def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_clean(
     clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
-    # A release whose image and storage are used.
-    first = train("quick_start", trainers=1, training={"passes": 1})
+    first = train("quick_start", **WITHOUT_PODS)
     first.upgrade()
-    first.complete()
     shutil.copytree(cluster.shared / "sources", tmp_path / "sources", ignore=shutil.ignore_patterns("*.txt"))
     env = cluster.env | {"PADDLE_TRAINING_NAMESPACE": first.namespace, "SHARED": str(cluster.shared)}
     output = {}
@@ -105,7 +105,7 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
 def test_concurrent_runs_of_one_release_only_one_trains_and_another_release_is_not_affected(
     clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
-    first = train("quick_start", trainers=1, training={"passes": 1})  # its image and storage are used
+    first = train("quick_start", **WITHOUT_PODS)
     first.upgrade()
     jobs = {name: f"walk-{name}" for name in ("ann", "bob")}
 
