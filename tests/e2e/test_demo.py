@@ -40,6 +40,7 @@ def git_status() -> str:
     return ended.stdout
 
 
+@pytest.mark.seconds(180)
 def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
     cluster: Cluster, tmp_path: Path
 ) -> None:

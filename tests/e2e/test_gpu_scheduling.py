@@ -85,6 +85,7 @@ def pretend_gpu_build(training: Training) -> dict[str, Any]:
     }
 
 
+@pytest.mark.seconds(60)
 def test_pods_get_nodes_and_devices_of_their_own_and_more_pods_than_free_gpus_wait(
     nodes: list[str], train: Make, cluster: Cluster
 ) -> None:

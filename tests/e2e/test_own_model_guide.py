@@ -56,6 +56,7 @@ def clean_storage(cluster: Cluster) -> Iterator[None]:
     clear()
 
 
+@pytest.mark.seconds(250)
 def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_clean(
     clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -102,6 +103,7 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
     assert (cluster.shared / "moods" / "output" / "model").is_dir()
 
 
+@pytest.mark.seconds(60)
 def test_concurrent_runs_of_one_release_only_one_trains_and_another_release_is_not_affected(
     clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def jobs(training: Training) -> list[str]:
     return [meta["name"] for meta in sorted(found, key=lambda meta: meta["creationTimestamp"])]
 
 
+@pytest.mark.seconds(130)
 def test_each_run_trains_new_data_from_the_model_of_the_run_before_and_exports_its_own(
     train: Callable[..., Training], cluster: Cluster, bucket: Any
 ) -> None:

@@ -74,6 +74,7 @@ def check_recommendation(training: Training) -> None:
     assert 0 < float(score["rmse"]) < 1.2
 
 
+@pytest.mark.seconds(110)
 def test_a_run_extended_changed_to_another_mode_and_rolled_back(train: Make, cluster: Cluster) -> None:
     """The serving chart serves the run's model meanwhile; with followLatest it loads the newer model."""
     training = train("quick_start", trainers=2, training={"passes": 1})
@@ -148,6 +149,7 @@ def check_shards(training: Training) -> None:
     assert max(shares) - min(shares) < 0.03, "no label skew between the shards"
 
 
+@pytest.mark.seconds(70)
 def test_training_pods_prepare_the_shards_of_a_data_job_although_the_one_that_reads_is_lost(
     train: Make, cluster: Cluster
 ) -> None:
@@ -208,6 +210,7 @@ def stop_while_reading(training: Training) -> tuple[list[job_processes.JobProces
     return until(at_work, "a training pod that reads the source", 120, 0.01, training.last_log_lines)
 
 
+@pytest.mark.seconds(60)
 def test_releases_with_one_name_in_two_namespaces_train_at_once_and_a_third_starts_from_a_model(
     train: Make,
 ) -> None:
@@ -285,6 +288,7 @@ def test_a_pod_that_cannot_start_is_shown_with_the_reason(train: Make, cluster: 
     assert until(find_reason, "the scheduler's reason in status", 60)
 
 
+@pytest.mark.seconds(90)
 def test_two_releases_of_one_job_fail_at_once_with_both_names(train: Make, cluster: Cluster) -> None:
     """The second release replaces the first one's data, whose data Job stays complete."""
     ours = train(trainers=1, data={"seed": 1}, **NO_NODE)
