@@ -52,9 +52,8 @@ def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
     assert "curve.png" in demo
     assert "served: POST /predict" in demo
     assert 0 < quick_start.record()["score"]["error"] < 0.3
-    metrics = (
-        quick_start.output / "metrics.csv"
-    ).read_bytes()  # with each pass's seconds: never the same twice
+    # The file has the seconds of each pass, so that a second training would not write the same.
+    metrics = (quick_start.output / "metrics.csv").read_bytes()
 
     env = user_env(cluster)
     other = tmp_path / "another" / "clone"
@@ -76,10 +75,11 @@ def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
     assert manifest["dataDigest"] != quick_start.manifest()["dataDigest"]
     assert (quick_start.output / "model").is_dir(), "the first training's output stays"
 
-    drift = pulumi(env, "up", "-s", "local", "--yes", "--refresh", "--diff")
-    before, _, _ = drift.partition("Updating (local)")
-    assert "recommendation" in before
-    assert "quick-start" in before
+    output = pulumi(env, "up", "-s", "local", "--yes", "--refresh", "--diff")
+    drift, update, _ = output.partition("Updating (local)")
+    assert update, output
+    assert "recommendation" in drift, "the preview of `up` shows the manual upgrade"
+    assert "quick-start" in drift
     assert quick_start.described()["jobName"] == "quick-start"
     quick_start.complete()
     assert (quick_start.output / "metrics.csv").read_bytes() == metrics, "a complete run is not trained again"

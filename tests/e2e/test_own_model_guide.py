@@ -25,8 +25,6 @@ Make = Callable[..., Training]
 PAGE = (ROOT / "docs" / "how-to" / "own-model.md").read_text()
 SECTIONS = re.findall(r"^## \d+\. (.*?)$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
 MOODS = ("negative (", "neutral (", "positive (")  # as the page's describe() says them
-WITHOUT_PODS = {"scheduling": {"suspend": True}}
-"""Values of a release whose image and storage are used, and which trains nothing."""
 HIDDEN = 'mount -t tmpfs tmpfs "$SHARED" && exec bash -e -o pipefail step.sh'
 
 
@@ -41,6 +39,16 @@ def files(text: str) -> dict[str, str]:
     The page shows them as a name in quotes and a colon, then a block with the content.
     """
     return dict(re.findall(r"`([\w/.]+)`:\n\n```(?:python|yaml)\n(.*?)```", text, re.DOTALL))
+
+
+def install_stopped_release(train: Make) -> Training:
+    """Install a release whose image and storage other trainings use; its own fits on no node and is stopped."""
+    nothing = {"data": {"enabled": False}, "resources": {"requests": {"cpu": "999"}}}
+    release = train("quick_start", trainers=1, **nothing)
+    release.upgrade()
+    job = release.described()["k8sJob"]
+    release.cluster.objects.patch("jobs", release.namespace, job, {"spec": {"suspend": True}})
+    return release
 
 
 @pytest.fixture
@@ -60,8 +68,7 @@ def clean_storage(cluster: Cluster) -> Iterator[None]:
 def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_clean(
     clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
-    first = train("quick_start", **WITHOUT_PODS)
-    first.upgrade()
+    first = install_stopped_release(train)
     shutil.copytree(cluster.shared / "sources", tmp_path / "sources", ignore=shutil.ignore_patterns("*.txt"))
     env = cluster.env | {"PADDLE_TRAINING_NAMESPACE": first.namespace, "SHARED": str(cluster.shared)}
     output = {}
@@ -107,8 +114,7 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
 def test_concurrent_runs_of_one_release_only_one_trains_and_another_release_is_not_affected(
     clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
 ) -> None:
-    first = train("quick_start", **WITHOUT_PODS)
-    first.upgrade()
+    first = install_stopped_release(train)
     jobs = {name: f"walk-{name}" for name in ("ann", "bob")}
 
     def start(release: str, *more: str) -> subprocess.Popen[str]:
