@@ -285,7 +285,7 @@ def test_a_pod_that_cannot_start_is_shown_with_the_reason(train: Make, cluster: 
         shown = cluster.launcher("status", "-n", training.namespace, check=False)
         return shown.stdout if "nsufficient memory" in shown.stdout + shown.stderr else ""
 
-    assert until(find_reason, "the scheduler's reason in status", 60)
+    assert until(find_reason, "the scheduler's reason in status", 60, 2)
 
 
 @pytest.mark.seconds(90)
