@@ -82,7 +82,7 @@ class Cluster:
     @property
     def objects(self) -> ObjectApi:
         """Return the client for the cluster's objects, for questions that are asked again and again."""
-        return object_api(Path(self.env["KUBECONFIG"]))
+        return object_api()
 
     def get(self, kind: str, namespace: str, labels: str = "") -> list[dict[str, Any]]:
         """Return the objects of a kind, given as plural name, in a namespace: all, or those with these labels."""

@@ -6,19 +6,17 @@ CPU time, this takes a few milliseconds.
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import functools
 import http.client
 import json
 import ssl
-import tempfile
 import urllib.parse
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import yaml
+from local.cluster.certificates import PKI
+from local.cluster.node_addresses import API_PORT, BRIDGE_ADDRESS
 
 SECONDS = 60.0
 """Timeout of one request."""
@@ -34,21 +32,12 @@ WITHOUT_NAMESPACE = ("namespaces", "nodes", "persistentvolumes")
 
 
 class ObjectApi:
-    """Reads and patches objects of one API server, as the user of a kubeconfig who has a client certificate."""
+    """Reads and patches objects of the local cluster's API server, as its administrator."""
 
-    def __init__(self, kubeconfig: Path) -> None:
-        """Read the kubeconfig, which has one cluster and one user; contact nothing."""
-        config = yaml.safe_load(kubeconfig.read_text())
-        [cluster], [user] = config["clusters"], config["users"]
-        server = urllib.parse.urlsplit(cluster["cluster"]["server"])
-        self._host, self._port = str(server.hostname), server.port or 443
-        authority = base64.b64decode(cluster["cluster"]["certificate-authority-data"]).decode()
-        self._context = ssl.create_default_context(cadata=authority)
-        with tempfile.NamedTemporaryFile() as file:  # the module ssl takes certificates only from files
-            for key in ("client-certificate-data", "client-key-data"):
-                file.write(base64.b64decode(user["user"][key]) + b"\n")
-            file.flush()
-            self._context.load_cert_chain(file.name)
+    def __init__(self) -> None:
+        """Read the certificates; contact nothing."""
+        self._context = ssl.create_default_context(cafile=str(PKI / "ca.crt"))
+        self._context.load_cert_chain(PKI / "admin.crt", PKI / "admin.key")
 
     def get(self, path: str) -> str:
         """Return the answer to GET `path`. Raises AssertionError if the API server rejects the request."""
@@ -59,7 +48,7 @@ class ObjectApi:
     def _request(self, method: str, path: str, body: object = None) -> tuple[int, str]:
         """Send a request, whose body is a merge patch; return (HTTP status, body) of the answer."""
         connection = http.client.HTTPSConnection(
-            self._host, self._port, timeout=SECONDS, context=self._context
+            BRIDGE_ADDRESS, API_PORT, timeout=SECONDS, context=self._context
         )
         with contextlib.closing(connection):
             headers = {"Connection": "close", "Content-Type": "application/merge-patch+json"}
@@ -113,11 +102,11 @@ def object_path(kind: str, namespace: str) -> str:
     return f"/{GROUPS.get(kind, 'api/v1')}{place}/{kind}"
 
 
-def object_api(kubeconfig: Path) -> ObjectApi:
-    """Return the client for this kubeconfig; a new one if the file has changed, as after a start of the cluster."""
-    return _object_api(kubeconfig, kubeconfig.stat().st_mtime_ns)
+def object_api() -> ObjectApi:
+    """Return the client; a new one if the certificates have changed."""
+    return _object_api((PKI / "admin.crt").stat().st_mtime_ns)
 
 
 @functools.cache
-def _object_api(kubeconfig: Path, _: int) -> ObjectApi:
-    return ObjectApi(kubeconfig)
+def _object_api(_: int) -> ObjectApi:
+    return ObjectApi()

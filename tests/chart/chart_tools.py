@@ -15,9 +15,6 @@ from typing import Any
 import pytest
 import yaml
 
-from local.paths import KUBECONFIG
-from testkit.object_api import ObjectApi, object_api
-
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "paddle-training"
 SCENARIOS = sorted((CHART / "ci").glob("*.yaml"))
@@ -48,11 +45,6 @@ def kubectl(*argv: str, stdin: str | None = None) -> str:
     done = run(tool("kubectl"), *argv, stdin=stdin)
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def objects() -> ObjectApi:
-    """Return a client for the local cluster's objects, for questions that are asked again and again."""
-    return object_api(KUBECONFIG)
 
 
 @contextlib.contextmanager

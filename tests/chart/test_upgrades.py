@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from chart_tools import CHART, kubectl, new_namespace, objects, run, tool
+from chart_tools import CHART, kubectl, new_namespace, run, tool
 
 from infra.chart_values import merge_values
 from launcher.cli.cluster import job_restart
+from testkit.object_api import object_api
 from testkit.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -45,7 +46,7 @@ class Release:
         return done.stderr if done.returncode else ""
 
     def items(self, kind: str) -> list[dict[str, Any]]:
-        return objects().list(kind, self.namespace)
+        return object_api().list(kind, self.namespace)
 
     def wait_for_bound_claim(self) -> None:
         def is_bound() -> bool:
@@ -54,7 +55,7 @@ class Release:
         until(is_bound, "the claim is bound", 60, 0.3)
 
     def volumes(self) -> set[str]:
-        found = objects().list("persistentvolumes", labels=f"paddle-training/namespace={self.namespace}")
+        found = object_api().list("persistentvolumes", labels=f"paddle-training/namespace={self.namespace}")
         return {item["metadata"]["name"] for item in found}
 
     def pods(self) -> set[str]:
@@ -62,12 +63,12 @@ class Release:
 
     def training(self) -> dict[str, Any]:
         """Return the training Job that the release's newest values created."""
-        found = objects().read("configmaps", self.namespace, "demo-run")
-        return objects().read("jobs", self.namespace, json.loads(found["data"]["run.json"])["k8sJob"])
+        found = object_api().read("configmaps", self.namespace, "demo-run")
+        return object_api().read("jobs", self.namespace, json.loads(found["data"]["run.json"])["k8sJob"])
 
     def suspend(self, job: str, suspended: bool) -> None:
         """Suspend or admit a Job as Kueue does."""
-        objects().patch("jobs", self.namespace, job, {"spec": {"suspend": suspended}})
+        object_api().patch("jobs", self.namespace, job, {"spec": {"suspend": suspended}})
 
     def leftovers(self, *words: str) -> list[dict[str, Any]]:
         argv = [
