@@ -52,11 +52,15 @@ def install_stopped_release(train: Make) -> Training:
 
 
 @pytest.fixture
-def clean_storage(cluster: Cluster) -> Iterator[None]:
-    """Remove the jobs' folders. Tests list this fixture before `train`, whose pods must be gone first."""
+def clean_storage(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Remove the folders of the test's jobs; its parameter is their names.
+
+    Tests list this fixture before `train`, whose pods must be gone first. They may run at the same time, so that each
+    removes no other test's folders.
+    """
 
     def clear() -> None:
-        for name in ("moods", "moods-1", "moods-2", "walk-ann", "walk-bob"):
+        for name in request.param:
             shutil.rmtree(cluster.shared / name, ignore_errors=True)
 
     clear()
@@ -64,6 +68,7 @@ def clean_storage(cluster: Cluster) -> Iterator[None]:
     clear()
 
 
+@pytest.mark.parametrize("clean_storage", [("moods", "moods-1", "moods-2")], indirect=True, ids=["moods"])
 @pytest.mark.seconds(250)
 def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_clean(
     clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
@@ -110,6 +115,7 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
     assert (cluster.shared / "moods" / "output" / "model").is_dir()
 
 
+@pytest.mark.parametrize("clean_storage", [("walk-ann", "walk-bob")], indirect=True, ids=["walk"])
 @pytest.mark.seconds(60)
 def test_concurrent_runs_of_one_release_only_one_trains_and_another_release_is_not_affected(
     clean_storage: None, train: Make, cluster: Cluster, tmp_path: Path
