@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -18,9 +19,13 @@ from launcher.cli.launch.training_values import merge_values
 from local.images import launcher_image
 from local.paths import CLONE as ROOT
 from local.paths import KUBECONFIG, SHARED
+from testkit.object_api import ObjectApi, object_api
 from testkit.waiting import PATIENCE, until
 
 CHART = ROOT / "charts" / "paddle-training"
+HELM_UPGRADE = ("helm", "upgrade", "--install", "--disable-openapi-validation")
+"""Without the check by helm, which reads the API server's large schema and takes two thirds of helm's CPU time. The
+tests that the API server accepts the chart's objects check the same."""
 SERVING = ROOT / "charts" / "paddle-serving"
 POLL = 0.5
 
@@ -74,10 +79,14 @@ class Cluster:
         """Run kubectl and return its output."""
         return run_checked(["kubectl", *words], self.env, check=check, given=given, seconds=seconds).stdout
 
-    def get(self, kind: str, namespace: str, *words: str) -> list[dict[str, Any]]:
-        """Return the objects of a kind in a namespace; `words` are further arguments of `kubectl get`."""
-        text = self.kubectl("get", kind, "-n", namespace, "-o", "json", *words)
-        return list(json.loads(text)["items"])
+    @property
+    def objects(self) -> ObjectApi:
+        """Return the client for the cluster's objects, for questions that are asked again and again."""
+        return object_api()
+
+    def get(self, kind: str, namespace: str, labels: str = "") -> list[dict[str, Any]]:
+        """Return the objects of a kind, given as plural name, in a namespace: all, or those with these labels."""
+        return self.objects.list(kind, namespace, labels)
 
     def launcher(
         self, *words: str, check: bool = True, seconds: float = 300
@@ -110,6 +119,16 @@ class Training:
         """Return manifest.json of the job's folder."""
         return dict(json.loads((self.job / "manifest.json").read_text()))
 
+    def wait_for_data(self) -> None:
+        """Wait until the job's folder has the data of the release's run."""
+
+        def is_there() -> bool:
+            with contextlib.suppress(FileNotFoundError):  # none yet, or the data Job is replacing it
+                return bool(self.manifest()["dataDigest"] == self.described()["dataDigest"])
+            return False
+
+        until(is_there, f"the data of release {self.release}", 120, POLL, self.last_log_lines)
+
     def record(self) -> dict[str, Any]:
         """Return run.json of the output folder, the run record."""
         return dict(json.loads((self.output / "run.json").read_text()))
@@ -120,7 +139,7 @@ class Training:
         """Run `helm upgrade --install` with the values, after merging `changes` into them permanently."""
         self.values = merge_values(self.values, changes or {})
         return run_checked(
-            ["helm", "upgrade", "--install", self.release, str(CHART), "-n", self.namespace, "-f", "-"],
+            [*HELM_UPGRADE, self.release, str(CHART), "-n", self.namespace, "-f", "-"],
             self.cluster.env,
             given=yaml.safe_dump(self.values),
             check=check,
@@ -134,8 +153,8 @@ class Training:
         server rejects that pod.
         """
         there = ("-n", self.namespace)
-        releases = run_checked(["helm", "list", "--all", "--short", *there], self.cluster.env).stdout.split()
-        if releases:
+        revisions = self.cluster.get("secrets", self.namespace, "owner=helm")
+        if releases := {one["metadata"]["labels"]["name"] for one in revisions}:
             run_checked(["helm", "uninstall", *releases, *there], self.cluster.env)
         self.cluster.kubectl("delete", "namespace", self.namespace, "--ignore-not-found", "--wait=false")
         until(
@@ -149,15 +168,12 @@ class Training:
 
     def described(self) -> dict[str, Any]:
         """Return the description of the release's run: key `run.json` of the ConfigMap `<release>-run`."""
-        text = self.cluster.kubectl(
-            "get", "configmap", f"{self.release}-run", "-n", self.namespace, "-o", "json"
-        )
-        return dict(json.loads(json.loads(text)["data"]["run.json"]))
+        found = self.cluster.objects.read("configmaps", self.namespace, f"{self.release}-run")
+        return dict(json.loads(found["data"]["run.json"]))
 
     def k8s_job(self) -> dict[str, Any]:
         """Return the training Job."""
-        name = self.described()["k8sJob"]
-        return dict(json.loads(self.cluster.kubectl("get", "job", name, "-n", self.namespace, "-o", "json")))
+        return self.cluster.objects.read("jobs", self.namespace, self.described()["k8sJob"])
 
     def condition(self) -> str:
         """Return Complete, Failed, or an empty string while the Job is active."""
@@ -169,7 +185,7 @@ class Training:
     def pods(self, component: str = "training") -> list[dict[str, Any]]:
         """Return the pods of a component of the release."""
         labels = f"app.kubernetes.io/instance={self.release},app.kubernetes.io/component={component}"
-        return self.cluster.get("pods", self.namespace, "-l", labels)
+        return self.cluster.get("pods", self.namespace, labels)
 
     def pod(self, rank: int) -> str:
         """Return the name of the newest training pod of a rank."""
@@ -243,17 +259,7 @@ class Serving:
             "port": self.port,
             "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"memory": "512Mi"}},
         }
-        argv = [
-            "helm",
-            "upgrade",
-            "--install",
-            self.release,
-            str(SERVING),
-            "-n",
-            training.namespace,
-            "-f",
-            "-",
-        ]
+        argv = [*HELM_UPGRADE, self.release, str(SERVING), "-n", training.namespace, "-f", "-"]
         run_checked(argv, training.cluster.env, given=yaml.safe_dump(values))
 
     def rollout(self, *words: str) -> None:
@@ -264,12 +270,12 @@ class Serving:
     def get(self, path: str) -> str:
         """Return the answer to GET `path`, sent to the release's Service through the API server's proxy."""
         service = f"/api/v1/namespaces/{self.training.namespace}/services/{self.release}:http"
-        return self.training.cluster.kubectl("get", "--raw", f"{service}/proxy/{path}")
+        return self.training.cluster.objects.get(f"{service}/proxy/{path}")
 
     def pod(self) -> dict[str, Any]:
         """Return the release's only pod that is not being deleted."""
         labels = f"app.kubernetes.io/instance={self.release}"
-        pods = self.training.cluster.get("pods", self.training.namespace, "-l", labels)
+        pods = self.training.cluster.get("pods", self.training.namespace, labels)
         [pod] = [p for p in pods if "deletionTimestamp" not in p["metadata"]]
         return dict(pod)
 

@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from tests.start_order import long_tests_first
+
 SLOW_MARKERS = ("slow", "paddle", "long", "e2e", "kueue")
 SLOW_FOLDERS = ("chart", "infra_emulated")
 """Folders whose tests are all slow: they start helm or pulumi."""
@@ -149,6 +151,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if is_slow(item)]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not is_slow(item)]
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reports the order to the process that distributes the tests
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Let long tests start first in the processes of pytest-xdist."""
+    marks = [item.get_closest_marker("seconds") for item in session.items]
+    seconds = {index: float(mark.args[0]) for index, mark in enumerate(marks) if mark}
+    if seconds and "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+        processes = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        session.items[:] = long_tests_first(session.items, seconds, processes)
 
 
 def is_slow(item: pytest.Item) -> bool:

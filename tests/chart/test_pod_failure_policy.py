@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import time
 
 import pytest
 from chart_tools import ONE_MACHINE, kubectl, one, render
 
+from testkit.object_api import object_api
 from testkit.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -30,10 +32,6 @@ CASES = [
     ("prepare", 65, 3, [], "the Job failed"),
     ("prepare", 65, 0, [DISRUPTED], "replaced"),
 ]
-
-
-def items(kind: str, namespace: str) -> list[dict]:
-    return json.loads(kubectl("get", kind, "-n", namespace, "-o", "json"))["items"]
 
 
 def rank_1(pods: list[dict], job: str) -> list[dict]:
@@ -59,17 +57,21 @@ def test_each_exit_code_of_a_pod_has_the_documented_effect_on_the_job(namespace)
     for number, (name, _, restarts, _, _) in enumerate(CASES):
         values = {
             "trainers": 2,
-            "runId": str(number),
             "training": {"restarts": restarts},
             "data": {"preparedBy": "trainingPods" if name == "prepare" else "dataJob"},
             "serviceAccount": {"create": False, "name": "default"},
         }
-        job = one(render(ONE_MACHINE, values=values, namespace=namespace), "Job", "training")
+        job = copy.deepcopy(one(render(ONE_MACHINE, values=values, namespace=namespace), "Job", "training"))
+        job["metadata"]["name"] += f"-{number}"
         jobs[job["metadata"]["name"]] = job
     made = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(jobs.values())})
     kubectl("create", "-f", "-", stdin=made)
-    until(lambda: all(rank_1(items("pods", namespace), job) for job in jobs), "pods", 60, 0.5)
-    pods = items("pods", namespace)
+
+    def all_pods() -> list[dict]:
+        found = object_api().list("pods", namespace)
+        return found if all(rank_1(found, job) for job in jobs) else []
+
+    pods = until(all_pods, "the pods of rank 1", 60, 0.5)
     for job, (name, code, _, conditions, _) in zip(jobs, CASES, strict=True):
         ended = {"exitCode": code, "finishedAt": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
         kind = "initContainerStatuses" if name == "prepare" else "containerStatuses"
@@ -80,12 +82,11 @@ def test_each_exit_code_of_a_pod_has_the_documented_effect_on_the_job(namespace)
             kind: [container | {"state": {"terminated": ended}}],
         }
         pod = rank_1(pods, job)[0]["metadata"]["name"]
-        patch = json.dumps({"status": status})
-        kubectl("patch", "pod", pod, "-n", namespace, "--subresource=status", "--type=merge", "-p", patch)
+        object_api().patch("pods", namespace, pod, {"status": status}, part="status")
 
     def seen() -> dict[str, str]:
-        pods = items("pods", namespace)
-        return {job["metadata"]["name"]: outcome(job, pods) for job in items("jobs", namespace)}
+        pods = object_api().list("pods", namespace)
+        return {job["metadata"]["name"]: outcome(job, pods) for job in object_api().list("jobs", namespace)}
 
     wanted = {job: case[4] for job, case in zip(jobs, CASES, strict=True)}
     until(lambda: seen() == wanted, f"these consequences of {CASES}: {wanted}", 60, 0.5, seen)

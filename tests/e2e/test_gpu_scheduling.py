@@ -85,6 +85,7 @@ def pretend_gpu_build(training: Training) -> dict[str, Any]:
     }
 
 
+@pytest.mark.seconds(60)
 def test_pods_get_nodes_and_devices_of_their_own_and_more_pods_than_free_gpus_wait(
     nodes: list[str], train: Make, cluster: Cluster
 ) -> None:
@@ -147,7 +148,7 @@ def check_missing_gpus(training: Training, nodes: list[str]) -> None:
 
     until(lambda: len(running()) == len(nodes), "a running pod on each node", 90, 1, training.last_log_lines)
     assert {pod["spec"]["nodeName"] for pod in running()} == set(nodes)
-    until(lambda: f"{len(nodes)} Insufficient {RESOURCE}" in status(), "the reason in status", 60, 1, status)
+    until(lambda: f"{len(nodes)} Insufficient {RESOURCE}" in status(), "the reason in status", 60, 5, status)
     size = "import os; found = os.statvfs('/dev/shm'); print(found.f_blocks * found.f_frsize)"
     name = running()[0]["metadata"]["name"]
     found = training.cluster.kubectl("exec", name, "-n", training.namespace, "--", "python", "-c", size)

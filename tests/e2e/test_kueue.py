@@ -54,9 +54,7 @@ def set_quota(training: Training, millicores: int, stop_policy: str = "None", **
 
 def jobs(training: Training) -> dict[str, dict[str, Any]]:
     """Return the release's Jobs by component."""
-    found = training.cluster.get(
-        "jobs", training.namespace, "-l", f"app.kubernetes.io/instance={training.release}"
-    )
+    found = training.cluster.get("jobs", training.namespace, f"app.kubernetes.io/instance={training.release}")
     return {job["metadata"]["labels"]["app.kubernetes.io/component"]: job for job in found}
 
 

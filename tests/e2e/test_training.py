@@ -20,6 +20,9 @@ from tests.e2e import job_processes
 pytestmark = pytest.mark.e2e
 
 Make = Callable[..., Training]
+NO_NODE = {"resources": {"requests": {"cpu": "999"}}}
+"""Values of a release whose data Job runs, and whose training pods fit on no node."""
+ANY_NODE = {"resources": {"requests": {"cpu": "200m"}}}
 DEATH_SECONDS = 30
 """Seconds after the death of a process within which all pods exit if no restarts are allowed.
 
@@ -36,9 +39,9 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def test_recommendation_trains_with_the_seeds_host_ports_and_one_trainer_per_node(train: Make) -> None:
-    """Host ports 7164-7168 on every node, two pservers per pod, output files as of the original tutorial."""
-    training = train(
+def recommendation_with_host_ports(train: Make) -> Training:
+    """Return a training with host ports 7164-7168 on every node and two pservers per pod."""
+    return train(
         "recommendation",
         level="privileged",
         hostPorts=True,
@@ -47,8 +50,10 @@ def test_recommendation_trains_with_the_seeds_host_ports_and_one_trainer_per_nod
         portsNumSparse=2,
         training={"passes": 2},
     )
-    training.upgrade()
-    training.complete()
+
+
+def check_recommendation(training: Training) -> None:
+    """Check nodes, ports, score and output files, which are as of the original tutorial."""
     pods = training.pods()
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 3, "one training pod per node"
     ports = {p["hostPort"] for p in pods[0]["spec"]["containers"][0]["ports"]}
@@ -69,10 +74,9 @@ def test_recommendation_trains_with_the_seeds_host_ports_and_one_trainer_per_nod
     assert 0 < float(score["rmse"]) < 1.2
 
 
-def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
-    train: Make, cluster: Cluster
-) -> None:
-    """The serving chart serves the run's model meanwhile; a rollout, or followLatest, loads the newer model."""
+@pytest.mark.seconds(110)
+def test_a_run_extended_changed_to_another_mode_and_rolled_back(train: Make, cluster: Cluster) -> None:
+    """The serving chart serves the run's model meanwhile; with followLatest it loads the newer model."""
     training = train("quick_start", trainers=2, training={"passes": 1})
     training.upgrade()
     training.complete()
@@ -80,19 +84,9 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     before = training.record()
     check_shards(training)
     pass_zero = sha256(training.output / "pass-00000" / "done")
-    metrics = training.output / "metrics.csv"
-    measured = metrics.read_bytes()  # with each pass's seconds: never the same twice
     serving, follower = Serving(training), Serving(training, "follower")
     serving.install()
     follower.install(followLatest=True, pollSeconds=5)
-
-    training.upgrade({"runId": "again"})
-    again = training.described()
-    assert again["k8sJob"] != first["k8sJob"]
-    assert again["dataDigest"] == first["dataDigest"]
-    training.complete()
-    assert training.record()["score"] == before["score"]
-    assert metrics.read_bytes() == measured, "a complete run is not trained again"
 
     row = {"text": "what a lovely day"}
     serving.rollout("status")
@@ -103,7 +97,7 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     [old, _] = serving.predict([row, row])["predictions"]
     assert "\npaddle_serve_rows_total 3.0\n" in serving.get("metrics")
 
-    training.upgrade({"runId": "", "training": {"passes": 2}})
+    training.upgrade({"training": {"passes": 2}})
     assert training.described()["dataDigest"] == first["dataDigest"], (
         "more passes do not prepare the data again"
     )
@@ -113,11 +107,9 @@ def test_a_run_repeated_extended_changed_to_another_mode_and_rolled_back(
     more = training.record()
     assert more["fingerprint"] == before["fingerprint"]
 
-    serving.rollout("restart")
-    serving.rollout("status")
-    [new] = serving.predict([row])["predictions"]
     package = cluster.launcher("predict", str(training.output), f"text={row['text']}", "--output", "json")
-    assert new == pytest.approx(json.loads(package.stdout)[0]["prediction"], rel=1e-5)
+    new = json.loads(package.stdout)[0]["prediction"]
+    assert serving.predict([row])["predictions"] == [pytest.approx(old, rel=1e-5)], "it loads no other model"
     assert abs(new[0] - old[0]) > 1e-3, "the second pass changed the prediction"
     until(
         lambda: follower.predict([row])["predictions"] == [pytest.approx(new, rel=1e-5)],
@@ -157,16 +149,18 @@ def check_shards(training: Training) -> None:
     assert max(shares) - min(shares) < 0.03, "no label skew between the shards"
 
 
+@pytest.mark.seconds(70)
 def test_training_pods_prepare_the_shards_of_a_data_job_although_the_one_that_reads_is_lost(
     train: Make, cluster: Cluster
 ) -> None:
-    by_job = train("quick_start", data={"seed": 8})
+    by_job = train("quick_start", trainers=2, data={"seed": 8}, **NO_NODE)
     by_job.upgrade()
-    until((by_job.job / "manifest.json").exists, "the data of the data Job", 120, 0.5, by_job.last_log_lines)
+    by_job.wait_for_data()
     wanted = data_files(by_job)
     by_job.remove()  # else the next job would link its data
 
-    training = train("quick_start", data={"seed": 8, "preparedBy": "trainingPods"}, training={"passes": 1})
+    prepared = {"seed": 8, "preparedBy": "trainingPods"}
+    training = train("quick_start", trainers=2, data=prepared, training={"passes": 1})
     training.upgrade()
     at_work, reader = stop_while_reading(training)
     shown = json.loads(cluster.launcher("status", "-n", training.namespace, "-o", "json").stdout)
@@ -187,7 +181,7 @@ def test_training_pods_prepare_the_shards_of_a_data_job_although_the_one_that_re
     shown = json.loads(cluster.launcher("status", "-n", training.namespace, "-o", "json").stdout)
     assert (shown["state"], shown["data"]["state"]) == ("complete", "complete")
     of_rank = ("logs", "-n", training.namespace, "--role", "data", "--rank")
-    logs = [cluster.launcher(*of_rank, str(rank)).stdout for rank in range(3)]
+    logs = [cluster.launcher(*of_rank, str(rank)).stdout for rank in range(2)]
     assert sum("preparing part 00000" in log for log in logs) == 1, logs
 
 
@@ -216,24 +210,24 @@ def stop_while_reading(training: Training) -> tuple[list[job_processes.JobProces
     return until(at_work, "a training pod that reads the source", 120, 0.01, training.last_log_lines)
 
 
+@pytest.mark.seconds(60)
 def test_releases_with_one_name_in_two_namespaces_train_at_once_and_a_third_starts_from_a_model(
     train: Make,
 ) -> None:
     """The third has other data and training.initModelPath: its first loss is lower than without a model."""
-    small = {"trainers": 2, "training": {"passes": 2}}
-    one = train("quick_start", **small)
-    two = train("recommendation", **small)
+    one = train("quick_start", trainers=2, training={"passes": 2})
+    two = recommendation_with_host_ports(train)
     one.upgrade()
     two.upgrade()
     one.complete(300)
     two.complete(300)
+    check_recommendation(two)
     assert one.record()["release"] == two.record()["release"] == "paddle-training"
     assert one.record()["namespace"] != two.record()["namespace"]
     assert "error" in one.record()["score"]
-    assert "rmse" in two.record()["score"]
 
     initial = {"config": "quick_start/trainer_config.py", "initModelPath": f"{one.values['jobName']}/output"}
-    third = train("quick_start", trainers=2, training={"passes": 1, **initial}, data={"seed": 8})
+    third = train("quick_start", trainers=1, training={"passes": 1, **initial}, data={"seed": 8})
     third.upgrade()
     third.complete()
     assert third.described()["dataDigest"] != one.described()["dataDigest"]
@@ -291,20 +285,28 @@ def test_a_pod_that_cannot_start_is_shown_with_the_reason(train: Make, cluster: 
         shown = cluster.launcher("status", "-n", training.namespace, check=False)
         return shown.stdout if "nsufficient memory" in shown.stdout + shown.stderr else ""
 
-    assert until(find_reason, "the scheduler's reason in status", 60)
+    assert until(find_reason, "the scheduler's reason in status", 60, 2)
 
 
+@pytest.mark.seconds(90)
 def test_two_releases_of_one_job_fail_at_once_with_both_names(train: Make, cluster: Cluster) -> None:
     """The second release replaces the first one's data, whose data Job stays complete."""
-    ours = train(trainers=1, training={"passes": 1}, data={"seed": 1})
-    ours.upgrade()
-    ours.complete()
+    ours = train(trainers=1, data={"seed": 1}, **NO_NODE)
     theirs = dataclasses.replace(
         ours, values=merge_values(ours.values, {"data": {"seed": 2}}), release="theirs"
     )
-    theirs.upgrade()
-    theirs.complete()
-    ours.upgrade({"training": {"passes": 2}})
+    for one in (ours, theirs):
+        one.upgrade()
+        one.wait_for_data()
+    ours.upgrade(ANY_NODE)
+    init = "initContainerStatuses"
+    until(
+        lambda: [s for pod in ours.pods() for s in pod["status"].get(init, ()) if s["state"].get("running")],
+        "the pod that waits for its data",
+        60,
+        0.5,
+        ours.last_log_lines,
+    )
     shown = ("status", "-n", ours.namespace)
     both = "release theirs in namespace", "has the same jobName"
 
@@ -312,7 +314,7 @@ def test_two_releases_of_one_job_fail_at_once_with_both_names(train: Make, clust
         printed = cluster.launcher(*shown).stdout
         return all(text in printed for text in both)
 
-    until(shows_both, "status to show the other release while the pod waits", 50, 1.0, ours.last_log_lines)
+    until(shows_both, "status to show the other release while the pod waits", 50, 5.0, ours.last_log_lines)
     assert not ours.condition()
     assert ours.ended(150) == "Failed"
     printed = cluster.launcher(*shown).stdout

@@ -57,6 +57,7 @@ def _project(tmp_path: Path, name: str, **values: object) -> tuple[Path, Path]:
 
 
 @pytest.mark.e2e
+@pytest.mark.seconds(100)
 def test_manual_upgrade_shows_in_preview_and_up_reverts_it(tmp_path: Path) -> None:
     name = f"drift-{uuid.uuid4().hex[:8]}"
     own = {"jobName": name, "training": {"passes": 2, "extraArgs": ["--l2=0.1"]}, "data": {"enabled": False}}

@@ -102,13 +102,14 @@ def _stack(dev_stack: Make, image: str, namespace: str, *changes: str) -> Engine
     )
 
 
+@pytest.mark.seconds(70)
 def test_release_with_efs_csi_pods_wait_for_driver(
     *, dev_stack: Make, account: Account, cluster: Cluster, namespace: str, relay: Relay, driver: str
 ) -> None:
     engine = _stack(dev_stack, cluster.image, namespace)
     made = engine.up()
     assert made.code == 0, made.text
-    claims = cluster.get("pvc", namespace)
+    claims = cluster.get("persistentvolumeclaims", namespace)
     assert [claim["status"]["phase"] for claim in claims] == ["Bound"]
 
     def reasons() -> str:
@@ -205,6 +206,7 @@ def passes(output: Path) -> dict[str, list[dict[str, str]]]:
     return {number: list(found) for number, found in itertools.groupby(rows, key=lambda row: row["pass"])}
 
 
+@pytest.mark.seconds(110)
 def test_training_exports_model_and_resumes_after_protected_destroy(
     dev_stack: Make, account: Account, cluster: Cluster, namespace: str, store: Relay
 ) -> None:

@@ -6,14 +6,16 @@ All other modules of `launcher.cli` work on dicts as the API server sends them, 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
+from urllib.parse import quote, urlencode
 
-from launcher.cli.cluster.exec_stream import ExecStream
+from launcher.cli.cluster.exec_stream import ExecStream, token_header
 from launcher.cli.errors import CliError, UsageError, api_error
 
 NAME_LABEL = "app.kubernetes.io/name"
@@ -23,7 +25,11 @@ NAMESPACE_LABEL = "paddle-training/namespace"  # on persistent volumes, which be
 CHART = "paddle-training"  # the chart's name, and the default name of a release
 NAMESPACE = "paddle"  # the default namespace
 FOLLOW_SECONDS = 24 * 3600.0  # a followed log may stay without a new line for so long
-TIMEOUT = (5.0, 30.0)  # seconds to connect; seconds between two reads of an answer
+CONNECT_SECONDS = 5.0
+READ_SECONDS = 30.0  # between two reads of an answer
+GROUPS = {"job": "apis/batch/v1", "lease": "apis/coordination.k8s.io/v1"}
+"""API group and version of each kind that is not in `api/v1`."""
+WITHOUT_NAMESPACE = ("namespace", "persistent_volume")
 
 Object = dict[str, Any]
 
@@ -53,7 +59,7 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Clu
                 f"no usable kubeconfig at {used} ({error})",
                 "give one with --kubeconfig FILE, or read a job's folder directly with --path DIR",
             ) from error
-        return Cluster(kubernetes.client.ApiClient(configuration), namespace, "this pod's cluster")
+        return Cluster(configuration, namespace, "this pod's cluster")
     except Exception as error:  # YAML errors of many kinds
         raise UsageError(
             f"{used} cannot be read as a kubeconfig: {error}", "give another file with --kubeconfig FILE"
@@ -76,7 +82,7 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Clu
     chosen = context or (current or {}).get("name", "")
     options = [*(["--kubeconfig", given] if given else []), *(["--context", context] if context else [])]
     title = f"context {chosen} ({configuration.host})"
-    return Cluster(kubernetes.client.ApiClient(configuration), namespace, title, options)
+    return Cluster(configuration, namespace, title, options)
 
 
 def labels(release: str, component: str | None = None) -> str:
@@ -88,37 +94,66 @@ def labels(release: str, component: str | None = None) -> str:
 class Cluster:
     """A client for the objects in one namespace of a cluster; every method raises CliError if it fails.
 
-    `kind` is a kind as the Kubernetes client spells it in names of methods: pod, job, config_map,
-    persistent_volume_claim.
+    `kind` is a kind with underscores between its words: pod, job, config_map, persistent_volume_claim.
+
+    The Kubernetes client reads the kubeconfig and gets the user's token. Its classes for requests are not used: their
+    import takes half a second.
     """
 
-    def __init__(self, api: Any, namespace: str, name: str, options: Sequence[str] = ()) -> None:
-        """Store the client; `options` are the options that selected the cluster, for suggested commands."""
-        self.api, self.options = api, options
+    def __init__(self, configuration: Any, namespace: str, name: str, options: Sequence[str] = ()) -> None:
+        """Store the client's configuration and the options that selected the cluster, for suggested commands."""
+        self.configuration, self.options = configuration, options
         self.namespace = namespace
         self.name = name
 
-    def _call(self, method: str, action: str, *arguments: Any, **options: Any) -> Any:
-        """Call one of the client's API methods, such as `list_namespaced_pod`; return the raw HTTP response.
+    @functools.cached_property
+    def _pool(self) -> Any:
+        """The urllib3 pool with the certificates, proxy and retries of the configuration."""
+        from kubernetes.client.rest import RESTClientObject
+
+        return RESTClientObject(self.configuration).pool_manager
+
+    def _path(self, kind: str, name: str = "", all_namespaces: bool = False) -> str:
+        """Return the path of one object on the API server, or of all objects of a kind."""
+        everywhere = all_namespaces or kind in WITHOUT_NAMESPACE
+        place = "" if everywhere else f"/namespaces/{quote(self.namespace, safe='')}"
+        path = f"/{GROUPS.get(kind, 'api/v1')}{place}/{kind.replace('_', '')}s"
+        return f"{path}/{quote(name, safe='')}" if name else path
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        action: str,
+        *,
+        query: Mapping[str, Any] | None = None,
+        body: object = None,
+        read_seconds: float = READ_SECONDS,
+    ) -> Any:
+        """Send an HTTP request; return the response, whose body is not read yet.
 
         `action` is the attempt as an infinitive, for the message `cannot ACTION: …`.
         """
         import urllib3
-        from kubernetes import client
-        from kubernetes.client.rest import ApiException
 
-        kind = method.removesuffix("_for_all_namespaces").rpartition("_")[2]
-        group = {"job": "BatchV1Api", "lease": "CoordinationV1Api", "object": "CustomObjectsApi"}.get(
-            kind, "CoreV1Api"
-        )
-        api = getattr(client, group)(self.api)
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
         try:
-            answer = getattr(api, method)(
-                *arguments, **{"_preload_content": False, "_request_timeout": TIMEOUT, **options}
+            answer = self._pool.request(
+                method,
+                f"{self.configuration.host}{path}" + (f"?{urlencode(query)}" if query else ""),
+                body=None if body is None else json.dumps(body),
+                headers={
+                    "Accept": "application/json",
+                    "Content-Type": kind,
+                    **token_header(self.configuration),
+                },
+                timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=read_seconds),
+                preload_content=False,
             )
-            status, body = answer.status, b"" if answer.status < 400 else answer.read()
-        except ApiException as error:
-            status, body = int(error.status or 0), error.body or str(error.reason).encode()
+            status, text = (
+                answer.status,
+                "" if answer.status < 400 else answer.read().decode(errors="replace"),
+            )
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise UnreachableError(
                 f"cannot {action}: {self.name} cannot be reached ({_short_reason(error)})",
@@ -126,7 +161,6 @@ class Cluster:
             ) from error
         if 200 <= status < 300:
             return answer
-        text = body.decode(errors="replace") if isinstance(body, bytes) else str(body)
         failure = api_error(status, text, action, self.name)
         specific = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError}.get(status)
         raise specific(str(failure)) if specific else failure
@@ -141,10 +175,10 @@ class Cluster:
         except CliError:
             pass
 
-    def _call_json(self, method: str, action: str, *arguments: Any, **options: Any) -> Object:
+    def _call_json(self, method: str, path: str, action: str, **options: Any) -> Object:
         import urllib3
 
-        answer = self._call(method, action, *arguments, **options)
+        answer = self._call(method, path, action, **options)
         try:
             return cast(Object, json.loads(answer.read()))
         except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
@@ -157,26 +191,24 @@ class Cluster:
 
     def list_objects(self, kind: str, selector: str = "") -> list[Object]:
         """Return this namespace's objects of a kind that match the label selector."""
-        return self._list(f"list_namespaced_{kind}", kind, selector, self.namespace)
+        return self._list(kind, self._path(kind), selector)
 
     def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Object]:
         """Return the objects of all namespaces; of this one only if the user may not list the others."""
         try:
-            return self._list(f"list_{kind}_for_all_namespaces", kind, selector)
+            return self._list(kind, self._path(kind, all_namespaces=True), selector)
         except ForbiddenError:
             return self.list_objects(kind, selector)
 
-    def _list(self, method: str, kind: str, selector: str, *arguments: str) -> list[Object]:
-        options = {"label_selector": selector} if selector else {}
-        found = self._call_json(method, f"list every {_words(kind)}", *arguments, **options)
+    def _list(self, kind: str, path: str, selector: str = "") -> list[Object]:
+        query = {"labelSelector": selector} if selector else {}
+        found = self._call_json("GET", path, f"list every {_words(kind)}", query=query)
         return cast(list[Object], found.get("items", []))
 
     def find(self, kind: str, name: str) -> Object | None:
         """Return one object of this namespace, or None if it does not exist."""
         try:
-            return self._call_json(
-                f"read_namespaced_{kind}", f"read {_words(kind)} {name}", name, self.namespace
-            )
+            return self._call_json("GET", self._path(kind, name), f"read {_words(kind)} {name}")
         except NotFoundError:
             return None
 
@@ -188,9 +220,8 @@ class Cluster:
         selector = f"involvedObject.name={name}"
         found: Object = {}
         with self._without_error():
-            found = self._call_json(
-                "list_namespaced_event", "read events", self.namespace, field_selector=selector
-            )
+            query = {"fieldSelector": selector}
+            found = self._call_json("GET", self._path("event"), "read events", query=query)
         events = cast(list[Object], found.get("items") or [])
         return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
 
@@ -201,33 +232,31 @@ class Cluster:
         """
         for version in ("v1beta2", "v1beta1"):  # Kueue from 0.15 on serves the first
             with self._without_error():
-                arguments = ("kueue.x-k8s.io", version, self.namespace, "workloads")
-                return self._list("list_namespaced_custom_object", "workload", "", *arguments)
+                path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{quote(self.namespace, safe='')}/workloads"
+                return self._list("workload", path)
         return []
 
     def list_volumes(self, release: str) -> list[Object]:
         """Return the persistent volumes that a release of this namespace created."""
         selector = f"{labels(release)},{NAMESPACE_LABEL}={self.namespace}"
-        return self._list("list_persistent_volume", "persistent_volume", selector)
+        return self._list("persistent_volume", self._path("persistent_volume"), selector)
 
     def is_namespace_terminating(self) -> bool:
         """Return whether the namespace is being deleted; False if the user may not read it."""
         found: Object = {}
         with self._without_error():
-            found = self._call_json("read_namespace", "read the namespace", self.namespace)
+            found = self._call_json("GET", self._path("namespace", self.namespace), "read the namespace")
         return (found.get("status") or {}).get("phase") == "Terminating"
 
     def create(self, kind: str, thing: Object) -> Object:
         """Create an object in this namespace, and return it as stored. Raises ConflictError if its name is taken."""
         action = f"create {_words(kind)} {thing['metadata']['name']}"
-        return self._call_json(f"create_namespaced_{kind}", action, self.namespace, thing)
+        return self._call_json("POST", self._path(kind), action, body=thing)
 
     def replace(self, kind: str, thing: Object) -> Object:
         """Replace an object, and return it as stored. Raises ConflictError if it has changed since `thing` was read."""
         name = thing["metadata"]["name"]
-        return self._call_json(
-            f"replace_namespaced_{kind}", f"update {_words(kind)} {name}", name, self.namespace, thing
-        )
+        return self._call_json("PUT", self._path(kind, name), f"update {_words(kind)} {name}", body=thing)
 
     def delete(
         self, kind: str, name: str, version: str | None = None, grace_seconds: int | None = None
@@ -236,21 +265,19 @@ class Cluster:
 
         Raises ConflictError if `version` is given, and the object has another resourceVersion.
         """
-        options: dict[str, Any] = {"propagation_policy": "Background"}
+        options: Object = {"propagationPolicy": "Background"}
         if version:
-            options["body"] = {"preconditions": {"resourceVersion": version}}
+            options["preconditions"] = {"resourceVersion": version}
         if grace_seconds is not None:
-            options["grace_period_seconds"] = grace_seconds
-        namespaced = () if kind == "persistent_volume" else (self.namespace,)
-        method = f"delete_namespaced_{kind}" if namespaced else f"delete_{kind}"
+            options["gracePeriodSeconds"] = grace_seconds
         with contextlib.suppress(NotFoundError):
-            self._call_json(method, f"delete {_words(kind)} {name}", name, *namespaced, **options)
+            self._call_json("DELETE", self._path(kind, name), f"delete {_words(kind)} {name}", body=options)
 
     def suspend_job(self, name: str, suspended: bool) -> None:
         """Suspend a Job, which deletes its pods; or resume it, which creates them again."""
         action = f"{'suspend' if suspended else 'resume'} job {name}"
         body = {"spec": {"suspend": suspended}}
-        self._call_json("patch_namespaced_job", action, name, self.namespace, body)
+        self._call_json("PATCH", self._path("job", name), action, body=body)
 
     def stream_log(self, pod: str, container: str, follow: bool, lines: int | None = None) -> Iterator[bytes]:
         """Yield a container's log in blocks of bytes: all of it, or only its last `lines`.
@@ -260,17 +287,11 @@ class Cluster:
         import urllib3
 
         action = f"read the log of {pod}"
-        options: dict[str, Any] = {"_request_timeout": (TIMEOUT[0], FOLLOW_SECONDS)} if follow else {}
-        options |= {"tail_lines": lines} if lines is not None else {}
-        answer = self._call(
-            "read_namespaced_pod_log",
-            action,
-            pod,
-            self.namespace,
-            container=container,
-            follow=follow,
-            **options,
-        )
+        query = {"container": container, "follow": "true" if follow else "false"}
+        query |= {"tailLines": str(lines)} if lines is not None else {}
+        read_seconds = FOLLOW_SECONDS if follow else READ_SECONDS
+        path = f"{self._path('pod', pod)}/log"
+        answer = self._call("GET", path, action, query=query, read_seconds=read_seconds)
         try:
             while block := answer.read1(65536):
                 yield block
@@ -286,9 +307,9 @@ class Cluster:
         self, pod: str, container: str, argv: list[str], stdin: IO[bytes] | None, idle_seconds: float
     ) -> ExecStream:
         """Start the command `argv` in a container; return its stdout as a stream (see `ExecStream`)."""
-        place = (self.namespace, pod, container)
+        url = f"{self.configuration.host}{self._path('pod', pod)}/exec"
         return ExecStream(
-            self.api.configuration, self.name, place, argv, stdin=stdin, idle_seconds=idle_seconds
+            self.configuration, self.name, url, container, argv, stdin=stdin, idle_seconds=idle_seconds
         )
 
 

@@ -19,6 +19,12 @@ _SEND_BYTES = 32 * 1024
 _STDERR_KEPT = 8 * 1024
 
 
+def token_header(configuration: Any) -> dict[str, str]:
+    """Return the HTTP header with the user's token, which is renewed if it has expired; empty without a token."""
+    token = configuration.auth_settings().get("BearerToken")
+    return {token["key"]: token["value"]} if token else {}
+
+
 class ExecStream(io.RawIOBase):
     """The stdout of a command in a container, readable while the command runs.
 
@@ -29,7 +35,8 @@ class ExecStream(io.RawIOBase):
         self,
         configuration: Any,
         cluster: str,
-        place: tuple[str, str, str],
+        url: str,
+        container: str,
         argv: list[str],
         *,
         stdin: IO[bytes] | None,
@@ -37,15 +44,14 @@ class ExecStream(io.RawIOBase):
     ) -> None:
         """Start the command `argv`. Raises CliError if the API server rejects the command.
 
-        `configuration` is that of the Kubernetes client, `cluster` the cluster's name in messages, and `place` is
-        (namespace, pod, container). A thread sends `stdin` while stdout is read. A read fails after `idle_seconds`
+        `configuration` is that of the Kubernetes client, `cluster` the cluster's name in messages, and `url` the
+        address of the pod's `exec`. A thread sends `stdin` while stdout is read. A read fails after `idle_seconds`
         without a byte.
         """
-        from kubernetes.client import ApiClient, CoreV1Api
         from kubernetes.client.rest import ApiException
-        from kubernetes.stream import stream
+        from kubernetes.stream.ws_client import websocket_call
 
-        namespace, pod, container = place
+        pod = url.split("/")[-2]
         self._action = f"run '{' '.join(argv[:5])}' in pod {pod}"
         self._idle_seconds = idle_seconds
         self._rest = memoryview(b"")
@@ -54,17 +60,17 @@ class ExecStream(io.RawIOBase):
         self._ended = False
         self._failure: BaseException | None = None
         try:
-            client = stream(
-                # A client of its own, because `stream` modifies it while other threads use the cluster's.
-                CoreV1Api(ApiClient(configuration)).connect_get_namespaced_pod_exec,
-                pod,
-                namespace,
-                container=container,
-                command=argv,
-                stdin=stdin is not None,
-                stdout=True,
-                stderr=True,
-                tty=False,
+            streams = {"stdin": stdin is not None, "stdout": True, "stderr": True, "tty": False}
+            client = websocket_call(
+                configuration,
+                "GET",
+                url,
+                query_params=[
+                    ("container", container),
+                    ("command", argv),
+                    *((name, str(wanted).lower()) for name, wanted in streams.items()),
+                ],
+                headers=token_header(configuration),
                 binary=True,
                 _preload_content=False,
             )

@@ -1,10 +1,15 @@
 """Calls of the Kubernetes API, and the messages about calls that fail."""
 
+import json
+import threading
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import kubernetes
 import pytest
 
 from launcher.cli import errors
-from launcher.cli.cluster.cluster_api import Cluster
+from launcher.cli.cluster.cluster_api import Cluster, ConflictError
 from launcher.cli.cluster.releases import ReleaseNotFoundError, list_releases
 
 from .fake_cluster import FakeCluster
@@ -64,48 +69,119 @@ def test_only_run_config_maps_are_releases():
     ]
 
 
-class Answer:
-    """An answer of the API server with a list of one object."""
+@dataclass
+class Server:
+    """An HTTP server that answers each path with a list of one object, or with the status in `rejected`."""
 
-    def __init__(self, status=200):
-        self.status = status
+    rejected: dict[str, int] = field(default_factory=dict)
+    requests: list[tuple[str, str, str, object]] = field(default_factory=list)
+    """Method, path with query, Authorization, and body of each request."""
+    port: int = 0
 
-    def read(self):
-        return b'{"items": [{"metadata": {"name": "a"}}]}'
+    def cluster(self) -> Cluster:
+        configuration = kubernetes.client.Configuration(host=f"http://127.0.0.1:{self.port}")
+        configuration.api_key["authorization"] = "Bearer secret"
+        return Cluster(configuration, "paddle", "test")
 
-    def release_conn(self):
-        pass
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        sent = request.rfile.read(int(request.headers.get("Content-Length", 0)))
+        token = request.headers.get("Authorization", "")
+        self.requests.append((request.command, request.path, token, json.loads(sent) if sent else None))
+        body = b'{"items": [{"metadata": {"name": "a"}}]}'
+        request.send_response(self.rejected.get(request.path, 200))
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
 
 
-def test_jobs_of_all_namespaces_are_listed_with_the_batch_api(monkeypatch):
-    api = kubernetes.client.BatchV1Api
-    monkeypatch.setattr(api, "list_job_for_all_namespaces", lambda *_, **__: Answer())
-    monkeypatch.setattr(api, "patch_namespaced_job", lambda *_, **__: Answer())
-    cluster = Cluster(kubernetes.client.ApiClient(), "paddle", "test")
-    assert [job["metadata"]["name"] for job in cluster.list_in_all_namespaces("job")] == ["a"]
+@pytest.fixture
+def server():
+    state = Server()
+
+    def answer(request: BaseHTTPRequestHandler) -> None:
+        state.answer(request)
+
+    methods = {f"do_{verb}": answer for verb in ("GET", "POST", "PUT", "PATCH", "DELETE")}
+    quiet = {"protocol_version": "HTTP/1.1", "log_message": lambda *_: None}
+    handler = type("Handler", (BaseHTTPRequestHandler,), methods | quiet)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        state.port = running.server_port
+        threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
+        yield state
+        running.shutdown()
+
+
+def names(found):
+    return [one["metadata"]["name"] for one in found]
+
+
+def test_each_call_is_sent_with_its_path_body_and_the_users_token(server):
+    cluster = server.cluster()
+    thing = {"metadata": {"name": "a"}}
+    assert names(cluster.list_objects("config_map", "x=y,z=1")) == ["a"]
+    assert names(cluster.list_in_all_namespaces("job")) == ["a"]
+    assert names(cluster.list_volumes("r")) == ["a"]
+    cluster.create("pod", thing)
+    cluster.replace("lease", thing)
     cluster.suspend_job("a", True)
+    cluster.delete("persistent_volume_claim", "a", grace_seconds=1)
+    cluster.delete("persistent_volume", "a")
+    cluster.delete("lease", "a", version="7")
+    assert b"".join(cluster.stream_log("a", "train", follow=False, lines=5)).startswith(b'{"items"')
+    background = {"propagationPolicy": "Background"}
+    selector = (
+        "app.kubernetes.io%2Fname%3Dpaddle-training%2Capp.kubernetes.io%2Finstance%3Dr%2Cpaddle-training%2F"
+    )
+    assert [(method, path, body) for method, path, _, body in server.requests] == [
+        ("GET", "/api/v1/namespaces/paddle/configmaps?labelSelector=x%3Dy%2Cz%3D1", None),
+        ("GET", "/apis/batch/v1/jobs", None),
+        ("GET", f"/api/v1/persistentvolumes?labelSelector={selector}namespace%3Dpaddle", None),
+        ("POST", "/api/v1/namespaces/paddle/pods", thing),
+        ("PUT", "/apis/coordination.k8s.io/v1/namespaces/paddle/leases/a", thing),
+        ("PATCH", "/apis/batch/v1/namespaces/paddle/jobs/a", {"spec": {"suspend": True}}),
+        (
+            "DELETE",
+            "/api/v1/namespaces/paddle/persistentvolumeclaims/a",
+            {**background, "gracePeriodSeconds": 1},
+        ),
+        ("DELETE", "/api/v1/persistentvolumes/a", background),
+        (
+            "DELETE",
+            "/apis/coordination.k8s.io/v1/namespaces/paddle/leases/a",
+            {**background, "preconditions": {"resourceVersion": "7"}},
+        ),
+        ("GET", "/api/v1/namespaces/paddle/pods/a/log?container=train&follow=false&tailLines=5", None),
+    ]
+    assert {token for _, _, token, _ in server.requests} == {"Bearer secret"}
 
 
 @pytest.mark.parametrize("served", ["v1beta2", "v1beta1", None])
-def test_workloads_are_read_in_the_version_that_kueue_serves(monkeypatch, served):
-    def answer(_api, group, version, namespace, plural, **_):
-        assert (group, namespace, plural) == ("kueue.x-k8s.io", "paddle", "workloads")
-        return Answer(200 if version == served else 404)
-
-    monkeypatch.setattr(kubernetes.client.CustomObjectsApi, "list_namespaced_custom_object", answer)
-    found = Cluster(kubernetes.client.ApiClient(), "paddle", "test").list_workloads()
-    assert [one["metadata"]["name"] for one in found] == (["a"] if served else [])
+def test_workloads_are_read_in_the_version_that_kueue_serves(server, served):
+    server.rejected = {
+        f"/apis/kueue.x-k8s.io/{version}/namespaces/paddle/workloads": 404
+        for version in ("v1beta2", "v1beta1")
+        if version != served
+    }
+    assert names(server.cluster().list_workloads()) == (["a"] if served else [])
 
 
 @pytest.mark.parametrize("status", [403, 500])
-def test_only_a_user_who_may_not_list_other_namespaces_gets_the_objects_of_one(monkeypatch, status):
+def test_only_a_user_who_may_not_list_other_namespaces_gets_the_objects_of_one(server, status):
     """Otherwise `clean` removes what a pod of another namespace uses."""
-    api = kubernetes.client.CoreV1Api
-    monkeypatch.setattr(api, "list_pod_for_all_namespaces", lambda *_, **__: Answer(status))
-    monkeypatch.setattr(api, "list_namespaced_pod", lambda *_, **__: Answer())
-    cluster = Cluster(kubernetes.client.ApiClient(), "paddle", "test")
+    server.rejected = {"/api/v1/pods": status}
     if status == 403:
-        assert [pod["metadata"]["name"] for pod in cluster.list_in_all_namespaces("pod")] == ["a"]
+        assert names(server.cluster().list_in_all_namespaces("pod")) == ["a"]
         return
     with pytest.raises(errors.CliError, match="cannot list every pod: test answered with HTTP status 500"):
-        cluster.list_in_all_namespaces("pod")
+        server.cluster().list_in_all_namespaces("pod")
+
+
+def test_an_absent_object_is_none_and_a_changed_one_a_conflict(server):
+    lease = "/apis/coordination.k8s.io/v1/namespaces/paddle/leases/a"
+    server.rejected = {lease: 404}
+    cluster = server.cluster()
+    assert cluster.find("lease", "a") is None
+    cluster.delete("lease", "a")
+    server.rejected = {lease: 409}
+    with pytest.raises(ConflictError):
+        cluster.replace("lease", {"metadata": {"name": "a"}})
