@@ -48,8 +48,18 @@ def _pytest(workers: int, marks: str, *paths: str, verbosity: str = "-q") -> tup
     return (PY, "-m", "pytest", verbosity, *spread, "-m", marks, *(f"tests/{path}" for path in paths))
 
 
-UNIT = ("test_layering.py", "docs", "launcher", "local", "infra")
-"""Tests that need neither the cluster nor the AWS emulator."""
+def _files_with(mark: str, *folders: str) -> tuple[str, ...]:
+    """Return the files below these folders that use the marker: each worker would import all others for nothing."""
+    files = sorted(path for folder in folders for path in (ROOT / "tests" / folder).rglob("test_*.py"))
+    return tuple(
+        path.relative_to(ROOT / "tests").as_posix()
+        for path in files
+        if f"pytest.mark.{mark}" in path.read_text("utf-8")
+    )
+
+
+UNIT = ("test_layering.py", "docs", "launcher", "local")
+"""Tests that need neither the cluster nor the AWS SDK."""
 
 # A few more processes than the two cores, because most slow tests wait for processes of their own.
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
@@ -69,7 +79,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "fast-launcher": ((*_pytest(2, "not e2e", "launcher"), "--fast"),),
     "unit": (_pytest(4, "not e2e and not long", *UNIT),),
     "chart": (_pytest(0, "not e2e", "chart"),),
-    "aws": (_pytest(2, "not e2e and not long", "infra_emulated", "aws_tools", "aws_emulator"),),
+    "aws": (_pytest(2, "not e2e and not long", "infra_emulated", "infra", "aws_tools", "aws_emulator"),),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
@@ -80,7 +90,7 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         _pytest(
             3,
             "e2e and not restarts",
-            *("e2e", "infra_emulated", "launcher/cli", "chart", "infra"),
+            *_files_with("e2e", "e2e", "infra_emulated", "launcher/cli", "chart", "infra"),
             verbosity="-v",
         ),
     ),
