@@ -141,12 +141,7 @@ def test_another_size_of_the_storage_makes_a_claim_of_that_size(release: Release
     until(lambda: len(release.items("persistentvolumeclaims")) == 1, "the old claim is gone", 60, 0.3)
     (claim,) = release.items("persistentvolumeclaims")
     assert claim["spec"]["resources"]["requests"]["storage"] == "7Gi"
-    until(
-        lambda: release.items("persistentvolumeclaims")[0]["status"]["phase"] == "Bound",
-        "the claim is bound",
-        60,
-        0.3,
-    )
+    release.wait_for_bound_claim()
 
 
 def test_manifests_rendered_without_a_cluster_change_nothing_in_a_running_release(release: Release) -> None:
@@ -188,7 +183,7 @@ def test_failed_upgrade_can_be_reverted_and_its_leftovers_are_removed(release: R
     until(in_force, "the quota is in force", 60, 0.3)
 
     assert "exceeded quota" in release.upgrade({"training": {"passes": 3}, **ELSEWHERE}, "--cleanup-on-fail")
-    assert release.volumes() == {volume}, "helm removed what it had made"
+    until(lambda: release.volumes() == {volume}, "helm has removed the volume that it had made", 60, 0.3)
     assert "exceeded quota" in release.upgrade({"training": {"passes": 3}, **ELSEWHERE})
     assert len(release.volumes()) == 2
     kept = release.leftovers("--remove")
@@ -255,9 +250,4 @@ def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again
 
     kubectl("create", "namespace", release.namespace)
     assert not release.upgrade()
-    until(
-        lambda: release.items("persistentvolumeclaims")[0]["status"]["phase"] == "Bound",
-        "the claim is bound",
-        60,
-        0.3,
-    )
+    release.wait_for_bound_claim()
