@@ -59,7 +59,9 @@ class Release:
         return {item["metadata"]["name"] for item in found}
 
     def pods(self) -> set[str]:
-        return {item["metadata"]["uid"] for item in self.items("pods")}
+        """Return the unique ids of the pods, without those that are being deleted."""
+        metadata = [pod["metadata"] for pod in self.items("pods")]
+        return {one["uid"] for one in metadata if "deletionTimestamp" not in one}
 
     def training(self) -> dict[str, Any]:
         """Return the training Job that the release's newest values created."""
