@@ -150,10 +150,8 @@ class Cluster:
                 timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=read_seconds),
                 preload_content=False,
             )
-            status, text = (
-                answer.status,
-                "" if answer.status < 400 else answer.read().decode(errors="replace"),
-            )
+            status = answer.status
+            text = "" if status < 400 else answer.read().decode(errors="replace")
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise UnreachableError(
                 f"cannot {action}: {self.name} cannot be reached ({_short_reason(error)})",
@@ -309,7 +307,7 @@ class Cluster:
         """Start the command `argv` in a container; return its stdout as a stream (see `ExecStream`)."""
         url = f"{self.configuration.host}{self._path('pod', pod)}/exec"
         return ExecStream(
-            self.configuration, self.name, url, container, argv, stdin=stdin, idle_seconds=idle_seconds
+            self.configuration, self.name, url, (pod, container), argv, stdin=stdin, idle_seconds=idle_seconds
         )
 
 

@@ -36,7 +36,7 @@ class ExecStream(io.RawIOBase):
         configuration: Any,
         cluster: str,
         url: str,
-        container: str,
+        place: tuple[str, str],
         argv: list[str],
         *,
         stdin: IO[bytes] | None,
@@ -44,14 +44,14 @@ class ExecStream(io.RawIOBase):
     ) -> None:
         """Start the command `argv`. Raises CliError if the API server rejects the command.
 
-        `configuration` is that of the Kubernetes client, `cluster` the cluster's name in messages, and `url` the
-        address of the pod's `exec`. A thread sends `stdin` while stdout is read. A read fails after `idle_seconds`
-        without a byte.
+        `configuration` is that of the Kubernetes client, `cluster` the cluster's name in messages, `url` the address
+        of the pod's `exec`, and `place` is (pod, container). A thread sends `stdin` while stdout is read. A read fails
+        after `idle_seconds` without a byte.
         """
         from kubernetes.client.rest import ApiException
         from kubernetes.stream.ws_client import websocket_call
 
-        pod = url.split("/")[-2]
+        pod, container = place
         self._action = f"run '{' '.join(argv[:5])}' in pod {pod}"
         self._idle_seconds = idle_seconds
         self._rest = memoryview(b"")

@@ -228,8 +228,7 @@ def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
 def find_sources(session: Session, storage: Storage, names: Sequence[str]) -> list[Candidate]:
     """Return the uploaded data files with these names, or all. Raises UsageError for an unknown name."""
     root = storage.sibling(".")
-    has_sources = any(one["name"] == SOURCES for one in run_json_command(root, "ls"))
-    entries = run_json_command(root, "ls", SOURCES) if has_sources else []
+    entries = run_json_command(root, "ls", "--optional", SOURCES)
     ages = {one["name"]: time.time() - one["mtime"] for one in entries if not one["name"].startswith(".")}
     if wrong := [name for name in names if name not in ages]:
         raise UsageError(

@@ -83,9 +83,14 @@ def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) 
     return saved
 
 
-def list_entries(folder: Path) -> list[dict[str, object]]:
-    """Return the entries by name as {name, type: file|folder|other, bytes, mtime: unix seconds}."""
+def list_entries(folder: Path, optional: bool) -> list[dict[str, object]]:
+    """Return the entries by name as {name, type: file|folder|other, bytes, mtime: unix seconds}.
+
+    With `optional`, a folder that does not exist has none; without it, FileNotFoundError is raised.
+    """
     rows: list[dict[str, object]] = []
+    if optional and not folder.exists():
+        return rows
     for entry in sorted(folder.iterdir()):
         try:
             status = entry.lstat()
@@ -251,7 +256,7 @@ def sleep_until_deadline(seconds: float) -> None:
 
 _JSON_COMMANDS: dict[str, Callable[[argparse.Namespace, IO[bytes]], object]] = {
     "ls": lambda given, _: list_entries(
-        given.root / checked_name(given.paths[0]) if given.paths else given.root
+        given.root / checked_name(given.paths[0]) if given.paths else given.root, given.optional
     ),
     "sums": lambda given, _: compute_sums(given.root / checked_name(given.paths[0]), given.bytes),
     "sizes": lambda given, _: measure_sizes(given.root, given.paths),
@@ -267,7 +272,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("paths", nargs="*", help="paths below --root")
     parser.add_argument("--root", type=Path, default=Path())
     parser.add_argument("--seconds", type=float, default=600.0, help="without a command: lifetime of the pod")
-    parser.add_argument("--optional", action="store_true", help="tar: skip absent paths")
+    parser.add_argument("--optional", action="store_true", help="tar, ls: skip absent paths")
     parser.add_argument("--bytes", type=int, default=0, help="sums: expected size; untar: free space needed")
     parser.add_argument("--replace", action="store_true", help="untar: replace an existing file or folder")
     parser.add_argument("--follow", type=float, default=0.0, metavar="SECONDS", help="cat: print new lines")

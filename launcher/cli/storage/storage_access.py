@@ -212,12 +212,7 @@ def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]
 
 def list_folder(storage: Storage, folder: str) -> list[str]:
     """Return the names in a folder below the job's; an empty list if the folder does not exist."""
-    try:
-        return [str(entry["name"]) for entry in run_json_command(storage, "ls", folder)]
-    except CliError as error:
-        if "No such file" not in str(error):
-            raise
-        return []
+    return [str(entry["name"]) for entry in run_json_command(storage, "ls", "--optional", folder)]
 
 
 def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = None) -> Any:

@@ -35,8 +35,7 @@ def push_each_gradient() -> None:
     """Let this trainer push each gradient at once, if that is possible. Call it before fleet.init_worker().
 
     By default Paddle merges the gradients of up to 12 batches, and pushes fewer only while `client_flush` runs.
-    If the pushing thread is late then, as on a busy machine, the gradient stays here and
-    counts for the next step.
+    If the pushing thread is late then, as on a busy machine, the gradient stays here and counts for the next step.
     """
     for symbol in _MERGE_LIMITS:
         _set(symbol, ctypes.c_int32, 0)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import json
 import os
 import signal
-import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +13,6 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from launcher.cli.cluster import helm as helm_module
 from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import Cluster, NotFoundError
 from launcher.cli.cluster.helm import Helm
@@ -29,8 +25,7 @@ from testkit.waiting import until
 
 from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
-
-CHART = str(Path(__file__).resolve().parents[3] / "charts" / "paddle-training")
+from .test_helm import fake_helm
 
 
 @pytest.fixture
@@ -246,28 +241,6 @@ def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pyte
     assert cluster.leases, "it is another's"
 
 
-HELM = """#!/bin/sh
-[ $1 = show ] && exec cat {chart}/values.yaml
-case "$*" in
-*--dry-run*) cat dry.json ;;
-*) echo "jobName: theirs" > kept.yaml; cat $(echo "$*" | grep -o '[^ ]*kept.yaml') > sent.yaml ;;
-esac
-{end}
-"""
-
-
-def fake_helm(here: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Helm:
-    """Put a stand-in for helm on PATH; an upgrade overwrites kept.yaml, and writes the received values to sent.yaml."""
-    run = {"kind": "ConfigMap", "metadata": {"name": "paddle-training-run"}}
-    manifest = yaml.safe_dump({**run, "data": {"run.json": json.dumps({"k8sJob": "mine-1"})}})
-    (here / "dry.json").write_text(json.dumps({"manifest": manifest}))
-    (here / "bin").mkdir()
-    (here / "bin" / "helm").write_text(HELM.format(chart=CHART, end=end))
-    (here / "bin" / "helm").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{here / 'bin'}:{os.environ['PATH']}")
-    return Helm(CHART, "paddle")
-
-
 @pytest.mark.slow
 def test_helm_gets_the_checked_values_even_if_the_kept_file_is_replaced(
     here: Path, monkeypatch: pytest.MonkeyPatch
@@ -279,41 +252,6 @@ def test_helm_gets_the_checked_values_even_if_the_kept_file_is_replaced(
     helm = fake_helm(here, monkeypatch)
     launch_training.launch(made, launch_options(replace=True), helm, cluster)  # type: ignore[arg-type]
     assert yaml.safe_load((here / "sent.yaml").read_text()) == {"jobName": "mine"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "printed",
-    [
-        "Error: UPGRADE FAILED: release: already exists",
-        "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
-        'Error: create: failed to create: secrets "sh.helm.release.v1.x.v1" already exists',
-    ],
-)
-def test_a_conflict_with_another_helm_is_reported_with_a_fix(
-    here: Path, monkeypatch: pytest.MonkeyPatch, printed: str
-) -> None:
-    helm = fake_helm(here, monkeypatch, f"echo '{printed}' >&2; exit 1")
-    for call in (helm.check, functools.partial(helm.upgrade, description="mine")):
-        with pytest.raises(CliError, match=r"Fix: .*helm history x -n paddle.*helm rollback x") as raised:
-            call("x", "", "", Path("kept.yaml"))
-        assert raised.value.exit_code == 3, "the values are not to blame"
-
-
-def test_a_helm_that_times_out_does_not_blame_the_values(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(argv: list[str], **options: Any) -> None:
-        raise subprocess.TimeoutExpired(argv, options["timeout"])
-
-    monkeypatch.setattr(
-        helm_module, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
-    )
-    monkeypatch.setattr(helm_module.shutil, "which", lambda _: "helm")
-    helm = Helm(CHART, "paddle")
-    with pytest.raises(
-        CliError, match=r"^helm upgrade timed out .* Fix: check that the cluster answers"
-    ) as raised:
-        helm.check("x", "", "", Path("kept.yaml"))
-    assert raised.value.exit_code == 3
 
 
 @pytest.mark.parametrize("release", ["paddle-training", "new"])
