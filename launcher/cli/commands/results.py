@@ -185,8 +185,8 @@ def _receive(storage: Storage, into: Path, output: OutputPaths) -> dict[str, int
     saved = retry.call("the run's output", lambda: _receive_once(storage, into, output))
     if not saved:
         raise CliError(
-            f"nothing to copy: {storage.where} has no output yet",
-            f"wait until the training is complete: {command_text('wait')}",
+            f"{storage.where}/{output.root} was moved or removed before it was copied",
+            "run the same command again",
         )
     return saved
 

@@ -12,6 +12,7 @@ from launcher.cli.cluster.cluster_api import CHART
 from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import SCRIPT_RUNTIME, describe_next_steps, launch, plan_trainings
 from launcher.cli.shared_options import MAX_WAIT, Format, OutputFormat, Release, with_options
+from launcher.cli.suggested_commands import command_text
 from launcher.cli.terminal import console, print_json, report
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
 from launcher.cli.views.pass_tables import curve_table
@@ -48,10 +49,20 @@ def run(
     session = launched.session
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")
-    with explain_interrupt(lambda: describe_following(session.options())):
-        view = follow_run(session, timeout, to_stderr=output is OutputFormat.json)
+    view = session.poll_view()
+    is_held = launched.is_held and view.state == "suspended"
+    if is_held:
+        report(
+            "the training is not started: the values have scheduling.suspend: true. Start it with: "
+            + command_text("resume", *session.options(), "--follow")
+        )
+    else:
+        with explain_interrupt(lambda: describe_following(session.options())):
+            view = follow_run(session, timeout, to_stderr=output is OutputFormat.json)
     if output is OutputFormat.json:
         print_json({**view.as_json(), "values": str(launched.keep), "changed": launched.changed})
+        return
+    if is_held:
         return
     out = console()
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them

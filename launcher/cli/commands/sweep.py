@@ -118,7 +118,7 @@ def sweep(
     def launch_trial(trial: Trial) -> ViewSource:
         file = folder / f"{trial.release}.values.yaml"
         options_of_trial = dataclasses.replace(options, release=trial.release, keep=file)
-        return launch(numbered[trial.release], options_of_trial, helm, cluster).session
+        return launch(numbered[trial.release], options_of_trial, helm, cluster, may_be_held=False).session
 
     out = console()
     terminal = out if output is OutputFormat.text and out.is_terminal else None

@@ -64,6 +64,8 @@ class LaunchResult:
     """False: the release had this training already, and it neither failed nor was stopped."""
     keep: Path
     """The file with the training's values."""
+    is_held: bool
+    """Whether the values have `scheduling.suspend: true`, so that a new training starts only with `resume`."""
 
 
 def plan_trainings(
@@ -138,14 +140,17 @@ def _compute_values(
     return values
 
 
-def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster) -> LaunchResult:
+def launch(
+    plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster, *, may_be_held: bool = True
+) -> LaunchResult:
     """Upload what has changed, write the values to a file, and upgrade the release to them.
 
     A failed or stopped training with these values continues. The leases of the release and of the job's name are
     held meanwhile, so that no other `run` changes this release or starts the same job in another release.
 
     Raises:
-        UsageError: helm or the cluster rejects the values, the job's name is taken, or the user does not confirm.
+        UsageError: helm or the cluster rejects the values, the job's name is taken, the user does not confirm, or
+            `scheduling.suspend` holds the training back without `may_be_held`.
         OtherRunError: another `run` holds one of the leases.
         LauncherError: the cluster, the storage or helm failed.
     """
@@ -164,6 +169,16 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
         base_session = session if current else _choose_base_release(session, options.base_release)
         base = base_session.read_base_values()
         complete = training_values.merge_values(yaml.safe_load(base) or {}, plan.values)
+        scheduling = complete.get("scheduling") or {}
+        is_held = bool(
+            scheduling.get("suspend") and not scheduling.get("queue")
+        )  # a queue starts the Job itself
+        if is_held and not may_be_held:
+            raise UsageError(
+                f"the values of release {options.release} have scheduling.suspend: true, so its training would not "
+                "start, and never end",
+                "add --set scheduling.suspend=false",
+            )
         check_job_name_is_free(session, complete)
         k8s_job = helm.check(options.release, base, values, keep)
         is_new = current is None or current.k8s_job != k8s_job
@@ -178,12 +193,11 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
             f"  {shlex.join(helm.upgrade_command(options.release, keep))}"
         )
         helm.upgrade(options.release, base, values, keep, f"run by {run_lease.user_and_host()}")
-        is_held = bool((complete.get("scheduling") or {}).get("suspend"))
         is_continued = continue_training(
             cluster, session.run(), is_held=is_held
         )  # helm leaves them as they are
     session.expected_job = k8s_job
-    return LaunchResult(session, is_new or is_continued, keep)
+    return LaunchResult(session, is_new or is_continued, keep, is_held)
 
 
 def check_job_name_is_free(session: ClusterSession, values: Values) -> None:

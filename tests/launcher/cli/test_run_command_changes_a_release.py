@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -16,7 +17,8 @@ import yaml
 from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import Cluster, NotFoundError
 from launcher.cli.cluster.helm import Helm
-from launcher.cli.commands import sweep
+from launcher.cli.cluster.releases import list_releases
+from launcher.cli.commands import run, sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import launch_training, training_values
@@ -68,11 +70,16 @@ class FakeHelm:
 
 
 def launch(
-    cluster: FakeCluster, request: launch_training.LaunchOptions, batch: int = 8, helm: FakeHelm | None = None
+    cluster: FakeCluster,
+    request: launch_training.LaunchOptions,
+    batch: int = 8,
+    helm: FakeHelm | None = None,
+    *,
+    may_be_held: bool = True,
 ) -> launch_training.LaunchResult:
     made = launch_training.TrainingPlan([], {"jobName": "mine", "training": {"batchSize": batch}})
     return launch_training.launch(
-        made, request, cast(Helm, helm or FakeHelm(cluster)), cast(Cluster, cluster)
+        made, request, cast(Helm, helm or FakeHelm(cluster)), cast(Cluster, cluster), may_be_held=may_be_held
     )
 
 
@@ -106,8 +113,42 @@ def test_a_run_does_not_resume_a_training_that_scheduling_suspend_holds_back(her
     cluster = make_cluster()
     cluster.add_release(k8sJob="mine-8", jobName="mine", base="scheduling: {suspend: true}\n")
     cluster.jobs = [make_job("mine-8", suspended=True)]
-    assert not launch(cluster, launch_options()).changed
+    launched = launch(cluster, launch_options())
+    assert (launched.changed, launched.is_held) == (False, True)
     assert cluster.suspended == [], "only `scheduling.suspend: false`, or `resume`, starts it"
+
+
+def test_a_sweep_does_not_create_releases_that_scheduling_suspend_holds_back(here: Path) -> None:
+    cluster = make_cluster()
+    cluster.add_release(base="scheduling: {suspend: true}\n")
+    with pytest.raises(
+        UsageError, match=r"scheduling.suspend: true.* Fix: add --set scheduling.suspend=false"
+    ):
+        launch(cluster, launch_options(release="mine"), may_be_held=False)
+    assert [release.name for release in list_releases(cast(Cluster, cluster))] == ["paddle-training"]
+    queued = make_cluster()
+    queued.add_release(base="scheduling: {suspend: true, queue: research}\n")
+    assert not launch(queued, launch_options(release="mine"), may_be_held=False).is_held, (
+        "the queue starts it"
+    )
+
+
+@pytest.mark.parametrize("output", ["text", "json"])
+def test_run_does_not_follow_a_training_that_scheduling_suspend_holds_back(
+    cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch, output: str
+) -> None:
+    cluster = make_cluster()
+    cluster.jobs = [make_job(K8S_JOB, suspended=True)]
+    cluster.add_release()
+    session = ClusterSession(cast(Cluster, cluster), "paddle-training")
+    monkeypatch.setattr(run, "plan_trainings", lambda *_: [launch_training.TrainingPlan([], {})])
+    monkeypatch.setattr(run.LaunchOptions, "helm", lambda _: None)
+    monkeypatch.setattr(run.LaunchOptions, "connect", lambda _: cluster)
+    monkeypatch.setattr(run, "launch", lambda *_: launch_training.LaunchResult(session, True, here, True))
+    code, out, err = cli("run", "x", "--timeout", "0", "-o", output)
+    assert code == 0, err
+    assert "scheduling.suspend: true. Start it with: python -m launcher resume" in err
+    assert (json.loads(out)["state"] == "suspended") if output == "json" else (out == "")
 
 
 @pytest.mark.parametrize("data_failed", [False, True])

@@ -186,7 +186,8 @@ def run_sweep(
     """Return a function that runs `sweep -o json` with two settings; `end` is how the first run ends."""
 
     def run(end: str, second: str) -> tuple[int, str, str]:
-        def launch(plan: TrainingPlan, *_: object) -> SimpleNamespace:
+        def launch(plan: TrainingPlan, *_: object, may_be_held: bool) -> SimpleNamespace:
+            assert not may_be_held
             if plan.job == "t-2" and second:
                 raise CliError(second)
             return SimpleNamespace(session=Session(plan.job, end, {}, []))
