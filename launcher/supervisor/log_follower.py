@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -91,10 +92,12 @@ class LogFollower:
         """Append the growing log to the copy until `end` is called.
 
         The copy is opened at once and stays open: the next attempt renames it, and then has its own file at this path.
+        After a failed write it is opened again only if it still has its path.
         """
         copy: BinaryIO | None = None
+        inode: int | None = None
         with contextlib.suppress(OSError):  # opened again below
-            copy = self._open_copy("wb")
+            copy, inode = self._open_copy(inode)
         position, give_up = 0, float("inf")
         while time.monotonic() < give_up:
             last = self._end.wait(8 * self._period)
@@ -104,7 +107,7 @@ class LogFollower:
                 file.seek(position)
                 while block := file.read(1 << 20):
                     if copy is None:
-                        copy = self._open_copy("r+b" if position else "wb")
+                        copy, inode = self._open_copy(inode)
                     copy.seek(position)  # an earlier write may have failed half way
                     position += copy.write(block) or 0
                     file.seek(position)
@@ -121,10 +124,20 @@ class LogFollower:
             with contextlib.suppress(OSError):
                 copy.close()
 
-    def _open_copy(self, mode: Literal["wb", "r+b"]) -> BinaryIO:
+    def _open_copy(self, inode: int | None) -> tuple[BinaryIO, int]:
+        """Create the copy, or open it again if it has been created with this inode; return it and its inode.
+
+        Raises OSError if the storage fails, or if the next attempt's file is at the path.
+        """
         assert self._copy is not None  # noqa: S101 - __init__ looked
         self._copy.parent.mkdir(parents=True, exist_ok=True)
-        return self._copy.open(mode, buffering=0)
+        mode: Literal["r+b", "xb", "wb"] = "r+b" if inode else "xb" if self._end.is_set() else "wb"
+        copy = self._copy.open(mode, buffering=0)
+        found = os.fstat(copy.fileno()).st_ino
+        if inode not in (None, found):
+            copy.close()
+            raise FileExistsError(f"{self._copy} is the log of another attempt")
+        return copy, found
 
     def end(self) -> None:
         """Tell the threads, after the child has exited, to copy the rest of the log and exit; `join` waits for that."""

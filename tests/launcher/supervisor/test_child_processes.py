@@ -60,6 +60,20 @@ def test_a_log_copy_that_is_renamed_is_continued_under_its_new_name(tmp_path: Pa
     assert not copy.exists()
 
 
+@pytest.mark.parametrize("opened", [True, False], ids=["a write failed", "it was never created"])
+def test_a_late_copy_does_not_overwrite_the_log_of_the_next_attempt(tmp_path: Path, opened: bool) -> None:
+    log, copy, newer = tmp_path / "train.log", tmp_path / "copy.log", tmp_path / "newer.log"
+    log.write_text("of this attempt\n")
+    newer.write_text("of the next attempt\n")
+    copy.symlink_to("/dev/full" if opened else copy)  # a link to itself cannot be opened
+    follow = LogFollower(log, copy=copy, shown=False, period=0.02)
+    time.sleep(0.3)  # writes fail
+    follow.end()
+    newer.replace(copy)
+    follow.join(0.5)  # it retries for a minute
+    assert copy.read_text() == "of the next attempt\n"
+
+
 FORKS = f"""
 import os, sys
 sys.path.insert(0, {str(Path(child_processes.__file__).parents[2])!r})
