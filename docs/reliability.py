@@ -95,7 +95,7 @@ ROWS = (
         "test_processes.py::test_a_stopped_launcher_is_restarted_by_its_liveness_probe",
         "the other ranks stop their processes; the liveness probe fails and Kubernetes replaces the pod",
         systems.FROZEN,
-        collective="as `fleet`; run once, when it was developed: 100.2 s; 1 restart; complete, parameters equal to undisturbed",  # noqa: E501
+        collective="as `fleet`; this test was run once, on an earlier day: 100.2 s; 1 restart; complete, parameters equal to undisturbed",  # noqa: E501
     ),
     Row(
         "the launcher of rank 0 is frozen (SIGSTOP)",
@@ -161,7 +161,7 @@ ROWS = (
     Row(
         "the Job is suspended with kubectl, and later resumed",
         "test_pods.py::test_a_suspended_run_stops_cleanly_and_resumes_when_it_is_allowed_to",
-        "`run.json` gets the state `stopped`, the output lease is released; later resumes from the newest checkpoint",
+        "`run.json` gets the state `stopped`, the output lease is released; later the run resumes from the newest checkpoint",
         systems.DRAIN,
         collective=AS_FLEET,
     ),
@@ -187,7 +187,7 @@ ROWS = (
     Row(
         "SIGTERM to all pods at once",
         "test_pods.py::test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume",
-        "exit code 143 is not counted: Kubernetes replaces all pods, and they resume from the newest checkpoint",
+        "exit code 143 does not count as a failure of the Job: Kubernetes replaces all pods, and they resume from the newest checkpoint",
         systems.DRAIN,
         collective=AS_FLEET,
     ),
@@ -267,7 +267,7 @@ ROWS = (
     Row(
         "the storage hangs for 30 s on the node of one rank",
         "test_storage.py::test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart",
-        "`status` names the rank after 10 s; its pod is replaced only after 150 s without an answer",
+        "`status` names the rank after 10 s; here it answers again before the 150 s after which the pod would be replaced",
         systems.STORAGE,
     ),
     Row(
