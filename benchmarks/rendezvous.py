@@ -60,7 +60,7 @@ class Launcher:
         self.began = self.serves = 0.0
 
     def request(self) -> bytes:
-        """Return the request with the rank's complete state."""
+        """Return the bytes of an HTTP request POST /state with the rank's complete state."""
         self.batch += 1
         progress = {
             **{"pass": 0, "batch": self.batch, "batches": 1000, "samples_per_second": 1234.5, "loss": 0.5},

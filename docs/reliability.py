@@ -161,7 +161,7 @@ ROWS = (
     Row(
         "the Job is suspended with kubectl, and later resumed",
         "test_pods.py::test_a_suspended_run_stops_cleanly_and_resumes_when_it_is_allowed_to",
-        "`run.json` gets the state `stopped`, the output lease is released; later the run resumes from the newest checkpoint",
+        "`run.json` gets the state `stopped`, the output lease is released; later the run resumes from the newest checkpoint",  # noqa: E501
         systems.DRAIN,
         collective=AS_FLEET,
     ),
@@ -187,7 +187,7 @@ ROWS = (
     Row(
         "SIGTERM to all pods at once",
         "test_pods.py::test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume",
-        "exit code 143 does not count as a failure of the Job: Kubernetes replaces all pods, and they resume from the newest checkpoint",
+        "exit code 143 does not count as a failure of the Job: Kubernetes replaces all pods, and they resume from the newest checkpoint",  # noqa: E501
         systems.DRAIN,
         collective=AS_FLEET,
     ),
@@ -267,7 +267,7 @@ ROWS = (
     Row(
         "the storage hangs for 30 s on the node of one rank",
         "test_storage.py::test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart",
-        "`status` names the rank after 10 s; here it answers again before the 150 s after which the pod would be replaced",
+        "`status` names the rank after 10 s; here it answers again before the 150 s after which the pod would be replaced",  # noqa: E501
         systems.STORAGE,
     ),
     Row(

@@ -118,7 +118,7 @@ AmiRelease = Annotated[
     Help(
         "a release of the EKS machine image, newest, or an empty text",
         "another release replaces all nodes, one by one",
-        "use newest, for example 1.35.2-20261109, or an empty text to keep the release of the nodes",
+        "use a release such as 1.35.2-20261109, newest, or an empty text, which keeps the release of the nodes",
     ),
 ]
 ZoneName = Annotated[

@@ -39,7 +39,9 @@ class Target:
 
 
 def resolve_target(kubeconfig: str | None, context: str | None, image: str | None) -> Target:
-    """Return the specified cluster, or else the cluster of the stack's file.
+    """Return the cluster of `kubeconfig`, or else that of the settings in Pulumi.local.yaml.
+
+    `context` selects a context of the kubeconfig, and `image` is the launcher image that its nodes can pull.
 
     Raises:
         LocalError: The kubeconfig is unreadable, lacks the context, or was specified without an image.

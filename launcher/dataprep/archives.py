@@ -108,7 +108,7 @@ def _reject_archive(file: io.BufferedReader, name: str) -> None:
 
 
 def is_zip(file: io.BufferedReader) -> bool:
-    """Return whether the file is a zip file (a Python wheel is one); nothing of it was read yet."""
+    """Return whether the file is a zip file, such as a Python wheel. Does not change the position, which must be 0."""
     return file.peek().startswith(_ZIP)
 
 

@@ -89,7 +89,10 @@ def assemble_shards(
 
 
 def shard_file_name(part: int, parts: int) -> str:
-    """Return the name that the file of part number `part` (from 0) of `parts` has in each shard's folder."""
+    """Return the name, in each shard's folder, of the file with the rows of one part of the source.
+
+    `part` is the part's number from 0, `parts` the number of all parts.
+    """
     return "train.txt" if parts == 1 else f"train-{part:05d}.txt"
 
 

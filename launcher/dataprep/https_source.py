@@ -50,7 +50,7 @@ class _HttpBody:
         try:
             return self._response.read(size)
         except http.client.IncompleteRead as error:
-            raise TransientError("the connection ended in the middle of a chunk") from error
+            raise TransientError("the server closed the connection before the end of the file") from error
         except (OSError, http.client.HTTPException) as error:
             raise TransientError(f"the connection broke ({_reason(error)})") from error
 

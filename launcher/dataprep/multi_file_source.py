@@ -89,7 +89,7 @@ MultiFileSource = LocalFolderSource | S3Source
 
 
 def open_multi_file_source(context: SourceContext) -> MultiFileSource | None:
-    """Return the source as separately readable objects; None when it is one stream.
+    """Return a source of several objects (a prefix in S3, or a folder); None if the source is a single file.
 
     Raises:
         DataError: the source does not exist.
@@ -101,7 +101,7 @@ def open_multi_file_source(context: SourceContext) -> MultiFileSource | None:
 
 
 class PartSource:
-    """Reads one part of a source with many objects; the sha256 covers the bytes of the part's lines in order."""
+    """Reads one part of a source of several objects: byte ranges of them. Its sha256 is that of all lines in order."""
 
     def __init__(self, source: MultiFileSource, ranges: Sequence[ByteRange]) -> None:
         self._source, self._ranges = source, ranges

@@ -46,7 +46,10 @@ def _batches(rows: Iterator[list[bytes]]) -> Iterator[list[bytes]]:
 
 
 class PartSplitter:
-    """Writes `folder/<shard>/train.txt`, `folder/test.txt` and `folder/tables/` of one part."""
+    """Splits the rows of one part of the source, or of the complete source, into shards and a test set.
+
+    Writes `<shard>/train.txt`, `test.txt` and `tables/` below `folder`, which is the part's own folder.
+    """
 
     def __init__(
         self,

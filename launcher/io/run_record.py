@@ -35,7 +35,10 @@ def first_intact(contents: Iterable[tuple[object, bytes | None]]) -> RecordAndDa
 
 
 def read(output: OutputPaths, pause: Callable[[float], None] = time.sleep) -> RecordAndDamage:
-    """Return what `first_intact` finds in an output folder; `pause` waits between retries of a failing storage."""
+    """Return run.json of an output folder, or its copy if that is damaged, and what is damaged (`first_intact`).
+
+    `pause` waits between retries of a failing storage.
+    """
     return first_intact((path, files.read_bytes(path, pause)) for path in (output.run_json, output.run_copy))
 
 

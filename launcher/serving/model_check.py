@@ -46,7 +46,7 @@ def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
         )
 
 
-def check_in_process(
+def check_in_subprocess(
     folder: Path,
     row: Mapping[str, Any] | None,
     started: Callable[[subprocess.Popen[str]], None] = lambda _: None,

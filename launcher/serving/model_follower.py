@@ -118,7 +118,7 @@ class ModelFollower:
         folder = self._copy(found)
         try:
             model_check.require_memory(folder)
-            model_check.check_in_process(folder, former.last_row, self._check_started)
+            model_check.check_in_subprocess(folder, former.last_row, self._check_started)
             model = _open_compatible(folder, former)
         except BaseException:
             shutil.rmtree(folder.parent)

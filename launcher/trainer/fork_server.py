@@ -35,7 +35,7 @@ _WATCHED = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
 
 
 def fork_while_alone() -> int:
-    """Call `os.fork()` at a moment when no other thread of this process runs.
+    """Call `os.fork()` while all other threads of this process sleep; wait for that at most QUIET_SECONDS.
 
     A lock that another thread holds is never released in the child. Whether a thread ran meanwhile is known
     only after the fork; then the child is killed, and the fork is repeated.

@@ -61,7 +61,9 @@ def ensure_tools(tools: Sequence[Tool]) -> None:
 
 @contextlib.contextmanager
 def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
-    """Yield a function that builds the missing ones of the tools it is given, which must be some of `tools`.
+    """Prepare the build of those `tools` that are missing, and yield a function that builds some of them.
+
+    The function takes a list of tools, each one of `tools`, and builds those that are missing.
 
     Go's caches are deleted when the block succeeds. After a failure they stay, so that the next call
     continues from there.

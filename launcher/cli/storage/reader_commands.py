@@ -104,10 +104,10 @@ def list_entries(folder: Path, optional: bool) -> list[dict[str, object]]:
 
 
 def compute_sums(path: Path, size: int) -> dict[str, str] | None:
-    """Return the hex sha256 of each file in a folder, or of one file, by name; None if `path` is absent.
+    """Return {name: hex sha256} of each file in a folder, or of a single file; None if `path` is absent.
 
-    `size` is how many bytes the files should have together. If they have another size, no file is read, and
-    all sums are empty.
+    `size` is the expected size of all files together, in bytes. If the size differs, no file is read, and all
+    sums are empty.
     """
     if not path.exists():
         return None
@@ -323,7 +323,11 @@ def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `launcher reader` with stdin and stdout; return 0, or 1 after printing the error on stderr."""
+    """Run a command of the storage reader, `python -m launcher reader …`, with stdin and stdout of this process.
+
+    Returns:
+        The exit code: 0, or 1 after printing the error on stderr.
+    """
     try:
         problem = run(argv, sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:

@@ -154,7 +154,10 @@ class Model:
                     "and train it again, or restart the server to serve it nevertheless"
                 ) from error
             if not np.isfinite(found).all():
-                raise ModelError("the prediction of a row is NaN or infinite. Fix: train the model again")
+                raise ModelError(
+                    "the prediction of a row is NaN or infinite. Fix: check the row for extreme numbers; if it has none, "
+                    "train the model again with a smaller learning rate"
+                )
         return zeros.predictions.shape[1:]
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ class Predictor:
             paddle = light_import.import_inference()
         except ImportError as error:
             raise ModelError(
-                f"Paddle cannot be imported ({error}). Fix: run pip install ./served in the project's folder"
+                f"Paddle cannot be imported ({error}). Fix: run pip install ./served in a clone of paddle-training"
             ) from error
         program, values = path.with_suffix(".pdmodel"), path.with_suffix(".pdiparams")
         config = paddle.AnalysisConfig(str(program), str(values))

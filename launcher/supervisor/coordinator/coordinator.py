@@ -65,7 +65,11 @@ class Coordinator:
     ) -> None:
         """Create the coordinator; the agent then calls `acquire_output` and `start_run`.
 
-        run.lock contains this pod's `incarnation` and, for the other ranks, its `address`.
+        Args:
+            incarnation: random id of this start of rank 0's pod; run.lock contains it.
+            address: IP address of this pod, which other ranks read in run.lock.
+            pause: waits so many seconds, as time.sleep does, or until the agent must stop.
+            wake: called when a rank has reported, so that the agent calls `step` at once.
         """
         self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
         self._pause = pause
@@ -343,9 +347,13 @@ class Coordinator:
             self._close("stopped" if stopped else None, error, pause)
 
     def _close(self, state: str | None, error: LauncherError | None, pause: Callable[[float], None]) -> None:
-        """Write the final run.json and, after a failure, report.html, if this pod still holds the lease.
+        """Write how the run ended, if this pod still holds the lease; then release it, and stop the notifications.
 
-        Then release the lease, and stop status.json and the notifications. If `state` is None, run.json is final.
+        Args:
+            state: the state to write to run.json; None if run.json is already final.
+            error: the cause of the end, if the run failed or was stopped. After a failure report.html is written
+                here; that of a complete run exists already.
+            pause: waits so many seconds.
         """
         holds_lease = self.run_files is not None and not self.lock.is_lost
         if self.run_files is not None and holds_lease and state is not None:

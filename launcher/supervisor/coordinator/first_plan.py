@@ -24,7 +24,8 @@ def plan_first_attempt(
     Args:
         earlier: run.json of this run; empty if this run has none.
         attempt: number of the next attempt.
-        wall_offset: Unix time minus monotonic time.
+        now: monotonic time in seconds.
+        wall_offset: Unix time minus monotonic time, in seconds: run.json has Unix times, plans have monotonic ones.
 
     Returns:
         (the plan, the members that may still run processes).

@@ -75,9 +75,10 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         self._answer(403 if self._trainer_store() is None else 200, b"")
 
     def do_POST(self) -> None:
-        """Answer POST /state: pass the rank's state to the coordinator, and send the order that it returns.
+        """Answer a rank's launcher or a trainer.
 
-        Any other path must be that of a trainer that asks whether to save a checkpoint now; the body is the step
+        POST /state has the state of a rank: pass it to the coordinator, and send the order that it returns. With
+        a path of this attempt's trainers, a trainer asks whether to save a checkpoint now; the body is the step
         at which it proposes to ask the next time.
         """
         body = self._read_body(STATE_MAX_BYTES)
@@ -90,7 +91,8 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         handle_state = self.server.handle_state
         if self.path != "/state" or handle_state is None:
             self._answer_error(
-                404, "POST is only for rank 0: /state, and paths of the present attempt's trainers"
+                404,
+                "this launcher accepts POST only as rank 0, for /state and for paths of the present attempt's trainers",
             )
             return
         credential = self.headers.get("Authorization", "").removeprefix("Bearer ")

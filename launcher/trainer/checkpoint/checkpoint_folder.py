@@ -59,6 +59,9 @@ class CheckpointFolder:
     def create(self, least_bytes: int) -> None:
         """Create the temporary folder, and remove unfinished folders of earlier attempts.
 
+        Args:
+            least_bytes: estimated size of the checkpoint.
+
         Raises:
             StorageError: less than `least_bytes` are free.
         """

@@ -98,7 +98,12 @@ class CheckpointRestorer:
         return None
 
     def load(self, initial: InitialModel | None) -> RestoredState:
-        """Load the checkpoint, or what `prepare` returned, into the servers, after the trainers' rendezvous.
+        """Load the checkpoint to resume from, or else the initial model, into the servers.
+
+        Call this after the trainers' rendezvous.
+
+        Args:
+            initial: the return value of `prepare` of this class; None if there is no initial model.
 
         Raises:
             StorageFailedError: the servers did not load what was saved; the checkpoint was rejected.

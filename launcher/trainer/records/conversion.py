@@ -201,7 +201,16 @@ def convert_staged(
     report: Report = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> list[Records]:
-    """Return the records of a staged shard, then those of the test set."""
+    """Convert a staged shard and, with `test`, the test set to records.
+
+    Args:
+        data: folder of the staged files. folder: where the records are written, in train/ and test/.
+        report: called now and then with the progress.
+        check: called now and then; raises if the conversion must stop.
+
+    Returns:
+        [records of the shard], or [records of the shard, records of the test set].
+    """
     shard = partial(_locate, data, f"{rank}/data/train.txt", rank)
     sources = {"train": TextSource(data / "train.txt", f"{rank}/data/train.txt", shard)}
     if test:

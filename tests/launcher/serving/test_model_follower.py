@@ -65,7 +65,7 @@ class Following:
 @pytest.fixture
 def following(made: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Following:
     """Return a follower that checks new models only in this process; `isolated` checks them in two, as the product."""
-    monkeypatch.setattr(model_check, "check_in_process", lambda *_: None)
+    monkeypatch.setattr(model_check, "check_in_subprocess", lambda *_: None)
     return Following(made, tmp_path)
 
 
@@ -302,7 +302,7 @@ def test_a_model_that_does_not_fit_into_memory_is_rejected_with_the_memory_it_ne
 def test_a_program_that_hangs_is_stopped_at_the_deadline_of_the_check(isolated: Following) -> None:
     isolated.publish(replace_in(PROGRAM, "COLUMNS =", "while True: pass\nCOLUMNS ="))
     with pytest.raises(ModelError, match=r"did not end within 2 s\. Fix: "):
-        model_check.check_in_process(isolated.folder, None, seconds=2)
+        model_check.check_in_subprocess(isolated.folder, None, seconds=2)
 
 
 def test_a_folder_that_is_replaced_while_it_is_copied_is_copied_again(
