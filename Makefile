@@ -9,7 +9,8 @@ PART ?=
 RUNTIME ?=
 TEST ?= tests
 
-LOCAL = $(PYTHON) local/bootstrap.py
+# exec: make sends SIGTERM to its child, and a shell would end without the command.
+LOCAL = exec $(PYTHON) local/bootstrap.py
 # Evaluated only in recipes, so that `make help` installs nothing. `path` prints PATH with environment and tools first.
 RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 

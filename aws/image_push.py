@@ -64,12 +64,14 @@ class ImageBuild:
             self._build(tool, self.custom, reference, LAUNCHER)
 
     def _build(self, tool: str, folder: Path, reference: str, base: str) -> None:
-        # Without attestations the pushed digest is that of the image itself, not of an index.
-        form = ["--provenance=false"] if tool == "docker" else ["--format", "docker"]
+        form = [] if tool == "docker" else ["--format", "docker"]
         about = ["--platform", f"linux/{self.arch}", "--build-arg", f"BASE={base}"]
         if folder != self.custom:
             about += ["--build-arg", f"RUNTIME={self.runtime}"]
-        run_command([tool, "build", *form, *about, "--tag", reference, str(folder)])
+        # Without attestations the pushed digest is that of the image itself, not of an index. A variable, because a
+        # docker without buildx rejects the flag --provenance, and makes no attestations.
+        environ = {"BUILDX_NO_DEFAULT_ATTESTATIONS": "1"}
+        run_command([tool, "build", *form, *about, "--tag", reference, str(folder)], environ=environ)
 
 
 def upload_image(tool: str, reference: str, token: str) -> None:

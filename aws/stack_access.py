@@ -12,7 +12,7 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -130,17 +130,32 @@ def call_if_exists(call: Callable[..., Any], *args: object, **request: object) -
         return None
 
 
-def run_command(argv: Sequence[str], *, given: str | None = None, capture: bool = False) -> str:
+def run_command(
+    argv: Sequence[str],
+    *,
+    given: str | None = None,
+    capture: bool = False,
+    environ: Mapping[str, str] | None = None,
+) -> str:
     """Run a command in the project folder; its output goes to the terminal, or is returned with `capture`.
 
-    `given` is the text of its standard input; None inherits the terminal's.
+    `given` is the text of its standard input; None inherits the terminal's. `environ` are variables to add to those
+    of this process.
 
     Raises:
         CommandError: the command is not on PATH, or exited with an error.
     """
     if shutil.which(argv[0]) is None:
         raise CommandError(f"{argv[0]} is not on PATH. Fix: install it")
-    done = subprocess.run(list(argv), cwd=FOLDER, check=False, text=True, input=given, capture_output=capture)
+    done = subprocess.run(
+        list(argv),
+        cwd=FOLDER,
+        env={**os.environ, **(environ or {})},
+        check=False,
+        text=True,
+        input=given,
+        capture_output=capture,
+    )
     if done.returncode != 0:
         output = f": {done.stderr.strip()}" if done.stderr else ""
         raise CommandError(

@@ -225,7 +225,8 @@ class Nodes(AwsComponent):
                 http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
             ),
             placement=placement,
-            # EKS passes the node group's tags to neither instances nor volumes.
+            # EKS passes the node group's tags to neither instances nor volumes. A change makes a new version of the
+            # template, to which EKS updates the groups node by node.
             tag_specifications=[
                 aws.ec2.LaunchTemplateTagSpecificationArgs(
                     resource_type=kind, tags=self.context.tagged("node")

@@ -224,5 +224,7 @@ class Settings(SettingsModel):
     iam: IamSettings = IamSettings()
     budget: BudgetSettings = BudgetSettings()
     tags: types.Tags = Field(
-        default_factory=dict, description="Tags of every resource, in addition to the stack's own tags."
+        default_factory=dict,
+        description="Tags of every resource, in addition to the stack's own tags. A change replaces all nodes, one "
+        "after the other.",
     )

@@ -164,7 +164,6 @@ def try_(
     config: Annotated[str, typer.Option(help="Example: quick_start or recommendation.")] = "quick_start",
 ) -> None:
     """Train an example on loopback: no root, no Kubernetes, only the Python environment."""
-    exit_on_sigterm()
     try_example.run(config)
 
 
@@ -185,6 +184,7 @@ def path() -> None:
 def main() -> None:
     """Run one command; print a LocalError as a message and exit with code 1."""
     os.environ["PATH"] = f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin:/sbin"
+    exit_on_sigterm()
     try:
         app(prog_name="python -m local")
     except LocalError as problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -221,20 +222,29 @@ def _run_pulumi_up(env: dict[str, str]) -> None:
     # --refresh detects and repairs a wiped cluster or a release that was upgraded by hand.
     command = ["pulumi", "up", "--stack", local_stack.STACK, "--yes", "--skip-preview", "--refresh"]
     command += ["--non-interactive", "--color", "never"]
-    ended = subprocess.run(
+    with subprocess.Popen(
         command,
         cwd=CLONE,
         env=env,
         stdin=subprocess.DEVNULL,
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
-        check=False,
-        timeout=1800,
-    )
-    if ended.returncode:
+    ) as child:
+        try:
+            output, _ = child.communicate(timeout=1800)
+        except (KeyboardInterrupt, SystemExit):
+            # Pulumi has received the signal, too. It saves the state and releases its lock, which would make the next
+            # `pulumi up` fail.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.communicate(timeout=60)
+            raise
+        finally:
+            child.kill()  # no effect on a process that has exited
+    if child.returncode:
         raise LocalError(
-            f"`pulumi up -s local` exited with {ended.returncode}. Fix: correct the cause in its output, then run "
-            f"make demo again:\n{indent_last_lines(ended.stdout + ended.stderr, 60)}"
+            f"`pulumi up -s local` exited with {child.returncode}. Fix: correct the cause in its output, then run "
+            f"make demo again:\n{indent_last_lines(output, 60)}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -87,13 +88,39 @@ def free_port() -> int:
 
 
 def exit_on_sigterm() -> None:
-    """Make SIGTERM raise SystemExit in this process, so that it stops what it has started."""
+    """Make SIGTERM raise SystemExit in this process, after sending SIGTERM to the processes that it has started.
+
+    So `kill` ends a command as Ctrl-C does, which a terminal sends to the whole process group. Otherwise other
+    threads would wait until their commands have finished, and killed commands would leave their own processes.
+    """
 
     def leave(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
+        for pid in _started_processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
         sys.exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, leave)
+
+
+def _started_processes() -> list[int]:
+    """Return the ids of this process's running descendants in its process group, parents first.
+
+    Other groups are left out, as by a terminal: the daemons of the local cluster, and processes that their parents
+    stop themselves, such as Pulumi's plugins.
+    """
+    group, parents = os.getpgrp(), {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # Field 2, the name, may contain spaces and brackets; state, parent and group follow it.
+            fields = file.read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[2]) == group:
+                parents[int(file.parent.name)] = int(fields[1])
+    found = [os.getpid()]
+    for each in found:
+        found += [pid for pid, parent in parents.items() if parent == each]
+    return found[1:]
 
 
 def indent_last_lines(text: str, lines: int = 15) -> str:

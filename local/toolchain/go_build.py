@@ -80,7 +80,7 @@ def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
             yield lambda _: None
             return
         names = ", ".join(one.name for one in missing)
-        _check_prerequisites(names)
+        _prepare_build(names)
         with console.timed_step(f"Go modules of {names} (once)"):
             trimmed_modules.create_source_folder(_source_folder(), _run_go)
             uncompiled: set[str] = set()
@@ -104,7 +104,7 @@ def ensure_kueue() -> None:
     with hold_file_lock(cache() / "tools.lock", "the tools"):
         if final.is_dir():
             return
-        _check_prerequisites("kueue")
+        _prepare_build("kueue")
         with console.timed_step("Go modules of kueue (once)"):
             shutil.copytree(KUEUE_SOURCES, source, dirs_exist_ok=True)
             module = trimmed_modules.find_module_folder(KUEUE_PACKAGE, source, _run_go)
@@ -121,7 +121,7 @@ def _list_uncompiled(folder: Path, packages: Sequence[str]) -> set[str]:
     return set(_run_go(*listing, cwd=folder).split())
 
 
-def _check_prerequisites(names: str) -> None:
+def _prepare_build(names: str) -> None:
     if shutil.which("go") is None:
         raise LocalError(
             f"Go is not on PATH, but is needed to build {names}. Fix: install Go 1.26 or newer (or 1.21 and "
@@ -129,6 +129,8 @@ def _check_prerequisites(names: str) -> None:
             "kubectl on PATH and use your own cluster with CLUSTER_KUBECONFIG=FILE"
         )
     require_free_space(cache(), _BUILD_GB, "Building the tools")
+    shutil.rmtree(_temporary_folder(), ignore_errors=True)  # of a build that was killed
+    _temporary_folder().mkdir(parents=True)
 
 
 def _progress_reporter(uncompiled: set[str]) -> Callable[[str], None]:
@@ -150,17 +152,23 @@ def _build_folder() -> Path:
     return cache() / "build"
 
 
+def _temporary_folder() -> Path:
+    """Return the folder for Go's temporary files, which a killed `go` does not delete."""
+    return _build_folder() / "tmp"
+
+
 def _source_folder() -> Path:
     return _build_folder() / "src"
 
 
 def _go_environment() -> dict[str, str]:
-    """Return the environment of `go`: no C compiler, and separate caches that can be deleted."""
+    """Return the environment of `go`: no C compiler, and separate folders that can be deleted."""
     return {
         **os.environ,
         "CGO_ENABLED": "0",
         "GOCACHE": str(_build_folder() / "gocache"),
         "GOMODCACHE": str(_build_folder() / "gomod"),
+        "GOTMPDIR": str(_temporary_folder()),
         "GOFLAGS": "-buildvcs=false -modcacherw -mod=readonly",
         "GOWORK": "off",
     }

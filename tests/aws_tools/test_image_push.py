@@ -37,7 +37,9 @@ def context(tmp_path: Path) -> Path:
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], str | None]]:
     """Record the builder's commands and their input instead of running them."""
     commands: list[tuple[list[str], str | None]] = []
-    monkeypatch.setattr(image_push, "run_command", lambda argv, given=None: commands.append((argv, given)))
+    monkeypatch.setattr(
+        image_push, "run_command", lambda argv, given=None, environ=None: commands.append((argv, given))
+    )
     return commands
 
 
@@ -49,6 +51,23 @@ def test_build_passes_platform_base_and_tag(tool, context: Path, ran) -> None:
     assert built[built.index("--platform") + 1] == "linux/arm64"
     assert {"BASE=mirror/python:3.11", "RUNTIME=collective"} < set(built)
     assert built[-1] == str(context)
+
+
+# `docker` without its component buildx: the classic builder does not know the flags of buildx.
+DOCKER = """#!/bin/sh
+case "$*" in *--provenance*) echo "unknown flag: --provenance" >&2; exit 125 ;; esac
+echo "$BUILDX_NO_DEFAULT_ATTESTATIONS $*" > "$0.ran"
+"""
+
+
+def test_docker_builds_with_and_without_buildx(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    docker = context.parent / "docker"
+    docker.write_text(DOCKER)
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{context.parent}:/usr/bin:/bin")
+    image_push.ImageBuild("amd64", BASE).run("docker", context, f"{URL}:t")
+    ran = (context.parent / "docker.ran").read_text().split()
+    assert ran[:4] == ["1", "build", "--platform", "linux/amd64"], "buildx makes no attestations, so no index"
 
 
 def test_upload_docker_uses_user_context_and_temporary_login(ran) -> None:
@@ -105,7 +124,7 @@ def test_push_existing_image_is_not_rebuilt(account, client, context, monkeypatc
     ecr, ran = client("ecr"), []
     ecr.create_repository(repositoryName="launcher", imageTagMutability="IMMUTABLE")
 
-    def run(argv, given=None) -> None:
+    def run(argv, given=None, environ=None) -> None:
         if argv[1] in ("build", "push"):
             ran.append(argv)
         if argv[1] == "push":
