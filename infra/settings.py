@@ -156,7 +156,7 @@ class ArtifactsSettings(SettingsModel):
 
 
 class KmsSettings(SettingsModel):
-    """keyArn: an existing KMS key that encrypts all stored data; never destroyed. Without it, the stack creates a key."""
+    """keyArn: an existing KMS key for all stored data; never destroyed. Without it, the stack creates a key."""
 
     key_arn: types.KeyArn = ""
 

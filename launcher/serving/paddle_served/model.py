@@ -155,8 +155,8 @@ class Model:
                 ) from error
             if not np.isfinite(found).all():
                 raise ModelError(
-                    "the prediction of a row is NaN or infinite. Fix: check the row for extreme numbers; if it has none, "
-                    "train the model again with a smaller learning rate"
+                    "the prediction of a row is NaN or infinite. Fix: check the row for extreme numbers; if it has "
+                    "none, train the model again with a smaller learning rate"
                 )
         return zeros.predictions.shape[1:]
 
