@@ -44,8 +44,8 @@ from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.serving.paddle_served import mkl_kernels
 from launcher.trainer import program_loader as programs
 from launcher.trainer.records import row_parsing
+from local.gang_without_launchers import PROGRAMS, Process, TrainerProcesses
 from local.paths import CLONE
-from local.trainer_processes import PROGRAMS, Process, TrainerProcesses
 
 CTR = programs.load_program(PROGRAMS / "ctr" / "trainer_config.py", Path("/none"))
 NETWORKS = {"small": ("32,16", 120_000), "large": ("400,400,400", 40_000)}  # hidden layers, rows a trainer

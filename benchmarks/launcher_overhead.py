@@ -57,7 +57,7 @@ def run_by_hand(folder: Path, job: Path, values: dict[str, str]) -> tuple[Clocks
     each = re.search(r"(\d+) batches per pass", gang.log())
     if set(codes.values()) != {0} or each is None:
         sys.exit(
-            f"the run by hand failed: exit codes {codes}; end of the log of trainer 0:\n{gang.log()[-3000:]}"
+            f"the run without launchers failed: exit codes {codes}; end of the log of trainer 0:\n{gang.log()[-3000:]}"
         )
     return spent, int(each[1]) * int(values["PADDLE_LAUNCHER_PASSES"])
 

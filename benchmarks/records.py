@@ -30,8 +30,8 @@ from launcher.programs.ctr import generated_rows
 from launcher.trainer import program_loader as programs
 from launcher.trainer.records import conversion, row_parsing
 from launcher.trainer.records.record_files import INDEX, RecordFile, Records
+from local.gang_without_launchers import PROGRAMS, TrainerProcesses
 from local.paths import CLONE
-from local.trainer_processes import PROGRAMS, TrainerProcesses
 
 CTR = PROGRAMS / "ctr" / "trainer_config.py"
 PARSED = 200_000

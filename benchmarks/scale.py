@@ -31,8 +31,8 @@ import psutil
 from aws import training_estimate as estimate
 from benchmarks._result_lines import print_ratio
 from launcher.programs.ctr import generated_rows
+from local.gang_without_launchers import PROGRAMS, Process, TrainerProcesses
 from local.paths import CLONE
-from local.trainer_processes import PROGRAMS, Process, TrainerProcesses
 
 ROWS = 80_000
 BATCH, MIDDLE, LARGE = 512, 2048, 4096

@@ -46,8 +46,8 @@ from launcher.trainer import program_loader as programs
 from launcher.trainer.export import table_writer
 from launcher.trainer.export.model_writer import ModelWriter
 from launcher.trainer.graph.network_builder import build_network
+from local.gang_without_launchers import PROGRAMS, TrainerProcesses
 from local.sample_prediction import serve_model
-from local.trainer_processes import PROGRAMS, TrainerProcesses
 
 WIDTH = 16
 SLOTS = 26
