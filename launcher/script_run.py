@@ -150,11 +150,14 @@ class ScriptRun:
             return True
         if not self._requests or now - self._asked_at < ASK_SECONDS:
             return False
-        self._asked_at, self._asked = now, self._asked + 1
+        self._asked_at = now
         place, _, path = self._requests.partition("/")
         host, _, port = place.rpartition(":")
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            return requested_checkpoints.ask_once(host, int(port), f"/{path}{self._asked}", 0)[0]
+            # The number increases only with an answer: the same question gets an answer that was lost again.
+            is_wanted = requested_checkpoints.ask_once(host, int(port), f"/{path}{self._asked + 1}", 0)[0]
+            self._asked += 1
+            return is_wanted
         return False
 
     @contextlib.contextmanager

@@ -37,7 +37,7 @@ from launcher.dataprep.publish_data import (
     remove_leftover_folders,
 )
 from launcher.dataprep.split_part import PartSplitter
-from launcher.errors import EXIT_GANG, FINAL, DataError, LauncherError, StoppedError
+from launcher.errors import EXIT_GANG, FINAL, DataError, LauncherError
 from launcher.io.disk_space import require_space
 from launcher.io.files import UnreadableError, fsync_dir, list_names, read_json, storage_errors, write_json
 from launcher.io.retry import Retry
@@ -142,10 +142,12 @@ class DataPod:
             self._progress.alive = self._layout.data_alive(self._settings.data_digest)
             try:
                 self._make_parts(parts, source, test)
-            except StoppedError:  # the next pod continues with the parts that are finished
-                raise
-            except LauncherError:
-                self._remove_tmp()
+            except LauncherError as error:
+                if error.exit_code in (
+                    *FINAL,
+                    EXIT_GANG,
+                ):  # else the next pod continues with the finished parts
+                    self._remove_tmp()
                 raise
             self._remove_tmp()  # a pod that was looking for work may have made it again
         finally:

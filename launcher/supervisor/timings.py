@@ -64,7 +64,8 @@ class Timings:
     lock_stale: float = 20.0
     """A lease whose file does not change for so long, by the waiter's own clock, has expired."""
     lock_wait: float = 180.0
-    """How long a pod waits until another run releases the lease: longer than a pod's grace period and `lock_stale`."""
+    """How long a pod waits at least until another run releases the lease: longer than the default grace period and
+    `lock_stale`. With a longer grace period the coordinator waits longer."""
     lock_settle: float = 2.0
     """Time from overwriting an expired lease to the check that no other pod has overwritten it too."""
     status: float = 2.0

@@ -160,7 +160,11 @@ class Cluster:
         if 200 <= status < 300:
             return answer
         failure = api_error(status, text, action, self.name)
-        specific = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError}.get(status)
+        specific = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 429: UnreachableError}.get(
+            status
+        )
+        if status >= 500:  # for example while etcd elects a leader
+            specific = UnreachableError
         raise specific(str(failure)) if specific else failure
 
     @contextlib.contextmanager

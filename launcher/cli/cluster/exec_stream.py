@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import threading
+import time
 from typing import IO, Any
 
 from launcher.cli.errors import CliError, api_error, parse_handshake_error
@@ -46,7 +47,7 @@ class ExecStream(io.RawIOBase):
 
         `configuration` is that of the Kubernetes client, `cluster` the cluster's name in messages, `url` the address
         of the pod's `exec`, and `place` is (pod, container). A thread sends `stdin` while stdout is read. A read fails
-        after `idle_seconds` without a byte.
+        after `idle_seconds` in which no byte was received or sent.
         """
         from kubernetes.client.rest import ApiException
         from kubernetes.stream.ws_client import websocket_call
@@ -54,6 +55,7 @@ class ExecStream(io.RawIOBase):
         pod, container = place
         self._action = f"run '{' '.join(argv[:5])}' in pod {pod}"
         self._idle_seconds = idle_seconds
+        self._sent_at = time.monotonic()
         self._rest = memoryview(b"")
         self._stderr = b""
         self._status: dict[str, Any] | None = None
@@ -108,8 +110,10 @@ class ExecStream(io.RawIOBase):
         try:
             opcode, frame = self._socket.recv_data_frame(True)
         except WebSocketTimeoutException as error:
+            if time.monotonic() - self._sent_at < self._idle_seconds:
+                return  # the command answers when it has received all of stdin
             raise CliError(
-                f"cannot {self._action}: no byte was received for {self._idle_seconds:.0f} s",
+                f"cannot {self._action}: no byte was received or sent for {self._idle_seconds:.0f} s",
                 "check that the pod and its node still run, then run your command again",
             ) from error
         except (WebSocketConnectionClosedException, OSError):
@@ -130,6 +134,7 @@ class ExecStream(io.RawIOBase):
         try:
             while block := source.read(_SEND_BYTES):
                 self._socket.send_binary(_STDIN + block)
+                self._sent_at = time.monotonic()
         except BaseException as error:  # result() raises it in the thread that can report it to the user
             self._failure = error
             self._socket.shutdown()

@@ -136,7 +136,21 @@ class _Renewer:
                 self._lease = self._cluster.replace("lease", {**self._lease, "spec": spec})
                 self._renewed = sent
             except (ConflictError, NotFoundError):
-                self._lost = True
-                return
+                if not self._is_still_held():
+                    self._lost = True
+                    return
             except CliError:
                 continue  # `check` decides how long the cluster may be unreachable
+
+    def _is_still_held(self) -> bool:
+        """Return whether the lease is still this command's, although its version is another one.
+
+        So it is after a renewal whose answer was lost. The next renewal then continues from the new version.
+        """
+        with contextlib.suppress(CliError):
+            current = self._cluster.find("lease", self._lease["metadata"]["name"])
+            mine, found = self._lease["spec"], (current or {}).get("spec", {})
+            if current and all(found.get(key) == mine[key] for key in ("holderIdentity", "acquireTime")):
+                self._lease = current
+                return True
+        return False

@@ -88,7 +88,11 @@ class Coordinator:
         self.membership = Membership(s.trainers, self._limits, wake, t.hold)
         self.output = OutputPaths(s.layout.output)
         holder = LeaseHolder(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, incarnation, address)
-        self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=pause)
+        # The pod of a run that this one replaces may hold the lease until the end of its grace period, which is that
+        # of this run unless the same upgrade changed it.
+        lock_wait = max(t.lock_wait, s.grace_seconds + 2 * t.lock_stale)
+        lease_timings = replace(t, lock_wait=lock_wait)
+        self.lock = OutputLease(self.output.lock, holder, lease_timings, clock=time.monotonic, pause=pause)
         self.trainer_store = TrainerStore(self.output.checkpoint_request)
         self.credential = build_credential(s, self.lock.token)
         self.plan = AttemptPlan(-1)

@@ -9,7 +9,7 @@ import kubernetes
 import pytest
 
 from launcher.cli import errors
-from launcher.cli.cluster.cluster_api import Cluster, ConflictError
+from launcher.cli.cluster.cluster_api import Cluster, ConflictError, UnreachableError
 from launcher.cli.cluster.releases import ReleaseNotFoundError, list_releases
 
 from .fake_cluster import FakeCluster
@@ -174,6 +174,14 @@ def test_only_a_user_who_may_not_list_other_namespaces_gets_the_objects_of_one(s
         return
     with pytest.raises(errors.CliError, match="cannot list every pod: test answered with HTTP status 500"):
         server.cluster().list_in_all_namespaces("pod")
+
+
+@pytest.mark.parametrize("status", [429, 500, 503])
+def test_an_overloaded_or_failing_api_server_counts_as_unreachable(server, status):
+    """`wait`, `run` and `sweep` then ask again: it may be the election of a leader of etcd."""
+    server.rejected = {"/apis/batch/v1/namespaces/paddle/jobs/a": status}
+    with pytest.raises(UnreachableError, match=f"test answered with HTTP status {status}.* Fix: "):
+        server.cluster().find("job", "a")
 
 
 def test_an_absent_object_is_none_and_a_changed_one_a_conflict(server):

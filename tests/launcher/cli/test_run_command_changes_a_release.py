@@ -269,7 +269,8 @@ def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pyte
 
     def taken_over(*_: object) -> None:
         lease = cluster.leases["paddle-training-run"]
-        taken = {**lease, "metadata": {**lease["metadata"], "resourceVersion": "99"}}
+        spec = {**lease["spec"], "holderIdentity": "eve@there:1"}
+        taken = {"metadata": {**lease["metadata"], "resourceVersion": "99"}, "spec": spec}
         cluster.leases["paddle-training-run"] = taken
         until(lambda: sum(one.name == "lease" for one in threading.enumerate()) == 1, "the renewal's end")
 
@@ -280,6 +281,25 @@ def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pyte
         launch(cluster, launch_options(replace=True))
     assert ClusterSession(cast(Cluster, cluster), "paddle-training").run().k8s_job == K8S_JOB
     assert cluster.leases, "it is another's"
+
+
+def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.02)
+    cluster = make_cluster()
+    replace, sent = cluster.replace, []
+
+    def lose_the_first_answer(kind: str, lease: Any) -> Any:
+        new = replace(kind, lease)
+        sent.append(new)
+        if len(sent) == 1:
+            raise CliError("the connection was closed")
+        return new
+
+    with run_lease.hold_lease(cast(Cluster, cluster), "mine") as check:
+        monkeypatch.setattr(cluster, "replace", lose_the_first_answer)
+        until(lambda: len(sent) > 2, "more renewals")
+        check()
+    assert not cluster.leases, "it is deleted at the end"
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ import pytest
 
 from launcher.dataprep import data_job, job_lock, source_parts, split_part
 from launcher.dataprep.progress_log import DataProgress
-from launcher.errors import DataError, SettingsError, StoppedError
+from launcher.errors import DataError, LauncherError, SettingsError, StoppedError, UnfitError
 from launcher.io import files
 from launcher.settings import DataSettings
 from tests.launcher.dataprep.conftest import LINES, PART, Pod, zipped
@@ -52,15 +52,17 @@ def run_together(settings: DataSettings, pods: int) -> None:
     assert codes == [0] * pods
 
 
-def evict_at_part(monkeypatch: pytest.MonkeyPatch, evicted: int) -> list[int]:
-    """Let the pod be stopped at part `evicted` the first time; return a list that gets each finished part."""
+def evict_at_part(
+    monkeypatch: pytest.MonkeyPatch, evicted: int, error: LauncherError | None = None
+) -> list[int]:
+    """Stop the pod at part `evicted` the first time, or raise `error`; return a list that gets each finished part."""
     finished: list[int] = []
     run = split_part.PartSplitter.run
 
     def run_or_stop(self: Any, number: int, rows: int) -> Any:
         if number == evicted == len(finished):
             finished.append(-1)
-            raise StoppedError("evicted")
+            raise error or StoppedError("evicted")
         result = run(self, number, rows)
         finished.append(number)
         return result
@@ -97,6 +99,21 @@ def test_an_evicted_pod_loses_only_its_current_part(pod: Pod, monkeypatch: pytes
     manifest = pod.prepare(part_bytes=PART)
     assert finished == [0, 1, 2, -1, *range(3, manifest["shards"][0]["parts"])]
     assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
+
+
+@pytest.mark.parametrize(
+    ("error", "kept"), [(UnfitError("no credentials"), True), (DataError("a row"), False)]
+)
+def test_finished_parts_stay_after_a_failure_that_another_pod_may_not_have(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, error: LauncherError, kept: bool
+) -> None:
+    pod.source(LINES)
+    finished = evict_at_part(monkeypatch, 3, error)
+    with pytest.raises(type(error)):
+        pod.prepare(part_bytes=PART)
+    manifest = pod.prepare(part_bytes=PART)
+    again = range(3 if kept else 0, manifest["shards"][0]["parts"])
+    assert finished == [0, 1, 2, -1, *again]
 
 
 @pytest.mark.parametrize("part_bytes", [None, PART])

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from launcher import script_run
 from launcher.errors import DataError, StorageError
-from launcher.io import checkpoint_checks, script_checkpoints
+from launcher.io import checkpoint_checks, requested_checkpoints, script_checkpoints
 from launcher.metrics import parse_metrics
 from launcher.paths import OutputPaths, Position
 from launcher.program import ScriptRun
+from launcher.supervisor.peers.trainer_store import TrainerStore
 from tests.launcher.supervisor.failing_calls import fail_calls
 
 
@@ -180,6 +182,29 @@ def test_checkpoint_every_batches_or_minutes_decides_when_to_save(
     assert not run.should_save()
     now += 1
     assert run.should_save()
+
+
+def test_a_requested_checkpoint_is_saved_although_the_first_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 grants a request once; the same question gets the same answer."""
+    store = TrainerStore(tmp_path / "request")
+    store.open("/trainers/0/secret")
+    store.request_checkpoint(time.monotonic() + 100)
+    paths = []
+
+    def ask(host: str, port: int, path: str, proposed: int) -> tuple[bool, int]:
+        paths.append(path)
+        granted, following = json.loads(store.decide(path, proposed))
+        if len(paths) == 1:
+            raise TimeoutError
+        return granted, following
+
+    monkeypatch.setattr(requested_checkpoints, "ask_once", ask)
+    monkeypatch.setattr(script_run, "ASK_SECONDS", 0.0)
+    run = build_run(tmp_path, PADDLE_LAUNCHER_REQUESTS="127.0.0.1:1/trainers/0/secret/ask/")
+    assert [run.should_save() for _ in range(3)] == [False, True, False]
+    assert len(set(paths)) == 2
 
 
 def test_progress_and_metrics_have_loss_speed_and_samples(
