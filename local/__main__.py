@@ -142,7 +142,9 @@ def sources(
 def demo(
     config: Annotated[
         str,
-        typer.Option(help="Example: quick_start, recommendation or ctr; default: the example of the stack."),
+        typer.Option(
+            help="Example: quick_start, recommendation, ctr or text; default: the example of the stack."
+        ),
     ] = "",
     nodes: Nodes = 3,
     cluster_kubeconfig: Annotated[
@@ -161,7 +163,9 @@ def demo(
 
 @app.command("try")
 def try_(
-    config: Annotated[str, typer.Option(help="Example: quick_start or recommendation.")] = "quick_start",
+    config: Annotated[
+        str, typer.Option(help="Example: quick_start, recommendation, ctr or text.")
+    ] = "quick_start",
 ) -> None:
     """Train an example on loopback: no root, no Kubernetes, only the Python environment."""
     try_example.run(config)
@@ -169,8 +173,15 @@ def try_(
 
 @app.command()
 def env() -> None:
-    """Print shell exports with which pulumi, helm and kubectl work on the stack `local`."""
-    local_stack.ensure_stack_files()
+    """Print shell exports with which pulumi, helm and kubectl work on the stack `local`.
+
+    Without root, which the stack needs, only PATH: enough for commands such as `python -m launcher try`.
+    """
+    try:
+        local_stack.ensure_stack_files()
+    except PermissionError:
+        typer.echo(f"export PATH={shlex.quote(local_stack.tool_environment()['PATH'])}")
+        return
     for key, value in local_stack.tool_environment().items():
         typer.echo(f"export {key}={shlex.quote(value)}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -26,6 +27,8 @@ _TESTS = ("helm-unittest", "helm-docs")
 _FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false")  # no debug information: it takes a tenth of the time
 _BUILD_GB = 9.0  # Go's module and build caches; they are deleted when all tools are built
 _PROGRESS_SECONDS = 30.0  # between two progress lines
+OLDEST_GO = (1, 21)
+"""Older versions can neither read the module files nor download the newer toolchain that these name."""
 Build = Callable[[Sequence[Tool]], None]
 
 
@@ -122,9 +125,15 @@ def _list_uncompiled(folder: Path, packages: Sequence[str]) -> set[str]:
 
 
 def _prepare_build(names: str) -> None:
-    if shutil.which("go") is None:
+    missing = "Go is not on PATH" if shutil.which("go") is None else ""
+    if not missing:
+        version = _run_go("env", "GOVERSION", cwd=cache()).strip()
+        found = re.match(r"go(\d+)\.(\d+)", version)
+        if found and (int(found[1]), int(found[2])) < OLDEST_GO:
+            missing = f"Go on PATH is {version}, which cannot read the modules"
+    if missing:
         raise LocalError(
-            f"Go is not on PATH, but is needed to build {names}. Fix: install Go 1.26 or newer (or 1.21 and "
+            f"{missing}, but is needed to build {names}. Fix: install Go 1.26 or newer (or 1.21 and "
             "newer if it may download a newer toolchain); or put compatible pulumi, helm (3.14 or newer) and "
             "kubectl on PATH and use your own cluster with CLUSTER_KUBECONFIG=FILE"
         )

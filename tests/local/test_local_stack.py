@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from local import __main__ as commands
 from local import local_stack
 from local.errors import LocalError
 from local.external_commands import run_command
@@ -76,3 +80,13 @@ def test_the_salt_of_a_wiped_state_is_removed_from_the_stacks_file(clone, tmp_pa
 def test_an_unknown_example_raises_an_error_that_lists_the_examples():
     with pytest.raises(LocalError, match=r"CONFIG=vision .*ctr, quick_start, recommendation"):
         local_stack.check_example_exists("vision")
+
+
+def test_env_without_root_has_only_path(monkeypatch, capsys):
+    """`python -m launcher try` needs no more; the stack's files are below /var/lib."""
+    folder = Mock(**{"mkdir.side_effect": PermissionError})
+    monkeypatch.setattr(local_stack, "PULUMI", folder)
+    commands.env()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("=")[0] for line in lines] == ["export PATH"]
+    assert str(Path(sys.executable).parent) in lines[0]

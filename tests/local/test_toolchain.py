@@ -88,6 +88,15 @@ def test_a_build_without_go_raises_an_error_with_a_fix(monkeypatch, tmp_path):
         go_build.ensure_tools([find_tool("helm")])
 
 
+def test_a_build_with_an_old_go_raises_an_error_with_a_fix(monkeypatch, tmp_path):
+    monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "go").write_text("#!/bin/sh\necho go1.19.8\n")  # that of Debian 12
+    (tmp_path / "go").chmod(0o755)
+    with pytest.raises(LocalError, match=r"Go on PATH is go1\.19\.8, .*Fix: install Go 1\.26"):
+        go_build.ensure_tools([find_tool("helm")])
+
+
 GO = """#!/bin/sh
 for package; do :; done
 case "$1" in
