@@ -14,9 +14,8 @@ from launcher.dataprep.shard_files import LIST
 from launcher.dataprep.source import display_name
 from launcher.errors import DataError
 from launcher.io.files import BLOCK, fsync_dir, fsync_tree, storage_errors, write_atomically
+from launcher.schema.data_files import MANIFEST_VERSION
 from launcher.settings import DataSettings
-
-VERSION = 2
 
 
 def assemble_shards(
@@ -69,7 +68,7 @@ def assemble_shards(
             fsync_tree(tmp / "tables")
     sums = [part["sha256"] for part in parts]
     return {
-        "version": VERSION,
+        "version": MANIFEST_VERSION,
         "dataDigest": settings.data_digest,
         "source": display_name(settings.source),
         "sha256": sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest(),

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep.assemble_shards import VERSION
 from launcher.dataprep.publish_data import files_of_manifest, is_complete, origin
 from launcher.errors import DeadlineError, LauncherError, StoppedError
 from launcher.io.files import (
@@ -28,6 +27,7 @@ from launcher.io.files import (
 )
 from launcher.log import log
 from launcher.paths import JobPaths
+from launcher.schema.data_files import MANIFEST_VERSION
 from launcher.settings import DataSettings
 
 
@@ -38,7 +38,7 @@ def content_digest(s: DataSettings, plan: list[Any]) -> str:
     """
     shape = [s.format, s.delimiter, s.header, s.columns, s.encoding, s.seed, s.split_count]
     source = [s.source, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
-    return hashlib.sha256(json.dumps([VERSION, shape, source, plan]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([MANIFEST_VERSION, shape, source, plan]).encode()).hexdigest()
 
 
 def keep_unchanged_data(settings: DataSettings, content: str) -> bool:

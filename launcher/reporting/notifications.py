@@ -25,7 +25,8 @@ from launcher.settings import TrainSettings
 if TYPE_CHECKING:
     from launcher.io.kubernetes_api import PodApi
 
-Kind = Literal["started", "restarted", "waiting", "joined", "completed", "failed", "stopped"]
+RunEvent = Literal["started", "restarted", "waiting", "joined", "completed", "failed", "stopped"]
+"""What users are notified about."""
 QUEUE = 100  # waiting messages; the oldest one is dropped
 CAUSE_CHARACTERS = 4096
 EVENT_BYTES = 1024  # of an Event's message, Kubernetes's maximum
@@ -60,7 +61,12 @@ class Notifier:
             self._senders.append(_Sender("the Job's Events (notify.events)", events, fix, patience, base))
 
     def notify(
-        self, kind: Kind, *, attempt: int, cause: str | None = None, score: Mapping[str, float] | None = None
+        self,
+        kind: RunEvent,
+        *,
+        attempt: int,
+        cause: str | None = None,
+        score: Mapping[str, float] | None = None,
     ) -> None:
         """Queue a message to all channels and return at once; this raises no error.
 

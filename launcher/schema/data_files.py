@@ -5,6 +5,9 @@ from typing import TypedDict
 
 from launcher.schema.json_conversion import KEY, REQUIRED
 
+MANIFEST_VERSION = 2
+"""Version of manifest.json and of the files that it lists; a launcher reads no other version."""
+
 
 class _DataSize(TypedDict):
     bytes: int

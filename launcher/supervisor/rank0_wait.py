@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Literal
 
 from launcher.errors import EXIT_GANG, DeadlineError, LauncherError, TwinError
 from launcher.io import files
 from launcher.log import log
 from launcher.paths import OutputPaths
-from launcher.reporting.notifications import Notifier
+from launcher.reporting.notifications import Notifier, RunEvent
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.member_states import RETRY, SEE_WHY
@@ -100,6 +99,6 @@ class Rank0Wait:
         if run.state == "failed" and self._link.credential == build_credential(self._settings, run.holder):
             raise RunEndedError(str(run.cause), run.exit_code or EXIT_GANG)
 
-    def _notify(self, event: Literal["waiting", "joined", "failed"], attempt: int, cause: str | None) -> None:
+    def _notify(self, event: RunEvent, attempt: int, cause: str | None) -> None:
         if self._notifier is not None:
             self._notifier.notify(event, attempt=attempt, cause=cause)

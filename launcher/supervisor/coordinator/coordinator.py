@@ -8,12 +8,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, StoppedError
 from launcher.log import log
 from launcher.paths import OutputPaths, Position
-from launcher.reporting.notifications import Notifier
+from launcher.reporting.notifications import Notifier, RunEvent
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile
 from launcher.settings import PREVIOUS, TrainSettings
@@ -42,7 +42,6 @@ from launcher.supervisor.timings import Timings
 
 RUN_ENDS = (*FINAL, EXIT_GANG)
 """Exit codes with which rank 0 ends the whole run; with any other code only its own pod exits."""
-RunEvent = Literal["started", "restarted", "waiting", "joined", "completed", "failed", "stopped"]
 
 
 class Coordinator:

@@ -15,10 +15,9 @@ from launcher.errors import DataError
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.stop_signals import handle_signals, stopped_by
 from launcher.log import log, start_logging
+from launcher.schema.data_files import MANIFEST_VERSION
 from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
-
-VERSION = 2
 
 
 def wait_for_manifest(
@@ -104,9 +103,9 @@ def _read(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | 
 def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
     """Return `manifest` if its version, shards and fields fit this run; else raise `DataError`."""
     where = settings.layout.manifest
-    if manifest.get("version") != VERSION:
+    if manifest.get("version") != MANIFEST_VERSION:
         raise DataError(
-            f"{where} has version {manifest.get('version')!r}, but this launcher reads {VERSION}: data and "
+            f"{where} has version {manifest.get('version')!r}, but this launcher reads {MANIFEST_VERSION}: data and "
             "training use different images. Fix: use one image for both."
         )
     if manifest.get("splitCount") != settings.trainers:
