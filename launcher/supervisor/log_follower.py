@@ -92,7 +92,7 @@ class LogFollower:
         """Append the growing log to the copy until `end` is called.
 
         The copy is opened at once and stays open: the next attempt renames it, and then has its own file at this path.
-        After a failed write it is opened again only if it still has its path.
+        After a failed write it is opened again only if it still has its path; if not, the open file is written again.
         """
         copy: BinaryIO | None = None
         inode: int | None = None
@@ -113,9 +113,12 @@ class LogFollower:
                     file.seek(position)
             except OSError:
                 with contextlib.suppress(OSError):
-                    if copy is not None:
-                        copy.close()
-                copy = None
+                    failed = copy
+                    copy, inode = self._open_copy(
+                        inode
+                    )  # raises while the storage fails; `copy` is then tried again
+                    if failed is not None:
+                        failed.close()
                 time.sleep(self._period)
                 continue
             if last:

@@ -50,11 +50,12 @@ def run(
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")
     view = session.poll_view()
-    is_held = launched.is_held and view.state == "suspended"
+    is_held = bool(launched.held_by) and view.state == "suspended"
     if is_held:
         report(
-            "the training is not started: the values have scheduling.suspend: true. Start it with: "
-            + command_text("resume", *session.options(), "--follow")
+            f"the training does not run: scheduling.suspend is true in {launched.held_by}. Start it: "
+            f"{command_text('resume', *session.options(), '--follow')}; the next `run` or helm upgrade suspends it "
+            "again, unless you add --set scheduling.suspend=false"
         )
     else:
         with explain_interrupt(lambda: describe_following(session.options())):

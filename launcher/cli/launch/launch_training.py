@@ -64,8 +64,8 @@ class LaunchResult:
     """False: the release had this training already, and it neither failed nor was stopped."""
     keep: Path
     """The file with the training's values."""
-    is_held: bool
-    """Whether the values have `scheduling.suspend: true`, so that a new training starts only with `resume`."""
+    held_by: str
+    """Which values have `scheduling.suspend: true`, which suspends the training; empty if none has."""
 
 
 def plan_trainings(
@@ -169,14 +169,10 @@ def launch(
         base_session = session if current else _choose_base_release(session, options.base_release)
         base = base_session.read_base_values()
         complete = training_values.merge_values(yaml.safe_load(base) or {}, plan.values)
-        scheduling = complete.get("scheduling") or {}
-        is_held = bool(
-            scheduling.get("suspend") and not scheduling.get("queue")
-        )  # a queue starts the Job itself
-        if is_held and not may_be_held:
+        held_by = _find_hold(plan, complete, base_session)
+        if held_by and not may_be_held:
             raise UsageError(
-                f"the values of release {options.release} have scheduling.suspend: true, so its training would not "
-                "start, and never end",
+                f"scheduling.suspend is true in {held_by}, so the training would not start, and never end",
                 "add --set scheduling.suspend=false",
             )
         check_job_name_is_free(session, complete)
@@ -194,10 +190,23 @@ def launch(
         )
         helm.upgrade(options.release, base, values, keep, f"run by {run_lease.user_and_host()}")
         is_continued = continue_training(
-            cluster, session.run(), is_held=is_held
+            cluster, session.run(), is_held=bool(held_by)
         )  # helm leaves them as they are
     session.expected_job = k8s_job
-    return LaunchResult(session, is_new or is_continued, keep, is_held)
+    return LaunchResult(session, is_new or is_continued, keep, held_by)
+
+
+def _find_hold(plan: TrainingPlan, complete: Values, base: ClusterSession) -> str:
+    """Return which values have the `scheduling.suspend: true` that suspends the training; empty if none has.
+
+    `complete` are the values of the release `base`, overridden by those of the plan.
+    """
+    scheduling = complete.get("scheduling") or {}
+    if not scheduling.get("suspend") or scheduling.get("queue"):  # a queue starts the Job itself
+        return ""
+    if "suspend" in (plan.values.get("scheduling") or {}):
+        return "the training's values (-f or --set)"
+    return f"the values of release {base.release} ({command_text('base', *base.options())} prints them)"
 
 
 def check_job_name_is_free(session: ClusterSession, values: Values) -> None:

@@ -76,8 +76,10 @@ def launch(
     helm: FakeHelm | None = None,
     *,
     may_be_held: bool = True,
+    **values: Any,
 ) -> launch_training.LaunchResult:
-    made = launch_training.TrainingPlan([], {"jobName": "mine", "training": {"batchSize": batch}})
+    given = {"jobName": "mine", "training": {"batchSize": batch}, **values}
+    made = launch_training.TrainingPlan([], given)
     return launch_training.launch(
         made, request, cast(Helm, helm or FakeHelm(cluster)), cast(Cluster, cluster), may_be_held=may_be_held
     )
@@ -114,21 +116,36 @@ def test_a_run_does_not_resume_a_training_that_scheduling_suspend_holds_back(her
     cluster.add_release(k8sJob="mine-8", jobName="mine", base="scheduling: {suspend: true}\n")
     cluster.jobs = [make_job("mine-8", suspended=True)]
     launched = launch(cluster, launch_options())
-    assert (launched.changed, launched.is_held) == (False, True)
+    assert (launched.changed, launched.held_by) == (
+        False,
+        "the values of release paddle-training (python -m launcher base prints them)",
+    )
     assert cluster.suspended == [], "only `scheduling.suspend: false`, or `resume`, starts it"
+
+
+def test_scheduling_suspend_of_the_training_itself_is_said_to_be_its_own(here: Path) -> None:
+    cluster = make_cluster("paddle-training")
+    cluster.jobs = [make_job("mine-8", suspended=True)]
+    launched = launch(cluster, launch_options(replace=True), scheduling={"suspend": True})
+    assert launched.held_by == "the training's values (-f or --set)"
+    assert cluster.suspended == []
+    cluster.add_release(k8sJob="mine-8", jobName="mine", base="scheduling: {suspend: true}\n")
+    assert not launch(cluster, launch_options(), scheduling={"suspend": False}).held_by
 
 
 def test_a_sweep_does_not_create_releases_that_scheduling_suspend_holds_back(here: Path) -> None:
     cluster = make_cluster()
     cluster.add_release(base="scheduling: {suspend: true}\n")
     with pytest.raises(
-        UsageError, match=r"scheduling.suspend: true.* Fix: add --set scheduling.suspend=false"
+        UsageError,
+        match=r"scheduling.suspend is true in the values of release paddle-training .*"
+        r"Fix: add --set scheduling.suspend=false",
     ):
         launch(cluster, launch_options(release="mine"), may_be_held=False)
     assert [release.name for release in list_releases(cast(Cluster, cluster))] == ["paddle-training"]
     queued = make_cluster()
     queued.add_release(base="scheduling: {suspend: true, queue: research}\n")
-    assert not launch(queued, launch_options(release="mine"), may_be_held=False).is_held, (
+    assert not launch(queued, launch_options(release="mine"), may_be_held=False).held_by, (
         "the queue starts it"
     )
 
@@ -144,10 +161,11 @@ def test_run_does_not_follow_a_training_that_scheduling_suspend_holds_back(
     monkeypatch.setattr(run, "plan_trainings", lambda *_: [launch_training.TrainingPlan([], {})])
     monkeypatch.setattr(run.LaunchOptions, "helm", lambda _: None)
     monkeypatch.setattr(run.LaunchOptions, "connect", lambda _: cluster)
-    monkeypatch.setattr(run, "launch", lambda *_: launch_training.LaunchResult(session, True, here, True))
+    monkeypatch.setattr(run, "launch", lambda *_: launch_training.LaunchResult(session, True, here, "FILE"))
     code, out, err = cli("run", "x", "--timeout", "0", "-o", output)
     assert code == 0, err
-    assert "scheduling.suspend: true. Start it with: python -m launcher resume" in err
+    assert "scheduling.suspend is true in FILE. Start it: python -m launcher resume --follow" in err
+    assert "--set scheduling.suspend=false" in err, "`resume` starts it only until the next upgrade"
     assert (json.loads(out)["state"] == "suspended") if output == "json" else (out == "")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,7 +10,9 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from io import FileIO
+from pathlib import Path, PosixPath
+from typing import Any
 
 import pytest
 
@@ -71,6 +74,40 @@ def test_a_late_copy_does_not_overwrite_the_log_of_the_next_attempt(tmp_path: Pa
     follow.end()
     newer.replace(copy)
     follow.join(0.5)  # it retries for a minute
+    assert copy.read_text() == "of the next attempt\n"
+
+
+class FullVolume(PosixPath):
+    """A file on a volume that is full as long as the file `full` is next to it."""
+
+    def open(self, mode: str, buffering: int) -> FileIO:  # type: ignore[override]
+        class File(FileIO):
+            def write(self, data: Any) -> int:
+                if full.exists():
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                return super().write(data)
+
+        full = Path(self).with_name("full")
+        return File(self, mode)
+
+
+def test_a_copy_that_is_renamed_while_the_volume_is_full_is_completed_under_its_new_name(
+    tmp_path: Path,
+) -> None:
+    log, copy, full = tmp_path / "train.log", tmp_path / "node_0" / "train.log", tmp_path / "node_0" / "full"
+    log.write_text("first\n")
+    follow = LogFollower(log, copy=FullVolume(copy), shown=False, period=0.02)
+    until(lambda: copy.exists() and copy.read_text() == "first\n", "the first line in the copy")
+    full.touch()
+    with log.open("a") as child:
+        child.write("second\n")
+    time.sleep(0.5)  # writes fail
+    follow.end()
+    aside = copy.rename(copy.with_name("earlier.log"))
+    copy.write_text("of the next attempt\n")
+    full.unlink()
+    follow.join(10)
+    assert aside.read_text() == "first\nsecond\n"
     assert copy.read_text() == "of the next attempt\n"
 
 
