@@ -143,11 +143,8 @@ class DataPod:
             try:
                 self._make_parts(parts, source, test)
             except LauncherError as error:
-                if error.exit_code in (
-                    *FINAL,
-                    EXIT_GANG,
-                ):  # else the next pod continues with the finished parts
-                    self._remove_tmp()
+                if error.exit_code in (*FINAL, EXIT_GANG):
+                    self._remove_tmp()  # after other errors the next pod continues with the finished parts
                 raise
             self._remove_tmp()  # a pod that was looking for work may have made it again
         finally:

@@ -114,9 +114,8 @@ class LogFollower:
             except OSError:
                 with contextlib.suppress(OSError):
                     failed = copy
-                    copy, inode = self._open_copy(
-                        inode
-                    )  # raises while the storage fails; `copy` is then tried again
+                    # Raises while the storage fails; then `copy` is tried again.
+                    copy, inode = self._open_copy(inode)
                     if failed is not None:
                         failed.close()
                 time.sleep(self._period)
