@@ -23,6 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks._cluster_gang import PodGang, is_cluster_ready
 from benchmarks._example_trainings import (
     MARKS,
     RANKS,
@@ -34,7 +35,6 @@ from benchmarks._example_trainings import (
     process_ends,
     split_parts,
 )
-from benchmarks._pod_gang import PodGang, is_cluster_ready
 from benchmarks._result_lines import Parts, median_of_part, print_median_parts, print_parts
 from benchmarks.learning import EXAMPLES
 from testkit.waiting import until

@@ -205,7 +205,7 @@ def over_http(folder: Path, rows: Callable[[int, int], list[dict[str, str]]], si
             wall(lambda: ask(connection, next(given)), 200)  # noqa: B023 - called in this round
             asked = wall(lambda: ask(connection, next(given)), 1000)  # noqa: B023
     imports = wall(lambda: subprocess.run([sys.executable, "-c", "import paddle"], check=True), 3)[1]
-    print(f"# CPU seconds until it had answered: {used:.2f}")
+    print(f"# CPU seconds of the server until its first answer: {used:.2f}")
     kept = print_ratio("serve_start", statistics.median(starts), imports, "s", limit=2)
     for part in (50, 99):
         ours, theirs = (times[len(times) * part // 100] * 1e3 for times in (asked, singles))

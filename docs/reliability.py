@@ -192,7 +192,7 @@ ROWS = (
         collective=AS_FLEET,
     ),
     Row(
-        "all processes die at 80 % of a run of one pass, `checkpointEvery` 50 batches",
+        "all processes of all pods, also the launchers, are killed at 80 % of a run of one pass, `checkpointEvery` 50 batches",  # noqa: E501
         "test_pods.py::test_a_run_of_one_pass_whose_processes_all_die_loses_at_most_one_checkpoint_interval",
         "resumes from the newest checkpoint inside the pass",
         systems.LOST_WORK,

@@ -101,7 +101,10 @@ def open_multi_file_source(context: SourceContext) -> MultiFileSource | None:
 
 
 class PartSource:
-    """Reads one part of a source of several objects: byte ranges of them. Its sha256 is that of all lines in order."""
+    """Reads one part of a source of several objects: byte ranges of them.
+
+    Its sha256 covers, in order, the stored bytes of complete objects and the lines of divided ones.
+    """
 
     def __init__(self, source: MultiFileSource, ranges: Sequence[ByteRange]) -> None:
         self._source, self._ranges = source, ranges

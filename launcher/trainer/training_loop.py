@@ -99,7 +99,7 @@ class TrainingLoop:
         rows = trainer.gather([self.train.rows])[:, 0]
         self.steps = max(1, int(np.ceil(rows.max() / self.settings.batch_size)))
         self.log.line(
-            f"training starts at pass {start.passes + 1}, batch {start.batches}: {self.steps} batches "
+            f"training starts in pass {start.passes + 1}, after {start.batches} batches: {self.steps} batches "
             f"per pass, {self.settings.trainer_count} thread(s) per trainer"
         )
         metric = self.settings.keep_best

@@ -62,6 +62,17 @@ def test_the_number_of_trainers_changes_the_data_but_not_the_digest_of_the_sourc
     assert digests(trainers=2, data={"seed": 7})[1] != source
 
 
+def test_each_run_of_a_schedule_has_a_digest_of_its_own():
+    """Otherwise the second night finds the output of the first one complete, and trains nothing."""
+    values = {"training": {"schedule": "@daily"}, "data": {"enabled": True, "source": "file://a.txt"}}
+    job = one(render(SCRIPT, values=values), "CronJob")["spec"]["jobTemplate"]
+    [train] = job["spec"]["template"]["spec"]["containers"]
+    for name in ("PADDLE_LAUNCHER_SOURCE_DIGEST", "PADDLE_LAUNCHER_DATA_DIGEST"):
+        assert env(train)[name].endswith("-$(PADDLE_LAUNCHER_K8S_JOB)")
+    names = [variable["name"] for variable in train["env"]]
+    assert names.index("PADDLE_LAUNCHER_K8S_JOB") < names.index("PADDLE_LAUNCHER_SOURCE_DIGEST")
+
+
 @pytest.mark.parametrize(
     ("processes", "resources", "expected"),
     [(None, None, ("1", None)), (None, GPUS, ("4", "4")), (1, GPUS, ("1", "4"))],

@@ -43,9 +43,15 @@
 {{- end }}
 {{- /* Set only when used: an additional variable would rename every Job. */}}
 {{- $isScript := eq $v.runtime "collective" -}}
+{{- $source := include "paddle-training.sourceValues" . | sha256sum -}}
+{{- if $v.training.schedule }}
+{{- /* Each Job of a schedule is a training of its own, as with the data digest: without this the second one would find
+       the first one's output complete, and train nothing. */}}
+{{- $source = print $source "-$(PADDLE_LAUNCHER_K8S_JOB)" -}}
+{{- end }}
 {{- range $name, $value := dict
   "PADDLE_LAUNCHER_PROCESSES_PER_POD" (ternary (include "paddle-training.processesPerPod" .) "" $isScript)
-  "PADDLE_LAUNCHER_SOURCE_DIGEST" (ternary (include "paddle-training.sourceValues" . | sha256sum) "" $isScript)
+  "PADDLE_LAUNCHER_SOURCE_DIGEST" (ternary $source "" $isScript)
   "PADDLE_LAUNCHER_GPUS_PER_POD" (ternary (include "paddle-training.gpus" . | int64) 0 $isScript)
   "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS" (int64 $v.training.incrementalCheckpoints)
   "PADDLE_LAUNCHER_KEEP_BEST" $v.training.keepBest

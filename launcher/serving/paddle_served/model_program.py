@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from . import light_import
 from .errors import ModelError, RowError, ServedError
-from .input_columns import IdColumn, NumberColumn, new_column
+from .input_arrays import IdColumn, NumberColumn, new_column
 
 Arrays = dict[str, NDArray[Any]]
 INTERFACE = "launcher.program"

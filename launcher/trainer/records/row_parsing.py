@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from launcher.dataprep.csv_records import split_fields
 from launcher.errors import DataError
 from launcher.program import Ids, Real
-from launcher.serving.paddle_served import input_columns
+from launcher.serving.paddle_served import input_arrays
 from launcher.trainer.program_loader import TrainingProgram, with_fix
 
 Arrays = dict[str, NDArray[Any]]
@@ -65,7 +65,7 @@ def parse_records(
         DataError: a row cannot be parsed; the message has file, row and column.
     """
     module, job, columns = program.module, program.job, program.columns
-    inputs = {key: input_columns.new_column(kind) for key, kind in program.inputs.items()}
+    inputs = {key: input_arrays.new_column(kind) for key, kind in program.inputs.items()}
     numbers = array("Q")  # row numbers of the records
     skipped = 0
     for number, line in enumerate(lines, first):
