@@ -189,11 +189,9 @@ def require_claim(cluster: Cluster, run: ReleaseRun) -> None:
     """Raise CliError if the claim in the release's values does not exist."""
     problem = claim_problem(cluster, run)
     if object_states.ABSENT in problem:
-        at = f"{run.release} -n {run.namespace}"
         raise CliError(
             f"{problem} in namespace {run.namespace}, so the storage of release {run.release} cannot be reached",
-            "create the claim, or set an existing one in the release's values (storage) and run helm upgrade, or "
-            f"return to a revision with the right claim (helm history {at}, helm rollback {at})",
+            "create the claim, or set an existing one in the release's values (storage) and run helm upgrade",
         )
 
 
