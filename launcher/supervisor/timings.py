@@ -64,8 +64,10 @@ class Timings:
     lock_stale: float = 20.0
     """A lease whose file does not change for so long, by the waiter's own clock, has expired."""
     lock_wait: float = 180.0
-    """How long a pod waits at least until another run releases the lease: longer than the default grace period and
-    `lock_stale`. With a longer grace period the coordinator waits longer."""
+    """How long a pod waits until another run releases the lease: longer than `default_grace` and `lock_stale`. With a
+    longer grace period the coordinator waits as much longer."""
+    default_grace: float = 110.0
+    """Default of `training.terminationGracePeriodSeconds`."""
     lock_settle: float = 2.0
     """Time from overwriting an expired lease to the check that no other pod has overwritten it too."""
     status: float = 2.0

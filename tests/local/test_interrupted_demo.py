@@ -98,7 +98,11 @@ def _run(folder: Path, argv: list[str], tool: str, text: str) -> Iterator[subpro
         "PADDLE_TRAINING_CACHE": str(folder / "cache"),
         "TMPDIR": str(folder / "temporary"),
     }
-    with subprocess.Popen(argv, cwd=CLONE, env=env, process_group=0) as process:
+    # A shell without job control starts background commands with SIGINT ignored, and Python leaves that as it is.
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)
+    process = subprocess.Popen(argv, cwd=CLONE, env=env, process_group=0)
+    signal.signal(signal.SIGINT, ignored)
+    with process:
         try:
             yield process
         finally:

@@ -89,7 +89,7 @@ class Coordinator:
         holder = LeaseHolder(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, incarnation, address)
         # The pod of a run that this one replaces may hold the lease until the end of its grace period, which is that
         # of this run unless the same upgrade changed it.
-        lock_wait = max(t.lock_wait, s.grace_seconds + 2 * t.lock_stale)
+        lock_wait = t.lock_wait + max(0, s.grace_seconds - t.default_grace)
         lease_timings = replace(t, lock_wait=lock_wait)
         self.lock = OutputLease(self.output.lock, holder, lease_timings, clock=time.monotonic, pause=pause)
         self.trainer_store = TrainerStore(self.output.checkpoint_request)
