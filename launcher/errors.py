@@ -35,6 +35,8 @@ EXIT_STOPPED = 143
 
 FINAL = (EXIT_SETTINGS, EXIT_DATA, EXIT_STORAGE)
 """Exit codes after which nothing is restarted, because the new attempt would fail in the same way."""
+RUN_ENDS = (*FINAL, EXIT_GANG)
+"""Exit codes of a pod after which Kubernetes starts no other pod: they end the run, or the data Job."""
 
 
 class LauncherError(Exception):

@@ -37,7 +37,7 @@ from launcher.dataprep.publish_data import (
     remove_leftover_folders,
 )
 from launcher.dataprep.split_part import PartSplitter
-from launcher.errors import EXIT_GANG, FINAL, DataError, LauncherError
+from launcher.errors import RUN_ENDS, DataError, LauncherError
 from launcher.io.disk_space import require_space
 from launcher.io.files import UnreadableError, fsync_dir, list_names, read_json, storage_errors, write_json
 from launcher.io.retry import Retry
@@ -67,7 +67,7 @@ def main(settings: DataSettings, retry: Retry | None = None) -> int:
                 lock = locked.enter_context(DataJobLock(settings, progress))
                 DataPod(settings, lock, progress, retry or Retry()).run()
             except LauncherError as error:
-                if error.exit_code in (*FINAL, EXIT_GANG):
+                if error.exit_code in RUN_ENDS:
                     _write_failure(settings, str(error))
                 raise
             except Exception as error:
@@ -143,7 +143,7 @@ class DataPod:
             try:
                 self._make_parts(parts, source, test)
             except LauncherError as error:
-                if error.exit_code in (*FINAL, EXIT_GANG):
+                if error.exit_code in RUN_ENDS:
                     self._remove_tmp()  # after other errors the next pod continues with the finished parts
                 raise
             self._remove_tmp()  # a pod that was looking for work may have made it again

@@ -63,11 +63,9 @@ class Timings:
     may take the lease is enough for an order to arrive and for `stop`."""
     lock_stale: float = 20.0
     """A lease whose file does not change for so long, by the waiter's own clock, has expired."""
-    lock_wait: float = 180.0
-    """How long a pod waits until another run releases the lease: longer than `default_grace` and `lock_stale`. With a
-    longer grace period the coordinator waits as much longer."""
-    default_grace: float = 110.0
-    """Default of `training.terminationGracePeriodSeconds`."""
+    lock_wait: float = 70.0
+    """How long a pod waits, after the grace period of the pod that holds the lease, until that pod releases it: longer
+    than `lock_stale`, with some time for a slow node."""
     lock_settle: float = 2.0
     """Time from overwriting an expired lease to the check that no other pod has overwritten it too."""
     status: float = 2.0

@@ -160,11 +160,9 @@ class Cluster:
         if 200 <= status < 300:
             return answer
         failure = api_error(status, text, action, self.name)
-        specific = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 429: UnreachableError}.get(
-            status
-        )
-        if status >= 500:  # for example while etcd elects a leader
-            specific = UnreachableError
+        is_passing = status == 429 or status >= 500  # too many requests; etcd elects a leader
+        known = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError}
+        specific = UnreachableError if is_passing else known.get(status)
         raise specific(str(failure)) if specific else failure
 
     @contextlib.contextmanager
@@ -328,7 +326,10 @@ class ConflictError(CliError):
 
 
 class UnreachableError(CliError):
-    """The API server did not answer. `wait` and `run` retry for some time; other commands fail."""
+    """The API server did not answer, or with HTTP 429 or 500 and above.
+
+    `wait`, `run` and `sweep` ask again for some time; other commands fail.
+    """
 
 
 def _words(kind: str) -> str:

@@ -49,9 +49,9 @@ def run(
     session = launched.session
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")
-    view = session.poll_view()
-    is_held = bool(launched.held_by) and view.state == "suspended"
-    if is_held:
+    is_held = False
+    if launched.held_by and (view := session.poll_view()).state == "suspended":
+        is_held = True
         report(
             f"the training does not run: scheduling.suspend is true in {launched.held_by}. Start it: "
             f"{command_text('resume', *session.options(), '--follow')}; the next `run` or helm upgrade suspends it "

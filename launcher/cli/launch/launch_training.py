@@ -65,7 +65,7 @@ class LaunchResult:
     keep: Path
     """The file with the training's values."""
     held_by: str
-    """Which values have `scheduling.suspend: true`, which suspends the training; empty if none has."""
+    """The values with `scheduling.suspend: true`, described for a message; empty if nothing holds the training back."""
 
 
 def plan_trainings(
@@ -172,7 +172,7 @@ def launch(
         held_by = _find_hold(plan, complete, base_session)
         if held_by and not may_be_held:
             raise UsageError(
-                f"scheduling.suspend is true in {held_by}, so the training would not start, and never end",
+                f"scheduling.suspend is true in {held_by}, so the training would not start",
                 "add --set scheduling.suspend=false",
             )
         check_job_name_is_free(session, complete)
@@ -197,7 +197,7 @@ def launch(
 
 
 def _find_hold(plan: TrainingPlan, complete: Values, base: ClusterSession) -> str:
-    """Return which values have the `scheduling.suspend: true` that suspends the training; empty if none has.
+    """Return a description of the values with `scheduling.suspend: true`; empty if nothing holds the training back.
 
     `complete` are the values of the release `base`, overridden by those of the plan.
     """

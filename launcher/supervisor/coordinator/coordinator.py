@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, StoppedError
+from launcher.errors import EXIT_STOPPED, RUN_ENDS, LauncherError, StoppedError
 from launcher.log import log
 from launcher.paths import OutputPaths, Position
 from launcher.reporting.notifications import Notifier, RunEvent
@@ -39,9 +39,6 @@ from launcher.supervisor.shared_storage.output_folder import check_folders, open
 from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
 from launcher.supervisor.shared_storage.previous_model import find_previous_model
 from launcher.supervisor.timings import Timings
-
-RUN_ENDS = (*FINAL, EXIT_GANG)
-"""Exit codes with which rank 0 ends the whole run; with any other code only its own pod exits."""
 
 
 class Coordinator:
@@ -86,12 +83,12 @@ class Coordinator:
         )
         self.membership = Membership(s.trainers, self._limits, wake, t.hold)
         self.output = OutputPaths(s.layout.output)
-        holder = LeaseHolder(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, incarnation, address)
-        # The pod of a run that this one replaces may hold the lease until the end of its grace period, which is that
-        # of this run unless the same upgrade changed it.
-        lock_wait = t.lock_wait + max(0, s.grace_seconds - t.default_grace)
-        lease_timings = replace(t, lock_wait=lock_wait)
-        self.lock = OutputLease(self.output.lock, holder, lease_timings, clock=time.monotonic, pause=pause)
+        holder = LeaseHolder(
+            *(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, incarnation),
+            grace_seconds=s.grace_seconds,
+            address=address,
+        )
+        self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=pause)
         self.trainer_store = TrainerStore(self.output.checkpoint_request)
         self.credential = build_credential(s, self.lock.token)
         self.plan = AttemptPlan(-1)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, LauncherError, UnfitError
+from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, RUN_ENDS, LauncherError, UnfitError
 from launcher.paths import Position
 from launcher.reporting.failure_messages import describe_early_exit
 from launcher.supervisor.coordinator.member_states import GangLimits, Member, describe_missing, find_missing
@@ -187,7 +187,7 @@ def _plan_after_waiting(
         and m.state.failure is not None
         and m.state.attempt < plan.attempt
         and m.phase in ("staging", "leaving")
-        and m.state.failure.code in (*FINAL, EXIT_GANG)
+        and m.state.failure.code in RUN_ENDS
     ]
     if failures:
         first = min(failures, key=lambda failure: failure.at)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher.errors import EXIT_GANG, EXIT_UNFIT, FINAL, ProcessError, UnfitError
+from launcher.errors import EXIT_UNFIT, RUN_ENDS, ProcessError, UnfitError
 from launcher.io.helper_protocol import HelperSpec
 from launcher.log import log
 from launcher.paths import WorkPaths
@@ -35,7 +35,7 @@ def convert_shard(
         if error.returncode is None:
             text += "\nFix: see what parse() or prepare() of the program waits for."
             raise ProcessError(text, None, spec.name) from error
-        if error.returncode in (*FINAL, EXIT_GANG):
+        if error.returncode in RUN_ENDS:
             raise ProcessError(text, error.returncode, spec.name) from error
         if error.returncode != EXIT_UNFIT:
             text += "\nFix: if it was killed for lack of memory, raise resources.limits.memory."

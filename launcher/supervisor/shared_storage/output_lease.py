@@ -5,7 +5,8 @@ States of run.lock, and what a pod that wants the lease does (lock_… are the f
     absent                               ── create with link(2)      ──▶ held by this pod
     held by this pod                     ── renew in place           ──▶ held by this pod
     held by this pod                     ── release                  ──▶ absent
-    held by another pod, which renews it ── wait for lock_wait       ──▶ error; TwinError if of the same run
+    held by another pod, which renews it ── wait for its grace       ──▶ error; TwinError if of the same run
+                                            period and lock_wait
     another pod's, not renewed for       ── replace with rename(2)   ──▶ held by this pod, if lock_settle later
     lock_stale                                                           the file still contains its token
 
@@ -44,6 +45,7 @@ from launcher.log import log
 from launcher.supervisor.timings import Timings
 
 _LONGEST = 1 << 14  # bytes; a lease has about 300
+MAX_GRACE_SECONDS = 3600  # of the chart's training.terminationGracePeriodSeconds
 
 
 class LeaseLostError(UnfitError):
@@ -61,13 +63,20 @@ class LeaseHolder:
     pod: str
     token: str
     """Random: distinguishes two pods of one run, and authenticates this run's other ranks."""
+    grace_seconds: int
+    """Grace period of the pod: after SIGTERM it may save a checkpoint, and renew the lease, for so long."""
     address: str = ""
     """IP address at which this run's other ranks reach the holder."""
 
     def content(self, beat: int) -> bytes:
         """Return the content of run.lock: one line of JSON, equally long for each `beat` (count of renewals)."""
-        own = {"runId": self.run_id, "namespace": self.namespace, "release": self.release, "pod": self.pod}
-        own |= {"token": self.token, "address": self.address}
+        own: dict[str, object] = {
+            "runId": self.run_id,
+            "namespace": self.namespace,
+            "release": self.release,
+            "pod": self.pod,
+        }
+        own |= {"token": self.token, "address": self.address, "graceSeconds": self.grace_seconds}
         return f'{json.dumps(own)[:-1]}, "beat": "{beat:012}"}}\n'.encode()
 
 
@@ -129,20 +138,19 @@ class OutputLease:
                 seen, seen_at = current, self._clock()  # a slow read may have seen it only at its end
             elif now - seen_at >= self.timings.lock_stale and self._take_over(current):
                 return
-            if now - began >= self.timings.lock_wait:
-                raise self._refusal(seen)
+            limit = self.timings.lock_wait + _grace_seconds(seen, self.holder.grace_seconds)
+            if now - began >= limit:
+                raise self._refusal(seen, limit)
             if not is_logged and seen is not None:
-                log.info(
-                    "waiting for %s to release %s, up to %g s", _who(seen), self.path, self.timings.lock_wait
-                )
+                log.info("waiting for %s to release %s, up to %g s", _who(seen), self.path, limit)
                 is_logged = True
             self.pause(self.timings.poll)
 
-    def _refusal(self, seen: bytes | None) -> LauncherError:
+    def _refusal(self, seen: bytes | None, waited: float) -> LauncherError:
         other = _parsed(seen) or {}
         text = (
             f"{self.path} is still held by {_who(seen)}, which is alive (it renewed the lease while this run "
-            f"waited {self.timings.lock_wait:.0f} s)"
+            f"waited {waited:.0f} s)"
         )
         if other.get("runId") == self.holder.run_id:
             return TwinError(
@@ -329,6 +337,12 @@ def _parsed(content: bytes | None) -> dict[str, Any] | None:
 def _token(content: bytes | None) -> str | None:
     token = (_parsed(content) or {}).get("token")
     return token if isinstance(token, str) else None
+
+
+def _grace_seconds(content: bytes | None, default: int) -> int:
+    """Return the grace period of the pod that wrote this lease; `default` if it is missing or damaged."""
+    found = (_parsed(content) or {}).get("graceSeconds")
+    return found if isinstance(found, int) and 0 <= found <= MAX_GRACE_SECONDS else default
 
 
 def _who(content: bytes | None) -> str:

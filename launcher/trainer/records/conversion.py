@@ -204,7 +204,8 @@ def convert_staged(
     """Convert a staged shard and, with `test`, the test set to records.
 
     Args:
-        data: folder of the staged files. folder: where the records are written, in train/ and test/.
+        data: folder of the staged files.
+        folder: folder for the records, which are written to train/ and test/ in it.
         report: called now and then with the progress.
         check: called now and then; raises if the conversion must stop.
 

@@ -243,3 +243,10 @@ def cli(capsysbinary, monkeypatch):
         return code, out.decode(), err.decode()
 
     return run
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

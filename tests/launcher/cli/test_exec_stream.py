@@ -5,69 +5,75 @@ from __future__ import annotations
 import io
 import json
 import threading
-import time
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from websocket import ABNF, WebSocketTimeoutException
 
+from launcher.cli.cluster import exec_stream
 from launcher.cli.cluster.exec_stream import ExecStream
 from launcher.cli.errors import CliError
 
-IDLE = 0.5
+IDLE_SECONDS = 60.0
 
 
-class SlowSocket:
-    """A websocket to a command that answers when it has received `wanted` bytes; each send takes `seconds`."""
+class FakeSocket:
+    """A websocket to a command that answers when it has received `wanted` bytes.
 
-    def __init__(self, wanted: int, seconds: float) -> None:
-        self.wanted, self.seconds = wanted, seconds
-        self.has_all = threading.Event()
-        self.received = 0
+    Each send waits for a read of the answer, which then times out: 40 s later on `clock`, or IDLE_SECONDS if nothing
+    more is sent.
+    """
+
+    def __init__(self, wanted: int) -> None:
+        self.wanted, self.received, self.clock = wanted, 0, 0.0
+        self.reads, self.sends = threading.Semaphore(0), threading.Semaphore(0)
+        self.answer = deque([b"\x01ok", b"\x03" + json.dumps({"status": "Success"}).encode()])
 
     def settimeout(self, seconds: float) -> None:
-        self.timeout = seconds
+        assert seconds == IDLE_SECONDS
 
     def send_binary(self, data: bytes) -> None:
-        time.sleep(self.seconds)
+        self.reads.acquire()
+        self.clock += 40
         self.received += len(data) - 1  # the first byte is the channel
-        if self.received >= self.wanted:
-            self.has_all.set()
+        self.sends.release()
 
     def recv_data_frame(self, _: bool) -> tuple[int, Any]:
-        if not self.has_all.wait(self.timeout):
-            raise WebSocketTimeoutException
-        frames = [b"\x01ok", b"\x03" + json.dumps({"status": "Success"}).encode(), b""]
-        self.answered = getattr(self, "answered", -1) + 1
-        data = frames[self.answered]
-        return (ABNF.OPCODE_BINARY if data else ABNF.OPCODE_CLOSE), SimpleNamespace(data=data)
+        if self.received >= self.wanted:
+            if not self.answer:
+                return ABNF.OPCODE_CLOSE, None
+            return ABNF.OPCODE_BINARY, SimpleNamespace(data=self.answer.popleft())
+        self.reads.release()
+        if not self.sends.acquire(timeout=0.5):
+            self.clock += IDLE_SECONDS
+        raise WebSocketTimeoutException
 
     def shutdown(self) -> None:
         pass
 
 
-def start_command(monkeypatch: pytest.MonkeyPatch, socket: SlowSocket, given: bytes) -> ExecStream:
-    monkeypatch.setattr(
-        "kubernetes.stream.ws_client.websocket_call", lambda *_, **__: SimpleNamespace(sock=socket)
-    )
-    configuration = SimpleNamespace(auth_settings=dict)
-    place = ("pod", "reader")
+def start_command(monkeypatch: pytest.MonkeyPatch, wanted: int, given: bytes) -> ExecStream:
+    socket = FakeSocket(wanted)
+    monkeypatch.setattr(exec_stream, "time", SimpleNamespace(monotonic=lambda: socket.clock))
+    opened = SimpleNamespace(sock=socket)
+    monkeypatch.setattr("kubernetes.stream.ws_client.websocket_call", lambda *_, **__: opened)
+    configuration, place = SimpleNamespace(auth_settings=dict), ("pod", "reader")
+    source = io.BytesIO(given)
     return ExecStream(
-        configuration, "local", "url", place, ["untar"], stdin=io.BytesIO(given), idle_seconds=IDLE
+        configuration, "local", "url", place, ["untar"], stdin=source, idle_seconds=IDLE_SECONDS
     )
 
 
 def test_an_upload_may_take_longer_than_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = bytes(10 * 32 * 1024)
-    socket = SlowSocket(len(given), 0.15)  # 1.5 s without a byte from the command
-    stream = start_command(monkeypatch, socket, given)
+    given = bytes(10 * 32 * 1024)  # ten sends of 40 s
+    stream = start_command(monkeypatch, len(given), given)
     assert stream.read() == b"ok"
     stream.result()
-    assert socket.received == len(given)
 
 
 def test_a_command_that_stays_silent_after_all_was_sent_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = start_command(monkeypatch, SlowSocket(1 << 30, 0.0), b"few bytes")
-    with pytest.raises(CliError, match=r"no byte was received or sent for 0 s.* Fix: check that the pod"):
+    stream = start_command(monkeypatch, 1 << 30, b"few bytes")
+    with pytest.raises(CliError, match=r"no byte was received or sent for 60 s.* Fix: check that the pod"):
         stream.read()

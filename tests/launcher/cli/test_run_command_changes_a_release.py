@@ -1,21 +1,19 @@
-"""`run` changes a release: leases, confirmation, conflicts with helm, and the messages about them."""
+"""`run` changes a release: confirmation, conflicts with helm, values that hold a training back, and the messages."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import yaml
 
 from launcher.cli.cluster import run_lease
-from launcher.cli.cluster.cluster_api import Cluster, NotFoundError
+from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.cluster.helm import Helm
 from launcher.cli.cluster.releases import list_releases
 from launcher.cli.commands import run, sweep
@@ -23,18 +21,10 @@ from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import launch_training, training_values
 from launcher.cli.views.follow_run import describe_following, explain_interrupt
-from testkit.waiting import until
 
 from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
 from .test_helm import fake_helm
-
-
-@pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def launch_options(**more: Any) -> launch_training.LaunchOptions:
@@ -246,78 +236,6 @@ def test_a_replaced_run_is_not_followed(here: Path) -> None:
         OtherRunError, match=r"run mine-8 was replaced by run mine-16 .*helm history .*--replace"
     ):
         first.session.poll_view()
-
-
-def test_an_expired_lease_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, now = make_cluster(), [0.0]
-    cluster.create("lease", {"metadata": {"name": "mine-run"}, "spec": {"holderIdentity": "eve@gone:1"}})
-
-    def sleep(seconds: float) -> None:
-        assert cluster.leases["mine-run"]["spec"]["holderIdentity"] == "eve@gone:1"
-        now[0] += seconds
-
-    monkeypatch.setattr(run_lease, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    with run_lease.hold_lease(cast(Cluster, cluster), "mine"):
-        assert now[0] >= run_lease.EXPIRED_SECONDS
-        assert cluster.leases["mine-run"]["spec"]["holderIdentity"].startswith(run_lease.user_and_host())
-    assert not cluster.leases
-
-
-def test_a_lease_in_a_namespace_that_does_not_exist_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = make_cluster()
-
-    def reject(*_: object) -> None:
-        raise NotFoundError('namespaces "paddel" not found')
-
-    def sleep(_: float) -> None:
-        pytest.fail("it waits for a namespace that nobody creates")
-
-    monkeypatch.setattr(cluster, "create", reject)
-    monkeypatch.setattr(run_lease, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
-    with (
-        pytest.raises(CliError, match='"paddel" not found'),
-        run_lease.hold_lease(cast(Cluster, cluster), "x"),
-    ):
-        pass
-
-
-def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
-    cluster = make_cluster("paddle-training")
-
-    def taken_over(*_: object) -> None:
-        lease = cluster.leases["paddle-training-run"]
-        spec = {**lease["spec"], "holderIdentity": "eve@there:1"}
-        taken = {"metadata": {**lease["metadata"], "resourceVersion": "99"}, "spec": spec}
-        cluster.leases["paddle-training-run"] = taken
-        until(lambda: sum(one.name == "lease" for one in threading.enumerate()) == 1, "the renewal's end")
-
-    monkeypatch.setattr(launch_training, "_upload", taken_over)
-    with pytest.raises(
-        OtherRunError, match=r"another command took it over\. The release was not changed\. Fix"
-    ):
-        launch(cluster, launch_options(replace=True))
-    assert ClusterSession(cast(Cluster, cluster), "paddle-training").run().k8s_job == K8S_JOB
-    assert cluster.leases, "it is another's"
-
-
-def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.02)
-    cluster = make_cluster()
-    replace, sent = cluster.replace, []
-
-    def lose_the_first_answer(kind: str, lease: Any) -> Any:
-        new = replace(kind, lease)
-        sent.append(new)
-        if len(sent) == 1:
-            raise CliError("the connection was closed")
-        return new
-
-    with run_lease.hold_lease(cast(Cluster, cluster), "mine") as check:
-        monkeypatch.setattr(cluster, "replace", lose_the_first_answer)
-        until(lambda: len(sent) > 2, "more renewals")
-        check()
-    assert not cluster.leases, "it is deleted at the end"
 
 
 @pytest.mark.slow

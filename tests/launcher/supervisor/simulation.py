@@ -16,10 +16,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from launcher.errors import EXIT_GANG, FINAL
+from launcher.errors import EXIT_GANG, FINAL, RUN_ENDS
 from launcher.io import checkpoint_checks
 from launcher.paths import JobPaths, OutputPaths, Position
-from launcher.supervisor.coordinator.coordinator import RUN_ENDS
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.peers.messages import Order
 from launcher.trainer.checkpoint import selection

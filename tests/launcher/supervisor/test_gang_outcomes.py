@@ -226,7 +226,8 @@ def test_more_passes_resume_in_the_same_output_and_other_settings_archive_and_re
 def test_a_second_release_with_the_same_job_name_fails_and_the_first_one_completes(
     tmp_path: Path,
 ) -> None:
-    with LoopbackGang(tmp_path, trainers=2, FAKE_PASS_SECONDS="4") as first:
+    no_grace = {"PADDLE_LAUNCHER_GRACE_SECONDS": "0"}  # a waiter adds it to lock_wait
+    with LoopbackGang(tmp_path, trainers=2, FAKE_PASS_SECONDS="4", **no_grace) as first:
         first.start().wait_until(first.all_trainers_started)
         env = {"run": "quick-start-ffff", "PADDLE_LAUNCHER_RELEASE": "second"}
         with LoopbackGang(tmp_path, trainers=2, timings={"lock_wait": 1.5}, **env) as second:

@@ -159,10 +159,10 @@ def test_a_program_that_is_replaced_while_it_is_copied_is_a_data_error(tmp_path:
 def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(tmp_path: Path) -> None:
     clock, path = FakeClock(), tmp_path / "run.lock"
     mine = OutputLease(
-        path, LeaseHolder("a", "ns", "r", "job", "a-0", "token-a"), Timings(), clock, clock.pause
+        path, LeaseHolder("a", "ns", "r", "job", "a-0", "token-a", 110), Timings(), clock, clock.pause
     )
     mine.acquire()
-    other = LeaseHolder("b", "ns", "r", "job", "b-0", "token-b")
+    other = LeaseHolder("b", "ns", "r", "job", "b-0", "token-b", 110)
 
     class SlowPath(type(path)):  # type: ignore[misc]
         def read_bytes(self) -> bytes:

@@ -77,7 +77,7 @@ class RunOutput:
         self.fingerprint = run_fingerprint(self.settings, program)
         self.output = OutputPaths(self.settings.layout.output)
         clock = FakeClock()
-        who = LeaseHolder(run, "ns", "r", "quick-start", f"{run}-0", f"token-{run}")
+        who = LeaseHolder(run, "ns", "r", "quick-start", f"{run}-0", f"token-{run}", 110)
         self.lock = OutputLease(self.output.lock, who, Timings(), clock, clock.pause)
 
     def open_output(self) -> tuple[int, RunFile]:

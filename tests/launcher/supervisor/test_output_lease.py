@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import example, given
@@ -18,9 +17,6 @@ from hypothesis import strategies as st
 
 from launcher.errors import DeadlineError, LauncherError, StorageFailedError, TwinError
 from launcher.io import files
-from launcher.runtimes import load_runtime
-from launcher.supervisor.coordinator import coordinator
-from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.shared_storage.output_lease import (
     LeaseHolder,
     LeaseLostError,
@@ -30,14 +26,13 @@ from launcher.supervisor.shared_storage.output_lease import (
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.failing_calls import fail_calls
 from tests.launcher.supervisor.fake_clock import FakeClock
-from tests.launcher.supervisor.loopback_gang import train_settings
 
 SHORT = replace(Timings(), lock_beat=0.02, lock_lease=0.3, lock_stale=0.6, lock_settle=0.05, poll=0.01)
 
 
-def build_holder(run: str, release: str = "r", pod: str = "0") -> LeaseHolder:
+def build_holder(run: str, release: str = "r", pod: str = "0", grace: int = 110) -> LeaseHolder:
     """Return the holder of a lease: a pod of a run."""
-    return LeaseHolder(run, "ns", release, "job", f"{run}-{pod}", f"token-{run}-{pod}")
+    return LeaseHolder(run, "ns", release, "job", f"{run}-{pod}", f"token-{run}-{pod}", grace)
 
 
 def build_lease(path: Path, who: LeaseHolder, clock: FakeClock) -> OutputLease:
@@ -105,28 +100,14 @@ def test_acquire_raises_at_its_deadline_if_another_release_renews_the_lease(path
 
 
 @pytest.mark.parametrize("grace", [110, 600])
-def test_a_new_run_waits_as_long_as_the_grace_period_of_the_run_that_it_replaces(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace: int
-) -> None:
+def test_acquire_waits_for_the_grace_period_of_the_pod_that_holds_the_lease(path: Path, grace: int) -> None:
     """The earlier run saves a checkpoint for 400 s after SIGTERM, and renews the lease meanwhile."""
     clock = FakeClock()
-    monkeypatch.setattr(coordinator, "time", SimpleNamespace(monotonic=clock))
-    settings = train_settings(tmp_path, PADDLE_LAUNCHER_GRACE_SECONDS=str(grace))
-    names = {"incarnation": "i", "address": "127.0.0.1"}
-    rank_0 = coordinator.Coordinator(
-        settings,
-        load_runtime("fleet"),
-        PodNetwork(),
-        Timings(),
-        **names,
-        pause=clock.pause,
-        wake=lambda: None,
-    )
-    earlier = build_lease(rank_0.output.lock, build_holder("earlier"), clock)
+    earlier = build_lease(path, build_holder("a", grace=grace), clock)
     earlier.acquire()
     clock.at = [*renewals(earlier, 400), (401.0, earlier.release)]
     with nullcontext() if grace == 600 else pytest.raises(DeadlineError):
-        rank_0.lock.acquire()
+        build_lease(path, build_holder("b", grace=30), clock).acquire()
     assert (clock.now > 400) is (grace == 600)
 
 
