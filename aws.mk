@@ -3,17 +3,12 @@ STACK ?= dev
 BASE ?= python:3.11-slim-bookworm
 FROM ?=
 SET ?=
-ROWS ?= 0
 GB ?= 0
-PASSES ?= 1
-IDS ?= 0
-RATES ?=
-AFTER ?=
 TO ?= smoke-results
 WHO ?= deployer
 IAM ?= iam-policies
 
-.PHONY: push state doctor cost plan destroy kept iam-policy aws-smoke
+.PHONY: push state doctor cost destroy kept iam-policy aws-smoke
 
 push: venv ## push the launcher image of RUNTIME=fleet|collective (default: that of the stack's values) to the registry of STACK=dev; BASE=image is its base, FROM=folder has a Dockerfile based on it
 	@$(RUN) -m aws push --stack "$(STACK)" --base "$(BASE)" $(if $(RUNTIME),--runtime "$(RUNTIME)") $(if $(FROM),--from "$(FROM)")
@@ -26,10 +21,6 @@ doctor: venv ## check what would make pulumi up of STACK=dev fail; changes nothi
 
 cost: venv ## show the hourly cost of STACK=dev; SET="nodes.desired=1 network.nat=none" shows the effect of a change, GB=250 adds stored data
 	@$(RUN) -m aws cost --stack "$(STACK)" --gb "$(GB)" $(foreach change,$(SET),--set "$(change)")
-
-plan: venv ## estimate pods, memory, disk, hours, $ of ROWS=1e9 GB=250 PASSES=3 IDS=50e6 (RATES=my.yaml); AFTER=results: cost of a run
-	@$(RUN) -m aws plan --stack "$(STACK)" $(foreach change,$(SET),--set "$(change)") $(if $(RATES),--rates "$(RATES)") \
-	  $(if $(AFTER),--after "$(AFTER)",--rows "$(ROWS)" --gb "$(GB)" --passes "$(PASSES)" --ids "$(IDS)")
 
 destroy: venv ## list what is removed and kept of STACK=dev, ask, and destroy it; YES=1 does not ask
 	@$(RUN) -m aws destroy --stack "$(STACK)" $(if $(YES),--yes)

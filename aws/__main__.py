@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,7 +21,6 @@ from aws import (
     preview_comment,
     smoke_test,
     state_backend,
-    training_estimate,
 )
 from aws.stack_access import FOLDER, CommandError, make_clients, read_stack
 from infra import chart_values, iam_policies, node_capacity
@@ -103,83 +101,6 @@ def _print_price_notes(spot: bool) -> None:
         )
     out.print(
         f"List prices of {prices['region']} as of {prices['date']} (aws/prices.yaml); other regions differ."
-    )
-
-
-@app.command("plan")
-def show_plan(
-    stack: StackName,
-    *,
-    rows: Annotated[float, typer.Option(help="Rows of the training data.")] = 0,
-    gigabytes: Annotated[float, typer.Option("--gb", help="Size of the source, 10⁹ bytes.")] = 0,
-    passes: int = 1,
-    ids: Annotated[float, typer.Option(help="Distinct ids over all tables.")] = 0,
-    rates: Annotated[
-        Path | None,
-        typer.Option(help="YAML file whose rates (KEY: NUMBER) override those of aws/rates.yaml."),
-    ] = None,
-    after: Annotated[
-        Path | None, typer.Option(help="Results folder of a finished run: calculate what it cost.")
-    ] = None,
-    changes: Changes = None,
-) -> None:
-    """Estimate what a training needs and costs, or calculate what a finished run cost."""
-    settings, known = read_stack(stack, changes or []).settings, training_estimate.read_rates(rates)
-    if after is not None:
-        run = training_estimate.cost_of_run(after, settings, known)
-        out.print(f"{run.pods} pods for {run.hours:.2f} h at the stack's price: ${run.dollars:.2f}")
-        out.print(
-            "To estimate another training with the speed of this run, write this line to a file, for example my.yaml:\n"
-            f"train_us: {run.train_us:.3g}\n"
-            "and run: make plan RATES=my.yaml ROWS=… GB=… PASSES=… IDS=… (python -m aws plan --rates my.yaml …)"
-        )
-        if run.network_share > 0.9:
-            share = f"{run.network_share:.0%} of its node's baseline bandwidth"
-            out.print(
-                f"A pod used {share}, so the network may have limited this run; train_us is then too high."
-            )
-        return
-    if min(rows, gigabytes, passes) <= 0 or ids < 0:
-        given = f"--rows {rows:g} --gb {gigabytes:g} --passes {passes} --ids {ids:g}"
-        raise CommandError(
-            f"nothing was estimated for {given}. Fix: give --rows, --gb and --passes above 0, and the number "
-            "of distinct ids over all tables (--ids) of at least 0"
-        )
-    values = chart_values.effective_values(settings, FOLDER)
-    job = training_estimate.read_job(values, rows=rows, gigabytes=gigabytes, passes=passes, ids=ids)
-    disk, node = settings.nodes.disk_gib, training_estimate.node_type(settings)
-    least = max(training_estimate.least_pods(job, node.usable, known), int(values["trainers"]))
-    found = [training_estimate.estimate_training(job, settings, least * times, known) for times in (1, 2, 4)]
-    table = Table(f"pods, one per {settings.nodes.instance_types[0]}", *(str(one.pods) for one in found))
-    memory = f"memory of a pod, GiB (of {node.usable.memory / 2**30:.1f})"
-    table.add_row(memory, *(f"{one.train.memory_gib:.1f}" for one in found))
-    small = [f"{one.disk_gib:.0f}{' !!' if one.disk_gib > disk else ''}" for one in found]
-    table.add_row(f"disk of a node, GiB (!!: more than {disk})", *small)
-    table.add_row("chart value workDir.sizeLimit, Gi", *(f"{math.ceil(one.work_gib)}" for one in found))
-    table.add_row("CPU of a row, µs", *(f"{one.train.row_us:.0f}" for one in found))
-    network = f"network each way, MB/s (of {node.bandwidth / 1e6:.0f})"
-    table.add_row(network, *(f"{one.train.network_mb:.0f}" for one in found))
-    table.add_row("training is limited by", *(one.train.limit for one in found))
-    for step in found[0].hours:
-        table.add_row(f"{step}, hours", *(f"{one.hours[step]:.2f}" for one in found))
-    table.add_row("hours", *(f"{sum(one.hours.values()):.2f}" for one in found), end_section=True)
-    for part in found[0].dollars:
-        table.add_row(f"{part}, $", *(f"{one.dollars[part]:.2f}" for one in found))
-    table.add_row("dollars", *(f"{one.total:.2f}" for one in found))
-    out.print(table)
-    out.print(
-        f"Chart values: {values['trainers']} trainers, batches of {job.batch}, data.preparedBy "
-        f"{values['data']['preparedBy']}; pods that prepare the data: {job.readers(found[0].pods)}."
-    )
-    for line in training_estimate.advice(job, settings, found[0], known):
-        out.print(line)
-    out.print(
-        "The rates of aws/rates.yaml were measured on one machine; traffic between machines costs more CPU."
-    )
-    _print_price_notes(settings.nodes.capacity == "SPOT")
-    out.print(
-        "After a run, download its results to a folder (python -m launcher results --to FOLDER); "
-        "`make plan AFTER=FOLDER` calculates its actual cost."
     )
 
 

@@ -46,14 +46,12 @@ class CostItem:
     Attributes:
         count: amount of the part, in `unit`, such as node or GiB.
         per_hour: dollars an hour for the whole amount; None if `prices.yaml` has no price.
-        of_nodes: whether the amount grows with the number of nodes of the training pods.
     """
 
     name: str
     count: float
     unit: str
     per_hour: Dollars | None
-    of_nodes: bool = False
 
     def __str__(self) -> str:
         price = "not in the table" if self.per_hour is None else f"{self.per_hour:.3f}"
@@ -62,19 +60,10 @@ class CostItem:
 
 @dataclass(frozen=True)
 class Instance:
-    """An instance type: on-demand price in US dollars an hour, size, and baseline bandwidth.
-
-    `bandwidth` is in bytes per second in each direction; an instance can exceed this baseline only for minutes.
-    """
+    """An instance type: on-demand price in US dollars an hour, and size."""
 
     price: float
     size: node_capacity.Size
-    bandwidth: float
-
-    @property
-    def usable(self) -> node_capacity.Size:
-        """Return the cores and memory that EKS, kernel and daemons leave to pods."""
-        return node_capacity.usable_size(self.size)
 
 
 @cache
@@ -85,46 +74,43 @@ def read_prices() -> dict[str, Any]:
 
 
 def find_instance(kind: str) -> Instance | None:
-    """Return price, size and bandwidth of the instance type `kind` (`m6i.large`); None if `prices.yaml` lacks it."""
+    """Return price and size of the instance type `kind` (`m6i.large`); None if `prices.yaml` lacks it."""
     prices = read_prices()
     family, _, size = kind.partition(".")
     if kind in prices["instances"]:
-        price, gib, cores, gbit = prices["instances"][kind]
-        return Instance(price, node_capacity.Size(cores, gib * node_capacity.GIB), gbit * 1e9 / 8)
-    rows = (row for families, row in prices["network"].items() if family in families.split())
-    gbit = dict(zip(prices["sizes"], next(rows, ()), strict=False)).get(size)
-    if gbit is None:
+        price, gib, cores = prices["instances"][kind]
+        return Instance(price, node_capacity.Size(cores, gib * node_capacity.GIB))
+    if family not in prices["instances"] or size not in prices["sizes"]:
         return None
     price, gib = prices["instances"][family]
     larges = 1 if size == "large" else 2 * int(size.removesuffix("xlarge") or 1)
-    memory = gib * larges * node_capacity.GIB
-    return Instance(price * larges, node_capacity.Size(2 * larges, memory), gbit * 1e9 / 8)
+    return Instance(price * larges, node_capacity.Size(2 * larges, gib * larges * node_capacity.GIB))
 
 
 def _fixed(dollars: float) -> Dollars:
     return Dollars(dollars, dollars)
 
 
-def _machines(name: str, kind: str, count: int, *, unit: str = "node", **more: bool) -> CostItem:
+def _machines(name: str, kind: str, count: int, *, unit: str = "node") -> CostItem:
     known = find_instance(kind)
     price = None if known is None else _fixed(known.price * count)
-    return CostItem(f"{name}, {kind}", count, unit, price, **more)
+    return CostItem(f"{name}, {kind}", count, unit, price)
 
 
 def _training_nodes(settings: Settings, count: int) -> Iterator[CostItem]:
     nodes, prices = settings.nodes, read_prices()
-    machines = _machines("nodes", nodes.instance_types[0], count, of_nodes=True)
+    machines = _machines("nodes", nodes.instance_types[0], count)
     if nodes.capacity == "SPOT" and machines.per_hour is not None:
         # With nodes.fallback, all nodes may be on demand.
         low, high = prices["spot_gpu" if nodes.has_gpus else "spot"]
         high = 1 if nodes.fallback else high
         price = Dollars(machines.per_hour.least * low, machines.per_hour.most * high)
         name = f"spot {'or on-demand ' * nodes.fallback}{machines.name}"
-        machines = CostItem(name, count, "node, estimate", price, of_nodes=True)
+        machines = CostItem(name, count, "node, estimate", price)
     yield machines
     disks = count * nodes.disk_gib
     price = _fixed(disks * prices["month"]["gp3_gib"] / HOURS_PER_MONTH)
-    yield CostItem("node disks, gp3", disks, "GiB", price, of_nodes=True)
+    yield CostItem("node disks, gp3", disks, "GiB", price)
 
 
 def storage_items(settings: Settings, stored_gb: float) -> Iterator[CostItem]:

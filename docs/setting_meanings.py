@@ -69,7 +69,7 @@ MEANINGS = {
     "each `pulumi up`; another release replaces all nodes.",
     "nodes.sshKeyName": "EC2 key pair for SSH; empty: Session Manager only.",
     "nodes.placementGroup": "Place all nodes close together (cluster placement group).",
-    "nodes.singleZone": "All nodes in the first availability zone: traffic between zones is charged (`make plan`).",
+    "nodes.singleZone": "All nodes in the first availability zone: AWS charges traffic between zones.",
     "dns.zone": "Name of the private zone, which only the VPC can resolve.",
     "dns.publicZoneId": "Id of an existing public hosted zone, in which `externalName` is created.",
     "dns.externalName": "Public DNS name of the API server.",
