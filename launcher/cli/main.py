@@ -17,7 +17,6 @@ from launcher.cli.commands import (
     base,
     clean,
     compare,
-    leftovers,
     logs,
     predict,
     push,
@@ -60,7 +59,6 @@ for command in (
     runs.runs,
     compare.compare,
     clean.clean,
-    leftovers.leftovers,
     push.push,
     base.base,
 ):

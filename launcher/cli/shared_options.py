@@ -31,7 +31,7 @@ PathOption = Annotated[
         "--path",
         metavar="DIR",
         help="Use the job's folder <JOB_PATH>/<JOB_NAME> on this machine, without a cluster. "
-        "`base`, `leftovers`, `resume` and `stop` list it, but reject it.",
+        "`base`, `resume` and `stop` list it, but reject it.",
     ),
 ]
 JobOption = Annotated[

@@ -21,7 +21,6 @@ from launcher.cli.errors import CliError, UsageError, api_error
 NAME_LABEL = "app.kubernetes.io/name"
 RELEASE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
-NAMESPACE_LABEL = "paddle-training/namespace"  # on persistent volumes, which belong to no namespace
 CHART = "paddle-training"  # the chart's name, and the default name of a release
 NAMESPACE = "paddle"  # the default namespace
 FOLLOW_SECONDS = 24 * 3600.0  # a followed log may stay without a new line for so long
@@ -29,7 +28,6 @@ CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0  # between two reads of an answer
 GROUPS = {"job": "apis/batch/v1", "lease": "apis/coordination.k8s.io/v1"}
 """API group and version of each kind that is not in `api/v1`."""
-WITHOUT_NAMESPACE = ("namespace", "persistent_volume")
 
 Object = dict[str, Any]
 
@@ -115,7 +113,7 @@ class Cluster:
 
     def _path(self, kind: str, name: str = "", all_namespaces: bool = False) -> str:
         """Return the path of one object on the API server, or of all objects of a kind."""
-        everywhere = all_namespaces or kind in WITHOUT_NAMESPACE
+        everywhere = all_namespaces or kind == "namespace"
         place = "" if everywhere else f"/namespaces/{quote(self.namespace, safe='')}"
         path = f"/{GROUPS.get(kind, 'api/v1')}{place}/{kind.replace('_', '')}s"
         return f"{path}/{quote(name, safe='')}" if name else path
@@ -235,11 +233,6 @@ class Cluster:
                 path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{quote(self.namespace, safe='')}/workloads"
                 return self._list("workload", path)
         return []
-
-    def list_volumes(self, release: str) -> list[Object]:
-        """Return the persistent volumes that a release of this namespace created."""
-        selector = f"{labels(release)},{NAMESPACE_LABEL}={self.namespace}"
-        return self._list("persistent_volume", self._path("persistent_volume"), selector)
 
     def is_namespace_terminating(self) -> bool:
         """Return whether the namespace is being deleted; False if the user may not read it."""

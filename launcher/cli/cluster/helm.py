@@ -79,11 +79,12 @@ class Helm:
     def upgrade_command(self, release: str, values: Path) -> list[str]:
         """Return the helm command line (argv) that installs or upgrades a release.
 
-        helm reads the values that describe the cluster from stdin; those in the file `values` override them.
+        helm reads the values that describe the cluster from stdin; those in the file `values` override them. Without
+        --cleanup-on-fail, helm would forget the objects that a failed upgrade has created.
         """
         return [
             *("helm", "upgrade", "--install", release, _short(self.chart), "-n", self.namespace),
-            *("--reset-values", "-f", "-", "-f", str(values), *self._options()),
+            *("--reset-values", "--cleanup-on-fail", "-f", "-", "-f", str(values), *self._options()),
         ]
 
     def check(self, release: str, base: str, values: str, keep: Path) -> str:

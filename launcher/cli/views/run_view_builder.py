@@ -11,7 +11,6 @@ from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Object
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.storage.run_files import JobFiles
-from launcher.cli.suggested_commands import command_text
 from launcher.cli.views.run_view import (
     DATA_FAILED,
     FINAL_STATES,
@@ -178,7 +177,8 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
             job_state = "being deleted" if deleted else object_states.job_state(job)[0]
             notes.append(
                 f"the namespace has a Job that is not in this release's values: {name} ({job_state}). A "
-                f"failed upgrade may have left it. Fix: {_leftovers(run)}"
+                "failed upgrade may have left it, or prevented that it is replaced. Fix: repeat the upgrade; if the "
+                f"Job stays, delete it: kubectl delete job {name} -n {run.namespace}"
             )
     if files.problem:
         notes.append(f"the progress cannot be read: {files.problem}")
@@ -204,10 +204,6 @@ def describe_running_data(data: JobView) -> str:
         else f"data job still running: {data.name}"
     )
     return text + (f" ({data.reason})" if data.reason else "")
-
-
-def _leftovers(run: ReleaseRun, *options: str) -> str:
-    return command_text("leftovers", *options, "-n", run.namespace, "--release", run.release)
 
 
 def _note_surplus_passes(files: JobFiles, requested: int) -> list[str]:
@@ -250,8 +246,8 @@ def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> list[st
             "and replaced it; give one of the two another jobName"
         )
     return [
-        f"the storage does not contain the data of Job {data.name}{other}. Fix: {_leftovers(run, '--remove')} starts "
-        "that Job again"
+        f"the storage does not contain the data of Job {data.name}{other}. Fix: delete that Job, so that the same "
+        f"`run` or helm upgrade creates it again: kubectl delete job {data.name} -n {run.namespace}"
     ]
 
 

@@ -120,22 +120,16 @@ def test_each_call_is_sent_with_its_path_body_and_the_users_token(server):
     thing = {"metadata": {"name": "a"}}
     assert names(cluster.list_objects("config_map", "x=y,z=1")) == ["a"]
     assert names(cluster.list_in_all_namespaces("job")) == ["a"]
-    assert names(cluster.list_volumes("r")) == ["a"]
     cluster.create("pod", thing)
     cluster.replace("lease", thing)
     cluster.suspend_job("a", True)
     cluster.delete("persistent_volume_claim", "a", grace_seconds=1)
-    cluster.delete("persistent_volume", "a")
     cluster.delete("lease", "a", version="7")
     assert b"".join(cluster.stream_log("a", "train", follow=False, lines=5)).startswith(b'{"items"')
     background = {"propagationPolicy": "Background"}
-    selector = (
-        "app.kubernetes.io%2Fname%3Dpaddle-training%2Capp.kubernetes.io%2Finstance%3Dr%2Cpaddle-training%2F"
-    )
     assert [(method, path, body) for method, path, _, body in server.requests] == [
         ("GET", "/api/v1/namespaces/paddle/configmaps?labelSelector=x%3Dy%2Cz%3D1", None),
         ("GET", "/apis/batch/v1/jobs", None),
-        ("GET", f"/api/v1/persistentvolumes?labelSelector={selector}namespace%3Dpaddle", None),
         ("POST", "/api/v1/namespaces/paddle/pods", thing),
         ("PUT", "/apis/coordination.k8s.io/v1/namespaces/paddle/leases/a", thing),
         ("PATCH", "/apis/batch/v1/namespaces/paddle/jobs/a", {"spec": {"suspend": True}}),
@@ -144,7 +138,6 @@ def test_each_call_is_sent_with_its_path_body_and_the_users_token(server):
             "/api/v1/namespaces/paddle/persistentvolumeclaims/a",
             {**background, "gracePeriodSeconds": 1},
         ),
-        ("DELETE", "/api/v1/persistentvolumes/a", background),
         (
             "DELETE",
             "/apis/coordination.k8s.io/v1/namespaces/paddle/leases/a",

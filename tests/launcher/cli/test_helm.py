@@ -60,6 +60,10 @@ def test_a_conflict_with_another_helm_is_reported_with_a_fix(
         assert raised.value.exit_code == 3, "the values are not to blame"
 
 
+def test_a_failed_upgrade_of_run_removes_what_it_has_created() -> None:
+    assert "--cleanup-on-fail" in Helm(CHART, "paddle").upgrade_command("x", Path("kept.yaml"))
+
+
 def test_a_helm_that_times_out_does_not_blame_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(argv: list[str], **options: Any) -> None:
         raise subprocess.TimeoutExpired(argv, options["timeout"])

@@ -222,10 +222,10 @@ def test_data_replaced_by_another_release_is_noted_with_both_names_and_a_fix():
     view = make_view(pods=pods, manifest={"dataDigest": "e" * 64, "madeBy": made_by})
     (note,) = view.notes
     assert "release theirs in namespace team-b has the same jobName 'quick-start'" in note
-    assert "leftovers --remove -n paddle --release paddle-training" in note
+    assert f"kubectl delete job {DATA_JOB} -n paddle" in note
     for manifest in (None, {"dataDigest": "e" * 64}):
         (note,) = make_view(pods=pods, manifest=manifest).notes
-        assert "leftovers --remove" in note
+        assert f"kubectl delete job {DATA_JOB} -n paddle" in note
     assert not make_view(pods=pods, manifest={"dataDigest": "d" * 64}).notes
 
 

@@ -12,8 +12,7 @@ import pytest
 from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.cluster.helm import Helm
 from launcher.cli.cluster.job_restart import continue_training
-from launcher.cli.cluster.releases import ReleaseRun, list_storage_users
-from launcher.cli.commands import leftovers
+from launcher.cli.cluster.releases import list_storage_users
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import launch_training
@@ -70,11 +69,6 @@ def test_status_says_that_no_run_was_started_yet_and_shows_no_earlier_job_as_for
     assert (view.run_id, view.training.state) == ("nightly-2", "waiting")
     [note] = [note for note in view.notes if "not in this release's values" in note]
     assert "other-9" in note
-
-
-def test_earlier_jobs_of_the_cron_job_are_no_leftovers() -> None:
-    run = ReleaseRun.from_json("demo", "paddle", {**RUN_JSON, **CRON}).with_newest_job(NIGHTS)
-    assert [one.name for one in leftovers.select_leftovers(run, NIGHTS, [], [])] == ["other-9"]
 
 
 @pytest.mark.parametrize(("jobs", "state"), [(NIGHTS, "running"), (NIGHTS[1:], "over"), ([], "over")])
