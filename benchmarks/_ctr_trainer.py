@@ -77,7 +77,7 @@ def main() -> None:
             renew(trainer, 1 if how == "alone" else settings.trainer_count)
             batches = rows.batches(steps + BEFORE, (1, number, settings.rank))
             ours(trainer, batches, BEFORE)
-        trainer.settle(last=False)
+        trainer.settle()
         trainer.barrier()
         servers = json.loads(Path(given["pids"]).read_text())
         before = [cpu_seconds(os.getpid()), sum(map(cpu_seconds, servers)), time.monotonic()]
@@ -86,7 +86,7 @@ def main() -> None:
         else:
             ours(trainer, batches, steps)
         seconds = time.monotonic() - before[2]
-        trainer.settle(last=False)  # what was pushed has arrived, and the servers' work for it is done
+        trainer.settle()  # what was pushed has arrived, and the servers' work for it is done
         trainer.barrier()
         cpu, served = cpu_seconds(os.getpid()) - before[0], sum(map(cpu_seconds, servers)) - before[1]
         found = {"how": how, "samples": rows.rows, "seconds": seconds, "cpu": cpu, "servers": served}

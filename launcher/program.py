@@ -68,7 +68,6 @@ class Job:
         width: int,
         name: str,
         *,
-        rows: int | None = None,
         spread: float = 0.01,
         weights: Any = None,
         pool: Literal["sum", "mean"] | None = None,
@@ -88,8 +87,6 @@ class Job:
             width: numbers in each vector.
             name: the table's name. Two calls with the same name share one table, and must have the same other
                 arguments (except `ids`, `weights` and `pool`).
-            rows: all ids must be below this number. Required with `training.mode: geo`, where each trainer
-                holds the whole table; not used otherwise.
             spread: new vectors are drawn uniformly from -spread to +spread.
             weights: float32 tensor of shape [batch, length], such as a `Real(length)` input; each vector is
                 multiplied by its weight. With `pool="mean"` the mean is weighted.
@@ -97,9 +94,8 @@ class Job:
             optimizer: optimizer of this table: paddle.optimizer.Adam, SGD or Adagrad. None: the one that
                 the program's optimizer() returns.
             admit: an id gets its vector when it is trained on for the `admit`-th time; before that only the
-                first number of its vector is trained. Not available with `training.mode: geo`.
-            evict: delete an id that was not trained on for this many checkpoints in a row. None: keep all
-                ids. Not available with `training.mode: geo`.
+                first number of its vector is trained.
+            evict: delete an id that was not trained on for this many checkpoints in a row. None: keep all ids.
 
         Returns:
             float32 tensor of shape [batch, length, width]; with `pool` of shape [batch, width].
@@ -109,7 +105,7 @@ class Job:
         """
         if self.embed is None:
             raise RuntimeError("embedding() was called outside network(). Fix: call it in network() only")
-        return self.embed(ids, width, name, rows, spread, weights, pool, optimizer, admit, evict)
+        return self.embed(ids, width, name, spread, weights, pool, optimizer, admit, evict)
 
 
 def hash64(text: str) -> int:
@@ -121,7 +117,7 @@ def hash64(text: str) -> int:
 def bucket(text: str, buckets: int) -> int:
     """Return a hash of `text` as an id from 1 to buckets-1, the same on every rank and in every run.
 
-    Different texts can get the same id. Use `bucket` instead of `hash64` for embedding tables with `rows=buckets`.
+    Different texts can get the same id. Use `bucket` instead of `hash64` to limit the rows of an embedding table.
     """
     return zlib.crc32(text.encode()) % (buckets - 1) + 1
 

@@ -50,9 +50,8 @@ THREADS = {
 }
 FATAL = ("fleet pull sparse failed", "resquest cmd_id:", "Set max_body_size to allow bigger messages")
 """What Paddle 2.6.2 logs (with this typo) when a server did not answer a trainer, and when either dropped a
-message that was too long (launcher/trainer/graph/message_limits.py). Paddle continues nevertheless: in mode
-async it waits 300 s per try, in mode geo it trains without the other trainers. A successful run logs none of
-these texts."""
+message that was too long (launcher/trainer/graph/message_limits.py). Paddle continues nevertheless: it waits
+300 s per try. A successful run logs none of these texts."""
 QUIET = {"GLOG_minloglevel": "1"}  # Paddle's messages about every flush would interrupt the lines of dots
 PSERVER = QUIET | {"TRAINING_ROLE": "PSERVER"}
 TRAINER = QUIET | {"TRAINING_ROLE": "TRAINER"}

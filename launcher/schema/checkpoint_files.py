@@ -30,9 +30,7 @@ class CheckpointTable:
     """Entry of contents.json about an embedding table: its folder, shape and optimizer."""
 
     folder: str
-    """Name of the table's folder below tables/; empty with training.mode geo: params.npz has the tables."""
-    rows: int | None
-    """Number of rows; None for a table that grows with its ids."""
+    """Name of the table's folder below tables/."""
     width: int
     """Numbers in each row."""
     rule: str
@@ -87,7 +85,7 @@ class CheckpointContents:
     batches: int
     """Batches per pass."""
     mode: str
-    """training.mode: async, sync or geo."""
+    """training.mode: async or sync."""
     servers: int
     shards: int
     """Files per sparse table."""

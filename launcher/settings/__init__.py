@@ -140,7 +140,7 @@ class TrainSettings(PodSettings):
     """Hours to wait after `rendezvous_seconds` for a rank that has not joined."""
     peer_port: int = variable("PADDLE_LAUNCHER_PEER_PORT", _PORT, None, "peerPort")
     """Port of the launchers' own HTTP server."""
-    mode: str = variable("PADDLE_LAUNCHER_MODE", p.choice("sync", "async", "geo"), "async", "training.mode")
+    mode: str = variable("PADDLE_LAUNCHER_MODE", p.choice("sync", "async"), "async", "training.mode")
     passes: int = variable("PADDLE_LAUNCHER_PASSES", p.integer(1, 100_000), 10, "training.passes")
     batch_size: int = variable("PADDLE_LAUNCHER_BATCH_SIZE", p.integer(1), 256, "training.batchSize")
     """Samples of one batch of one trainer."""

@@ -5,10 +5,8 @@ what is missing:
 
 - async: operators of the program push the gradients to the servers, but nothing pulls the dense parameters
   (all except embedding tables) from them again.
-- sync: the program's operator send_barrier dereferences a communicator that exists in geo only. It is
+- sync: the program's operator send_barrier dereferences a communicator that does not exist in this mode. It is
   removed, and each step waits for all trainers and for the servers' barrier table.
-- geo: each trainer has a copy of all parameters, and exchanges its changes with the servers every `geo_steps`
-  steps.
 """
 
 from __future__ import annotations
@@ -16,7 +14,6 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Any
 
 import paddle
 from paddle.base import core
@@ -122,7 +119,7 @@ class FleetProcess(TrainingGraph):
             return choose_shard_count(servers)
         folder = OutputPaths(self.settings.output_dir).checkpoint(at)
         found = contents_file.read_contents(folder).shards
-        if not every_server_has_shards(found, servers) and self.settings.mode != "geo":
+        if not every_server_has_shards(found, servers):
             ports = servers // self.settings.trainers
             fit = usable_ports_nums(found, self.settings.trainers)
             nearest = " or ".join(map(str, sorted(fit, key=lambda n: abs(n - ports))[:2]))
@@ -150,8 +147,6 @@ class FleetProcess(TrainingGraph):
 
     def serve(self) -> None:
         """Run this process as a pserver; return when trainer 0 stops the servers."""
-        if self.mode == "geo":
-            self._open_barrier()
         with paddle.static.program_guard(self.network.main, self.network.startup):
             fleet.init_server()
             number = self.own_servers[self.settings.server]
@@ -159,21 +154,3 @@ class FleetProcess(TrainingGraph):
             shown = f"pserver {number + 1} of {len(self.servers)} serves on {host}:{port}"
             print(shown, flush=True)  # noqa: T201 - this is the process' log
             fleet.run_server()
-
-    @staticmethod
-    def _open_barrier() -> None:
-        """Disable the server's barrier; `PserverClient.join` makes the trainers wait for each other instead.
-
-        The start of mode geo uses this barrier once for the dense parameters and once for each table. Two
-        uses in a row can hang: a trainer that is already at the second use closes the barrier before another
-        trainer wakes up at the first use. A start on a busy machine was seen to hang for ever.
-        """
-        from paddle.distributed.ps import the_one_ps
-
-        described = the_one_ps.BarrierTable._set
-
-        def set_for_one_trainer(table: Any, description: Any) -> None:
-            described(table, description)
-            description.common.trainer_num = 1
-
-        the_one_ps.BarrierTable._set = set_for_one_trainer

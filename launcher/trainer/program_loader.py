@@ -28,7 +28,7 @@ VALUES = {
     "COLUMNS": 'COLUMNS = ("…", …): the names of a line\'s fields, in order',
     "LABEL": 'LABEL = "…": the input that is to be predicted',
 }
-COMMON_OPTIONS: Mapping[str, Any] = {"seed": 1, "geo_steps": 20}
+COMMON_OPTIONS: Mapping[str, Any] = {"seed": 1}
 """Options that every program has, with their defaults; `training.extraArgs` sets them."""
 
 
@@ -217,7 +217,7 @@ def is_settable(default: Any) -> bool:
     return isinstance(default, bool | int | float | str)
 
 
-_LEAST = {"seed": 0, "geo_steps": 1}
-"""Smallest value of each common option: Paddle rejects a negative seed, and has geo only with more than 0 steps."""
+_LEAST = {"seed": 0}
+"""Smallest value of each common option: Paddle rejects a negative seed."""
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import paddle
 from numpy.typing import NDArray
 from paddle.distributed import fleet
 
-from launcher.errors import DataError
 from launcher.trainer.fleet_process import FleetProcess, await_ports
 from launcher.trainer.graph import native_flags
 from launcher.trainer.graph.training_graph import BASE, COUNTING, DELTA, WHOLE
@@ -21,9 +19,6 @@ from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.records.row_parsing import Arrays
 from launcher.trainer.trainer_threads import OnBatch, TrainerThreads
 
-POLL_SECONDS = 0.2  # between two checks whether geo's exchange is over; it waits 0.05 s for more to send
-POLLS = 15
-STABLE = 1e-3  # relative change of the sum of all values; the exchange's own rounding is smaller
 CHUNK = 65536  # rows of one look-up; the message is below 64 MiB
 PUSHING = ("distributed_push_sparse", "send", "send_barrier")
 
@@ -40,18 +35,15 @@ class PserverClient(FleetProcess):
         self.exe = paddle.static.Executor(paddle.CPUPlace())
         self.exe.run(self.network.startup)
         self.feeds = list(program.inputs)
-        self.bounds = [variable.name for _, variable in self.network.bounds]
         self.test = self._test_program()
         self._unscale()
-        apply = {"async": self.pull_dense, "sync": self._apply_step, "geo": lambda: None}[self.mode]
+        apply = self._apply_step if self.mode == "sync" else self.pull_dense
         self.threads = TrainerThreads(settings.trainer_count, self.scope, self._step, apply)
         self.runtime: Any = None
 
     def join(self) -> None:
         """Connect to the servers, and wait until all trainers have; then all have trainer 0's parameters."""
         await_ports(self.servers, "all pservers of the job")
-        if self.mode == "geo":
-            self._take_turns()
         if self.mode == "sync":
             native_flags.push_each_gradient()
         fleet.init_worker()
@@ -61,21 +53,6 @@ class PserverClient(FleetProcess):
         self._dense_tables = get_the_one_recv_context(self.runtime.context, split_dense_table=False)
         if self.mode == "sync":
             self._prepare_sync()
-
-    def _take_turns(self) -> None:
-        """In mode geo, let trainer 0 send its parameters to the servers before other trainers read them."""
-        from paddle.distributed.communicator import Communicator
-
-        init_params = Communicator.init_params
-
-        def in_turn(communicator: Any, context: Any) -> None:
-            if self.settings.rank != 0:
-                self.barrier()
-            init_params(communicator, context)
-            if self.settings.rank == 0:
-                self.barrier()
-
-        Communicator.init_params = in_turn
 
     def _prepare_sync(self) -> None:
         """In mode sync, prepare the use of the servers' barrier, and remove the operators send_barrier, which crash."""
@@ -153,75 +130,21 @@ class PserverClient(FleetProcess):
 
     def _step(self, batch: Arrays, exe: Any, scope: Any) -> float:
         """Train one batch, and return its mean loss."""
-        wanted = [self.network.loss, *self.bounds]
-        loss, *bounds = exe.run(self.network.main, feed=batch, fetch_list=wanted, scope=scope)
-        self._check_ids(bounds)
+        [loss] = exe.run(self.network.main, feed=batch, fetch_list=[self.network.loss], scope=scope)
         return float(np.asarray(loss).reshape(-1)[0])
-
-    def _check_ids(self, bounds: list[Any]) -> None:
-        """In mode geo, raise `DataError` if an id of a batch is not in its table.
-
-        `bounds` has an array (least id, greatest id) of the batch for each look-up.
-        """
-        for (table, _), (least, greatest) in zip(self.network.bounds, bounds, strict=True):
-            if least < 0 or greatest >= table.rows:
-                wrong = least % 2**64 if least < 0 else greatest
-                raise DataError(
-                    f"a batch has the id {wrong}, but the table {table.name} has rows={table.rows} in the "
-                    "program's network(); with training.mode geo all ids must be from 0 to below that "
-                    "number. Fix: set a greater rows=… for this table, or check the ids that parse() returns"
-                )
 
     def pull_dense(self) -> None:
         """Replace this trainer's dense parameters by those of the servers."""
         self.runtime._pull_all_dense(self.runtime.scopes, self.runtime._send_ctx, self._dense_tables)
 
-    def settle(self, last: bool, barrier: Callable[[], None] | None = None) -> None:
-        """Wait until all trainers have called this and their updates have arrived at the servers.
+    def settle(self, barrier: Callable[[], None] | None = None) -> None:
+        """Wait until the updates of all trainers have arrived at the servers, and pull the dense parameters.
 
-        Then, except in mode geo, pull the servers' dense parameters.
-
-        Args:
-            last: no batch follows in this attempt. In mode geo the exchange between trainers and servers ends
-                here, so that the same parameters are tested, saved and exported.
-            barrier: called instead of `self.barrier` to wait for all trainers; takes no arguments.
+        All trainers call this. `barrier` is called instead of `self.barrier` to wait for them; it takes no arguments.
         """
-        if self.mode == "geo":
-            if last:
-                self.runtime._communicator.stop()
-            (barrier or self.barrier)()
-            if not last:
-                self._await_exchange()
-            return
         self.runtime._worker.client_flush()
         (barrier or self.barrier)()
         self.pull_dense()
-
-    def _await_exchange(self) -> None:
-        """In mode geo, wait until no rank's parameters change any more, so that each has the updates of all.
-
-        Paddle's thread sends what it has after 50 ms without new updates, and was seen to be done after
-        0.3 s. It gives no signal, so the parameters are compared every POLL_SECONDS, at most POLLS times.
-        """
-        before = np.full(self.settings.trainers, np.inf)
-        for _ in range(POLLS):  # a number instead of a deadline: all ranks must call gather() equally often
-            time.sleep(POLL_SECONDS)
-            values = [*self.parameters().values(), *self.tables().values()]
-            now = self.gather([float(sum(np.abs(v).sum(dtype=np.float64) for v in values))])[:, 0]
-            if np.allclose(now, before, rtol=STABLE):
-                return
-            before = now
-
-    def optimizer_state(self) -> dict[str, NDArray[Any]]:
-        """In mode geo, return this trainer's optimizer state by variable name. In other modes the servers have it."""
-        parameters = {p.name for p in self.network.main.all_parameters()}
-        state = {}
-        for variable in self.network.main.list_vars():
-            found = self.scope.find_var(variable.name) if variable.persistable else None
-            if variable.name in parameters or found is None or not found.get_tensor()._is_initialized():
-                continue
-            state[variable.name] = np.array(found.get_tensor())
-        return state
 
     def barrier(self) -> None:
         """Wait until all trainers have called this."""
@@ -243,29 +166,18 @@ class PserverClient(FleetProcess):
     def predict(self, arrays: Arrays) -> NDArray[np.float32]:
         """Return the network's prediction of some rows, shape [rows, …].
 
-        The dense parameters are this trainer's; the tables are the servers', in mode geo this trainer's copy.
+        The dense parameters are this trainer's; the tables are the servers'.
         """
         feed = {name: arrays[name] for name in self.feeds}
-        wanted = [self.network.prediction.name, *self.bounds]
-        found, *bounds = self.exe.run(self.test, feed=feed, fetch_list=wanted)
-        self._check_ids(bounds)
+        [found] = self.exe.run(self.test, feed=feed, fetch_list=[self.network.prediction.name])
         return np.asarray(found)
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """Return this trainer's copy of all dense parameters, by name."""
         return {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.network.dense()}
 
-    def tables(self) -> dict[str, NDArray[np.float32]]:
-        """Return this trainer's copy of each embedding table by name, shape [rows, width]; mode geo only."""
-        return {t.name: self.rows(t.name, np.arange(t.rows, dtype=np.int64)) for t in self.network.tables}
-
     def rows(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Return the current vectors of some ids in table `name`, shape [ids, width]; zeros for unknown ids.
-
-        The servers send the vectors; in mode geo they are read from this trainer's copy of the table.
-        """
-        if self.mode == "geo":
-            return np.array(self.scope.find_var(name).get_tensor())[ids]
+        """Return the vectors that the servers have of some ids, shape [ids, width]; zeros for unknown ids."""
         source = self.test.global_block()
         operator = next(o for o in source.ops if "lookup_table" in o.type and o.input("W") == [name])
         width = next(table.width for table in self.network.tables if table.name == name)
@@ -333,10 +245,7 @@ class PserverClient(FleetProcess):
     def leave(self) -> None:
         """Wait until all trainers have called this, and disconnect from the servers; trainer 0 then stops them."""
         self.barrier()
-        if self.mode == "geo":
-            self.runtime._worker.stop_worker()  # the communicator has been stopped by settle()
-        else:
-            fleet.stop_worker()
+        fleet.stop_worker()
         if self.settings.rank == 0:
             self.runtime._worker.stop_server()
 

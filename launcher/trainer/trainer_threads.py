@@ -7,7 +7,6 @@ What T threads mean for the order of updates:
   pulled once for every T batches, while the next batches are computed.
 - sync: a step is T batches of each trainer at once. The servers apply the mean of all trainers' T gradients
   to the dense parameters, and all gradients of table rows, before any thread starts its next batch.
-- geo: all threads change their trainer's copy of the parameters, without waiting for each other.
 """
 
 from __future__ import annotations

@@ -53,9 +53,7 @@ class TrainingLoop:
         self.seed = int(program.common_options["seed"])
         self.trainer = PserverClient(settings, program)
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
-        # geo: the trainers' parameters differ a little. Trainer 0 evaluates alone, since the model is its own.
-        tests = self.test and (self.first or settings.mode != "geo")
-        self.evaluator = Evaluator(program, self.trainer, settings.rank, self.test[0] if tests else None)
+        self.evaluator = Evaluator(program, self.trainer, settings.rank, self.test[0] if self.test else None)
         self.saver = CheckpointSaver(settings, self.trainer, log, self.seed)
         self.restorer = CheckpointRestorer(settings, self.trainer, log)
         self.scores: list[tuple[int, float]] = []
@@ -115,8 +113,6 @@ class TrainingLoop:
             done, totals = done + 1, PassTotals()
         if self._stops_early():
             self.log.line(f"stopped early after pass {done}: training.patience is {self.settings.patience}")
-        if done < passes or done == start.passes:
-            trainer.settle(last=True)  # not done yet after a last pass that was not known to be the last
         if (source := self._model_source(done)) is not None:
             if source.passes != done or (done == start.passes and start.batches):
                 self.progress.set(state="loading", bytes=self.restorer.size(source))
@@ -163,7 +159,7 @@ class TrainingLoop:
             self.trainer.train(batches, span, meter.add_batch)
             self.spent += meter.stop_clock()
             if self.schedule.record(span, self.spent) and meter.batch < self.steps:
-                self._settle(False, "saving")
+                self._settle("saving")
                 self._save(Position(number, meter.batch), totals)
                 self.progress.resume_training()
         self._finish_pass(number, totals)
@@ -180,7 +176,7 @@ class TrainingLoop:
     def _finish_pass(self, number: int, totals: PassTotals) -> None:
         """Evaluate after pass `number` (from 0), write metrics.csv, and save a checkpoint if one is due."""
         last = number == self.settings.passes - 1
-        self._settle(last, "testing")
+        self._settle("testing")
         loss = totals.loss / totals.samples
         gathered = self.trainer.gather([totals.samples, totals.seconds, loss]).tolist()
         ranks = [(int(samples), seconds, mean) for samples, seconds, mean in gathered]
@@ -209,11 +205,11 @@ class TrainingLoop:
         scores.append((done, float(self.trainer.gather([value])[0, 0])))
         return metrics.rank_passes(metric, scores)[:1] == [done]
 
-    def _settle(self, last: bool, state: str) -> None:
+    def _settle(self, state: str) -> None:
         """Wait until the updates of all trainers have arrived at the servers.
 
         While this trainer waits for others, progress.json has the state `waiting`, so that their training does
-        not count towards the deadline of `state`, for example `testing`. No batch follows in this attempt if `last`.
+        not count towards the deadline of `state`, for example `testing`.
         """
 
         def barrier() -> None:
@@ -222,7 +218,7 @@ class TrainingLoop:
             self.progress.set(state=state)
 
         self.progress.set(state=state)
-        self.trainer.settle(last, barrier)
+        self.trainer.settle(barrier)
 
     def _evaluate_initial_model(self) -> None:
         """Write before.json: scores of training.initModelPath's model on the test set, before training."""
@@ -274,7 +270,7 @@ class TrainingLoop:
     def _export(self, at: Position) -> None:
         """Export the model with the values of the checkpoint `at`."""
         exporter = ModelExporter(self.settings, self.program, self.trainer, self.log, self.scorer)
-        self.progress.set(state="writing" if exporter.is_writer else "waiting")
+        self.progress.set(state="writing")
         exporter.export(at)
 
 

@@ -74,20 +74,12 @@ BAD = [
         *("training.extraArgs", '"--trainer-id=3"', "a flag that no value of this chart sets", "Remove it"),
     ),
     (
-        {"training": {"mode": "geo"}, "runtime": "v1"},
-        *("training.mode", '"geo"', "sync or async with runtime v1", "runtime to fleet"),
-    ),
-    (
         {"training": {"checkpointEvery": {"batches": 5}}, "runtime": "v1"},
         *("training.checkpointEvery.batches", "5", "unset with runtime v1", "savingPeriod"),
     ),
     (
         {"training": {"incrementalCheckpoints": 5}, "runtime": "v1"},
         *("training.incrementalCheckpoints", "5", "0 with runtime v1", "runtime to fleet"),
-    ),
-    (
-        {"training": {"incrementalCheckpoints": 5, "mode": "geo"}},
-        *("training.incrementalCheckpoints", "5", "0 with training.mode geo", "async or sync"),
     ),
     (
         {"training": {"keepBest": "auc"}, "runtime": "v1"},

@@ -83,18 +83,11 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- $seen = append $seen $flag -}}
 {{- end -}}
-{{- if and (eq .Values.runtime "v1") (eq $training.mode "geo") -}}
-{{- include "paddle-training.fault" (list "training.mode" "geo" "sync or async with runtime v1" "the old binary has no such mode" "Set training.mode to sync or async, or runtime to fleet") -}}
-{{- end -}}
 {{- if and (eq .Values.runtime "v1") $training.checkpointEvery.batches -}}
 {{- include "paddle-training.fault" (list "training.checkpointEvery.batches" $training.checkpointEvery.batches "unset with runtime v1" "paddle train resumes from complete passes only" "Remove it and use training.savingPeriod, which counts passes") -}}
 {{- end -}}
-{{- with $training.incrementalCheckpoints -}}
-{{- if eq $.Values.runtime "v1" -}}
-{{- include "paddle-training.fault" (list "training.incrementalCheckpoints" . "0 with runtime v1" "paddle train saves complete passes only" "Set it to 0, or set runtime to fleet") -}}
-{{- else if eq $training.mode "geo" -}}
-{{- include "paddle-training.fault" (list "training.incrementalCheckpoints" . "0 with training.mode geo" "in this mode the servers hold no tables whose changes they could save" "Set it to 0, or set training.mode to async or sync") -}}
-{{- end -}}
+{{- if and (eq .Values.runtime "v1") $training.incrementalCheckpoints -}}
+{{- include "paddle-training.fault" (list "training.incrementalCheckpoints" $training.incrementalCheckpoints "0 with runtime v1" "paddle train saves complete passes only" "Set it to 0, or set runtime to fleet") -}}
 {{- end -}}
 {{- if and $training.rankWaitHours $training.deadlineSeconds -}}
 {{- $longest := divf (floor (divf (maxf 0 (subf $training.deadlineSeconds .Values.rendezvousSeconds)) 36)) 100 -}}

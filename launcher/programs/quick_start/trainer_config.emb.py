@@ -10,8 +10,7 @@ OPTIONS = {"buckets": 65536, "words": 48, "width": 16, "hidden": 16, "learning_r
 def network(data, job):
     """Return the probability of a positive text, float32 [batch, 1], and the loss."""
     words, label = data["words"], data["label"]
-    rows, width = job.options["buckets"], job.options["width"]
-    mean = job.embedding(words, width, "word_vector", rows=rows, spread=0.05, pool="mean")
+    mean = job.embedding(words, job.options["width"], "word_vector", spread=0.05, pool="mean")
     hidden = paddle.static.nn.fc(mean, job.options["hidden"], activation="relu", name="hidden")
     score = paddle.static.nn.fc(hidden, 1, name="score")
     loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(score, label))

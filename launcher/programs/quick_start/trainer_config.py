@@ -10,7 +10,7 @@ OPTIONS = {"buckets": 65536, "words": 48, "learning_rate": 0.03}
 def network(data, job):
     """Return the probability of a positive text, float32 [batch, 1], and the loss."""
     words, label = data["words"], data["label"]
-    score = job.embedding(words, 1, "word_weight", rows=job.options["buckets"], spread=0.001, pool="sum")
+    score = job.embedding(words, 1, "word_weight", spread=0.001, pool="sum")
     bias = paddle.static.create_parameter(
         [1], "float32", name="bias", default_initializer=paddle.nn.initializer.Constant(0.0)
     )

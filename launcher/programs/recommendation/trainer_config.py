@@ -44,7 +44,7 @@ def prepare(job: Job) -> dict:
             feature(f"decade {decade}"),
             *(feature(f"genre {genre}") for genre in genres.split()),
         ]
-    return {"users": users, "films": films, "rows": len(number) + 1}
+    return {"users": users, "films": films}
 
 
 def _table(path):
@@ -76,7 +76,7 @@ def parse(row: dict, job: Job) -> dict:
 def network(data, job):
     """Return the predicted rating, float32 [batch, 1], and the loss."""
     features, rating = data["features"], data["rating"]
-    table = job.embedding(features, 1 + job.options["factors"], "feature", rows=job.side["rows"], spread=0.02)
+    table = job.embedding(features, 1 + job.options["factors"], "feature", spread=0.02)
     weights = paddle.slice(table, axes=[2], starts=[0], ends=[1])
     vectors = paddle.slice(table, axes=[2], starts=[1], ends=[1 + job.options["factors"]])
     linear = paddle.sum(weights, axis=[1, 2])

@@ -3,11 +3,10 @@
 A checkpoint is written under a temporary name, read back, renamed, and `done` is written last:
 
 pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
-  tables/<id>/part-…       async, sync: each server's files of each table, with the optimizer's state. In an
-                           incremental checkpoint: only the rows that changed since the checkpoint before
+  tables/<id>/part-…       each server's files of each table, with the optimizer's state. In an incremental
+                           checkpoint: only the rows that changed since the checkpoint before
   ids/<id>-<rank>.npy      the ids that a rank's servers hold of a table; the exported model is made of them
-  params.npz               dense parameters (geo: embedding tables too)
-  optimizer-<rank>.npz     geo: each trainer's own optimizer state
+  params.npz               dense parameters
   path.txt, <config>.py    where the checkpoint was saved, and the program's file
   contents.json            position, seed, sums of the unfinished pass, size and sha256 of every file, rows for
                            the comparison after a restore, the checkpoints that an incremental one continues

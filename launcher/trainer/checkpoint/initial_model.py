@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,7 @@ from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.training_log import TrainerLog
 
 if TYPE_CHECKING:  # both import Paddle
-    from launcher.trainer.graph.network_builder import BuiltNetwork, EmbeddingTable
+    from launcher.trainer.graph.network_builder import BuiltNetwork
     from launcher.trainer.pserver_client import PserverClient
 
 KEY = "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)"
@@ -103,23 +103,6 @@ class InitialModel:
         if differences:
             raise _invalid(self.source, f"its network differs from the program's: {'; '.join(differences)}")
 
-    def table_array(self, table: EmbeddingTable) -> NDArray[np.float32]:
-        """Return a table as an array [rows, width], which each trainer has with training.mode geo.
-
-        Raises:
-            SettingsError: an id is not below the program's number of rows.
-        """
-        values = np.zeros((table.rows or 0, table.width), np.float32)
-        for ids, vectors in self.tables[table.name].read(1, (0,)):
-            if len(ids) and ids.max() >= len(values):
-                raise _invalid(
-                    self.source,
-                    f"the table {table.name} of that model has the id {ids.max()}, but the program's table has only "
-                    f"{table.rows} rows",
-                )
-            values[ids] = vectors
-        return values
-
 
 def _invalid(value: str, reason: str) -> SettingsError:
     return setting_error(
@@ -170,18 +153,21 @@ def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
     values = checkpoint_folder.load_arrays(folder / checkpoint_folder.PARAMETERS)
     chain = reversed(contents_file.chain_folders(folder, contents))
     members = [(folder, contents), *((member, contents_file.read_contents(member)) for member in chain)]
-    tables = {}
-    for name, table in contents.tables.items():
-        if name in values:  # with training.mode geo, params.npz holds the tables too
-            tables[name] = _in_memory(TableRows.from_array(values.pop(name)))
-        else:
-            tables[name] = _overlay([_checkpoint_table(*member, table) for member in members])
-    return values, tables
+    return values, {
+        name: _overlay([_checkpoint_table(*member, name, table) for member in members])
+        for name, table in contents.tables.items()
+    }
 
 
-def _checkpoint_table(folder: Path, contents: CheckpointContents, table: CheckpointTable) -> InitialTable:
+def _checkpoint_table(
+    folder: Path, contents: CheckpointContents, name: str, table: CheckpointTable
+) -> InitialTable:
     place = f"{checkpoint_folder.TABLES}/{table.folder}/"
     every = sorted(name for name in contents.files if name.startswith(place))
+    if not every:
+        raise DataError(
+            f"training.initModelPath: {folder} has no files of its table {name}. Fix: specify another run."
+        )
 
     def read(shards: int, own: Collection[int]) -> Iterator[TableRows]:
         same_shards = shards == contents.shards
@@ -229,20 +215,12 @@ def _require_unchanged(folder: Path, names: list[str], contents: CheckpointConte
 def prepare(settings: ProcessSettings, trainer: PserverClient) -> InitialModel | None:
     """Read the initial model before the trainers' rendezvous, and set trainer 0's dense parameters.
 
-    The rendezvous passes trainer 0's parameters to the servers; with training.mode geo they include all
-    tables.
-
-    Returns:
-        None without training.initModelPath, and with mode geo on all ranks but trainer 0.
+    The rendezvous passes trainer 0's parameters to the servers. Return None without training.initModelPath.
     """
-    geo = settings.mode == "geo"
-    if not settings.init_model or (geo and settings.rank != 0):
+    if not settings.init_model:
         return None
     initial = InitialModel.find(settings)
     initial.check(trainer.network)
-    if geo:
-        arrays = {table.name: initial.table_array(table) for table in trainer.network.tables}
-        initial = replace(initial, values=initial.values | arrays)
     if settings.rank == 0:
         trainer.set_parameters(initial.values)
     return initial
@@ -258,8 +236,7 @@ def load(
     """
     began = time.monotonic()
     if initial is not None:
-        loaded = {} if settings.mode == "geo" else _load_tables(settings, trainer, initial)
-        _verify(trainer, initial, loaded)
+        _verify(trainer, initial, _load_tables(settings, trainer, initial))
     total = float(sum(np.abs(values).sum(dtype=np.float64) for values in trainer.parameters().values()))
     totals = trainer.gather([total])[:, 0]
     if not np.allclose(totals, totals[0], rtol=table_files.TOLERANCE):
@@ -312,7 +289,7 @@ def _load_tables(
 
 def _verify(trainer: PserverClient, initial: InitialModel, samples: Mapping[str, TableRows]) -> None:
     """Raise `GangError` unless the servers have the dense parameters of `initial` and the rows of `samples`."""
-    given = trainer.parameters() | (trainer.tables() if trainer.mode == "geo" else {})
+    given = trainer.parameters()
     wrong = [
         name for name, values in given.items() if table_files.values_differ(values, initial.values[name])
     ]

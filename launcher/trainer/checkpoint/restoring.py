@@ -4,8 +4,8 @@ Paddle only logs a load that fails, and continues with the values it has. So the
 before a load; after the load, rows of every table and the dense parameters are compared with those that the
 servers answered when the checkpoint was saved.
 
-With training.mode geo, all ranks start with trainer 0's copy of the parameters. An incremental checkpoint is
-restored by loading the full checkpoint of its chain first, then the incremental ones in saving order.
+An incremental checkpoint is restored by loading the full checkpoint of its chain first, then the incremental
+ones in saving order.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class CheckpointRestorer:
     def __init__(self, settings: ProcessSettings, trainer: PserverClient, log: TrainerLog) -> None:
         self.settings, self.trainer, self.log = settings, trainer, log
         self.first = settings.rank == 0
-        self.geo = settings.mode == "geo"
 
     def size(self, at: Position) -> int:
         """Return the total bytes of a checkpoint's files, of all ranks, including the checkpoints it continues."""
@@ -71,9 +70,6 @@ class CheckpointRestorer:
     def prepare(self) -> InitialModel | None:
         """Verify the checkpoint to resume from, before the trainers' rendezvous; or read the initial model.
 
-        With training.mode geo this also sets this trainer's variables, because the rendezvous passes trainer
-        0's parameters to the servers.
-
         Returns:
             The model of training.initModelPath, in a new run that has one.
 
@@ -91,10 +87,6 @@ class CheckpointRestorer:
                 "training.extraArgs, or start from scratch: set startFromScratch to any new text."
             )
         self._verify_files(folder, contents)
-        if self.geo:
-            self.trainer.set_parameters(checkpoint_folder.load_arrays(folder / PARAMETERS))
-            own = f"optimizer-{self.settings.rank}.npz"
-            self.trainer.set_parameters(checkpoint_folder.load_arrays(folder / own))
         return None
 
     def load(self, initial: InitialModel | None) -> RestoredState:
@@ -114,10 +106,7 @@ class CheckpointRestorer:
                 initial_model.load(self.settings, self.trainer, initial, self.log)
             return RestoredState()
         folder, contents = self._open(at)
-        if not self.geo:
-            self._load_servers(folder, contents)
-        elif reason := self._dense_mismatch(folder, contents):
-            raise checkpoint_checks.reject(folder, reason, self.settings.attempt)
+        self._load_servers(folder, contents)
         self.trainer.barrier()
         self.log.line(f"resumed from {folder.name}; the servers' values are verified")
         return RestoredState(
@@ -127,7 +116,7 @@ class CheckpointRestorer:
         )
 
     def restore(self, at: Position) -> None:
-        """Load an earlier checkpoint of this run into the running servers (geo: trainer 0) for the export.
+        """Load an earlier checkpoint of this run into the running servers for the export.
 
         Rows that the servers have and the checkpoint does not have stay in the servers. The exported model
         has only the checkpoint's ids.
@@ -135,23 +124,18 @@ class CheckpointRestorer:
         folder, contents = self._open(at)
         self._verify_files(folder, contents)
         self.trainer.barrier()
-        if self.geo:
-            self.trainer.set_parameters(checkpoint_folder.load_arrays(folder / PARAMETERS))
-        else:
-            self._load_servers(folder, contents)
+        self._load_servers(folder, contents)
         best = f", the best by {self.settings.keep_best}" if self.settings.keep_best else ""
         self.log.line(f"restored {folder.name}{best}, to export the model from it")
 
     def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
         """Reject the checkpoint and raise if a file changed since the save; each rank checks a part of the files."""
-        names = [f"optimizer-{self.settings.rank}.npz", PARAMETERS]
         for member in _members(folder, contents):
             listed = contents_file.read_contents(member)
-            if not self.geo:
-                # Each rank verifies a share, whichever servers will load it.
-                tables = sorted(name for name in listed.files if name.startswith(f"{TABLES}/"))
-                names = tables[self.settings.rank :: self.settings.trainers]
-                names += [PARAMETERS] if self.first else []
+            # Each rank verifies a share, whichever servers will load it.
+            tables = sorted(name for name in listed.files if name.startswith(f"{TABLES}/"))
+            names = tables[self.settings.rank :: self.settings.trainers]
+            names += [PARAMETERS] if self.first else []
             if reason := checkpoint_checks.check_files(member, names, listed.files):
                 raise checkpoint_checks.reject(member, reason, self.settings.attempt)
 
@@ -166,8 +150,6 @@ class CheckpointRestorer:
             for key, value in now.items():
                 if was[key] != value:
                     return f"its table {name} has the {key} {was[key]}, but the program's has {value}"
-            if self.geo and saved[name].rows != table.rows:
-                return f"its table {name} has rows={saved[name].rows}, but the program's has {table.rows}"
         return None
 
     def _load_servers(self, folder: Path, contents: CheckpointContents) -> None:
@@ -211,9 +193,6 @@ class CheckpointRestorer:
         saved = {name: found[name] for name in given if name in found}
         if checkpoint_folder.digest(saved) != contents.dense:
             return f"{PARAMETERS} does not hold the parameters that the servers had at the save"
-        if self.geo:
-            given |= self.trainer.tables()
-            saved = found
         wrong = [name for name, values in given.items() if table_files.values_differ(values, saved[name])]
         return (
             f"after the load the servers' values of {', '.join(wrong)} differ from {PARAMETERS}"

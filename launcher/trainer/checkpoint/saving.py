@@ -3,11 +3,6 @@
 After the servers wrote their files, each trainer reads back the files of its own servers, in parallel, and
 compares some rows of each file with what the servers answer.
 
-With training.mode geo, the servers only hold what the trainers exchanged. So a checkpoint holds trainer 0's
-copy of all parameters and each trainer's optimizer state. Before a save, `PserverClient.settle` waits until
-the exchange between trainers and servers has ended, so that the copy includes the other trainers' steps,
-except what Paddle's exchange itself loses (ranks were seen to stay 0.3 to 2 % apart).
-
 With training.incrementalCheckpoints, checkpoints inside a pass hold only the rows that changed since the
 checkpoint before, and refer to the chain of checkpoints that they continue: a full one and the incremental
 ones after it. The first checkpoint of an attempt is always full, because after a load the servers count all
@@ -74,7 +69,7 @@ class CheckpointSaver:
             StorageError, StorageFailedError: the checkpoint could not be written or read back.
         """
         trainer, settings, began = self.trainer, self.settings, time.monotonic()
-        first, geo = settings.rank == 0, settings.mode == "geo"
+        first = settings.rank == 0
         incremental = bool(at.batches) and 0 < len(self._chain) <= settings.incremental_checkpoints
         if not incremental:
             self._chain, self._chain_ids = [], {}
@@ -84,19 +79,14 @@ class CheckpointSaver:
         if not all(np.isfinite(values).all() for values in parameters.values()):
             raise DivergedError(f"a parameter is NaN or infinite at {at}. Fix: lower the learning rate.")
         if first:
-            arrays = parameters | trainer.tables() if geo else parameters
             newest = (self._incremental_bytes if incremental else 0) or self.full_bytes
-            folder.create(newest or sum(values.nbytes for values in arrays.values()))
-            written.files.update(folder.write_arrays(PARAMETERS, arrays))
+            folder.create(newest or sum(values.nbytes for values in parameters.values()))
+            written.files.update(folder.write_arrays(PARAMETERS, parameters))
         trainer.barrier()
-        if geo:
-            name = f"optimizer-{settings.rank}.npz"
-            written.files.update(folder.write_arrays(name, trainer.optimizer_state()))
-        else:
-            if first:
-                trainer.save_tables(folder.folder / TABLES, delta=incremental)
-            trainer.barrier()
-            self._read_own_tables(folder, written)
+        if first:
+            trainer.save_tables(folder.folder / TABLES, delta=incremental)
+        trainer.barrier()
+        self._read_own_tables(folder, written)
         folder.add_rank_files(settings.rank, written)
         ranks = trainer.gather([totals.samples, totals.seconds, totals.loss])
         if first:
@@ -152,8 +142,8 @@ class CheckpointSaver:
         return sum(entry.bytes for entry in written.files.values())
 
     def _describe(self, table: EmbeddingTable) -> CheckpointTable:
-        folder = "" if self.settings.mode == "geo" else self.trainer.table_folder(table.name)
-        return CheckpointTable(folder, table.rows, table.width, self.trainer.rules[table.name].kind)
+        rule = self.trainer.rules[table.name].kind
+        return CheckpointTable(self.trainer.table_folder(table.name), table.width, rule)
 
     def _prune(self, folder: CheckpointFolder, scores: metrics.Scores) -> None:
         keep = self.settings.keep_checkpoints

@@ -56,16 +56,6 @@ class TableRows(NamedTuple):
     """Shape [rows, width]."""
 
     @classmethod
-    def from_array(cls, table: NDArray[np.float32]) -> TableRows:
-        """Return the rows of an array [rows, width], whose row number is the id.
-
-        Rows that are all zeros are left out: they are padding, or were never trained.
-        """
-        ids = np.flatnonzero(table.any(axis=1))
-        ids = ids[ids > 0]
-        return cls(ids.astype(np.uint64), table[ids])
-
-    @classmethod
     def concatenate(cls, chunks: Iterable[TableRows], width: int) -> TableRows:
         """Return the rows of all chunks, sorted by id."""
         nothing = cls(np.zeros(0, np.uint64), np.zeros((0, width), np.float32))

@@ -14,9 +14,8 @@ from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelTable
 from launcher.serving.paddle_served.model import table_folder
 from launcher.trainer.checkpoint import contents_file
-from launcher.trainer.checkpoint.table_files import TableRows
 from launcher.trainer.export import table_writer
-from launcher.trainer.export.model_writer import ModelWriter, export_from_memory
+from launcher.trainer.export.model_writer import ModelWriter
 from launcher.trainer.export.scoring_process import ScoringProcess
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
@@ -35,11 +34,6 @@ class ModelExporter:
     scorer: ScoringProcess | None
     """Only trainer 0 has one."""
 
-    @property
-    def is_writer(self) -> bool:
-        """Return whether this rank writes a part of the model; with training.mode geo only trainer 0 does."""
-        return self.settings.mode != "geo" or self.settings.rank == 0
-
     def export(self, at: Position) -> None:
         """Write the model with the values of the checkpoint `at`, which the servers have; all trainers call this.
 
@@ -51,29 +45,19 @@ class ModelExporter:
         folder = OutputPaths(settings.output_dir).model
         writer = ModelWriter(folder, settings.attempt, at.folder)
         scores: dict[str, float] = {}
-        if settings.mode == "geo":
-            # Each trainer holds all tables, and they differ a little: the model is trainer 0's, as checkpoints
-            # are.
-            if self.scorer:
-                arrays = trainer.tables()
-                rows = {name: TableRows.from_array(values) for name, values in arrays.items()}
-                scores = export_from_memory(
-                    writer, self.program, trainer.parameters(), rows, self.scorer.score
-                )
-        else:
-            ids = self._map_ids(at)
-            shapes = {
-                table.name: ModelTable(sum(map(len, ids[table.name])), table.width)
-                for table in trainer.network.tables
-            }
-            if settings.rank == 0:
-                writer.create(shapes)
-            trainer.barrier()
-            for name, shape in shapes.items():
-                self._write_share(table_folder(writer.temp, name), name, shape, ids[name], at)
-            trainer.barrier()
-            if self.scorer:
-                scores = writer.finish(self.program, trainer.parameters(), shapes, self.scorer.score)
+        ids = self._map_ids(at)
+        shapes = {
+            table.name: ModelTable(sum(map(len, ids[table.name])), table.width)
+            for table in trainer.network.tables
+        }
+        if settings.rank == 0:
+            writer.create(shapes)
+        trainer.barrier()
+        for name, shape in shapes.items():
+            self._write_share(table_folder(writer.temp, name), name, shape, ids[name], at)
+        trainer.barrier()
+        if self.scorer:
+            scores = writer.finish(self.program, trainer.parameters(), shapes, self.scorer.score)
         if settings.rank == 0:
             shown = " ".join(f"{name}={value:.4f}" for name, value in scores.items())
             self.log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")

@@ -27,19 +27,6 @@ def raise_limit(limit: int = MAX_BYTES) -> int:
 
 def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit: int) -> None:
     """Raise `SettingsError` if a message between a trainer and a server could be longer than `limit` bytes."""
-    if mode == "geo":
-        for table in network.tables:
-            size = (table.rows or 0) * (8 + 4 * table.width)
-            if size > limit:
-                raise setting_error(
-                    f"rows of the table {table.name} (network() of the program)",
-                    table.rows,
-                    f"at most {limit // (8 + 4 * table.width)}",
-                    "with training.mode geo each trainer sends the whole table in one message of "
-                    f"{size} bytes, and {limit} is the maximum",
-                    "Set training.mode to async or sync, where no trainer has the whole table",
-                )
-        return
     for table in network.tables:
         row = network.ids[table.name] * (8 + 4 * (table.width + 3)) * (MERGED if mode == "async" else 1)
         if batch_size * row > limit:

@@ -1,8 +1,7 @@
-"""Build a program's network from its network() function, in one of three kinds.
+"""Build a program's network from its network() function, in one of two kinds.
 
 - `remote`: embedding tables are on the parameter servers only, which add a row when its id is first trained
   on.
-- `copied`: each trainer has whole tables and exchanges differences (geo).
 - `served`: there are no tables, and looked-up vectors are inputs. For the exported model and one process.
 """
 
@@ -22,7 +21,7 @@ from launcher.trainer.graph import shape_checks
 from launcher.trainer.graph.table_optimizers import OptimizerRule
 from launcher.trainer.program_loader import TrainingProgram
 
-Kind = Literal["remote", "copied", "served"]
+Kind = Literal["remote", "served"]
 
 
 def prepare_paddle(seed: int) -> None:
@@ -38,8 +37,6 @@ class EmbeddingTable:
 
     name: str
     width: int
-    rows: int | None
-    """Number of rows, which geo needs; None: not given."""
     spread: float
     rule: OptimizerRule | None
     """The table's own optimizer; None: that of the program's optimizer()."""
@@ -60,8 +57,6 @@ class BuiltNetwork:
     """Number of ids that a row looks up in each table, with padding."""
     lookups: list[tuple[str, Any, Any]] = field(default_factory=list)
     """`served` only: (table's name, variable of the ids, input for the vectors) of each look-up."""
-    bounds: list[tuple[EmbeddingTable, Any]] = field(default_factory=list)
-    """`copied` only: (table, variable with the least and the greatest id of a batch) of each look-up."""
 
     def dense(self) -> list[str]:
         """Return the names of the trained parameters that are not embedding tables."""
@@ -87,18 +82,17 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
     tables: dict[str, EmbeddingTable] = {}
     lookups: list[tuple[str, Any, Any]] = []
     asked: Counter[str] = Counter()
-    bounds: list[tuple[EmbeddingTable, Any]] = []
 
     def embed(ids: Any, width: int, name: str, *more: Any) -> Any:
-        rows, spread, weights, pool, optimizer, admit, evict = more
+        spread, weights, pool, optimizer, admit, evict = more
         rule = None if optimizer is None else OptimizerRule.of(optimizer)
-        table = EmbeddingTable(name, width, rows, spread, rule, admit, evict)
+        table = EmbeddingTable(name, width, spread, rule, admit, evict)
         if name not in tables and name in main.global_block().vars:
             what = "an input" if name in program.inputs else "a parameter or variable"
             raise ValueError(
                 f"embedding {name!r} has the same name as {what} of the network. Fix: give the table another name"
             )
-        _check(table, tables.setdefault(name, table), kind)
+        _check(table, tables.setdefault(name, table))
         asked[name] += ids.shape[1]
         if kind == "served":
             vectors = paddle.static.data(f"vectors@{len(lookups)}", [None, ids.shape[1], width], "float32")
@@ -107,21 +101,7 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
             return _pool(vectors, ids, weights, pool)
         attr = paddle.ParamAttr(name=name, initializer=paddle.nn.initializer.Uniform(-spread, spread))
         flat = paddle.reshape(ids, [-1, 1])  # the servers' look-up needs a last dimension of 1
-        if kind == "remote":
-            found = paddle.static.nn.sparse_embedding(flat, [1, width], padding_idx=0, param_attr=attr)
-        else:
-            # For an id beyond the table Paddle would read arbitrary memory, so the ids are clipped; the
-            # trainer checks `bounds` and fails.
-            bounds.append((table, paddle.stack([paddle.min(flat), paddle.max(flat)])))
-            flat = paddle.clip(flat, 0, rows - 1)
-            # Paddle's Adam steps through all rows of the table together with the rows of the batch's
-            # gradient, and after the last row of the gradient it reads arbitrary memory: a gradient was NaN,
-            # and so was the next loss. With the table's last row in each gradient (as zeros) it reads nothing
-            # after that.
-            flat = paddle.concat([flat, paddle.full([1, 1], rows - 1, "int64")])
-            found = paddle.static.nn.embedding(
-                flat, [rows, width], is_sparse=True, padding_idx=0, param_attr=attr
-            )[:-1]
+        found = paddle.static.nn.sparse_embedding(flat, [1, width], padding_idx=0, param_attr=attr)
         return _pool(paddle.reshape(found, [-1, ids.shape[1], width]), ids, weights, pool)
 
     program.job.embed = embed
@@ -139,7 +119,7 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
     finally:
         program.job.embed = None
     shape_checks.check_broadcasts(program, main)
-    network = BuiltNetwork(main, startup, prediction, loss, list(tables.values()), asked, lookups, bounds)
+    network = BuiltNetwork(main, startup, prediction, loss, list(tables.values()), asked, lookups)
     if not network.dense():
         raise SettingsError(
             f"network() of the program {program.path} has no parameter except its embeddings, but Paddle's servers "
@@ -148,31 +128,17 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
     return network
 
 
-def _check(table: EmbeddingTable, first: EmbeddingTable, kind: Kind) -> None:
+def _check(table: EmbeddingTable, first: EmbeddingTable) -> None:
     """Raise `ValueError` if `table` has invalid arguments, or differs from `first`, the first use of its name."""
     if table != first:
         raise ValueError(
             f"embedding {table.name!r} has different arguments in two calls: {first} and {table}. Fix: use "
             "the same arguments, or two names"
         )
-    for key in ("width", "rows", "admit", "evict"):
+    for key in ("width", "admit", "evict"):
         if (value := getattr(table, key)) is not None and value < 1:
             raise ValueError(
                 f"embedding {table.name!r} has {key}={value}, but must have at least 1. Fix: set {key} to 1 or more"
-            )
-    if kind != "copied":
-        return
-    if table.rows is None:
-        raise ValueError(
-            f"embedding {table.name!r} has no rows=…, but with training.mode geo each trainer holds the "
-            "whole table. Fix: set rows to a number above all ids, or set training.mode to async or sync"
-        )
-    given = {"optimizer": table.rule is not None, "admit": table.admit > 1, "evict": table.evict is not None}
-    for key, is_given in given.items():
-        if is_given:
-            raise ValueError(
-                f"embedding {table.name!r} has {key}, which training.mode geo does not support, since each "
-                f"trainer holds the table itself. Fix: leave {key} out, or set training.mode to async or sync"
             )
 
 

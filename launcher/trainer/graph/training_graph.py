@@ -53,7 +53,7 @@ class TrainingGraph:
         """
         self.mode, self.shards, self.incremental_checkpoints = mode, shards, incremental_checkpoints
         limit = message_limits.raise_limit()
-        self.network: BuiltNetwork = build_network(program, "copied" if mode == "geo" else "remote")
+        self.network: BuiltNetwork = build_network(program, "remote")
         message_limits.check_message_sizes(self.network, batch_size, mode, limit)
         self._check_deltas()
         fleet.init(role)
@@ -67,32 +67,27 @@ class TrainingGraph:
                 )
             self.rule = OptimizerRule.of(optimizer)  # of dense parameters, and of tables without their own
         self.rules = {table.name: table.rule or self.rule for table in self.network.tables}
-        if mode != "geo":
-            self._describe_tables()
+        self._describe_tables()
         guard = paddle.static.program_guard(self.network.main, self.network.startup)
         quiet = contextlib.redirect_stdout(io.StringIO())  # Paddle prints twenty lines on its tables
         with guard, quiet, program.calling("training of network()"):
-            fleet.distributed_optimizer(optimizer, self._strategy(program)).minimize(
+            fleet.distributed_optimizer(optimizer, self._strategy()).minimize(
                 self.network.loss, self.network.startup
             )
             # Paddle does not change the program, it puts another in its place.
             self.network.main = paddle.static.default_main_program()
             self.network.startup = paddle.static.default_startup_program()
 
-    def _strategy(self, program: TrainingProgram) -> Any:
+    def _strategy(self) -> Any:
         strategy = fleet.DistributedStrategy()
         strategy.a_sync = self.mode != "sync"
         # Paddle's own wait at the start polls every 3 s; await_ports() waits instead.
-        configs: dict[str, Any] = {"launch_barrier": False}
-        if self.mode == "geo":
-            configs["k_steps"] = int(program.common_options["geo_steps"])
-        strategy.a_sync_configs = configs
-        if self.mode != "geo":
-            for table in self.network.tables:
-                config = strategy.sparse_table_configs.add()
-                config.table_name = table.name
-                config.table_class = "MemorySparseTable"
-                config.shard_num = self.shards
+        strategy.a_sync_configs = {"launch_barrier": False}
+        for table in self.network.tables:
+            config = strategy.sparse_table_configs.add()
+            config.table_name = table.name
+            config.table_class = "MemorySparseTable"
+            config.shard_num = self.shards
         return strategy
 
     def _check_deltas(self) -> None:

@@ -60,7 +60,7 @@ def test_zero_and_empty_values_differ_from_absent_ones() -> None:
         ("JOB_NAME", "a" * 46, "DNS label of at most 45"),
         ("JOB_NAME", "", "no default"),
         ("PADDLE_LAUNCHER_RUNTIME", "v2", "one of fleet, v1"),
-        ("PADDLE_LAUNCHER_MODE", "fast", "one of sync, async, geo"),
+        ("PADDLE_LAUNCHER_MODE", "fast", "one of sync, async"),
         ("TRAIN_CONFIG_DIR", "../etc", "a file name"),
         ("PADDLE_LAUNCHER_EXTRA_ARGS", '["lr=1"]', "does not have the form --key=value"),
         ("PADDLE_LAUNCHER_EXTRA_ARGS", '["--lr=1", "--lr=2"]', "--lr is a duplicate"),

@@ -42,7 +42,7 @@ def publish(folder: CheckpointFolder, config: Path, ranks: int = 1, **more: Any)
         "position": CheckpointPosition(folder.at.passes, folder.at.batches),
         "attempt": folder.attempt,
         "output_id": contents_file.read_output_id(folder.output.root) or "",
-        "tables": {"words": CheckpointTable("000", None, 1, "adam")},
+        "tables": {"words": CheckpointTable("000", 1, "adam")},
     }
     numbers = {"seed": 1, "batches": 20, "servers": 2, "shards": 60, "ranks": [[0.0, 0.0, 0.0]]}
     entries = {"files": written.files, "rows": written.rows}

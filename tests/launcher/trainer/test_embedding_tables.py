@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
-from launcher.errors import DataError
 from launcher.paths import Position
 
 from .conftest import load, stage, write_program
@@ -237,30 +234,6 @@ def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
         assert f"training cannot resume from {Position(1).folder}: {difference}" in error
         rejected = resumed.output.checkpoint(Position(1)) / "rejected.json"
         assert not rejected.exists(), "with the old options it is good"
-
-
-@pytest.mark.paddle
-def test_in_geo_an_id_beyond_its_table_is_a_data_error(tmp_path: Path, program: Path, port: int) -> None:
-    from launcher.trainer.pserver_client import PserverClient
-
-    message = "a batch has the id {}, but the table adam has rows=60 in the program's network()"
-    bounds = SimpleNamespace(bounds=[(SimpleNamespace(name="adam", rows=60), None)])
-    client = cast(PserverClient, SimpleNamespace(network=bounds))
-    PserverClient._check_ids(client, [(0, 59)])
-    with pytest.raises(DataError, match=re.escape(message.format(60))):
-        PserverClient._check_ids(client, [(0, 60)])
-
-    own = program / "trainer_config.py"
-    plain = own.read_text().replace(", spread=0.5, optimizer=optimizer", ", rows=60")
-    plain = plain.replace('{"spread": 0.5, "optimizer": own.SGD(0.5)}', '{"rows": 60}')
-    own.write_text(
-        plain.replace(', {"admit": 3}', ', {"rows": 60}').replace(', {"evict": 1}', ', {"rows": 60}')
-    )
-    started = gang(tmp_path, program, port, MODE="geo")
-    rows = lines([(7, 9, (1.0, 1.0, 1.0, 1.0), 50)] * 3 + [(8, 2**64 - 3, (1.0,) * 4, 50)])
-    stage(started.data[0], rows, rows)
-    assert started.run()["0/trainer"] == 65, started.log()[-2000:]
-    assert message.format(2**64 - 3) in started.log()
 
 
 POOLED = """

@@ -48,7 +48,7 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
     fresh = prepare_training(tmp_path / "fresh", data[:1], port, RECOMMENDATION, **values).finish()
     assert abs(score(fresh) - learnt) > 0.05
     assert not fresh.output.before_json.exists()
-    for mode, ranks, has_model in (("sync", 1, False), ("async", 2, True), ("geo", 2, False)):
+    for mode, ranks, has_model in (("async", 2, True), ("sync", 1, False)):
         root = tmp_path / mode
         source = root / "earlier" / "output"
         shutil.copytree(first.output.root, source)
@@ -166,7 +166,7 @@ def test_only_files_of_own_shards_are_read_when_the_number_of_shards_is_equal(tm
         for path in place.iterdir()
     }
     contents = cast(CheckpointContents, SimpleNamespace(shards=12, files=listed))
-    stored = initial_model._checkpoint_table(tmp_path, contents, CheckpointTable("000", None, 2, "sgd"))
+    stored = initial_model._checkpoint_table(tmp_path, contents, "t", CheckpointTable("000", 2, "sgd"))
     own = table_files.TableRows.concatenate(stored.read(12, {3, 7}), 2)
     assert own.ids.tolist() == [key for key in ids.tolist() if key % 12 in (3, 7)]
     assert (own.vectors == rows.vectors[own.ids - 1]).all()
@@ -188,7 +188,7 @@ def test_a_damaged_table_file_is_an_error_with_the_setting_and_a_fix(tmp_path: P
     path.write_bytes(gzip.compress(b"1 0 0\n"))
     listed = {"tables/000/part-000-00000": CheckpointFile(path.stat().st_size, files.sha256_file(path))}
     contents = cast(CheckpointContents, SimpleNamespace(shards=1, files=listed))
-    stored = initial_model._checkpoint_table(tmp_path, contents, CheckpointTable("000", None, 2, "sgd"))
+    stored = initial_model._checkpoint_table(tmp_path, contents, "t", CheckpointTable("000", 2, "sgd"))
     with pytest.raises(
         DataError, match=r"^training\.initModelPath: .* damaged line, .* Fix: specify another run"
     ):

@@ -83,18 +83,15 @@ def test_a_dropped_message_leaves_a_fatal_line_of_the_runtime(tmp_path: Path, po
     assert "Set max_body_size to allow bigger messages" in seen
 
 
-def network(rows: int | None, width: int, ids: int) -> Any:
-    return SimpleNamespace(tables=[SimpleNamespace(name="t", rows=rows, width=width)], ids={"t": ids})
+def network(width: int, ids: int) -> Any:
+    return SimpleNamespace(tables=[SimpleNamespace(name="t", width=width)], ids={"t": ids})
 
 
-def test_batches_and_tables_too_large_for_a_message_are_rejected_before_training() -> None:
+def test_batches_too_large_for_a_message_are_rejected_before_training() -> None:
     from launcher.trainer.graph import message_limits
 
     assert message_limits.raise_limit() == message_limits.MAX_BYTES
-    message_limits.check_message_sizes(network(None, 16, 26), 65536, "async", message_limits.MAX_BYTES)
+    message_limits.check_message_sizes(network(16, 26), 65536, "async", message_limits.MAX_BYTES)
     with pytest.raises(SettingsError, match=r"training\.batchSize .* is 65536, but must be at most 8192: "):
-        message_limits.check_message_sizes(network(None, 16, 26), 65536, "async", 8192 * 26 * 84 * 12)
-    message_limits.check_message_sizes(network(None, 16, 26), 65536, "sync", 65536 * 26 * 84)
-    message_limits.check_message_sizes(network(1000, 16, 26), 1, "geo", 72_000)
-    with pytest.raises(SettingsError, match=r"rows of the table t .* is 1001, but must be at most 1000: "):
-        message_limits.check_message_sizes(network(1001, 16, 26), 1, "geo", 72_000)
+        message_limits.check_message_sizes(network(16, 26), 65536, "async", 8192 * 26 * 84 * 12)
+    message_limits.check_message_sizes(network(16, 26), 65536, "sync", 65536 * 26 * 84)

@@ -112,7 +112,7 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
         folder.add_rank_files(rank, RankFiles(folder.write_ids("000", rank, ids), {}))
     config = tmp_path / "trainer_config.py"
     config.touch()
-    publish(folder, config, 3, tables={"pooled": CheckpointTable("000", None, 1, "sgd")})
+    publish(folder, config, 3, tables={"pooled": CheckpointTable("000", 1, "sgd")})
     table = SimpleNamespace(network=SimpleNamespace(tables=[SimpleNamespace(name="pooled")]))
     ranks: list[Any] = [
         SimpleNamespace(output_dir=output, passes=1, rank=rank, trainers=2, attempt=0) for rank in (0, 1)
@@ -180,20 +180,15 @@ def test_scoring_a_missing_model_raises_a_data_error(tmp_path: Path) -> None:
         scoring_process.ScoringProcess(tmp_path / "test").score(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("mode", "rank", "state"), [("sync", 1, "writing"), ("geo", 0, "writing"), ("geo", 1, "waiting")]
-)
-def test_the_state_is_writing_only_on_ranks_that_write_the_model(
-    mode, rank, state, tmp_path: Path, monkeypatch
-) -> None:
+def test_the_state_is_writing_while_a_rank_writes_its_part_of_the_model(tmp_path: Path, monkeypatch) -> None:
     from launcher.trainer import training_loop
     from launcher.trainer.export.export_from_servers import ModelExporter
 
     monkeypatch.setattr(ModelExporter, "export", lambda *_: None)
     here = SimpleNamespace(
-        settings=SimpleNamespace(mode=mode, rank=rank),
+        settings=SimpleNamespace(rank=1),
         progress=ProgressFile(tmp_path / "progress.json"),
         **dict.fromkeys(("program", "trainer", "log", "scorer")),
     )
     training_loop.TrainingLoop._export(here, Position(1))
-    assert json.loads((tmp_path / "progress.json").read_text())["state"] == state
+    assert json.loads((tmp_path / "progress.json").read_text())["state"] == "writing"

@@ -44,12 +44,11 @@ def check(folder: Path, changes: dict[str, str], **training: object) -> str:
     )
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "geo"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_valid_program_passes_in_each_mode_without_paddle_output(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str
 ) -> None:
-    rows = {"hash64(word)": "len(word)", '"word", pool': '"word", rows=100, pool'}
-    found = check(tmp_path, rows if mode == "geo" else {}, mode=mode)
+    found = check(tmp_path, {}, mode=mode)
     assert found == "it parses the first 100 rows (0 skipped) and trains on 61"
     output = capfd.readouterr()
     assert (output.out, "INFO" in output.err) == ("", False)
@@ -96,7 +95,6 @@ def test_a_program_that_cannot_be_trained_is_one_message(
 @pytest.mark.parametrize(
     ("training", "changes", "message"),
     [
-        ({"mode": "geo"}, {}, "'word' has no rows=…, but with training.mode geo"),
         ({"batchSize": 10**7}, {}, "training.batchSize .* is 10000000, but must be at most"),
         (
             {"incrementalCheckpoints": 2},

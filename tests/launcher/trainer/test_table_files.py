@@ -87,13 +87,6 @@ def test_usable_ports_nums_are_only_those_that_the_trainers_can_reach() -> None:
     assert table_files.usable_ports_nums(60, 61) == []
 
 
-def test_rows_from_an_array_exclude_padding_and_untrained_rows() -> None:
-    table = np.array([[5, 5], [0, 0], [1, 0]], np.float32)
-    found = table_files.TableRows.from_array(table)
-    assert found.ids.tolist() == [2]
-    assert found.vectors.tolist() == [[1, 0]]
-
-
 def test_read_table_file_returns_size_sha256_and_sample_rows(tmp_path: Path) -> None:
     path = tmp_path / "part-000-00000"
     path.write_bytes(gzip.compress(WIDE + WITHOUT_VECTOR * 3 + WIDE.replace(b"16 ", b"32 ", 1)))

@@ -38,8 +38,7 @@ def losses(gang: LoopbackTraining, rank: int = 0) -> list[float]:
     [
         ("async", 2, "quick_start", "trainer_config.py", True),
         ("sync", 2, "quick_start", "trainer_config.emb.py", True),
-        ("geo", 2, "recommendation", "trainer_config.py", True),
-        ("geo", 1, "quick_start", "trainer_config.emb.py", False),
+        ("sync", 1, "recommendation", "trainer_config.py", False),
     ],
 )
 def test_every_mode_trains_every_program_and_resumes(  # noqa: PLR0917
@@ -109,7 +108,7 @@ def test_trainer_count_sets_the_threads_of_a_trainer(tmp_path: Path, staged: Sta
     assert peaks[6] >= peaks[1] + 5, peaks
 
 
-@pytest.mark.parametrize("mode", ["async", "sync", "geo"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
 def test_threads_count_each_batch_once_and_a_checkpoint_inside_a_pass_has_those_before(
     tmp_path: Path, staged: Staged, port: int, mode: str
 ) -> None:
