@@ -155,7 +155,8 @@ def test_recommendation_numbers_features_from_the_tables_and_checks_each_column(
     path = PROGRAMS / "recommendation" / "trainer_config.py"
     program = programs.load_program(path, folder / "tables")
     found = parse(ratings(50, 1), program)
-    assert found["features"].max() < program.job.side["rows"]
+    ids = {n for side in ("users", "films") for each in program.job.side[side].values() for n in each}
+    assert found["features"].max() <= max(ids) == len(ids), "numbered from 1 on"
     assert found["features"][:, :8].min() > 0, "user, age, gender, occupation, film, decade, two genres"
     for line, message in (
         ("31\t1\t3", "column user_id is '31', but ml-100k.user has no such row"),
