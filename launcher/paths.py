@@ -44,7 +44,21 @@ from pathlib import Path
 
 SHARD_LISTS = ("train.list", "test.list")
 RESERVED_FOLDERS = frozenset({"output", "runs", "tables", "sources"})
-_SAVE = re.compile(r"pass-(\d{5,})(?:-batch-(\d{7,}))?")
+_SAVE = re.compile(r"pass-([0-9]{5,18})(?:-batch-([0-9]{7,18}))?")
+
+
+def is_safe_name(name: str) -> bool:
+    """Return whether `name`, which comes from a file, a bucket or a stream, is the path of a file below a folder.
+
+    Every name is checked by this function before it is joined to a folder. It rejects absolute paths, `..`, `.`,
+    empty parts, NUL, backslashes (which other tools read as separators) and names that no file system can store.
+    """
+    try:
+        sizes = [len(part.encode(errors="surrogateescape")) for part in name.split("/")]
+    except UnicodeEncodeError:
+        return False
+    dots = {".", ".."}.intersection(name.split("/"))
+    return not dots and not {"\0", "\\"}.intersection(name) and 0 < min(sizes) <= max(sizes) <= 255
 
 
 @dataclass(frozen=True, order=True)

@@ -47,6 +47,7 @@ from launcher.cli.views.run_view import (
     rank_of,
 )
 from launcher.cli.views.run_view_builder import ClusterSnapshot, build_cluster_view, build_folder_view
+from launcher.io.open_below import refuse_links
 from launcher.reporting.failure_messages import last_lines
 
 FILES_SECONDS = 5.0  # `poll_view` reads the files at most once in this time
@@ -74,7 +75,7 @@ class FolderSession:
 
     def read_view(self, log: bool = False) -> RunView:
         """Return the run's present state, read from the folder; with `log` also rank 0's newest log lines."""
-        file = Path(self._storage.job) / OUTPUT.train_log(0)
+        file = refuse_links(Path(self._storage.job), OUTPUT.train_log(0).as_posix())
         lines = last_lines(file, LOG_LINES).splitlines() if log else []
         return build_folder_view(self._storage.where, read_job_files(self._storage), lines)
 

@@ -35,7 +35,7 @@ from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, CliError
 from launcher.cli.suggested_commands import INSTALLED, program_name
 from launcher.cli.terminal import report
 from launcher.errors import LauncherError
-from launcher.io.tar_stream import ReaderError
+from launcher.io.open_below import ReaderError
 
 _PARSER_USAGE = 2  # the option parser's exit code for wrong usage; here 2 is that of `wait --timeout`
 

@@ -17,28 +17,16 @@ import os
 import shutil
 import stat
 import tarfile
-from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
-from typing import IO
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, BinaryIO
+
+from launcher.io.open_below import ReaderError, checked_name, refuse_links
 
 SUMS = ".sha256.json"
 """The last member of every archive: {name: sha256 in hex}."""
 
 COPY_BYTES = 256 * 1024
-
-
-class ReaderError(Exception):
-    """Copying between command line and pod failed; the message is for users. No existing file was changed."""
-
-
-def checked_name(name: str) -> PurePosixPath:
-    """Return `name` as a relative path. Raise `ReaderError` if it is absolute or contains `..`."""
-    path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in name:
-        raise ReaderError(
-            f"'{name}' is not a path below the shared folder. Fix: give a relative path without '..'"
-        )
-    return path
 
 
 class _Counted(io.RawIOBase):
@@ -73,24 +61,24 @@ class _Counted(io.RawIOBase):
 def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[tuple[str, Path]]:
     """Return (name relative to `root`, path) of all regular files that match the patterns, sorted by name.
 
-    Patterns are paths of files or folders, or globs, relative to `root`. Files whose name starts with a dot (unfinished
-    files) and links are skipped.
+    Patterns are paths of files or folders, or globs, relative to `root`. Below a folder that matches, files whose name
+    starts with a dot (unfinished files) and links are skipped.
 
     Raises:
-        ReaderError: a pattern has no match, unless `optional`.
+        ReaderError: a pattern has no match, unless `optional`; or what matches is a link or reached through one.
     """
     found: dict[str, Path] = {}
     for pattern in patterns:
-        relative = checked_name(pattern)
+        path = refuse_links(root, pattern)
         if set("*?[") & set(pattern):
-            found_by = sorted(root.glob(str(relative)))
-            starts = [one for one in found_by if "/." not in f"/{one.relative_to(root).as_posix()}"]
+            found_by = (one.relative_to(root).as_posix() for one in sorted(root.glob(pattern)))
+            starts = [refuse_links(root, name) for name in found_by if "/." not in f"/{name}"]
         else:
-            starts = [root / relative] if os.path.lexists(root / relative) else []
+            starts = [path] if os.path.lexists(path) else []
         matches = {file.relative_to(root).as_posix(): file for start in starts for file in _files(start)}
         if not matches and not optional:
             raise ReaderError(
-                f"cannot copy {root / relative}: there is no such file, or the folder has no file to copy (links and "
+                f"cannot copy {path}: there is no such file, or the folder has no file to copy (links and "
                 "names with a leading dot are skipped). Nothing was sent. Fix: check the path, or try again once the "
                 "run has written it"
             )
@@ -109,12 +97,16 @@ def _files(start: Path) -> Iterator[Path]:
 
 
 def write_tar(
-    out: IO[bytes], entries: Iterable[tuple[str, Path]], skip_missing: bool = False
+    out: IO[bytes],
+    entries: Iterable[tuple[str, Path]],
+    skip_missing: bool = False,
+    open_entry: Callable[[str, Path], BinaryIO] = lambda _, file: file.open("rb"),
 ) -> dict[str, str]:
     """Write a tar archive of files, and then their checksums, to a stream.
 
     A file that grows while it is sent has the size in the archive that it had when it was opened. `entries` are
-    (name in the archive, path of the file). Files that no longer exist raise FileNotFoundError unless `skip_missing`.
+    (name in the archive, path of the file), with which `open_entry` opens the file. Files that no longer exist raise
+    FileNotFoundError unless `skip_missing`.
 
     Returns:
         name in the archive → sha256 (hex digits).
@@ -126,7 +118,7 @@ def write_tar(
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for name, file in entries:
             try:
-                source = file.open("rb")
+                source = open_entry(name, file)
             except FileNotFoundError:
                 if skip_missing:
                     continue
@@ -173,7 +165,7 @@ def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
                     listing = archive.extractfile(member)
                     received = json.loads(listing.read()) if listing else None
                     continue
-                name = str(checked_name(member.name))
+                name = checked_name(member.name)
                 content = archive.extractfile(member) if member.isreg() else None
                 if content is None:
                     raise ReaderError(

@@ -30,8 +30,9 @@ from launcher.cli.suggested_commands import command_text
 from launcher.cli.terminal import console, print_json, report
 from launcher.cli.views.pass_tables import pass_table
 from launcher.io.files import remove_path
+from launcher.io.open_below import ReaderError
 from launcher.io.retry import Retry, TransientError
-from launcher.io.tar_stream import ReaderError, save_tar
+from launcher.io.tar_stream import save_tar
 from launcher.metrics import best_pass
 from launcher.paths import OutputPaths
 from launcher.reporting import text_formats

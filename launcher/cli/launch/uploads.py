@@ -16,8 +16,9 @@ from launcher.cli.errors import CliError, UsageError
 from launcher.cli.storage.storage_access import Storage, check_name, run_json_command
 from launcher.cli.terminal import report
 from launcher.io.files import folder_files, sha256_file
+from launcher.io.open_below import ReaderError
 from launcher.io.program_folders import CONFIG
-from launcher.io.tar_stream import ReaderError, write_tar
+from launcher.io.tar_stream import write_tar
 from launcher.paths import RESERVED_FOLDERS
 from launcher.trainer.program_loader import FUNCTIONS, VALUES
 

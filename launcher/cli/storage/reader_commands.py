@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import IO, BinaryIO
 
 from launcher.io.files import folder_files, free_bytes, sha256_file
-from launcher.io.tar_stream import COPY_BYTES, ReaderError, checked_name, save_tar, select, write_tar
+from launcher.io.open_below import ReaderError, link_error, open_file, open_parent, refuse_links
+from launcher.io.tar_stream import COPY_BYTES, save_tar, select, write_tar
 from launcher.paths import OutputPaths, Position, position
 
 FINAL_STATES = ("complete", "failed")
@@ -62,7 +63,7 @@ def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) 
 
     Raises ReaderError if less than `needed` bytes are free, or the name is taken and `replace` is False.
     """
-    final = root / checked_name(name)
+    final = refuse_links(root, name)
     if os.path.lexists(final) and not replace:
         raise ReaderError(f"{final} exists already; nothing was changed. Fix: replace it with --force")
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -107,60 +108,78 @@ def compute_sums(path: Path, size: int) -> dict[str, str] | None:
     """Return {name: hex sha256} of each file in a folder, or of a single file; None if `path` is absent.
 
     `size` is the expected size of all files together, in bytes. If the size differs, no file is read, and all
-    sums are empty.
+    sums are empty; so is the sum of a link.
     """
     if not path.exists():
         return None
     found = folder_files(path) if path.is_dir() else [path]
-    read = sum(file.stat().st_size for file in found) == size
+    read = sum(file.lstat().st_size for file in found) == size
     root = path if path.is_dir() else path.parent
-    return {file.relative_to(root).as_posix(): sha256_file(file) if read else "" for file in found}
+    return {
+        file.relative_to(root).as_posix(): sha256_file(file) if read and not file.is_symlink() else ""
+        for file in found
+    }
 
 
 def measure_sizes(root: Path, names: Sequence[str]) -> dict[str, int]:
     """Return the size in bytes of each of these files and folders, by name."""
-    found = {name: root / checked_name(name) for name in names}
-    return {
-        name: sum(file.lstat().st_size for file in (folder_files(path) if path.is_dir() else [path]))
-        for name, path in found.items()
-    }
+    sizes = {}
+    for name in names:
+        with open_parent(root, name) as (folder, last):
+            sizes[name] = _measure(last, folder)
+    return sizes
+
+
+def _measure(name: str, folder: int) -> int:
+    """Return the size in bytes of a file, or of the files below it if it is a folder; links are not followed."""
+    status = os.lstat(name, dir_fd=folder)
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_size
+    tree = os.fwalk(name, dir_fd=folder)
+    return sum(os.lstat(file, dir_fd=below).st_size for _, _, files, below in tree for file in files)
 
 
 def remove_paths(root: Path, names: Sequence[str]) -> dict[str, int]:
     """Remove files and folders; return the size in bytes that each had, by name.
 
-    Each is renamed first, so that no half-removed folder remains under its name after an interruption.
+    Each is renamed first, so that no half-removed folder remains under its name after an interruption. Everything is
+    addressed by the descriptor of its folder: a link that replaces a folder of the path meanwhile changes nothing.
     """
     freed = {}
     for name in names:
-        path = root / checked_name(name)
-        aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}.old")
-        path.rename(aside)
-        freed[name] = measure_sizes(aside.parent, [aside.name])[aside.name]
-        shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
+        with open_parent(root, name) as (folder, last):
+            aside = f".{last}.{secrets.token_hex(4)}.old"
+            os.rename(last, aside, src_dir_fd=folder, dst_dir_fd=folder)
+            freed[name] = _measure(aside, folder)
+            if stat.S_ISDIR(os.lstat(aside, dir_fd=folder).st_mode):
+                shutil.rmtree(aside, dir_fd=folder)
+            else:
+                os.unlink(aside, dir_fd=folder)
     return freed
 
 
-def follow_file(file: Path, until: Path | None, out: IO[bytes], seconds: float, pause: float = 0.5) -> None:
-    """Write `file` to `out` as it grows, and every file of a later attempt that replaces it.
+def follow_file(
+    root: Path, name: str, until: str | None, out: IO[bytes], *, seconds: float, pause: float = 0.5
+) -> None:
+    """Write the file `root`/`name` to `out` as it grows, and every file of a later attempt that replaces it.
 
-    Returns after `seconds`, or once the status file `until` says that the run is over and all was written.
+    Returns after `seconds`, or once the status file `root`/`until` says that the run is over and all was written.
     """
     deadline = time.monotonic() + seconds
     current: BinaryIO | None = None
     try:
         while time.monotonic() < deadline:
             over = (
-                until is not None and _read_json_object(until).get("state") in FINAL_STATES
+                until is not None and _read_json_object(root, until).get("state") in FINAL_STATES
             )  # before the file is read, so that no line is missed
             if current is None:
                 with contextlib.suppress(FileNotFoundError):
-                    current = file.open("rb")
+                    current = open_file(root, name)
             if current is not None:
                 while block := current.read(COPY_BYTES):
                     out.write(block)
                 out.flush()
-                if _is_replaced(current, file):
+                if _is_replaced(current, root / name):
                     current.close()
                     current = None
                     continue
@@ -172,33 +191,36 @@ def follow_file(file: Path, until: Path | None, out: IO[bytes], seconds: float, 
             current.close()
 
 
-def request_checkpoint(output: OutputPaths, out: IO[bytes], seconds: float, pause: float = 1.0) -> None:
+def request_checkpoint(root: Path, out: IO[bytes], seconds: float, pause: float = 1.0) -> None:
     """Request a checkpoint from the training, and write a JSON line every `pause` until it is saved.
 
-    Lines have "state", "pass" and "batch" of status.json. The last one also has "saved": the folder of the
-    newest checkpoint that was completed since the call, or null after `seconds` or if the run is over.
+    `root` is the job's folder. Lines have "state", "pass" and "batch" of status.json. The last one also has "saved":
+    the folder of the newest checkpoint that was completed since the call, or null after `seconds` or if the run is
+    over.
 
     Raises ReaderError if the run's runtime saves checkpoints only at the end of a pass.
     """
-    fingerprint = _read_json_object(output.run_json).get("fingerprint")
+    output = OutputPaths(Path("output"))
+    request = refuse_links(root, output.checkpoint_request.as_posix())
+    fingerprint = _read_json_object(root, output.run_json.as_posix()).get("fingerprint")
     if isinstance(fingerprint, dict) and fingerprint.get("runtime") == "v1":
         raise ReaderError(
             "runtime v1 saves checkpoints only at the end of a pass (training.savingPeriod). Fix: wait for "
             "the end of the pass, or stop with --no-checkpoint"
         )
-    request, deadline = output.checkpoint_request, time.monotonic() + seconds
-    before = _find_checkpoints(output)
+    deadline = time.monotonic() + seconds
+    before = _find_checkpoints(request.parent)
     token = _write_request(request)
     saved = None
     line: dict[str, object] = {}
     try:
         while time.monotonic() < deadline:
             if not request.exists():
-                new = [at for at, done in _find_checkpoints(output).items() if before.get(at) != done]
+                new = [at for at, done in _find_checkpoints(request.parent).items() if before.get(at) != done]
                 if saved := max(new, default=None):
                     break
                 token = _write_request(request)  # removed by an earlier checkpoint, or by another command
-            status = _read_json_object(output.status_json)
+            status = _read_json_object(root, output.status_json.as_posix())
             line = {key: status.get(key) for key in ("state", "pass", "batch")}
             if line["state"] in FINAL_STATES:
                 break
@@ -221,10 +243,10 @@ def _write_request(request: Path) -> str:
     return token
 
 
-def _find_checkpoints(output: OutputPaths) -> dict[Position, tuple[int, int]]:
+def _find_checkpoints(output: Path) -> dict[Position, tuple[int, int]]:
     """Return {complete checkpoint: (inode, mtime in ns)}; the value changes if it is saved again."""
     found = {}
-    for done in output.root.glob("pass-*/done"):
+    for done in output.glob("pass-*/done"):
         with contextlib.suppress(FileNotFoundError):  # the checkpoint was just removed
             if at := position(done.parent.name):
                 found[at] = (done.stat().st_ino, done.stat().st_mtime_ns)
@@ -233,17 +255,18 @@ def _find_checkpoints(output: OutputPaths) -> dict[Position, tuple[int, int]]:
 
 def _is_replaced(opened: BinaryIO, path: Path) -> bool:
     try:
-        now = path.stat()
+        now = path.lstat()
     except FileNotFoundError:
         return True
     return now.st_ino != os.fstat(opened.fileno()).st_ino or now.st_size < opened.tell()
 
 
-def _read_json_object(file: Path) -> dict[str, object]:
-    """Return the JSON object in a file; {} if the file is absent or damaged."""
+def _read_json_object(root: Path, name: str) -> dict[str, object]:
+    """Return the JSON object in the file `root`/`name`; {} if the file is absent or damaged."""
     try:
-        value = json.loads(file.read_bytes())
-    except (OSError, ValueError):
+        with open_file(root, name) as file:
+            value = json.loads(file.read())
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 
@@ -256,9 +279,9 @@ def sleep_until_deadline(seconds: float) -> None:
 
 _JSON_COMMANDS: dict[str, Callable[[argparse.Namespace, IO[bytes]], object]] = {
     "ls": lambda given, _: list_entries(
-        given.root / checked_name(given.paths[0]) if given.paths else given.root, given.optional
+        refuse_links(given.root, given.paths[0]) if given.paths else given.root, given.optional
     ),
-    "sums": lambda given, _: compute_sums(given.root / checked_name(given.paths[0]), given.bytes),
+    "sums": lambda given, _: compute_sums(refuse_links(given.root, given.paths[0]), given.bytes),
     "sizes": lambda given, _: measure_sizes(given.root, given.paths),
     "remove": lambda given, _: remove_paths(given.root, given.paths),
     "untar": lambda given, source: untar(source, given.root, given.paths[0], given.bytes, given.replace),
@@ -283,19 +306,20 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(given: argparse.Namespace, source: IO[bytes], out: IO[bytes]) -> None:
     root = given.root
+    if root.is_symlink():
+        raise link_error(root)
     if given.command is None:
         sleep_until_deadline(given.seconds)
     elif given.command == "tar":
-        write_tar(out, select(root, given.paths, given.optional), given.optional)
+        entries = select(root, given.paths, given.optional)
+        write_tar(out, entries, given.optional, lambda name, _: open_file(root, name))
     elif given.command == "checkpoint":
-        request_checkpoint(OutputPaths(root / "output"), out, given.wait)
+        request_checkpoint(root, out, given.wait)
+    elif given.command == "cat" and given.follow > 0:
+        follow_file(root, given.paths[0], given.until, out, seconds=given.follow)
     elif given.command == "cat":
-        file, until = (name and root / checked_name(name) for name in (given.paths[0], given.until))
-        if given.follow > 0:
-            follow_file(file, until, out, given.follow)
-        else:
-            with file.open("rb") as content:
-                shutil.copyfileobj(content, out, COPY_BYTES)
+        with open_file(root, given.paths[0]) as content:
+            shutil.copyfileobj(content, out, COPY_BYTES)
     else:
         out.write(json.dumps(_JSON_COMMANDS[given.command](given, source)).encode())
     out.flush()

@@ -156,7 +156,7 @@ def test_following_a_file_prints_new_lines_and_the_file_of_a_new_attempt(tmp_pat
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
-    reader_commands.follow_file(log, status, out, seconds=30, pause=0.01)
+    reader_commands.follow_file(tmp_path, log.name, status.name, out, seconds=30, pause=0.01)
     writer.join(30)
     assert out.getvalue() == b"one\ntwo\nthree\n"
 

@@ -1,0 +1,206 @@
+"""Commands with --path, and the same commands in the reader pod, follow no link below the storage's folder."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.storage import reader_commands
+from launcher.io.open_below import ReaderError, open_file
+
+Cli = Callable[..., tuple[int, str, str]]
+SECRET = "root:x:0:0"
+
+
+@pytest.fixture
+def outside(job: Path, tmp_path: Path) -> Path:
+    """Create a copy of the job's folder outside of the storage, with SECRET in each text, and data files."""
+    folder = tmp_path / "host" / "job"
+    shutil.copytree(job, folder)
+    for log in folder.rglob("*.log"):
+        log.write_text(SECRET)
+    (folder.parent / "sources").mkdir()
+    (folder.parent / "sources" / "rows.csv").write_text(SECRET)
+    os.utime(folder.parent / "sources" / "rows.csv", (1, 1))
+    return folder
+
+
+def tree(folder: Path) -> list[str]:
+    return sorted(str(path) for path in folder.rglob("*"))
+
+
+def replace_by_link(path: Path, target: Path, *, relative: bool) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+    path.symlink_to(os.path.relpath(target, path.parent) if relative else target)
+
+
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize(
+    ("linked", "argv"),
+    [
+        ("runs", ("clean", "--keep", "0", "--yes")),
+        ("runs/quick-start-aaaa", ("clean", "--keep", "0", "--yes")),
+        ("output", ("clean", "--keep", "0", "--yes")),
+        ("output", ("status",)),
+        ("output/status.json", ("status",)),
+        ("output/run.json", ("wait",)),
+        ("output/node_0", ("status",)),
+        ("output/node_0/train.log", ("status",)),
+        ("output", ("results",)),
+        ("output/model", ("results", "--to", "copied")),
+        ("output/node_1", ("results", "--to", "copied")),
+        ("output/node_1/train.log", ("logs", "--role", "trainer", "--rank", "1")),
+        ("output/node_1", ("logs", "--role", "trainer", "--rank", "1")),
+        ("output/node_1/attempt-0", ("logs", "--role", "trainer", "--rank", "1", "--attempt", "0")),
+        ("output/node_1/server.log", ("logs", "--role", "pserver", "--rank", "1", "--follow")),
+        ("runs", ("runs",)),
+        ("runs/quick-start-bbbb/run.json", ("compare", "quick-start-aaaa", "quick-start-bbbb")),
+        ("output", ("logs",)),
+    ],
+)
+def test_no_command_follows_a_link_or_removes_what_is_behind_it(
+    cli: Cli, job: Path, outside: Path, here: Path, *, linked: str, argv: tuple[str, ...], relative: bool
+) -> None:
+    replace_by_link(job / linked, outside / linked, relative=relative)
+    before = tree(outside)
+    code, out, err = cli(*argv, "--path", job)
+    assert tree(outside) == before
+    assert SECRET not in out
+    assert code == 3, (out, err)
+    assert f"{job / linked} is a symbolic link" in err
+    assert err.count("Fix: ") == 1
+    assert not list((here / "copied").rglob("*")) if (here / "copied").exists() else True
+
+
+def test_clean_follows_no_link_in_place_of_the_folder_of_data_files(
+    cli: Cli, job: Path, outside: Path
+) -> None:
+    (job.parent / "sources").symlink_to(outside.parent / "sources")
+    code, _, err = cli("clean", "--sources", "--yes", "--path", job)
+    assert (code, (outside.parent / "sources" / "rows.csv").read_text()) == (3, SECRET)
+    assert "sources is a symbolic link" in err
+
+
+def test_clean_removes_a_link_among_the_data_files_and_keeps_its_target(
+    cli: Cli, job: Path, outside: Path
+) -> None:
+    (job.parent / "sources").mkdir()
+    for name, target in (("old.csv", "rows.csv"), ("old", ".")):
+        (job.parent / "sources" / name).symlink_to(outside.parent / "sources" / target)
+        os.utime(job.parent / "sources" / name, (1, 1), follow_symlinks=False)
+    assert cli("clean", "--sources", "--yes", "--path", job)[0] == 0
+    assert list((job.parent / "sources").iterdir()) == []
+    assert (outside.parent / "sources" / "rows.csv").read_text() == SECRET
+
+
+@pytest.mark.parametrize("argv", [("clean", "--keep", "0", "--yes"), ("runs",), ("status",)])
+def test_a_jobs_folder_that_is_a_link_is_not_opened_by_its_name(
+    cli: Cli, job: Path, outside: Path, argv: tuple[str, ...]
+) -> None:
+    """--path may be a link, because the user gives it; a folder that --job selects on the storage may not."""
+    (job.parent / "evil").symlink_to(outside)
+    code, _, err = cli("clean", "--job", "evil", "--yes", "--path", job)
+    assert (code, "no such job" in err) == (64, True)
+    if argv != ("clean", "--keep", "0", "--yes"):
+        assert cli(*argv, "--path", job.parent / "evil")[0] == 0
+    if argv == ("runs",):
+        code, _, err = cli(*argv, "--path", job, "--job", "evil")
+        assert (code, f"{job.parent / 'evil'} is a symbolic link" in err) == (3, True)
+    assert outside.is_dir()
+
+
+def test_push_does_not_write_through_a_link(cli: Cli, job: Path, outside: Path, here: Path) -> None:
+    (here / "rows.csv").write_text("a,b\n")
+    (job.parent / "sources").symlink_to(outside.parent / "sources")
+    before = tree(outside.parent)
+    code, _, err = cli("push", "--source", "--force", here / "rows.csv", "--path", job)
+    assert (code, "sources is a symbolic link" in err) == (3, True)
+    assert tree(outside.parent) == before
+    assert (outside.parent / "sources" / "rows.csv").read_text() == SECRET
+    program = here / "mine"
+    program.mkdir()
+    (program / "train.py").write_text("import os\n")
+    (job / "mine").symlink_to(outside)
+    code, _, err = cli("push", "--force", program, "--path", job)
+    assert (code, f"{job / 'mine'} is a symbolic link" in err) == (3, True)
+    assert tree(outside.parent) == before
+
+
+def test_a_checkpoint_is_not_requested_behind_a_link(job: Path, outside: Path) -> None:
+    replace_by_link(job / "output", outside / "output", relative=False)
+    out = io.BytesIO()
+    problem = reader_commands.run(["checkpoint", "--root", str(job), "--wait", "1"], io.BytesIO(), out)
+    assert "output is a symbolic link" in problem
+    assert not (outside / "output" / ".checkpoint-request").exists()
+
+
+def test_sizes_and_sums_are_those_of_links_and_not_of_their_targets(tmp_path: Path) -> None:
+    (tmp_path / "host").mkdir()
+    (tmp_path / "host" / "big").write_bytes(b"x" * 10_000)
+    (tmp_path / "root" / "runs").mkdir(parents=True)
+    (tmp_path / "root" / "runs" / "file").symlink_to(tmp_path / "host" / "big")
+    (tmp_path / "root" / "runs" / "folder").symlink_to(tmp_path / "host")
+    assert reader_commands.measure_sizes(tmp_path / "root", ["runs"])["runs"] < 1000
+    sums = reader_commands.compute_sums(tmp_path / "root" / "runs", len(str(tmp_path / "host" / "big")))
+    assert set((sums or {}).values()) == {""}
+
+
+def test_a_link_that_replaces_a_folder_during_the_removal_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("root/job/runs/old", "host/old"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "file").write_text("x")
+    runs = tmp_path / "root" / "job" / "runs"
+
+    def swap(_: int) -> str:
+        runs.rename(runs.with_name("moved"))
+        runs.symlink_to(tmp_path / "host")
+        return "token"
+
+    monkeypatch.setattr(reader_commands.secrets, "token_hex", swap)
+    assert reader_commands.remove_paths(tmp_path / "root", ["job/runs/old"]) == {"job/runs/old": 1}
+    assert list(runs.with_name("moved").iterdir()) == []
+    assert (tmp_path / "host" / "old" / "file").read_text() == "x"
+
+
+def test_a_named_pipe_in_place_of_a_log_is_an_error_and_no_endless_wait(cli: Cli, job: Path) -> None:
+    log = job / "output" / "node_0" / "train.log"
+    log.unlink()
+    os.mkfifo(log)
+    code, _, err = cli("logs", "--role", "trainer", "--path", job)
+    assert (code, "train.log is not a regular file" in err) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "/etc/passwd", "a/../b", "a//b", "a/", "a\\b", "a\0b", "\ud800"]
+)
+def test_names_that_are_no_path_below_the_folder_are_rejected(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ReaderError, match="is not a path below"):
+        open_file(tmp_path, name)
+
+
+def test_names_with_any_other_characters_are_accepted(tmp_path: Path) -> None:
+    for name in ("ünïcode name", os.fsdecode(b"caf\xe9"), "a\nb", "..a", "a..", "~", "%2e%2e"):
+        (tmp_path / name).write_text(name, errors="surrogateescape")
+        with open_file(tmp_path, name) as file:
+            assert file.read().decode(errors="surrogateescape") == name
+
+
+def test_the_process_of_the_reader_pod_prints_one_sentence_about_a_link(job: Path, outside: Path) -> None:
+    replace_by_link(job / "output", outside / "output", relative=False)
+    command = [sys.executable, "-m", "launcher", "reader", "cat", "--root", str(job), "output/run.json"]
+    done = subprocess.run(command, capture_output=True, check=False, timeout=60, text=True)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "is a symbolic link" in done.stderr
