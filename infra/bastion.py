@@ -7,23 +7,36 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_aws as aws
 
-from infra import constants, node_capacity
+from infra import constants, iam_policies, node_capacity
 from infra.aws_context import AwsComponent, AwsContext
 from infra.efs_storage import EfsStorage
-from infra.iam_roles import attach_aws_policy, create_role
+from infra.iam_roles import add_inline_policy, attach_aws_policy, create_role
+from infra.settings import Settings
 
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{architecture}"
 MOUNT_POINT = "/efs"
 
 
-def user_data(file_system_host: str) -> str:
-    """Return the start script of the instance: it mounts the file system now and after every restart."""
-    entry = f"{file_system_host}:/ {MOUNT_POINT} nfs4 {constants.NFS_MOUNT_OPTIONS},_netdev 0 0"
+def mount_entry(host: str, file_system: str, access_point: str, *, with_iam: bool) -> str:
+    """Return the line of /etc/fstab that mounts the file system as the pods do.
+
+    `with_iam`: mount the access point by efs-utils, with TLS and the role of the instance, as the file-system policy
+    requires; else mount the root of the file system by NFS, for storage type `nfs`.
+    """
+    options = f"{constants.NFS_MOUNT_OPTIONS},_netdev"
+    if with_iam:
+        return f"{file_system}:/ {MOUNT_POINT} efs {options},tls,iam,accesspoint={access_point} 0 0"
+    return f"{host}:/ {MOUNT_POINT} nfs4 {options} 0 0"
+
+
+def user_data(entry: str) -> str:
+    """Return the start script of the instance: it mounts `entry` now and after every restart."""
     return "\n".join(
         [
             "#!/bin/bash",
             "set -euo pipefail",
-            "dnf install -y nfs-utils",
+            # It brings the mount types efs and nfs4.
+            "dnf install -y amazon-efs-utils",
             f"mkdir -p {MOUNT_POINT}",
             f"echo '{entry}' >> /etc/fstab",
             # The name of a new mount target resolves only after about a minute.
@@ -48,13 +61,19 @@ class Bastion(AwsComponent):
         vpc_id: pulumi.Input[str],
         subnet_id: pulumi.Input[str],
         key_arn: pulumi.Input[str],
-        instance_type: str,
+        settings: Settings,
         ready: Sequence[pulumi.Resource],
     ) -> None:
         super().__init__("paddle:infra:Bastion", context, "bastion")
-        name = context.named("bastion")
+        name, instance_type = context.named("bastion"), settings.bastion.instance_type
+        with_iam = settings.storage.type == "efs-csi"
         role = create_role(context, "bastion", "ec2.amazonaws.com", self)
         attached = attach_aws_policy(context, "bastion", role, "AmazonSSMManagedInstanceCore", self)
+        ready = [*ready, attached]
+        if with_iam:
+            ready.append(
+                add_inline_policy(context, "bastion", role, storage.with_arns(iam_policies.efs_mount), self)
+            )
         profile = aws.iam.InstanceProfile(name, role=role.name, path=context.iam.path, opts=self.child)
         group = aws.ec2.SecurityGroup(
             name, vpc_id=vpc_id, description="The bastion: nothing in", opts=self.child
@@ -86,14 +105,16 @@ class Bastion(AwsComponent):
                 "http_put_response_hop_limit": 1,
             },
             root_block_device={"encrypted": True, "kms_key_id": key_arn, "volume_type": "gp3"},
-            user_data=storage.file_system.dns_name.apply(user_data),
+            user_data=pulumi.Output.all(
+                storage.file_system.dns_name, storage.file_system.id, storage.access_point.id
+            ).apply(lambda found: user_data(mount_entry(*found, with_iam=with_iam))),
             user_data_replace_on_change=True,
             volume_tags=context.tagged("bastion"),
             # A newer machine image must not replace an instance that somebody may be using.
             opts=pulumi.ResourceOptions(
                 parent=self,
                 ignore_changes=["ami"],
-                depends_on=[attached, egress, nfs, *storage.mount_targets, *ready],
+                depends_on=[egress, nfs, *storage.mount_targets, *ready],
             ),
         )
         self.register_outputs({"instanceId": self.instance.id})

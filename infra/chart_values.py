@@ -158,6 +158,11 @@ def release_values(settings: Settings, outputs: StackOutputs, user: Mapping[str,
     if settings.target == "aws" and is_arm(settings.nodes.instance_types[0]):
         base["scheduling"] = {"architecture": "arm64"}
     filled: dict[str, Any] = _fill_in_bucket(merge_values(base, user), outputs.bucket)
+    if settings.storage.type == "efs-csi":
+        # The file-system policy admits only clients with IAM (infra/iam_policies.py); a user's list would replace it.
+        efs = filled["storage"].get("efsCsi") if isinstance(filled["storage"], dict) else None
+        if isinstance(efs, dict) and isinstance(efs.setdefault("mountOptions", []), list):
+            efs["mountOptions"] = list(dict.fromkeys([*efs["mountOptions"], "iam"]))
     if settings.target == "aws" and settings.nodes.has_gpus:
         # The data pods (and the pod of `helm test`) request no GPU, but run on the GPU nodes: these have CPUs and
         # memory to spare while their training pods wait for the data, and the system node is too small. So the

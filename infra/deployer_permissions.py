@@ -69,9 +69,10 @@ SERVICES: dict[str, str] = {
     """,
     "elasticfilesystem": """
         CreateAccessPoint CreateFileSystem CreateMountTarget DeleteAccessPoint DeleteFileSystem
-        DeleteMountTarget DescribeAccessPoints DescribeBackupPolicy DescribeFileSystems
-        DescribeLifecycleConfiguration DescribeMountTargetSecurityGroups DescribeMountTargets
-        ListTagsForResource ModifyMountTargetSecurityGroups PutBackupPolicy PutLifecycleConfiguration
+        DeleteFileSystemPolicy DeleteMountTarget DescribeAccessPoints DescribeBackupPolicy
+        DescribeFileSystemPolicy DescribeFileSystems DescribeLifecycleConfiguration
+        DescribeMountTargetSecurityGroups DescribeMountTargets ListTagsForResource
+        ModifyMountTargetSecurityGroups PutBackupPolicy PutFileSystemPolicy PutLifecycleConfiguration
         TagResource UntagResource UpdateFileSystem
     """,
     "iam": """

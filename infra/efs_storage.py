@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import pulumi
 import pulumi_aws as aws
 
-from infra import constants, retained_resources
+from infra import constants, iam_policies, retained_resources
 from infra.aws_context import AwsComponent, AwsContext
 from infra.settings import StorageSettings
 
@@ -80,7 +80,26 @@ class EfsStorage(AwsComponent):
             },
             opts=context.retain(self, retained_resources.ACCESS_POINT),
         )
+        if settings.type == "efs-csi":
+            # Never retained: with another storage type, nodes mount without IAM, and the policy would reject them.
+            aws.efs.FileSystemPolicy(
+                context.named("efs"),
+                file_system_id=self.file_system.id,
+                policy=self.with_arns(iam_policies.file_system_policy),
+                opts=self.child,
+            )
+        elif settings.type == "nfs" and settings.server == "":
+            pulumi.log.warn(
+                "storage.type nfs: the file system has no file-system policy, because Kubernetes mounts NFS without TLS "
+                "and IAM. Whoever reaches its mount targets can read and write all of it as root; only the security "
+                "groups and the NetworkPolicies prevent this. Fix: set storage.type to efs-csi"
+            )
         self.register_outputs({"fileSystemId": self.file_system.id, "accessPointId": self.access_point.id})
+
+    def with_arns(self, document: Callable[[str, str], str]) -> pulumi.Output[str]:
+        """Return the policy that `document` writes for the ARNs of file system and access point."""
+        arns = pulumi.Output.all(self.file_system.arn, self.access_point.arn)
+        return arns.apply(lambda found: document(*found))
 
     def allow_nfs(self, who: str, group: pulumi.Input[str]) -> aws.vpc.SecurityGroupIngressRule:
         """Allow NFS, and nothing else, from one security group; `who` is its name in the rule."""

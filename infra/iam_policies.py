@@ -23,6 +23,11 @@ def _allow(actions: Sequence[str], resources: Sequence[str] | str, **more: Any) 
     return {"Effect": "Allow", "Action": sorted(actions), "Resource": resources, **more}
 
 
+def through(*services: str) -> dict[str, Any]:
+    """Return a condition: the key is used by one of these services (`s3`) for the caller, in any region."""
+    return {"StringLike": {"kms:ViaService": [f"{service}.*.amazonaws.com*" for service in services]}}
+
+
 def trust(service: str) -> str:
     """Return the policy that lets one AWS service assume a role (and tag its session, for EKS pod identity)."""
     actions = (
@@ -61,17 +66,34 @@ def key_policy(partition: str, account: str, region: str) -> str:
     )
 
 
+def _deny(sid: str, action: str, resources: Sequence[str] | str, condition: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a statement for everybody, in the policy of a resource."""
+    rule = {"Sid": sid, "Effect": "Deny", "Principal": "*", "Action": action}
+    return {**rule, "Resource": resources, "Condition": condition}
+
+
+WITHOUT_TLS = {"Bool": {"aws:SecureTransport": "false"}}
+
+
 def bucket_policy(bucket_arn: str) -> str:
     """Return a bucket policy that denies all requests without TLS."""
-    statement = {
-        "Sid": "RequireTls",
-        "Effect": "Deny",
-        "Principal": "*",
-        "Action": "s3:*",
-        "Resource": [bucket_arn, f"{bucket_arn}/*"],
-        "Condition": {"Bool": {"aws:SecureTransport": "false"}},
-    }
-    return _document([statement])
+    return _document([_deny("RequireTls", "s3:*", [bucket_arn, f"{bucket_arn}/*"], WITHOUT_TLS)])
+
+
+def file_system_policy(file_system_arn: str, access_point_arn: str) -> str:
+    """Return a file-system policy that requires TLS, IAM and the access point of every NFS client.
+
+    Without a policy, EFS admits every client that reaches a mount target. With one, it admits only roles that a
+    policy allows to mount (`efs_mount`); a client without IAM has no role.
+    """
+    other = {"StringNotEquals": {"elasticfilesystem:AccessPointArn": access_point_arn}}
+    clients = "elasticfilesystem:Client*"
+    return _document(
+        [
+            _deny("RequireTls", clients, file_system_arn, WITHOUT_TLS),
+            _deny("RequireAccessPoint", clients, file_system_arn, other),
+        ]
+    )
 
 
 # Prefixes of the bucket that pods use: they read sources, and read and write models.
@@ -90,19 +112,39 @@ def pods(bucket_arn: str, key_arn: str) -> str:
             ),
             _allow(["s3:GetObject"], [f"{bucket_arn}/{SOURCES}*", f"{bucket_arn}/{MODELS}*"]),
             _allow(["s3:AbortMultipartUpload", "s3:PutObject"], [f"{bucket_arn}/{MODELS}*"]),
-            _allow(["kms:Decrypt", "kms:GenerateDataKey"], [key_arn]),
+            # Only for objects of buckets: the key also encrypts the cluster's Secrets and the disks.
+            _allow(
+                ["kms:Decrypt", "kms:GenerateDataKey"],
+                [key_arn],
+                Condition=through("s3"),
+            ),
         ]
     )
 
 
 def efs_driver(file_system_arn: str) -> str:
-    """Return the policy of the efs-csi driver's role: mount existing volumes; it creates none."""
+    """Return the policy of the role of the efs-csi driver's controller: it creates and mounts no volumes."""
+    return _document(_efs_reads(file_system_arn))
+
+
+def efs_mount(file_system_arn: str, access_point_arn: str) -> str:
+    """Return the policy of a role that mounts the file system: the access point only, and not as root."""
+    condition = {"StringEquals": {"elasticfilesystem:AccessPointArn": access_point_arn}}
+    mounts = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
+    return _document([*_efs_reads(file_system_arn), _allow(mounts, [file_system_arn], Condition=condition)])
+
+
+def _efs_reads(file_system_arn: str) -> list[dict[str, Any]]:
+    """Return statements for reading the file system; efs-utils also uses them when DNS lacks a mount target."""
     reads = [f"elasticfilesystem:Describe{kind}" for kind in ("AccessPoints", "FileSystems", "MountTargets")]
-    return _document([_allow(reads, [file_system_arn]), _allow(["ec2:DescribeAvailabilityZones"], "*")])
+    return [_allow(reads, [file_system_arn]), _allow(["ec2:DescribeAvailabilityZones"], "*")]
 
 
 def use_key(key_arn: str) -> str:
-    """Return a policy that lets the cluster's role encrypt Kubernetes Secrets with the key."""
+    """Return a policy that lets the cluster's role encrypt Kubernetes Secrets with the key.
+
+    It has no `kms:ViaService`: the control plane itself calls KMS, and only EKS can assume the role.
+    """
     return _document([_allow(USE_KEY, [key_arn])])
 
 

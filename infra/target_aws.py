@@ -174,7 +174,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
                 vpc_id=network.vpc_id,
                 subnet_id=next(iter(network.subnets.values())),
                 key_arn=key.arn,
-                instance_type=settings.bastion.instance_type,
+                settings=settings,
                 ready=network.ready,
             )
             outputs["bastion"] = bastion.instance.id
@@ -238,12 +238,18 @@ def create_nodes(
     selector = {"nodeSelector": nodes.system_labels} if nodes.system_labels else {}
     ready.append(cluster.add_addon(constants.ADDON_COREDNS, selector or None, nodes.system_groups))
     if uses_efs:
-        policy = storage.file_system.arn.apply(iam_policies.efs_driver)
-        account = "efs-csi-controller-sa"
-        identity = cluster.add_pod_identity("efs-csi", "kube-system", account, policy, cluster)
+        policies = {
+            ("efs-csi", "efs-csi-controller-sa"): storage.file_system.arn.apply(iam_policies.efs_driver),
+            # The daemon of each node mounts with this role (mount option `iam`).
+            ("efs-node", "efs-csi-node-sa"): storage.with_arns(iam_policies.efs_mount),
+        }
+        identities = [
+            cluster.add_pod_identity(part, "kube-system", account, policy, cluster)
+            for (part, account), policy in policies.items()
+        ]
         # The driver's daemon needs no selector: it tolerates every taint.
         configuration: dict[str, object] = {"controller": {"resources": CONTROLLER, **selector}}
-        after = [*nodes.system_groups, identity]
+        after = [*nodes.system_groups, *identities]
         ready.append(cluster.add_addon(constants.ADDON_EFS_CSI, configuration, after))
     if settings.cluster.pod_logs:
         namespace, account = "amazon-cloudwatch", "cloudwatch-agent"

@@ -8,7 +8,16 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 # Operators of a condition, and whether the value may contain wildcards.
-_OPERATORS = {"StringEquals": False, "StringLike": True, "ArnEquals": True, "ForAnyValue:StringEquals": False}
+_OPERATORS = {
+    "ArnEquals": True,
+    "ArnLike": True,
+    "Bool": False,
+    "ForAnyValue:StringEquals": False,
+    "ForAnyValue:StringLike": True,
+    "StringEquals": False,
+    "StringLike": True,
+    "StringNotEquals": False,
+}
 
 
 def statements(policies: Iterable[str]) -> list[dict[str, Any]]:
@@ -31,7 +40,7 @@ def is_allowed(
         KeyError: a statement has an operator that this function does not know.
     """
     return any(
-        action in statement["Action"]
+        any(fnmatchcase(action, pattern) for pattern in _list(statement["Action"]))
         and (resource == "" or (_names(statement, resource) and _meets(statement, context or {})))
         for statement in granted
     )
@@ -46,10 +55,11 @@ def _meets(statement: Mapping[str, Any], context: Mapping[str, str]) -> bool:
         wild = _OPERATORS[operator]
         for key, values in keys.items():
             given = context.get(key)
-            # A condition on a key that the request lacks is not met.
-            if given is None or not any(
+            # A condition on a key that the request lacks is not met, and its negation is.
+            found = given is not None and any(
                 fnmatchcase(given, value) if wild else given == value for value in _list(values)
-            ):
+            )
+            if found is ("Not" in operator):
                 return False
     return True
 

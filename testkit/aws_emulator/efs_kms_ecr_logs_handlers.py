@@ -83,6 +83,21 @@ class AccessPoint(EfsHandler):
         self.efs(cloud).delete_access_point(AccessPointId=rid)
 
 
+@register_handler("aws:efs/fileSystemPolicy:FileSystemPolicy")
+class FileSystemPolicy(EfsHandler):
+    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        self.update(cloud, "", {}, p)
+        return p["fileSystemId"], {}
+
+    def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
+        found = self.efs(cloud).describe_file_system_policy(FileSystemId=rid)
+        return {"fileSystemId": rid, "policy": found["Policy"]}
+
+    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
+        self.efs(cloud).put_file_system_policy(FileSystemId=new["fileSystemId"], Policy=new["policy"])
+        return {}
+
+
 @register_handler("aws:efs/backupPolicy:BackupPolicy")
 class BackupPolicy(Handler):
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:

@@ -33,6 +33,7 @@ efs/fileSystem:FileSystem | encrypted kmsKeyId performanceMode availabilityZoneN
     AWS::EFS::FileSystem
 efs/mountTarget:MountTarget | fileSystemId subnetId ipAddress | CFN AWS::EFS::MountTarget
 efs/accessPoint:AccessPoint | fileSystemId posixUser rootDirectory | CFN AWS::EFS::AccessPoint
+efs/fileSystemPolicy:FileSystemPolicy | fileSystemId | CFN AWS::EFS::FileSystem; TF aws_efs_file_system_policy
 efs/backupPolicy:BackupPolicy | fileSystemId | TF aws_efs_backup_policy file_system_id
 route53/zone:Zone | name delegationSetId | CFN AWS::Route53::HostedZone Name
 route53/record:Record | zoneId name type setIdentifier | CFN AWS::Route53::RecordSet

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from chart_tools import CHART, ONE_MACHINE, one, render
+import ipaddress
+
+import pytest
+from chart_tools import CHART, ONE_MACHINE, helm_template, one, render
 
 OWN = {"app.kubernetes.io/name": "paddle-training", "app.kubernetes.io/instance": "demo"}
 TRAINING = OWN | {"app.kubernetes.io/component": "training"}
@@ -81,10 +84,12 @@ def test_pods_connect_only_to_dns_by_default():
     assert ports(training) == ports(data) == {("UDP", 53), ("TCP", 53)}
 
 
-def test_efs_is_reached_on_port_2049_only():
-    training, data = policies(CHART / "ci" / "efs-csi.yaml")
-    assert ("TCP", 2049) in ports(training)
-    assert ports(data) == {("UDP", 53), ("TCP", 53), ("TCP", 2049), ("TCP", 443)}
+@pytest.mark.parametrize("scenario", ["efs-csi", "nfs", "host-path", "existing-claim"])
+def test_no_pod_reaches_nfs_since_the_node_mounts_the_storage(scenario):
+    """A program that speaks NFS would be root on the whole file system."""
+    for policy in policies(CHART / "ci" / f"{scenario}.yaml"):
+        assert ("TCP", 2049) not in ports(policy)
+        assert all(rule.get("ports") for rule in policy["egress"] if "podSelector" not in str(rule))
 
 
 def test_api_server_is_reached_only_with_rendezvous_api():
@@ -142,13 +147,40 @@ def test_data_pod_reaches_a_test_source_in_a_bucket():
     assert ("TCP", 443) in ports(data)
 
 
-def test_open_networks_never_include_the_nodes_metadata_service():
-    """The metadata service returns the credentials of the node's role."""
-    for policy in policies(CHART / "ci" / "minimal.yaml"):
-        blocks = [
-            peer["ipBlock"] for rule in policy["egress"] for peer in rule.get("to", []) if "ipBlock" in peer
-        ]
-        assert blocks
-        assert all(
-            block.get("except") == ["169.254.169.254/32"] for block in blocks if block["cidr"] == "0.0.0.0/0"
-        )
+def excepted(cidr, chart=CHART, key="sourceCidrs", values=None):
+    """Return what the policies of a chart except from one network that they open."""
+    values = {**(values or {"data": {"source": "https://example.org/a"}}), "networkPolicy": {key: [cidr]}}
+    made = render(*(() if chart == CHART else (chart / "ci" / "export.yaml",)), values=values, chart=chart)
+    rules = [rule for item in made if item["kind"] == "NetworkPolicy" for rule in item["spec"]["egress"]]
+    blocks = [peer["ipBlock"] for rule in rules for peer in rule.get("to", []) if "ipBlock" in peer]
+    found = {tuple(block.get("except", ())) for block in blocks if block["cidr"] == cidr}
+    assert len(found) == 1, found
+    return list(found.pop())
+
+
+NETWORKS = (
+    *("0.0.0.0/0", "0.0.0.0/1", "128.0.0.0/1", "169.0.0.0/8", "169.254.0.0/16", "169.254.169.255/31"),
+    *("168.0.0.0/7", "169.254.169.128/25", "169.254.169.0/25", "10.0.0.0/8", "170.0.0.0/8", "169.254.168.0/24"),
+    *("::/0", "8000::/1", "::/1", "fc00::/7", "fd00::/8", "fd00:ec2::/32", "fd00:EC2:0:0::/64", "fd00:ec3::/32"),
+    *("fd00:ec2::254/127", "fd00:ec2::256/127", "2000::/3", "fd00:ec2:0:0:0:0:0:0/96", "::fd00:ec2/96"),
+)
+
+
+@pytest.mark.parametrize("cidr", NETWORKS)
+def test_metadata_service_is_excepted_from_each_network_that_contains_it(cidr):
+    """The metadata service returns the credentials of the node's role; Kubernetes rejects an `except` outside."""
+    network = ipaddress.ip_network(cidr, strict=False)
+    metadata = "169.254.169.254" if network.version == 4 else "fd00:ec2::254"
+    expected = [f"{metadata}/{network.max_prefixlen}"] if ipaddress.ip_address(metadata) in network else []
+    assert excepted(cidr) == expected
+    api = {"rendezvous": "api", "data": {"source": "file://a"}}
+    assert excepted(cidr, key="apiServerCidrs", values=api) == expected
+    serving = CHART.parent / "paddle-serving"
+    assert excepted(cidr, serving, "s3Cidrs", {"image": "example.org/a"}) == expected
+
+
+@pytest.mark.parametrize("cidr", ["169.254.169.254/32", "fd00:ec2::254/128", "fd00:0ec2:0::254/128"])
+def test_network_that_is_the_metadata_service_is_rejected(cidr):
+    done = helm_template(ONE_MACHINE, values={"networkPolicy": {"sourceCidrs": [cidr]}})
+    assert done.returncode
+    assert f'networkPolicy.sourceCidrs is "{cidr}"' in done.stderr

@@ -150,6 +150,13 @@ def test_autoscaler_chart_renders_with_known_flags(fallback: bool) -> None:
         order = [part for _, found in sorted(priorities.items(), reverse=True)
                  for part, name in groups.items() if any(re.search(each, name) for each in found)]  # fmt: skip
         assert order == ["nodes", "fallback"]
+    rules = objects["Role"]["rules"]
+    changes = [rule for rule in rules if {"delete", "get", "update", "patch"} & set(rule["verbs"])]
+    maps = ["cluster-autoscaler-status", *(["cluster-autoscaler-priority-expander"] if fallback else [])]
+    named = {rule["resources"][0]: rule["resourceNames"] for rule in changes}
+    assert named == {"configmaps": maps, "leases": ["cluster-autoscaler"]}
+    others = sorted(verb for rule in rules if rule not in changes for verb in rule["verbs"])
+    assert others == ["create", "create", *(["list", "watch"] if fallback else [])]
     assert objects["ServiceAccount"]["metadata"]["name"] == pod["serviceAccountName"] == "cluster-autoscaler"
 
 

@@ -4,7 +4,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 */}}
 {{- define "paddle-training.validate" -}}
 {{- $faults := list -}}
-{{- range list "names" "ports" "training" "script" "gpus" "data" "storage" "pods" "env" "cluster" -}}
+{{- range list "names" "ports" "training" "script" "gpus" "data" "storage" "pods" "network" "env" "cluster" -}}
 {{- $found := include (printf "paddle-training.validate.%s" .) $ | trim -}}
 {{- if $found -}}{{- $faults = concat $faults (splitList "\n" $found) -}}{{- end -}}
 {{- end -}}
@@ -302,6 +302,17 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- if not (or .Values.serviceAccount.create .Values.serviceAccount.name) -}}
 {{- include "paddle-training.fault" (list "serviceAccount.name" .Values.serviceAccount.name "given with serviceAccount.create false" "the chart creates no service account then" "Set it to a service account in this namespace, or set serviceAccount.create to true") -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Check that no network consists of nothing but the metadata service. */}}
+{{- define "paddle-training.validate.network" -}}
+{{- range $key := list "sourceCidrs" "apiServerCidrs" -}}
+{{- range index $.Values.networkPolicy $key -}}
+{{- if or (regexMatch "^169\\.254\\.169\\.254/32$" .) (and (hasSuffix "/128" .) (include "paddle-training.metadataIn" .)) -}}
+{{- include "paddle-training.fault" (list (printf "networkPolicy.%s" $key) . "a network that does not consist of the nodes' metadata service" "it returns the credentials of the node's role, so pods must not reach it" "Remove this network; pods get AWS credentials by pod identity") -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
