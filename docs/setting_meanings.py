@@ -29,8 +29,8 @@ MEANINGS = {
     "release.keepManualValues": "`pulumi up` keeps chart values that somebody changed with `helm upgrade`. With "
     "`false` it resets them.",
     "storage.type": "How the pods mount the storage: EFS driver, NFS, a folder of each node, or an existing claim "
-    "(PersistentVolumeClaim). With `efs-csi`, the file system requires TLS, IAM and the access point of every client; with "
-    "`nfs` it requires nothing, and whoever reaches it is root on all files.",
+    "(PersistentVolumeClaim). With `efs-csi`, the file system requires TLS, IAM and the access point of every client; "
+    "with `nfs` it requires nothing, and whoever reaches it is root on all files.",
     "storage.protect": "`pulumi destroy` keeps file system, bucket, registry, key and logs (target `aws`).",
     "storage.adopt": "Ids of the resources that a destroy kept, by the keys `fileSystem`, `accessPoint`, `bucket`, "
     "`registry` and `key`: the next `pulumi up` uses them again. `make kept` prints the commands that set them.",

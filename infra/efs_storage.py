@@ -91,8 +91,8 @@ class EfsStorage(AwsComponent):
         elif settings.type == "nfs" and settings.server == "":
             pulumi.log.warn(
                 "storage.type nfs: the file system has no file-system policy, because Kubernetes mounts NFS without "
-                "TLS and IAM. Whoever reaches its mount targets can read and write all of it as root; only the security "
-                "groups and the NetworkPolicies prevent this. Fix: set storage.type to efs-csi"
+                "TLS and IAM. Whoever reaches its mount targets can read and write all of it as root; only security "
+                "groups and NetworkPolicies prevent this. Fix: set storage.type to efs-csi"
             )
         self.register_outputs({"fileSystemId": self.file_system.id, "accessPointId": self.access_point.id})
 
