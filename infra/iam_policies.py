@@ -66,7 +66,9 @@ def key_policy(partition: str, account: str, region: str) -> str:
     )
 
 
-def _deny(sid: str, action: str, resources: Sequence[str] | str, condition: Mapping[str, Any]) -> dict[str, Any]:
+def _deny(
+    sid: str, action: str, resources: Sequence[str] | str, condition: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return a statement for everybody, in the policy of a resource."""
     rule = {"Sid": sid, "Effect": "Deny", "Principal": "*", "Action": action}
     return {**rule, "Resource": resources, "Condition": condition}

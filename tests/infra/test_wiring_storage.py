@@ -79,7 +79,9 @@ def test_driver_daemon_mounts_with_its_own_role_and_volume_has_option_iam() -> N
     assert storage["efsCsi"]["mountOptions"] == ["iam"]
     chosen = aws_stack(values={"storage": {"efsCsi": {"mountOptions": ["noac"]}}})
     storage = chosen.one("Release", "dev-release").inputs["values"]["storage"]
-    assert storage["efsCsi"]["mountOptions"] == ["noac", "iam"], "a list of the user replaces every other list"
+    assert storage["efsCsi"]["mountOptions"] == ["noac", "iam"], (
+        "a list of the user replaces every other list"
+    )
 
 
 def test_storage_nfs_has_no_file_system_policy_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
