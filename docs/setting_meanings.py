@@ -55,6 +55,8 @@ MEANINGS = {
     "cluster.openToWorld": "Must be `true` if `publicCidrs` contains a network larger than /8, such as `0.0.0.0/0`.",
     "cluster.logRetentionDays": "Days to keep the logs of the control plane and of the pods in CloudWatch.",
     "cluster.podLogs": "Send the logs of all pods and nodes to CloudWatch, without metrics.",
+    "cluster.upgradeAddons": "Each `up` upgrades the EKS add-ons to AWS' default version. `false`: they keep theirs, "
+    "except in an upgrade of `cluster.version`.",
     "nodes.capacity": "On-demand instances, or spot instances (cheaper, but AWS may reclaim them).",
     "nodes.instanceTypes": "EC2 instance types, either all with GPUs (such as `g6.xlarge`) or all without. With `SPOT` "
     "the default is six types of one size.",

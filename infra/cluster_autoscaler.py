@@ -49,7 +49,6 @@ class Autoscaler(AwsComponent):
             "region": context.region,
             "image": IMAGE.format(cluster.version, patch),
             "nodeSelector": dict(labels),
-            "startupTaint": constants.EFS_STARTUP_TAINT,
             "fallback": fallback,
         }
         self.release = create_addon_release(

@@ -9,17 +9,15 @@ KUBERNETES = "1.35"
 # Zones without EKS control planes, by id (names differ between accounts); from the EKS guide on subnets.
 ZONES_WITHOUT_CONTROL_PLANE = ("use1-az3", "usw1-az2", "cac1-az3")
 
-# EKS add-ons. Their versions are not pinned: each has the default of AWS for the cluster's version, but at least
-# the one in LOWEST_ADDON_VERSIONS.
+# EKS add-ons. Their versions are not pinned: a new one has the default of AWS for the cluster's version,
+# and keeps it (EksCluster.add_addon).
 ADDON_VPC_CNI = "vpc-cni"
 ADDON_KUBE_PROXY = "kube-proxy"
 ADDON_POD_IDENTITY = "eks-pod-identity-agent"
 ADDON_COREDNS = "coredns"
 ADDON_EFS_CSI = "aws-efs-csi-driver"
 ADDON_LOGS = "amazon-cloudwatch-observability"
-# Older EFS drivers may leave the start-up taint on a node although their log says that they removed it (fixed in
-# aws-efs-csi-driver 2.3.0: "verify startup taint removal after patch").
-LOWEST_ADDON_VERSIONS = {ADDON_EFS_CSI: "2.3.0"}
+ADDONS = (ADDON_VPC_CNI, ADDON_KUBE_PROXY, ADDON_POD_IDENTITY, ADDON_COREDNS, ADDON_EFS_CSI, ADDON_LOGS)
 # Newest patch release of the cluster autoscaler for each minor version of Kubernetes; others get patch 0.
 AUTOSCALER_PATCHES = {"1.34": 5, "1.35": 2, "1.36": 1}
 
@@ -31,9 +29,6 @@ DEVICE_PLUGIN_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
 GPU_LABELS = {"k8s.amazonaws.com/accelerator": "nvidia"}
 # Key of the taint that keeps pods without GPUs off GPU nodes; the name that NVIDIA's manifests and EKS use.
 GPU_TAINT = "nvidia.com/gpu"
-
-# A taint that keeps pods off a new node until the EFS driver runs there; the driver removes it.
-EFS_STARTUP_TAINT = "efs.csi.aws.com/agent-not-ready"
 
 # AWS services that nodes and pods call; with network.nat none, each gets an interface endpoint.
 PRIVATE_SERVICES = (

@@ -21,7 +21,7 @@ class DevicePlugin(AwsComponent):
         values = {
             "image": constants.DEVICE_PLUGIN_IMAGE,
             "nodeSelector": constants.GPU_LABELS,
-            "taints": [constants.GPU_TAINT, constants.EFS_STARTUP_TAINT],
+            "taints": [constants.GPU_TAINT],
         }
         self.release = create_addon_release(
             self, "gpus", "nvidia-device-plugin", values, kubeconfig=kubeconfig, after=after

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 
 import pulumi
@@ -12,19 +11,13 @@ import pulumi_aws as aws
 from infra import constants, iam_policies, retained_resources
 from infra.aws_context import AwsComponent, AwsContext
 from infra.iam_roles import add_inline_policy, attach_aws_policy, create_role
-from infra.live_cluster import newer_version
+from infra.live_cluster import LiveCluster, newer_version
 from infra.settings import ClusterSettings
 
 LOG_TYPES = ("api", "audit", "authenticator")
 ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
 # Cannot read Secrets: a preview compares a release with the state; only a refresh reads the release itself.
 VIEW_POLICY = "AmazonEKSViewPolicy"
-
-
-def is_below(version: str, lowest: str) -> bool:
-    """Return whether an add-on's version (`v2.2.0-eksbuild.1`) is below `lowest` (`2.3.0`; empty: never)."""
-    numbers = [[int(number) for number in re.findall(r"\d+", text)[:3]] for text in (version, lowest)]
-    return numbers[0] < numbers[1]
 
 
 class Logs(AwsComponent):
@@ -54,7 +47,7 @@ class EksCluster(AwsComponent):
 
     Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for
     the access entries, `entries`.
-    `live_version` is the minor version of the running control plane, or an empty text if there is none.
+    `live` is the running cluster. A version that it already has is not sent again.
     """
 
     def __init__(
@@ -65,17 +58,21 @@ class EksCluster(AwsComponent):
         service_cidr: str,
         key_arn: pulumi.Input[str],
         settings: ClusterSettings,
-        live_version: str,
+        live: LiveCluster,
         logs: Logs,
     ) -> None:
         super().__init__("paddle:infra:Cluster", context, "cluster")
-        self.version = newer_version(settings.version, live_version)
+        self.version = newer_version(settings.version, live.version)
         if self.version != settings.version:
             pulumi.log.warn(
-                f"cluster.version {settings.version}: the control plane has {live_version}, and EKS allows no "
-                f"downgrade. The add-ons get versions for {live_version}; the nodes keep their version. To upgrade the "
-                f"nodes: pulumi config set --path cluster.version {live_version}"
+                f"cluster.version {settings.version}: the control plane has {live.version}, and EKS allows no "
+                f"downgrade. Nodes and add-ons keep their versions. To upgrade them: pulumi config set --path "
+                f"cluster.version {live.version}"
             )
+        running = {live.version, *(group.version for group in live.groups.values())} - {""}
+        # An upgrade of Kubernetes that the owner asked for, also one that failed in the middle, includes the add-ons.
+        upgrades = settings.version == self.version and not running <= {self.version}
+        self._kept_addons = {} if upgrades or settings.upgrade_addons else live.addons
         role = create_role(context, "cluster", "eks.amazonaws.com", self)
         attached = attach_aws_policy(context, "cluster", role, "AmazonEKSClusterPolicy", self)
         use_key = pulumi.Output.from_input(key_arn).apply(iam_policies.use_key)
@@ -108,7 +105,7 @@ class EksCluster(AwsComponent):
                 parent=self,
                 depends_on=[attached, key_policy, *logs.groups.values()],
                 # AWS may have upgraded the control plane since the last `up`: no request for what it already has.
-                ignore_changes=["version"] if live_version == self.version else None,
+                ignore_changes=["version"] if live.version == self.version else None,
             ),
         )
         self.name = self.cluster.name
@@ -152,31 +149,34 @@ class EksCluster(AwsComponent):
     ) -> aws.eks.Addon:
         """Create an EKS add-on after the resources in `after`.
 
-        Its version is the default of AWS, or the newest if the default has a known fault. The program requests
-        that version explicitly, so that a preview shows it.
+        A new add-on has the default version of AWS, which a preview shows. A running one keeps its version, because
+        a new EFS driver cuts off the volumes that pods have mounted. It is upgraded with Kubernetes, or on request.
         """
+        newest: pulumi.Output[str] = aws.eks.get_addon_version_output(
+            addon_name=name, kubernetes_version=self.version, opts=pulumi.InvokeOptions(parent=self)
+        ).version
+        kept = self._kept_addons.get(name)
 
-        def find(most_recent: bool) -> pulumi.Output[str]:
-            found: pulumi.Output[str] = aws.eks.get_addon_version_output(
-                addon_name=name,
-                kubernetes_version=self.version,
-                most_recent=most_recent,
-                opts=pulumi.InvokeOptions(parent=self),
-            ).version
-            return found
+        def keep(default: str) -> str:
+            if kept is not None and kept != default:
+                pulumi.log.info(
+                    f"cluster.upgradeAddons: add-on {name} keeps version {kept}; the default of AWS is {default}. To "
+                    "upgrade the add-ons, between two trainings: pulumi config set --path cluster.upgradeAddons true"
+                )
+            return kept or default
 
-        lowest = constants.LOWEST_ADDON_VERSIONS.get(name, "")
-        version = find(False).apply(lambda default: find(True) if is_below(default, lowest) else default)
         return aws.eks.Addon(
             self.context.named(name),
             # An output of the cluster, so that an add-on is upgraded after the control plane.
             cluster_name=self.cluster.name,
             addon_name=name,
-            addon_version=version,
+            addon_version=newest.apply(keep),
             configuration_values=None if configuration is None else json.dumps(configuration, sort_keys=True),
             resolve_conflicts_on_create="OVERWRITE",
             resolve_conflicts_on_update="OVERWRITE",
-            opts=pulumi.ResourceOptions(parent=self, depends_on=list(after)),
+            opts=pulumi.ResourceOptions(
+                parent=self, depends_on=list(after), ignore_changes=["addonVersion"] if kept else None
+            ),
         )
 
     def add_pod_identity(

@@ -90,7 +90,6 @@ class Nodes(AwsComponent):
         version: minor version of Kubernetes in the settings.
         live: the running cluster. A version, release or size that it already has is not sent again, because the
             state of the last `up` may be out of date.
-        wait_for_storage: keep pods off a node until the EFS driver runs there.
         after: resources that must exist before the nodes.
     """
 
@@ -104,7 +103,6 @@ class Nodes(AwsComponent):
         settings: NodesSettings,
         version: str,
         live: LiveCluster,
-        wait_for_storage: bool,
         after: Sequence[pulumi.Resource],
     ) -> None:
         super().__init__("paddle:infra:Nodes", context, "nodes")
@@ -115,14 +113,10 @@ class Nodes(AwsComponent):
         ]
         template = self._launch_template(settings, key_arn)
         arm = node_capacity.is_arm(settings.instance_types[0])
-        storage_taint = aws.eks.NodeGroupTaintArgs(key=constants.EFS_STARTUP_TAINT, effect="NO_EXECUTE")
-        startup_taints = [storage_taint] if wait_for_storage else []
-        taints, for_gpus = startup_taints, {}
+        for_gpus: dict[str, Any] = {}
         if settings.has_gpus:
-            gpu_taint = aws.eks.NodeGroupTaintArgs(
-                key=constants.GPU_TAINT, value="present", effect="NO_SCHEDULE"
-            )
-            taints, for_gpus = [*startup_taints, gpu_taint], {"labels": constants.GPU_LABELS}
+            taint = aws.eks.NodeGroupTaintArgs(key=constants.GPU_TAINT, value="present", effect="NO_SCHEDULE")
+            for_gpus = {"labels": constants.GPU_LABELS, "taints": [taint]}
 
         def node_group(
             name: str,
@@ -171,7 +165,6 @@ class Nodes(AwsComponent):
                 after,
                 capacity_type=settings.capacity,
                 instance_types=list(settings.instance_types),
-                taints=taints or None,
                 tags={DISK_TAG: f"{node_capacity.pod_disk_gib(settings.disk_gib)}Gi"},
                 **for_gpus,
             )
@@ -194,7 +187,7 @@ class Nodes(AwsComponent):
                     after,
                     instance_types=list(constants.SYSTEM_TYPES[arm]),
                     labels=SYSTEM_LABELS,
-                    taints=[*startup_taints, taint],
+                    taints=[taint],
                 )
             ]
         self.register_outputs({"name": self.group.node_group_name})

@@ -1,4 +1,4 @@
-"""Read the running EKS cluster of the stack: its version, and sizes and machine images of its node groups.
+"""Read the running EKS cluster of the stack: versions of cluster and add-ons, sizes and images of node groups.
 
 The autoscaler changes the number of nodes, and AWS upgrades a control plane at the end of its version's standard
 support. The stack's state has only the values of the last `up`, so the program reads the current ones from AWS.
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import pulumi_aws as aws
 
+from infra import constants
 from infra.aws_lookup import read_if_exists
 
 
@@ -27,10 +28,17 @@ class LiveGroup:
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """Minor version of the control plane (an empty text: no cluster), and its node groups by short name (`nodes`)."""
+    """The running cluster.
+
+    Attributes:
+        version: minor version of the control plane; an empty text if there is no cluster.
+        groups: node groups by short name, such as `nodes`.
+        addons: version of each running add-on of constants.ADDONS.
+    """
 
     version: str = ""
     groups: Mapping[str, LiveGroup] = field(default_factory=dict)
+    addons: Mapping[str, str] = field(default_factory=dict)
 
 
 def newer_version(first: str, second: str) -> str:
@@ -54,4 +62,9 @@ def read_live_cluster(prefix: str) -> LiveCluster:
         # While a group is replaced there are two: the larger one has the pods.
         if part not in groups or groups[part].desired < group.desired:
             groups[part] = group
-    return LiveCluster(cluster.version, groups)
+    found_addons = {
+        name: read_if_exists(lambda name: aws.eks.get_addon(addon_name=name, cluster_name=prefix), name)
+        for name in constants.ADDONS
+    }
+    addons = {name: addon.addon_version for name, addon in found_addons.items() if addon is not None}
+    return LiveCluster(cluster.version, groups, addons)

@@ -88,7 +88,8 @@ class NetworkSettings(SettingsModel):
 
 class ClusterSettings(SettingsModel):
     """EKS version; admins and viewers (IAM roles or users); publicCidrs: networks that reach the API; log
-    retention. podLogs: the logs of pods and nodes are sent to CloudWatch."""
+    retention. podLogs: the logs of pods and nodes are sent to CloudWatch. upgradeAddons: each `up` upgrades
+    the EKS add-ons to AWS' default version; otherwise they keep theirs."""
 
     version: types.KubernetesVersion = constants.KUBERNETES
     admins: tuple[types.Principal, ...] = ()
@@ -97,6 +98,7 @@ class ClusterSettings(SettingsModel):
     open_to_world: bool = False
     log_retention_days: types.LogRetentionDays = 90
     pod_logs: bool = False
+    upgrade_addons: bool = False
 
 
 class NodesSettings(SettingsModel):

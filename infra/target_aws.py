@@ -150,7 +150,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
             service_cidr=settings.network.service_cidr,
             key_arn=key.arn,
             settings=settings.cluster,
-            live_version=live.version,
+            live=live,
             logs=logs,
         )
         api_host = cluster.cluster.endpoint.apply(eks_kubeconfig.endpoint_host)
@@ -229,7 +229,6 @@ def create_nodes(
         settings=settings.nodes,
         version=settings.cluster.version,
         live=live,
-        wait_for_storage=uses_efs,
         after=[*cluster.before_nodes, *cluster.entries, *network.ready],
     )
     ready: list[pulumi.Resource] = [*cluster.entries, nodes.group, *storage.mount_targets]

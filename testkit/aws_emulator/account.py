@@ -196,6 +196,15 @@ class Account:
         path = self.folder / "image-date"
         return path.read_text(encoding="utf-8") if path.exists() else "20261101"
 
+    def release_addons(self, number: int) -> None:
+        """Make AWS' default version of every add-on one with this second number, which is 0 at first."""
+        (self.folder / "addons").write_text(str(number), encoding="utf-8")
+
+    def addon_release(self) -> str:
+        """Return the second number of AWS' default version of every add-on."""
+        path = self.folder / "addons"
+        return path.read_text(encoding="utf-8") if path.exists() else "0"
+
     def upgrade_control_plane(self, cluster: str, version: str) -> None:
         """Upgrade a control plane, as AWS does at the end of standard support."""
         record = self.get("aws:eks/cluster:Cluster", cluster)

@@ -217,3 +217,11 @@ def test_unknown_machine_image_rejects(model: Model, variant: str, known: bool) 
     else:
         with pytest.raises(AwsError, match="ParameterNotFound"):
             invokes.invoke(model.cloud, "aws:ssm/getParameter:getParameter", arguments)
+
+
+def test_node_group_with_a_startup_taint_rejects(model: Model) -> None:
+    _, subnets, role = _cluster(model)
+    _make(model, ADDON, clusterName="c", addonName="vpc-cni")
+    taint = {"key": "efs.csi.aws.com/agent-not-ready", "effect": "NO_EXECUTE"}
+    with pytest.raises(AwsError, match="was set after the driver had removed it"):
+        _make(model, NODES, **_group(subnets, role), taints=[taint])

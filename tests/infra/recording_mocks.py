@@ -265,12 +265,16 @@ def local_stack(folder: Path = ROOT, *, answers: dict[str, Any] | None = None, *
     return record(lambda: create_kubeconfig_stack(inputs), answers)
 
 
+OLD_ADDON = "v1.0.0-eksbuild.1"
+
+
 def running(version: str = "1.35", **groups: dict[str, Any]) -> dict[str, Any]:
     """Return the answers of an account with a cluster and node groups: part → sizes, version, release.
 
-    The mocks answer alike for all groups, so there can be only one.
+    The mocks answer alike for all groups, so there can be only one; all add-ons have the version OLD_ADDON.
     """
     answers: dict[str, Any] = {"aws:eks/getCluster:getCluster": {"id": "x", "version": version}}
+    answers["aws:eks/getAddon:getAddon"] = {"id": "x", "addonVersion": OLD_ADDON}
     names = [f"paddle-training-dev-{part}-0a1b2c3" for part in groups]
     answers["aws:eks/getNodeGroups:getNodeGroups"] = {"id": "x", "names": names}
     for group in groups.values():

@@ -11,12 +11,11 @@ from typing import Any
 import pulumi
 import pytest
 import yaml
-from pulumi.runtime.mocks import MockCallArgs
 
-from infra import constants, eks_cluster
+from infra import constants
 from infra.settings_errors import SettingsError
 
-from .recording_mocks import ROOT, Recorder, aws_stack, default, everything, running
+from .recording_mocks import OLD_ADDON, ROOT, aws_stack, default, everything, running
 
 
 def test_cluster_endpoint_is_private_or_limited_to_public_cidrs() -> None:
@@ -135,7 +134,7 @@ def test_autoscaler_chart_renders_with_known_flags(fallback: bool) -> None:
     assert pod["nodeSelector"] == values["nodeSelector"]
     assert pod["containers"][0]["command"] == ["/cluster-autoscaler"], "its image has no entrypoint"
     given = dict(flag.removeprefix("--").partition("=")[::2] for flag in pod["containers"][0]["args"])
-    assert given["startup-taint"] == constants.EFS_STARTUP_TAINT
+    assert "startup-taint" not in given, "EKS would set it after the driver has removed it"
     known = Path(__file__).with_name("autoscaler_flags.txt").read_text(encoding="utf-8").split()
     assert set(given) - set(known) == set(), "an unknown flag makes the autoscaler exit"
     assert given["expander"] == ("priority,least-waste" if fallback else "least-waste")
@@ -181,26 +180,38 @@ def test_pod_logs_are_logs_only_in_own_groups_with_retention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "below"),
-    [("v2.2.9-eksbuild.3", True), ("v2.3.0-eksbuild.1", False), ("v10.0.0-eksbuild.1", False)],
+    ("cluster", "running_versions", "kept"),
+    [
+        ({}, ("1.35", "1.35"), True),
+        ({"upgradeAddons": True}, ("1.35", "1.35"), False),
+        ({"version": "1.36"}, ("1.35", "1.35"), False),
+        # An upgrade that failed in the middle continues.
+        ({"version": "1.36"}, ("1.36", "1.35"), False),
+        # AWS upgraded the control plane at the end of support.
+        ({}, ("1.36", "1.35"), True),
+    ],
 )
-def test_addon_version_is_compared_by_numbers(version: str, below: bool) -> None:
-    assert eks_cluster.is_below(version, "2.3.0") is below
-    assert not eks_cluster.is_below(version, "")
+def test_running_addons_keep_their_version_unless_the_owner_asks(
+    cluster: dict[str, Any], running_versions: tuple[str, str], kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "info", said.append)
+    plane, nodes = running_versions
+    made = aws_stack(
+        cluster={"admins": ["role/Admin"], **cluster},
+        answers=running(plane, nodes={"sizes": (1, 3, 3), "version": nodes}),
+    )
+    addons = made.of("Addon")
+    assert len(addons) == 5
+    for addon in addons:
+        assert addon.inputs["addonVersion"] == (OLD_ADDON if kept else "v1.2.3-eksbuild.1")
+        assert (made.ignored.get(addon.name, []) == ["addonVersion"]) is kept
+    assert len([text for text in said if f"keeps version {OLD_ADDON}" in text]) == 5 * kept
 
 
-def test_efs_driver_with_taint_fault_gets_newest_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, bool]] = []
-    recorder_call = Recorder.call
-
-    def call(self: Recorder, args: MockCallArgs) -> dict[str, Any]:
-        if args.token != "aws:eks/getAddonVersion:getAddonVersion":
-            return recorder_call(self, args)
-        newest = args.args["mostRecent"]
-        asked.append((args.args["addonName"], newest))
-        return {"id": "x", "version": "v3.4.1-eksbuild.1" if newest else "v2.1.7-eksbuild.1"}
-
-    monkeypatch.setattr(Recorder, "call", call)
-    made = aws_stack()
-    assert made.one("Addon", constants.ADDON_EFS_CSI).inputs["addonVersion"] == "v3.4.1-eksbuild.1"
-    assert [name for name, newest in asked if newest] == [constants.ADDON_EFS_CSI]
+def test_an_addon_that_does_not_run_yet_gets_the_default_version() -> None:
+    absent = {
+        "aws:eks/getAddon:getAddon": Exception("reading EKS Add-On (c:coredns): couldn't find resource")
+    }
+    made = aws_stack(answers={**running(nodes={"sizes": (1, 3, 3)}), **absent})
+    assert {addon.inputs["addonVersion"] for addon in made.of("Addon")} == {"v1.2.3-eksbuild.1"}

@@ -45,23 +45,17 @@ def test_gpu_nodes_have_nvidia_image_label_and_taint(nodes: dict[str, Any], part
     for part in parts:
         group = made.one("NodeGroup", f"dev-{part}").inputs
         assert (group["amiType"], group["labels"]) == ("AL2023_x86_64_NVIDIA", LABEL)
-        assert _taints(group) == {
-            "efs.csi.aws.com/agent-not-ready=": "NO_EXECUTE",
-            "nvidia.com/gpu=present": "NO_SCHEDULE",
-        }
+        assert _taints(group) == {"nvidia.com/gpu=present": "NO_SCHEDULE"}
     assert len(made.of("NodeGroup")) == len(parts) + 1
     system = made.one("NodeGroup", "dev-system").inputs
     assert (system["amiType"], system["instanceTypes"][0]) == ("AL2023_x86_64_STANDARD", "t3.medium")
-    assert _taints(system) == {
-        "efs.csi.aws.com/agent-not-ready=": "NO_EXECUTE",
-        "CriticalAddonsOnly=true": "NO_SCHEDULE",
-    }
+    assert _taints(system) == {"CriticalAddonsOnly=true": "NO_SCHEDULE"}
 
 
 def test_nodes_without_gpus_have_neither_label_nor_plugin() -> None:
     group = default().one("NodeGroup").inputs
     assert "labels" not in group
-    assert [taint["key"] for taint in group["taints"]] == [constants.EFS_STARTUP_TAINT]
+    assert "taints" not in group
     assert not [release for release in default().of("Release") if "gpus" in release.name]
 
 

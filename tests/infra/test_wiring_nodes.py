@@ -10,9 +10,11 @@ from infra import constants
 from .recording_mocks import aws_stack, default, everything, running
 
 
-def test_startup_taint_only_with_efs_csi() -> None:
+def test_nodes_without_gpus_have_no_taint_and_the_driver_only_efs_csi() -> None:
+    """EKS sets a node group's taints after the EFS driver has removed its own, which then stays for ever."""
+    assert "taints" not in default().one("NodeGroup").inputs
+    assert constants.ADDON_EFS_CSI in {addon.inputs["addonName"] for addon in default().of("Addon")}
     made = aws_stack(storage={"type": "hostPath", "path": "/shared"})
-    assert "taints" not in made.one("NodeGroup").inputs
     assert constants.ADDON_EFS_CSI not in {addon.inputs["addonName"] for addon in made.of("Addon")}
 
 

@@ -139,6 +139,7 @@ def test_kubernetes_upgrade_starts_with_control_plane_and_nodes_keep_their_image
         scalingConfig={"minSize": 0, "desiredSize": 2, "maxSize": 3},
     )
     account.release_image("20261120")
+    account.release_addons(1)
     engine.config("paddle-training:nodes.amiRelease=newest")
     planned = _fine(engine.preview("--refresh"))
     updated = [step for step in planned.of(NODES) if step.op == "update"]
@@ -151,6 +152,12 @@ def test_kubernetes_upgrade_starts_with_control_plane_and_nodes_keep_their_image
         "scalingConfig.desiredSize",
     }, raised.text
     assert "1.35.0-20261120 is available" in raised.text
+    assert raised.of(ADDON) == [], raised.text
+    assert "add-on aws-efs-csi-driver keeps version v35.0.0-eksbuild.1" in raised.text
+    engine.config("paddle-training:cluster.upgradeAddons=true")
+    planned = _fine(engine.preview())
+    assert {(step.op, *step.diff) for step in planned.of(ADDON)} == {("update", "addonVersion")}, planned.text
+    engine.config("paddle-training:cluster.upgradeAddons=false")
     assert sorted(g.inputs["scalingConfig"]["desiredSize"] for g in account.all(NODES)) == [0, 1, 2]
 
     engine.config("paddle-training:cluster.version=1.36")
@@ -176,11 +183,12 @@ def test_kubernetes_upgrade_starts_with_control_plane_and_nodes_keep_their_image
     followed = _fine(engine.up())
     assert "the control plane has 1.37" in followed.text
     assert followed.of(CLUSTER) == [], followed.text
-    assert followed.of(NODES) == [], followed.text
+    assert followed.of(NODES) == followed.of(ADDON) == [], followed.text
     assert {record.outputs["version"] for record in account.all(CLUSTER)} == {"1.37"}
     engine.config("paddle-training:cluster.version=1.37")
     _fine(engine.up())
     assert {record.inputs["version"] for record in account.all(NODES)} == {"1.37"}
+    assert {record.inputs["addonVersion"] for record in account.all(ADDON)} == {"v37.1.0-eksbuild.1"}
 
 
 def test_renamed_component_keeps_file_system(dev_stack: Make, account: Account) -> None:
