@@ -61,6 +61,22 @@ def parse_metrics(text: str) -> list[MetricsRow]:
     return [latest[key] for key in sorted(latest)]
 
 
+def find_damage(content: bytes) -> str:
+    """Return what is damaged in the content of a metrics.csv, which `parse_metrics` skips; empty for an intact file."""
+    try:
+        header, *lines = split_fields(content.decode())
+    except UnicodeDecodeError as error:
+        return f"it is not UTF-8 ({error.reason})"
+    if set(COLUMNS) - set(header) - {"attempt"}:
+        return "its first line does not have the names of the columns"
+    for number, fields in enumerate(lines, 2):
+        row = dict(zip(header, fields, strict=False))
+        numbers = [_parse_float(field) for field in fields if field]
+        if len(fields) != len(header) or None in numbers or _parse_row(row) is None:
+            return f"line {number} is incomplete or damaged"
+    return "" if content.endswith(b"\n") else "its last line is incomplete"
+
+
 def split_fields(text: str) -> list[list[str]]:
     """Return the fields of each line in the text of a metrics.csv, the header line first; [] for invalid CSV.
 

@@ -25,7 +25,7 @@ EXIT_CODES = {
     EXIT_UNKNOWN: "the cluster or the storage could not be reached, or returned an error",
     EXIT_OTHER_RUN: "another run holds the release's lease, or has replaced the run that was followed",
     EXIT_USAGE: "an option, an argument or a setting is invalid",
-    EXIT_DATA: "the data, a row, the program or the model is invalid",
+    EXIT_DATA: "the data, a row, the program, the model or a file of the run is invalid or damaged",
     EXIT_GANG: "any other failure",
     EXIT_UNFIT: "a temporary error of the storage",
     EXIT_STORAGE: "a disk or the storage is full or read-only",

@@ -14,10 +14,11 @@ from typing import Any
 
 from launcher import metrics
 from launcher.io import run_record
-from launcher.io.files import UnreadableError, parse_json_object, write_atomically
+from launcher.io.files import UnreadableError, parse_json_object, read_bytes, write_atomically
 from launcher.metrics import TEST, MetricsRow
 from launcher.paths import OutputPaths
 from launcher.reporting import plots, run_settings, text_formats
+from launcher.schema import ManifestFile, ProgramFile
 
 PAGE = Path(__file__).with_name("report.html")
 EARLIER_RUNS = 20
@@ -28,17 +29,32 @@ Values = Mapping[str, Any]
 
 
 def write_report(root: Path) -> Path | None:
-    """Write report.html into the output folder `root`, and return its path; None if there is no intact run.json yet."""
+    """Write report.html into the output folder `root`, and return its path; None if there is no run.json yet.
+
+    Other files that are damaged are left out, and the page says so. Raises UnreadableError if run.json is damaged.
+    """
     output = OutputPaths(root)
-    run = _read_run(output)
+    damage: list[str] = []
+    run = _read_run(output, damage)
+    if damage:
+        raise UnreadableError(
+            f"{damage[0]} Fix: restore it, or {output.run_copy}, from a backup of the storage."
+        )
     if not run:
         return None
-    run = run_settings.with_options(run, _read_json(output.program_json))
+    run = run_settings.with_options(run, _read_json(output.program_json, damage, ProgramFile))
     rows = plots.read_metrics(output.metrics_csv)
+    if why := output.metrics_csv.is_file() and metrics.find_damage(output.metrics_csv.read_bytes()):
+        damage.append(f"{output.metrics_csv} is damaged: {why}. The other rows are shown.")
     earlier_files = (root.parent / "runs").glob("[!.]*/run.*json") if root.name == "output" else ()
     others = [OutputPaths(folder) for folder in sorted({path.parent for path in earlier_files})]
     earlier = [
-        (one.root.name, run_settings.with_options(_read_run(one), _read_json(one.program_json)))
+        (
+            one.root.name,
+            run_settings.with_options(
+                _read_run(one, damage), _read_json(one.program_json, damage, ProgramFile)
+            ),
+        )
         for one in others
     ]
     best = metrics.best_pass(run, metrics.pass_table(rows))
@@ -46,7 +62,8 @@ def write_report(root: Path) -> Path | None:
         root.resolve().parent.name,
         run,
         rows,
-        manifest=_read_json(root.parent / "manifest.json"),
+        manifest=_read_json(root.parent / "manifest.json", damage, ManifestFile),
+        damage=damage,
         earlier=earlier,
         plotted=plots.draw_svgs(rows, best, root),
     )
@@ -54,26 +71,23 @@ def write_report(root: Path) -> Path | None:
     return output.report_html
 
 
-def _read_run(output: OutputPaths) -> dict[str, Any]:
-    """Return the run record; {} when there is no intact one."""
-    files = (output.run_json, output.run_copy)
-    return run_record.first_intact((path, _read_bytes(path)) for path in files)[0] or {}
+def _read_run(output: OutputPaths, damage: list[str]) -> dict[str, Any]:
+    """Return the run record; {} when there is none, or only damaged ones, which is added to `damage`."""
+    paths = (output.run_json, output.run_copy)
+    found, error = run_record.first_intact((path, read_bytes(path)) for path in paths)
+    if found is None and error is not None:
+        damage.append(str(error))
+    return found or {}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if it is absent or damaged: the page then leaves it out."""
+def _read_json(path: Path, damage: list[str], shape: Any) -> dict[str, Any]:
+    """Return the JSON object in a file; {} if it is absent, or damaged or of another type, which `damage` gets."""
     try:
-        return parse_json_object(path, _read_bytes(path) or b"")
-    except UnreadableError:
+        content = read_bytes(path)
+        return {} if content is None else parse_json_object(path, content, shape)
+    except UnreadableError as error:
+        damage.append(str(error))
         return {}
-
-
-def _read_bytes(path: Path) -> bytes | None:
-    """Return a file's content; None when it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
 
 
 def render_page(
@@ -84,11 +98,12 @@ def render_page(
     manifest: Values,
     earlier: Sequence[tuple[str, Values]],
     plotted: Mapping[str, str],
+    damage: Sequence[str] = (),
 ) -> str:
     """Return the HTML page of a run of `job`.
 
     `run` is run.json with `options` from program.json, `earlier` has (run id, the same) of earlier runs. `plotted` is
-    the result of `plots.draw_svgs`.
+    the result of `plots.draw_svgs`; `damage` has a sentence for each damaged file.
     """
     passes = metrics.pass_table(rows)
     best = metrics.best_pass(run, passes)
@@ -96,6 +111,7 @@ def render_page(
         _section(
             "Cause of the failure", f"<pre>{escape(str(run['cause']))}</pre>" if run.get("cause") else ""
         ),
+        _section("Damaged files", f"<pre>{escape(chr(10).join(damage))}</pre>" if damage else ""),
         _section("Passes", _pass_table(passes, best)),
         _section("Comparison with earlier runs", _run_table(run, earlier) if earlier else ""),
         _section("Settings", _key_values(run_settings.settings_of_run(run, len(passes)))),
@@ -212,7 +228,12 @@ def _data(manifest: Values) -> str:
     }
     pairs = _key_values({key: str(value) for key, value in values.items() if value not in (None, "")})
     lines = [
-        [f"{shard['index']}", f"{shard['lines']:,}", f"{shard['bytes']:,}", shard["sha256"][:16]]
+        [
+            f"{shard['index']}",
+            f"{shard.get('lines', 0):,}",
+            f"{shard['bytes']:,}",
+            (shard.get("sha256") or "")[:16],
+        ]
         for shard in shards[:SHARDS]
     ]
     more = f" (the first {SHARDS} are listed)" if len(shards) > SHARDS else ""
@@ -290,9 +311,13 @@ def _time(seconds: float | None) -> str:
 
 
 def main(arguments: Iterable[str]) -> int:
-    """Write report.html of the output folder in `arguments`; return 1 if the folder has no run.json."""
+    """Write report.html of the output folder in `arguments`; return the exit code: 1 if the folder has no run.json."""
     folder = Path(*arguments)
-    written = write_report(folder)
+    try:
+        written = write_report(folder)
+    except UnreadableError as error:
+        print(error)  # noqa: T201
+        return error.exit_code
     print(written or f"{folder} has no run.json yet. Fix: give the output folder of a run")  # noqa: T201
     return 0 if written else 1
 

@@ -38,6 +38,7 @@ from launcher.schema.json_conversion import (
 )
 from launcher.schema.model_files import ModelDescription, ModelLookup, ModelTable
 from launcher.schema.run_record_and_status import (
+    ProgramFile,
     RankStatus,
     RestartRecord,
     RunFile,

@@ -39,6 +39,13 @@ class TrainerProgress(_TrainerPosition, total=False):
     passes: int
 
 
+class ProgramFile(TypedDict, total=False):
+    """`program.json`: the options of a run's program, and the text of its files by name."""
+
+    options: dict[str, Any]
+    files: dict[str, str]
+
+
 def _written(key: str) -> dict[str, Any]:
     """Return the metadata of a field with this JSON key that is written even when it has its default."""
     return {KEY: key, **ALWAYS}

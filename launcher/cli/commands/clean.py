@@ -17,7 +17,7 @@ from launcher.cli.cluster.run_lease import hold_lease
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, with_session
-from launcher.cli.storage.run_files import OUTPUT
+from launcher.cli.storage.run_files import OUTPUT, check_intact
 from launcher.cli.storage.run_history import CURRENT, SavedRun, best_run, read_runs
 from launcher.cli.storage.storage_access import (
     COPY_SECONDS,
@@ -160,6 +160,9 @@ def find_earlier_runs(
     The other parameters are the options of `clean`.
     """
     runs, pods = read_runs(storage), _live_pods(session)
+    for run in runs:
+        if run.folder == CURRENT and run.is_unknown:  # it may have started from the model of an earlier run
+            check_intact(run.damage, f"nothing was removed, because of damage in {storage.where}")
     used = [run.name for run in runs if _names_using(pods, run.folder)]
     best = best_run(runs) if keep_best else None
     return [
@@ -189,6 +192,7 @@ def explain_kept_runs(
         days = (time.time() - (run.record.finished or run.record.started)) / 86400
         rules = (
             (run.is_locked, "a run writes to it (it has a run.lock)"),
+            (run.is_unknown, f"its age and score are unknown: {' '.join(run.damage.values())}"),
             (run.name in used, "a pod uses it"),
             (run.folder in initial_model, "the current run started from its model (training.initModelPath)"),
             (run is best, "it has the best score (--keep-best)"),

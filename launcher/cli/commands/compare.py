@@ -13,6 +13,7 @@ from rich.text import Text
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
+from launcher.cli.storage.run_files import check_intact
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, find_run, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.terminal import console, print_json, text_table
@@ -40,6 +41,8 @@ def compare(
     with session.storage(request) as storage:
         found = read_runs(storage)
     pair = _choose_pair(found, one, other)
+    for run in pair:
+        check_intact(run.damage, storage.where)
     if output is OutputFormat.json:
         differences = {"differing": differing_settings(pair), "diff": _diff_programs(*pair)}
         print_json({**differences, "runs": [run.as_json() for run in pair]})

@@ -17,7 +17,7 @@ from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.shared_options import open_session, with_options
-from launcher.cli.storage.run_files import OUTPUT, STATUS, read_job_files
+from launcher.cli.storage.run_files import OUTPUT, STATUS, check_intact, read_job_files
 from launcher.cli.storage.storage_access import (
     READ_SECONDS,
     Storage,
@@ -145,7 +145,9 @@ def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
     moved = sorted(int(match[1]) for match in names if match)
     if attempt in moved:
         return True
-    status = read_job_files(storage).status
+    files = read_job_files(storage)
+    check_intact({key: why for key, why in files.damage.items() if key == STATUS}, storage.where)
+    status = files.status
     newest = status.attempt if status else 0
     if status and status.state == "rendezvous":
         newest -= 1  # the current attempt has no logs yet, and those of the last one are not moved yet
@@ -247,3 +249,4 @@ def _describe_data(session: Session) -> Iterator[bytes]:
         )
     state = f"{view.data.name}: {view.data.state}. " if view.data.name else ""  # else there is no data Job
     yield f"{state}{view.data.reason}\n".encode()
+    check_intact(view.damage, view.where)

@@ -16,7 +16,14 @@ from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage.reader_commands import move_into_place
-from launcher.cli.storage.run_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
+from launcher.cli.storage.run_files import (
+    OUTPUT,
+    Damage,
+    check_intact,
+    parse_json,
+    parse_pass_table,
+    parse_run_file,
+)
 from launcher.cli.storage.run_history import find_run, read_runs
 from launcher.cli.storage.storage_access import (
     COPY_SECONDS,
@@ -75,6 +82,7 @@ def results(
         print_json({**found, "copied": {"to": str(to), "files": copied} if to else None})
     else:
         _print_results(found, folder, to, copied)
+    check_intact(found["damage"], storage.where)
 
 
 def read_results(storage: Storage, output: OutputPaths, options: Sequence[str]) -> dict[str, Any]:
@@ -85,20 +93,22 @@ def read_results(storage: Storage, output: OutputPaths, options: Sequence[str]) 
     """
     read = (output.run_json, output.status_json, output.metrics_csv, output.run_copy)
     found = read_small_files(storage, [path.as_posix() for path in read])
-    record, status_json = parse_run_file(found, output), parse_json(found.get(output.status_json.as_posix()))
-    if record is None and status_json is None and output.metrics_csv.as_posix() not in found:
+    damage: Damage = {}
+    record = parse_run_file(found, output, damage)
+    status_json = parse_json(found, output.status_json, damage, StatusFile)
+    if not found:
         raise CliError(
             f"no results in {storage.where}: no training has written to this folder yet, or somebody removed it",
             f"see what the training waits for: {command_text('status', *options)}; after a removal, train again: helm "
             "upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
         )
     status = read_fields(StatusFile, status_json or {})
-    passes = parse_pass_table(found, output)
+    passes = parse_pass_table(found, output, damage)
     known = record or RunFile()
     restarts = known.restarts if record else status.restarts
     return {
         "where": storage.where,
-        "state": status.state if status_json else known.state or "unknown",
+        "state": status.state if status_json is not None else known.state or "unknown",
         "run_id": known.run_id or status.run_id,
         "score": known.score,
         "passes": passes,
@@ -107,6 +117,7 @@ def read_results(storage: Storage, output: OutputPaths, options: Sequence[str]) 
         "restarts": [asdict(one) for one in restarts],
         "finished": known.finished,
         "best": best_pass(known.content, passes),
+        "damage": damage,
     }
 
 
@@ -120,7 +131,8 @@ def _print_results(
     out.print(
         f"run {found['run_id']}: {found['state']}{f' at {finished}' if found['finished'] else ''}{restarts}"
     )
-    score = f"score on the test set: {text_formats.scores(found['score']) or 'none yet'}"
+    none = "unknown" if folder.run_json.as_posix() in found["damage"] else "none yet"
+    score = f"score on the test set: {text_formats.scores(found['score']) or none}"
     out.print(", ".join(filter(None, (score, text_formats.best_pass(found["best"])))))
     if found["passes"]:
         out.print(pass_table({"": found["passes"]}))

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
+from launcher.cli.storage.run_files import check_intact
 from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.terminal import console, print_json, text_table
@@ -24,6 +25,8 @@ def runs(session: Session, request: StorageRequest, output: Format = OutputForma
         print_json([run.as_json() for run in found])
     else:
         console().print(_run_table(found) if found else "the job has no runs yet")
+    for run in found:
+        check_intact(run.damage, storage.where)
 
 
 def _run_table(found: Sequence[SavedRun]) -> RenderableType:
@@ -36,7 +39,7 @@ def _run_table(found: Sequence[SavedRun]) -> RenderableType:
         rows.append(
             [
                 run.name + (" (current)" if run.folder == CURRENT else ""),
-                run.record.state or "unknown",
+                run.state,
                 text_formats.utc_time(run.record.started or None),
                 text_formats.duration(run.seconds),
                 "-" if run.pod_hours is None else f"{run.pod_hours:.2f}",

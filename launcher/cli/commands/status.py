@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_session
+from launcher.cli.storage.run_files import check_intact
 from launcher.cli.terminal import console, print_json
 from launcher.cli.views.status_text import status_screen
 
@@ -16,3 +17,4 @@ def status(session: Session, output: Format = OutputFormat.text) -> None:
         print_json(view.as_json())
     else:
         console().print(status_screen(view, session.options()))
+    check_intact(view.damage, view.where)

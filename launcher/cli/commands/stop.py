@@ -14,10 +14,12 @@ from launcher.cli.cluster import object_states
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
 from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
+from launcher.cli.storage.run_files import STATUS, check_intact
 from launcher.cli.storage.storage_access import buffered_reader
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.terminal import confirm, report
 from launcher.cli.views.run_view import FINAL_STATES, owned_by, rank_of
+from launcher.errors import DataError
 from launcher.paths import position
 from launcher.reporting import text_formats
 
@@ -126,6 +128,7 @@ def request_checkpoint(session: ClusterSession, seconds: float) -> CheckpointAns
     try:
         view = session.poll_view()
         state = view.progress.state if view.progress else view.state
+        check_intact({key: why for key, why in view.damage.items() if key == STATUS}, view.where)
         if state in SAVED_STATES:
             return CheckpointAnswer("model")
         if state != "training":
@@ -145,7 +148,7 @@ def request_checkpoint(session: ClusterSession, seconds: float) -> CheckpointAns
                 said_at = now
                 report(f"waiting for a checkpoint for {now - started:.0f} s: {_describe_place(answer)}")
         stream.result()
-    except CliError as error:
+    except (CliError, DataError) as error:
         return CheckpointAnswer(problem=str(error))
     if answer.get("state") in FINAL_STATES:
         raise UsageError(

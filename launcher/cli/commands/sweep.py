@@ -21,6 +21,7 @@ from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import launch, plan_trainings
 from launcher.cli.launch.training_values import expand_grid
 from launcher.cli.shared_options import Format, OutputFormat, with_options
+from launcher.cli.storage.run_files import check_intact
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.terminal import console, print_json, print_line, report, spark_line, text_table
 from launcher.cli.views.follow_run import (
@@ -213,6 +214,7 @@ def train_all(
             try:
                 view = trial.session.poll_view()
                 trial.view = trial.session.read_view() if _is_over(view) else view  # it has the score
+                check_intact(trial.view.damage, trial.view.where)
                 reached = time.monotonic()
             except UnreachableError as error:
                 if time.monotonic() - reached > UNREACHABLE_SECONDS:

@@ -23,7 +23,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, BinaryIO
 
-from launcher.io.files import folder_files, free_bytes, sha256_file
+from launcher.errors import LauncherError
+from launcher.io.files import UnreadableError, folder_files, free_bytes, parse_json_object, sha256_file
 from launcher.io.open_below import ReaderError, link_error, open_file, open_parent, refuse_links
 from launcher.io.tar_stream import COPY_BYTES, save_tar, select, write_tar
 from launcher.paths import OutputPaths, Position, position
@@ -202,7 +203,11 @@ def request_checkpoint(root: Path, out: IO[bytes], seconds: float, pause: float 
     """
     output = OutputPaths(Path("output"))
     request = refuse_links(root, output.checkpoint_request.as_posix())
-    fingerprint = _read_json_object(root, output.run_json.as_posix()).get("fingerprint")
+    try:
+        record = _read_json_object(root, output.run_json.as_posix())
+    except UnreadableError:
+        record = _read_json_object(root, output.run_copy.as_posix())
+    fingerprint = record.get("fingerprint")
     if isinstance(fingerprint, dict) and fingerprint.get("runtime") == "v1":
         raise ReaderError(
             "runtime v1 saves checkpoints only at the end of a pass (training.savingPeriod). Fix: wait for "
@@ -262,13 +267,18 @@ def _is_replaced(opened: BinaryIO, path: Path) -> bool:
 
 
 def _read_json_object(root: Path, name: str) -> dict[str, object]:
-    """Return the JSON object in the file `root`/`name`; {} if the file is absent or damaged."""
-    try:
-        with open_file(root, name) as file:
-            value = json.loads(file.read())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    """Return the JSON object in the file `root`/`name`; {} if it is absent, UnreadableError if it stays damaged."""
+    for pause in (1.0, 1.0, 1.0, 0.0):  # rank 0 of a live run writes status.json every 2 s
+        try:
+            with open_file(root, name) as file:
+                return parse_json_object(name, file.read())
+        except FileNotFoundError:
+            break
+        except UnreadableError:
+            if not pause:
+                raise
+            time.sleep(pause)
+    return {}
 
 
 def sleep_until_deadline(seconds: float) -> None:
@@ -335,7 +345,7 @@ def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:
         _run(_parse(argv), source, out)
     except BrokenPipeError:
         raise
-    except ReaderError as error:
+    except (ReaderError, LauncherError) as error:
         return str(error)
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""

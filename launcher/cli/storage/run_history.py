@@ -8,12 +8,12 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.cli.errors import UsageError
-from launcher.cli.storage.run_files import OUTPUT, parse_json, parse_pass_table, parse_run_file
+from launcher.cli.storage.run_files import OUTPUT, Damage, parse_json, parse_pass_table, parse_run_file
 from launcher.cli.storage.storage_access import Storage, read_small_files
 from launcher.metrics import best_pass, higher_is_better
 from launcher.paths import OutputPaths
 from launcher.reporting import run_settings
-from launcher.schema import RunFile, read_fields
+from launcher.schema import ProgramFile, RunFile, read_fields
 
 RUNS = "runs"
 CURRENT = OUTPUT.root.as_posix()
@@ -32,6 +32,18 @@ class SavedRun:
     """Whether the folder has a run.lock, so that a process may write there."""
     program: Mapping[str, str] = field(default_factory=dict)
     """The text of the program's files by name; empty if it was not kept."""
+    damage: Damage = field(default_factory=dict)
+    """The run's files that are damaged."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the run record is damaged, so that state, age, settings and score of the run are unknown."""
+        return (PurePosixPath(self.folder) / OUTPUT.run_json.name).as_posix() in self.damage
+
+    @property
+    def state(self) -> str:
+        """The state by the run record; `damaged` if that is damaged, `unknown` if it is absent."""
+        return "damaged" if self.is_unknown else self.record.state or "unknown"
 
     @property
     def name(self) -> str:
@@ -64,7 +76,7 @@ class SavedRun:
         return {
             "name": self.name,
             "folder": self.folder,
-            "state": self.record.state or None,
+            "state": self.record.state or ("damaged" if self.is_unknown else None),
             "started": self.record.started,
             "seconds": self.seconds,
             "podHours": self.pod_hours,
@@ -73,6 +85,7 @@ class SavedRun:
             "restarts": len(self.record.restarts),
             "settings": self.settings,
             "passes": list(self.passes),
+            "damage": self.damage,
         }
 
 
@@ -84,16 +97,18 @@ def read_runs(storage: Storage) -> list[SavedRun]:
     runs = []
     for folder in sorted({str(PurePosixPath(name).parent) for name in found}):
         output = OutputPaths(Path(folder))
-        program = parse_json(found.get(output.program_json.as_posix())) or {}
-        record = parse_run_file(found, output)
+        damage: Damage = {}
+        program = parse_json(found, output.program_json, damage, ProgramFile) or {}
+        record = parse_run_file(found, output, damage)
         content = run_settings.with_options(record.content if record else {}, program)
         runs.append(
             SavedRun(
                 folder=folder,
                 record=read_fields(RunFile, content),
-                passes=parse_pass_table(found, output),
+                passes=parse_pass_table(found, output, damage),
                 is_locked=output.lock.as_posix() in found,
                 program=program.get("files") or {},
+                damage=damage,
             )
         )
     return sorted(runs, key=lambda run: (run.folder == CURRENT, run.record.started), reverse=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import RELEASE_LABEL, Cluster
 from launcher.cli.cluster.releases import SOURCES, ReleaseRun, list_releases
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.storage.run_files import OUTPUT, parse_json
+from launcher.cli.storage.run_files import OUTPUT, Damage, check_intact, parse_run_file
 from launcher.cli.storage.storage_access import Storage, StorageRequest, read_small_files
+from launcher.paths import OutputPaths
 
 _OTHER_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
 
@@ -73,11 +75,17 @@ def find_own_job(storage: Storage, release: str) -> Storage:
 
     Raises CliError, which lists the jobs, if the release trained none or several.
     """
-    found = read_small_files(storage.sibling("."), [f"*/{OUTPUT.run_json.as_posix()}"])
-    releases = {
-        path.split("/", 1)[0]: (parse_json(content) or {}).get("release") for path, content in found.items()
-    }
+    names = (OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix())
+    found = read_small_files(storage.sibling("."), [f"*/{name}" for name in names])
+    damage: Damage = {}
+    releases = {}
+    for job in dict.fromkeys(path.split("/", 1)[0] for path in found):
+        record = parse_run_file(found, OutputPaths(Path(job) / OUTPUT.root), damage)
+        releases[job] = record.release if record else "unknown"
     owned = [job for job, by in releases.items() if by == release]
+    check_intact(
+        damage, f"release {release} is not installed; choose its job with --job NAME, because of damage"
+    )
     if len(owned) == 1:
         return storage.sibling(owned[0])
     listed = ", ".join(f"{job} (of release {by})" for job, by in releases.items()) or "none"

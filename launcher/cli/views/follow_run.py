@@ -15,6 +15,7 @@ from rich.text import Text
 from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.cluster.releases import ReleaseNotFoundError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
+from launcher.cli.storage.run_files import check_intact
 from launcher.cli.suggested_commands import command_text
 from launcher.cli.terminal import console, print_line, report
 from launcher.cli.views.run_view import RunView
@@ -96,6 +97,7 @@ def poll_until_over(
         RunFailedError: the run failed, or its release was removed; the message has the cause.
         WaitTimeoutError: `timeout` expired; the message says what the run waits for.
         CliError: the release does not exist, or the cluster is unreachable for UNREACHABLE_SECONDS.
+        DataError: a file is damaged, so that the state of the run is unknown.
     """
     deadline = time.monotonic() + timeout
     run_id: str | None = None
@@ -122,6 +124,7 @@ def poll_until_over(
             if view.state == "complete":
                 return view
             _check_not_failed(view, options)
+            check_intact(view.damage, view.where)
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(
                 f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {describe_wait(view)}",
@@ -167,6 +170,8 @@ def follow_run(session: ViewSource, timeout: float, *, to_stderr: bool = False) 
                 view = session.read_view()  # `poll_view` reads no file once the pods are gone
             except CliError:
                 raise failed from None
+            for damaged in view.damage.values():
+                report(damaged)
             show(view)
             if drawn and view.cause:
                 raise RunFailedError(
@@ -181,6 +186,7 @@ def follow_run(session: ViewSource, timeout: float, *, to_stderr: bool = False) 
         if not drawn:  # the screen shows them
             for note in view.notes:
                 print_to(note)
+    check_intact(view.damage, view.where)
     return view
 
 

@@ -13,7 +13,7 @@ from launcher.paths import Position
 from launcher.schema import RankStatus, RunFile, StatusFile
 
 INDEX = "batch.kubernetes.io/job-completion-index"
-DATA_FAILED = "the data Job failed: "
+DATA_JOB_FAILED = "the data Job failed: "
 TRAINING_PODS = "training pods"
 """Name of the data's view when there is no data Job, because the training pods prepare the data."""
 PREPARE = "prepare"
@@ -118,6 +118,8 @@ class RunView:
     """The newest log lines of the data Job, or of rank 0 once the data is complete or without a data Job."""
     log_of: str = ""
     """The pod or file with that log."""
+    damage: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong with each damaged file of the run, with the fix, by its path."""
 
     @property
     def is_over(self) -> bool:

@@ -10,9 +10,9 @@ from launcher import metrics
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Object
 from launcher.cli.cluster.releases import ReleaseRun
-from launcher.cli.storage.run_files import JobFiles
+from launcher.cli.storage.run_files import DATA_FAILED, MANIFEST, JobFiles
 from launcher.cli.views.run_view import (
-    DATA_FAILED,
+    DATA_JOB_FAILED,
     FINAL_STATES,
     TRAINING_PODS,
     JobView,
@@ -74,6 +74,7 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
         best=metrics.best_pass(record.content, passes),
         log=seen.log,
         log_of=seen.log_of,
+        damage=files.damage,
     )
 
 
@@ -105,7 +106,7 @@ def _state_and_cause(
     if data.state == "failed" and training.state != "complete" and run.k8s_data_job:
         failure = files.data_failure
         reason = failure.reason if failure and failure.data_digest == run.data_digest else ""
-        state = "failed", f"{DATA_FAILED}{reason or data.reason}"
+        state = "failed", f"{DATA_JOB_FAILED}{reason or data.reason}"
     elif training.state == "failed":
         state = "failed", cause or describe_culprit(pods) or training.reason
     elif training.state == "missing":
@@ -234,7 +235,8 @@ def _note_silent_script(files: JobFiles) -> list[str]:
 def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> list[str]:
     """Return a note if the data Job is complete, but the storage does not contain its data."""
     run, manifest = seen.run, seen.files.manifest
-    if not seen.files.was_read or (manifest and manifest.data_digest == run.data_digest):
+    was_read = seen.files.was_read and MANIFEST not in seen.files.damage
+    if not was_read or (manifest and manifest.data_digest == run.data_digest):
         return []
     if not manifest and state in FINAL_STATES:
         return []
@@ -260,20 +262,24 @@ def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> 
     elif manifest:
         shards = f"{manifest.split_count} shards, {manifest.lines:,} lines"
         data = JobView(f"data {digest[:8]}", "complete", shards)
+    elif damaged := files.damage.keys() & {MANIFEST, DATA_FAILED}:
+        data = JobView("data", "unknown", f"{min(damaged)} is damaged")
     else:
         data = JobView("data", "missing", "no manifest.json yet: the data Job has not finished")
     progress = build_progress(status, files.run, None)
     notes: list[str] = []
+    record = files.run or RunFile()
     if status and progress:
         state, cause = progress.state, status.cause or ""
         notes += _note_silent_script(files)
         notes += _note_surplus_passes(files, progress.passes) if state == "complete" else []
     elif failure:
-        state, cause = "failed", f"{DATA_FAILED}{failure.reason}"
+        state, cause = "failed", f"{DATA_JOB_FAILED}{failure.reason}"
+    elif record.state or files.damage:
+        state, cause = record.state or "unknown", record.cause or ""
     else:
         state, cause = ("pending" if manifest else "preparing"), ""
         notes.append("no output/status.json: no training has started in this folder")
-    record = files.run or RunFile()
     return RunView(
         where=folder,
         run_id=(status.run_id if status else None) or record.run_id,
@@ -289,4 +295,5 @@ def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> 
         best=metrics.best_pass(record.content, files.passes),
         log=log,
         log_of=OutputPaths(Path()).train_log(0).as_posix(),
+        damage=files.damage,
     )

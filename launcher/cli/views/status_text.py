@@ -14,7 +14,7 @@ from launcher.cli.suggested_commands import command_text
 from launcher.cli.terminal import text_table
 from launcher.cli.views.pass_tables import curve_table
 from launcher.cli.views.run_view import (
-    DATA_FAILED,
+    DATA_JOB_FAILED,
     FINAL_STATES,
     JobView,
     RankView,
@@ -222,7 +222,7 @@ def remarks(view: RunView) -> list[str]:
         *of_ranks,
         *of_jobs,
     ]
-    known, found = [view.cause.removeprefix(DATA_FAILED)], []
+    known, found = [view.cause.removeprefix(DATA_JOB_FAILED)], []
     for prefix, text in candidates:
         start = text.strip()[:COMPARED_CHARACTERS]
         repeated = any(start in other or (other and other[:COMPARED_CHARACTERS] in text) for other in known)

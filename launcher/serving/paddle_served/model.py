@@ -57,14 +57,18 @@ def read_description(folder: Path) -> dict[str, Any]:
             f"{folder} is not a model: it has no model.json. Fix: use the folder `model` of a run's output, "
             "or of a folder that `python -m launcher results --to DIR` copied"
         ) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}. Fix: copy the model again") from error
-    version = about.get("version") if isinstance(about, dict) else None
+    if not isinstance(about, dict) or "version" not in about:
+        raise ModelError(f"{path} is damaged: it has no version. Fix: copy the model again")
+    version = about["version"]
     if version != VERSION:
         raise ModelError(
             f"{folder} has a model of version {version}, but this package reads version {VERSION}. Fix: use "
             "paddle_served (or the launcher's image) of the release that trained the model, or train it again"
         )
+    if not isinstance(about.get("files"), dict):
+        raise ModelError(f"{path} is damaged: it does not list the model's files. Fix: copy the model again")
     for name, size in about["files"].items():
         try:
             found = (folder / name).stat().st_size

@@ -167,7 +167,6 @@ METRICS = (
     "1,0,0,100,2.0,50,0.5,0.25\n"
     "1,0,1,100,2.0,50,0.4,0.20\n"
     "1,1,1,100,2.0,50,0.2,\n"
-    "2,0,1,10"
 )
 
 
@@ -207,7 +206,8 @@ def job_folder(tmp_path: Path) -> Path:
     job = tmp_path / "jobs" / "quick-start"
     output = job / "output"
     (output / "model").mkdir(parents=True)
-    (job / "manifest.json").write_text(json.dumps({"dataDigest": "d" * 64, "splitCount": 3, "lines": 21000}))
+    manifest = {"dataDigest": "d" * 64, "splitCount": 3, "lines": 21000, "shards": []}
+    (job / "manifest.json").write_text(json.dumps(manifest))
     (output / "status.json").write_text(json.dumps(make_status(state="complete")))
     run = {"runId": K8S_JOB, "state": "complete", "score": {"error": 0.2012}}
     (output / "run.json").write_text(json.dumps(run))

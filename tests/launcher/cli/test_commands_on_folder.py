@@ -279,8 +279,10 @@ def test_a_damaged_run_record_is_read_from_its_copy():
     intact = json.dumps(with_checksum(record)).encode()
     path, copy = OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix()
     for damaged in (intact.replace(b"0.125", b"0.925"), b"{", b""):
-        assert parse_run_file({path: damaged, copy: intact}, OUTPUT).content == record
-    assert parse_run_file({path: intact.replace(b"0.125", b"0.925")}, OUTPUT) is None
+        assert parse_run_file({path: damaged, copy: intact}, OUTPUT, damage := {}).content == record
+        assert not damage
+    assert parse_run_file({path: intact.replace(b"0.125", b"0.925")}, OUTPUT, damage) is None
+    assert damage.keys() == {path}
 
 
 def test_paths_are_printed_unchanged(cli, job_folder, tmp_path):

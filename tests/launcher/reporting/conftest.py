@@ -11,7 +11,7 @@ from tests.launcher.cli.conftest import METRICS
 @pytest.fixture
 def metrics_text() -> str:
     """Return a metrics.csv: two passes of two ranks, the second trained twice by rank 0, and an incomplete line."""
-    return METRICS
+    return METRICS + "2,0,1,10"
 
 
 @pytest.fixture
@@ -19,7 +19,9 @@ def job_folder(tmp_path: Path) -> Path:
     """Create the folder <JOB_PATH>/quick-start of a complete run."""
     output = tmp_path / "quick-start" / "output"
     output.mkdir(parents=True)
-    (output.parent / "manifest.json").write_text(json.dumps({"dataDigest": "d" * 64, "lines": 21000}))
+    (output.parent / "manifest.json").write_text(
+        json.dumps({"dataDigest": "d" * 64, "lines": 21000, "shards": []})
+    )
     (output / "run.json").write_text(json.dumps({"runId": "quick-start-1a2b3c4d", "state": "complete"}))
     (output / "metrics.csv").write_text(METRICS)
     return output.parent
