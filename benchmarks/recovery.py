@@ -4,20 +4,24 @@
 
 - `recovery_<example>_<victim>`: median seconds from the SIGKILL of one rank's trainer or pserver until the
   last of three ranks has completed its first batch of the next attempt. Limit 8.
+- `recovery_<example>_longest`: the longest of all these restarts. It may take LONGEST times as long as `theirs`. A line
+  with median, 90th percentile and maximum follows.
 - `first_batch_<example>`: median seconds from the start of three launchers to the last rank's first batch.
   Limit 6.
 
-`theirs` of both is the time until the first batch without launchers: the same six processes, started at once.
+`theirs` of all is the time until the first batch without launchers: the same six processes, started at once. The kills
+are at different moments between two checkpoints and while one is written.
 Names with `_cluster` are the same for `quick_start` in pods of the local cluster, if that is running with
 this launcher's image (`make cluster image`); there the time of `first_batch` starts when the last pod's
 container has started. A line with the median seconds of each consecutive part follows each result: those of
 `launcher_ends`, then those of MARKS (both in _example_trainings.py).
 
-The benchmark takes about four minutes.
+The benchmark takes about six minutes.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import tempfile
 import time
@@ -35,14 +39,20 @@ from benchmarks._example_trainings import (
     process_ends,
     split_parts,
 )
-from benchmarks._result_lines import Parts, median_of_part, print_median_parts, print_parts
+from benchmarks._result_lines import Parts, median_of_part, print_median_parts, print_parts, print_ratio
 from benchmarks.learning import EXAMPLES
 from testkit.waiting import until
 
-ROUNDS = 2
-LIMIT_RECOVERY, LIMIT_FIRST = 8.0, 6.0
+ROUNDS, KILLS = 2, 6
+"""Starts of each gang, and kills of each role after each start: 24 restarts of each example."""
+SOONEST, SPREAD = 0.5, 1.6
+"""Each kill is this many seconds, or up to SPREAD more, after the first batch of the attempt. A pass of `quick_start`
+takes 0.3 to 0.6 s, and its checkpoint 0.3 s."""
+LIMIT_RECOVERY, LIMIT_FIRST, LONGEST = 8.0, 6.0, 1.0
 DEADLINE = 60.0
 ENDLESS = {"PADDLE_LAUNCHER_PASSES": "100000", "PADDLE_LAUNCHER_RESTARTS": "100"}
+GOLDEN = 0.618034
+"""The fractions of its multiples are spread evenly, however many there are."""
 RunningGang = FleetGang | PodGang
 """Three launchers, on loopback or in pods. All times are Unix seconds, and can be compared because all processes run
 on one machine."""
@@ -66,14 +76,15 @@ def measure_parts(run: RunningGang, began: float, killed: float | None = None) -
 
 
 def measure_start_and_kills(run: RunningGang, first: list[Parts], lost: dict[str, list[Parts]]) -> None:
-    """Measure the first start of `run`, then kill rank 1's trainer and rank 2's pserver and measure each restart.
+    """Measure the first start of `run`, then kill KILLS trainers and KILLS pservers, and measure each restart.
 
     Appends the result of the start to `first`, and that of each restart to the list of its role in `lost`.
     """
     first.append(measure_parts(run, run.began()))
-    for rank, role in enumerate(ROLES, 1):
-        time.sleep(3)  # some passes and saves
-        killed = run.kill(rank, role)
+    for number in range(KILLS * len(ROLES)):
+        role, victim = ROLES[number % len(ROLES)], number // len(ROLES) % len(RANKS)
+        time.sleep(SOONEST + number * GOLDEN % 1 * SPREAD)
+        killed = run.kill(victim, role)
         lost[role].append(measure_parts(run, killed, killed))
 
 
@@ -91,6 +102,11 @@ def report(name: str, where: str, first: list[Parts], lost: dict[str, list[Parts
         print_parts(f"recovery_{name}_{role}{where}", found, bare, LIMIT_RECOVERY)
         for role, found in lost.items()
     ]
+    totals = sorted(parts["total"] for found in lost.values() for parts in found)
+    kept.append(print_ratio(f"recovery_{name}_longest{where}", totals[-1], bare, most=LONGEST))
+    *_, late = statistics.quantiles(totals, n=10)
+    shown = f"median={statistics.median(totals):.2f} p90={late:.2f} maximum={totals[-1]:.2f}"
+    print(f"# {len(totals)} restarts, seconds: {shown}", flush=True)
     kept.append(print_parts(f"first_batch_{name}{where}", first, bare, LIMIT_FIRST))
     return kept.count(False)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from launcher.errors import StoppedError
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT)
 
 
 @contextlib.contextmanager
@@ -46,6 +48,19 @@ def raise_on_stop_signal(consequence: str = "") -> Iterator[None]:
 
     with handle_signals(stop):
         yield
+
+
+def restore_handlers() -> None:
+    """Install the signal handlers again that Python knows of, because the import of Paddle replaced some of them.
+
+    Paddle's handlers print a C++ stack at SIGTERM and at crashes. They allocate memory and wait for each other, so a
+    process was seen to sleep in one for ever: a child between its fork and its exec, for which its parent waited.
+    After a crash, Python now prints its own stack. In another thread than the main one, nothing happens.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, *_CRASHES):
+            signal.signal(number, signal.getsignal(number))
+        faulthandler.enable(2, all_threads=False)
 
 
 def stopped_by(number: int, consequence: str = "") -> StoppedError:

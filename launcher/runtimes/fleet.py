@@ -61,6 +61,8 @@ class FleetRuntime(Runtime):
     """Describes the pserver and trainer processes of PaddlePaddle 2.6.2; the supervisor starts them."""
 
     trainer_waits = True  # so that pservers and trainers load Paddle at the same time
+    # A checkpoint that a stop needs is complete before the order to stop, and an incomplete one is never restored.
+    has_nothing_to_save = True
     fatal_lines = FATAL
     reports_progress = True
 

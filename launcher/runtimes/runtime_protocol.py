@@ -85,6 +85,8 @@ class Runtime(Protocol):
 
     trainer_waits: bool = False
     """Whether the trainer itself waits for the job's pservers; then it is started together with them."""
+    has_nothing_to_save: bool = False
+    """Whether its processes do nothing useful after SIGTERM, so that the launcher stops them with SIGKILL at once."""
     fatal_lines: tuple[str, ...] = ()
     """Texts in a process's log after which it cannot continue, although it does not exit."""
     explanations: tuple[tuple[str, str], ...] = ()

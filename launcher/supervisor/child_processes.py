@@ -235,15 +235,15 @@ def watched_pids() -> set[int]:
 class GroupTermination:
     """Terminates processes and their descendants: SIGTERM at once, SIGKILL after a deadline.
 
-    Creating the object sends SIGTERM. Call `poll` repeatedly until it returns True.
+    Creating the object sends the first signal. Call `poll` repeatedly until it returns True.
     """
 
     def __init__(self, children: Sequence[ChildProcess], seconds: float, now: float) -> None:
-        """Send SIGTERM to those of `children` that still run; SIGKILL follows `seconds` later."""
+        """Send SIGTERM to those of `children` that still run; SIGKILL follows `seconds` later, or replaces it if 0."""
         self._running = [child for child in children if not child.done.is_set()]
         self._deadline: float | None = now + seconds
         for child in self._running:
-            child.signal(signal.SIGTERM)
+            child.signal(signal.SIGTERM if seconds else signal.SIGKILL)
 
     def poll(self, now: float) -> bool:
         """Return whether all processes have exited; send SIGKILL once the deadline has passed."""

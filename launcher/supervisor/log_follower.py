@@ -77,8 +77,9 @@ class LogFollower:
                     )
                     if not cut:
                         break
-                    if shown:
-                        sys.stdout.buffer.write(block[:cut])
+                    if shown:  # the launcher's next line must not continue an incomplete last one (dots)
+                        ending = b"" if block[:cut].endswith(b"\n") or len(block) == 1 << 16 else b"\n"
+                        sys.stdout.buffer.write(block[:cut] + ending)
                     if self._judge is not None:
                         self._judge(block[:cut].decode(errors="replace"))
                     position += cut

@@ -316,9 +316,7 @@ class ProcessGroup:
         """Stop the pservers that never exit by themselves, because all trainers of the job are done."""
         if self.phase == "done" and self._finish_by is None:
             self._finish_by = now + self._timings.pserver_exit
-            self._servers_stop = GroupTermination(
-                [c for c in self._servers if not c.spec.ends_itself], self._timings.stop, now
-            )
+            self._servers_stop = self._terminate([c for c in self._servers if not c.spec.ends_itself], now)
 
     def _await_servers(self, now: float) -> None:
         self._servers_stop.poll(now)
@@ -330,10 +328,7 @@ class ProcessGroup:
                 names,
                 self._timings.pserver_exit,
             )
-            self._servers_stop, self._finish_by = (
-                GroupTermination(staying, self._timings.stop, now),
-                float("inf"),
-            )
+            self._servers_stop, self._finish_by = self._terminate(staying, now), float("inf")
         if not staying:
             self.phase = "ended"
             self._finish_logs()
@@ -341,8 +336,12 @@ class ProcessGroup:
     def stop(self, now: float) -> None:
         """Terminate all processes; `running` is true until they have exited."""
         if self._stop is None:
-            self._stop = GroupTermination(self._children, self._timings.stop, now)
+            self._stop = self._terminate(self._children, now)
             self._stop_by = now + self._timings.stop + self._timings.stuck
+
+    def _terminate(self, children: list[ChildProcess], now: float) -> GroupTermination:
+        seconds = 0.0 if self._runtime.has_nothing_to_save else self._timings.stop
+        return GroupTermination(children, seconds, now)
 
     def _stop_and_wait(self) -> None:
         """Stop the processes that were started before another one failed to start, and wait for them."""

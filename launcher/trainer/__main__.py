@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError, SettingsError
-from launcher.io import files
+from launcher.io import files, stop_signals
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, WorkPaths
 from launcher.trainer import fork_server
@@ -88,6 +88,8 @@ def main() -> int:
 def import_all() -> None:
     """Import Paddle and the modules of both roles (seconds), so that forked processes need not do it."""
     from launcher.trainer import fleet_process, program_loader, training_loop  # noqa: F401
+
+    stop_signals.restore_handlers()
 
 
 if __name__ == "__main__":

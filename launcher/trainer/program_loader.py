@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from launcher.errors import LauncherError, SettingsError
-from launcher.io import program_folders, spelling
+from launcher.io import program_folders, spelling, stop_signals
 from launcher.program import Ids, Job, Real
 
 FUNCTIONS = {
@@ -146,6 +146,7 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
             f"{program.label!r} and at least one more input, each an Ids(length) or a Real(width). Fix: "
             "return {name: Ids(…) or Real(…)} with the label; see launcher/programs/README.md"
         )
+    stop_signals.restore_handlers()  # the program or its caller has imported Paddle
     return replace(program, inputs=inputs)
 
 

@@ -63,6 +63,19 @@ def test_a_log_copy_that_is_renamed_is_continued_under_its_new_name(tmp_path: Pa
     assert not copy.exists()
 
 
+def test_an_incomplete_last_line_is_completed_in_the_pods_log(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Else the launcher's next line continues it, and is no JSON any more for a log collector."""
+    log = tmp_path / "train.log"
+    log.write_text("Pass=0\n....")
+    follow = LogFollower(log, copy=tmp_path / "copy.log", shown=True, period=0.02)
+    follow.end()
+    follow.join(10)
+    assert capfdbinary.readouterr().out == b"Pass=0\n....\n"
+    assert (tmp_path / "copy.log").read_text() == "Pass=0\n....", "the copy is not changed"
+
+
 @pytest.mark.parametrize("opened", [True, False], ids=["a write failed", "it was never created"])
 def test_a_late_copy_does_not_overwrite_the_log_of_the_next_attempt(tmp_path: Path, opened: bool) -> None:
     log, copy, newer = tmp_path / "train.log", tmp_path / "copy.log", tmp_path / "newer.log"

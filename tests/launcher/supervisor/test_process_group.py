@@ -19,6 +19,7 @@ import pytest
 
 from launcher.errors import EXIT_GANG, GangError, ProcessError, StoppedError, StorageError, UnfitError
 from launcher.io import cgroup_memory
+from launcher.runtimes import load_runtime
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
@@ -385,3 +386,27 @@ def test_the_message_about_a_failed_trainer_says_which_one_had_exited_before(bui
     assert early == "trainer 1 exited with code 0 before the other trainers had finished"
     assert failure.startswith("trainer 0 exited with exit code 4")
     assert group.failure.process == "trainer 0"
+
+
+IGNORES_SIGTERM = """
+import signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_processes_with_nothing_to_save_are_killed_at_once(build_group: Build, tmp_path: Path) -> None:
+    """Nothing that holds up the end of such a process after SIGTERM may delay the next attempt."""
+    runtime = ScriptRuntime([IGNORES_SIGTERM], IGNORES_SIGTERM)
+    runtime.has_nothing_to_save = True
+    group = start_training(build_group(runtime, {**FAST, "stop": 3600.0}))
+    logs = [child.spec.log for child in group._children]
+    until(lambda: all(log.read_text() == "ready\n" for log in logs), "processes that ignore SIGTERM")
+    group.stop(time.monotonic())
+    poll_until(group, lambda: not group.running)
+    assert [child.returncode for child in group._children] == [-signal.SIGKILL] * 2
+
+
+def test_fleet_has_nothing_to_save_and_scripts_get_sigterm_first() -> None:
+    assert [load_runtime(name).has_nothing_to_save for name in ("fleet", "collective")] == [True, False]
