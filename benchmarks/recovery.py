@@ -48,7 +48,7 @@ ROUNDS, KILLS = 2, 6
 SOONEST, SPREAD = 0.5, 1.6
 """Each kill is this many seconds, or up to SPREAD more, after the first batch of the attempt. A pass of `quick_start`
 takes 0.3 to 0.6 s, and its checkpoint 0.3 s."""
-LIMIT_RECOVERY, LIMIT_FIRST, LONGEST = 8.0, 6.0, 1.0
+LIMIT_RECOVERY, LIMIT_FIRST, LONGEST = 8.0, 6.0, 0.6
 DEADLINE = 60.0
 ENDLESS = {"PADDLE_LAUNCHER_PASSES": "100000", "PADDLE_LAUNCHER_RESTARTS": "100"}
 GOLDEN = 0.618034
