@@ -51,7 +51,9 @@ class ExampleGang(LauncherGang):
             with contextlib.suppress(psutil.NoSuchProcess):
                 process = psutil.Process(pid)
                 if name in (*process.name().split()[:1], *process.cmdline()):
-                    killed = time.time()  # before the kill: the launcher may log it before this process goes on
+                    killed = (
+                        time.time()
+                    )  # before the kill: the launcher may log it before this process goes on
                     process.kill()
                     return killed
         sys.exit(f"rank {rank} has no process {name}; the end of its log:\n{self.pod_log(rank)[-3000:]}")

@@ -72,7 +72,9 @@ def crashing_step():
 
 crashing_step()
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=CLONE, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=CLONE, capture_output=True, text=True, check=False
+    )
     assert done.returncode == -signal.SIGSEGV
     assert "Segmentation fault" in done.stderr
     assert "in crashing_step" in done.stderr
@@ -89,7 +91,9 @@ def test_try_removes_its_temporary_files_at_sigterm(tmp_path: Path) -> None:
         environment = {**os.environ, "TMPDIR": str(temporary)}
         process = subprocess.Popen(argv, cwd=CLONE, env=environment, stdout=out, stderr=out)
     try:
-        until(lambda: "pass 2:" in log.read_text() or process.poll(), "two trained passes", words=log.read_text)
+        until(
+            lambda: "pass 2:" in log.read_text() or process.poll(), "two trained passes", words=log.read_text
+        )
         assert list(temporary.iterdir())
         process.terminate()
         assert process.wait(60) == 128 + signal.SIGTERM
