@@ -35,52 +35,89 @@ Object = dict[str, Any]
 def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Cluster:
     """Return a client for the cluster that the kubeconfig selects.
 
-    The usual rules apply: `kubeconfig`, else $KUBECONFIG, else ~/.kube/config, else the service account of
-    the pod that this process runs in. Raises UsageError if the file or the context does not exist or cannot be read.
+    The kubeconfig is `kubeconfig`, else the files of $KUBECONFIG, merged as kubectl and helm merge them, else
+    ~/.kube/config. The service account of the pod that this process runs in is used only if neither a file nor a
+    context is given and ~/.kube/config does not exist. Raises UsageError if the file, the context or its cluster does
+    not exist or cannot be read.
     """
     import kubernetes
     from kubernetes.config import ConfigException
+    from kubernetes.config.kube_config import KubeConfigLoader
 
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retry warnings would mix with our output
     if kubeconfig is not None and not kubeconfig.is_file():
         raise UsageError(f"--kubeconfig {kubeconfig}: no such file", "give the path of a kubeconfig file")
     configuration = kubernetes.client.Configuration()
-    given = str(kubeconfig) if kubeconfig else None
-    used = given or os.environ.get("KUBECONFIG") or "~/.kube/config"
-    try:
-        contexts, current = kubernetes.config.list_kube_config_contexts(config_file=given)
-    except ConfigException as error:
+    given = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG", "")
+    used = given or "~/.kube/config"
+    files = [used] if kubeconfig else list(filter(None, used.split(os.pathsep)))
+    files = [file for file in map(os.path.expanduser, files) if os.path.lexists(file)]
+    if not files:
+        problem = f"no usable kubeconfig at {used}: no such file"
+        fix = "give one with --kubeconfig FILE, or read a job's folder directly with --path DIR"
+        if given or context:
+            raise UsageError(problem, fix)
         try:
             kubernetes.config.load_incluster_config(client_configuration=configuration)
-        except ConfigException:
-            raise UsageError(
-                f"no usable kubeconfig at {used} ({error})",
-                "give one with --kubeconfig FILE, or read a job's folder directly with --path DIR",
-            ) from error
+        except ConfigException as error:
+            raise UsageError(problem, fix) from error
         return Cluster(configuration, namespace, "this pod's cluster")
+    try:
+        merged, current = _merge_kubeconfigs(files)
+        names = [entry.value["name"] for entry in merged.value["contexts"]]
     except Exception as error:  # YAML errors of many kinds
         raise UsageError(
             f"{used} cannot be read as a kubeconfig: {error}", "give another file with --kubeconfig FILE"
         ) from error
-    names = [entry["name"] for entry in contexts]
-    if context is not None and context not in names:
+    chosen = context or current
+    if chosen not in names:
         raise UsageError(
-            f"--context {context}: {used} has no such context",
-            f"choose one of: {', '.join(sorted(names)) or '(the file has none)'}",
+            f"--context {context}: {used} has no such context"
+            if context
+            else f"{used} has no current context{f' with the name {current}' if current else ''}",
+            f"with --context, choose one of: {', '.join(sorted(names)) or '(the file has none)'}",
         )
     try:
-        kubernetes.config.load_kube_config(
-            config_file=given, context=context, client_configuration=configuration, persist_config=False
-        )
-    except (ConfigException, OSError) as error:
+        _check_context(merged, chosen)
+        loader = KubeConfigLoader(merged, chosen, config_base_path=None)
+        loader.load_and_set(configuration)
+    except Exception as error:
         raise UsageError(
-            f"{used} cannot be used: {error}", "give another file with --kubeconfig FILE"
+            f"context {chosen} of {used} cannot be used: {error}",
+            "correct it there, or give another one with --context or --kubeconfig FILE",
         ) from error
     configuration.retries = False  # the commands decide themselves which calls are retried
-    chosen = context or (current or {}).get("name", "")
-    options = [*(["--kubeconfig", given] if given else []), *(["--context", context] if context else [])]
-    title = f"context {chosen} ({configuration.host})"
-    return Cluster(configuration, namespace, title, options)
+    options = ["--kubeconfig", given] if kubeconfig else []
+    options += ["--context", context] if context else []
+    return Cluster(configuration, namespace, f"context {chosen} ({configuration.host})", options, chosen)
+
+
+def _merge_kubeconfigs(files: Sequence[str]) -> tuple[Any, str]:
+    """Return (the merged kubeconfig, its current context): of several, the first file that has an entry wins."""
+    from kubernetes.config.kube_config import KubeConfigMerger
+
+    merger, current = KubeConfigMerger(""), ""
+    for file in files:
+        merger.load_config(file)
+        current = current or str(merger.config_files[file].get("current-context") or "")
+    return merger.config, current
+
+
+def _check_context(merged: Any, name: str) -> None:
+    """Raise ValueError if the context has no cluster with an address, or its user does not exist.
+
+    The Kubernetes client would connect to localhost, or without credentials.
+    """
+
+    def find(kind: str, name: object) -> Mapping[str, Any] | None:
+        entries = (entry.value for entry in merged.value[kind])
+        return next((entry.get(kind[:-1]) or {} for entry in entries if entry["name"] == name), None)
+
+    context = find("contexts", name) or {}
+    if not (find("clusters", context.get("cluster")) or {}).get("server"):
+        raise ValueError(f"there is no cluster {context.get('cluster')!r} with a server address")
+    if context.get("user") and find("users", context["user"]) is None:
+        raise ValueError(f"there is no user {context['user']!r}")
 
 
 def labels(release: str, component: str | None = None) -> str:
@@ -98,9 +135,14 @@ class Cluster:
     import takes half a second.
     """
 
-    def __init__(self, configuration: Any, namespace: str, name: str, options: Sequence[str] = ()) -> None:
-        """Store the client's configuration and the options that selected the cluster, for suggested commands."""
-        self.configuration, self.options = configuration, options
+    def __init__(
+        self, configuration: Any, namespace: str, name: str, options: Sequence[str] = (), context: str = ""
+    ) -> None:
+        """Store the client's configuration and the options that selected the cluster, for suggested commands.
+
+        `context` is the context of the kubeconfig, for helm; empty for the cluster of this pod.
+        """
+        self.configuration, self.options, self.context = configuration, options, context
         self.namespace = namespace
         self.name = name
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -159,6 +160,8 @@ class Helm:
                 text=True,
                 check=False,
                 timeout=COMMAND_SECONDS,
+                # Variables such as HELM_KUBECONTEXT and HELM_KUBEAPISERVER may select another cluster than ours.
+                env={name: text for name, text in os.environ.items() if not name.startswith("HELM_KUBE")},
             )
         except subprocess.TimeoutExpired as error:
             raise CliError(

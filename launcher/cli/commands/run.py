@@ -45,7 +45,11 @@ def run(
     options = dataclasses.replace(options, release=release, keep=keep, replace=replace)
     helm = options.helm()
     (plan,) = plan_trainings(options, helm)
-    launched = launch(plan, options, helm, options.connect())
+    cluster = options.connect()
+    options = dataclasses.replace(
+        options, context=cluster.context or None
+    )  # so that helm uses the same cluster
+    launched = launch(plan, options, options.helm(), cluster)
     session = launched.session
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")

@@ -20,7 +20,7 @@ Thing = dict[str, Any]
 class FakeCluster:
     """Objects by kind; pods that are created run at once, and their commands run on this machine."""
 
-    namespace, name, options = "paddle", "context test", ()
+    namespace, name, options, context = "paddle", "context test", (), "test"
 
     def __init__(self, root: Path | None = None) -> None:
         """`root` is the folder that all pods mount; None: their commands fail."""

@@ -1,0 +1,201 @@
+"""Which cluster a command uses: the one that the user selected, or none."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.config import incluster_config
+
+from launcher.cli import main
+from launcher.cli.cluster.cluster_api import connect
+from launcher.cli.cluster.helm import Helm
+from launcher.cli.commands import run, sweep
+from launcher.cli.errors import UsageError
+
+COMMANDS = ("status", "wait", "logs", "results", "runs", "compare", "clean", "stop", "resume", "base")
+
+
+def kubeconfig(path: Path, *names: str, current: str = "", **changes: Any) -> Path:
+    """Write a kubeconfig with a context, a cluster and a user for each name; the server has the file's name, too."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": current,
+        "contexts": [{"name": one, "context": {"cluster": one, "user": one}} for one in names],
+        "clusters": [{"name": one, "cluster": {"server": f"http://{path.stem}-{one}:9"}} for one in names],
+        "users": [{"name": one, "user": {"token": one}} for one in names],
+        **changes,
+    }
+    path.write_text(yaml.safe_dump({key: value for key, value in content.items() if value is not None}))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process one in a pod, with a service account and an empty home."""
+    account = tmp_path / "account"
+    account.mkdir()
+    for name in ("token", "ca.crt"):
+        (account / name).write_text("x")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(account / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(account / "ca.crt"))
+    monkeypatch.setattr(
+        incluster_config.InClusterConfigLoader.__init__,
+        "__defaults__",
+        (
+            str(account / "token"),
+            str(account / "ca.crt"),
+            True,
+            os.environ,
+        ),
+    )
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+
+
+def test_the_account_of_the_pod_is_used_if_nothing_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in (None, ""):
+        if variable is not None:
+            monkeypatch.setenv("KUBECONFIG", variable)
+        cluster = connect(None, None, "paddle")
+        assert (cluster.configuration.host, cluster.context) == ("https://10.0.0.1:443", "")
+
+
+def no_cluster(path: Path) -> None:
+    kubeconfig(path, "prod", current="prod", clusters=[])
+
+
+BROKEN = {
+    "no such file": lambda path: None,
+    "empty": lambda path: path.write_text(""),
+    "not YAML": lambda path: path.write_text("{: no yaml"),
+    "a list": lambda path: path.write_text("[]"),
+    "a text": lambda path: path.write_text("token"),
+    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe\0"),
+    "a folder": lambda path: path.mkdir(),
+    "no current context": lambda path: kubeconfig(path, "prod", current=None),
+    "another current context": lambda path: kubeconfig(path, "prod", current="gone"),
+    "no contexts": lambda path: kubeconfig(path, current="prod", contexts=None),
+    "no cluster": no_cluster,
+    "no server": lambda path: kubeconfig(
+        path, "prod", current="prod", clusters=[{"name": "prod", "cluster": {}}]
+    ),
+    "no user": lambda path: kubeconfig(path, "prod", current="prod", users=[]),
+    "contexts of another type": lambda path: kubeconfig(path, current="prod", contexts={"prod": {}}),
+    "a context without a name": lambda path: kubeconfig(path, current="prod", contexts=[{"context": {}}]),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN)
+@pytest.mark.parametrize("given", ["option", "variable", "home"])
+def test_an_unusable_kubeconfig_is_never_replaced_by_the_account_of_the_pod(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, given: str
+) -> None:
+    path = tmp_path / "config"
+    if given == "home":
+        path = tmp_path / "home" / ".kube" / "config"
+        path.parent.mkdir(parents=True)
+        if how == "no such file":
+            return
+    BROKEN[how](path)
+    if given == "variable":
+        monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(UsageError, match="Fix: "):
+        connect(path if given == "option" else None, None, "paddle")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_context_that_the_file_does_not_have_is_an_error_of_every_command(
+    cli: Any, tmp_path: Path, command: str
+) -> None:
+    empty = kubeconfig(tmp_path / "empty", current=None)
+    other = kubeconfig(tmp_path / "other", "test", current="test")
+    for options in (("--kubeconfig", empty), ("--kubeconfig", other), ()):
+        code, out, err = cli(command, *options, "--context", "prod")
+        assert (code, out) == (64, ""), err
+        assert "Fix: " in err and "Traceback" not in err
+
+
+def test_of_several_files_the_first_with_an_entry_wins_as_for_helm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = kubeconfig(tmp_path / "one", "prod", "test", current="prod")
+    two = kubeconfig(tmp_path / "two", "test", "more", current="test")
+    absent = tmp_path / "absent"
+    for files, context, host in (
+        ((one, two), None, "one-prod"),
+        ((two, one), None, "two-test"),
+        ((one, two), "test", "one-test"),
+        ((absent, two), None, "two-test"),
+        ((one, two), "more", "two-more"),
+    ):
+        monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, files)))
+        cluster = connect(None, context, "paddle")
+        assert cluster.configuration.host == f"http://{host}:9"
+        assert cluster.context == host.partition("-")[2]
+    assert connect(two, None, "paddle").configuration.host == "http://two-test:9", "--kubeconfig overrides"
+
+
+HELM = """#!/bin/sh
+echo "$@" >> "$OUT"
+env | grep ^HELM_KUBE >> "$OUT"
+echo fail >&2
+exit 1
+"""
+
+
+def test_helm_gets_the_cluster_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "helm").write_text(HELM)
+    (tmp_path / "bin" / "helm").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.setenv("OUT", str(tmp_path / "out"))
+    for name in ("HELM_KUBECONTEXT", "HELM_KUBEAPISERVER", "HELM_KUBETOKEN"):
+        monkeypatch.setenv(name, "other")
+    path = kubeconfig(tmp_path / "config", "prod", current="prod")
+    used = []
+
+    def launch(plan: Any, options: Any, helm: Helm, cluster: Any, **_: Any) -> None:
+        kubeconfig(path, "prod", "other", current="other")  # another terminal changes the current context
+        with pytest.raises(Exception, match="fail"):
+            helm.uninstall("r")
+        used.append(cluster.context)
+        raise UsageError("stop here", "none")
+
+    for module in (run, sweep):
+        monkeypatch.setattr(module, "launch", launch)
+        monkeypatch.setattr(module, "plan_trainings", lambda *_: [Plan()])
+    monkeypatch.setattr(sweep, "check_releases_are_free", lambda *_: None)
+    for command, argv in (("run", ()), ("sweep", ("--grid", "a=1"))):
+        kubeconfig(path, "prod", current="prod")
+        (tmp_path / "out").write_text("")
+        monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+        assert main.run_command([command, "p", "--kubeconfig", str(path), *argv]) == 64
+        words = (tmp_path / "out").read_text().split()
+        assert words == [
+            "uninstall",
+            "r",
+            "-n",
+            "paddle",
+            "--kubeconfig",
+            str(path),
+            "--kube-context",
+            "prod",
+        ]
+    assert used == ["prod", "prod"]
+
+
+class Plan:
+    """Stands for a TrainingPlan."""
+
+    job = "p"
+
+    def numbered(self, number: int) -> Plan:
+        return self
