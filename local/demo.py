@@ -86,12 +86,16 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
 
     `nodes` is the size of the local cluster; without `image` the launcher image is built from this clone.
     """
+    chosen: dict[str, str | list[str]] = {}
     if config:
         local_stack.check_example_exists(config)
-    chosen: dict[str, str | list[str]] = (
-        {"valuesFiles": [f"{local_stack.EXAMPLES}/{config}.yaml"]} if config else {}
-    )
-    config = config or local_stack.read_stack_example()
+        chosen["valuesFiles"] = [f"{local_stack.EXAMPLES}/{config}.yaml"]
+    else:
+        config = local_stack.read_stack_example()
+        console.info(
+            f"training the example {config}: valuesFiles in {local_stack.settings_file().name} names it. For another "
+            f"one: make demo CONFIG=NAME, with one of {', '.join(local_stack.list_examples())}"
+        )
     STATE.mkdir(parents=True, exist_ok=True)
     require_free_space(STATE, 3, "The demo")
     fitting = installed_tools.report_compatible_tools()

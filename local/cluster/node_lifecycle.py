@@ -14,6 +14,9 @@ from local.external_commands import command_succeeds, run_command
 from local.files_and_locks import write_file_atomically
 from local.images import images_on_nodes
 
+CONTAINER_LOGS = Path("/var/log/containers")
+"""Where a kubelet makes a link to each container's log, whatever its `podLogsDir` is (kuberuntime/legacy.go)."""
+
 
 def daemon_names(node: Node) -> tuple[str, str, str]:
     """Return the names of the node's daemons: containerd, kubelet, kube-proxy."""
@@ -107,6 +110,14 @@ def stop_node(node: Node) -> None:
     node.socket.unlink(missing_ok=True)
     for folder in (Path("/var/lib/cni/results"), Path("/var/lib/cni/cache/results")):
         for file in folder.glob(f"{node.netns}-*"):
+            file.unlink(missing_ok=True)
+    remove_links_below(CONTAINER_LOGS, node.folder)
+
+
+def remove_links_below(folder: Path, target: Path) -> None:
+    """Remove the links in `folder` that point to a path below `target`, whether or not that path exists."""
+    for file in folder.glob("*"):
+        if file.is_symlink() and file.readlink().is_relative_to(target):
             file.unlink(missing_ok=True)
 
 

@@ -23,7 +23,7 @@ from local.toolchain.pinned_tools import KUEUE_PACKAGE, KUEUE_SOURCES, TOOLS, VA
 CLUSTER = ("kubernetes", "coredns")
 """Tools that the local cluster needs; it starts while the others are still being built."""
 _REPLACED = {"kubectl": ("kubernetes",), "helm": ("helm",), "pulumi": ("pulumi", "language")}
-_TESTS = ("helm-unittest", "helm-docs")
+_TESTS = ("helm-unittest", "helm-docs", "helm3")
 _FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false")  # no debug information: it takes a tenth of the time
 _BUILD_GB = 9.0  # Go's module and build caches; they are deleted when all tools are built
 _PROGRESS_SECONDS = 30.0  # between two progress lines
@@ -53,7 +53,9 @@ def path_folders(installed: Iterable[str]) -> list[Path]:
     left out.
     """
     replaced = {name for program in installed for name in _REPLACED[program]}
-    return [one.folder for one in TOOLS if one.name not in replaced and one.is_built()]
+    return [
+        one.folder for one in TOOLS if one.is_on_path and one.name not in replaced and one.is_built()
+    ]
 
 
 def ensure_tools(tools: Sequence[Tool]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from local import console
 from local.paths import cache
-from local.toolchain.pinned_tools import KUBERNETES, PULUMI
+from local.toolchain.pinned_tools import HELM, KUBERNETES, PULUMI
 
 Version = tuple[int, int, int]
 _VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
@@ -31,8 +31,9 @@ def is_compatible_pulumi(version: Version) -> bool:
 
 
 def is_compatible_helm(version: Version) -> bool:
-    """Return whether the version is of Helm 3 and not older than `OLDEST_HELM`."""
-    return version[0] == OLDEST_HELM[0] and version >= OLDEST_HELM
+    """Return whether the version is of Helm 3 or 4 and not older than `OLDEST_HELM`."""
+    newest = parse_version(HELM)
+    return newest is not None and OLDEST_HELM <= version < (newest[0] + 1, 0, 0)
 
 
 def is_compatible_kubectl(version: Version) -> bool:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
+from local.toolchain.pinned_tools import find_tool
+
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "paddle-training"
 SCENARIOS = sorted((CHART / "ci").glob("*.yaml"))
@@ -30,6 +32,14 @@ def tool(name: str) -> str:
     found = shutil.which(name)
     if found is None:
         pytest.fail(f"{name} is not on PATH; `make env` prints the exports that put the pinned one there")
+    return found
+
+
+def helm3() -> Path:
+    """Return the path of the pinned Helm 3, which `make tools` builds and does not put on PATH."""
+    found = find_tool("helm3").folder / "helm"
+    if not found.is_file():
+        pytest.fail(f"{found} is missing; `make tools` builds it")
     return found
 
 
@@ -61,10 +71,15 @@ def new_namespace() -> Iterator[str]:
 
 
 def helm_template(
-    *files: Path, values: Any = None, release: str = "demo", namespace: str = "paddle", chart: Path = CHART
+    *files: Path,
+    values: Any = None,
+    release: str = "demo",
+    namespace: str = "paddle",
+    chart: Path = CHART,
+    helm: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `helm template` with values files and, over them, `values`."""
-    argv: list[str | Path] = [tool("helm"), "template", release, chart, "--namespace", namespace]
+    """Run `helm template` (of the Helm on PATH, or of `helm`) with values files and, over them, `values`."""
+    argv: list[str | Path] = [helm or tool("helm"), "template", release, chart, "--namespace", namespace]
     argv += ["--kube-version", KUBE_VERSION]
     for file in files:
         argv += ["--values", file]

@@ -15,6 +15,7 @@ from chart_tools import (
     KUBE_VERSION,
     ONE_MACHINE,
     SCENARIOS,
+    helm3,
     helm_template,
     render,
     run,
@@ -22,6 +23,9 @@ from chart_tools import (
 )
 
 from local.package_charts import NAMES
+
+
+SERVING_SCENARIOS = sorted((CHART.parent / "paddle-serving" / "ci").glob("*.yaml"))
 
 
 def leaves(values: object, path: str = "") -> list[str]:
@@ -46,6 +50,25 @@ def test_each_scenario_passes_strict_lint_and_renders_without_a_template_error_o
     ).stdout
     assert not re.search(r"<no value>|<nil>|%!|[0-9]e\+[0-9]", text)
     assert '"4000000"' in text
+
+
+@pytest.mark.parametrize(
+    "scenario", [*SCENARIOS, *SERVING_SCENARIOS], ids=lambda path: f"{path.parts[-3]}-{path.stem}"
+)
+def test_helm_3_and_4_render_each_scenario_alike(scenario):
+    chart = scenario.parent.parent
+    newer, older = (helm_template(scenario, chart=chart, helm=helm) for helm in (None, helm3()))
+    assert newer.returncode == older.returncode == 0, newer.stderr + older.stderr
+    assert list(yaml.safe_load_all(newer.stdout)) == list(yaml.safe_load_all(older.stdout))
+
+
+def test_helm_3_and_4_reject_wrong_values_with_the_same_message_of_the_chart():
+    wrong = {"trainers": 2, "gradientNum": 3}
+    newer, older = (helm_template(ONE_MACHINE, values=wrong, helm=helm) for helm in (None, helm3()))
+    for ended in (newer, older):
+        assert ended.returncode == 1
+        assert "gradientNum" in ended.stderr.replace("\n", " ")
+        assert "Fix:" in ended.stderr
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)

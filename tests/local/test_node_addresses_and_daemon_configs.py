@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
+from pathlib import Path
 
 import pytest
 
-from local.cluster import daemon_configs, node_network
+from local.cluster import daemon_configs, node_lifecycle, node_network
 from local.cluster.api_requests import unready_reason
 from local.cluster.node_addresses import NODE_SUBNET, POD_SUBNET, all_possible_nodes, plan_nodes
 from local.errors import LocalError
@@ -83,3 +84,17 @@ def test_unready_reason_ignores_reports_from_before_this_start():
     assert unready_reason(_node(status="False"), since) == "cni missing"
     assert "taint" in unready_reason(_node(taints=["node.kubernetes.io/not-ready"]), since)
     assert unready_reason(None, since) == "has not registered"
+
+
+def test_a_stopped_node_leaves_no_links_to_its_container_logs(tmp_path: Path) -> None:
+    logs, node = tmp_path / "containers", tmp_path / "node-1"
+    logs.mkdir()
+    node.mkdir()
+    (logs / "dangling.log").symlink_to(node / "pod-logs" / "gone" / "0.log")
+    (node / "0.log").touch()
+    (logs / "intact.log").symlink_to(node / "0.log")
+    (logs / "of-another-node.log").symlink_to(tmp_path / "node-10" / "0.log")
+    (logs / "a-file.log").touch()
+    node_lifecycle.remove_links_below(logs, node)
+    assert sorted(file.name for file in logs.iterdir()) == ["a-file.log", "of-another-node.log"]
+    node_lifecycle.remove_links_below(tmp_path / "absent", node)

@@ -16,7 +16,8 @@ from local.toolchain.pinned_tools import Tool, find_tool
     [
         (installed_tools.is_compatible_helm, "v3.14.0+gabc", True),
         (installed_tools.is_compatible_helm, "v3.13.9", False),
-        (installed_tools.is_compatible_helm, "v4.0.0", False),
+        (installed_tools.is_compatible_helm, "v4.3.1+gabc", True),
+        (installed_tools.is_compatible_helm, "v5.0.0", False),
         (installed_tools.is_compatible_kubectl, "Client Version: v1.34.1", True),
         (installed_tools.is_compatible_kubectl, "Client Version: v1.36.0-rc.1", True),
         (installed_tools.is_compatible_kubectl, "Client Version: v1.32.4-dispatcher", False),
@@ -39,13 +40,27 @@ def test_cache_key_of_a_tool_changes_with_sources_packages_and_names(tmp_path, m
     assert re.fullmatch(r"t-[0-9a-f]{12}", first.name)
     assert Tool("t", ("example.test/q",)).folder != first
     assert Tool("t", ("example.test/p",), names=("q",)).folder != first
-    digests = []
-    for content in ("module m\n", "module m\n\ngo 1.26\n"):
-        (tmp_path / "go.mod").write_text(content)
-        digests.append(pinned_tools.sources_digest.__wrapped__(tmp_path))
-    assert digests[0] != digests[1]
-    monkeypatch.setattr(pinned_tools, "sources_digest", lambda: digests[0])
+    monkeypatch.setattr(pinned_tools, "module_digest", lambda _: "another")
     assert one.folder != first
+
+
+def test_digest_of_a_go_module_changes_only_with_its_own_sources(tmp_path, monkeypatch):
+    monkeypatch.setattr(pinned_tools, "SOURCES", tmp_path)
+    modules = (".", "helm", "language")
+
+    def digests() -> list[str]:
+        return [pinned_tools.module_digest.__wrapped__(module) for module in modules]
+
+    def changed_by_writing(file: str) -> list[str]:
+        before = digests()
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text("module m\n")
+        return [m for m, old, new in zip(modules, before, digests(), strict=True) if old != new]
+
+    assert changed_by_writing("go.mod") == ["."]
+    assert changed_by_writing("left-out/pulumi/go.mod") == ["."]
+    assert changed_by_writing("helm/go.mod") == ["helm"]
+    assert changed_by_writing("language/go.sum") == ["language"]
 
 
 def test_tools_to_build_is_empty_with_the_users_cluster_and_compatible_tools():
@@ -60,7 +75,9 @@ def test_an_installed_pulumi_replaces_language_host_and_provider_too():
 def test_tools_of_the_cluster_are_built_first_and_each_go_module_by_one_command():
     everything = go_build.tools_to_build(tests=True)
     assert tuple(one.name for one in everything[:2]) == go_build.CLUSTER
-    assert [folder.name for folder, _, _ in go_build._group_by_go_module(everything)] == ["src", "language"]
+    assert [folder.name for folder, _, _ in go_build._group_by_go_module(everything)] == [
+        *("src", "helm", "src", "language")
+    ]
 
 
 def test_path_without_cache_removes_only_folders_of_the_cache(monkeypatch, tmp_path):
@@ -112,7 +129,9 @@ esac
 def go(monkeypatch, tmp_path):
     """Put a fake `go` on PATH; it fails while the file `broken` exists."""
     monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(trimmed_modules, "create_source_folder", lambda work, _: work.mkdir(parents=True))
+    monkeypatch.setattr(
+        trimmed_modules, "create_source_folder", lambda work, _: (work / "helm").mkdir(parents=True)
+    )
     fake = tmp_path / "go"
     fake.write_text(GO.replace("FOLDER", str(tmp_path)))
     fake.chmod(0o755)

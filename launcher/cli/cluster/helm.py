@@ -26,7 +26,10 @@ _CONFLICTS = (
     "release: already exists",  # two upgrades that create the same revision
     'secrets "sh.helm.release',  # two first installations
     "cannot re-use a name",
+    "cannot reuse a name",  # Helm 4
 )
+_FIELD_CONFLICT = "conflict occurred while applying object"
+"""Helm 4, which applies on the server: another client has changed a field that the release has with another value."""
 _HELM_FIX = "correct what helm reports, then run the same command again"
 
 
@@ -133,6 +136,14 @@ class Helm:
                         "or was killed while it did",
                         f"run this again once `helm history {at}` shows no pending revision; if one stays "
                         f"pending: helm rollback {at} (if it is the only one: helm uninstall {at})",
+                    ) from error
+                if _FIELD_CONFLICT in text:
+                    raise HelmFailedError(
+                        f"{text}\nAnother client (kubectl, Kueue, `stop` or `resume`) has changed these fields in "
+                        "the cluster, and Helm 4 does not overwrite them; helm may have changed other objects of the "
+                        "release",
+                        "remove the fields from your values, or give them the value that they have in the cluster; "
+                        "then run the same command again",
                     ) from error
                 raise HelmFailedError(text, _HELM_FIX) from error
 

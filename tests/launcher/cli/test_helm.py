@@ -47,6 +47,7 @@ def fake_helm(here: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Hel
         "Error: UPGRADE FAILED: release: already exists",
         "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
         'Error: create: failed to create: secrets "sh.helm.release.v1.x.v1" already exists',
+        "Error: INSTALLATION FAILED: cannot reuse a name that is still in use",
     ],
 )
 def test_a_conflict_with_another_helm_is_reported_with_a_fix(
@@ -62,6 +63,22 @@ def test_a_conflict_with_another_helm_is_reported_with_a_fix(
 
 def test_a_failed_upgrade_of_run_removes_what_it_has_created() -> None:
     assert "--cleanup-on-fail" in Helm(CHART, "paddle").upgrade_command("x", Path("kept.yaml"))
+
+
+@pytest.mark.slow
+def test_a_field_that_another_client_has_changed_is_reported_with_its_name_and_a_fix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed = (
+        "Error: UPGRADE FAILED: conflict occurred while applying object paddle/x-1 batch/v1, Kind=Job: Apply failed "
+        'with 1 conflict: conflict with "kubectl-patch" using batch/v1: .spec.suspend'
+    )
+    monkeypatch.chdir(tmp_path)
+    helm = fake_helm(tmp_path, monkeypatch, f"echo '{printed}' >&2; exit 1")
+    with pytest.raises(
+        CliError, match=r"\.spec\.suspend\nAnother client .* Fix: remove the fields from your values"
+    ):
+        helm.upgrade("x", "", "", Path("kept.yaml"), "mine")
 
 
 def test_a_helm_that_times_out_does_not_blame_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
