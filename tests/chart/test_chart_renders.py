@@ -24,7 +24,6 @@ from chart_tools import (
 
 from local.package_charts import NAMES
 
-
 SERVING_SCENARIOS = sorted((CHART.parent / "paddle-serving" / "ci").glob("*.yaml"))
 
 

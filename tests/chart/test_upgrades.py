@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chart_tools import CHART, kubectl, new_namespace, run, tool
+from chart_tools import CHART, helm3, kubectl, new_namespace, run, tool
 
 from infra.chart_values import merge_values
 from launcher.cli.cluster import job_restart
@@ -36,13 +36,14 @@ ELSEWHERE = {"storage": {"hostPath": {"path": "/srv/elsewhere"}}}
 
 @dataclass
 class Release:
-    """A release in its own namespace."""
+    """A release in its own namespace, changed by the Helm on PATH (4), or by another `helm`."""
 
     namespace: str
+    helm: str | Path = "helm"
 
     def upgrade(self, changes: dict[str, Any] | None = None, *words: str) -> str:
         """Run `helm upgrade --install`; return helm's error message, empty on success."""
-        argv = [tool("helm"), "upgrade", "--install", "demo", str(CHART), "-n", self.namespace, "-f", "-"]
+        argv = [str(self.helm), "upgrade", "--install", "demo", str(CHART), "-n", self.namespace, "-f", "-"]
         # test_api_server_accepts_chart.py checks what helm would check with the API server's schema, a second of work
         argv.append("--disable-openapi-validation")
         done = run(*argv, *words, stdin=json.dumps(merge_values(VALUES, changes or {})))
@@ -84,45 +85,74 @@ class Release:
 @pytest.fixture
 def release(local_cluster: None) -> Iterator[Release]:
     with new_namespace() as name:
-        yield Release(name)
+        yield Release(name, tool("helm"))
     run(tool("kubectl"), "delete", "pv", "-l", f"paddle-training/namespace={name}", "--wait=false")
 
 
-def test_upgrade_without_changes_keeps_pods_and_leaves_suspend_to_kueue(release: Release) -> None:
-    queued = {"scheduling": {"queue": "research", "suspend": True}}
-    assert not release.upgrade(queued)
-    name = release.training()["metadata"]["name"]
+@pytest.fixture(params=[4, 3], ids=lambda major: f"helm{major}")
+def each_helm(request: pytest.FixtureRequest, release: Release) -> Release:
+    """Return the release, once for Helm 4, which applies on the server, and once for Helm 3, which does not."""
+    if request.param == 3:
+        release.helm = helm3()
+    return release
 
-    release.suspend(name, True)
-    assert not release.upgrade(queued)
-    assert release.training()["spec"]["suspend"] is True, "an upgrade does not start a Job before its queue"
-    release.suspend(name, False)
-    before = until(lambda: len(release.pods()) == 2 and release.pods(), "pods", 60, 0.3)
+
+def test_upgrade_without_changes_keeps_pods_and_leaves_suspend_to_kueue(each_helm: Release) -> None:
+    queued = {"scheduling": {"queue": "research", "suspend": True}}
+    assert not each_helm.upgrade(queued)
+    name = each_helm.training()["metadata"]["name"]
+
+    each_helm.suspend(name, True)
+    assert not each_helm.upgrade(queued)
+    assert each_helm.training()["spec"]["suspend"] is True, "an upgrade does not start a Job before its queue"
+    each_helm.suspend(name, False)
+    before = until(lambda: len(each_helm.pods()) == 2 and each_helm.pods(), "pods", 60, 0.3)
     for unchanged in (
         {},
         {"networkPolicy": {"enabled": False}},
         {"training": {"deadlineSeconds": 5000}, "ttlSecondsAfterFinished": 100},
         {},
     ):
-        assert not release.upgrade({**queued, **unchanged}), unchanged
-        assert release.training()["spec"]["suspend"] is False, unchanged
-        assert release.pods() == before, unchanged
+        assert not each_helm.upgrade({**queued, **unchanged}), unchanged
+        assert each_helm.training()["spec"]["suspend"] is False, unchanged
+        assert each_helm.pods() == before, unchanged
 
-    assert not release.upgrade({**queued, "training": {"passes": 3}})
-    assert release.training()["metadata"]["name"] != name
-    assert len(release.volumes()) == 1
+    assert not each_helm.upgrade({**queued, "training": {"passes": 3}})
+    assert each_helm.training()["metadata"]["name"] != name
+    assert len(each_helm.volumes()) == 1
 
 
-def test_suspend_true_without_a_queue_suspends_and_false_starts(release: Release) -> None:
+def test_suspend_true_without_a_queue_suspends_and_false_starts(each_helm: Release) -> None:
     waiting = {"scheduling": {"suspend": True}}
-    assert not release.upgrade(waiting)
-    assert release.training()["spec"]["suspend"] is True
-    name = release.training()["metadata"]["name"]
-    assert not release.upgrade()
-    assert release.training()["spec"]["suspend"] is False
-    assert release.training()["metadata"]["name"] == name
-    assert not release.upgrade(waiting)
-    assert release.training()["spec"]["suspend"] is True
+    assert not each_helm.upgrade(waiting)
+    assert each_helm.training()["spec"]["suspend"] is True
+    name = each_helm.training()["metadata"]["name"]
+    assert not each_helm.upgrade()
+    assert each_helm.training()["spec"]["suspend"] is False
+    assert each_helm.training()["metadata"]["name"] == name
+    assert not each_helm.upgrade(waiting)
+    assert each_helm.training()["spec"]["suspend"] is True
+
+
+def test_helm_4_names_a_field_that_another_client_has_changed_and_helm_3_leaves_it(
+    each_helm: Release,
+) -> None:
+    """docs/how-to/troubleshooting.md says what to do then."""
+    assert not each_helm.upgrade()
+    name = each_helm.training()["metadata"]["name"]
+    object_api().patch("jobs", each_helm.namespace, name, {"spec": {"parallelism": 1}})
+    error = each_helm.upgrade({"networkPolicy": {"enabled": False}})
+    assert each_helm.training()["spec"]["parallelism"] == 1
+    if each_helm.helm == helm3():
+        assert not error
+    else:
+        assert "conflict occurred while applying object" in error
+        assert ".spec.parallelism" in error
+        assert not each_helm.upgrade({"networkPolicy": {"enabled": False}}, "--force-conflicts")
+        assert each_helm.training()["spec"]["parallelism"] == 2
+    kubectl("label", "job", name, "-n", each_helm.namespace, "mine=yes")
+    kubectl("annotate", "job", name, "-n", each_helm.namespace, "mine=yes")
+    assert not each_helm.upgrade({"networkPolicy": {"enabled": True}}), "a label that the chart does not have"
 
 
 def test_another_size_of_the_storage_makes_a_claim_of_that_size(release: Release) -> None:
@@ -163,41 +193,51 @@ def test_manifests_rendered_without_a_cluster_change_nothing_in_a_running_releas
         assert before[f"jobs {name}"]["suspend"] is suspended
 
 
-def test_failed_upgrade_can_be_reverted_and_that_of_run_leaves_nothing(release: Release) -> None:
-    assert not release.upgrade()
-    pods = until(lambda: len(release.pods()) == 2 and release.pods(), "pods", 60, 0.3)
-    (volume,) = release.volumes()
-    kubectl("create", "quota", "jobs", "-n", release.namespace, "--hard=count/jobs.batch=1")
+def test_failed_upgrade_can_be_reverted_and_that_of_run_leaves_nothing(each_helm: Release) -> None:
+    assert not each_helm.upgrade()
+    pods = until(lambda: len(each_helm.pods()) == 2 and each_helm.pods(), "pods", 60, 0.3)
+    (volume,) = each_helm.volumes()
+    kubectl("create", "quota", "jobs", "-n", each_helm.namespace, "--hard=count/jobs.batch=1")
 
     def in_force() -> Any:
-        return release.items("resourcequotas")[0].get("status", {}).get("used")
+        return each_helm.items("resourcequotas")[0].get("status", {}).get("used")
 
     until(in_force, "the quota is in force", 60, 0.3)
 
     failing = {"training": {"passes": 3}, **ELSEWHERE}
-    of_run = Helm(str(CHART), release.namespace)
+    of_run = Helm(str(CHART), each_helm.namespace)
     with pytest.raises(CliError, match="exceeded quota"):
         of_run.upgrade("demo", json.dumps(VALUES), json.dumps(failing), Path("values.yaml"), "run by a test")
-    until(lambda: release.volumes() == {volume}, "helm has removed the volume that it had made", 60, 0.3)
-    assert "exceeded quota" in release.upgrade(failing)
-    assert len(release.volumes()) == 2, "without --cleanup-on-fail"
-    assert release.pods() == pods
+    until(lambda: each_helm.volumes() == {volume}, "helm has removed the volume that it had made", 60, 0.3)
+    assert "exceeded quota" in each_helm.upgrade(failing)
+    assert len(each_helm.volumes()) == 2, "without --cleanup-on-fail"
+    assert each_helm.pods() == pods
 
     good = run(
-        tool("helm"), "get", "values", "demo", "-n", release.namespace, "--revision", "1", "-o", "json"
+        tool("helm"), "get", "values", "demo", "-n", each_helm.namespace, "--revision", "1", "-o", "json"
     )
-    argv = [tool("helm"), "upgrade", "demo", str(CHART), "-n", release.namespace, "--reset-values", "-f", "-"]
+    argv = [
+        tool("helm"),
+        "upgrade",
+        "demo",
+        str(CHART),
+        "-n",
+        each_helm.namespace,
+        "--reset-values",
+        "-f",
+        "-",
+    ]
     back = run(*argv, stdin=good.stdout)
     assert back.returncode == 0, back.stderr
-    (other,) = release.volumes() - {volume}
-    kubectl("delete", "pvc", other, "-n", release.namespace)
-    release.delete_volumes(other)
-    until(lambda: release.volumes() == {volume}, "the other volume is gone", 60, 0.3)
-    assert release.pods() == pods
+    (other,) = each_helm.volumes() - {volume}
+    kubectl("delete", "pvc", other, "-n", each_helm.namespace)
+    each_helm.delete_volumes(other)
+    until(lambda: each_helm.volumes() == {volume}, "the other volume is gone", 60, 0.3)
+    assert each_helm.pods() == pods
 
-    again = job_restart.reset_job(release.training())
+    again = job_restart.reset_job(each_helm.training())
     again["metadata"]["name"] += "-again"
-    kubectl("delete", "quota", "jobs", "-n", release.namespace)
+    kubectl("delete", "quota", "jobs", "-n", each_helm.namespace)
     kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(again))
 
 

@@ -70,22 +70,22 @@ def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built_and_trains_her
 def test_a_demo_without_config_says_which_example_the_stack_keeps(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    class Stopped(Exception):
+    class StoppedError(Exception):
         pass
 
     def stop(*_: object) -> None:
-        raise Stopped
+        raise StoppedError
 
     monkeypatch.setattr(demo.local_stack, "read_stack_example", lambda: "ctr")
     monkeypatch.setattr(demo, "STATE", tmp_path)
     monkeypatch.setattr(demo, "require_free_space", stop)
     where = demo.Target(tmp_path / "kubeconfig", "local", is_local=True)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         demo.run_demo("", 3, where, None)
     said = "".join(capsys.readouterr())
     assert "training the example ctr: valuesFiles in Pulumi.local.yaml" in said
     assert "make demo CONFIG=NAME, with one of ctr, quick_start" in said
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         demo.run_demo("quick_start", 3, where, None)
     assert "training the example" not in "".join(capsys.readouterr())
 
