@@ -53,9 +53,7 @@ def path_folders(installed: Iterable[str]) -> list[Path]:
     left out.
     """
     replaced = {name for program in installed for name in _REPLACED[program]}
-    return [
-        one.folder for one in TOOLS if one.is_on_path and one.name not in replaced and one.is_built()
-    ]
+    return [one.folder for one in TOOLS if one.is_on_path and one.name not in replaced and one.is_built()]
 
 
 def ensure_tools(tools: Sequence[Tool]) -> None:
