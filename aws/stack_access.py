@@ -35,7 +35,6 @@ _ABSENT = (
     *("InvalidKeyPair.NotFound", "InvalidVpcID.NotFound", "NotFoundException", "NoSuchHostedZone", "404"),
     *("NoSuchEntity", "NoSuchResourceException", "ImageNotFoundException", "RepositoryNotFoundException"),
 )
-_OTHER_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 
 Client = Callable[[str], Any]
 """Service name → boto3 client of the stack's region."""
@@ -85,9 +84,6 @@ class AwsStack:
 def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
     """Read and validate a stack of target aws, with `changes` (`KEY=VALUE`) applied to its settings.
 
-    Changes the environment of this process: AWS_PROFILE is set to the stack's `aws:profile`, if it has one, and
-    access keys are removed, because they would take precedence.
-
     Raises:
         CommandError: the stack's target is not aws.
         SettingsError: the stack does not exist, or its settings are invalid.
@@ -99,10 +95,6 @@ def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
             f"stack {stack} has target {settings.target}, and this command needs target aws. Fix: give the "
             "name of an AWS stack (make: STACK=dev)"
         )
-    if config.get("aws:profile"):
-        os.environ["AWS_PROFILE"] = config["aws:profile"]
-        for name in _OTHER_CREDENTIALS:
-            os.environ.pop(name, None)
     return AwsStack(stack, config["aws:region"], settings)
 
 

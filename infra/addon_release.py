@@ -10,6 +10,7 @@ import pulumi_kubernetes as k8s
 
 from infra import naming
 from infra.aws_context import AwsComponent
+from infra.eks_cluster import EksCluster
 from infra.eks_kubeconfig import CONTEXT
 
 NAMESPACE = "kube-system"
@@ -17,6 +18,7 @@ NAMESPACE = "kube-system"
 
 def create_addon_release(
     component: AwsComponent,
+    cluster: EksCluster,
     part: str,
     chart: str,
     values: Mapping[str, Any],
@@ -33,7 +35,7 @@ def create_addon_release(
         context.named(part),
         kubeconfig=kubeconfig,
         context=CONTEXT,
-        cluster_identifier=context.prefix,
+        cluster_identifier=cluster.cluster.endpoint,
         opts=pulumi.ResourceOptions(parent=component, depends_on=list(after)),
     )
     return k8s.helm.v3.Release(

@@ -52,6 +52,6 @@ class Autoscaler(AwsComponent):
             "fallback": fallback,
         }
         self.release = create_addon_release(
-            self, "autoscaler", NAME, values, kubeconfig=kubeconfig, after=[*after, identity]
+            self, cluster, "autoscaler", NAME, values, kubeconfig=kubeconfig, after=[*after, identity]
         )
         self.register_outputs({})

@@ -9,13 +9,19 @@ import pulumi
 from infra import constants
 from infra.addon_release import create_addon_release
 from infra.aws_context import AwsComponent, AwsContext
+from infra.eks_cluster import EksCluster
 
 
 class DevicePlugin(AwsComponent):
     """paddle:infra:DevicePlugin: the Helm release of the device plugin, created after the resources in `after`."""
 
     def __init__(
-        self, context: AwsContext, *, kubeconfig: pulumi.Input[str], after: Sequence[pulumi.Resource]
+        self,
+        context: AwsContext,
+        cluster: EksCluster,
+        *,
+        kubeconfig: pulumi.Input[str],
+        after: Sequence[pulumi.Resource],
     ) -> None:
         super().__init__("paddle:infra:DevicePlugin", context, "gpus")
         values = {
@@ -24,6 +30,6 @@ class DevicePlugin(AwsComponent):
             "taints": [constants.GPU_TAINT],
         }
         self.release = create_addon_release(
-            self, "gpus", "nvidia-device-plugin", values, kubeconfig=kubeconfig, after=after
+            self, cluster, "gpus", "nvidia-device-plugin", values, kubeconfig=kubeconfig, after=after
         )
         self.register_outputs({})

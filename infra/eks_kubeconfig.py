@@ -1,6 +1,7 @@
 """Build the kubeconfig of an EKS cluster. Imports no pulumi.
 
-It contains no secret: `aws eks get-token` requests a token for each use.
+It contains no secret and no profile: for each use, `aws eks get-token` requests a token with the credentials of the
+user's environment.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ def endpoint_host(endpoint: str) -> str:
 
 
 def build_kubeconfig(
-    endpoint: str, authority: str, cluster: str, region: str, *, external_name: str = "", profile: str = ""
+    endpoint: str, authority: str, cluster: str, region: str, *, external_name: str = ""
 ) -> str:
     """Return a kubeconfig as JSON (which is valid YAML), the same for every clone and user.
 
@@ -25,8 +26,6 @@ def build_kubeconfig(
         authority: its certificate authority, base64 as in the answer of EKS.
         external_name: another name of the API server. Its certificate does not contain this name, so the
             kubeconfig verifies the name of the endpoint instead.
-        profile: the stack's `aws:profile`, so that tokens are requested with the provider's credentials; an
-            empty text uses those of the environment.
     """
     server: dict[str, str] = {"server": endpoint, "certificate-authority-data": authority}
     if external_name != "":
@@ -34,8 +33,7 @@ def build_kubeconfig(
     login = {
         "apiVersion": "client.authentication.k8s.io/v1beta1",
         "command": "aws",
-        "args": ["eks", "get-token", "--cluster-name", cluster, "--region", region, "--output", "json"]
-        + (["--profile", profile] if profile != "" else []),
+        "args": ["eks", "get-token", "--cluster-name", cluster, "--region", region, "--output", "json"],
         "interactiveMode": "Never",
         "provideClusterInfo": False,
     }

@@ -283,7 +283,6 @@ def create_release(
             found[2],
             context.region,
             external_name=settings.dns.external_name,
-            profile=pulumi.Config("aws").get("profile") or "",
         )
     )
     outputs: dict[str, pulumi.Input[Any]] = {"kubeconfig": kubeconfig, "cluster": cluster.name}
@@ -304,7 +303,7 @@ def create_release(
         )
         after = [*after, scaler.release]
     if settings.nodes.has_gpus:
-        plugin = DevicePlugin(context, kubeconfig=kubeconfig, after=after)
+        plugin = DevicePlugin(context, cluster, kubeconfig=kubeconfig, after=after)
         after = [*after, plugin.release]
     values = pulumi.Output.all(
         storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket
@@ -319,7 +318,7 @@ def create_release(
         values=values,
         kubeconfig=kubeconfig,
         context=eks_kubeconfig.CONTEXT,
-        cluster_name=context.prefix,
+        cluster_id=cluster.cluster.endpoint,
         after=after,
     )
     return {

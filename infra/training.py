@@ -91,7 +91,8 @@ class Training(pulumi.ComponentResource):
         values: chart values; ignored with `release.keepManualValues`, which keeps those of the cluster.
         kubeconfig: path or content of the kubeconfig.
         context: context of the kubeconfig; the provider contacts no other cluster.
-        cluster_name: name by which the provider recognizes the cluster when the text of the kubeconfig changes.
+        cluster_id: a text that differs for each cluster ever created. Only when it changes, the provider and all
+            resources in the cluster are replaced; without it, when the kubeconfig's cluster changes.
     """
 
     def __init__(
@@ -102,7 +103,7 @@ class Training(pulumi.ComponentResource):
         values: pulumi.Input[Mapping[str, Any]],
         kubeconfig: pulumi.Input[str],
         context: str,
-        cluster_name: str | None = None,
+        cluster_id: pulumi.Input[str] | None = None,
         after: Sequence[pulumi.Resource] = (),
     ) -> None:
         super().__init__("paddle:infra:Training", name)
@@ -111,7 +112,7 @@ class Training(pulumi.ComponentResource):
             name,
             kubeconfig=kubeconfig,
             context=context,
-            cluster_identifier=cluster_name,
+            cluster_identifier=cluster_id,
             opts=pulumi.ResourceOptions(parent=self, depends_on=list(after)),
         )
         before = list(after)

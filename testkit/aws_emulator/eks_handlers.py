@@ -6,6 +6,7 @@ nodes, a node never becomes Ready without the network add-on, and the subnets of
 
 from __future__ import annotations
 
+import uuid
 from typing import Any
 
 from testkit.aws_emulator.account import AwsError
@@ -77,7 +78,8 @@ class Cluster(Handler):
         about = cloud.account.about["cluster"]
         outputs = {
             "arn": made["arn"],
-            "endpoint": about.get("server", f"https://{digest(p['name'])}.eks.amazonaws.com"),
+            # Each new cluster has another endpoint, also one with the name of an earlier cluster.
+            "endpoint": about.get("server", f"https://{digest(p['name'], uuid.uuid4())}.eks.amazonaws.com"),
             "certificateAuthority": {"data": about.get("ca", "")},
             "version": p.get("version", "1.35"),
             "vpcConfig": network | {"clusterSecurityGroupId": group, "vpcId": vpc},

@@ -1,58 +1,51 @@
-"""The provider, cluster tokens and the aws commands use the same credentials; others are rejected."""
+"""All tools use the credentials of the environment; credentials in the settings of a stack are rejected."""
 
 from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 
-import pulumi
 import pytest
 
-from aws.stack_access import make_clients, read_stack
+from aws.stack_access import read_stack
 from infra import release_drift
 from infra.settings_errors import SettingsError
-from tests.aws_tools.conftest import REGION
-from tests.infra.recording_mocks import aws_stack
+from infra.settings_loader import load_settings
+from tests.infra.recording_mocks import AWS, aws_stack, config
 
-PROFILE = """
-[profile work]
-aws_access_key_id = of-the-profile
-aws_secret_access_key = secret
-"""
+NAMES = ["assumeRoles", "accessKey", "sharedCredentialsFiles", "profile"]
 
 
-@pytest.mark.parametrize("name", ["assumeRoles", "accessKey", "sharedCredentialsFiles"])
-def test_read_stack_provider_only_credentials_raises(name: str) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_read_stack_credentials_in_settings_raises(name: str) -> None:
     with pytest.raises(
-        SettingsError, match=f"aws:{name} .*\n.*\n.*only Pulumi's AWS provider .*\n.*set aws:profile"
+        SettingsError,
+        match=rf"aws:{name} .*\n.*\n.*not `pulumi login`, kubectl.*\n.*config rm aws:{name}.*AWS_PROFILE=",
     ):
         read_stack("dev", [f"aws:{name}=[x]"])
 
 
-def test_read_stack_uses_aws_profile_of_stack(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "config").write_text(PROFILE)
-    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
-    monkeypatch.setenv("AWS_PROFILE", "another")  # so that monkeypatch restores it afterwards
-    read_stack("dev", ["aws:profile=work"])
-    assert os.environ["AWS_PROFILE"] == "work"
-    signer = make_clients(REGION)("sts")._request_signer
-    assert signer._credentials.access_key == "of-the-profile"
+@pytest.mark.parametrize("name", NAMES)
+def test_program_credentials_in_settings_raises(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"aws:{name} "):
+        load_settings({**config(**AWS), f"aws:{name}": "work"})
 
 
-def test_kubeconfig_uses_aws_profile_of_stack(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_stack_leaves_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CI gets keys for each run, and has no profile."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "of-the-run")
+    before = dict(os.environ)
+    read_stack("dev")
+    assert dict(os.environ) == before
+
+
+def test_kubeconfig_names_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(release_drift, "read_revisions", lambda *where: [])
-
-    def tokens_of(recorder) -> list[list[str]]:
-        providers = [r for r in recorder.resources if r.typ == "pulumi:providers:kubernetes"]
-        return [json.loads(p.inputs["kubeconfig"])["users"][0]["user"]["exec"]["args"] for p in providers]
-
-    before = tokens_of(aws_stack())
-    pulumi.runtime.set_config("aws:profile", "work")
-    try:
-        after = tokens_of(aws_stack())
-    finally:
-        pulumi.runtime.set_all_config({})  # the state before this test
-    assert before
-    assert [args[-2:] for args in after] == [["--profile", "work"]] * len(before)
-    assert "--profile" not in str(before)
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    providers = [r for r in aws_stack().resources if r.typ == "pulumi:providers:kubernetes"]
+    assert providers
+    for provider in providers:
+        [user] = json.loads(provider.inputs["kubeconfig"])["users"]
+        assert "profile" not in str(user)
+        assert not user["user"]["exec"].get("env"), "the command inherits the environment of its user"

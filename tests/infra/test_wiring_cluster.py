@@ -215,3 +215,14 @@ def test_an_addon_that_does_not_run_yet_gets_the_default_version() -> None:
     }
     made = aws_stack(answers={**running(nodes={"sizes": (1, 3, 3)}), **absent})
     assert {addon.inputs["addonVersion"] for addon in made.of("Addon")} == {"v1.2.3-eksbuild.1"}
+
+
+def test_kubernetes_providers_are_identified_by_the_endpoint_which_a_new_cluster_changes() -> None:
+    """The provider replaces what is in the cluster only when its identifier changes; the cluster's name never does."""
+    nodes = {"auto": True, "instanceTypes": ["g6.xlarge"]}
+    machine = {"aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 4, "memorySize": 16384}}
+    made = aws_stack(nodes=nodes, answers=machine)
+    providers = [each for each in made.resources if each.typ == "pulumi:providers:kubernetes"]
+    assert len(providers) == 3
+    endpoint = "https://ABC.gr7.us-west-2.eks.amazonaws.com"
+    assert {each.inputs["clusterIdentifier"] for each in providers} == {endpoint}

@@ -226,3 +226,18 @@ def test_gpu_nodes_replace_nodes_and_bring_system_nodes_and_addons_on_them(
     assert "0 trainers fit" in too_many.text
     engine.config('paddle-training:values.resources.limits["nvidia.com/gpu"]=1')
     _ended(engine, account, before)
+
+
+def test_a_replaced_cluster_gets_its_own_namespace_and_releases(dev_stack: Make, account: Account) -> None:
+    """No Kubernetes runs behind the emulated endpoint, so `up` ends at the namespace; the preview is complete."""
+    engine = dev_stack("dev", "storage.protect=false", "image=registry/launcher@sha256:1")
+    reached = engine.up()
+    assert reached.code != 0, "the emulated cluster has no API server"
+    provider = "pulumi:providers:kubernetes"
+    assert [step.op for step in reached.of(provider)] == ["create"], reached.text
+    same = engine.preview()
+    assert not same.of(provider), same.text
+    engine.config("paddle-training:network.serviceCidr=172.21.0.0/16")
+    replaced = engine.preview()
+    assert "replace" in {step.op for step in replaced.of("aws:eks/cluster:Cluster")}, replaced.text
+    assert "replace" in {step.op for step in replaced.of(provider)}, replaced.text
