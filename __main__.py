@@ -25,7 +25,7 @@ def main() -> None:
     project, folder = pulumi.get_project(), Path(__file__).resolve().parent
     config = {**engine_config.get_config_env(), **engine_config.CONFIG.get()}
     try:
-        settings = load_settings(config, project)
+        settings = load_settings(config, project, filter(engine_config.is_config_secret, config))
         region = config.get("aws:region", "")
         outputs = build_stack(settings, project, pulumi.get_stack(), folder, region)
     except SettingsError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -15,23 +15,26 @@ from pydantic_core import ErrorDetails
 from infra.setting_types import Help
 from infra.settings import Settings
 from infra.settings_errors import PROJECT, Problem, SettingsError, setting_problem
-from infra.settings_rules import credential_problems, settings_problems
+from infra.settings_rules import credential_problems, secret_problems, settings_problems
 
 _TEXT_KEYS = {"target", "compute", "image"}
 # Spellings of on and off in other tools and in YAML 1.1.
 _COMPUTE_ALIASES = {"true": "on", "false": "off"}
 
 
-def load_settings(config: Mapping[str, str], project: str = PROJECT) -> Settings:
+def load_settings(config: Mapping[str, str], project: str = PROJECT, secrets: Iterable[str] = ()) -> Settings:
     """Return the validated settings of a stack.
 
     Args:
         config: `namespace:key` → text (objects and lists as JSON), as the engine passes it.
         project: namespace of the stack's own keys.
+        secrets: the keys of `config` that contain a Pulumi secret.
 
     Raises:
         SettingsError: a key is unknown, a value has the wrong type, or a rule is violated.
     """
+    if hidden := list(secret_problems(secrets, project)):
+        raise SettingsError(hidden)  # alone: a message about another mistake could show the secret
     settings, problems = _validate(_decode(config, project))
     # An invalid section was replaced by its defaults, so rules that involve it would report nonsense.
     invalid = {_section(problem) for problem in problems}

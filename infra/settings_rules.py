@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -332,6 +332,18 @@ def upload_problems(settings: Settings, project_folder: Path) -> Iterator[Proble
             limit = "a file, by its path relative to the project"
             fix = "run make sources for the data of the examples, or correct the path"
             yield problem("artifacts.uploads", f"{key}: {name}", limit, "the file does not exist", fix)
+
+
+def secret_problems(keys: Iterable[str], project: str) -> Iterator[Problem]:
+    """Yield a problem for each setting of the program among `keys`, those that contain a Pulumi secret."""
+    for key in keys:
+        if key.startswith(f"{project}:"):
+            why = "settings become chart values and names, which are plain text in the release and in AWS"
+            fix = (
+                "create a Secret (kubectl create secret generic NAME --from-literal=KEY=…), refer to it in `values` by "
+                "extraEnv (valueFrom.secretKeyRef) or data.sourceSecret, and remove the secret with pulumi config rm"
+            )
+            yield Problem(key, "(not shown)", "without Pulumi secrets", why, fix)
 
 
 # Settings of the AWS provider that select its credentials; only the provider reads them.

@@ -10,15 +10,16 @@ import yaml
 
 from infra.chart_values import merge_values, read_yaml
 from infra.settings_errors import PROJECT, Problem, SettingsError
+from infra.settings_rules import secret_problems
 
 
 def read_stack_config(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict[str, str]:
     """Return `namespace:key` → text of a stack's file, with `changes` such as `nodes.desired=1` applied.
 
-    Encrypted values are omitted, because no setting of the program is a secret.
+    Encrypted values of other namespaces, such as `aws`, are omitted.
 
     Raises:
-        SettingsError: the file does not exist or is not YAML, or a change has no `=`.
+        SettingsError: the file does not exist or is not YAML, a setting is encrypted, or a change has no `=`.
     """
     stacks = sorted(path.name.split(".")[1] for path in folder.glob("Pulumi.*.yaml"))
     if stack not in stacks:
@@ -37,11 +38,22 @@ def read_stack_config(folder: Path, stack: str, changes: Sequence[str] = ()) -> 
         for key in reversed(below):
             value = {key: value}
         found = merge_values(found, {_full_key(first): value})
+    if hidden := list(
+        secret_problems((key for key, value in found.items() if _is_encrypted(value)), PROJECT)
+    ):
+        raise SettingsError(hidden)
     return {
         key: value if isinstance(value, str) else json.dumps(value)
         for key, value in found.items()
-        if not (isinstance(value, dict) and set(value) == {"secure"})
+        if not _is_encrypted(value)
     }
+
+
+def _is_encrypted(value: object) -> bool:
+    """Return whether a value of the stack's file contains a Pulumi secret: an object with the one key `secure`."""
+    if isinstance(value, list):
+        return any(map(_is_encrypted, value))
+    return isinstance(value, dict) and (set(value) == {"secure"} or any(map(_is_encrypted, value.values())))
 
 
 def _full_key(key: str) -> str:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import yaml
+
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import (
     CHART,
@@ -20,7 +22,7 @@ from launcher.cli.cluster.cluster_api import (
     UnreachableError,
     labels,
 )
-from launcher.cli.cluster.releases import ReleaseNotFoundError, ReleaseRun
+from launcher.cli.cluster.releases import ReleaseNotFoundError, ReleaseRun, read_release_values
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.storage.reader_pod import (
     READER,
@@ -115,10 +117,13 @@ class ClusterSession:
         """Return the chart values that describe the cluster and not one training, as YAML.
 
         Raises:
-            CliError: as `run`, or the release's claim does not exist.
+            CliError: as `run`; the release's claim or helm's Secret of the release does not exist.
         """
-        require_claim(self.cluster, self.run())
-        return self._config_map()["base.yaml"]
+        run = self.run()
+        require_claim(self.cluster, run)
+        values = read_release_values(self.cluster, self.release)
+        chosen = {name: values[name] for name in run.cluster_values if name in values}
+        return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
 
     def run(self) -> ReleaseRun:
         """Return the run that the release's ConfigMap `<release>-run` describes.

@@ -11,7 +11,7 @@ from typing import Any
 from launcher.dataprep import row_origins
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.shard_files import LIST
-from launcher.dataprep.source import display_name
+from launcher.dataprep.source import display_name, source_name
 from launcher.errors import DataError
 from launcher.io.files import BLOCK, fsync_dir, fsync_tree, storage_errors, write_atomically
 from launcher.schema.data_files import MANIFEST_VERSION
@@ -70,7 +70,7 @@ def assemble_shards(
     return {
         "version": MANIFEST_VERSION,
         "dataDigest": settings.data_digest,
-        "source": display_name(settings.source),
+        "source": source_name(settings),
         "sha256": sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest(),
         "member": settings.member,
         "format": settings.format,
@@ -117,7 +117,7 @@ def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: lis
 
     `lines` has the train lines of each shard, `parts` those of each part of the source, `held` those of the test set.
     """
-    name, train = display_name(settings.source), sum(lines)
+    name, train = source_name(settings), sum(lines)
     if train >= settings.split_count and min(lines) == 0:
         raise DataError(
             f"data.source {name} has {train} train lines in {len(parts)} parts, but shard {lines.index(0)} of "

@@ -114,7 +114,9 @@ class DataPod:
         self._layout = settings.layout
         self._tmp = settings.layout.data_tmp(settings.data_digest)
         self._content = ""
-        self._test = replace(settings, source=settings.test_source, member="", tables=(), sha256="")
+        self._test = replace(
+            settings, source=settings.test_source, source_secret="", member="", tables=(), sha256=""
+        )
 
     def run(self) -> None:
         """Prepare parts of the data; return once all data is published, by this pod or another one.
@@ -126,6 +128,7 @@ class DataPod:
             self._finish()
             return
         self._check_conflict()
+        sources.check_secret_address(self._settings)
         source, test = self._open(self._settings), None
         try:
             test = self._open(self._test) if self._settings.test_source else None
@@ -177,7 +180,8 @@ class DataPod:
                 raise DataError(describe_conflict(manifest, self._settings))
 
     def _context(self, settings: DataSettings) -> sources.SourceContext:
-        key = "data.testSource" if settings is self._test else "data.source"
+        given = "data.sourceSecret" if settings.source_secret else "data.source"
+        key = "data.testSource" if settings is self._test else given
         return sources.SourceContext(settings, self._tmp, self._progress, self._retry, key)
 
     def _open(self, settings: DataSettings) -> MultiFileSource | None:
@@ -250,8 +254,9 @@ class DataPod:
                 return True
             if same:
                 return True
-            names = [("data.source", self._settings.source), ("data.testSource", self._settings.test_source)]
-            listed = " or ".join(f"{key} {sources.display_name(name)}" for key, name in names if name)
+            test = sources.display_name(self._settings.test_source)
+            names = [("data.source", sources.source_name(self._settings)), ("data.testSource", test)]
+            listed = " or ".join(f"{key} {name}" for key, name in names if name)
             raise DataError(
                 f"{listed} changed while the pods of this Job listed it: this pod sees other objects than the first "
                 "one. Fix: wait until nothing writes there, then start the run again with another runId."
@@ -372,7 +377,7 @@ class DataPod:
                     shutil.rmtree(self._tmp / "tables", ignore_errors=True)
                     (folder / "tables").rename(self._tmp / "tables")
                 fsync_dir(self._tmp)
-            name = sources.display_name(settings.source)
+            name = sources.source_name(settings)
             if part.ranges and files is not None:
                 name = files.display_name(part.ranges[0].object)
             write_json(self._marker(part), {**made, "name": name})

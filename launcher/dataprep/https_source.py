@@ -23,8 +23,8 @@ _RANGE = re.compile(r"bytes (\d+)-\d*/(\d+|\*)")
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     """Follows redirects, but never from https to anything else."""
 
-    def __init__(self, key: str) -> None:
-        self._key = key
+    def __init__(self, key: str, name: str) -> None:
+        self._key, self._name = key, name
 
     def redirect_request(  # noqa: PLR0917 - the signature is urllib's
         self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
@@ -32,9 +32,11 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
         target = urllib.parse.urlsplit(newurl).scheme
         if target not in ("http", "https") or (req.type == "https" and target != "https"):
             fp.close()
+            # A source in a Secret has a name without an address, and the new address may contain the same secret.
+            shown = without_credentials(newurl) if "://" in self._name else f"an address with {target}://"
             raise DataError(
-                f"{without_credentials(req.full_url)} redirects to {without_credentials(newurl)}: redirects "
-                "from https are followed to https only, since the data could be changed on the way. Fix: set "
+                f"{self._name} redirects to {shown}: redirects from https are followed to https only, since the data "
+                "could be changed on the way. Fix: set "
                 f"{self._key} to the final address, with https."
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
@@ -68,18 +70,22 @@ def _reason(error: BaseException) -> str:
 class HttpsOpener:
     """Opens one web address at any byte of its content, for `ResumingStream`."""
 
-    def __init__(self, url: str, key: str) -> None:
-        """Prepare to open `url`, the value of the setting `key`. Raise `DataError` if it cannot be requested."""
-        self._url, self._key = url, key
-        self._opener = urllib.request.build_opener(_SafeRedirects(key))
+    def __init__(self, url: str, key: str, name: str) -> None:
+        """Prepare to open `url`, the value of the setting `key`; messages show `name` instead of it.
+
+        Raises:
+            DataError: the address cannot be requested.
+        """
+        self._url, self._key, self._name = url, key, name
+        self._opener = urllib.request.build_opener(_SafeRedirects(key, name))
         if "@" in urllib.parse.urlsplit(url).netloc:
             raise DataError(
-                f"{without_credentials(url)}: {key} has a user name or password, which is not supported. Fix: use an "
+                f"{name}: {key} has a user name or password, which is not supported. Fix: use an "
                 "address that is readable without a password, or a file:// or s3:// source."
             )
-        if not url.isascii():
+        if not url.isascii() or not url.isprintable() or " " in url:
             raise DataError(
-                f"{without_credentials(url)}: {key} has characters that a web address cannot contain. Fix: replace "
+                f"{name}: {key} has characters that a web address cannot contain. Fix: replace "
                 "them by their percent-encoded form, such as %C3%A9 for é."
             )
 
@@ -112,7 +118,7 @@ class HttpsOpener:
                 f"the server answered {error.code}", float(wait) if wait.isdecimal() else 0.0
             )
         return DataError(
-            f"{without_credentials(self._url)}: the server answered {error.code} {error.reason}. Fix: check the "
+            f"{self._name}: the server answered {error.code} {error.reason}. Fix: check the "
             f"address in {self._key}; it must be readable without a password."
         )
 

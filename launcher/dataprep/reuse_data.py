@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.dataprep.publish_data import files_of_manifest, is_complete, origin
+from launcher.dataprep.source import source_name
 from launcher.errors import DeadlineError, LauncherError, StoppedError
 from launcher.io.files import (
     UnreadableError,
@@ -37,7 +38,15 @@ def content_digest(s: DataSettings, plan: list[Any]) -> str:
     `plan` is the parts as JSON, with name, size and version of each object.
     """
     shape = [s.format, s.delimiter, s.header, s.columns, s.encoding, s.seed, s.split_count]
-    source = [s.source, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
+    source = [
+        source_name(s) if s.source_secret else s.source,
+        s.sha256,
+        s.member,
+        s.tables,
+        s.test_source,
+        s.test_fraction,
+        s.test_rows,
+    ]
     return hashlib.sha256(json.dumps([MANIFEST_VERSION, shape, source, plan]).encode()).hexdigest()
 
 

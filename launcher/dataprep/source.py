@@ -15,11 +15,27 @@ from launcher.dataprep.source_context import SourceContext
 from launcher.errors import DataError
 from launcher.io.disk_space import require_space
 from launcher.io.files import storage_errors
+from launcher.settings import DataSettings
 
 
 def display_name(source: str) -> str:
     """Return the source for messages and the manifest: a web address without password and query."""
     return without_credentials(source) if source.startswith(("https://", "http://")) else source
+
+
+def source_name(settings: DataSettings) -> str:
+    """Return the source for messages, digests and the manifest: its `display_name`, or the Secret with its address."""
+    secret = settings.source_secret
+    return f"the address in Secret {secret}" if secret else display_name(settings.source)
+
+
+def check_secret_address(settings: DataSettings) -> None:
+    """Raise `DataError` if the address in the Secret is no web address."""
+    if settings.source_secret and not settings.source.startswith("https://"):
+        raise DataError(
+            f"data.sourceSecret: {source_name(settings)} does not begin with https://. Fix: write a signed https "
+            "address to this key; other addresses are no secret and belong in data.source."
+        )
 
 
 def open_single_file(context: SourceContext) -> SingleFileSource:
@@ -45,8 +61,9 @@ def open_single_file(context: SourceContext) -> SingleFileSource:
             )
         with source_errors(context, path):
             return SingleFileSource(context, source, FileStream(path, context.progress), path=path)
-    name = display_name(source)
-    web = ResumingStream(name, HttpsOpener(source, context.key), context.retry, context.progress)
+    name = source_name(context.settings)
+    opener = HttpsOpener(source, context.key, name)
+    web = ResumingStream(name, opener, context.retry, context.progress)
     web.start()
     return SingleFileSource(context, name, web)
 

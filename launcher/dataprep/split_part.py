@@ -218,7 +218,7 @@ class PartSplitter:
         found = self._source.hexdigest()
         if found != settings.sha256:
             raise DataError(
-                f"data.sha256 is {settings.sha256}, but {sources.display_name(settings.source)} has {found}: "
+                f"data.sha256 is {settings.sha256}, but {sources.source_name(settings)} has {found}: "
                 "the file is another one, or it was changed on the way. Nothing was published. Fix: correct "
                 "data.source, or set data.sha256 to the second value if you trust this file."
             )

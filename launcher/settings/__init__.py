@@ -272,7 +272,9 @@ class DataSettings(PodSettings):
         "SPLIT_COUNT", p.integer(1, 1000, "each trainer needs a shard"), 3, "data.splitCount"
     )
     """Number of shards, one for each trainer."""
-    source: str = variable("PADDLE_LAUNCHER_DATA_SOURCE", p.filled, value="data.source")
+    source: str = variable("PADDLE_LAUNCHER_DATA_SOURCE", p.address, value="data.source")
+    source_secret: str = variable("PADDLE_LAUNCHER_DATA_SOURCE_SECRET", p.text, "", "data.sourceSecret")
+    """NAME/KEY of the Secret that `source` was read from; then no message or file may contain `source`."""
     sha256: str = variable("PADDLE_LAUNCHER_DATA_SHA256", p.sha256, "", "data.sha256")
     """sha256 that the source must have; empty: any."""
     member: str = variable("PADDLE_LAUNCHER_DATA_MEMBER", p.text, "", "data.member")

@@ -50,6 +50,11 @@ def filled(value: str) -> str:
     return value
 
 
+def address(value: str) -> str:
+    """Return an address without the end of line that a key of a Secret may have; reject a blank text."""
+    return filled(value).strip()
+
+
 def integer(low: int, high: int | None = None, why: str = "it is a count") -> Parser:
     """Return a parser of integers from `low` to `high`, both included; `why` is the reason in the message."""
     limit = f"an integer of at least {low}" if high is None else f"an integer from {low} to {high}"

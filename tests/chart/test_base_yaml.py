@@ -1,4 +1,4 @@
-"""base.yaml has the cluster's values; a values file over it inherits nothing from the earlier training."""
+"""`base` prints the cluster's values; a values file over them inherits nothing from the earlier training."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import reduce
 
 import yaml
 from chart_tools import CHART, EXAMPLES, ONE_MACHINE, helm_template, one, render, run_json
+
+from launcher.cli.cluster.releases import merge_values
 
 TRAININGS = {
     *(
@@ -25,8 +27,11 @@ TRAININGS = {
 
 
 def base_of(*files, values=None):
-    """Return base.yaml of an installed release."""
-    return yaml.safe_load(one(render(*files, values=values), "ConfigMap")["data"]["base.yaml"])
+    """Return what `base` prints for an installed release."""
+    config = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
+    chart = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    merged = reduce(merge_values, [*config, values or {}], chart)
+    return {name: merged[name] for name in run_json(render(*files, values=values))["clusterValues"]}
 
 
 def test_base_has_every_value_of_the_cluster_and_no_other():

@@ -24,6 +24,21 @@ def test_pulumi_config_lists_all_keys_with_defaults(dev_stack: Callable[..., Eng
     assert listed["paddle-training:nodes"]["objectValue"] == {"min": 1, "desired": 3, "max": 5}
 
 
+def test_preview_with_secret_in_values_fails_before_any_resource(
+    dev_stack: Callable[..., Engine], account: Account
+) -> None:
+    engine = dev_stack("dev")
+    engine.pulumi(
+        "config", "set", "--stack", "dev", "--secret", "--path", "values.extraEnv[0].value", "s3cret"
+    )
+    rejected = engine.preview()
+    assert rejected.code != 0
+    assert "paddle-training:values = '(not shown)'" in rejected.text
+    assert "valueFrom.secretKeyRef" in rejected.text
+    assert "s3cret" not in rejected.text
+    assert account.all() == []
+
+
 def test_preview_with_wrong_type_or_unknown_nested_key_fails(
     dev_stack: Callable[..., Engine], account: Account
 ) -> None:

@@ -61,44 +61,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- fail (printf "extraEnv has %s, but must have names that neither this chart nor the image sets: of two variables with one name the second silently overrides the first. Fix: Remove it." .name) -}}
 {{- else if eq (hasKey . "value") (hasKey . "valueFrom") -}}
 {{- fail (printf "extraEnv %s must have either value or valueFrom: a variable has one value. Fix: Set exactly one of them." .name) -}}
+{{- else if and (hasKey . "value") (eq (include "paddle.isSecret" (list .name .value)) "true") -}}
+{{- fail (printf "extraEnv %s must be given by valueFrom.secretKeyRef: it contains a secret, and values are plain text in the release and in the Deployment. Fix: Put it into a Secret in this namespace and refer to that." .name) -}}
 {{- end -}}
 {{- end -}}
-{{- end -}}
-
-{{/* The address of the node's metadata service if a CIDR contains it, else nothing. Takes the CIDR. Compares the bits of
-     the prefix, group by group. */}}
-{{- define "paddle-serving.metadataIn" -}}
-{{- $parts := splitList "/" . -}}
-{{- $length := last $parts | int64 -}}
-{{- $isIpv6 := contains ":" . -}}
-{{- $groups := list -}}
-{{- if $isIpv6 -}}
-{{- $halves := splitList "::" (first $parts) -}}
-{{- $left := first $halves | splitList ":" | compact -}}
-{{- $right := rest $halves | join "" | splitList ":" | compact -}}
-{{- $zeros := list -}}
-{{- range until (sub 8 (add (len $left) (len $right)) | max 0 | int) -}}{{- $zeros = append $zeros "0" -}}{{- end -}}
-{{- range concat $left $zeros $right -}}{{- $groups = append $groups (printf "0x%s" . | int64) -}}{{- end -}}
-{{- else -}}
-{{- range splitList "." (first $parts) -}}{{- $groups = append $groups (regexReplaceAll "^0+(.)" . "${1}" | int64) -}}{{- end -}}
-{{- end -}}
-{{- $width := ternary 16 8 $isIpv6 -}}
-{{- $isInside := true -}}
-{{- range $i, $group := ternary (list 0xfd00 0x0ec2 0 0 0 0 0 0x0254) (list 169 254 169 254) $isIpv6 -}}
-{{- $size := 1 -}}
-{{- range until (sub $width (sub $length (mul $i $width) | max 0 | min $width) | int) -}}{{- $size = mul $size 2 -}}{{- end -}}
-{{- if ne (div (index $groups $i) $size) (div $group $size) -}}{{- $isInside = false -}}{{- end -}}
-{{- end -}}
-{{- if $isInside -}}{{ ternary "fd00:ec2::254/128" "169.254.169.254/32" $isIpv6 }}{{- end -}}
-{{- end -}}
-
-{{/* CIDRs as peers of a rule, without the node's metadata service, which returns the credentials of the node's role. */}}
-{{- define "paddle-serving.blocks" -}}
-{{- range . }}
-- ipBlock:
-    cidr: {{ . | quote }}
-    {{- with include "paddle-serving.metadataIn" . }}
-    except: [{{ . | quote }}]
-    {{- end }}
-{{- end }}
 {{- end -}}

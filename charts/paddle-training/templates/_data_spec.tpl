@@ -27,7 +27,16 @@
   "PADDLE_LAUNCHER_DATA_WORKERS" (index . 1 | int64)
   "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS" (kindIs "invalid" $data.deadlineSeconds | ternary "" (toString (int64 $data.deadlineSeconds))) }}
 - name: {{ $name }}
+{{- if and $data.sourceSecret.name (eq $name "PADDLE_LAUNCHER_DATA_SOURCE") }}
+  valueFrom: {secretKeyRef: {name: {{ $data.sourceSecret.name | quote }}, key: {{ $data.sourceSecret.key | quote }}}}
+{{- else }}
   value: {{ $value | toString | quote }}
+{{- end }}
+{{- end }}
+{{- with $data.sourceSecret.name }}
+# What messages and the manifest show instead of the address.
+- name: PADDLE_LAUNCHER_DATA_SOURCE_SECRET
+  value: {{ printf "%s/%s" . $data.sourceSecret.key | quote }}
 {{- end }}
 {{- end -}}
 

@@ -80,7 +80,7 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 
 {{/* Whether the training pods read data that the launcher prepared: "true", or "false" for a script that reads its own. */}}
 {{- define "paddle-training.readsData" -}}
-{{- or (ne .Values.runtime "collective") .Values.data.enabled (ne .Values.data.source "") -}}
+{{- or (ne .Values.runtime "collective") .Values.data.enabled (ne .Values.data.source "") (ne .Values.data.sourceSecret.name "") -}}
 {{- end -}}
 
 {{/* peerPort; by default the first port after the dense and sparse ones. */}}

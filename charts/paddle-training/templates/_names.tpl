@@ -15,6 +15,9 @@ immutable in it: other values make a new Job, the same values change nothing.
 {{/* All values that decide the data, without the number of shards, as JSON. */}}
 {{- define "paddle-training.sourceValues" -}}
 {{- $data := .Values.data -}}
+{{- /* Of a source in a Secret only the reference is known; data.sha256 identifies its content. */}}
+{{- $reference := dict -}}
+{{- if $data.sourceSecret.name -}}{{- $reference = dict "sourceSecret" $data.sourceSecret -}}{{- end -}}
 {{- dict
   "jobName" .Values.jobName
   "source" $data.source
@@ -30,7 +33,7 @@ immutable in it: other values make a new Job, the same values change nothing.
   "testFraction" (toString $data.testFraction)
   "testSource" $data.testSource
   "testRows" ($data.testRows | int64)
-  | toJson -}}
+  | merge $reference | toJson -}}
 {{- end -}}
 
 {{/* Digest of a Job: of its parsed spec, so that comments and the order of keys do not matter, and of its queue, which
@@ -55,9 +58,10 @@ immutable in it: other values make a new Job, the same values change nothing.
 {{- printf "%s-data-%s" .Values.jobName (include "paddle-training.jobDigest" (list . "paddle-training.dataSpec")) -}}
 {{- end -}}
 
-{{/* The values that describe the cluster, not one training. Together with a training's values file they are all values. */}}
-{{- define "paddle-training.base" -}}
-{{- pick .Values "fullnameOverride" "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "monitoring" "storage" "extraEnv" "extraEnvFrom" "podLabels" "podAnnotations" "extraVolumes" "extraVolumeMounts" "scheduling" "networkPolicy" "podSecurityContext" "securityContext" "serviceAccount" "ttlSecondsAfterFinished" | toYaml -}}
+{{/* Names of the values that describe the cluster, not one training, as JSON. Together with a training's values file they are
+     all values. The command line reads them from helm's Secret of the release: a ConfigMap is no place for extraEnv. */}}
+{{- define "paddle-training.clusterValues" -}}
+{{- list "fullnameOverride" "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "monitoring" "storage" "extraEnv" "extraEnvFrom" "podLabels" "podAnnotations" "extraVolumes" "extraVolumeMounts" "scheduling" "networkPolicy" "podSecurityContext" "securityContext" "serviceAccount" "ttlSecondsAfterFinished" | toJson -}}
 {{- end -}}
 
 {{/* Name of volume and claim: a volume's source and a claim's size and volume are immutable, and volumes have no

@@ -82,6 +82,9 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "training.extraArgs" . "given once" (printf "--%s is given twice, and only the last one would take effect" $flag) "Remove one of them") -}}
 {{- end -}}
 {{- $seen = append $seen $flag -}}
+{{- if eq (include "paddle.isSecret" (list $flag (regexReplaceAll "^--[^=]*=?" . ""))) "true" -}}
+{{- include "paddle-training.fault" (list (printf "training.extraArgs --%s" $flag) "(not shown)" "an option without a secret" "values are plain text in the release and in its Jobs" "Put it into a Secret in this namespace, and read it in the program from a variable of extraEnv with valueFrom.secretKeyRef") -}}
+{{- end -}}
 {{- end -}}
 {{- if and (eq .Values.runtime "v1") $training.checkpointEvery.batches -}}
 {{- include "paddle-training.fault" (list "training.checkpointEvery.batches" $training.checkpointEvery.batches "unset with runtime v1" "paddle train resumes from complete passes only" "Remove it and use training.savingPeriod, which counts passes") -}}
@@ -201,10 +204,17 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- $source := $data.source -}}
 {{- range $key, $url := dict "data.source" $source "data.testSource" $data.testSource -}}
 {{- if regexMatch "^https?://[^/]*@" $url -}}
-{{- include "paddle-training.fault" (list $key "(not shown)" "a URL without user name and password" "values are plain text in the release and in its Jobs" "Use a signed URL, or a bucket with pod identity or keys in a Secret (extraEnv)") -}}
+{{- include "paddle-training.fault" (list $key "(not shown)" "a URL without user name and password" "values are plain text in the release and in its Jobs" "Put the address without them into data.source, or use a bucket with pod identity or keys in a Secret (extraEnv)") -}}
+{{- else if eq (include "paddle.hasSecret" $url) "true" -}}
+{{- include "paddle-training.fault" (list $key "(not shown)" "an address without signature and token" "values are plain text in the release and in its Jobs" (eq $key "data.source" | ternary "Put the address into a Secret in this namespace, and set data.sourceSecret.name and .key to it, and data.sha256 to the sha256 of the data" "Copy the file to the folder sources/ of the shared storage or to a bucket, or use data.testFraction")) -}}
 {{- end -}}
 {{- end -}}
-{{- if not $source -}}
+{{- $secret := $data.sourceSecret.name -}}
+{{- if and $secret $source -}}
+{{- include "paddle-training.fault" (list "data.source" $source "empty with data.sourceSecret.name" "the data has one address" "Remove one of them") -}}
+{{- else if and $secret (not $data.sha256) -}}
+{{- include "paddle-training.fault" (list "data.sha256" $data.sha256 "given with data.sourceSecret.name" "the address is unknown here and changes with each signature, so only the sha256 identifies the data" "Set data.sha256 to the output of sha256sum") -}}
+{{- else if not (or $source $secret) -}}
 {{- include "paddle-training.fault" (list "data.source" $source "https://…, http://…, s3://BUCKET/PREFIX or file://NAME" "it specifies the training data, also for data that exists already (data.enabled: false)" "Set data.source; a file in the folder sources/ of the shared storage is file://NAME") -}}
 {{- else if and (hasPrefix "http://" $source) (not $data.sha256) -}}
 {{- include "paddle-training.fault" (list "data.sha256" $data.sha256 "given with an http source" "the content could be changed in transit" "Set data.sha256 to the output of sha256sum, or use https") -}}
@@ -309,7 +319,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- define "paddle-training.validate.network" -}}
 {{- range $key := list "sourceCidrs" "apiServerCidrs" -}}
 {{- range index $.Values.networkPolicy $key -}}
-{{- if or (regexMatch "^169\\.254\\.169\\.254/32$" .) (and (hasSuffix "/128" .) (include "paddle-training.metadataIn" .)) -}}
+{{- if or (regexMatch "^169\\.254\\.169\\.254/32$" .) (and (hasSuffix "/128" .) (include "paddle.metadataIn" .)) -}}
 {{- include "paddle-training.fault" (list (printf "networkPolicy.%s" $key) . "a network that does not consist of the nodes' metadata service" "it returns the credentials of the node's role, so pods must not reach it" "Remove this network; pods get AWS credentials by pod identity") -}}
 {{- end -}}
 {{- end -}}
@@ -335,7 +345,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- $seen = append $seen .name -}}
 {{- if eq (hasKey . "value") (hasKey . "valueFrom") -}}
 {{- include "paddle-training.fault" (list $key (ternary "value and valueFrom" "" (hasKey . "value")) "either value or valueFrom" "a variable has one value" "Set exactly one of them") -}}
-{{- else if and (hasKey . "value") (or (has .name (list "AWS_SECRET_ACCESS_KEY" "AWS_SESSION_TOKEN")) (regexMatch "://[^/@\\s]+:[^/@\\s]+@" .value)) -}}
+{{- else if and (hasKey . "value") (eq (include "paddle.isSecret" (list .name .value)) "true") -}}
 {{- include "paddle-training.fault" (list $key "(not shown)" "given by valueFrom.secretKeyRef" "it contains a secret, and values are plain text in the release and in its Jobs" "Put it into a Secret in this namespace and refer to that") -}}
 {{- end -}}
 {{- end -}}

@@ -1,18 +1,18 @@
 """The chart's releases in a cluster: the run that each describes, and the storage that each writes to.
 
-The chart writes a ConfigMap `<release>-run`. Its key `run.json` describes the run; its key `base.yaml` has
-the chart values that describe the cluster (image, storage, scheduling).
+The chart writes a ConfigMap `<release>-run`, whose key `run.json` describes the run. The release's values are in a
+Secret of helm, because the variables of the pods (`extraEnv`) are not for everybody who may read ConfigMaps.
 """
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import yaml
 
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import CHART, NAME_LABEL, RELEASE_LABEL, Cluster, Object
@@ -53,6 +53,8 @@ class ReleaseRun:
     gid: int = 10001
     data: dict[str, Any] = field(default_factory=dict)
     """The chart values `data.source` and `data.testSource`."""
+    cluster_values: list[str] = field(default_factory=list, metadata={KEY: "clusterValues"})
+    """Names of the chart's values that describe the cluster, not one training."""
 
     @classmethod
     def from_json(cls, release: str, namespace: str, value: Mapping[str, Any]) -> ReleaseRun:
@@ -128,11 +130,46 @@ def list_releases(cluster: Cluster, *, all_namespaces: bool = True) -> list[Rele
             continue
         run = volume = None
         with suppress(KeyError, ValueError, TypeError, AttributeError):
-            run = ReleaseRun.from_json(name, namespace, json.loads(content["run.json"]))
-        with suppress(KeyError, yaml.YAMLError, AttributeError):
-            volume = volume_identity(yaml.safe_load(content["base.yaml"]) or {}, namespace)
+            about = json.loads(content["run.json"])
+            volume = volume_identity(about, namespace) if about["storage"] else None
+            run = ReleaseRun.from_json(name, namespace, about)
         found.append(Release(namespace, str(name), run, volume))
     return sorted(found, key=lambda release: (release.namespace, release.name))
+
+
+def read_release_values(cluster: Cluster, release: str) -> dict[str, Any]:
+    """Return the values of a release in the cluster's namespace, with the chart's defaults, from helm's Secret.
+
+    Raises CliError if this user may not read it, or if helm stores its releases elsewhere (HELM_DRIVER).
+    """
+    revisions = []
+    for secret in cluster.list_objects("secret", f"owner=helm,name={release}"):
+        with suppress(KeyError, ValueError, OSError, EOFError):
+            packed = base64.b64decode(base64.b64decode(secret["data"]["release"]))
+            found = json.loads(gzip.decompress(packed))
+            values = merge_values(found["chart"].get("values") or {}, found.get("config") or {})
+            revisions.append((found["info"]["status"] == "deployed", found["version"], values))
+    if not revisions:
+        raise CliError(
+            f"namespace {cluster.namespace} on {cluster.name} has no readable Secret of helm with the values of "
+            f"release {release}",
+            "install the release with helm or Pulumi, with helm's default storage (HELM_DRIVER=secret)",
+        )
+    return dict(max(revisions, key=lambda revision: revision[:2])[2])
+
+
+def merge_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `base` with `overrides`, as helm merges them: objects are merged by key, and a null removes a key."""
+    merged = dict(base)
+    for key, value in overrides.items():
+        below = merged.get(key)
+        if value is None:
+            merged.pop(key, None)
+        elif isinstance(value, Mapping) and isinstance(below, Mapping):
+            merged[key] = merge_values(below, value)
+        else:
+            merged[key] = value
+    return merged
 
 
 class ReleaseNotFoundError(CliError):

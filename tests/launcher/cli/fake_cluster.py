@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from launcher.cli.cluster.cluster_api import ConflictError
 from launcher.cli.errors import CliError
@@ -17,6 +21,13 @@ BASE = "storage: {type: hostPath, hostPath: {path: /volume}}"
 Thing = dict[str, Any]
 
 
+def helm_secret(values: Thing, version: int = 1, status: str = "deployed", **defaults: Any) -> Thing:
+    """Return the Secret in which helm stores a revision of a release."""
+    record = {"config": values, "chart": {"values": defaults}, "info": {"status": status}, "version": version}
+    packed = base64.b64encode(gzip.compress(json.dumps(record).encode()))
+    return {"data": {"release": base64.b64encode(packed).decode()}}
+
+
 class FakeCluster:
     """Objects by kind; pods that are created run at once, and their commands run on this machine."""
 
@@ -26,6 +37,8 @@ class FakeCluster:
         """`root` is the folder that all pods mount; None: their commands fail."""
         self.root = root
         self.config_maps: dict[str, Thing] = {}
+        self.values: dict[str, Thing] = {}
+        """The values in helm's Secret of each release."""
         self.jobs: list[Thing] = []
         self.pods: list[Thing] = []
         self.claims: dict[str, str] = {}
@@ -41,15 +54,21 @@ class FakeCluster:
     def add_release(
         self, release: str = "paddle-training", namespace: str = "paddle", base: str = BASE, **run_json: Any
     ) -> None:
-        """Add a release, or replace its values; its run is RUN_JSON with the changes of `run_json`."""
-        run = {**RUN_JSON, **({"jobPath": str(self.root)} if self.root else {}), **run_json}
+        """Add a release, or replace its values; its run is RUN_JSON with the changes of `run_json`.
+
+        `base` are the values that describe the cluster, as YAML.
+        """
+        values = yaml.safe_load(base)
+        about = {"clusterValues": [*values], "storage": values.get("storage")}
+        run = {**RUN_JSON, **about, **({"jobPath": str(self.root)} if self.root else {}), **run_json}
+        self.values[release] = values
         self.config_maps[release] = {
             "metadata": {
                 "name": f"{release}-run",
                 "namespace": namespace,
                 "labels": {"app.kubernetes.io/instance": release},
             },
-            "data": {"run.json": json.dumps(run), "base.yaml": base},
+            "data": {"run.json": json.dumps(run)},
         }
         self.claims[run["claim"]] = release
 
@@ -61,7 +80,16 @@ class FakeCluster:
             ]
         return {"config_map": [*self.config_maps.values()], "job": self.jobs, "pod": self.pods}[kind]
 
+    def set_storage(self, release: str, storage: str) -> None:
+        """Change the storage in a release's ConfigMap; `storage` is YAML such as BASE."""
+        data = self.config_maps[release]["data"]
+        known = json.loads(data["run.json"]) if data["run.json"] != "{" else {}
+        data["run.json"] = json.dumps({**known, **yaml.safe_load(storage)})
+
     def list_objects(self, kind: str, selector: str = "") -> list[Thing]:
+        if kind == "secret":
+            name = selector.partition("name=")[2]
+            return [helm_secret(self.values[name])] if name in self.values else []
         found = self.list_in_all_namespaces(kind) if "reader" not in selector else []
         return [one for one in found if one["metadata"].get("namespace", self.namespace) == self.namespace]
 

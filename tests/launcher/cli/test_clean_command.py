@@ -128,7 +128,7 @@ def test_a_release_of_another_chart_version_keeps_everything_on_its_volume(
             "release old in namespace paddle may use it: another version of the chart wrote its ConfigMap"
             in err
         )
-    cluster.config_maps["old"]["data"]["base.yaml"] = ANOTHER_VOLUME
+    cluster.set_storage("old", ANOTHER_VOLUME)
     assert cli("clean", "--sources", "old.csv", "--yes")[0] == 0
 
 
@@ -137,7 +137,7 @@ def test_without_a_known_volume_releases_of_other_namespaces_count_as_users(
     cli: Cli, cluster: FakeCluster, job_folder: Path, gone: bool
 ) -> None:
     source = {"source": "file://used.csv"}
-    cluster.add_release("other", "another", "{" if not gone else BASE, data=source)
+    cluster.add_release("other", "another", "{}" if not gone else BASE, data=source)
     cluster.jobs[0] = make_job(K8S_JOB, namespace="another")
     if gone:  # the session's release is not there
         del cluster.config_maps["paddle-training"]
@@ -147,7 +147,7 @@ def test_without_a_known_volume_releases_of_other_namespaces_count_as_users(
         assert code == 64
         assert "release other in namespace another" in err
     if not gone:
-        cluster.config_maps["other"]["data"]["base.yaml"] = ANOTHER_VOLUME
+        cluster.set_storage("other", ANOTHER_VOLUME)
         assert cli("clean", "--job", "quick-start", "--yes")[0] == 0, "it is on another volume"
 
 

@@ -15,7 +15,7 @@ import yaml
 from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.cluster.helm import Helm
-from launcher.cli.cluster.releases import list_releases
+from launcher.cli.cluster.releases import list_releases, read_release_values
 from launcher.cli.commands import run, sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
@@ -23,7 +23,7 @@ from launcher.cli.launch import launch_training, training_values
 from launcher.cli.views.follow_run import describe_following, explain_interrupt
 
 from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
-from .fake_cluster import FakeCluster
+from .fake_cluster import FakeCluster, helm_secret
 from .test_helm import fake_helm
 
 
@@ -274,14 +274,15 @@ def test_a_new_release_needs_another_one_for_image_and_storage(
 def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None:
     cluster = make_cluster("theirs")
     theirs, mine = cluster.config_maps["theirs"], {"jobName": "quick-start"}
-    theirs["data"]["base.yaml"] = "storage: {type: nfs, nfs: {server: a, path: /x}}"
+    volume = "storage: {type: nfs, nfs: {server: a, path: /x}}"
+    cluster.set_storage("theirs", volume)
     session = ClusterSession(cluster, "new")  # type: ignore[arg-type]
 
     def check(base: str, values: dict[str, Any] = mine) -> None:
         merged = training_values.merge_values(yaml.safe_load(base), values)
         launch_training.check_job_name_is_free(session, merged)
 
-    same = theirs["data"]["base.yaml"].replace("}}", "}, hostPath: {path: /}}")
+    same = volume.replace("}}", "}, hostPath: {path: /}}")
     for place in ("paddle", "elsewhere"):
         theirs["metadata"]["namespace"] = place
         with pytest.raises(UsageError, match=f"release theirs in namespace {place} .* release new .*Fix"):
@@ -293,7 +294,8 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None
     cluster.config_maps["theirs"] = theirs
     check(same.replace("/x", "/y"))
     check(same, {**mine, "storage": {"nfs": {"server": "b"}}})
-    theirs["data"]["base.yaml"] = claim = "storage: {type: existingClaim, existingClaim: {name: shared}}"
+    claim = "storage: {type: existingClaim, existingClaim: {name: shared}}"
+    cluster.set_storage("theirs", claim)
     check(claim)  # a claim with that name in another namespace
     theirs["metadata"]["namespace"] = "paddle"
     with pytest.raises(UsageError):
@@ -331,9 +333,33 @@ def test_a_file_that_run_did_not_write_is_not_overwritten(here: Path) -> None:
     assert (here / "kept.yaml").read_text() == "trainers: 3\n"
 
 
-@pytest.mark.parametrize("text", ["image: x", "image: x\n"])
-def test_base_prints_one_newline_at_the_end(cli: Any, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_base_prints_the_values_of_the_cluster_from_helms_secret(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = make_cluster("paddle-training")
-    cluster.config_maps["paddle-training"]["data"]["base.yaml"] = text
+    cluster.add_release(base="image: x\nextraEnv: [{name: A, value: b}]\n")
     monkeypatch.setattr("launcher.cli.shared_options.connect", lambda *_: cluster)
-    assert cli("base")[:2] == (0, "image: x\n")
+    code, out, _ = cli("base")
+    assert (code, yaml.safe_load(out)) == (0, {"image": "x", "extraEnv": [{"name": "A", "value": "b"}]})
+    assert out.count("\n\n") == 0
+    cluster.values.clear()
+    code, _, err = cli("base")
+    assert code
+    assert "no readable Secret of helm with the values of release paddle-training" in err
+    assert "Fix: install the release with helm or Pulumi" in err
+
+
+def test_values_of_a_release_are_those_of_its_deployed_revision_over_the_defaults() -> None:
+    cluster = make_cluster("mine")
+    secrets = [
+        helm_secret({"a": 1}, 8, "superseded"),
+        helm_secret({"a": {"b": None, "c": 2}, "n": None}, 9, a={"b": 1, "d": 3}, n=1, e="é"),
+        helm_secret({"a": 5}, 10, "failed"),
+        {"data": {"release": "damaged"}},
+        {"data": {}},
+    ]
+    cluster.list_objects = lambda kind, selector="": secrets  # type: ignore[method-assign]
+    found = read_release_values(cluster, "mine")  # type: ignore[arg-type]
+    assert found == {"a": {"c": 2, "d": 3}, "e": "é"}
+    del secrets[1]
+    assert read_release_values(cluster, "mine") == {"a": 5}  # type: ignore[arg-type]

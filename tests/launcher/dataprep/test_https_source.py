@@ -335,3 +335,40 @@ def test_an_untrusted_certificate_is_rejected(
     monkeypatch.delenv("SSL_CERT_FILE")
     with pytest.raises(DataError, match=r"certificate verify failed|CERTIFICATE_VERIFY_FAILED"):
         pod.prepare(SOURCE=secure.url())
+
+
+SECRET = "signed/hidden.txt?sig=hidden"
+
+
+def test_address_in_a_secret_is_in_no_file_and_no_log(
+    pod: Pod, secure: Server, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    secure.plan.answers = ["503", "cut"]
+    manifest = pod.prepare(SOURCE=secure.url(SECRET) + "\n", SOURCE_SECRET="addresses/train", SHA256=SHA256)
+    assert manifest["source"] == "the address in Secret addresses/train"
+    assert_complete(pod)
+    texts = [file.read_bytes() for file in pod.job.parent.rglob("*") if file.is_file()]
+    shown = capfd.readouterr()
+    texts += [text.encode() for text in (*caplog.messages, shown.out, shown.err)]
+    assert not [text for text in texts if b"hidden" in text or b"sig=" in text]
+
+
+@pytest.mark.parametrize(
+    ("answer", "url"),
+    [
+        ("403", ""),
+        ("302", ""),
+        ("", "s3://bucket/hidden"),
+        ("", "https://me:hidden@h/a"),
+        ("", "https://h/hid den"),
+    ],
+)
+def test_errors_of_an_address_in_a_secret_show_only_the_secrets_name(
+    pod: Pod, secure: Server, server: Server, answer: str, url: str
+) -> None:
+    secure.plan.answers = [answer] * bool(answer)
+    secure.plan.location = server.url(SECRET)
+    with pytest.raises(DataError, match=r"the address in Secret addresses/train.* Fix: ") as error:
+        pod.prepare(SOURCE=url or secure.url(SECRET), SOURCE_SECRET="addresses/train", SHA256=SHA256)
+    assert "hidden" not in str(error.value)
+    assert "hid den" not in str(error.value)

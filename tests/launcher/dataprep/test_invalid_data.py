@@ -176,7 +176,7 @@ def test_an_unexpected_error_is_written_as_the_reason(pod: Pod, monkeypatch: pyt
 
 
 def test_a_shard_that_no_part_fills_is_an_error_with_the_usable_number_of_trainers() -> None:
-    settings = cast(DataSettings, SimpleNamespace(source="file://in", split_count=4))
+    settings = cast(DataSettings, SimpleNamespace(source="file://in", source_secret="", split_count=4))
     message = (
         r"6 train lines in 3 parts, but shard 2 of 4 got none: .* to at most 2, the lines of the largest part"
     )

@@ -1,0 +1,204 @@
+"""Secrets in plain values are rejected by both charts, and both have the same file of shared templates."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from chart_tools import CHART, ONE_MACHINE, Manifest, helm_template, one, render, run_json
+
+SERVING = CHART.parent / "paddle-serving"
+pytestmark = pytest.mark.slow
+
+SECRET = (
+    *(
+        ("DB_PASSWORD", "x"),
+        ("DB_PASSWORD", "12345"),
+        ("PGPASSWORD", "x"),
+        ("dbPassword", "x"),
+        ("SMTP_PASSWD", "x"),
+    ),
+    *(("HF_TOKEN", "x"), ("hf_token", "x"), ("TOKEN", "x"), ("HF_TOKEN_RW", "x"), ("API_TOKENS", "a,b")),
+    *(
+        ("WANDB_API_KEY", "1"),
+        ("OPENAI_API_KEY", "x"),
+        ("APIKEY", "x"),
+        ("COMET_API_KEY", "x"),
+        ("WANDB_KEY", "x"),
+    ),
+    *(("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "/a/b"), ("AWS_SESSION_TOKEN", "x")),
+    *(("CLIENT_SECRET", "x"), ("SECRET_KEY_BASE", "x"), ("GCP_CREDENTIALS", "{}"), ("PRIVATE_KEY", "x")),
+    *(
+        ("MYSQL_PWD", "a1"),
+        ("DB_PASS", "a1"),
+        ("GITHUB_PAT", "a1"),
+        ("PASSPHRASE", "x"),
+        ("ENCRYPTION_KEY", "x"),
+    ),
+    *(
+        ("DATABASE_URL", "postgres://u:p@h/db"),
+        ("REDIS", "redis://:p@h"),
+        ("PIP_INDEX_URL", "https://t@h/simple"),
+    ),
+    *(
+        ("X", "ghp_abcdefghijklmnopqrst"),
+        ("X", "-----BEGIN RSA PRIVATE KEY-----"),
+        ("X", "AKIAABCDEFGHIJKLMNOP"),
+    ),
+    *(
+        ("CONNECTION", "Server=a;Password=b"),
+        ("X", "https://h/f?sig=abc"),
+        ("X", "https://h/f?X-Amz-Signature=a"),
+    ),
+)
+PLAIN = (
+    *(("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "512"), ("MAX_TOKEN", "12"), ("TOKENIZER", "bert")),
+    *(("PAD_TOKEN", "[PAD]"), ("EOS_TOKEN", "</s>"), ("PAD_TOKEN_ID", "0"), ("TOKEN_DIM", "64")),
+    *(("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/x"), ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key.json")),
+    *(
+        ("SECRET_NAME", "a"),
+        ("PASSWORD_FILE", "/run/x"),
+        ("SORT_KEY", "id"),
+        ("PRIMARY_KEY", "id"),
+        ("KEY", "v"),
+    ),
+    *(("PASSES", "3"), ("NUM_PASS", "3"), ("HTTPS_PROXY", "http://proxy:3128"), ("USE_AUTH", "true")),
+    *(("AWS_ENDPOINT_URL", "https://store:9000"), ("U", "https://h/x?tokenizer=bert"), ("REPO", "git@h:a/b")),
+    *(
+        ("KEYWORDS", "a"),
+        ("MONKEY", "a"),
+        ("TIKTOKEN_CACHE_DIR", "/x"),
+        ("NCCL_DEBUG", "INFO"),
+        ("SHARED_KEYSPACE", "a"),
+    ),
+)
+
+
+def rejected(variables: list[tuple[str, str]]) -> set[str]:
+    """Return the names among the variables that the training chart rejects as secrets."""
+    # Different names, because the chart rejects duplicates too.
+    env = [{"name": name, "value": value} for name, value in variables]
+    done = helm_template(ONE_MACHINE, values={"extraEnv": env, "runtime": "v1"})
+    assert not [value for _, value in variables if len(value) > 12 and value in done.stderr], (
+        "a value is shown"
+    )
+    faults = [line for line in done.stderr.splitlines() if '"(not shown)"' in line]
+    assert all("extraEnv" in fault and "Put it into a Secret" in fault for fault in faults)
+    return {fault.split()[2] for fault in faults}
+
+
+@pytest.mark.parametrize("variable", SECRET, ids=map(str, SECRET))
+def test_variable_with_a_secret_is_rejected_without_showing_it(variable: tuple[str, str]) -> None:
+    assert rejected([variable]) == {variable[0]}
+
+
+def test_variables_about_tokens_keys_and_passwords_pass() -> None:
+    assert rejected(list(PLAIN)) == set()
+
+
+def test_serving_chart_rejects_secrets_by_the_same_templates() -> None:
+    name = "_shared.tpl"
+    assert (SERVING / "templates" / name).read_text() == (CHART / "templates" / name).read_text()
+    values = {"image": "example.org/a", "extraEnv": [{"name": "HF_TOKEN", "value": "hidden"}]}
+    done = helm_template(SERVING / "ci" / "export.yaml", values=values, chart=SERVING)
+    assert "extraEnv HF_TOKEN must be given by valueFrom.secretKeyRef" in done.stderr
+    assert "hidden" not in done.stderr
+
+
+def test_option_of_a_script_with_a_secret_is_rejected_without_showing_it() -> None:
+    values = {
+        "training": {"extraArgs": ["--wandb-api-key=hidden", "--max_tokens=3", "--url=https://h/?sig=x"]}
+    }
+    done = helm_template(CHART / "ci" / "collective.yaml", values=values)
+    for option in ("wandb-api-key", "url"):
+        assert f"training.extraArgs --{option} is" in done.stderr
+    assert "max_tokens" not in done.stderr
+    assert "hidden" not in done.stderr
+
+
+SIGNED = (
+    "https://b.s3.amazonaws.com/a.zip?X-Amz-Credential=c&X-Amz-Signature=hidden",
+    "https://a.blob.core.windows.net/a/b.csv?sv=2024&se=2027&sig=hidden",
+    "https://storage.googleapis.com/b/a?X-Goog-Signature=hidden",
+    "https://h/a.csv?token=hidden",
+    "https://h/a.csv?x=1&access_token=hidden",
+    "https://h/a.csv?api_key=hidden",
+    "https://b.s3.amazonaws.com/a?AWSAccessKeyId=AKIA&Signature=hidden&Expires=1",
+    "https://user:hidden@h/a.csv",
+    "https://hidden@h/a.csv",
+)
+
+
+@pytest.mark.parametrize("url", SIGNED)
+@pytest.mark.parametrize("key", ["source", "testSource"])
+def test_signed_address_is_rejected_with_the_way_by_a_secret(key: str, url: str) -> None:
+    data = {"source": "file://a", key: url}
+    done = helm_template(ONE_MACHINE, values={"data": data})
+    assert f'data.{key} is "(not shown)"' in done.stderr
+    assert "hidden" not in done.stderr
+    if "@" not in url and key == "source":
+        assert "set data.sourceSecret.name and .key to it" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "url", ["https://h/a?version=3&format=csv", "https://h/signature/a.csv", "https://h/a?tokenizer=b"]
+)
+def test_unsigned_address_passes(url: str) -> None:
+    assert helm_template(ONE_MACHINE, values={"data": {"source": url}}).returncode == 0
+
+
+SHA = "a" * 64
+BY_SECRET = {
+    "source": "",
+    "sourceSecret": {"name": "addresses", "key": "train"},
+    "sha256": SHA,
+    "member": "",
+    "tables": [],
+}
+
+
+def prepare_env(made: list[Manifest]) -> dict[str, Manifest]:
+    """Return the variables of the container that prepares the data."""
+    pod = one(made, "Job", "data")["spec"]["template"]["spec"]
+    return {item["name"]: item for item in pod["containers"][0]["env"]}
+
+
+def test_source_in_a_secret_reaches_only_the_pods_that_prepare_the_data() -> None:
+    made = render(ONE_MACHINE, values={"data": BY_SECRET})
+    env = prepare_env(made)
+    reference = {"secretKeyRef": {"name": "addresses", "key": "train"}}
+    assert env["PADDLE_LAUNCHER_DATA_SOURCE"] == {
+        "name": "PADDLE_LAUNCHER_DATA_SOURCE",
+        "valueFrom": reference,
+    }
+    assert env["PADDLE_LAUNCHER_DATA_SOURCE_SECRET"]["value"] == "addresses/train"
+    policy = next(x for x in made if x["kind"] == "NetworkPolicy" and x["metadata"]["name"].endswith("-data"))
+    assert {"port": 443, "protocol": "TCP"} in [
+        p for rule in policy["spec"]["egress"] for p in rule.get("ports", [])
+    ]
+    training = one(made, "Job", "training")["spec"]["template"]["spec"]
+    assert "secretKeyRef" not in json.dumps(training)
+
+
+def test_source_in_a_secret_is_identified_by_reference_and_sha256() -> None:
+    digest = run_json(render(ONE_MACHINE, values={"data": BY_SECRET}))["dataDigest"]
+    others = ({"sourceSecret": {"name": "other", "key": "train"}}, {"sha256": "b" * 64}, {"seed": 7})
+    found = {
+        run_json(render(ONE_MACHINE, values={"data": BY_SECRET | other}))["dataDigest"] for other in others
+    }
+    assert len(found | {digest}) == 4
+    for change, key in (({"sha256": ""}, "data.sha256"), ({"source": "https://h/a.csv"}, "data.source")):
+        assert f"- {key} is" in helm_template(ONE_MACHINE, values={"data": BY_SECRET | change}).stderr
+
+
+def test_config_map_has_neither_variables_nor_queries_of_addresses() -> None:
+    env = [{"name": "MY_VARIABLE", "value": "mine"}]
+    data = {"source": "https://h/a.csv?x=unusual", "testSource": "https://h/b.csv?x=unusual"}
+    config = one(render(ONE_MACHINE, values={"extraEnv": env, "data": data}), "ConfigMap")
+    assert set(config["data"]) == {"run.json"}
+    text = yaml.safe_dump(config)
+    assert "MY_VARIABLE" not in text
+    assert "unusual" not in text
+    shown = json.loads(config["data"]["run.json"])["data"]
+    assert (shown["source"], shown["testSource"]) == ("https://h/a.csv", "https://h/b.csv")
