@@ -42,8 +42,14 @@ def main(argv: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
     command = arguments[0] if arguments else ""
     if command not in POD_COMMANDS:
-        from launcher.cli.main import app
+        try:
+            from launcher.cli.main import app
+        except ModuleNotFoundError as error:
+            from launcher.cli.errors import missing_package
 
+            failure = missing_package(error)
+            print(f"error: {failure}", file=sys.stderr)  # noqa: T201
+            return failure.exit_code
         app(arguments)
         return errors.EXIT_OK
     try:

@@ -5,11 +5,21 @@ Other exit codes are those of launcher/errors.py: an invalid program or row is a
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from typing import Any
 
-from launcher.errors import EXIT_DATA, EXIT_GANG, EXIT_OK, EXIT_STORAGE, EXIT_UNFIT, LauncherError
+from launcher.errors import (
+    EXIT_DATA,
+    EXIT_GANG,
+    EXIT_OK,
+    EXIT_STORAGE,
+    EXIT_UNFIT,
+    LauncherError,
+    StorageError,
+)
 
 EXIT_RUN_FAILED = 1
 EXIT_TIMEOUT = 2
@@ -66,6 +76,61 @@ class OtherRunError(CliError):
     """Another `run` holds the release's lease, or has replaced the run that was followed."""
 
     exit_code = EXIT_OTHER_RUN
+
+
+class DiskFullError(CliError):
+    """A disk of this machine, or the storage, is full or read-only."""
+
+    exit_code = EXIT_STORAGE
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+_FULL_TEXTS = (*map(os.strerror, FULL), "no space left", "bytes free, but", "No usable temporary directory")
+"""Parts of messages about a full or read-only disk: of the system, of the reader's commands, and of Python."""
+
+
+def storage_failure(text: str) -> CliError:
+    """Return the error for a message of a reader's command, or of this system; DiskFullError for a full disk."""
+    return (DiskFullError if any(part in text for part in _FULL_TEXTS) else CliError)(text)
+
+
+def describe_os_error(error: Exception, where: object = "") -> LauncherError:
+    """Return the error to report for a failed operation on a file of this machine; another error unchanged.
+
+    `where` is the path that was used, for an error that has none.
+    """
+    cause = error.__cause__ if isinstance(error, StorageError) else error
+    if isinstance(error, LauncherError) and not isinstance(cause, OSError):
+        return error
+    text = str(error)
+    if isinstance(error, StorageError):  # its fix is for a pod and its storage
+        text = text.partition(" Fix:")[0]
+    elif isinstance(error, OSError):
+        place = error.filename or where
+        text = f"{error.strerror or error}" + (f": {place}" if place else "")
+    failure = storage_failure(text)
+    if "Fix:" in text:
+        return failure
+    fix = "check that this path exists and that you may use it"
+    if isinstance(failure, DiskFullError):
+        fix = "free space on this disk, or use another one that is not read-only, then run the same command again"
+    return type(failure)(text.rstrip("."), fix)
+
+
+def missing_package(error: ModuleNotFoundError) -> CliError:
+    """Return the error for a Python package that is not installed. Raise `error` if it is a module of the launcher."""
+    name = (error.name or "launcher").partition(".")[0]
+    if name == "launcher":
+        raise error
+    extras = dict.fromkeys(("google", "numpy", "paddle"), "[model]") | {
+        "boto3": "[pod]",
+        "matplotlib": "[pod]",
+    }
+    extra = (extras | dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "[serve]")).get(name, "")
+    return CliError(
+        f"this command needs the Python package {name}, which is not installed",
+        f"pip install '.{extra}' in the project's folder, or run this in the launcher's image",
+    )
 
 
 _DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')

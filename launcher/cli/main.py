@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -31,9 +32,9 @@ from launcher.cli.commands import (
     try_,
     wait,
 )
-from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, CliError
+from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, describe_os_error, missing_package
 from launcher.cli.suggested_commands import INSTALLED, program_name
-from launcher.cli.terminal import report
+from launcher.cli.terminal import release_stdout, report
 from launcher.errors import LauncherError
 from launcher.io.open_below import ReaderError
 
@@ -82,35 +83,40 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, _exit_on_signal)
     try:
-        typer_app(args, prog_name=prog_name or program_name())
+        return _call_command(args, prog_name or program_name())
+    except BrokenPipeError:
+        _discard_output()
+        return 128 + signal.SIGPIPE
+    except (LauncherError, ReaderError, OSError) as error:
+        failure = describe_os_error(error)
+        with contextlib.suppress(OSError):  # stderr may be on a full disk, too
+            report(f"error: {failure}")
+        if isinstance(error, OSError):
+            _discard_output()
+        return failure.exit_code
+    finally:
+        release_stdout()
+
+
+def _call_command(args: list[str] | None, name: str) -> int:
+    try:
+        typer_app(args, prog_name=name)
     except SystemExit as end:
+        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # typer's end of a command with a broken pipe
+            raise BrokenPipeError from None
+        if sys.stdout is not None:
+            sys.stdout.flush()
         code = end.code if isinstance(end.code, int) else 0
         return EXIT_USAGE if code == _PARSER_USAGE else code
-    except (LauncherError, ReaderError) as error:
-        report(f"error: {error}")
-        return error.exit_code if isinstance(error, LauncherError) else CliError.exit_code
     except ModuleNotFoundError as error:
-        if not error.name or error.name.startswith("launcher"):
-            raise
-        extra = "serve" if error.name in ("fastapi", "prometheus_client", "uvicorn") else "model"
-        report(
-            f"error: this command needs the Python package {error.name}, which is not installed. Fix: pip install "
-            f"'.[{extra}]' in the project's folder, or run this in the launcher's image"
-        )
-        return CliError.exit_code
-    except BrokenPipeError:
-        # Without this, Python reports the broken pipe again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
-    except OSError as error:
-        where = (
-            f": {error.filename}. Fix: check that this path exists and that you may use it"
-            if error.filename
-            else ""
-        )
-        report(f"error: {error.strerror or error}{where}")
-        return CliError.exit_code
+        raise missing_package(error) from error
     return 0
+
+
+def _discard_output() -> None:
+    """Discard what stdout still has to write, so that Python does not report the same error again at exit."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _exit_on_signal(number: int, _frame: FrameType | None) -> NoReturn:

@@ -15,6 +15,7 @@ from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, connect
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, FolderSession, Session
 from launcher.cli.storage.storage_access import StorageRequest
+from launcher.cli.terminal import reserve_stdout
 
 
 class OutputFormat(str, Enum):
@@ -24,7 +25,18 @@ class OutputFormat(str, Enum):
     json = "json"
 
 
-Format = Annotated[OutputFormat, typer.Option("--output", "-o", help="Print text, or JSON for scripts.")]
+def _reserve_stdout_for_json(chosen: OutputFormat) -> OutputFormat:
+    if chosen is OutputFormat.json:
+        reserve_stdout()
+    return chosen
+
+
+Format = Annotated[
+    OutputFormat,
+    typer.Option(
+        "--output", "-o", callback=_reserve_stdout_for_json, help="Print text, or JSON for scripts."
+    ),
+]
 PathOption = Annotated[
     Path | None,
     typer.Option(

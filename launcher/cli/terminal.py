@@ -1,37 +1,87 @@
-"""Output on the terminal: messages, questions, tables, curves of one line, and JSON."""
+"""Output on the terminal: messages, questions, tables, curves of one line, and JSON.
+
+Texts may come from the storage or the cluster, where others write. So everything is printed with its control
+characters escaped (`escape_controls`): a name or a log line must not move the cursor, hide text or set the title.
+"""
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
+import os
+import re
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NoReturn, TextIO
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PIPE_WIDTH = 400  # of a line that is not printed on a terminal
+# C0 without tab and newline, C1, marks and overrides of the direction of text, line separators, lone surrogates.
+_CONTROLS = re.compile(
+    "[\0-\b\v-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+_reserved: list[tuple[int, TextIO]] = []
+"""The file descriptor and the object of stdout before `reserve_stdout`; empty without it."""
+
+
+def escape_controls(text: str) -> str:
+    """Return the text with its control characters as escapes of JSON, such as `\\u001b`; tabs and newlines stay."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def reserve_stdout() -> None:
+    """Leave stdout to `print_json`: all else that this process and its children print there goes to stderr.
+
+    Programs of users, and libraries, print to stdout when they are imported, run, or exit.
+    """
+    sys.stdout.flush()
+    _reserved.append((os.dup(1), sys.stdout))
+    os.dup2(2, 1)
+    sys.stdout = sys.stderr
+
+
+def release_stdout() -> None:
+    """Undo `reserve_stdout` if stdout is not that of the process, which exits now and may run functions of users."""
+    if _reserved and _reserved[0][1] is not sys.__stdout__:
+        copy, sys.stdout = _reserved.pop()
+        os.dup2(copy, 1)
+        os.close(copy)
 
 
 def confirm(question: str) -> bool:
     """Ask a yes-or-no question on stderr; return the answer, or False without asking if stdin is no terminal."""
     try:
-        return sys.stdin.isatty() and typer.confirm(question, err=True)
+        return sys.stdin.isatty() and typer.confirm(escape_controls(question), err=True)
     except typer.Abort:  # Ctrl-D
         return False
 
 
 def report(text: str) -> None:
     """Print a progress message to stderr; stdout is for the results of a command."""
-    print(text, file=sys.stderr, flush=True)
+    print(escape_controls(text), file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
     """Print one line to stdout and flush it."""
-    print(text, flush=True)
+    print(escape_controls(text), flush=True)
+
+
+def print_blocks(blocks: Iterable[bytes]) -> None:
+    """Write the bytes of a log or file to stdout: unchanged to a file or pipe, on a terminal as escaped text."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    for block in blocks:
+        if sys.stdout.isatty():
+            lines = decoder.decode(block).replace("\r\n", "\n").replace("\r", "\n")  # of progress bars
+            print(escape_controls(lines), end="", flush=True)
+        else:
+            sys.stdout.buffer.write(block)
+            sys.stdout.buffer.flush()
 
 
 def text_table(
@@ -56,9 +106,21 @@ def spark_line(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[round((value - low) * scale)] if math.isfinite(value) else " " for value in values)
 
 
+class _EscapingConsole(Console):
+    """A console that escapes control characters in what it renders, but not its own codes for colours and cursor."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(escape_controls(segment.text), segment.style)
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Raise BrokenPipeError, which Console would replace by exit code 1."""
+        raise BrokenPipeError
+
+
 def console() -> Console:
     """Return a console for stdout. Lines are not wrapped unless they go to a terminal: scripts read them."""
-    out = Console(highlight=False, markup=False, emoji=False)
+    out = _EscapingConsole(highlight=False, markup=False, emoji=False)
     if not out.is_terminal:
         out.width = _PIPE_WIDTH
         out.soft_wrap = True
@@ -67,7 +129,14 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON on stdout, with null for NaN and infinity."""
-    print(json.dumps(_replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False))
+    text = json.dumps(_replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    escaped = f"{escape_controls(text)}\n"
+    copy, stdout = _reserved[0] if _reserved else (1, sys.stdout)
+    if copy == 1 or stdout is not sys.__stdout__:
+        print(escaped, end="", file=stdout, flush=True)
+        return
+    with os.fdopen(copy, "wb", closefd=False) as out:
+        out.write(escaped.encode())
 
 
 def _replace_non_finite(value: Any) -> Any:

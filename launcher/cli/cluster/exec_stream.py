@@ -13,7 +13,7 @@ import threading
 import time
 from typing import IO, Any
 
-from launcher.cli.errors import CliError, api_error, parse_handshake_error
+from launcher.cli.errors import CliError, api_error, parse_handshake_error, storage_failure
 
 _STDIN, _STDOUT, _STDERR, _ERROR = b"\0", 1, 2, 3
 _SEND_BYTES = 32 * 1024
@@ -150,7 +150,7 @@ class ExecStream(io.RawIOBase):
         if (self._status or {}).get("status") == "Success" and not self._failure and sent_all:
             return
         if stderr:
-            raise CliError(stderr.splitlines()[-1] if "Traceback" in stderr else stderr)
+            raise storage_failure(stderr.splitlines()[-1] if "Traceback" in stderr else stderr)
         if isinstance(self._failure, CliError):
             raise self._failure
         cause = (self._status or {}).get("message") or self._failure or "the connection was closed"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import require_cluster, with_session
+from launcher.cli.terminal import print_blocks
 
 
 @with_session
@@ -13,4 +14,5 @@ def base(session: Session) -> None:
     Redirect them to base.yaml: `helm upgrade --reset-values -f base.yaml -f TRAINING.yaml` then applies one
     training, without values of the previous one.
     """
-    print(require_cluster(session, "base").read_base_values().rstrip("\n"))
+    values = require_cluster(session, "base").read_base_values()
+    print_blocks([f"{values.rstrip()}\n".encode()])

@@ -26,7 +26,7 @@ from launcher.cli.storage.storage_access import (
     read_small_files,
     run_json_command,
 )
-from launcher.cli.terminal import confirm, report
+from launcher.cli.terminal import confirm, print_line, report
 from launcher.reporting import text_formats
 
 LOCK_SECONDS = 8.0  # rank 0 renews run.lock every 2 s while a run writes to the output
@@ -127,7 +127,7 @@ def clean(
             )
         check_lease()
         removed = run_json_command(root, "remove", *(one.path for one in candidates))
-    print(f"removed {paths}: {sum(removed.values()):,} bytes")
+    print_line(f"removed {paths}: {sum(removed.values()):,} bytes")
 
 
 def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) -> list[Candidate]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from launcher.cli.storage.storage_access import (
     list_folder,
     stream_file,
 )
-from launcher.cli.terminal import report
+from launcher.cli.terminal import print_blocks, report
 from launcher.cli.views.run_view import PREPARE, newest_pod, owned_by, rank_of
 
 FOLLOW_SECONDS = 24 * 3600
@@ -91,10 +90,11 @@ class LogRequest:
 
 @with_options(session=open_session, request=LogRequest)
 def logs(session: Session, request: LogRequest) -> None:
-    """Print a log: that of the pod while it exists, else from output/node_<rank>/ on the shared storage."""
-    for block in read_log(session, request):
-        sys.stdout.buffer.write(block)
-        sys.stdout.buffer.flush()
+    """Print a log: that of the pod while it exists, else from output/node_<rank>/ on the shared storage.
+
+    Control characters are printed as escapes if stdout is a terminal, and unchanged into a file or pipe.
+    """
+    print_blocks(read_log(session, request))
 
 
 def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:

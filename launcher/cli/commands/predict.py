@@ -14,7 +14,7 @@ import typer
 
 from launcher.cli.errors import UsageError
 from launcher.cli.shared_options import Format, OutputFormat
-from launcher.cli.terminal import print_json, report
+from launcher.cli.terminal import print_json, print_line, report
 from launcher.errors import DataError
 from launcher.schema import ModelDescription, mismatch
 
@@ -39,7 +39,7 @@ def predict(
         print_json(predictions)
         return
     for one in predictions:
-        print(_prediction_text(one))
+        print_line(_prediction_text(one))
     unknown = [f"{count} of {table}" for table, count in predictions[0]["unknownIds"].items() if count]
     if unknown:
         report(f"ids that the model does not contain, treated as zeros: {', '.join(unknown)}")

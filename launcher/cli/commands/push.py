@@ -12,7 +12,7 @@ from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.launch import uploads
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
-from launcher.cli.terminal import print_json
+from launcher.cli.terminal import print_json, print_line
 
 
 @with_storage
@@ -45,8 +45,8 @@ def push(
         return
     values = [f"--set-string {key}={value}" for key, value in upload.values.items()]
     if isinstance(session, ClusterSession) and request == StorageRequest():
-        print(f"uploaded {path}. Train with it:")
+        print_line(f"uploaded {path}. Train with it:")
         command = f"helm upgrade {session.release} charts/paddle-training -n {session.cluster.namespace}"
-        print(" \\\n    ".join([f"  {command} --reset-then-reuse-values", *values]))
+        print_line(" \\\n    ".join([f"  {command} --reset-then-reuse-values", *values]))
     else:
-        print("\n  ".join([f"uploaded {path}. Use it with these values:", *values]))
+        print_line("\n  ".join([f"uploaded {path}. Use it with these values:", *values]))

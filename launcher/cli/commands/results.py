@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.cli.errors import CliError, UsageError
+from launcher.cli.errors import CliError, DiskFullError, UsageError, describe_os_error
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage.reader_commands import move_into_place
@@ -179,10 +179,13 @@ def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths
         _remove_folder(target if created else hidden)
         if not isinstance(error, OSError):
             raise
-        raise CliError(
-            f"cannot write to {target}: {error.strerror or error}. No file there is incomplete",
-            "free space or give another folder, then run the same command again",
-        ) from error
+        failure = describe_os_error(error, target)
+        if not isinstance(failure, DiskFullError):
+            raise UsageError(
+                f"--to {target}: cannot write there: {error.strerror or error}",
+                "give a folder that you may write to",
+            ) from error
+        raise failure from error
     _remove_folder(hidden)
     report(f"copied {sum(saved.values()):,} bytes in {len(saved)} files; every sha256 matches the storage")
     return {name.removeprefix(f"{output.root}/"): size for name, size in saved.items()}

@@ -11,6 +11,7 @@ from launcher.cli.commands.stop import describe_wrong_state
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
 from launcher.cli.suggested_commands import command_text
+from launcher.cli.terminal import print_line
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
 
 
@@ -38,4 +39,4 @@ def resume(
         with explain_interrupt(lambda: describe_following(session.options())):
             follow_run(session, timeout)
     else:
-        print(f"  follow it:    {command_text('wait', *session.options())}")
+        print_line(f"  follow it:    {command_text('wait', *session.options())}")

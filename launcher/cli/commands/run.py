@@ -13,7 +13,7 @@ from launcher.cli.launch.launch_options import LaunchOptions
 from launcher.cli.launch.launch_training import SCRIPT_RUNTIME, describe_next_steps, launch, plan_trainings
 from launcher.cli.shared_options import MAX_WAIT, Format, OutputFormat, Release, with_options
 from launcher.cli.suggested_commands import command_text
-from launcher.cli.terminal import console, print_json, report
+from launcher.cli.terminal import console, print_json, print_line, report
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
 from launcher.cli.views.pass_tables import curve_table
 
@@ -72,4 +72,4 @@ def run(
     out = console()
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them
         out.print(curve_table({"": view.passes}))
-    print(describe_next_steps(session, launched.keep, plan.values.get("runtime") != SCRIPT_RUNTIME))
+    print_line(describe_next_steps(session, launched.keep, plan.values.get("runtime") != SCRIPT_RUNTIME))

@@ -17,7 +17,7 @@ from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
 from launcher.cli.storage.run_files import STATUS, check_intact
 from launcher.cli.storage.storage_access import buffered_reader
 from launcher.cli.suggested_commands import command_text
-from launcher.cli.terminal import confirm, report
+from launcher.cli.terminal import confirm, print_line, report
 from launcher.cli.views.run_view import FINAL_STATES, owned_by, rank_of
 from launcher.errors import DataError
 from launcher.paths import position
@@ -64,11 +64,11 @@ def stop(
                 "try again later, or stop without a checkpoint with --yes",
             )
     suspend_jobs(session, jobs)
-    print(f"stopped: {', '.join(jobs)}")
-    print(f"checkpoint: {saved if saved.folder else NONE_SAVED}")
-    print(f"  continue:     {command_text('resume', *session.options())}")
+    print_line(f"stopped: {', '.join(jobs)}")
+    print_line(f"checkpoint: {saved if saved.folder else NONE_SAVED}")
+    print_line(f"  continue:     {command_text('resume', *session.options())}")
     uninstall = f"helm uninstall {session.release} -n {session.cluster.namespace}"
-    print(f"  remove it:    {uninstall} (data, checkpoints and models stay)")
+    print_line(f"  remove it:    {uninstall} (data, checkpoints and models stay)")
 
 
 @dataclass(frozen=True)

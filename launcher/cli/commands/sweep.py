@@ -152,12 +152,16 @@ def sweep(
         print_json({"best": best.release, "by": why, "trials": [trial.as_json() for trial in trials]})
         return
     out.print(trial_table(trials, best))
-    print(f"kept: release {best.release} with {' '.join(best.settings)} ({why}); its values are in {folder}")
-    print(f"  copy its results: {command_text('results', *selected, '--to', f'results/{best.release}')}")
+    print_line(
+        f"kept: release {best.release} with {' '.join(best.settings)} ({why}); its values are in {folder}"
+    )
+    print_line(f"  copy its results: {command_text('results', *selected, '--to', f'results/{best.release}')}")
     if others:
-        print("uninstalled: the other releases. Their results stay on the storage, in their jobs' folders:")
+        print_line(
+            "uninstalled: the other releases. Their results stay on the storage, in their jobs' folders:"
+        )
         copy = command_text("results", *selected, "--job", others[0].release, "--to", "DIR")
-        print(f"  copy one of them: {copy}")
+        print_line(f"  copy one of them: {copy}")
 
 
 def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:

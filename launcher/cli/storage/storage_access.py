@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
 
 from launcher.cli.cluster.cluster_api import Cluster
-from launcher.cli.errors import CliError, UsageError
+from launcher.cli.errors import UsageError, storage_failure
 from launcher.cli.storage import reader_commands
 from launcher.io.tar_stream import read_tar
 
@@ -152,7 +152,7 @@ class _LocalReader(io.RawIOBase):
         self._thread.join(IDLE_SECONDS)
         self.close()
         if self._problem:
-            raise CliError(self._problem)
+            raise storage_failure(self._problem)
 
     def close(self) -> None:
         self._out.close()

@@ -1,0 +1,263 @@
+"""What commands print: JSON alone with `-o json`, escaped control characters, full disks and closed pipes."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli import main
+from launcher.cli.commands import results
+from launcher.cli.errors import describe_os_error, storage_failure
+from launcher.cli.terminal import escape_controls
+from launcher.errors import EXIT_STORAGE, StorageError
+
+from .conftest import update_json
+
+ROOT = Path(__file__).resolve().parents[3]
+NOISE = """
+import atexit, ctypes, logging, os, subprocess, sys, threading, warnings
+def noise(where):
+    print("printed by", where)
+    sys.stdout.write("written\\n"); sys.__stdout__.write("original\\n"); sys.__stdout__.flush()
+    os.write(1, b"descriptor\\n"); os.system("echo child"); subprocess.run(["echo", "other child"])
+    ctypes.CDLL(None).puts(b"from C"); ctypes.CDLL(None).fflush(None)
+    warnings.warn("a warning")
+    logging.getLogger().addHandler(logging.StreamHandler(sys.stdout)); logging.error("logged")
+    thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
+noise("import")
+atexit.register(noise, "exit")
+"""
+
+
+def python(code: str, *argv: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-c", code, *map(str, argv)]
+    return subprocess.run(
+        words, cwd=ROOT, text=True, check=False, timeout=120, **{"capture_output": True, **options}
+    )
+
+
+def test_stdout_has_only_the_json_whatever_prints_there() -> None:
+    code = f"""
+import sys
+from launcher.cli import main, terminal
+from launcher.cli.commands import status
+class Session:
+    def read_view(self, log):
+        exec({NOISE!r}, {{}})
+        raise SystemExit(0)
+terminal.reserve_stdout()
+exec({NOISE!r}, {{}})
+terminal.print_json({{"a": float("nan"), "b": "\\x9b\\u202e\\x7f\\udce9"}})
+exec({NOISE!r}, {{}})
+"""
+    done = python(code)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"a": None, "b": "\x9b\u202e\x7f\udce9"}
+    assert done.stdout.isascii()
+    for text in (
+        "printed by import",
+        "written",
+        "original",
+        "descriptor",
+        "child",
+        "from C",
+        "logged",
+        "thread",
+    ):
+        assert text in done.stderr
+
+
+@pytest.mark.parametrize("command", ["status", "wait", "results", "runs", "compare"])
+def test_commands_print_json_to_the_descriptor_of_stdout(job: Path, command: str) -> None:
+    code = "import sys; from launcher.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    done = python(f"{NOISE}\n{code}", command, "--path", job, "-o", "json")
+    before = done.stdout.partition("\n{")[0].partition("\n[")[0]
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.removeprefix(before)), (
+        "what was printed before the command is not the command's"
+    )
+    assert "printed by exit" in done.stderr
+
+
+HOSTILE = "\x1b]0;title\x07\x1b[2J\x9b1A\u202ename\u2066\r\b\x7f"
+
+
+def hostile(job: Path) -> None:
+    """Put control characters into all texts of a job's files that are shown."""
+    output = job / "output"
+    status = json.loads((output / "status.json").read_text())
+    for rank in status["ranks"]:
+        rank |= {"pod": HOSTILE, "node": HOSTILE, "state": HOSTILE}
+    restarts = [{"attempt": 0, "cause": HOSTILE, "at": 1.0}]
+    update_json(
+        output / "status.json", runId=HOSTILE, cause=HOSTILE, ranks=status["ranks"], restarts=restarts
+    )
+    fingerprint = {"trainers": 3, HOSTILE: HOSTILE, "extraArgs": [f"--{HOSTILE}={HOSTILE}"]}
+    changes = {
+        "runId": HOSTILE,
+        "score": {HOSTILE: 0.5},
+        "exported": {"to": HOSTILE},
+        "fingerprint": fingerprint,
+    }
+    update_json(output / "run.json", restarts=restarts, config=HOSTILE, **changes)
+    (output / "program.json").write_text(json.dumps({"files": {HOSTILE: HOSTILE}}))
+    (output / "metrics.csv").write_text(
+        "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_\x1b[2J\u202e\n0,0,0,1,1,1,1,1\n"
+    )
+    (output / "node_0" / "train.log").write_text(f"{HOSTILE}\nsecond line\n")
+
+
+CONTROLS = set(HOSTILE) - set("]0;title[2J1Aname")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("status",),
+        ("wait",),
+        ("results",),
+        ("runs",),
+        ("compare",),
+        ("clean", "--keep", "0"),
+        ("wait", "-o", "json"),
+    ],
+)
+def test_control_characters_of_files_are_printed_as_escapes(
+    cli: Any, job: Path, argv: tuple[str, ...]
+) -> None:
+    hostile(job)
+    (job / "runs" / f"a{HOSTILE}").mkdir()
+    (job / "runs" / f"a{HOSTILE}" / "run.json").write_text('{"started": 1}')
+    code, out, err = cli(argv[0], "--path", job, *argv[1:])
+    assert "\\u001b" in out + err, (code, err)
+    assert not CONTROLS & set(out + err)
+
+
+def test_a_failure_in_a_file_is_printed_as_escapes(cli: Any, job: Path) -> None:
+    hostile(job)
+    update_json(job / "output" / "status.json", state="failed")
+    code, out, err = cli("wait", "--path", job)
+    assert (code, "\\u001b" in err) == (1, True)
+    assert not CONTROLS & set(out + err)
+
+
+def on_terminal(*argv: object) -> str:
+    """Run a command with a terminal as stdout; return what it prints."""
+    leader, follower = pty.openpty()
+    words = [sys.executable, "-m", "launcher", *map(str, argv)]
+    with subprocess.Popen(words, cwd=ROOT, stdout=follower, stderr=subprocess.PIPE) as process:
+        os.close(follower)
+        shown = b""
+        while True:
+            try:
+                block = os.read(leader, 65536)
+            except OSError:  # the other end is closed
+                break
+            if not block:
+                break
+            shown += block
+        process.wait(60)
+    os.close(leader)
+    return shown.decode()
+
+
+def test_a_log_is_escaped_on_a_terminal_and_unchanged_in_a_pipe(cli: Any, job: Path) -> None:
+    hostile(job)
+    assert cli("logs", "--path", job)[1] == f"{HOSTILE}\nsecond line\n"
+    shown = on_terminal("logs", "--path", job)
+    assert "\\u001b[2J" in shown and "second line" in shown
+    assert not CONTROLS - {"\r"} & set(shown)
+    shown = on_terminal("status", "--path", job)
+    assert "\\u001b" in shown
+    assert "\x1b]0;" not in shown and "\u202e" not in shown
+    assert "\x1b[32mcomplete" in shown, "its own colours stay"
+
+
+def test_text_of_users_stays_readable() -> None:
+    text = "naïve 表 😀\u200d🚒\tcolumn\nnext \u0645\u06cc\u200c\u062e"
+    assert escape_controls(text) == text
+
+
+@pytest.mark.parametrize("argv", [("status",), ("results",), ("runs",), ("logs",), ("status", "-o", "json")])
+def test_a_full_disk_behind_stdout_has_its_exit_code(job: Path, argv: tuple[str, ...]) -> None:
+    words = [sys.executable, "-m", "launcher", argv[0], "--path", job, *argv[1:]]
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == EXIT_STORAGE, done.stderr
+    assert done.stderr.startswith("error: No space left on device. Fix: free space on this disk")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("argv", [("status",), ("runs",), ("logs",), ("status", "-o", "json")])
+def test_a_closed_pipe_ends_a_command_as_it_ends_other_tools(job: Path, argv: tuple[str, ...]) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    words = [sys.executable, "-m", "launcher", argv[0], "--path", job, *argv[1:]]
+    done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
+def test_a_full_or_read_only_target_of_results(cli: Any, job: Path, monkeypatch: Any, number: int) -> None:
+    def save(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(results, "save_tar", save)
+    code, _, err = cli("results", "--path", job, "--to", job / "to")
+    assert (code, (job / "to").exists()) == (EXIT_STORAGE, False)
+    assert f"{os.strerror(number)}: {job}/to. Fix: free space on this disk" in err
+
+
+def test_a_target_that_cannot_exist_is_a_wrong_option(cli: Any, job: Path) -> None:
+    code, _, err = cli("results", "--path", job, "--to", "/proc/x")
+    assert (code, "free space" in err) == (64, False)
+    assert "--to /proc/x: cannot write there: No such file or directory. Fix: give a folder that" in err
+
+
+def test_the_fix_of_a_full_disk_of_this_machine_is_not_that_of_a_pod() -> None:
+    error = StorageError("no space left while writing tried-model (0 bytes free). Fix: delete runs/")
+    error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
+    failure = describe_os_error(error)
+    assert failure.exit_code == EXIT_STORAGE
+    assert str(failure).startswith(
+        "no space left while writing tried-model (0 bytes free). Fix: free space on this"
+    )
+
+
+def test_a_full_storage_has_its_exit_code_through_a_pod_too() -> None:
+    for text in (
+        "/home/jobpath/sources has 5 bytes free, but 6 are needed",
+        "No space left on device: /x. Fix: y",
+    ):
+        assert storage_failure(text).exit_code == EXIT_STORAGE
+    assert storage_failure("No such file or directory: /x").exit_code == 3
+    temporary = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+    assert describe_os_error(temporary).exit_code == EXIT_STORAGE
+
+
+@pytest.mark.parametrize("name", ["typer", "rich", "yaml", "kubernetes"])
+def test_a_missing_package_of_the_command_line_is_one_message(job: Path, name: str) -> None:
+    code = f"import sys; sys.modules[{name!r}] = None; from launcher.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    done = python(code, "status", *(() if name == "kubernetes" else ("--path", job)))
+    assert (done.returncode, done.stdout) == (3, ""), done.stderr
+    message = f"error: this command needs the Python package {name}, which is not installed. Fix: pip install '.' in"
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_module_of_the_launcher_is_no_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object, **__: object) -> None:
+        raise ModuleNotFoundError("none", name="launcher.nothing")
+
+    monkeypatch.setattr(main, "typer_app", load)
+    with pytest.raises(ModuleNotFoundError):
+        main._call_command([], "x")
