@@ -387,7 +387,7 @@ class DataPod:
 
     def _publish(self, parts: list[source_parts.PlannedPart]) -> None:
         manifest = read_json(self._tmp / PUBLICATION)  # of a pod that was killed while it published
-        if manifest is None:
+        if manifest is None or manifest.get("splitCount") != self._settings.split_count:
             markers = [read_json(self._marker(part)) or {} for part in parts]
             tests = [f"{part.key}.test" for part in parts]
             manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)

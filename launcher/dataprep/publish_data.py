@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from launcher import schema
 from launcher.dataprep.shard_files import list_shard_files
 from launcher.errors import DataError, StorageError
 from launcher.io.files import (
@@ -80,6 +81,8 @@ def files_of_manifest(
     Raises:
         KeyError, TypeError, ValueError: the manifest is damaged.
     """
+    if why := schema.mismatch(manifest, schema.ManifestFile):
+        raise ValueError(why)
     found = {layout.tables / str(table["name"]): table for table in manifest["tables"]}
     found[layout.test] = manifest["test"]
     if "rows" in manifest:  # manifests of older launchers have no rows.json

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import Any
 
 from launcher.errors import DataError
-from launcher.io.files import read_bytes
+from launcher.io.files import parse_json_object, read_bytes
 from launcher.paths import JobPaths
+from launcher.schema import ShardFiles
 
 LIST = "files.json"
 
@@ -42,5 +42,5 @@ def list_shard_files(layout: JobPaths, shard: dict[str, Any]) -> list[dict[str, 
             f"{path} is missing, or its sha256 is not the one in manifest.json: it was changed after the data "
             f"Job. {make_again_fix(layout)}"
         )
-    found: list[dict[str, Any]] = json.loads(content)["files"]
+    found: list[dict[str, Any]] = parse_json_object(path, content, ShardFiles)["files"]
     return found

@@ -24,6 +24,8 @@ from launcher.settings import TrainSettings
 STARTED, MARKER, LATEST = "started.json", "_SUCCESS.json", "latest.json"
 RUN_FILES = ("run.json", "metrics.csv", "curve.png", "report.html")
 """Files about the run that are exported next to the model. They may change after the export of the model."""
+FILE_BYTES = 64 << 20
+"""Limit for the size of the JSON files in an export, which are read into memory."""
 T = TypeVar("T")
 
 
@@ -59,11 +61,20 @@ class ExportFolder:
         """Return the result of `send`, which gets the bucket's key of the object `name`; retry temporary errors."""
         return self.retry.call(self.url(name), lambda: send(self.prefix + name))
 
-    def read(self, name: str) -> bytes | None:
-        """Return the content of the small object `name` in this folder, or None if there is no such object."""
+    def find(self, name: str) -> s3.S3Object | None:
+        """Return the object `name` in this folder, or None if there is no such object."""
         # A listing, because without the right to list S3 answers "access denied" to a get of an absent
         # object.
         found, _ = self.request(name, lambda key: self.bucket.list_page(key, 1))
-        if not found or found[0].key != self.prefix + name:
+        return found[0] if found and found[0].key == self.prefix + name else None
+
+    def read(self, name: str) -> bytes | None:
+        """Return the content of the small object `name` in this folder, or None if there is no such object."""
+        found = self.find(name)
+        if found is None:
             return None
+        if found.size > FILE_BYTES:
+            raise s3.S3RejectedError(
+                f"{self.url(name)} has more than {FILE_BYTES:,} bytes, so it is no {name}"
+            )
         return self.request(name, self.bucket.read)

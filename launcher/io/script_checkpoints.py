@@ -27,7 +27,7 @@ from launcher.io.checkpoint_checks import (
     finished_checkpoints,
     rejection_reason,
 )
-from launcher.paths import OutputPaths, Position, position
+from launcher.paths import OutputPaths, Position, is_safe_name, position
 from launcher.schema import CheckpointFile, CheckpointPosition, ScriptCheckpoint
 
 VERSION = 1
@@ -88,6 +88,8 @@ def publish_checkpoint(folder: Path, output_dir: Path, at: Position, attempt: in
         }
         if not listed:
             raise ValueError(f"no file was saved in {folder}")
+        if wrong := [name for name in listed if not is_safe_name(name)]:
+            raise ValueError(f"the file {wrong[0]!r} cannot be in a checkpoint. Fix: use another file name")
         contents = ScriptCheckpoint(
             script=VERSION, position=CheckpointPosition(at.passes, at.batches), attempt=attempt, files=listed
         )

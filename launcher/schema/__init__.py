@@ -30,13 +30,21 @@ from launcher.schema.json_conversion import (
     ALWAYS,
     KEY,
     REQUIRED,
+    Count,
+    FileName,
     from_json,
     is_required,
     mismatch,
     read_fields,
     to_json,
 )
-from launcher.schema.model_files import ModelDescription, ModelLookup, ModelTable
+from launcher.schema.model_files import (
+    ExportedFile,
+    ExportMarker,
+    ModelDescription,
+    ModelLookup,
+    ModelTable,
+)
 from launcher.schema.run_record_and_status import (
     ProgramFile,
     RankStatus,

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from launcher.schema.json_conversion import KEY
+from launcher.schema.json_conversion import KEY, Count, FileName
 
 
 @dataclass(frozen=True)
 class CheckpointPosition:
     """How far training was when a checkpoint was saved."""
 
-    passes: int = field(metadata={KEY: "pass"})
+    passes: Count = field(metadata={KEY: "pass"})
     """Finished passes (epochs)."""
-    batch: int
+    batch: Count
     """Finished batches of the pass after them."""
 
 
@@ -21,7 +21,7 @@ class CheckpointPosition:
 class CheckpointFile:
     """Size in bytes and sha256 (hex) of one file of a checkpoint. Small text files have no sha256."""
 
-    bytes: int
+    bytes: Count
     sha256: str | None = None
 
 
@@ -29,9 +29,9 @@ class CheckpointFile:
 class CheckpointTable:
     """Entry of contents.json about an embedding table: its folder, shape and optimizer."""
 
-    folder: str
+    folder: FileName
     """Name of the table's folder below tables/."""
-    width: int
+    width: Count
     """Numbers in each row."""
     rule: str
     """The optimizer: adam, sgd or adagrad."""
@@ -50,7 +50,7 @@ class CheckpointRows:
 class ChainLink:
     """One checkpoint that an incremental checkpoint needs for a restore, because it saves only the changes."""
 
-    folder: str
+    folder: FileName
     """Folder name of that checkpoint."""
     sha256: str
     """sha256 (hex) of its contents.json."""
@@ -69,7 +69,7 @@ class CheckpointScores:
 class RankFiles:
     """`rank-<r>.json`: the files and sample rows that rank r contributes to a checkpoint being saved."""
 
-    files: dict[str, CheckpointFile]
+    files: dict[FileName, CheckpointFile]
     rows: dict[str, CheckpointRows]
 
 
@@ -79,15 +79,15 @@ class CheckpointContents:
 
     version: int
     position: CheckpointPosition
-    attempt: int
+    attempt: Count
     output_id: str = field(default="", metadata={KEY: "outputId"})
     seed: int
-    batches: int
+    batches: Count
     """Batches per pass."""
     mode: str
     """training.mode: async or sync."""
-    servers: int
-    shards: int
+    servers: Count
+    shards: Count
     """Files per sparse table."""
     ranks: list[list[float]]
     """[samples, seconds, sum of the loss over the samples] of each rank in the unfinished pass."""
@@ -97,7 +97,7 @@ class CheckpointContents:
     scores: CheckpointScores | None = None
     chain: list[ChainLink] = field(default_factory=list)
     """The checkpoints that an incremental one continues, the full one first; empty in a full checkpoint."""
-    files: dict[str, CheckpointFile]
+    files: dict[FileName, CheckpointFile]
     rows: dict[str, CheckpointRows]
     """Sample rows by table name."""
 
@@ -109,6 +109,6 @@ class ScriptCheckpoint:
     script: int
     """Version of the format; a checkpoint of the parameter server has the key `version` instead."""
     position: CheckpointPosition
-    attempt: int
-    files: dict[str, CheckpointFile]
+    attempt: Count
+    files: dict[FileName, CheckpointFile]
     """All files of the script, by their paths in the checkpoint's folder."""

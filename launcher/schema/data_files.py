@@ -3,32 +3,32 @@
 from dataclasses import dataclass, field
 from typing import TypedDict
 
-from launcher.schema.json_conversion import KEY, REQUIRED
+from launcher.schema.json_conversion import KEY, REQUIRED, Count, FileName
 
 MANIFEST_VERSION = 2
 """Version of manifest.json and of the files that it lists; a launcher reads no other version."""
 
 
 class _DataSize(TypedDict):
-    bytes: int
+    bytes: Count
 
 
 class DataFile(_DataSize, total=False):
     """Entry of manifest.json about test.txt or rows.json. Older manifests have no sha256."""
 
     sha256: str | None
-    lines: int
+    lines: Count
 
 
 class SideTable(DataFile):
     """Entry of manifest.json about a side table: a file of `data.tables` that the program reads."""
 
-    name: str
+    name: FileName
 
 
 class _ShardSize(TypedDict):
-    index: int
-    bytes: int
+    index: Count
+    bytes: Count
 
 
 class Shard(_ShardSize, total=False):
@@ -37,8 +37,8 @@ class Shard(_ShardSize, total=False):
     A shard is the file train.txt, or as many files as `parts` says, which the shard's files.json lists.
     """
 
-    lines: int
-    parts: int
+    lines: Count
+    parts: Count
     sha256: str | None
 
 
@@ -66,9 +66,9 @@ class ManifestFile:
     seed: int = 0
     test_fraction: float = field(default=0.0, metadata={KEY: "testFraction"})
     test_source: str = field(default="", metadata={KEY: "testSource"})
-    test_rows: int = field(default=0, metadata={KEY: "testRows"})
-    split_count: int = field(default=0, metadata={KEY: "splitCount"})
-    lines: int = 0
+    test_rows: Count = field(default=0, metadata={KEY: "testRows"})
+    split_count: Count = field(default=0, metadata={KEY: "splitCount"})
+    lines: Count = 0
     shards: list[Shard] = field(default_factory=list, metadata=REQUIRED)
     test: DataFile | None = None
     rows: DataFile | None = None
@@ -83,8 +83,8 @@ class ManifestFile:
 class ShardFileEntry(TypedDict):
     """Entry of files.json about one file of a shard that has several files."""
 
-    name: str
-    bytes: int
+    name: FileName
+    bytes: Count
     sha256: str
 
 

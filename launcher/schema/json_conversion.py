@@ -6,7 +6,19 @@ import dataclasses
 import functools
 import types
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar, cast, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    TypeVar,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+from launcher.paths import is_safe_name
 
 T = TypeVar("T")
 
@@ -18,7 +30,12 @@ REQUIRED = {"required": True}
 """Metadata of a field that every file has, although it has a default for `read_fields`."""
 
 
-_hints = functools.cache(get_type_hints)
+FileName = Annotated[str, is_safe_name]
+"""The path of a file or folder below another folder, which may be joined to that folder."""
+Count = Annotated[int, range(2**53).__contains__]
+"""A number of bytes, rows, passes and so on. 2**53 is the first integer that not all JSON parsers can read."""
+
+_hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 
 @functools.cache
@@ -56,12 +73,16 @@ def mismatch(value: object, shape: Any, at: str = "") -> str | None:
 
     Args:
         value: the parsed JSON value.
-        shape: int, float, str, None, Any, a union, list[…], dict[str, …], or a TypedDict or dataclass of these types.
+        shape: int, float, str, None, Any, FileName, Count, a union, list[…], dict[…, …], or a TypedDict or dataclass
+            of these types.
         at: the key of `value` in its file, with dots between levels, for the description.
     """
     if shape is Any or type(value) in _plain_types(shape):
         return None
     kind = get_origin(shape) or shape
+    if kind is Annotated:
+        plain, fits = get_args(shape)
+        return mismatch(value, plain, at) or (None if fits(value) else f"{at} is {value!r:.60}")
     inner: list[tuple[object, Any, str]] = []
     why = None
     if kind is types.UnionType:
@@ -81,7 +102,8 @@ def mismatch(value: object, shape: Any, at: str = "") -> str | None:
         if not _plain_types(entry_shape).issuperset(map(type, value)):
             inner = [(entry, entry_shape, str(number)) for number, entry in enumerate(value)]
     elif kind is dict and isinstance(value, dict):
-        inner = [(entry, get_args(shape)[1], key) for key, entry in value.items()]
+        keys, entries = get_args(shape)
+        inner = [part for key, one in value.items() for part in ((key, keys, key), (one, entries, key))]
     else:
         plain = {float: (int, float)}.get(kind, dict if _is_object(shape) else kind)
         fits = isinstance(value, plain) and not isinstance(value, bool)
@@ -139,9 +161,9 @@ def read_fields(shape: type[T], value: Mapping[str, Any]) -> T:
 
 
 def _build(shape: Any, value: Any) -> Any:
-    if _plain_types(shape):
-        return value
     kind = get_origin(shape) or shape
+    if _plain_types(shape) or kind is Annotated:
+        return value
     if kind is types.UnionType:
         shape = next(other for other in get_args(shape) if mismatch(value, other) is None)
         return _build(shape, value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from launcher.schema.json_conversion import ALWAYS
+from launcher.schema.json_conversion import ALWAYS, KEY, Count, FileName
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class ModelLookup:
 class ModelTable:
     """Number of rows and width (numbers in each row) of an embedding table of an exported model."""
 
-    rows: int
-    width: int
+    rows: Count
+    width: Count
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class ModelDescription:
     version: int
     checkpoint: str = field(default="", metadata=ALWAYS)
     """Folder name of the checkpoint from which the model was exported; empty if there was no checkpoint."""
-    config: str
+    config: FileName
     """Name of the main file of the training program in program/."""
     columns: list[str]
     features: list[str]
@@ -44,9 +44,27 @@ class ModelDescription:
     ids: list[str]
     """Names of variables with ids for lookups that the program's network() calculates from its inputs."""
     tables: dict[str, ModelTable]
-    files: dict[str, int]
+    files: dict[FileName, Count]
     """Size in bytes by file name, without the tables' files and model.json."""
     created: float | None = None
     """When the model was written, in Unix seconds; absent in models of earlier launcher versions."""
     score: dict[str, float] | None = None
     """The model's test scores by metric name; absent until the model was scored."""
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """Entry of `_SUCCESS.json` about one object of an export in a bucket."""
+
+    name: FileName
+    """The object's name in the folder of the run's export."""
+    bytes: Count
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ExportMarker:
+    """`_SUCCESS.json`: lists the objects of a complete export (docs/reference/file-formats.md)."""
+
+    files: list[ExportedFile]
+    output_id: str = field(default="", metadata={KEY: "outputId"})

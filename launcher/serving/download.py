@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
+import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.errors import DataError, GangError, SettingsError, setting_error
-from launcher.io import files, s3
+from launcher.io import disk_space, files, s3
 from launcher.io.bucket_export_format import LATEST, MARKER, ExportFolder
 from launcher.io.retry import Retry
+from launcher.paths import is_safe_name
+from launcher.schema import ExportedFile, ExportMarker, from_json
 
 TRIES, BASE_SECONDS = 5, 1.0
 _FIXES = {
@@ -20,6 +22,7 @@ _FIXES = {
     "NoSuchBucket": "Correct the name of the bucket",
 }
 """S3's error code → the fix in the message."""
+_ENLARGE = "use a larger disk, or a smaller model."
 _SET_RUN = "Set the folder of an exported run, s3://BUCKET/PREFIX/JOB/RUN"
 
 
@@ -59,46 +62,69 @@ class ExportedModels:
         return self._folder
 
     def run_folder(self, latest: dict[str, Any]) -> ExportFolder:
-        """Return the folder of the run to which the content of latest.json refers."""
-        try:
-            return self._folder.with_prefix(s3.split_url(latest["to"])[1])
-        except (KeyError, AttributeError) as error:
+        """Return the folder of the run to which the content of latest.json refers: a folder next to that file."""
+        name = str(latest.get("to")).rstrip("/").rpartition("/")[2]
+        if "to" not in latest or not is_safe_name(name):
             raise DataError(
                 f"{self._folder.url(LATEST)} has no address in `to`. Fix: export the model again."
-            ) from error
+            )
+        return self._folder.with_prefix(f"{self._folder.prefix}{name}/")
 
     def download(self, folder: ExportFolder, into: Path, require: Callable[[int], None]) -> Path:
-        """Download a run's model, verify the sha256 of its files, and return its folder.
+        """Download a run's model to the folder `model` in `into`, and return it. An earlier folder is replaced.
 
-        Before the download, `require` is called with the model's size in bytes; it raises if there is no room.
+        The folder gets its name when size and sha256 of all files are verified. Before the download, `require` is
+        called with the model's size in bytes; it raises if there is no room.
         """
-        with self._rejections():
+        model = into / "model"
+        temporary = files.temporary_path(model)
+        with self._rejections(), contextlib.ExitStack() as undo:
             marker = folder.read(MARKER)
             if marker is None:
                 raise self._invalid(
                     f"the folder has no {MARKER}, which an export writes last, so no export to it has finished"
                 )
-            listed: list[dict[str, Any]] = json.loads(marker)["files"]
-            entries = [entry for entry in listed if entry["name"].startswith("model/")]
+            where = folder.url(MARKER)
+            try:
+                listed = from_json(ExportMarker, files.parse_json_object(where, marker, ExportMarker)).files
+            except files.UnreadableError as error:
+                raise self._damaged(str(error).rstrip(".")) from error
+            entries = {e.name.removeprefix("model/"): e for e in listed if e.name.startswith("model/")}
             if not entries:
                 raise self._invalid(
                     "the export has no folder model/: a run with runtime v1 made it, which exports its last checkpoint "
                     "instead of a model",
                     "Serve the export of a run with runtime fleet",
                 )
-            require(sum(int(entry["bytes"]) for entry in entries))
-            for entry in entries:
-                name, path = entry["name"], into / entry["name"]
-                with files.storage_errors(path):
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    download = functools.partial(folder.bucket.call, "download_file", Filename=str(path))
-                    folder.request(name, lambda key: download(Key=key))  # noqa: B023 - called here
-                if files.sha256_file(path) != entry["sha256"]:
-                    raise DataError(
-                        f"{self._asked_by}: {folder.url(name)} does not have the sha256 in {MARKER}. Fix: export "
-                        "the model again."
-                    )
-        return into / "model"
+            folders = {str(parent) for name in entries for parent in PurePosixPath(name).parents}
+            if both := entries.keys() & folders:
+                raise self._damaged(f"{where} lists {min(both)!r} as a file and as a folder")
+            require(sum(entry.bytes for entry in entries.values()))
+            undo.callback(shutil.rmtree, temporary, ignore_errors=True)
+            for name, entry in entries.items():
+                self._fetch(folder, entry, temporary / name)
+            with files.storage_errors(model):
+                files.remove_path(model)
+                temporary.rename(model)
+        return model
+
+    def _fetch(self, folder: ExportFolder, entry: ExportedFile, path: Path) -> None:
+        """Download an object to the file `path`; raise `DataError` if its size or sha256 differs from `entry`."""
+        found = folder.find(entry.name)
+        is_intact = found is not None and found.size == entry.bytes
+        with files.storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if is_intact:  # else the disk may have no room for it
+                fetch = functools.partial(folder.bucket.call, "download_file", Filename=str(path))
+                folder.request(entry.name, lambda key: fetch(Key=key))
+                is_intact = files.sha256_file(path) == entry.sha256
+        if not is_intact:
+            raise self._damaged(
+                f"{folder.url(entry.name)} does not have the sha256 in {MARKER}, or not the size"
+            )
+
+    def _damaged(self, reason: str) -> DataError:
+        return DataError(f"{self._asked_by}: {reason}. Fix: export the model again.")
 
     def _invalid(self, reason: str, fix: str = _SET_RUN) -> SettingsError:
         """Return the error that says why no model can be downloaded from this address, and a fix."""
@@ -118,4 +144,5 @@ class ExportedModels:
 def download_model(url: str, into: Path, asked_by: str) -> Path:
     """Download the newest model of a job, or that of one run, to `into`. Raise the errors of `ExportedModels`."""
     exports = ExportedModels(url, asked_by)
-    return exports.download(exports.newest(), into, lambda _: None)
+    require = functools.partial(disk_space.require_space, into, what="the model", fix=_ENLARGE)
+    return exports.download(exports.newest(), into, require)

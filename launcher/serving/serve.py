@@ -58,7 +58,7 @@ def main(arguments: Sequence[str]) -> int:
             _serve_and_follow(given, work)
         elif given.model.startswith(s3.SCHEME):
             sys.stderr.write(f"downloading {given.model} to {given.work}\n")
-            files.remove_path(work / "model")  # an earlier one may have other files
+            files.remove_path(work / "model")  # the disk need not have room for two
             folder = download.download_model(given.model, work, "--model")
             serve(folder, given.host, given.port, given.workers)
         else:

@@ -27,8 +27,8 @@ from launcher.io.bucket_export_format import (
 from launcher.io.helper_protocol import main
 from launcher.io.retry import Retry
 from launcher.log import log, start_logging
-from launcher.paths import OutputPaths
-from launcher.schema import RunFile, read_fields
+from launcher.paths import OutputPaths, is_safe_name
+from launcher.schema import ExportMarker, RunFile, read_fields
 from launcher.settings import PREVIOUS, TrainSettings
 
 _PARTS_AT_ONCE = 4  # of a large file, 8 MiB each
@@ -119,9 +119,9 @@ class ModelUpload:
         if content is None:
             return None
         try:
-            marker = json.loads(content)
-            owner = marker["outputId"]
-        except (ValueError, TypeError, KeyError):
+            marker = files.parse_json_object(MARKER, content, ExportMarker)
+            owner = marker.get("outputId")
+        except files.UnreadableError:
             marker, owner = {}, None
         if owner != self._output_id:
             raise ExportError(
@@ -130,7 +130,7 @@ class ModelUpload:
                 "from before the shared storage was emptied. It is not overwritten: export to another address, "
                 "or remove the files there if that model is no longer needed"
             )
-        return dict(marker)
+        return marker
 
     def _list_files(self) -> list[dict[str, Any]]:
         """Return {"name", "bytes", "sha256"} of each file to upload; the name is relative to output/."""
@@ -149,13 +149,12 @@ class ModelUpload:
                 "`startFromScratch`"
             )
         found += [root / name for name in RUN_FILES if (root / name).is_file()]
+        names = {path.relative_to(root).as_posix(): path for path in found}
+        if wrong := [name for name in names if not is_safe_name(name)]:
+            raise ExportError(f"the file {wrong[0]!r} has a name that a download would reject. Rename it")
         return [
-            {
-                "name": path.relative_to(root).as_posix(),
-                "bytes": path.stat().st_size,
-                "sha256": files.sha256_file(path),
-            }
-            for path in found
+            {"name": name, "bytes": path.stat().st_size, "sha256": files.sha256_file(path)}
+            for name, path in names.items()
         ]
 
     def _upload(self, name: str, size: int) -> None:
@@ -177,8 +176,8 @@ class ModelUpload:
         with self._export_errors(folder.url(name)):
             content = folder.read(name)
         try:
-            return None if content is None else dict(json.loads(content))
-        except (ValueError, TypeError):
+            return None if content is None else files.parse_json_object(name, content)
+        except files.UnreadableError:
             log.warning(
                 "%s is damaged (no JSON object) and is treated as missing, so `training.initModelPath: previous` "
                 "may start from scratch. Fix: export that run again, or set training.initModelPath to its address",
@@ -190,7 +189,8 @@ class ModelUpload:
         """Return `to` (address) and `program` (sha256) of the complete export in latest.json; None without one."""
         job = self._job_folder()
         to = str((self._read_object(job, LATEST) or {}).get("to"))
-        if to == self.url or not to.startswith(job.url("")):
+        name = to.removeprefix(job.url("")).removesuffix("/")
+        if to in (self.url, name) or "/" in name or not is_safe_name(name):
             return None
         run = job.with_prefix(s3.split_url(to)[1])
         if self._read_object(run, MARKER) is None:

@@ -194,7 +194,8 @@ def read_earlier_runs(
 ) -> Iterator[tuple[OutputPaths, RunFile]]:
     """Yield folder and run record of each run in runs/; the record is empty if it is absent or damaged."""
     for name in files.list_names(layout.runs, pause):
-        if not name.startswith("."):  # else `clean` is removing it
+        # A hidden name: `clean` is removing the run. A link: it may lead out of the job's folder.
+        if not name.startswith(".") and not layout.run(name).is_symlink():
             output = OutputPaths(layout.run(name))
             yield output, read_if_intact(functools.partial(read_run_record, output, pause), RunFile())
 
@@ -245,7 +246,7 @@ def _replace_output(
 
 def _find_free_path(layout: JobPaths, run_id: str) -> Path:
     """Return `runs/<run id>`, with a number appended if that exists."""
-    name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id).lstrip(".") or "unknown"
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id).lstrip(".")[:100] or "unknown"
     path, count = layout.run(name), 1
     while path.exists():
         count += 1

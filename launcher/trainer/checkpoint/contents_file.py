@@ -14,10 +14,14 @@ from launcher.errors import CheckpointError
 from launcher.io import files, run_record
 from launcher.io.checkpoint_checks import CONTENTS, REJECTED, check_sizes, rejection_reason
 from launcher.paths import OutputPaths, Position, position
-from launcher.schema import ChainLink, CheckpointContents
+from launcher.schema import ChainLink, CheckpointContents, CheckpointRows
 
 VERSION = 3
 """Version of contents.json. Version 2 had a number of shards that depended on the number of servers."""
+TOTALS = 3
+"""Numbers of each rank in `ranks`."""
+MAX_SHARDS = 100_000
+"""More than any number of parameter servers needs; Paddle reserves memory for each shard."""
 INCREMENTAL_VERSION = 4
 """Version of an incremental checkpoint's contents.json. Launchers that do not know incremental checkpoints
 reject it, because they would take the checkpoint for a full one."""
@@ -54,13 +58,22 @@ def read_contents(folder: Path) -> CheckpointContents:
     scores = contents.scores.passes if contents.scores else []
     plausible = {
         "chain": all(position(link.folder) for link in contents.chain),
-        "rows": all(len(rows.ids) == len(rows.values) for rows in contents.rows.values()),
-        "shards": contents.shards > 0,
+        "rows": all(_fits_tables(contents, name, rows) for name, rows in contents.rows.items()),
+        "ranks": all(len(totals) == TOTALS for totals in contents.ranks),
+        "shards": 0 < contents.shards <= MAX_SHARDS,
         "scores": all(len(score) == 2 and score[0] is not None for score in scores),
     }
     if wrong := [key for key, fits in plausible.items() if not fits]:
         raise CheckpointError(f"{CONTENTS} is damaged: the value of {wrong[0]!r} is impossible")
     return contents
+
+
+def _fits_tables(contents: CheckpointContents, name: str, rows: CheckpointRows) -> bool:
+    """Return whether sample rows have int64 ids, and a vector of the table's width for each of them."""
+    widths = {len(values) for values in rows.values}
+    is_int64 = all(-(2**63) <= number < 2**63 for number in rows.ids)
+    known = name in contents.tables and widths <= {contents.tables[name].width}
+    return is_int64 and known and len(rows.ids) == len(rows.values)
 
 
 def read_checked_contents(folder: Path) -> CheckpointContents:

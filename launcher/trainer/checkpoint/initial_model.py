@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from launcher.errors import DataError, GangError, SettingsError, setting_error
 from launcher.io import checkpoint_checks, files, s3
-from launcher.paths import OutputPaths
+from launcher.paths import OutputPaths, is_safe_name
 from launcher.schema import CheckpointContents, CheckpointTable
 from launcher.serving import download
 from launcher.serving.paddle_served import model as served_model
@@ -77,10 +77,9 @@ class InitialModel:
                 return cls(*_read_model(folder), given)
             finally:
                 shutil.rmtree(folder.parent, ignore_errors=True)  # mapped files stay readable
-        path = PurePosixPath(given)
-        if path.is_absolute() or ".." in path.parts:
+        if not is_safe_name(given.rstrip("/")):
             raise _invalid(given, "the path must be relative to JOB_PATH, without ..")
-        output = OutputPaths(settings.job_path / path)
+        output = OutputPaths(settings.job_path / given)
         if selection.is_model_complete(output.model):
             return cls(*_read_model(output.model), f"{given}/model")
         newest = selection.newest_checkpoint(output.root)
