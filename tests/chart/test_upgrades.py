@@ -76,6 +76,15 @@ class Release:
         """Suspend or admit a Job as Kueue does."""
         object_api().patch("jobs", self.namespace, job, {"spec": {"suspend": suspended}})
 
+    def allow_one_job(self) -> None:
+        """Make each upgrade that creates another Job fail, by a quota; it ends with the namespace."""
+        kubectl("create", "quota", "jobs", "-n", self.namespace, "--hard=count/jobs.batch=1")
+
+        def is_in_force() -> Any:
+            return self.items("resourcequotas")[0].get("status", {}).get("used")
+
+        until(is_in_force, "the quota is in force", 60, 0.3)
+
     def delete_volumes(self, *names: str) -> None:
         """Delete volumes as docs/how-to/troubleshooting.md says; without names, all of this release."""
         mine = f"app.kubernetes.io/instance=demo,paddle-training/namespace={self.namespace}"
@@ -134,7 +143,40 @@ def test_suspend_true_without_a_queue_suspends_and_false_starts(each_helm: Relea
     assert each_helm.training()["spec"]["suspend"] is True
 
 
-def test_helm_4_names_a_field_that_another_client_has_changed_and_helm_3_leaves_it(
+def test_helm_4_reports_that_a_held_training_was_resumed_and_helm_3_suspends_it_again(
+    each_helm: Release,
+) -> None:
+    held = {"scheduling": {"suspend": True}}
+    assert not each_helm.upgrade(held)
+    resumed = run("python", "-m", "launcher", "resume", "-n", each_helm.namespace, "--release", "demo")
+    assert resumed.returncode == 0, resumed.stderr
+    error = each_helm.upgrade(held)
+    if each_helm.helm == helm3():
+        assert not error
+        assert each_helm.training()["spec"]["suspend"] is True
+    else:
+        assert 'conflict with "paddle-launcher"' in error
+        assert ".spec.suspend" in error
+        assert each_helm.training()["spec"]["suspend"] is False
+    assert not each_helm.upgrade(), "without the value the field is nobody's"
+
+
+def test_helm_4_can_roll_back_a_failed_upgrade_and_helm_3_cannot(each_helm: Release) -> None:
+    """The chart's README says so."""
+    assert not each_helm.upgrade()
+    first = each_helm.training()["metadata"]["name"]
+    each_helm.allow_one_job()
+    assert "exceeded quota" in each_helm.upgrade({"training": {"passes": 3}})
+    rolled = run(each_helm.helm, "rollback", "demo", "1", "-n", each_helm.namespace)
+    if each_helm.helm == helm3():
+        assert rolled.returncode == 1
+        assert "with the name" in rolled.stderr
+    else:
+        assert rolled.returncode == 0, rolled.stderr
+        assert each_helm.training()["metadata"]["name"] == first
+
+
+def test_helm_4_names_a_field_that_another_client_has_changed_and_helm_3_sets_it_back(
     each_helm: Release,
 ) -> None:
     """docs/how-to/troubleshooting.md says what to do then."""
@@ -142,14 +184,14 @@ def test_helm_4_names_a_field_that_another_client_has_changed_and_helm_3_leaves_
     name = each_helm.training()["metadata"]["name"]
     object_api().patch("jobs", each_helm.namespace, name, {"spec": {"parallelism": 1}})
     error = each_helm.upgrade({"networkPolicy": {"enabled": False}})
-    assert each_helm.training()["spec"]["parallelism"] == 1
     if each_helm.helm == helm3():
         assert not error
     else:
         assert "conflict occurred while applying object" in error
         assert ".spec.parallelism" in error
+        assert each_helm.training()["spec"]["parallelism"] == 1
         assert not each_helm.upgrade({"networkPolicy": {"enabled": False}}, "--force-conflicts")
-        assert each_helm.training()["spec"]["parallelism"] == 2
+    assert each_helm.training()["spec"]["parallelism"] == 2
     kubectl("label", "job", name, "-n", each_helm.namespace, "mine=yes")
     kubectl("annotate", "job", name, "-n", each_helm.namespace, "mine=yes")
     assert not each_helm.upgrade({"networkPolicy": {"enabled": True}}), "a label that the chart does not have"
@@ -197,12 +239,7 @@ def test_failed_upgrade_can_be_reverted_and_that_of_run_leaves_nothing(each_helm
     assert not each_helm.upgrade()
     pods = until(lambda: len(each_helm.pods()) == 2 and each_helm.pods(), "pods", 60, 0.3)
     (volume,) = each_helm.volumes()
-    kubectl("create", "quota", "jobs", "-n", each_helm.namespace, "--hard=count/jobs.batch=1")
-
-    def in_force() -> Any:
-        return each_helm.items("resourcequotas")[0].get("status", {}).get("used")
-
-    until(in_force, "the quota is in force", 60, 0.3)
+    each_helm.allow_one_job()
 
     failing = {"training": {"passes": 3}, **ELSEWHERE}
     of_run = Helm(str(CHART), each_helm.namespace)

@@ -185,6 +185,7 @@ class Cluster:
                 headers={
                     "Accept": "application/json",
                     "Content-Type": kind,
+                    "User-Agent": "paddle-launcher",  # the field manager that Helm 4 and audit logs name
                     **token_header(self.configuration),
                 },
                 timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=read_seconds),

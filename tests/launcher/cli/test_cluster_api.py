@@ -76,6 +76,7 @@ class Server:
     rejected: dict[str, int] = field(default_factory=dict)
     requests: list[tuple[str, str, str, object]] = field(default_factory=list)
     """Method, path with query, Authorization, and body of each request."""
+    agents: set[str] = field(default_factory=set)
     port: int = 0
 
     def cluster(self) -> Cluster:
@@ -87,6 +88,7 @@ class Server:
         sent = request.rfile.read(int(request.headers.get("Content-Length", 0)))
         token = request.headers.get("Authorization", "")
         self.requests.append((request.command, request.path, token, json.loads(sent) if sent else None))
+        self.agents.add(request.headers.get("User-Agent", ""))
         body = b'{"items": [{"metadata": {"name": "a"}}]}'
         request.send_response(self.rejected.get(request.path, 200))
         request.send_header("Content-Length", str(len(body)))
@@ -145,6 +147,9 @@ def test_each_call_is_sent_with_its_path_body_and_the_users_token(server):
         ),
         ("GET", "/api/v1/namespaces/paddle/pods/a/log?container=train&follow=false&tailLines=5", None),
     ]
+    assert server.agents == {"paddle-launcher"}, (
+        "the manager of changed fields, which Helm 4 and audit logs name"
+    )
     assert {token for _, _, token, _ in server.requests} == {"Bearer secret"}
 
 
