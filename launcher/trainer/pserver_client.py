@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import paddle
 from numpy.typing import NDArray
 from paddle.distributed import fleet
 
+from launcher.errors import SettingsError
 from launcher.trainer.fleet_process import FleetProcess, await_ports
 from launcher.trainer.graph import native_flags
 from launcher.trainer.graph.training_graph import BASE, COUNTING, DELTA, WHOLE
@@ -53,6 +55,20 @@ class PserverClient(FleetProcess):
         self._dense_tables = get_the_one_recv_context(self.runtime.context, split_dense_table=False)
         if self.mode == "sync":
             self._prepare_sync()
+        self._compare_untrained()
+
+    def _compare_untrained(self) -> None:
+        """Raise `SettingsError` if a parameter that is never trained starts with other values on another rank."""
+        if not self.network.untrained:
+            return
+        values = self.parameters()
+        sums = self.gather([float(zlib.crc32(values[name].tobytes())) for name in self.network.untrained])
+        for name, by_rank in zip(self.network.untrained, sums.T, strict=True):
+            if len(set(by_rank)) > 1:
+                raise SettingsError(
+                    f"the parameter {name!r}, which is not trained, starts with other values on each rank. Fix: give "
+                    "it an initializer of Paddle, or numbers from a generator with a fixed seed"
+                )
 
     def _prepare_sync(self) -> None:
         """In mode sync, prepare the use of the servers' barrier, and remove the operators send_barrier, which crash."""
@@ -140,11 +156,17 @@ class PserverClient(FleetProcess):
     def settle(self, barrier: Callable[[], None] | None = None) -> None:
         """Wait until the updates of all trainers have arrived at the servers, and pull the dense parameters.
 
+        Moving statistics of batch_norm become the mean of all trainers'.
+
         All trainers call this. `barrier` is called instead of `self.barrier` to wait for them; it takes no arguments.
         """
         self.runtime._worker.client_flush()
         (barrier or self.barrier)()
         self.pull_dense()
+        for name in self.network.statistics:
+            value = np.array(self.scope.find_var(name).get_tensor())
+            mean = self.total(value.astype(np.float64)) / self.settings.trainers
+            self.set_parameters({name: mean.astype(value.dtype)})
 
     def barrier(self) -> None:
         """Wait until all trainers have called this."""

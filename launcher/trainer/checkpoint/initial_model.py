@@ -212,16 +212,16 @@ def _require_unchanged(folder: Path, names: list[str], contents: CheckpointConte
 
 
 def prepare(settings: ProcessSettings, trainer: PserverClient) -> InitialModel | None:
-    """Read the initial model before the trainers' rendezvous, and set trainer 0's dense parameters.
+    """Read the initial model before the trainers' rendezvous, and set the dense parameters.
 
-    The rendezvous passes trainer 0's parameters to the servers. Return None without training.initModelPath.
+    The rendezvous passes trainer 0's to the servers; those that are not trained stay in each trainer.
+    Return None without training.initModelPath.
     """
     if not settings.init_model:
         return None
     initial = InitialModel.find(settings)
     initial.check(trainer.network)
-    if settings.rank == 0:
-        trainer.set_parameters(initial.values)
+    trainer.set_parameters(initial.values)
     return initial
 
 

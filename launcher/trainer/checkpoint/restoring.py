@@ -153,6 +153,9 @@ class CheckpointRestorer:
         return None
 
     def _load_servers(self, folder: Path, contents: CheckpointContents) -> None:
+        if untrained := self.trainer.network.untrained:
+            values = checkpoint_folder.load_arrays(folder / PARAMETERS)
+            self.trainer.set_parameters({name: values[name] for name in untrained})
         if self.first:
             self._load_and_compare(folder, contents)
         self.trainer.barrier()

@@ -17,7 +17,7 @@ import paddle
 from launcher.errors import SettingsError
 from launcher.program import Ids
 from launcher.serving.paddle_served import mkl_kernels
-from launcher.trainer.graph import shape_checks
+from launcher.trainer.graph import server_rules, shape_checks
 from launcher.trainer.graph.table_optimizers import OptimizerRule
 from launcher.trainer.program_loader import TrainingProgram
 
@@ -58,8 +58,13 @@ class BuiltNetwork:
     lookups: list[tuple[str, Any, Any]] = field(default_factory=list)
     """`served` only: (table's name, variable of the ids, input for the vectors) of each look-up."""
 
+    untrained: list[str] = field(default_factory=list)
+    """Names of the parameters that each trainer keeps itself, because the loss gives them no gradient."""
+    statistics: list[str] = field(default_factory=list)
+    """Those of `untrained` that each batch changes: the moving means and variances of batch_norm."""
+
     def dense(self) -> list[str]:
-        """Return the names of the trained parameters that are not embedding tables."""
+        """Return the names of the parameters that are not embedding tables."""
         tables = {table.name for table in self.tables}
         return [p.name for p in self.main.all_parameters() if p.name not in tables]
 
@@ -85,7 +90,7 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
 
     def embed(ids: Any, width: int, name: str, *more: Any) -> Any:
         spread, weights, pool, optimizer, admit, evict = more
-        rule = None if optimizer is None else OptimizerRule.of(optimizer)
+        rule = None if optimizer is None else OptimizerRule.of(optimizer, name)
         table = EmbeddingTable(name, width, spread, rule, admit, evict)
         if name not in tables and name in main.global_block().vars:
             what = "an input" if name in program.inputs else "a parameter or variable"
@@ -124,6 +129,13 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
         raise SettingsError(
             f"network() of the program {program.path} has no parameter except its embeddings, but Paddle's servers "
             "need at least one. Fix: add a bias, as launcher/programs/quick_start/trainer_config.py does"
+        )
+    with program.calling("network()"):
+        server_rules.check_network(program, network)
+    if len(network.dense()) == len(network.untrained):
+        raise SettingsError(
+            f"the loss depends on no parameter of network() of the program {program.path} except embeddings. Fix: "
+            "calculate it from the prediction, and train at least one more parameter, such as a bias"
         )
     return network
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+DEFAULTS = {"adam": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}, "adagrad": {"epsilon": 1e-6}, "sgd": {}}
+"""Arguments that the servers ignore: those of dense parameters' optimizers, and Adagrad's. They use these values."""
 NAMES = {"adam": "SparseAdamSGDRule", "sgd": "SparseNaiveSGDRule", "adagrad": "StdAdaGradSGDRule"}
 
 
@@ -32,19 +34,49 @@ class OptimizerRule:
     """Initial value of adagrad's accumulators."""
 
     @classmethod
-    def of(cls, optimizer: Any) -> OptimizerRule:
+    def of(cls, optimizer: Any, table: str = "") -> OptimizerRule:
         """Return the rule that does on the servers what Paddle's `optimizer` does in a trainer.
 
+        Args:
+            table: the name of the table whose optimizer it is; "" for the program's, which trains dense parameters.
+
         Raises:
-            ValueError: the servers do not have this optimizer.
+            ValueError: the servers do not have this optimizer, or ignore one of its arguments.
             TypeError: the learning rate is not a number.
         """
-        kind = type(optimizer).__name__.lower()
-        if kind not in NAMES:
+        import paddle
+
+        what = f"embedding {table!r}" if table else "the network"
+        kind, kinds = type(optimizer).__name__, ("Adam", "SGD", *(["Adagrad"] if table else []))
+        if type(optimizer) not in [getattr(paddle.optimizer, name) for name in kinds]:
             raise ValueError(
-                f"a table cannot be trained with {type(optimizer).__name__}: Paddle's servers have only "
-                "paddle.optimizer.Adam, SGD and Adagrad for tables. Fix: use one of them"
+                f"{what} cannot be trained with {kind}: Paddle's servers have only {', '.join(kinds)} for "
+                f"{'tables' if table else 'dense parameters'}. Fix: use one of paddle.optimizer"
             )
+        kind = kind.lower()
+        ignored = {
+            "grad_clip": (optimizer._grad_clip is not None, "remove it"),
+            "weight_decay": (
+                coefficient(optimizer.regularization),
+                "remove it, and add the penalty to the loss",
+            ),
+            "parameters": (
+                optimizer._parameter_list is not None,
+                "remove it; trainable=False in a ParamAttr keeps a parameter as it is",
+            ),
+            "use_multi_tensor": (optimizer._use_multi_tensor, "remove it"),
+        }
+        if not table or kind == "adagrad":
+            fix = "remove it" + (
+                "" if table else "; a table can have its own with job.embedding(…, optimizer=…)"
+            )
+            for key, default in DEFAULTS[kind].items():
+                ignored[key] = (getattr(optimizer, f"_{key}") != default, fix)
+        for key, (given, fix) in ignored.items():
+            if given:
+                raise ValueError(
+                    f"the {type(optimizer).__name__} of {what} has {key}, which Paddle's servers ignore. Fix: {fix}"
+                )
         rate = optimizer._learning_rate
         if not isinstance(rate, int | float):
             raise TypeError(
@@ -87,6 +119,11 @@ class OptimizerRule:
         if self.kind == "adagrad":
             values.initial_g2sum = self.initial
             values.learning_rate = self.rate / self.initial**0.5  # the rule multiplies by that root
+
+
+def coefficient(regularizer: Any) -> float:
+    """Return the factor of a regularizer of Paddle; 0 for None."""
+    return 0.0 if regularizer is None else float(getattr(regularizer, "_coeff", 1.0))
 
 
 def state_size(kind: str, width: int) -> int:

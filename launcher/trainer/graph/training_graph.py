@@ -13,7 +13,7 @@ from typing import Any
 import paddle
 from paddle.distributed import fleet
 
-from launcher.errors import SettingsError, setting_error
+from launcher.errors import setting_error
 from launcher.trainer.graph import message_limits
 from launcher.trainer.graph.network_builder import BuiltNetwork, build_network
 from launcher.trainer.graph.table_optimizers import OptimizerRule
@@ -59,12 +59,6 @@ class TrainingGraph:
         fleet.init(role)
         with program.calling("optimizer()"):
             optimizer = program.module.optimizer(program.job)
-            if type(optimizer) not in (paddle.optimizer.Adam, paddle.optimizer.SGD):
-                raise SettingsError(
-                    f"optimizer() of the program {program.path} returned {type(optimizer).__name__}, but must return "
-                    "paddle.optimizer.Adam or SGD: Paddle 2.6.2's servers have no other for dense parameters. "
-                    "Fix: use one of them; a table can have its own optimizer (embedding's optimizer=…)"
-                )
             self.rule = OptimizerRule.of(optimizer)  # of dense parameters, and of tables without their own
         self.rules = {table.name: table.rule or self.rule for table in self.network.tables}
         self._describe_tables()
