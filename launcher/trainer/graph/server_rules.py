@@ -8,7 +8,7 @@ The rules for optimizers are in `table_optimizers`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import paddle
 from paddle.base.core import VarDesc
@@ -16,9 +16,6 @@ from paddle.base.core import VarDesc
 from launcher.errors import SettingsError
 from launcher.trainer.graph.table_optimizers import coefficient
 from launcher.trainer.program_loader import TrainingProgram, innermost_line
-
-if TYPE_CHECKING:
-    from launcher.trainer.graph.network_builder import BuiltNetwork
 
 NO_FORWARD = 1 | 2 | 16  # bits of an operator's role: gradient, optimizer, learning rate
 
@@ -80,10 +77,10 @@ STATE = _Rule(
 )
 
 
-def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
+def check_network(program: TrainingProgram, network: Any) -> None:
     """Raise `SettingsError` for the first operator or parameter that the servers cannot train; see the rules above.
 
-    Also set `network.untrained` and `network.statistics`.
+    `network` is a `network_builder.BuiltNetwork`. Also set its `untrained` and `statistics`.
     """
     block, tables = network.main.global_block(), {table.name for table in network.tables}
 
@@ -127,7 +124,7 @@ def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
             network.statistics.append(name)
 
 
-def _gradients(network: BuiltNetwork) -> list[tuple[Any, Any]]:
+def _gradients(network: Any) -> list[tuple[Any, Any]]:
     """Return each parameter on which the loss depends, with its gradient, both of a copy of the network."""
     copy = network.main.clone()
     with paddle.static.program_guard(copy, paddle.static.Program()):
