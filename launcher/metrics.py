@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+DEFAULT_PASSES = 10
+"""Passes of a training without `training.passes`; the chart's values.yaml has the same number."""
 TEST = "test_"
 """Prefix of the columns with scores on the test set; only rank 0's rows have them."""
 COLUMNS = ("pass", "rank", "attempt", "samples", "seconds", "samples_per_second", "train_loss")

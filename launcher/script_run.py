@@ -58,7 +58,7 @@ class ScriptRun:
         env = dict(os.environ if environ is None else environ)
         self.rank = int(env.get("PADDLE_TRAINER_ID") or env.get("RANK") or 0)
         self.world_size = int(env.get("PADDLE_TRAINERS_NUM") or env.get("WORLD_SIZE") or 1)
-        self.epochs = int(env.get("PADDLE_LAUNCHER_PASSES") or 10)
+        self.epochs = int(env.get("PADDLE_LAUNCHER_PASSES") or metrics.DEFAULT_PASSES)
         self.batch_size = int(env.get("PADDLE_LAUNCHER_BATCH_SIZE") or 256)
         self.train_file = _path(env, "PADDLE_LAUNCHER_TRAIN_FILE")
         self.test_file = _path(env, "PADDLE_LAUNCHER_TEST_FILE")

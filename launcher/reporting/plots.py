@@ -186,7 +186,9 @@ def _for_page(svg: str, points: Sequence[tuple[int, float]], best: int | None) -
     svg = re.sub(r"font: [^;\"]*(\d+px)[^;\"]*;", r"font-size: \1;", svg)
     svg = svg.replace('id="mean"', 'class="mean"')
     svg = re.sub(r' id="(?![mp][0-9a-f]{10}")[^"]*"', "", svg)  # such ids occur in each SVG of the page
-    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\s+", " ", svg)).replace("> <", "><")
+    svg = re.sub(r"\s+", " ", svg).replace("> <", "><")
+    # Coordinates need two decimals only; labels of ticks, which are text between tags, stay.
+    svg = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\d\.\d\d)\d+", r"\1", tag[0]), svg)
     start = svg.index('class="mean"')
     end = svg.index("</g>", svg.index("<use", start))
     titles = (

@@ -21,6 +21,8 @@ def settings_of_run(run: Mapping[str, Any], passes: int | None) -> dict[str, Any
     extraArgs are returned. `passes` is the number of finished passes; None leaves it out.
     """
     kept = dict(run.get("fingerprint") or {})
+    if kept.get("runtime") == "collective":  # scripts have no parameter servers
+        kept = {key: value for key, value in kept.items() if key not in ("mode", "portsNum")}
     for key in ("program", "dataDigest"):
         kept[key] = str(kept.get(key, ""))[:DIGEST_CHARACTERS]
     if run.get("config"):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from launcher.metrics import DEFAULT_PASSES
 from launcher.paths import JobPaths, WorkPaths
 from launcher.settings import parsers as p
 from launcher.settings.variables import read_variables, secret_names, variable
@@ -141,7 +142,7 @@ class TrainSettings(PodSettings):
     peer_port: int = variable("PADDLE_LAUNCHER_PEER_PORT", _PORT, None, "peerPort")
     """Port of the launchers' own HTTP server."""
     mode: str = variable("PADDLE_LAUNCHER_MODE", p.choice("sync", "async"), "async", "training.mode")
-    passes: int = variable("PADDLE_LAUNCHER_PASSES", p.integer(1, 100_000), 10, "training.passes")
+    passes: int = variable("PADDLE_LAUNCHER_PASSES", p.integer(1, 100_000), DEFAULT_PASSES, "training.passes")
     batch_size: int = variable("PADDLE_LAUNCHER_BATCH_SIZE", p.integer(1), 256, "training.batchSize")
     """Samples of one batch of one trainer."""
     log_period: int = variable("PADDLE_LAUNCHER_LOG_PERIOD", p.integer(1), 50, "training.logPeriod")

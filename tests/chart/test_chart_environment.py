@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from chart_tools import EXAMPLES, ONE_MACHINE, ROOT, env, helm_template, one, render
+import yaml
+from chart_tools import CHART, EXAMPLES, ONE_MACHINE, ROOT, env, helm_template, one, render
 
+from launcher.metrics import DEFAULT_PASSES
 from local import try_example
 
 PAGE = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
@@ -62,6 +64,10 @@ def test_training_defaults_are_the_documented_defaults():
         if name not in special:
             assert found[name] == ("" if default == "empty" else default), name
     assert found["PADDLE_LAUNCHER_SERVICE"] == one(render(ONE_MACHINE), "Service")["metadata"]["name"]
+
+
+def test_the_default_number_of_passes_is_that_of_the_launcher():
+    assert yaml.safe_load((CHART / "values.yaml").read_text())["training"]["passes"] == DEFAULT_PASSES
 
 
 def test_data_container_has_exactly_the_documented_variables():

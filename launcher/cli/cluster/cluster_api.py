@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import getpass
 import json
 import logging
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, cast
@@ -124,6 +126,15 @@ def labels(release: str, component: str | None = None) -> str:
     """Return the label selector for the objects of a release, or of one component of it."""
     selector = f"{NAME_LABEL}={CHART},{RELEASE_LABEL}={release}"
     return selector + (f",{COMPONENT_LABEL}={component}" if component else "")
+
+
+def user_and_host() -> str:
+    """Return `user@host`, which identifies the holder of a lease to other users."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # the user of a container may have no name
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"
 
 
 class Cluster:
@@ -312,8 +323,9 @@ class Cluster:
     def suspend_job(self, name: str, suspended: bool) -> None:
         """Suspend a Job, which deletes its pods; or resume it, which creates them again."""
         action = f"{'suspend' if suspended else 'resume'} job {name}"
+        query = {"fieldManager": f"{CHART}:{user_and_host()}"[:128]}  # the API server keeps who did it
         body = {"spec": {"suspend": suspended}}
-        self._call_json("PATCH", self._path("job", name), action, body=body)
+        self._call_json("PATCH", self._path("job", name), action, query=query, body=body)
 
     def stream_log(self, pod: str, container: str, follow: bool, lines: int | None = None) -> Iterator[bytes]:
         """Yield a container's log in blocks of bytes: all of it, or only its last `lines`.

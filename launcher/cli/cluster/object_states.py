@@ -192,8 +192,16 @@ def job_state(job: Object | None) -> tuple[str, str]:
     if complete and complete.get("status") == "True":
         return "complete", ""
     if job.get("spec", {}).get("suspend"):
-        return "suspended", "spec.suspend is true"
+        return "suspended", f"spec.suspend is true{_describe_setter(job)}"
     return "running", ""
+
+
+def _describe_setter(job: Object) -> str:
+    """Return which client set spec.suspend of a Job, and when; empty if the API server does not say it."""
+    for entry in job["metadata"].get("managedFields") or []:
+        if "f:suspend" in (entry.get("fieldsV1") or {}).get("f:spec", {}):
+            return f" (set by {entry.get('manager')} at {entry.get('time')})"
+    return ""
 
 
 def queue_of(job: Object | None) -> str:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from launcher.cli.cluster.cluster_api import (
     Cluster,
     ConflictError,
     NotFoundError,
+    user_and_host,
 )
 from launcher.cli.errors import CliError, OtherRunError
 
@@ -26,15 +25,6 @@ RENEW_SECONDS = 3.0
 EXPIRED_SECONDS = 15.0
 """A lease that was not renewed for so long, by the waiting process's own clock, has expired."""
 POLL_SECONDS = 0.5
-
-
-def user_and_host() -> str:
-    """Return `user@host`, which identifies the holder of a lease to other users."""
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # the user of a container may have no name
-        user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from launcher.cli.cluster import run_lease
-from launcher.cli.cluster.cluster_api import CHART, Cluster
+from launcher.cli.cluster.cluster_api import CHART, Cluster, user_and_host
 from launcher.cli.cluster.helm import Helm
 from launcher.cli.cluster.job_restart import continue_training
 from launcher.cli.cluster.releases import ReleaseRun, list_releases, volume_identity
@@ -79,13 +79,19 @@ def plan_trainings(
     """
     folder = find_program_folder(options.program)
     name = training_values.make_storage_name(folder.resolve().name)
-    program = uploads.plan_program(folder, name, options.check)
+    given = _read_values(options)
+    training = given.get("training")
+    main = str(training.get("config") or "") if isinstance(training, dict) else ""
+    for setting in options.settings or ():
+        if setting.startswith("training.config="):
+            main = setting.partition("=")[2]
+    program = uploads.plan_program(folder, name, options.check, main.rpartition("/")[2])
     source = None
     if options.data is not None and not options.data.startswith(_REMOTE):
         name = training_values.make_storage_name(Path(options.data).name)
         source = uploads.plan_source(Path(options.data), name)
     defaults = helm.read_defaults()
-    values = _compute_values(options, program, source, defaults)
+    values = _compute_values(options, given, program, source, defaults)
     plans: list[TrainingPlan] = []
     for settings in grid:
         chosen = training_values.apply_settings(values, settings, defaults)
@@ -104,9 +110,8 @@ def plan_trainings(
     return plans
 
 
-def _compute_values(
-    options: LaunchOptions, program: uploads.Upload, source: uploads.Upload | None, defaults: Values
-) -> Values:
+def _read_values(options: LaunchOptions) -> Values:
+    """Return the values of the files of `-f`, merged. Raises UsageError if a file cannot be read."""
     values: Values = {}
     for file in options.values or ():
         try:
@@ -118,7 +123,17 @@ def _compute_values(
         if not isinstance(read, dict):
             raise UsageError(f"-f {file} is not a YAML object", "write values such as training: {passes: 3}")
         values = training_values.merge_values(values, read)
-    given: dict[str, Any] = dict(program.values)
+    return values
+
+
+def _compute_values(
+    options: LaunchOptions,
+    values: Values,
+    program: uploads.Upload,
+    source: uploads.Upload | None,
+    defaults: Values,
+) -> Values:
+    given: dict[str, Any] = {}
     if source is not None:
         given |= source.values
     elif options.data is not None and options.data != (values.get("data") or {}).get("source"):
@@ -127,10 +142,11 @@ def _compute_values(
     given |= {"training.passes": options.passes} if options.passes else {}
     values = training_values.merge_values(values, training_values.nest_keys(given))
     values = training_values.apply_settings(values, options.settings or (), defaults)
+    training_values.check_types(training_values.merge_values(defaults, values), defaults)
+    values = training_values.merge_values(values, training_values.nest_keys(program.values))
     if "jobName" not in values:
         values = {"jobName": training_values.make_job_name(program.name), **values}
     complete = training_values.merge_values(defaults, values)
-    training_values.check_types(complete, defaults)
     own_data = complete["runtime"] == SCRIPT_RUNTIME and not complete["data"]["enabled"]
     if not (complete["data"]["source"] or own_data):
         raise UsageError(
@@ -188,7 +204,7 @@ def launch(
             f"upgrading the release, as if you ran:\n  {command_text('base', *base_session.options())} |\n"
             f"  {shlex.join(helm.upgrade_command(options.release, keep))}"
         )
-        helm.upgrade(options.release, base, values, keep, f"run by {run_lease.user_and_host()}")
+        helm.upgrade(options.release, base, values, keep, f"run by {user_and_host()}")
         is_continued = continue_training(
             cluster, session.run(), is_held=bool(held_by)
         )  # helm leaves them as they are

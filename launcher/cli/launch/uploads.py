@@ -50,8 +50,10 @@ class Upload:
         return sum(file.stat().st_size for _, file in self.entries)
 
 
-def plan_program(folder: Path, name: str | None, check: bool = True) -> Upload:
+def plan_program(folder: Path, name: str | None, check: bool = True, chosen_file: str = "") -> Upload:
     """Return the upload of a program's folder; files whose names begin with a dot are left out.
+
+    `chosen_file` is the main file; empty: the program's (trainer_config.py), the script's (train.py), or the only one.
 
     With `check`, the program must define what the trainer of runtime fleet needs. A file with another name than
     trainer_config.py that defines neither `inputs` nor `parse` is a script for runtime collective.
@@ -85,8 +87,13 @@ def plan_program(folder: Path, name: str | None, check: bool = True) -> Upload:
     if not scripts:
         raise UsageError(f"{folder} has no .py file", f"write the program to {folder / CONFIG}")
     defined = {name: _defined_names(file) for name, file in entries if file.suffix == ".py"}
-    config = next((known for known in (CONFIG, SCRIPT) if known in scripts), scripts[0])
-    if config not in (CONFIG, SCRIPT) and len(scripts) > 1:
+    if chosen_file and chosen_file not in scripts:
+        raise UsageError(
+            f"training.config names the file {chosen_file}, but {folder} has only {', '.join(scripts)}",
+            "remove training.config from the values, or correct its file",
+        )
+    config = chosen_file or next((known for known in (CONFIG, SCRIPT) if known in scripts), scripts[0])
+    if not chosen_file and config not in (CONFIG, SCRIPT) and len(scripts) > 1:
         raise UsageError(
             f"{folder} has several .py files and none with the name {CONFIG}: {', '.join(scripts)}",
             f"rename the program to {CONFIG}, or a script for runtime collective to {SCRIPT}",

@@ -103,6 +103,7 @@ def poll_until_over(
     run_id: str | None = None
     view: RunView | None = None
     lost: float | None = None
+    stopped = False
     while True:
         try:
             view = poll()
@@ -121,6 +122,13 @@ def poll_until_over(
                 report(f"run {run_id} was replaced by an upgrade; now following {view.run_id}")
             run_id = view.run_id
             show(view)
+            stopped, was_stopped = view.state == "suspended", stopped
+            if stopped and not was_stopped and view.training and not view.training.queue:
+                report(
+                    f"the training was stopped ({view.training.reason}): its Job is suspended. Resume it: "
+                    f"{command_text('resume', *options)}. This command follows it when it continues; Ctrl-C ends only "
+                    "this command"
+                )
             if view.state == "complete":
                 return view
             _check_not_failed(view, options)

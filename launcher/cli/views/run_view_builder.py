@@ -209,7 +209,8 @@ def describe_running_data(data: JobView) -> str:
 
 def _note_surplus_passes(files: JobFiles, requested: int) -> list[str]:
     """Return a note if the output of a complete run has more passes than were requested."""
-    trained = max((row["pass"] + 1 for row in files.passes), default=0)
+    resumed = files.run.resume[0] if files.run and files.run.resume else 0
+    trained = max([resumed, *(row["pass"] + 1 for row in files.passes)])
     if trained <= requested:
         return []
     return [

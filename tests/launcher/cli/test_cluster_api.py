@@ -4,12 +4,13 @@ import json
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlencode
 
 import kubernetes
 import pytest
 
 from launcher.cli import errors
-from launcher.cli.cluster.cluster_api import Cluster, ConflictError, UnreachableError
+from launcher.cli.cluster.cluster_api import Cluster, ConflictError, UnreachableError, user_and_host
 from launcher.cli.cluster.releases import ReleaseNotFoundError, list_releases
 
 from .fake_cluster import FakeCluster
@@ -113,6 +114,9 @@ def server():
         running.shutdown()
 
 
+WHO = urlencode({"fieldManager": f"paddle-training:{user_and_host()}"})
+
+
 def names(found):
     return [one["metadata"]["name"] for one in found]
 
@@ -134,7 +138,7 @@ def test_each_call_is_sent_with_its_path_body_and_the_users_token(server):
         ("GET", "/apis/batch/v1/jobs", None),
         ("POST", "/api/v1/namespaces/paddle/pods", thing),
         ("PUT", "/apis/coordination.k8s.io/v1/namespaces/paddle/leases/a", thing),
-        ("PATCH", "/apis/batch/v1/namespaces/paddle/jobs/a", {"spec": {"suspend": True}}),
+        ("PATCH", f"/apis/batch/v1/namespaces/paddle/jobs/a?{WHO}", {"spec": {"suspend": True}}),
         (
             "DELETE",
             "/api/v1/namespaces/paddle/persistentvolumeclaims/a",

@@ -129,6 +129,36 @@ def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None
     assert again.values["training"]["programSha256"] != training["programSha256"], "an edit trains again"
 
 
+@pytest.mark.parametrize(
+    ("values", "settings"),
+    [
+        ("training: {config: My-Line/other.py}", []),
+        ("training: {config: elsewhere/other.py}", []),
+        ("training: {config: My-Line/trainer_config.py}", ["training.config=other.py"]),
+        ("{}", ["training.config=My-Line/other.py"]),
+    ],
+)
+def test_the_file_of_training_config_is_trained(here: Path, values: str, settings: list[str]) -> None:
+    (here / "mine.yaml").write_text(values)
+    (here / "My Line" / "other.py").write_text(PROGRAM)
+
+    class Defaults:
+        def read_defaults(self) -> object:
+            return DEFAULTS
+
+    (made,) = launch_training.plan_trainings(
+        launch_options(values=[here / "mine.yaml"], settings=settings), cast(Helm, Defaults())
+    )
+    assert made.values["training"]["config"] == "My-Line/other.py"
+    (here / "My Line" / "other.py").unlink()
+    with pytest.raises(
+        UsageError, match=r"names the file other\.py, but My Line has only trainer_config\.py"
+    ):
+        launch_training.plan_trainings(
+            launch_options(values=[here / "mine.yaml"], settings=settings), cast(Helm, Defaults())
+        )
+
+
 @pytest.mark.slow
 @paddle_is_here
 @pytest.mark.parametrize(

@@ -239,10 +239,13 @@ def test_a_complete_run_whose_output_another_release_replaced_is_noted():
     assert make_view(run=THEIRS).notes == ()
 
 
+@pytest.mark.parametrize(
+    "known", [{"passes": [{"pass": 11}]}, {"run": {"runId": K8S_JOB, "resume": [12, 0]}}]
+)
 @pytest.mark.parametrize(("requested", "is_noted"), [(11, True), (12, False)])
-def test_a_complete_run_with_more_passes_than_requested_is_noted(requested, is_noted):
+def test_a_complete_run_with_more_passes_than_requested_is_noted(requested, is_noted, known):
     done = make_job(K8S_JOB, DONE)
-    files = {"status": make_status(state="complete", passes=requested), "passes": [{"pass": 11}]}
+    files = {"status": make_status(state="complete", passes=requested), **known}
     for view in (
         make_view(done, about={"passes": requested}, **files),
         run_view_builder.build_folder_view("here", make_files(**files)),

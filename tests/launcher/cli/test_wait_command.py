@@ -13,6 +13,7 @@ from launcher.cli.views import follow_run
 from launcher.cli.views.run_view import JobView, RunProgress, RunView
 from launcher.schema import RestartRecord
 
+from .conftest import K8S_JOB, make_job, make_view
 from .fake_cluster import FakeCluster
 
 
@@ -94,6 +95,28 @@ def test_a_run_replaced_by_an_upgrade_is_reported_and_the_new_one_followed():
     printed, error = follow([a_view(), a_view(run_id="run-2"), a_view("complete", run_id="run-2")])
     assert error is None
     assert "run run-1 was replaced by an upgrade; now following run-2" in printed
+
+
+def test_a_training_that_somebody_stops_is_reported_once_with_who_and_how_to_resume_it():
+    job = make_job(K8S_JOB, suspended=True)
+    owner = {"manager": "paddle-training:ann@desk", "time": "2026-11-21T04:00:00Z"}
+    job["metadata"]["managedFields"] = [
+        {"manager": "helm", "fieldsV1": {"f:spec": {"f:parallelism": {}}}},
+        {**owner, "fieldsV1": {"f:spec": {"f:suspend": {}}}},
+    ]
+    stopped = make_view(job)
+    running = dataclasses.replace(stopped, state="training")
+    printed, error = follow(
+        [running, stopped, stopped, running, stopped, dataclasses.replace(running, state="complete")]
+    )
+    assert error is None
+    said = [line for line in printed if "was stopped" in line]
+    assert len(said) == 2, "once for each stop"
+    assert "(spec.suspend is true (set by paddle-training:ann@desk at 2026-11-21T04:00:00Z))" in said[0]
+    assert "Resume it: python -m launcher resume" in said[0]
+    queued = dataclasses.replace(stopped, training=dataclasses.replace(stopped.training, queue="research"))
+    printed, _ = follow([queued, dataclasses.replace(running, state="complete")])
+    assert not any("was stopped" in line for line in printed), "a queue starts it"
 
 
 def test_a_removed_release_stops_the_wait():

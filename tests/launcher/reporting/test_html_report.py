@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from launcher.reporting import html_report
+from launcher import metrics
+from launcher.reporting import html_report, plots, run_settings
 
 HOSTILE = "<script>document.title='x'</script> & \"more\""
 MEASURE = """<script>
@@ -114,6 +115,21 @@ def test_page_contains_passes_settings_data_restarts_and_earlier_runs(output: Pa
     assert not re.search(r"(?<!xlink:)(src|href)=|href=\"[^#]|url\([^#]|@import", page), (
         "the page loads nothing else"
     )
+
+
+def test_ticks_of_an_axis_have_different_labels(tmp_path: Path) -> None:
+    rows = [metrics.MetricsRow(n, 0, 0, 10, 1.0, 10.0, 0.1301 + n / 10_000) for n in range(8)]
+    (svg,) = plots.draw_svgs(rows, {}, tmp_path).values()
+    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+    assert len(labels) == len(set(labels)) > 8
+
+
+def test_a_run_of_a_script_has_no_settings_of_parameter_servers() -> None:
+    fingerprint = {"runtime": "collective", "mode": "async", "portsNum": 2, "trainers": 2}
+    shown = run_settings.settings_of_run({"fingerprint": fingerprint}, 1)
+    assert shown["trainers"] == 2
+    assert not shown.keys() & {"mode", "portsNum"}
+    assert run_settings.settings_of_run({"fingerprint": {**fingerprint, "runtime": "v1"}}, 1)["portsNum"] == 2
 
 
 def test_page_of_damaged_run_records_is_written_from_their_copies(output: Path) -> None:
