@@ -84,6 +84,7 @@ def example_environment(v: Mapping[str, Any], folder: Path) -> dict[str, str]:
         "PADDLE_LAUNCHER_DATA_HEADER": str(source["header"]).lower(),
         "PADDLE_LAUNCHER_DATA_TABLES": _json(source["tables"]),
         "PADDLE_LAUNCHER_DATA_COLUMNS": _json(source["columns"]),
+        **({} if source["quoting"] == "minimal" else {"PADDLE_LAUNCHER_DATA_QUOTING": source["quoting"]}),
         **{each["name"]: each["value"] for each in v["extraEnv"]},
     }
     if is_script:

@@ -3,31 +3,39 @@
 from __future__ import annotations
 
 import bz2
+import contextlib
 import difflib
-import gzip
+import errno
 import io
 import lzma
 import posixpath
+import re
+import struct
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, Self
 
-from launcher.dataprep.byte_streams import BLOCK, Readable, buffered
+from launcher.dataprep.byte_streams import BLOCK, BlockReader, Readable, buffered
 from launcher.errors import DataError
 
 NAMES_SHOWN = 12  # existing names in the message about a missing one
 _ZIP = b"PK\x03\x04"
 _TAR_AT, _TAR = 257, b"ustar"
-_DECOMPRESSORS: dict[bytes, Callable[[IO[bytes]], Readable]] = {
-    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file),
-    b"BZh": bz2.BZ2File,
-    b"\xfd7zXZ\0": lzma.LZMAFile,
+_INPUT = 128 << 10  # compressed bytes that are read at once
+_FORMATS: dict[str, tuple[re.Pattern[bytes], Callable[[], Any]]] = {
+    ".gz": (re.compile(rb"\x1f\x8b"), lambda: zlib.decompressobj(wbits=31)),
+    ".bz2": (re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"), bz2.BZ2Decompressor),
+    ".xz": (re.compile(rb"\xfd7zXZ\0"), lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ)),
 }
-_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, lzma.LZMAError, zlib.error, EOFError)
+"""Suffix → the first bytes of a file, and the decompressor of one stream. A file may have several streams."""
+COMPRESSED = tuple(_FORMATS)
+_DAMAGED = (tarfile.TarError, zipfile.BadZipFile, lzma.LZMAError, zlib.error, struct.error, EOFError, OSError)
+_DAMAGED_ZIP = (RuntimeError, ValueError, LookupError, ArithmeticError)
+"""An unknown compression, a password, fields with impossible values."""
 
 
 @dataclass(frozen=True)
@@ -45,65 +53,108 @@ class SourceFile:
     """The object's name, when `name` describes a byte range of it."""
 
 
-class ArchiveStream:
-    """Reads a stream from an archive; errors that a damaged archive causes become a `DataError`."""
-
-    def __init__(self, stream: Readable, name: str) -> None:
-        self._stream, self._name = stream, name
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes. Raises `DataError` when the archive is damaged."""
-        try:
-            return self._stream.read(size)
-        except _DAMAGED as error:
-            raise _damaged_error(self._name, error) from error
-        except OSError as error:
-            if error.errno is None:  # bz2 and gzip report other formats by an OSError without a number
-                raise _damaged_error(self._name, error) from error
+@contextlib.contextmanager
+def _damage_errors(name: str) -> Iterator[None]:
+    """Convert the errors with which Python's modules report a damaged archive to `DataError`."""
+    try:
+        yield
+    except (*_DAMAGED, *_DAMAGED_ZIP) as error:
+        # bz2 reports invalid data without a number; zipfile seeks to the positions that the file has in its fields.
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
             raise
+        raise _damaged_error(name, error) from error
 
 
-def _damaged_error(name: str, error: BaseException) -> DataError:
+def _damaged_error(name: str, error: object) -> DataError:
     """Return the error for an archive that cannot be read to its end."""
     return DataError(
         f"{name} is damaged or incomplete, or encrypted ({error or type(error).__name__}). Fix: replace it by the "
-        "complete file, and if data.sha256 is set, set it to the sha256 of that file."
+        "complete file (a zip file: with the usual compression, without a password), and if data.sha256 is set, set "
+        "it to the sha256 of that file."
     )
 
 
-def decompress(stream: Readable, name: str, size: int | None) -> SourceFile:
+def decompress(stream: Readable, name: str, size: int | None, *, is_member: bool = False) -> SourceFile:
     """Return a file that may be compressed (gzip, bzip2, xz) as a `SourceFile` with the decompressed text.
 
     Raises:
-        DataError: the file is an archive, and data.member is not set.
+        DataError: the file is an archive, and data.member is not set; or it `is_member` of another archive; or its
+            name ends like that of a compressed file, but it is not compressed.
     """
     file = buffered(stream)
-    _reject_archive(file, name)
-    head = file.peek()
-    for magic, decompressor in _DECOMPRESSORS.items():
-        if head.startswith(magic):
-            text = buffered(ArchiveStream(decompressor(file), name))
-            _reject_archive(text, name)
-            return SourceFile(name, text, None)
-    return SourceFile(name, file, size)
+    text = _decompressed(file, name)
+    _reject_archive(text, name, is_member)
+    if text is file:
+        if suffix := next(filter(name.lower().endswith, COMPRESSED), ""):
+            raise DataError(
+                f"{name} is no {suffix[1:]} file, although its name ends like one. Fix: replace it by the complete "
+                "file, or rename it if it is text."
+            )
+        return SourceFile(name, file, size)
+    if _format(text):
+        raise DataError(f"{name} is compressed twice. Fix: decompress it once.")
+    return SourceFile(name, text, None)
+
+
+def _format(file: io.BufferedReader) -> str:
+    """Return the suffix of the format in which a file is compressed; empty if it is not compressed."""
+    return next((suffix for suffix, (head, _) in _FORMATS.items() if head.match(file.peek())), "")
+
+
+def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader:
+    """Return the decompressed content of a file, or the file itself if it is not compressed."""
+    suffix = _format(file)
+    return buffered(BlockReader(_decompressed_blocks(file, name, suffix))) if suffix else file
+
+
+def _decompressed_blocks(file: io.BufferedReader, name: str, suffix: str) -> Iterator[bytes]:
+    """Yield the decompressed content of all streams of a file, in blocks that may be empty.
+
+    Python's `BZ2File` and `LZMAFile` end silently before a damaged stream, so this uses their decompressors. Zeros
+    may follow the last stream; in an xz file a multiple of four zeros may follow each stream.
+
+    Raises:
+        DataError: a stream is damaged, or anything else follows a stream.
+    """
+    data = file.read(_INPUT)
+    while data:
+        decoder = _FORMATS[suffix][1]()
+        while not decoder.eof:
+            # A decompressor may need no input, because its last output was limited to a block.
+            if not data and getattr(decoder, "needs_input", True) and not (data := file.read(_INPUT)):
+                raise _damaged_error(name, "the compressed data ends too early")
+            with _damage_errors(name):
+                block = decoder.decompress(data, BLOCK)
+            data = getattr(decoder, "unconsumed_tail", b"")
+            yield block
+        data = decoder.unused_data or file.read(_INPUT)
+        zeros = 0
+        while data.startswith(b"\0"):
+            rest = data.lstrip(b"\0")
+            zeros += len(data) - len(rest)
+            data = rest or file.read(_INPUT)
+        if zeros and (zeros % 4 if suffix == ".xz" else data):
+            raise _damaged_error(name, f"{zeros} zero bytes follow a stream")
 
 
 def reject_compressed(file: io.BufferedReader, name: str) -> None:
     """Raise `DataError` if the text is an archive, or compressed although its name has no suffix for that."""
     _reject_archive(file, name)
-    if file.peek().startswith(tuple(_DECOMPRESSORS)):
+    if _format(file):
         raise DataError(
             f"{name} is compressed, but its name does not end with .gz, .bz2 or .xz. Fix: rename the file; it is "
             "then read as one piece."
         )
 
 
-def _reject_archive(file: io.BufferedReader, name: str) -> None:
+def _reject_archive(file: io.BufferedReader, name: str, is_member: bool = False) -> None:
     head = file.peek()
-    if head.startswith(_ZIP) or head.startswith(_TAR, _TAR_AT):
+    kind = "a zip file" if head.startswith(_ZIP) else "a tar file" if head.startswith(_TAR, _TAR_AT) else ""
+    if kind:
+        where = " inside an archive" if is_member else ", but data.member is empty"
         raise DataError(
-            f"{name} is {'a zip file' if head.startswith(_ZIP) else 'a tar file'}, but data.member is empty. "
-            "Fix: set data.member to the path of the text inside the archive."
+            f"{name} is {kind}{where}. Fix: unpack {'the outer one' if is_member else 'it'}; or, if data.source is "
+            "this file, set data.member to the path of the text in it."
         )
 
 
@@ -117,18 +168,30 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
 
     Raises `DataError` if the zip file is damaged or lacks one of them.
     """
-    try:
-        with zipfile.ZipFile(path) as archive:
-            names = [info.filename for info in archive.infolist() if not info.is_dir()]
-            for wanted in (member, *tables):
-                if wanted not in names:
-                    raise _missing_member_error(name, wanted, names)
-            for wanted in (member, *tables):
-                with archive.open(wanted) as file:
-                    size = archive.getinfo(wanted).file_size
-                    yield _member(name, wanted, file, size, is_table=wanted != member)
-    except (*_DAMAGED, NotImplementedError, RuntimeError) as error:  # unknown compression; a password
-        raise _damaged_error(name, error) from error
+    with _damage_errors(name), zipfile.ZipFile(path) as archive:
+        names = [info.filename for info in archive.infolist() if not info.is_dir()]
+        for wanted in (member, *tables):
+            if names.count(wanted) != 1:
+                raise _member_error(name, wanted, names)
+        for wanted in (member, *tables):
+            size = archive.getinfo(wanted).file_size
+            if not size:  # zipfile cannot verify it, because the checksum is 0, too
+                raise _damaged_error(f"{name}!{wanted}", "it is empty")
+            with archive.open(wanted) as file:
+                yield _member(name, wanted, file, size, is_table=wanted != member)
+
+
+class _StrictTarInfo(tarfile.TarInfo):
+    """Makes a damaged header an error: to `tarfile` all but the first one are the end of the archive."""
+
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Self:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.HeaderError as error:
+            if type(error).__name__ in ("EmptyHeaderError", "EOFHeaderError"):  # the end
+                raise
+            raise tarfile.ReadError(f"in a header: {error}") from error
 
 
 def tar_files(stream: IO[bytes], name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
@@ -136,36 +199,59 @@ def tar_files(stream: IO[bytes], name: str, member: str, tables: Sequence[str]) 
 
     Raises `DataError` if the archive is damaged or lacks one of them.
     """
-    missing = {member, *tables}
+    wanted = {member, *tables}
+    missing = set(wanted)
     names: list[str] = []
-    try:
-        with tarfile.open(fileobj=stream, mode="r|*", bufsize=BLOCK) as archive:
-            for info in archive:
-                path = posixpath.normpath(info.name)
-                if len(names) < 10_000 and info.isfile():
-                    names.append(path)
-                if path not in missing:
-                    continue
-                file = archive.extractfile(info) if info.isfile() else None
-                if file is None:
-                    raise DataError(
-                        f"{name}!{path} is not a regular file. Fix: set data.member to the path of the file itself."
-                    )
-                missing.discard(path)
-                yield _member(name, path, file, info.size, is_table=path != member)
-    except _DAMAGED as error:
-        raise _damaged_error(name, error) from error
-    for wanted in sorted(missing):
-        raise _missing_member_error(name, wanted, names)
+    text = _decompressed(buffered(stream), name)
+    with (
+        _damage_errors(name),
+        tarfile.open(fileobj=text, mode="r|", bufsize=BLOCK, tarinfo=_StrictTarInfo) as archive,
+    ):
+        for info in archive:
+            path = posixpath.normpath(info.name)
+            if len(names) < 10_000 and info.isfile():
+                names.append(path)
+            if path not in wanted:
+                continue
+            if path not in missing:
+                raise _member_error(name, path, [path])
+            file = archive.extractfile(info) if info.isfile() else None
+            if file is None:
+                raise DataError(
+                    f"{name}!{path} is not a regular file. Fix: set data.member to the path of the file itself."
+                )
+            missing.discard(path)
+            yield _member(name, path, file, info.size, is_table=path != member)
+    while text.read(BLOCK):  # to the checksum at the end of a compressed archive
+        pass
+    for path in sorted(missing):
+        raise _member_error(name, path, names)
 
 
 def _member(archive: str, path: str, file: Readable, size: int, *, is_table: bool) -> SourceFile:
     name = f"{archive}!{path}"
-    return SourceFile(name, ArchiveStream(file, name), size, posixpath.basename(path) if is_table else "")
+    stream = BlockReader(_member_blocks(file, name, size))
+    if is_table:
+        return SourceFile(name, stream, size, posixpath.basename(path))
+    return decompress(stream, name, size, is_member=True)
 
 
-def _missing_member_error(name: str, wanted: str, names: Sequence[str]) -> DataError:
-    """Return the error for a member that the archive does not have; it lists the most similar names."""
+def _member_blocks(file: Readable, name: str, size: int) -> Iterator[bytes]:
+    with _damage_errors(name):
+        while data := file.read(BLOCK):
+            size -= len(data)
+            yield data
+        if size:
+            raise EOFError(f"its size is wrong by {size} bytes")
+
+
+def _member_error(name: str, wanted: str, names: Sequence[str]) -> DataError:
+    """Return the error for a member that is twice in an archive, or is missing: then with the most similar names."""
+    if wanted in names:
+        return DataError(
+            f"{name} has {wanted!r} more than once, and programs differ in which one counts. Fix: pack the archive "
+            "again with one of them."
+        )
     by_base = [n for n in names if posixpath.basename(n) == posixpath.basename(wanted)]
     near = [*by_base, *difflib.get_close_matches(wanted, names, NAMES_SHOWN, 0.5), *names]
     shown = list(dict.fromkeys(near))[:NAMES_SHOWN]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
@@ -210,6 +210,23 @@ class FileStream:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+class BlockReader:
+    """Reads the blocks of an iterator as one stream."""
+
+    def __init__(self, blocks: Iterator[bytes]) -> None:
+        self._blocks, self._rest = blocks, memoryview(b"")
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return at most `size` bytes, or the rest of a block; empty only at the end. Raises what `blocks` raises."""
+        while not self._rest:
+            if (block := next(self._blocks, None)) is None:
+                return b""
+            self._rest = memoryview(block)
+        size = len(self._rest) if size < 0 else size
+        data, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        return data
 
 
 class _RawStream(io.RawIOBase):

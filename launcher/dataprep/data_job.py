@@ -37,6 +37,7 @@ from launcher.dataprep.publish_data import (
     remove_leftover_folders,
 )
 from launcher.dataprep.split_part import PartSplitter
+from launcher.dataprep.text_lines import warn_of_quotes
 from launcher.errors import RUN_ENDS, DataError, LauncherError
 from launcher.io.disk_space import require_space
 from launcher.io.files import UnreadableError, fsync_dir, list_names, read_json, storage_errors, write_json
@@ -389,6 +390,8 @@ class DataPod:
         manifest = read_json(self._tmp / PUBLICATION)  # of a pod that was killed while it published
         if manifest is None or manifest.get("splitCount") != self._settings.split_count:
             markers = [read_json(self._marker(part)) or {} for part in parts]
+            spanning = [marker.get("spanning") or (0, "") for marker in markers]
+            warn_of_quotes(sum(n for n, _ in spanning), next((first for n, first in spanning if n), ""))
             tests = [f"{part.key}.test" for part in parts]
             manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)
             manifest |= {"content": self._content, **origin(self._settings)}

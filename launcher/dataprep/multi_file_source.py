@@ -8,27 +8,25 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from launcher.dataprep.archives import SourceFile, decompress, reject_compressed
+from launcher.dataprep.archives import COMPRESSED, SourceFile, decompress, reject_compressed
 from launcher.dataprep.byte_streams import BLOCK, FileStream, buffered
 from launcher.dataprep.s3_source import S3Source
 from launcher.dataprep.source import check_below_sources, find_stored_source, source_errors
-from launcher.dataprep.source_context import SUFFIXES, SourceContext
-from launcher.dataprep.source_parts import COMPRESSED, ByteRange, RangeLines, SourceObject
+from launcher.dataprep.source_context import SourceContext, files_to_read, is_hidden
+from launcher.dataprep.source_parts import ByteRange, RangeLines, SourceObject
 from launcher.errors import DataError
 
 
-def _text_files(root: Path) -> list[Path]:
-    """Return the sorted text files below `root` that are not empty. Raise OSError if a folder cannot be read."""
+def _walk(root: Path) -> Iterator[Path]:
+    """Yield all files below `root`, and hidden folders and links to folders. Raise OSError if one is unreadable."""
 
     def fail(error: OSError) -> NoReturn:  # Path.rglob leaves out a folder that this pod's user cannot read
         raise error
 
-    paths = [Path(folder, name) for folder, _, names in os.walk(root, onerror=fail) for name in names]
-    return sorted(
-        path
-        for path in paths
-        if path.name.lower().endswith(SUFFIXES) and path.is_file() and path.stat().st_size
-    )
+    for folder, folders, names in os.walk(root, onerror=fail):
+        closed = [name for name in folders if is_hidden(name) or Path(folder, name).is_symlink()]
+        yield from (Path(folder, name) for name in (*names, *closed))
+        folders[:] = set(folders).difference(closed)
 
 
 class LocalFolderSource:
@@ -40,19 +38,28 @@ class LocalFolderSource:
         self._base = self._root if self._root.is_dir() else self._root.parent
 
     def objects(self) -> list[SourceObject]:
-        """Return the files of data.source. Raises `DataError` when there is none, or one is unreadable."""
+        """Return the files of the source that are read. Raises `DataError` when there is none, or one is unreadable."""
         context, root = self._context, self._root
         with source_errors(context, root):
-            paths = _text_files(root) if root.is_dir() else [root]
-            if not paths:
-                raise DataError(
-                    f"{context.key} {context.settings.source}: the folder has no text file ({', '.join(SUFFIXES)}). "
-                    f"Fix: upload a data file (python -m launcher push FILE --source), or correct {context.key}."
+            if not root.is_dir():
+                chosen = [self._checked(root)]
+            else:
+                paths = {path.relative_to(root).as_posix(): path for path in sorted(_walk(root))}
+                chosen = files_to_read(
+                    context, {name: None if is_hidden(name) else self._checked(paths[name]) for name in paths}
                 )
-            for path in paths:
-                check_below_sources(context, path)
-                path.open("rb").close()
-            return [self._object(path) for path in paths]
+            for found in chosen:
+                (self._base / found.name).open("rb").close()
+        return chosen
+
+    def _checked(self, path: Path) -> SourceObject:
+        check_below_sources(self._context, path)
+        if not path.is_file():
+            raise DataError(
+                f"{self._context.key} {self._context.settings.source}: {path} is no file, but for example a link to "
+                "a folder or to nothing. Fix: replace it by the file, or move it out of this folder."
+            )
+        return self._object(path)
 
     def _object(self, path: Path) -> SourceObject:
         stat = path.stat()
@@ -113,7 +120,9 @@ class PartSource:
     def files(self) -> Iterator[SourceFile]:
         """Yield the text of each byte range that belongs to this part of the source."""
         source = self._source
-        plain = sum(one.end - one.begin for one in self._ranges if not one.object.name.endswith(COMPRESSED))
+        plain = sum(
+            one.end - one.begin for one in self._ranges if not one.object.name.lower().endswith(COMPRESSED)
+        )
         for one in self._ranges:
             found, name = one.object, source.display_name(one.object)
             # The byte before a range is read, but does not belong to the part's sha256.

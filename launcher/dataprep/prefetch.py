@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-from launcher.dataprep.byte_streams import BLOCK, ClosableStream
+from launcher.dataprep.byte_streams import BLOCK, BlockReader, ClosableStream
 
 T = TypeVar("T")
 _WAIT_SECONDS = 0.5
@@ -69,23 +69,15 @@ class Prefetch(Generic[T]):
         self.thread.join(seconds)
 
 
-class ReadAhead:
+class ReadAhead(BlockReader):
     """Reads a slow stream in a thread, some blocks ahead of the reader."""
 
     def __init__(self, stream: ClosableStream, blocks: int = 8) -> None:
         self._stream = stream
-        self._blocks = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks)
-        self._rest = memoryview(b"")
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes; empty only at the end. Raises what the stream raised."""
-        if not self._rest:
-            self._rest = memoryview(next(self._blocks, b""))
-        size = len(self._rest) if size < 0 else size
-        data, self._rest = bytes(self._rest[:size]), self._rest[size:]
-        return data
+        self._ahead = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks)
+        super().__init__(self._ahead)
 
     def close(self) -> None:
         """Stop the thread, and close the stream."""
-        self._blocks.close()
+        self._ahead.close()
         self._stream.close()

@@ -37,16 +37,9 @@ def content_digest(s: DataSettings, plan: list[Any]) -> str:
 
     `plan` is the parts as JSON, with name, size and version of each object.
     """
-    shape = [s.format, s.delimiter, s.header, s.columns, s.encoding, s.seed, s.split_count]
-    source = [
-        source_name(s) if s.source_secret else s.source,
-        s.sha256,
-        s.member,
-        s.tables,
-        s.test_source,
-        s.test_fraction,
-        s.test_rows,
-    ]
+    shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
+    name = source_name(s) if s.source_secret else s.source
+    source = [name, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
     return hashlib.sha256(json.dumps([MANIFEST_VERSION, shape, source, plan]).encode()).hexdigest()
 
 

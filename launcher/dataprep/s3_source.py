@@ -1,4 +1,4 @@
-"""Read s3:// sources: the text objects below a prefix, or one object that is an archive."""
+"""Read s3:// sources: the objects below a prefix, or one object that is an archive."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from typing import Any
 from launcher.dataprep.archives import NAMES_SHOWN
 from launcher.dataprep.byte_streams import RemoteBody, ResumingStream
 from launcher.dataprep.prefetch import ReadAhead
-from launcher.dataprep.source_context import SUFFIXES, SourceContext
+from launcher.dataprep.source_context import SourceContext, files_to_read
 from launcher.dataprep.source_parts import SourceObject
 from launcher.errors import DataError
 from launcher.io import s3
 from launcher.io.retry import TransientError
-from launcher.log import log
 
 PAGE = s3.PAGE
 _FIXES = {
@@ -57,24 +56,16 @@ class S3Source:
             raise DataError(f"{context.key} {self._source}: {error}") from error
 
     def objects(self) -> list[SourceObject]:
-        """Return the text objects (`SUFFIXES`) whose key is the prefix, or is below it as a folder, sorted by key.
+        """Return the objects to read whose key is the prefix, or is below it as a folder, sorted by key.
 
         Raises:
             DataError: there is none.
         """
-        found = list(self._list(self._key))
         folder = self._key.rstrip("/") + "/" if self._key else ""
-        below = [o for o in found if o.name == self._key or o.name.startswith(folder)]
-        texts = [o for o in below if o.name.lower().endswith(SUFFIXES) and o.size]
-        if not texts:
-            raise DataError(
-                f"{self._context.key} {self._source} has no text object that is not empty ({', '.join(SUFFIXES)}); "
-                f"below it is {_names(below or found)}. Fix: correct bucket and prefix, upload the data, or set "
-                "data.member for an archive."
-            )
-        if len(texts) < len(below):
-            log.info("%d of %d objects are text; the others are ignored", len(texts), len(below))
-        return sorted(texts, key=lambda o: o.name)
+        found = sorted(self._list(self._key), key=lambda one: one.name)
+        below = [one for one in found if one.name == self._key or one.name.startswith(folder)]
+        # Without the folder: the names in data.source itself, and an object that it names, are not hidden.
+        return files_to_read(self._context, {one.name[len(folder) :]: one for one in below})
 
     def archive(self) -> SourceObject:
         """Return the one object with exactly the key of data.source.

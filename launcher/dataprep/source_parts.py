@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from launcher.dataprep.archives import COMPRESSED
 from launcher.dataprep.byte_streams import BLOCK, Readable
 
 PART_BYTES = 256 << 20
 """Bytes of a part: some seconds of work, which an evicted pod loses."""
 SHARD_FILE_BYTES = 4 << 20
 """Smallest average size of a part's file for one shard: file systems limit the number of files, too."""
-COMPRESSED = (".gz", ".bz2", ".xz")
 
 
 @dataclass(frozen=True)

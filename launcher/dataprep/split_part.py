@@ -62,7 +62,9 @@ class PartSplitter:
         self._stop = threading.Event()
         self._tables: list[dict[str, Any]] = []
         self._objects: list[RowOrigins] = []
-        self._csv = text_lines.CsvReader(settings.delimiter, settings.header, settings.columns)
+        self._csv = text_lines.CsvReader(
+            settings.delimiter, settings.header, settings.columns, settings.quoting
+        )
 
     def run(self, number: int | None, test_rows: int) -> dict[str, Any]:
         """Read the source once and write its files.
@@ -76,7 +78,8 @@ class PartSplitter:
             The part's marker, the content of the JSON file that records that the part is finished:
             {"lines": for each shard, "files": [{"bytes", "sha256"}] for each shard,
             "test": {"lines", "bytes", "sha256"}, "tables": [{"name", "bytes", "sha256"}],
-            "sha256": of the source, "header", "columns", "objects": [[name, records, jumps]]}.
+            "sha256": of the source, "header", "columns", "objects": [[name, records, jumps]],
+            "spanning": [records of tab-separated text that span lines, where the first one is]}.
 
         Raises:
             DataError: the source is damaged, or has an invalid row.
@@ -115,6 +118,7 @@ class PartSplitter:
             "sha256": self._source.hexdigest(),
             "header": self._csv.names,
             "columns": self._csv.width,
+            "spanning": [self._csv.spanning, self._csv.first_spanning],
             "objects": [[found.name, found.count, found.jumps] for found in self._objects],
         }
 

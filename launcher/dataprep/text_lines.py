@@ -6,7 +6,7 @@ import codecs
 import csv
 import io
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from launcher.dataprep.byte_streams import Readable
 from launcher.dataprep.csv_records import join_fields
 from launcher.dataprep.row_origins import RowOrigins
 from launcher.errors import DataError
+from launcher.log import log
 
 CHUNK = 512 << 10
 """Bytes read at once: few calls, and the lines still fit into the processor's caches."""
@@ -167,16 +168,31 @@ def _position(block: bytes, offset: int, at: str, row: int) -> str:
     return f"{at} {row + block.count(10, 0, offset)}, column {offset - line + 1}"
 
 
+def warn_of_quotes(spanning: int, first: str) -> None:
+    """Log that so many records of a tab-separated source span lines, which is rarely meant."""
+    if spanning:
+        log.warning(
+            "%d records of the tab-separated text span several lines, because a quote starts a field; the first one is "
+            "%s. If quotes are ordinary characters in this text, set data.quoting to none",
+            *(spanning, first),
+        )
+
+
 class CsvReader:
     """Reads csv objects with the same columns into blocks of lines (`csv_records.join_fields`)."""
 
-    def __init__(self, delimiter: str, header: bool, columns: tuple[str | int, ...]) -> None:
-        """Prepare for objects with these values of data.delimiter, data.header and data.columns."""
+    def __init__(
+        self, delimiter: str, header: bool, columns: tuple[str | int, ...], quoting: str = "minimal"
+    ) -> None:
+        """Prepare for objects with these values of data.delimiter, data.header, data.columns and data.quoting."""
         self._delimiter, self._header, self._columns = delimiter, header, columns
+        self._form: Any = {"delimiter": delimiter, "quoting": getattr(csv, f"QUOTE_{quoting.upper()}")}
         self.names: list[str] = []
         """The header of the first object."""
         self.width = 0
         """Fields of each record."""
+        self.spanning, self.first_spanning = 0, ""
+        """Records of a tab-separated source that span lines, and where the first one is."""
         self._indexes: list[int] | None = None
 
     def line_blocks(self, blocks: Iterator[bytes], name: str, positions: RowOrigins) -> Iterator[bytes]:
@@ -190,13 +206,16 @@ class CsvReader:
         """
         csv.field_size_limit(LINE_MAX)
         texts = (line for block in blocks for line in io.StringIO(block.decode(), newline=""))
-        reader = csv.reader(texts, delimiter=self._delimiter, strict=True)
+        reader = csv.reader(texts, strict=True, **self._form)
         expect_header = self._header
         lines: list[str] = []
         size = end = 0
         try:
             for record in reader:
                 begin, end = end + 1, reader.line_num
+                if end > begin and self._delimiter == "\t":
+                    self.spanning += 1
+                    self.first_spanning = self.first_spanning or f"{name}, lines {begin} to {end}"
                 if not record:
                     continue
                 if expect_header:
@@ -215,8 +234,8 @@ class CsvReader:
         except csv.Error as error:
             raise DataError(
                 f"{name}, line {reader.line_num}: invalid csv with data.delimiter {self._delimiter!r} ({error}). "
-                "Fix: close each quote, and double a quote inside a field; or set data.format to lines for "
-                "plain lines."
+                "Fix: close each quote, and double a quote inside a field; or, if quotes are ordinary characters, set "
+                "data.quoting to none."
             ) from error
         if lines:
             yield ("\n".join(lines) + "\n").encode()
@@ -241,8 +260,8 @@ class CsvReader:
             column = min(len(record), self.width) + 1
             raise DataError(
                 f"{where}, column {column}: {len(record)} fields, but the "
-                f"{'header' if self._header else 'first row'} has {self.width}. Fix: quote fields that contain "
-                f"{self._delimiter!r}, or correct data.delimiter."
+                f"{'header' if self._header else 'first row'} has {self.width}. Fix: correct data.delimiter, or the "
+                f"fields that contain {self._delimiter!r}: quote them (with data.quoting minimal)."
             )
         self.width, self._indexes = len(record), self._column_indexes(len(record), None, name)
 

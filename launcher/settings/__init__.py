@@ -286,6 +286,7 @@ class DataSettings(PodSettings):
     delimiter: str = variable("PADDLE_LAUNCHER_DATA_DELIMITER", p.delimiter, ",", "data.delimiter")
     header: bool = variable("PADDLE_LAUNCHER_DATA_HEADER", p.flag, True, "data.header")
     columns: tuple[str | int, ...] = variable("PADDLE_LAUNCHER_DATA_COLUMNS", p.columns, (), "data.columns")
+    quoting: str = variable("PADDLE_LAUNCHER_DATA_QUOTING", p.quoting, "minimal", "data.quoting")
     encoding: str = variable("PADDLE_LAUNCHER_DATA_ENCODING", p.encoding, "utf-8", "data.encoding")
     seed: int = variable("PADDLE_LAUNCHER_DATA_SEED", p.integer(0, 2**63 - 1), 0, "data.seed")
     test_fraction: float = variable("PADDLE_LAUNCHER_DATA_TEST_FRACTION", _HELD_OUT, 0.1, "data.testFraction")

@@ -218,6 +218,10 @@ def delimiter(value: str) -> str:
     return value
 
 
+quoting = choice("minimal", "none")
+"""Parse the names that pandas and Python's csv module have for what quotes mean."""
+
+
 def encoding(value: str) -> str:
     """Return the text if Python has a text encoding with this name."""
     try:

@@ -82,6 +82,7 @@ def test_run_json_says_that_training_pods_prepare_the_data():
         ({"data": {"delimiter": ";"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"header": False}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"format": "csv", "columns": ["a"]}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
+        ({"data": {"quoting": "none"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"encoding": "latin-1"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"testFraction": 0.2}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
         ({"data": {"testSource": "file://t"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),

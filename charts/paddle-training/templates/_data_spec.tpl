@@ -38,6 +38,10 @@
 - name: PADDLE_LAUNCHER_DATA_SOURCE_SECRET
   value: {{ printf "%s/%s" . $data.sourceSecret.key | quote }}
 {{- end }}
+{{- if ne $data.quoting "minimal" }}
+- name: PADDLE_LAUNCHER_DATA_QUOTING
+  value: {{ $data.quoting }}
+{{- end }}
 {{- end -}}
 
 {{/* The immutable part of the data Job, whose name contains a digest of it. */}}

@@ -16,8 +16,9 @@ immutable in it: other values make a new Job, the same values change nothing.
 {{- define "paddle-training.sourceValues" -}}
 {{- $data := .Values.data -}}
 {{- /* Of a source in a Secret only the reference is known; data.sha256 identifies its content. */}}
-{{- $reference := dict -}}
-{{- if $data.sourceSecret.name -}}{{- $reference = dict "sourceSecret" $data.sourceSecret -}}{{- end -}}
+{{- $others := dict -}}
+{{- if $data.sourceSecret.name -}}{{- $_ := set $others "sourceSecret" $data.sourceSecret -}}{{- end -}}
+{{- if ne $data.quoting "minimal" -}}{{- $_ := set $others "quoting" $data.quoting -}}{{- end -}}
 {{- dict
   "jobName" .Values.jobName
   "source" $data.source
@@ -33,7 +34,7 @@ immutable in it: other values make a new Job, the same values change nothing.
   "testFraction" (toString $data.testFraction)
   "testSource" $data.testSource
   "testRows" ($data.testRows | int64)
-  | merge $reference | toJson -}}
+  | merge $others | toJson -}}
 {{- end -}}
 
 {{/* Digest of a Job: of its parsed spec, so that comments and the order of keys do not matter, and of its queue, which

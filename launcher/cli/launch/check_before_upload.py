@@ -21,14 +21,14 @@ CHECKED_ROWS = 1000
 def row_format(data: Mapping[str, Any], key_text: str = "data.{}") -> RowFormat:
     """Return the format of a data file from the chart's values below `data`.
 
-    `key_text` shows a key in messages. Raises UsageError if the delimiter or the encoding is unusable.
+    `key_text` shows a key in messages. Raises UsageError if delimiter, quoting or encoding is unusable.
     """
     from launcher.trainer.single_process import trial_data
 
     parsed = {}
-    for key, parse in (("delimiter", parsers.delimiter), ("encoding", parsers.encoding)):
+    for key in ("delimiter", "quoting", "encoding"):
         try:
-            parsed[key] = parse(str(data[key]))
+            parsed[key] = getattr(parsers, key)(str(data[key]))
         except parsers.BadValueError as error:
             raise UsageError(
                 f"{key_text.format(key)} is {data[key]!r}, but must be {error.limit}: {error.reason}",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,13 +55,21 @@ class TryOptions:
     columns: Annotated[
         str, typer.Option(help="CSV columns to keep, by name or number: a,b or 0,3; default: all.")
     ] = ""
+    quoting: Annotated[
+        str, typer.Option(help="Quotes in CSV: minimal, or none if they are ordinary characters.")
+    ] = "minimal"
     encoding: Annotated[str, typer.Option(help="Character encoding of the files.")] = "utf-8"
     to: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the model.")] = Path("tried-model")
 
     def row_format(self) -> RowFormat:
         """Return the format of the files."""
-        data = {"format": "csv" if self.csv else "lines", "delimiter": self.delimiter, "header": self.header}
-        return row_format({**data, "columns": parse_columns(self.columns), "encoding": self.encoding}, "--{}")
+        data: dict[str, Any] = {
+            "format": "csv" if self.csv else "lines",
+            "delimiter": self.delimiter,
+            "header": self.header,
+        }
+        data |= {"columns": parse_columns(self.columns), "quoting": self.quoting, "encoding": self.encoding}
+        return row_format(data, "--{}")
 
     @property
     def arguments(self) -> tuple[str, ...]:

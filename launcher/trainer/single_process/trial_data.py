@@ -37,6 +37,7 @@ class RowFormat:
     delimiter: str = ","
     header: bool = True
     columns: tuple[str | int, ...] = ()
+    quoting: str = "minimal"
     encoding: str = "utf-8"
 
 
@@ -71,11 +72,14 @@ def read_rows(
 
 def _rows(stream: Readable, name: str, form: RowFormat, found: RowOrigins) -> Iterator[str]:
     blocks = text_lines.line_blocks(stream, name, form.encoding, crlf=form.csv)
+    reader = text_lines.CsvReader(form.delimiter, form.header, form.columns, form.quoting)
     if form.csv:
-        reader = text_lines.CsvReader(form.delimiter, form.header, form.columns)
         blocks = reader.line_blocks(blocks, name, found)
-    for block in blocks:
-        yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
+    try:
+        for block in blocks:
+            yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
+    finally:  # also when only the first rows are read
+        text_lines.warn_of_quotes(reader.spanning, reader.first_spanning)
 
 
 def read_first_rows(

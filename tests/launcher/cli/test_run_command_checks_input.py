@@ -282,7 +282,7 @@ def test_a_value_of_another_type_is_rejected_before_it_is_used(
 
 @pytest.mark.slow
 @paddle_is_here
-@pytest.mark.parametrize(("key", "value"), [("delimiter", ";;"), ("encoding", "utf-9")])
+@pytest.mark.parametrize(("key", "value"), [("delimiter", ";;"), ("quoting", "all"), ("encoding", "utf-9")])
 def test_an_unusable_format_of_the_data_is_one_message(here: Path, key: str, value: str) -> None:
     settings = ["data.format=csv", f"data.{key}={value}"]
     with pytest.raises(UsageError, match=rf"data\.{key} is '{value}', but must be .*Fix: "):

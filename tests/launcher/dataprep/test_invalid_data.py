@@ -30,6 +30,8 @@ BAD = [
     (b"a,b\n1,2\n3\n", {"FORMAT": "csv"}, r"row 2 \(line 3\), column 2: 1 fields, but the header has 2"),
     (b"a,b\n1,2,3\n", {"FORMAT": "csv"}, r"row 1 \(line 2\), column 3: 3 fields, but the header has 2"),
     (b'a,b\n1,"2\n3', {"FORMAT": "csv"}, "line 3: invalid csv with data.delimiter"),
+    (b'a\tb\n1\t"2\n3\t4\n', {"FORMAT": "csv", "DELIMITER": "\\t"}, "invalid csv.* set data.quoting to none"),
+    (b'a,b\n1,"2,3"\n', {"FORMAT": "csv", "QUOTING": "none"}, r"row 1 \(line 2\), column 3: 3 fields"),
     (b"a,b\n1,2\n", {"FORMAT": "csv", "COLUMNS": ["c"]}, "data.columns has 'c', but the header has 'a', 'b'"),
     (b"a,a\n1,2\n", {"FORMAT": "csv", "COLUMNS": ["a"]}, "'a', which is 2 times in the header.* the first one is 0"),
     (b"a,b\n1,2\n", {"FORMAT": "csv", "COLUMNS": [2]}, "data.columns has the index 2, but the records have 2 fields"),

@@ -30,4 +30,4 @@ def test_read_ahead_returns_all_bytes_and_raises_what_the_stream_raised() -> Non
     broken.close()
     unread = ReadAhead(io.BytesIO(LINES * 1000), 1)
     unread.close()
-    assert not unread._blocks.thread.is_alive()
+    assert not unread._ahead.thread.is_alive()

@@ -12,6 +12,7 @@ import pytest
 from launcher.dataprep import s3_source as s3_module
 from launcher.errors import DataError, UnfitError
 from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
+from tests.launcher.dataprep.test_folder_sources import FILES, READ
 
 pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
 
@@ -20,8 +21,10 @@ PARTS = {
     "set/part-1.txt.gz": gzip.compress(b"b0\nb1\n", mtime=0),
     "set/sub/part-2.txt": b"c0\n",
     "set/_SUCCESS": b"",
-    "set/notes.json": b"{}",
+    "set/": b"",
     "set/empty.txt": b"",
+    "set/.part-0.txt.crc": b"crc\n",
+    "set/_temporary/0/part-3.txt": b"unfinished\n",
     "setting/other.txt": b"x\n",
 }
 
@@ -66,9 +69,8 @@ def test_all_objects_below_a_prefix_are_split_evenly_in_the_order_of_their_keys(
     manifest = pod.prepare(SOURCE="s3://data/set")
     assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3", b"b0", b"b1", b"c0"]
     assert sorted(len(shard) for shard in pod.shards()) == [2, 2, 3]
-    together = b"".join(
-        PARTS[key] for key in sorted(PARTS) if key.endswith((".txt", ".gz")) and "set/" in key
-    )
+    keys = ("set/part-0.txt", "set/part-1.txt.gz", "set/sub/part-2.txt")
+    together = b"".join(PARTS[key] for key in keys)
     assert manifest["sha256"] == hashlib.sha256(together).hexdigest()
     assert manifest["source"] == "s3://data/set"
     numbers = [[b"a0", b"a1", b"a2", b"a3", b"b0", b"b1", b"c0"].index(line) for line in pod.lines(0)]
@@ -120,7 +122,7 @@ def test_csv_objects_need_the_same_header(pod: Pod, bucket: Any) -> None:
 
 
 def test_an_empty_prefix_is_reported_with_its_objects(pod: Pod, bucket: Any) -> None:
-    with pytest.raises(DataError, match=r"s3://data/se has no text object .* below it is set/_SUCCESS"):
+    with pytest.raises(DataError, match=r"s3://data/se has no file to read; it has nothing.*Fix"):
         pod.prepare(SOURCE="s3://data/se")
 
 
@@ -258,11 +260,11 @@ def test_an_archive_that_is_replaced_while_it_is_read_is_rejected_and_nothing_is
             "none/part-9.zip",
             r"s3://data/none/part-9.zip: the object does not exist; the same prefix has nothing",
         ),
-        ("none.zip", r"s3://data/none.zip: the object does not exist; the same prefix has set/_SUCCESS"),
+        ("none.zip", r"s3://data/none.zip: the object does not exist; the same prefix has set/"),
         ("set/part", r"s3://data/set/part: the object does not exist"),
         (
             "set",
-            r"s3://data/set is a prefix, not an object; below it are set/_SUCCESS.*leave data.member empty",
+            r"s3://data/set is a prefix, not an object; below it are set/.*leave data.member empty",
         ),
     ],
 )
@@ -293,3 +295,23 @@ def test_an_unusable_endpoint_is_reported(
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint_url)
     with pytest.raises(DataError, match=message):
         pod.prepare(SOURCE="s3://data/set")
+
+
+def test_the_names_that_count_are_those_of_local_folders(
+    pod: Pod, bucket: Any, new_pod: Callable[[], Pod]
+) -> None:
+    """The rule is one for both; test_folder_sources.py tests it on local folders."""
+    for path, content in FILES.items():
+        bucket.put_object(Bucket="data", Key=f"_own/.days/{path}", Body=content)
+    assert pod.prepare(SOURCE="s3://data/_own/.days")["lines"] == len(READ)
+    assert sorted(pod.train()) == sorted(READ)
+    bucket.put_object(Bucket="data", Key="_own/.days/x/all.parquet", Body=b"PAR1")
+    with pytest.raises(
+        DataError, match=r"s3://data/_own/\.days: x/all\.parquet is no text file.*Fix: convert"
+    ):
+        new_pod().prepare(SOURCE="s3://data/_own/.days")
+
+
+def test_an_object_that_data_source_names_is_read_whatever_its_name_is(pod: Pod, bucket: Any) -> None:
+    bucket.put_object(Bucket="data", Key="_own/.rows.tmp", Body=b"1\n2\n3\n")
+    assert pod.prepare(SOURCE="s3://data/_own/.rows.tmp")["lines"] == 3

@@ -154,7 +154,7 @@ def test_all_text_below_a_folder_of_the_storage_is_read(pod: Pod) -> None:
         "days/0.txt": b"a0\na1\n",
         "days/1.txt.gz": gzip.compress(b"b0\n"),
         "days/more/2.tsv": b"c0",
-        "days/notes.md": b"# no data\n",
+        "days/.notes.md": b"# no data\n",
     }.items():
         path = pod.storage / "sources" / name
         path.parent.mkdir(parents=True, exist_ok=True)

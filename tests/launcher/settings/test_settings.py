@@ -152,6 +152,7 @@ def test_data_settings_have_their_defaults_and_read_json_arrays() -> None:
         ("PADDLE_LAUNCHER_DATA_TEST_FRACTION", "0.6", "0 to 0.5"),
         ("PADDLE_LAUNCHER_DATA_TEST_FRACTION", "nan", "0 to 0.5"),
         ("PADDLE_LAUNCHER_DATA_DELIMITER", "ab", "one character"),
+        ("PADDLE_LAUNCHER_DATA_QUOTING", "all", "one of minimal, none"),
         ("PADDLE_LAUNCHER_DATA_HEADER", "yes", "true or false"),
         ("PADDLE_LAUNCHER_DATA_ENCODING", "utf-99", "text encoding"),
         ("PADDLE_LAUNCHER_DATA_ENCODING", "hex", "text encoding"),

@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::Deprecatio
 DATA = {
     "format": "lines",
     "delimiter": ",",
+    "quoting": "minimal",
     "header": True,
     "columns": [],
     "encoding": "utf-8",
