@@ -21,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from aws import image_push
 from aws.stack_access import AwsStack, Client, call_if_exists
-from infra import cidr, constants, iam_policies, node_capacity
+from infra import cidr, cluster_access, constants, iam_policies, node_capacity
 
 # Quotas of an account in a region: service, quota code, description. Those of vCPU are by market and kind of family;
 # codes: `aws service-quotas list-service-quotas --service-code ec2`.
@@ -85,40 +85,24 @@ def caller_arn(client: Client) -> str:
 
 
 def check_access(stack: AwsStack, client: Client) -> Findings:
-    """Check that admins and viewers exist, that the caller is an admin, and who can reach the API.
-
-    EKS rejects an unknown principal only once the cluster is up, and without an administrator the release
-    cannot be installed.
-    """
-    who, cluster = client("sts").get_caller_identity(), stack.settings.cluster
-    own = f"arn:{who['Arn'].split(':')[1]}:iam::{who['Account']}:"
-    arns = {
-        f"cluster.{setting}[{index}]": name if name.startswith("arn:") else own + name
-        for setting, names in (("admins", cluster.admins), ("viewers", cluster.viewers))
-        for index, name in enumerate(names)
-    }
-    for setting, arn in arns.items():
-        if f":{who['Account']}:" not in arn:
-            yield unknown(
-                f"{setting}: {arn} belongs to another account, so it was not checked",
-                "check there that it exists",
-            )
-            continue
-        kind, _, path = arn.rpartition(":")[2].partition("/")
-        found = find_principal_arn(client, kind, path.rpartition("/")[2])
-        if found == arn:
-            yield ok(f"{setting}: {arn} exists in IAM")
-        elif found is None:
-            yield bad(f"{setting}: {arn} does not exist in IAM", "use the ARN of an existing role or user")
-        else:
-            text = f"{setting}: IAM has {found}, not {arn}; EKS accepts only the full ARN"
-            yield bad(text, stack.setting(setting, found))
-    mine = caller_arn(client)
-    if mine in [arn for setting, arn in arns.items() if setting.startswith("cluster.admins")]:
+    """Check that admins and viewers exist, that the caller is an admin, and who can reach the API."""
+    mine, cluster = caller_arn(client), stack.settings.cluster
+    for setting, arn in cluster_access.principal_arns(cluster, mine).items():
+        if arn.split(":")[4] != mine.split(":")[4]:
+            text = f"{setting}: {arn} belongs to another account, so it was not checked"
+            yield unknown(text, "check there that it exists")
+    found = list(cluster_access.principal_problems(cluster, mine, partial(find_principal_arn, client)))
+    if not found:
+        yield ok("all cluster.admins and cluster.viewers of this account exist in IAM")
+    missing = cluster_access.caller_problem(cluster, mine)
+    if missing is None:
         yield ok(f"{mine} is an administrator of the cluster")
-    else:
-        fix = stack.setting(f"cluster.admins[{len(cluster.admins)}]", mine)
-        yield bad(f"cluster.admins does not list {mine}, so the release could not be installed", fix)
+    for problem in [*found, *([] if missing is None else [missing])]:
+        fix = f"{problem.fix} --stack {stack.name}" if problem.fix.startswith("pulumi ") else problem.fix
+        yield bad(f"{problem.key.rpartition(':')[2]}: {problem.reason}", fix)
+    if not cluster.public_cidrs:
+        what, fix = cluster_access.NO_PUBLIC_ACCESS.split(" Fix: ")
+        yield warn(what, fix)
     world = ", ".join(network for network in cluster.public_cidrs if cidr.is_open(network))
     if world != "":
         fix = stack.setting("cluster.publicCidrs[0]", "YOUR.ADDRESS/32")

@@ -73,7 +73,8 @@ MEANINGS = {
     "nodes.sshKeyName": "EC2 key pair for SSH; empty: Session Manager only.",
     "nodes.placementGroup": "Place all nodes close together (cluster placement group).",
     "nodes.singleZone": "All nodes in the first availability zone: AWS charges traffic between zones.",
-    "dns.zone": "Name of the private zone, which only the VPC can resolve.",
+    "dns.zone": "Name of the private zone, which only the VPC can resolve. Empty: `paddle.internal`; in an existing "
+    "VPC, in which other stacks may be, `<project>-<stack>.internal`.",
     "dns.publicZoneId": "Id of an existing public hosted zone, in which `externalName` is created.",
     "dns.externalName": "Public DNS name of the API server.",
     "artifacts.uploads": "Files that `pulumi up` uploads to the bucket: object key → path of the local file.",

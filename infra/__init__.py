@@ -4,7 +4,7 @@
 (`target_aws.py`, `target_kubeconfig.py`), which create components: one `ComponentResource` per module.
 
 Modules that import no pulumi, so that tests and other tools use them without an engine: `settings*`,
-`setting_types`, `stack_config`, `chart_values`, `chart_check`, `cluster_preflight`, `release_drift`,
+`setting_types`, `stack_config`, `chart_values`, `chart_check`, `cluster_access`, `cluster_preflight`, `release_drift`,
 `naming`, `cidr`, `constants`, `node_capacity`, `eks_kubeconfig`, `iam_policies`,
 `deployer_permissions`.
 """

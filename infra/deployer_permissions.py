@@ -95,7 +95,7 @@ SERVICES: dict[str, str] = {
     """,
     "route53": """
         AssociateVPCWithHostedZone ChangeResourceRecordSets ChangeTagsForResource CreateHostedZone
-        DeleteHostedZone DisassociateVPCFromHostedZone GetChange GetHostedZone ListResourceRecordSets
+        DeleteHostedZone DisassociateVPCFromHostedZone GetChange GetHostedZone ListHostedZones ListResourceRecordSets
         ListTagsForResource UpdateHostedZoneComment
     """,
     "s3": """

@@ -9,6 +9,9 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import constants, settings_rules
+from infra.aws_context import AwsContext
+from infra.aws_lookup import read_if_exists
+from infra.dns_zone import private_zone_name
 from infra.settings import Settings
 from infra.settings_errors import Problem, SettingsError, setting_problem
 
@@ -59,12 +62,13 @@ def select_zones(settings: Settings) -> list[str]:
     return list(network.availability_zones) or names[: network.zones]
 
 
-def check_existing_network(settings: Settings) -> SelectedNetwork:
+def check_existing_network(settings: Settings, context: AwsContext) -> SelectedNetwork:
     """Return the network of `network.vpcId` and `network.subnetIds`, after reading it from AWS.
 
     Raises:
         SettingsError: a subnet belongs to another VPC or to a zone without control planes; all subnets are in
-            one zone; DNS is off in the VPC; or the network of Kubernetes Services overlaps it.
+            one zone; DNS is off in the VPC; the network of Kubernetes Services overlaps it; or the VPC has a private
+            zone with the name of the stack's.
     """
     network = settings.network
     vpc = aws.ec2.get_vpc(id=network.vpc_id)
@@ -92,6 +96,16 @@ def check_existing_network(settings: Settings) -> SelectedNetwork:
         problems.append(setting_problem("network.vpcId", network.vpc_id, limit, why, fix))
     for block in sorted({vpc.cidr_block, *(part.cidr_block for part in vpc.cidr_block_associations or ())}):
         problems += settings_rules.service_network_problems(settings, block)
+    name = private_zone_name(settings, context.prefix)
+    zone = read_if_exists(
+        lambda name: aws.route53.get_zone(name=name, private_zone=True, vpc_id=network.vpc_id), name
+    )
+    if zone is not None and not context.stack_tags.items() <= zone.tags.items():
+        limit = "a name that no other private zone of the VPC has"
+        why = f"{network.vpc_id} has the private zone {zone.zone_id} of this name, which is not this stack's"
+        problems.append(
+            setting_problem("dns.zone", name, limit, why, f"use for example {context.prefix}.{name}")
+        )
     if problems:
         raise SettingsError(problems)
     return SelectedNetwork(network.vpc_id, dict(sorted(by_zone.items())), list(network.subnet_ids))

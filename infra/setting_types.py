@@ -27,7 +27,10 @@ def int_help(low: int, high: int, reason: str) -> Help:
 
 
 def _check_network(value: str) -> str:
-    ipaddress.IPv4Network(value)  # raises ValueError, also for host bits
+    # The constructor raises ValueError for host bits, and accepts an address without mask and masks such as
+    # 255.255.0.0, which AWS rejects.
+    if str(ipaddress.IPv4Network(value)) != value:
+        raise ValueError("AWS accepts only the notation ADDRESS/BITS")
     return value
 
 
@@ -123,9 +126,9 @@ AmiRelease = Annotated[
 ]
 ZoneName = Annotated[
     str,
-    Field(pattern=rf"^{_ZONE}$", max_length=253),
+    Field(pattern=rf"^({_ZONE})?$", max_length=253),
     Help(
-        "a lower-case domain name of at least two labels",
+        "a lower-case domain name of at least two labels, or an empty text",
         "a name of one label may resolve elsewhere",
         "use for example paddle.internal",
     ),

@@ -140,9 +140,10 @@ class NodesSettings(SettingsModel):
 
 
 class DnsSettings(SettingsModel):
-    """zone: private zone of the network. externalName in publicZoneId: public name of the API server."""
+    """zone: private zone of the network; an empty text: paddle.internal, or a name of the stack's own in an existing
+    VPC. externalName in publicZoneId: public name of the API server."""
 
-    zone: types.ZoneName = "paddle.internal"
+    zone: types.ZoneName = ""
     public_zone_id: types.HostedZoneId = ""
     external_name: types.OptionalZoneName = ""
 

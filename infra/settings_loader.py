@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from infra.setting_types import Help
 from infra.settings import Settings
 from infra.settings_errors import PROJECT, Problem, SettingsError, setting_problem
-from infra.settings_rules import credential_problems, secret_problems, settings_problems
+from infra.settings_rules import secret_problems, settings_problems
 
 _TEXT_KEYS = {"target", "compute", "image"}
 # Spellings of on and off in other tools and in YAML 1.1.
@@ -117,3 +117,22 @@ def _helps(field: FieldInfo) -> Iterator[Help]:
     item_metadata = [getattr(item, "__metadata__", ()) for item in typing.get_args(field.annotation)]
     for metadata in (field.metadata, *item_metadata):
         yield from (one for one in metadata if isinstance(one, Help))
+
+
+# Settings of the AWS provider that select its credentials; only the provider reads them.
+_PROVIDER_CREDENTIALS = (
+    *("profile", "accessKey", "secretKey", "token", "assumeRole", "assumeRoles", "assumeRoleWithWebIdentity"),
+    *("sharedConfigFiles", "sharedCredentialsFile", "sharedCredentialsFiles"),
+)
+
+
+def credential_problems(config: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield a problem for each credential in `aws:` settings; all tools take the credentials of the environment.
+
+    A profile has its name only on the machine of one user, and the file of the stack is for all users and for CI.
+    """
+    for name in _PROVIDER_CREDENTIALS:
+        if config.get(f"aws:{name}"):
+            why = "only Pulumi's AWS provider would use it, but not `pulumi login`, kubectl and `make push`"
+            fix = f"pulumi config rm aws:{name}, write a profile to ~/.aws/config, and export AWS_PROFILE=its name"
+            yield Problem(f"aws:{name}", "(not shown)", "not set", why, fix)

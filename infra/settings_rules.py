@@ -344,22 +344,3 @@ def secret_problems(keys: Iterable[str], project: str) -> Iterator[Problem]:
                 "extraEnv (valueFrom.secretKeyRef) or data.sourceSecret, and remove the secret with pulumi config rm"
             )
             yield Problem(key, "(not shown)", "without Pulumi secrets", why, fix)
-
-
-# Settings of the AWS provider that select its credentials; only the provider reads them.
-_PROVIDER_CREDENTIALS = (
-    *("profile", "accessKey", "secretKey", "token", "assumeRole", "assumeRoles", "assumeRoleWithWebIdentity"),
-    *("sharedConfigFiles", "sharedCredentialsFile", "sharedCredentialsFiles"),
-)
-
-
-def credential_problems(config: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield a problem for each credential in `aws:` settings; all tools take the credentials of the environment.
-
-    A profile has its name only on the machine of one user, and the file of the stack is for all users and for CI.
-    """
-    for name in _PROVIDER_CREDENTIALS:
-        if config.get(f"aws:{name}"):
-            why = "only Pulumi's AWS provider would use it, but not `pulumi login`, kubectl and `make push`"
-            fix = f"pulumi config rm aws:{name}, write a profile to ~/.aws/config, and export AWS_PROFILE=its name"
-            yield Problem(f"aws:{name}", "(not shown)", "not set", why, fix)

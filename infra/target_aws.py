@@ -6,16 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pulumi
-import pulumi_aws as aws
 
 from infra import (
+    aws_checks,
     chart_values,
     constants,
     eks_kubeconfig,
     iam_policies,
     network_selection,
-    node_capacity,
-    settings_rules,
 )
 from infra.artifacts_bucket import Artifacts
 from infra.aws_context import AwsContext, create_context
@@ -23,7 +21,7 @@ from infra.bastion import Bastion
 from infra.cluster_autoscaler import Autoscaler
 from infra.cost_budget import Budget
 from infra.device_plugin import DevicePlugin
-from infra.dns_zone import Dns
+from infra.dns_zone import Dns, private_zone_name
 from infra.efs_storage import EfsStorage
 from infra.eks_cluster import EksCluster, Logs
 from infra.eks_nodes import Nodes
@@ -31,7 +29,6 @@ from infra.image_registry import Registry
 from infra.kms_key import Key
 from infra.live_cluster import LiveCluster, read_live_cluster
 from infra.network_selection import SelectedNetwork
-from infra.settings_errors import SettingsError
 from infra.stack_inputs import StackInputs
 from infra.training import DATA_LOSS_NOTE, Training
 from infra.vpc_network import VpcNetwork
@@ -46,57 +43,6 @@ BACKUPS_NOTE = (
 )
 
 
-def check_uploads(inputs: StackInputs) -> None:
-    """Check that the files of `artifacts.uploads` exist. A preview logs a warning instead of raising.
-
-    Raises:
-        SettingsError: a file does not exist, and this is not a preview.
-    """
-    missing = list(settings_rules.upload_problems(inputs.settings, inputs.folder))
-    if missing and not pulumi.runtime.is_dry_run():
-        raise SettingsError(missing)
-    for problem in missing:
-        pulumi.log.warn(f"this preview leaves out the upload of a file that does not exist:\n  {problem}")
-
-
-def check_node_capacity(inputs: StackInputs) -> None:
-    """Check that all pods fit on the nodes at once, with the instance sizes that AWS reports.
-
-    Log a warning if they fit only on machines without EKS' daemons, or if a size is unknown.
-
-    Raises:
-        SettingsError: the pods would not fit even on machines without any other pod.
-    """
-    nodes = inputs.settings.nodes
-    if inputs.settings.compute == "off":
-        return
-    if nodes.capacity == "SPOT" and len(nodes.instance_types) == 1:
-        only = nodes.instance_types[0]
-        pulumi.log.warn(
-            f"nodes.instanceTypes has only {only}: if AWS has no spot capacity of it, no node starts. "
-            "Fix: list several types of the same size"
-        )
-    machines = {}
-    for kind in nodes.instance_types:
-        try:
-            found = aws.ec2.get_instance_type(instance_type=kind)
-        except Exception as error:  # the provider's errors have no type of their own
-            pulumi.log.warn(
-                f"nodes.instanceTypes: the size of {kind} could not be read from AWS ({error}), so it was not checked "
-                "whether the pods fit. Fix: correct the type, or compare its vCPUs and memory with `resources` of the "
-                "chart; pods that do not fit stay Pending"
-            )
-            continue
-        memory = float(found.memory_size * node_capacity.MIB)
-        gpus = node_capacity.count_gpus(kind)
-        machines[kind] = node_capacity.Size(float(found.default_vcpus), memory, gpus)
-    problems, warnings = settings_rules.capacity_problems(inputs.settings, inputs.effective_values, machines)
-    if problems:
-        raise SettingsError(problems)
-    for warning in warnings:
-        pulumi.log.warn(warning)
-
-
 def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input[Any]]:
     """Create all resources of a stack with target aws in `region`, and return the stack's outputs.
 
@@ -104,11 +50,12 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
         SettingsError: a check of the settings against files or AWS failed; no resource was registered.
     """
     settings = inputs.settings
-    check_uploads(inputs)
-    check_node_capacity(inputs)
+    aws_checks.check_uploads(inputs)
+    aws_checks.check_access(inputs)
+    aws_checks.check_node_capacity(inputs)
     context = create_context(inputs, region)
     if settings.network.vpc_id != "":
-        network = network_selection.check_existing_network(settings)
+        network = network_selection.check_existing_network(settings, context)
     else:
         zones = network_selection.select_zones(settings)
         with_access = settings.compute == "on"
@@ -180,6 +127,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
             outputs["bastion"] = bastion.instance.id
     Dns(
         context,
+        zone_name=private_zone_name(settings, context.prefix),
         vpc_id=network.vpc_id,
         file_system_host=storage.file_system.dns_name,
         api_host=api_host,

@@ -171,6 +171,16 @@ class Account:
 
     # --- faults
 
+    def call_as(self, arn: str) -> None:
+        """Make this role or user, which need not be an administrator of a cluster, the caller."""
+        (self.folder / "caller").write_text(arn, encoding="utf-8")
+
+    @property
+    def caller(self) -> str:
+        """Return the ARN of the caller's role or user, with its path; by default the role Admin."""
+        path = self.folder / "caller"
+        return path.read_text(encoding="utf-8") if path.exists() else f"arn:aws:iam::{self.number}:role/Admin"
+
     def fail(
         self, kind: str, operation: str, *, nth: int = 1, message: str = "InternalError: injected"
     ) -> None:

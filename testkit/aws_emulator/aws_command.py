@@ -12,7 +12,13 @@ from testkit.aws_emulator.account import Account, AwsError
 
 
 def _token(account: Account) -> str:
-    """Return the token that the API server of the emulated clusters accepts."""
+    """Return the token that the API server of the emulated clusters accepts.
+
+    As in AWS, a caller without an access entry gets a token too, and the API server rejects it.
+    """
+    entries = account.all("aws:eks/accessEntry:AccessEntry")
+    if not any(entry.inputs["principalArn"] == account.caller for entry in entries):
+        return "of-a-caller-without-an-access-entry"
     path = account.about["cluster"].get("tokenFile")
     if not path:
         raise AwsError(

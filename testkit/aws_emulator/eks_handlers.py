@@ -12,6 +12,7 @@ from typing import Any
 from testkit.aws_emulator.account import AwsError
 from testkit.aws_emulator.eks_rules import (
     principal_exists,
+    require_cidr_notation,
     require_fitting_network,
     require_fitting_version,
     require_key_pair,
@@ -63,6 +64,7 @@ class Cluster(Handler):
                 f"{network['subnetIds']} are all in one"
             )
         require_fitting_network(cloud, p, subnets)
+        require_cidr_notation(network.get("publicAccessCidrs"))
         require_role(cloud, p["roleArn"], "eks.amazonaws.com")
         made = _eks(cloud).create_cluster(
             name=p["name"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import re
 from pathlib import Path
 
 import jsonschema
@@ -119,6 +120,13 @@ def require_fitting_network(cloud: MotoCloud, p: Props, subnets: list[Props]) ->
                 raise AwsError(
                     f"InvalidParameterException: serviceIpv4Cidr {services} overlaps the VPC's {block}"
                 )
+
+
+def require_cidr_notation(blocks: list[str] | None) -> None:
+    """Raise if a network that may reach the API server is not in the notation ADDRESS/BITS."""
+    for block in blocks or ():
+        if not re.fullmatch(r"\d+(\.\d+){3}/\d{1,2}", block):
+            raise AwsError(f"InvalidParameterException: The following CIDRs are invalid: [{block}]")
 
 
 def require_not_newer(cloud: MotoCloud, p: Props) -> None:

@@ -140,12 +140,26 @@ def _route53(cloud: MotoCloud) -> Any:
     return cloud.client("route53")
 
 
+def private_zone(cloud: MotoCloud, vpc: str, name: str) -> str | None:
+    """Return the id of the private zone with this name in a VPC, or None."""
+    found = _route53(cloud).list_hosted_zones_by_vpc(VPCId=vpc, VPCRegion=cloud.region)
+    for zone in found["HostedZoneSummaries"]:
+        if zone["Name"].rstrip(".") == name:
+            return str(zone["HostedZoneId"])
+    return None
+
+
 @register_handler("aws:route53/zone:Zone")
 class Zone(Handler):
     """A private zone of one VPC."""
 
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         (vpc,) = p["vpcs"]
+        if zone := private_zone(cloud, vpc["vpcId"], p["name"]):
+            raise AwsError(
+                f"ConflictingDomainExists: The VPC {vpc['vpcId']} in region {cloud.region} has already been associated "
+                f"with the hosted zone {zone} with the same domain name."
+            )
         made = _route53(cloud).create_hosted_zone(
             Name=p["name"],
             CallerReference=digest(p, id(p)),

@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from testkit.aws_emulator.account import AwsError
 from testkit.aws_emulator.eks_rules import addon_version, version_of
-from testkit.aws_emulator.handler import MotoCloud, digest
+from testkit.aws_emulator.handler import MotoCloud, digest, tag_map
+from testkit.aws_emulator.iam_route53_handlers import private_zone
 from testkit.aws_emulator.property_values import Props
 
 # Public parameters of AL2023 images for EKS ("Retrieve recommended Amazon Linux AMI IDs", EKS user guide).
@@ -41,8 +42,37 @@ def invoke(cloud: MotoCloud, token: str, arguments: Props) -> Props:
 
 @function("aws:index/getCallerIdentity:getCallerIdentity")
 def _identity(cloud: MotoCloud, p: Props) -> Props:
-    number = cloud.account.number
-    return {"accountId": number, "arn": f"arn:aws:iam::{number}:user/emulator"}
+    kind, name = cloud.account.caller.rpartition(":")[2].split("/", 1)
+    session = f"arn:aws:sts::{cloud.account.number}:assumed-role/{name.rpartition('/')[2]}/session"
+    return {
+        "accountId": cloud.account.number,
+        "arn": session if kind == "role" else cloud.account.caller,
+    }
+
+
+@function("aws:iam/getSessionContext:getSessionContext")
+def _session_context(cloud: MotoCloud, p: Props) -> Props:
+    return {"issuerArn": cloud.account.caller if ":assumed-role/" in p["arn"] else p["arn"]}
+
+
+def _principal(cloud: MotoCloud, kind: str, name: str) -> Props:
+    named = [a for a in cloud.account.about["principals"] if f":{kind}/" in a and a.endswith(f"/{name}")]
+    iam = cloud.client("iam")
+    if named:
+        return {"arn": named[0]}
+    if kind == "role":
+        return {"arn": iam.get_role(RoleName=name)["Role"]["Arn"]}
+    return {"arn": iam.get_user(UserName=name)["User"]["Arn"]}
+
+
+@function("aws:iam/getRole:getRole")
+def _role(cloud: MotoCloud, p: Props) -> Props:
+    return _principal(cloud, "role", p["name"])
+
+
+@function("aws:iam/getUser:getUser")
+def _user(cloud: MotoCloud, p: Props) -> Props:
+    return _principal(cloud, "user", p["userName"])
 
 
 @function("aws:index/getAvailabilityZones:getAvailabilityZones")
@@ -93,6 +123,15 @@ def _subnet(cloud: MotoCloud, p: Props) -> Props:
         "availabilityZone": found["AvailabilityZone"],
         "availabilityZoneId": found["AvailabilityZoneId"],
     }
+
+
+@function("aws:route53/getZone:getZone")
+def _zone(cloud: MotoCloud, p: Props) -> Props:
+    zone = private_zone(cloud, p["vpcId"], p["name"])
+    if zone is None:
+        raise AwsError("no matching Route 53 Hosted Zone found")
+    tags = cloud.client("route53").list_tags_for_resource(ResourceType="hostedzone", ResourceId=zone)
+    return {"id": zone, "zoneId": zone, "tags": tag_map(tags["ResourceTagSet"]["Tags"])}
 
 
 @function("aws:ec2/getSecurityGroup:getSecurityGroup")

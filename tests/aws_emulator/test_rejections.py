@@ -225,3 +225,19 @@ def test_node_group_with_a_startup_taint_rejects(model: Model) -> None:
     taint = {"key": "efs.csi.aws.com/agent-not-ready", "effect": "NO_EXECUTE"}
     with pytest.raises(AwsError, match="was set after the driver had removed it"):
         _make(model, NODES, **_group(subnets, role), taints=[taint])
+
+
+@pytest.mark.parametrize("block", ["203.0.113.7", "203.0.113.0/255.255.255.0"])
+def test_cluster_with_a_network_without_mask_rejects(model: Model, block: str) -> None:
+    with pytest.raises(AwsError, match="The following CIDRs are invalid"):
+        _cluster(model, networks=[block])
+
+
+def test_second_private_zone_of_a_name_in_a_vpc_rejects(model: Model) -> None:
+    vpcs = [{"vpcId": _make(model, VPC, cidrBlock=block)[0]} for block in ("10.0.0.0/16", "10.1.0.0/16")]
+    zone = "aws:route53/zone:Zone"
+    _make(model, zone, name="paddle.internal", comment="first", vpcs=vpcs[:1])
+    _make(model, zone, name="paddle.internal", comment="of another network", vpcs=vpcs[1:])
+    _make(model, zone, name="two.paddle.internal", comment="a name below it", vpcs=vpcs[:1])
+    with pytest.raises(AwsError, match="ConflictingDomainExists"):
+        _make(model, zone, name="paddle.internal", comment="second", vpcs=vpcs[:1])

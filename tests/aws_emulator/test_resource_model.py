@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,10 +37,12 @@ def _network(model: Model) -> tuple[str, list[str]]:
     return vpc, [_make(model, SUBNET, vpcId=vpc, **subnet)[0] for subnet in make]
 
 
-def _cluster(model: Model, name: str = "c") -> tuple[dict[str, Any], list[str], str]:
+def _cluster(
+    model: Model, name: str = "c", networks: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[str], str]:
     _, subnets = _network(model)
     role = _make(model, ROLE, name="r", assumeRolePolicy=TRUST)[1]["arn"]
-    network = {"subnetIds": subnets}
+    network = {"subnetIds": subnets, "publicAccessCidrs": list(networks)}
     _, made = _make(
         model, CLUSTER, name=name, roleArn=role, vpcConfig=network, bootstrapSelfManagedAddons=False
     )
@@ -248,6 +251,11 @@ def test_aws_command_returns_only_tokens_of_existing_clusters(model: Model, acco
     asked = ("eks", "get-token", "--cluster-name", "c", "--region", "us-west-2", "--output", "json")
     assert "ResourceNotFoundException" in _aws(account, *asked).stderr
     _cluster(model)
+    stranger = json.loads(_aws(account, *asked).stdout)
+    assert stranger["status"]["token"] != "let-me-in", (
+        "the API server rejects a caller without an access entry"
+    )
+    _make(model, "aws:eks/accessEntry:AccessEntry", clusterName="c", principalArn=account.caller)
     credential = json.loads(_aws(account, *asked).stdout)
     assert credential["kind"] == "ExecCredential"
     assert credential["status"]["token"] == "let-me-in"

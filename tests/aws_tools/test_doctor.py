@@ -167,6 +167,12 @@ def test_doctor_sso_role_reports_full_arn(examine, admins, said, fix) -> None:
         assert [f for f in rejected if said in f.what and fix in f.fix], rejected
 
 
+def test_doctor_api_server_without_public_access_is_a_warning(examine) -> None:
+    found = examine("cluster.publicCidrs=[]", "cluster.openToWorld=false")
+    assert [f.level for f in found if "cluster.publicCidrs is empty" in f.what] == ["warn"]
+    assert not [f for f in examine() if "cluster.publicCidrs is empty" in f.what]
+
+
 def test_doctor_missing_viewer_is_bad_other_account_is_unknown(examine) -> None:
     found = examine("cluster.viewers=[role/preview,arn:aws:iam::210987654321:role/ci]", iam=Iam())
     assert [w for w in levels(found, "bad") if w.startswith("cluster.viewers")] == [

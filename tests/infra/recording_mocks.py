@@ -57,6 +57,10 @@ INVOKES: dict[str, Any] = {
         "id": ACCOUNT,
         "userId": "AIDA",
     },
+    "aws:iam/getSessionContext:getSessionContext": {
+        "id": "x",
+        "issuerArn": f"arn:aws:iam::{ACCOUNT}:role/Admin",
+    },
     "aws:index/getAvailabilityZones:getAvailabilityZones": {
         "names": ["us-west-2b", "us-west-2a", "us-west-2d", "us-west-2c"],
         "zoneIds": ["usw2-az2", "usw2-az1", "usw2-az4", "usw2-az3"],
@@ -73,6 +77,7 @@ INVOKES: dict[str, Any] = {
         "type": "String",
     },
     "aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 2, "memorySize": 8192},
+    "aws:route53/getZone:getZone": Exception("no matching Route 53 Hosted Zone found"),
     "aws:eks/getCluster:getCluster": Exception("reading EKS Cluster: couldn't find resource"),
     "aws:eks/getAddonVersion:getAddonVersion": {"id": "x", "version": "v1.2.3-eksbuild.1"},
     "aws:cloudwatch/getLogGroups:getLogGroups": {"id": "x", "arns": [], "logGroupNames": []},
@@ -127,6 +132,10 @@ class Recorder(Mocks):
                 "cidrBlock": "10.9.0.0/20",
             }
         answer = self.answers.get(args.token, INVOKES.get(args.token))
+        if answer is None and args.token in ("aws:iam/getRole:getRole", "aws:iam/getUser:getUser"):
+            name = args.args.get("name") or args.args["userName"]
+            kind = args.token.rpartition(":get")[2].lower()
+            return {"id": name, "arn": f"arn:aws:iam::{ACCOUNT}:{kind}/{name}"}
         if answer is None:
             raise KeyError(args.token)
         if "zoneIds" in answer:

@@ -73,7 +73,8 @@ def test_control_plane_upgraded_by_aws_is_followed_and_nodes_stay(monkeypatch: p
     assert made.one("Release", "autoscaler").inputs["values"]["image"].partition(":v")[2].startswith("1.36.")
     assert [text for text in said if "cluster.version 1.35: the control plane has 1.36" in text]
     made = aws_stack(
-        answers=running("1.35", nodes={"sizes": (1, 3, 3)}), cluster={"admins": ["role/A"], "version": "1.36"}
+        answers=running("1.35", nodes={"sizes": (1, 3, 3)}),
+        cluster={"admins": ["role/Admin"], "version": "1.36"},
     )
     assert "paddle-training-dev-cluster" not in made.ignored, "an upgrade that the owner asks for"
 

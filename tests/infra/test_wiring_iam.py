@@ -6,14 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pulumi
 import pytest
 
 from infra import deployer_permissions, iam_policies
 from infra.settings import IamSettings
+from infra.settings_errors import SettingsError
 from testkit.aws_emulator import authorization
 from testkit.aws_emulator.account import Account, AwsError, required_actions
 
-from .recording_mocks import EVERYTHING, Recorder, default, everything
+from .recording_mocks import EVERYTHING, Recorder, aws_stack, default, everything
 
 PREFIX = "paddle-training-dev"
 DEPLOYER = iam_policies.deployer(PREFIX, IamSettings())
@@ -144,3 +146,69 @@ def test_deployer_policy_attaches_no_administrator_policy() -> None:
 def test_trust_policy_allows_tagged_sessions_only_for_pods() -> None:
     assert "sts:TagSession" in iam_policies.trust("pods.eks.amazonaws.com")
     assert "sts:TagSession" not in iam_policies.trust("ec2.amazonaws.com")
+
+
+def test_caller_that_is_no_administrator_is_rejected_before_any_resource(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", said.append)
+    sso = "arn:aws:iam::123456789012:role/aws-reserved/sso.amazonaws.com/Deployer"
+    caller = {"aws:iam/getSessionContext:getSessionContext": {"id": "x", "issuerArn": sso}}
+    with pytest.raises(SettingsError, match=rf"does not list {sso}, so .*\n.*'cluster.admins\[1\]' {sso}"):
+        aws_stack(answers=caller)
+    aws_stack(answers=caller, compute="off")
+    # The role of pull requests previews the stack, and may not deploy it.
+    monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: True)
+    aws_stack(answers=caller)
+    assert [text for text in said if f"does not list {sso}" in text]
+    said.clear()
+    caller["aws:iam/getSessionContext:getSessionContext"]["issuerArn"] = (
+        "arn:aws:iam::123456789012:role/preview"
+    )
+    aws_stack(answers=caller, cluster={"admins": ["role/Admin"], "viewers": ["role/preview"]})
+    assert not [text for text in said if "does not list" in text]
+
+
+def test_root_user_cannot_be_an_administrator() -> None:
+    root = "arn:aws:iam::123456789012:root"
+    caller = {"aws:iam/getSessionContext:getSessionContext": {"id": "x", "issuerArn": root}}
+    with pytest.raises(SettingsError, match=r"EKS accepts only roles and users\n.*sign in as a role"):
+        aws_stack(answers=caller)
+
+
+@pytest.mark.parametrize("key", ["admins", "viewers"])
+def test_principal_that_iam_lacks_is_rejected_before_any_resource(key: str) -> None:
+    absent = Exception("reading IAM User (ghost): couldn't find resource")
+    cluster = {"admins": ["role/Admin"]}
+    cluster[key] = [*cluster.get(key, []), "user/ghost"]
+    with pytest.raises(SettingsError, match=r"user/ghost does not exist in IAM"):
+        aws_stack(answers={"aws:iam/getUser:getUser": absent}, cluster=cluster)
+    other_account = ["arn:aws:iam::999999999999:user/ghost"]
+    aws_stack(answers={"aws:iam/getUser:getUser": absent}, cluster={"admins": ["role/Admin", *other_account]})
+
+
+def test_principal_without_its_path_is_rejected_with_the_full_arn() -> None:
+    full = "arn:aws:iam::123456789012:role/teams/Admin"
+    answers = {"aws:iam/getRole:getRole": {"id": "x", "arn": full}}
+    with pytest.raises(
+        SettingsError, match=rf"EKS accepts only the full ARN\n.*'cluster.admins\[0\]' {full}"
+    ):
+        aws_stack(answers=answers)
+
+
+def test_iam_that_cannot_be_read_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", said.append)
+    aws_stack(answers={"aws:iam/getRole:getRole": Exception("AccessDenied: iam:GetRole")})
+    assert [text for text in said if "were not compared with IAM" in text and "AccessDenied" in text]
+
+
+@pytest.mark.parametrize(("networks", "warned"), [([], True), (["203.0.113.0/24"], False)])
+def test_api_server_without_public_access_is_a_warning(
+    networks: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(pulumi.log, "warn", said.append)
+    aws_stack(cluster={"admins": ["role/Admin"], "publicCidrs": networks})
+    assert bool([text for text in said if "cluster.publicCidrs is empty" in text]) is warned

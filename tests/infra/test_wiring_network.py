@@ -83,3 +83,25 @@ def test_dns_records_point_to_resources() -> None:
     assert records["paddle.example.com"]["zoneId"] == "Z1"
     assert records["paddle.example.com"]["records"] == ["ABC.gr7.us-west-2.eks.amazonaws.com"]
     assert everything().one("Zone").inputs["vpcs"] == [{"vpcId": "paddle-training-dev-vpc-id"}]
+
+
+def test_private_zone_in_an_existing_network_has_a_name_of_the_stack() -> None:
+    assert everything().one("Zone").inputs["name"] == "paddle.internal"
+    names = [aws_stack(network=EXISTING, name=name).one("Zone").inputs["name"] for name in ("dev", "two")]
+    assert names == ["paddle-training-dev.internal", "paddle-training-two.internal"]
+
+
+@pytest.mark.parametrize(("stack", "rejected"), [("another", True), ("dev", False)])
+def test_private_zone_name_that_the_network_has_is_rejected_unless_it_is_of_this_stack(
+    stack: str, rejected: bool
+) -> None:
+    tags = {"Project": "paddle-training", "Stack": stack, "ManagedBy": "pulumi"}
+    tags["KubernetesCluster"] = f"paddle-training-{stack}"
+    answers = {"aws:route53/getZone:getZone": {"id": "Z9", "zoneId": "Z9", "tags": tags}}
+    if not rejected:
+        aws_stack(network=EXISTING, dns={"zone": "ours.internal"}, answers=answers)
+        return
+    with pytest.raises(
+        SettingsError, match=r"dns.zone = 'ours.internal'\n.*\n.*private zone Z9 of this name"
+    ):
+        aws_stack(network=EXISTING, dns={"zone": "ours.internal"}, answers=answers)

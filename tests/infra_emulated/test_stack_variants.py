@@ -105,9 +105,17 @@ def test_existing_network_key_and_zone_stay_unchanged(
     assert (way_in["server"], way_in["tls-server-name"]) == ("https://paddle.example.com", endpoint)
     private = account.all("aws:route53/zone:Zone")[0]
     assert _names(cloud, private.id) == {
-        "api.paddle.internal": [endpoint],
-        "efs.paddle.internal": [f"{file_system['FileSystemId']}.efs.{REGION}.amazonaws.com"],
+        "api.paddle-training-dev.internal": [endpoint],
+        "efs.paddle-training-dev.internal": [f"{file_system['FileSystemId']}.efs.{REGION}.amazonaws.com"],
     }
+
+    # Another stack in the same VPC has a zone of its own by default, and cannot take the name of an existing one.
+    network = [f"network.vpcId={vpc}", *[f"network.subnetIds[{i}]={s}" for i, s in enumerate(subnets)]]
+    second = dev_stack("two", *network, f"iam.permissionsBoundary={boundary}", "iam.path=/teams/paddle/")
+    assert second.preview().code == 0
+    second.config("paddle-training:dns.zone=paddle-training-dev.internal")
+    taken = second.preview()
+    assert f"{vpc} has the private zone {private.id} of this name, which is not this stack's" in taken.text
 
     bastion = cloud.client("ec2").describe_instances(InstanceIds=[engine.outputs()["bastion"]])
     machine: dict[str, Any] = bastion["Reservations"][0]["Instances"][0]
@@ -241,3 +249,15 @@ def test_a_replaced_cluster_gets_its_own_namespace_and_releases(dev_stack: Make,
     replaced = engine.preview()
     assert "replace" in {step.op for step in replaced.of("aws:eks/cluster:Cluster")}, replaced.text
     assert "replace" in {step.op for step in replaced.of(provider)}, replaced.text
+
+
+def test_up_of_a_caller_who_is_no_administrator_creates_nothing(dev_stack: Make, account: Account) -> None:
+    engine = dev_stack("dev")
+    account.call_as("arn:aws:iam::123456789012:role/preview")
+    planned = engine.preview()
+    assert planned.code == 0, planned.text
+    assert "`pulumi up` would reject these settings" in planned.text
+    rejected = engine.up()
+    assert rejected.code != 0
+    assert "cluster.admins does not list arn:aws:iam::123456789012:role/preview" in rejected.text
+    assert account.all() == []

@@ -1,0 +1,68 @@
+"""Rules about who can use the cluster: its administrators, viewers, and the caller who deploys. Imports no pulumi.
+
+EKS rejects an unknown principal only when the cluster is up, and without an administrator the release cannot be
+installed. `pulumi up` and `make doctor` check this first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from infra.settings import ClusterSettings
+from infra.settings_errors import Problem
+from infra.settings_errors import setting_problem as problem
+
+FindPrincipal = Callable[[str, str], str | None]
+"""Kind (`role` or `user`) and name → ARN with its path; None if IAM has no such role or user."""
+
+NO_PUBLIC_ACCESS = (
+    "cluster.publicCidrs is empty, so only machines inside the network of the cluster reach its API server. From "
+    "anywhere else, the release cannot be installed. Fix: add your address (cluster.publicCidrs: [YOUR.ADDRESS/32]), "
+    "or deploy from a machine in that network or connected with it"
+)
+
+
+def principal_arns(cluster: ClusterSettings, caller: str) -> dict[str, str]:
+    """Return the ARN of each principal by its setting, such as `cluster.admins[0]`, in the account of `caller`."""
+    _, partition, _, _, account, _ = caller.split(":", 5)
+    return {
+        f"cluster.{key}[{index}]": name
+        if name.startswith("arn:")
+        else f"arn:{partition}:iam::{account}:{name}"
+        for key, names in (("admins", cluster.admins), ("viewers", cluster.viewers))
+        for index, name in enumerate(names)
+    }
+
+
+def principal_problems(cluster: ClusterSettings, caller: str, find: FindPrincipal) -> Iterator[Problem]:
+    """Yield a problem for each principal of this account that IAM does not have, or has with another path."""
+    account = caller.split(":")[4]
+    for key, arn in principal_arns(cluster, caller).items():
+        if arn.split(":")[4] != account:
+            continue
+        kind, _, path = arn.rpartition(":")[2].partition("/")
+        found = find(kind, path.rpartition("/")[2])
+        if found is None:
+            limit, why = "a role or user of this account", f"{arn} does not exist in IAM"
+            yield problem(key, arn, limit, why, "use the ARN of an existing role or user")
+        elif found != arn:
+            why = f"IAM has {found}, not {arn}; EKS accepts only the full ARN"
+            fix = f"pulumi config set --path '{key}' {found}"
+            yield problem(key, arn, "the full ARN of the role or user, with its path", why, fix)
+
+
+def caller_problem(cluster: ClusterSettings, caller: str) -> Problem | None:
+    """Return a problem if `caller`, the ARN of a role or user with its path, is not an administrator of the cluster."""
+    admins = [arn for key, arn in principal_arns(cluster, caller).items() if key.startswith("cluster.admins")]
+    if caller in admins:
+        return None
+    why = f"cluster.admins does not list {caller}, so the release could not be installed"
+    fix = f"pulumi config set --path 'cluster.admins[{len(admins)}]' {caller}"
+    if ":role/" not in caller and ":user/" not in caller:
+        why, fix = (
+            f"{why}, and EKS accepts only roles and users",
+            "sign in as a role that cluster.admins lists",
+        )
+    return problem(
+        "cluster.admins", list(cluster.admins), "a list with the role or user who deploys", why, fix
+    )
