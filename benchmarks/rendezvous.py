@@ -36,7 +36,6 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.peers.messages import MemberState, Order
 from launcher.supervisor.peers.rank0_locator import build_credential
 from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch
-from launcher.supervisor.shared_storage.output_lease import read_lease_holder
 from local.paths import CLONE
 from testkit.fake_api_server import FakeApiServer, make_pod
 from testkit.stand_in_gang import StandInGang
@@ -131,7 +130,7 @@ async def simulate(launchers: list[Launcher]) -> None:
 def clients(given: str) -> None:
     """Run the simulated launchers that the JSON text `given` describes, in this process."""
     parameters = json.loads(given)
-    rest = tuple(parameters["address"]), parameters["token"], parameters["fingerprint"]
+    rest = tuple(parameters["address"]), parameters["credential"], parameters["fingerprint"]
     asyncio.run(simulate([Launcher(rank, *rest) for rank in range(*parameters["ranks"])]))
 
 
@@ -144,7 +143,7 @@ def measure(size: int, folder: Path) -> tuple[float, float, float]:
         settings = TrainSettings.from_environ({**gang.environ, "JOB_COMPLETION_INDEX": "1"})
         parameters = {
             "address": (gang.addresses[0], settings.peer_port),
-            "token": build_credential(settings, read_lease_holder(gang.output.lock)["token"]),
+            "credential": build_credential(settings, settings.layout.run_secret.read_text()),
             "fingerprint": json.loads(gang.output.run_json.read_text())["fingerprint"],
         }
         edges = [1 + (size - 1) * n // PROCESSES for n in range(PROCESSES + 1)]

@@ -8,6 +8,7 @@ training pod copies its shard to its own disk.
 └── <JOB_NAME>/                          JobPaths.job
     ├── manifest.json                    list of the data files; the data Job writes it last
     ├── data-failed.json                 why the data Job failed (instead of a manifest)
+    ├── .run-secret                      what the ranks of the newest run authenticate with; mode 0600
     ├── .<digest>.tmp/                   work in progress of the data Job
     ├── <i>/data/{train.txt,train.list,test.list}   shard i; a shard in several files has train-<part>.txt and
     │                                    files.json instead of train.txt
@@ -117,6 +118,11 @@ class JobPaths:
     @property
     def data_failed(self) -> Path:
         return self.job / "data-failed.json"
+
+    @property
+    def run_secret(self) -> Path:
+        """Path of the newest run's secret, which is not in output/, because `results` and exports copy from there."""
+        return self.job / ".run-secret"
 
     @property
     def tables(self) -> Path:

@@ -143,7 +143,7 @@ class RunFile:
     attempt: int = field(default=0, metadata=ALWAYS)
     restarts: list[RestartRecord] = field(default_factory=list, metadata=ALWAYS)
     holder: str = field(default="", metadata=ALWAYS)
-    """Token of the output lease of the pod that wrote the file."""
+    """Token of the output lease of the pod that wrote the file, which is no secret."""
     counted_restarts: int = field(default=0, metadata=_written("countedRestarts"))
     """Failures since the newest checkpoint, which `training.restarts` limits."""
     incarnations: list[str] = field(default_factory=list, metadata=ALWAYS)

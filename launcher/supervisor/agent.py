@@ -149,10 +149,10 @@ class Agent:
     def _start_coordinator(self, server: PeerServer) -> None:
         self.coordinator = Coordinator(
             self.settings, self.runtime, self.network, self.timings,
-            incarnation=self.incarnation, address=self._address, pause=self.pause, wake=self.wake,
+            address=self._address, pause=self.pause, wake=self.wake,
         )  # fmt: skip
         self._watchdog.membership = self.coordinator.membership
-        server.handle_state = self.coordinator.membership.handle_state
+        server.membership = self.coordinator.membership
         server.trainer_store = self.coordinator.trainer_store
         self.coordinator.acquire_output(self._lose_lease)
 

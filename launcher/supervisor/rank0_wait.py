@@ -13,7 +13,7 @@ from launcher.runtimes.runtime_protocol import Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.member_states import RETRY, SEE_WHY
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
-from launcher.supervisor.peers.rank0_locator import build_credential
+from launcher.supervisor.peers.rank0_locator import hash_credential
 from launcher.supervisor.shared_storage.output_folder import read_run_record
 from launcher.supervisor.timings import Timings
 
@@ -96,7 +96,7 @@ class Rank0Wait:
             return
         if run.state == "complete" and self._runtime.is_complete(output.root, self._settings):
             raise RunEndedError("the run is complete", 0)
-        if run.state == "failed" and self._link.credential == build_credential(self._settings, run.holder):
+        if run.state == "failed" and hash_credential(self._link.credential) == run.holder:
             raise RunEndedError(str(run.cause), run.exit_code or EXIT_GANG)
 
     def _notify(self, event: RunEvent, attempt: int, cause: str | None) -> None:

@@ -5,6 +5,7 @@ launcher/supervisor/__init__.py explains the words rank, attempt, order and leas
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,7 +34,7 @@ from launcher.supervisor.helpers.bucket_export import BucketExport
 from launcher.supervisor.helpers.report_process import write_report
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import Failure, MemberState, Order
-from launcher.supervisor.peers.rank0_locator import build_credential
+from launcher.supervisor.peers.rank0_locator import build_credential, hash_credential, write_secret
 from launcher.supervisor.peers.trainer_store import TrainerStore, build_store_prefix
 from launcher.supervisor.shared_storage.output_folder import check_folders, open_output
 from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
@@ -54,7 +55,6 @@ class Coordinator:
         network: PodNetwork,
         timings: Timings,
         *,
-        incarnation: str,
         address: str,
         pause: Callable[[float], None],
         wake: Callable[[], None],
@@ -62,7 +62,6 @@ class Coordinator:
         """Create the coordinator; the agent then calls `acquire_output` and `start_run`.
 
         Args:
-            incarnation: random id of this start of rank 0's pod; run.lock contains it.
             address: IP address of this pod, which other ranks read in run.lock.
             pause: waits so many seconds, as time.sleep does, or until the agent must stop.
             wake: called when a rank has reported, so that the agent calls `step` at once.
@@ -83,14 +82,15 @@ class Coordinator:
         )
         self.membership = Membership(s.trainers, self._limits, wake, t.hold)
         self.output = OutputPaths(s.layout.output)
+        self._secret = os.urandom(16).hex()
+        self.credential = build_credential(s, self._secret)
         holder = LeaseHolder(
-            *(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, incarnation),
+            *(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, hash_credential(self.credential)),
             grace_seconds=s.grace_seconds,
             address=address,
         )
         self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=pause)
         self.trainer_store = TrainerStore(self.output.checkpoint_request)
-        self.credential = build_credential(s, self.lock.token)
         self.plan = AttemptPlan(-1)
         self.run_files: RunFilesWriter | None = None
         """None before `start_run`."""
@@ -116,6 +116,7 @@ class Coordinator:
         check_folders(self._settings.layout)
         self.lock.acquire()
         self.lock.start_renewing(on_lease_lost)
+        write_secret(self._settings.layout.run_secret, self._secret)
         self.membership.open(self.credential)
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:

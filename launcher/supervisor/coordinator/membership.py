@@ -87,24 +87,30 @@ class Membership:
             self._body = json.dumps({"version": self._version, "order": order.to_json()}).encode()
             self._changed.notify_all()
 
-    def handle_state(self, credential: str, body: bytes) -> tuple[int, bytes]:
-        """Handle POST /state: record a rank's state, and answer with the newest order.
+    def reject(self, credential: str) -> tuple[int, bytes] | None:
+        """Return the answer to a sender of POST /state that is no rank of this run, as (HTTP status, JSON body), or None.
 
-        This returns at once if the rank has not seen the newest order yet, else after at most `hold` seconds.
-
-        Args:
-            credential: proves that the rank can read run.lock.
-            body: JSON object with `state` and `seen`, the version of the newest order that the rank has.
-
-        Returns:
-            (HTTP status, JSON body). 200: the order. 400: the body is invalid. 401: the credential is wrong.
-            409: another pod with the same rank is the valid one. 503: rank 0 does not hold the output lease.
+        401: the credential is not that of this run. 503: rank 0 does not hold the output lease.
         """
         expected = self._credential
         if expected is None:
             return 503, _error("rank 0 does not hold the lease on the output")
         if not hmac.compare_digest(expected.encode(), credential.encode()):
-            return 401, _error("this credential does not match the token in run.lock")
+            return 401, _error("this credential is not that of the run that holds run.lock")
+        return None
+
+    def handle_state(self, body: bytes) -> tuple[int, bytes]:
+        """Handle POST /state of a rank that `reject` has admitted: record its state, and answer with the newest order.
+
+        This returns at once if the rank has not seen the newest order yet, else after at most `hold` seconds.
+
+        Args:
+            body: JSON object with `state` and `seen`, the version of the newest order that the rank has.
+
+        Returns:
+            (HTTP status, JSON body). 200: the order. 400: the body is invalid. 409: another pod with the same rank is
+            the valid one.
+        """
         try:
             message = json.loads(body)
             state = MemberState.from_json(message["state"], time.monotonic())

@@ -8,18 +8,24 @@ rank 0       GET /status    the content of status.json, without access to the st
              /trainers/…    GET, PUT, DELETE: the trainers rendezvous through gloo; POST: a trainer asks whether
              to save a checkpoint (`TrainerStore`)
 
-The credential of POST /state, and the secret in the paths below /trainers/, are derived from the token in run.lock
-(docs/adr/0004-the-gang-restarts-in-place.md). Other pods may reach this port (networkPolicy.metricsFrom).
+The credential of POST /state, and the secret in the paths below /trainers/, are derived from the run's secret on the
+shared storage (docs/adr/0004-the-gang-restarts-in-place.md). Other pods may reach this port
+(networkPolicy.metricsFrom), so a sender is authenticated by the head of its request before the body is read, and one
+that is not may send little, and only for a short time. Of connections that are not authenticated, new ones replace the
+oldest ones, so that such a sender cannot keep out a rank or the kubelet.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, Protocol
 
 from launcher.supervisor.peers import trainer_store
 from launcher.supervisor.peers.addresses import PodNetwork
@@ -28,10 +34,48 @@ from launcher.supervisor.peers.trainer_store import TrainerStore
 STATE_MAX_BYTES = 1 << 20
 """Longest state of a rank. It contains training.extraArgs: an environment variable of up to 128 KiB."""
 
+STEP_MAX_BYTES = 64
+"""Longest body of a trainer's question whether to save a checkpoint: a number."""
+HEAD_MAX_BYTES = 1 << 16
+"""Longest head of a request."""
+REQUEST_SECONDS = 30.0
+"""Time limit for the wait for a request and for its arrival. A rank sends its next state at once."""
+MAX_STRANGERS = 128
+"""How many connections may be open whose sender has not been authenticated."""
+
 Page = Callable[[], tuple[int, str, bytes]]
 """Returns (HTTP status, content type, body)."""
-StateHandler = Callable[[str, bytes], tuple[int, bytes]]
-"""Takes (credential, body) of a state and returns (HTTP status, JSON body)."""
+
+
+class StateHandler(Protocol):
+    """The part of `Membership` that the server calls; both methods return (HTTP status, JSON body)."""
+
+    def reject(self, credential: str) -> tuple[int, bytes] | None:
+        """Return the answer to a sender with another credential than that of this run's ranks, or None."""
+
+    def handle_state(self, body: bytes) -> tuple[int, bytes]:
+        """Return the answer to a state."""
+
+
+class _LimitedReader(io.RawIOBase):
+    """Reads from a socket at most `left` bytes until `deadline`; raises OSError then."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self.left, self.deadline = connection, 0, 0.0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read into `buffer`, and return the number of bytes; 0 at the end."""
+        seconds = self.deadline - time.monotonic()
+        if self.left <= 0 or seconds <= 0:
+            raise TimeoutError
+        self._connection.settimeout(seconds)
+        count = self._connection.recv_into(buffer)
+        self.left -= count
+        return count
 
 
 class PeerRequestHandler(BaseHTTPRequestHandler):
@@ -39,9 +83,20 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: PeerServer
-    timeout = 60.0
     # Answers are small: waiting for more data to send with them (Nagle) would cost 40 ms each.
     disable_nagle_algorithm = True
+
+    def setup(self) -> None:
+        """Read from the connection within limits."""
+        super().setup()
+        self.rfile.close()
+        self._reader = _LimitedReader(self.connection)
+        self.rfile = io.BufferedReader(self._reader)
+
+    def handle_one_request(self) -> None:
+        """Receive a request and answer it."""
+        self._reader.left, self._reader.deadline = HEAD_MAX_BYTES, time.monotonic() + REQUEST_SECONDS
+        super().handle_one_request()
 
     def do_GET(self) -> None:
         """Answer with the page of the path or, for a trainer, with the value stored there; with 404 if none exists."""
@@ -62,10 +117,10 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         """Store the value that a trainer sends, under the path of its request; reject all other senders."""
         store = self._trainer_store()
         if store is None:
-            self.close_connection = True  # the body was not read
             self._answer_error(
                 403, "only trainers of the present attempt can store values, and only on rank 0"
             )
+            self._drop_body()
         elif (value := self._read_body(trainer_store.MAX_BYTES)) is not None:
             store.write(self.path, value)
             self._answer(200, b"")
@@ -81,22 +136,26 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         a path of this attempt's trainers, a trainer asks whether to save a checkpoint now; the body is the step
         at which it proposes to ask the next time.
         """
-        body = self._read_body(STATE_MAX_BYTES)
-        if body is None:
-            return
-        store = self._trainer_store()
-        if store is not None and body.isdigit():
-            self._answer(200, store.decide(self.path, int(body)))
-            return
-        handle_state = self.server.handle_state
-        if self.path != "/state" or handle_state is None:
+        store, membership = self._trainer_store(), self.server.membership
+        if store is not None:
+            body = self._read_body(STEP_MAX_BYTES)
+            if body is not None and body.isdigit():
+                self._answer(200, store.decide(self.path, int(body)))
+            elif body is not None:
+                self._answer_error(400, "the body must be the number of a batch")
+        elif self.path != "/state" or membership is None:
             self._answer_error(
                 404,
                 "this launcher accepts POST only as rank 0, for /state and for paths of the present attempt's trainers",
             )
-            return
-        credential = self.headers.get("Authorization", "").removeprefix("Bearer ")
-        self._answer(*handle_state(credential, body))
+            self._drop_body()
+        elif rejected := membership.reject(self.headers.get("Authorization", "").removeprefix("Bearer ")):
+            self._answer(*rejected)
+            self._drop_body()
+        else:
+            self.server.trust(self.connection)
+            if (body := self._read_body(STATE_MAX_BYTES)) is not None:
+                self._answer(*membership.handle_state(body))
 
     def _trainer_store(self) -> TrainerStore | None:
         """Return rank 0's key-value store for trainers if a trainer of the present attempt sent this request.
@@ -104,16 +163,29 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         Its path then has the secret of the attempt. In all other cases, and on other ranks, return None.
         """
         store = self.server.trainer_store
-        return store if store is not None and store.accepts(self.path) else None
+        if store is None or not store.accepts(self.path):
+            return None
+        self.server.trust(self.connection)
+        return store
 
     def _read_body(self, limit: int) -> bytes | None:
         """Return the request's body; None, after answering 413, if its length is missing or above `limit`."""
         size = self.headers.get("Content-Length") or ""
         if size.isascii() and size.isdigit() and int(size) <= limit:
+            self._reader.left += limit
             return self.rfile.read(int(size))
-        self.close_connection = True
         self._answer_error(413, f"the body must have a length of at most {limit} bytes")
+        self._drop_body()
         return None
+
+    def _drop_body(self) -> None:
+        """End the connection after an answer before the body: a reset would destroy an answer that is not read yet."""
+        self.close_connection = True
+        self._reader.left = STATE_MAX_BYTES
+        with contextlib.suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
+            while self.rfile.read1(HEAD_MAX_BYTES):
+                pass
 
     def _answer_error(self, code: int, text: str) -> None:
         self._answer(code, json.dumps({"error": text}).encode())
@@ -143,7 +215,9 @@ class PeerServer(ThreadingHTTPServer):
             GangError: the port is in use.
         """
         self.pages = pages
-        self.handle_state: StateHandler | None = None
+        self._strangers: dict[socket.socket, None] = {}
+        """Open connections whose sender has not been authenticated, the oldest first."""
+        self.membership: StateHandler | None = None
         """Handles POST /state; set on rank 0 only."""
         self.trainer_store: TrainerStore | None = None
         """Handles requests below /trainers/; set on rank 0 only."""
@@ -151,6 +225,25 @@ class PeerServer(ThreadingHTTPServer):
         self.socket.close()
         self.socket = network.listen(port)
         threading.Thread(target=self.serve_forever, args=(0.1,), name="http", daemon=True).start()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Handle a new connection in a thread; if too many are not authenticated, close the oldest of those."""
+        self._strangers[request] = None
+        if len(self._strangers) > MAX_STRANGERS:
+            oldest = next(iter(self._strangers.copy()))
+            self._strangers.pop(oldest, None)
+            with contextlib.suppress(OSError):  # it has just ended
+                oldest.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def trust(self, request: socket.socket) -> None:
+        """Record that the sender of this connection has been authenticated."""
+        self._strangers.pop(request, None)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection."""
+        self.trust(request)
+        super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Log nothing when a client disconnects in the middle of a request."""

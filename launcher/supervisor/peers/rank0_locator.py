@@ -5,8 +5,12 @@ Kubernetes may replace rank 0's pod at any time, so every other rank looks up bo
 
 from __future__ import annotations
 
+import hashlib
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from launcher.io import files
 from launcher.paths import OutputPaths
 from launcher.settings import TrainSettings
 from launcher.supervisor.peers.addresses import PodNetwork
@@ -16,12 +20,30 @@ if TYPE_CHECKING:
     from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch
 
 
-def build_credential(settings: TrainSettings, token: str) -> str:
+def build_credential(settings: TrainSettings, secret: str) -> str:
     """Return the credential with which ranks of this run authenticate to rank 0's HTTP server.
 
-    It contains the random token in run.lock, which only pods with access to the shared storage can read.
+    It contains the random secret that rank 0 writes to `JobPaths.run_secret`, which only the user of the pods can read.
     """
-    return f"{settings.namespace}/{settings.run_id}/{token}"
+    return f"{settings.namespace}/{settings.run_id}/{secret}"
+
+
+def hash_credential(credential: str) -> str:
+    """Return the token of the output lease in run.lock and run.json, which everybody may read."""
+    return hashlib.sha256(credential.encode()).hexdigest()[:32]
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Write the secret of a run that has just acquired the output lease.
+
+    The file is overwritten in place: NFS clients may cache its name, and then open an earlier file, for up to a minute.
+    """
+    with files.storage_errors(path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+            file.write(secret)
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class Rank0Locator:
@@ -42,12 +64,14 @@ class Rank0Locator:
             self._pod_watch = Rank0PodWatch(settings, PodApi(settings.environ, settings.namespace))
 
     def read_credential(self) -> str | None:
-        """Return the credential from run.lock; None while no rank 0 of this run holds the lease."""
+        """Return the credential of this run; None while no rank 0 of this run holds the lease."""
         holder, s = read_lease_holder(self._lock_path), self._settings
         if (holder.get("runId"), holder.get("namespace")) != (s.run_id, s.namespace):
             return None
         self._holder_address = str(holder.get("address") or "")
-        return build_credential(s, str(holder.get("token")))
+        secret = files.read_bytes(s.layout.run_secret)
+        credential = build_credential(s, (secret or b"").decode(errors="replace"))
+        return credential if hash_credential(credential) == holder.get("token") else None
 
     def find_address(self) -> str:
         """Return the next address of rank 0 to try.

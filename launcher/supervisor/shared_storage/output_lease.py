@@ -62,7 +62,7 @@ class LeaseHolder:
     job_name: str
     pod: str
     token: str
-    """Random: distinguishes two pods of one run, and authenticates this run's other ranks."""
+    """Distinguishes two pods of one run: the hash of the credential with which this run's other ranks authenticate."""
     grace_seconds: int
     """Grace period of the pod: after SIGTERM it may save a checkpoint, and renew the lease, for so long."""
     address: str = ""
@@ -299,7 +299,7 @@ class OutputLease:
                     )
                 if _token(there) is None or len(there) != len(content):
                     raise files.UnreadableError(
-                        f"{self.path} contains {there[:60]!r}, which is not the lease that this pod wrote"
+                        f"{self.path} contains {len(there)} bytes, which are not the lease that this pod wrote"
                     )
                 if self.is_lost or self._left() <= 0:
                     return

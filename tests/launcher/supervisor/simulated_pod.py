@@ -35,7 +35,7 @@ _SETTINGS = TrainSettings.from_environ(
 class Ignored:
     """Accepts every call and returns itself, as does every attribute."""
 
-    handle_state: StateHandler | None = None
+    membership: StateHandler | None = None
 
     def __getattr__(self, name: str) -> Ignored:
         return self
@@ -173,8 +173,10 @@ class SimulatedConnection:
         answered = self._answered
 
         def handle() -> None:
-            handle_state = rank0.server.handle_state
-            answer = (404, b"{}") if handle_state is None else handle_state(credential, body)
+            membership = rank0.server.membership
+            answer = (404, b"{}")
+            if membership is not None:
+                answer = membership.reject(credential) or membership.handle_state(body)
             for delay in self._world.message_delays(rank0, self._pod):
                 clock.schedule(delay, lambda: self.receive(answer) if self._answered is answered else None)
 

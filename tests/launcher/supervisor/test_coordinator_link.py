@@ -38,7 +38,7 @@ class Rank0:
         self.wakes = 0
         self.membership = Membership(3, LIMITS, self._wake, hold)
         self.server = PeerServer(OneAddress(host), PORT, {"/healthz": lambda: (200, "text/plain", b"ok")})
-        self.server.handle_state = self.membership.handle_state
+        self.server.membership = self.membership
 
     def _wake(self) -> None:
         self.wakes += 1

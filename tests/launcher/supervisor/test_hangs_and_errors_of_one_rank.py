@@ -181,7 +181,7 @@ def test_the_main_thread_is_not_taken_for_stuck_while_the_report_of_a_failed_run
 ) -> None:
     rank_0 = Coordinator(
         train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"), SleepRuntime(), PodNetwork(), Timings(**FAST),
-        incarnation="a", address="127.0.0.1", pause=time.sleep, wake=lambda: None,
+        address="127.0.0.1", pause=time.sleep, wake=lambda: None,
     )  # fmt: skip
     turns: list[int] = []
     seen: list[int] = []

@@ -49,7 +49,6 @@ def test_the_main_thread_waits_only_once_for_a_dns_that_does_not_respond(
         load_runtime("fleet"),
         SlowDns(),
         Timings(),
-        incarnation="a",
         address="127.0.0.1",
         pause=clock.pause,
         wake=lambda: None,

@@ -398,14 +398,14 @@ time.sleep(600)
 
 def test_processes_with_nothing_to_save_are_killed_at_once(build_group: Build, tmp_path: Path) -> None:
     """Nothing that holds up the end of such a process after SIGTERM may delay the next attempt."""
-    runtime = ScriptRuntime([IGNORES_SIGTERM], IGNORES_SIGTERM)
+    runtime = ScriptRuntime([IGNORES_SIGTERM, IGNORES_SIGTERM])
     runtime.has_nothing_to_save = True
     group = start_training(build_group(runtime, {**FAST, "stop": 3600.0}))
-    logs = [child.spec.log for child in group._children]
+    logs = [child.spec.log for child in group._servers]
     until(lambda: all(log.read_text() == "ready\n" for log in logs), "processes that ignore SIGTERM")
     group.stop(time.monotonic())
     poll_until(group, lambda: not group.running)
-    assert [child.returncode for child in group._children] == [-signal.SIGKILL] * 2
+    assert [child.returncode for child in group._children] == [-signal.SIGKILL] * 3
 
 
 def test_fleet_has_nothing_to_save_and_scripts_get_sigterm_first() -> None:

@@ -1,0 +1,58 @@
+"""Tests of the secret with which the ranks of a run authenticate: nobody finds it in what others may read."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from launcher.supervisor.peers.rank0_locator import build_credential
+from tests.launcher.supervisor.loopback_gang import LoopbackGang, train_settings
+
+pytestmark = pytest.mark.slow
+
+
+def find_files_with(text: str, folder: Path) -> list[Path]:
+    """Return the files below `folder` that contain `text`, as paths relative to it."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path.relative_to(folder) for path in files if text.encode() in path.read_bytes()]
+
+
+def post_state(gang: LoopbackGang, secret: str) -> int:
+    """Return the HTTP status of rank 0's answer to an empty state from a sender that knows `secret`."""
+    settings = train_settings(gang.root, PADDLE_LAUNCHER_K8S_JOB=gang.run)
+    headers = {"Authorization": f"Bearer {build_credential(settings, secret)}"}
+    connection = http.client.HTTPConnection(gang.addresses[0], settings.peer_port, timeout=20)
+    connection.request("POST", "/state", b"{}", headers)
+    try:
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_nothing_that_others_may_read_contains_the_secret_of_a_run(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, trainers=2, report=True, FAKE_PASS_SECONDS="0.5") as gang:
+        gang.start().wait_until(gang.reports_training)
+        secret_file = gang.job / ".run-secret"
+        secret = secret_file.read_text()
+        assert stat.S_IMODE(secret_file.stat().st_mode) == 0o600
+        assert find_files_with(secret, gang.job) == [Path(".run-secret")]
+        lock, record = gang.read_json("run.lock"), gang.read_json("run.json")
+        for known in (lock["token"], record["holder"], *record["incarnations"], ""):
+            assert post_state(gang, known) == 401
+        assert post_state(gang, secret) == 400, "the credential is right; only the state is not one"
+        assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert find_files_with(secret, gang.job) == [Path(".run-secret")]
+        assert secret not in gang.pod_log(0) + gang.pod_log(1)
+        assert json.loads((gang.output / "run.copy.json").read_text())["holder"] == record["holder"]
+    with LoopbackGang(
+        tmp_path, trainers=2, run="quick-start-ffffffff", PADDLE_LAUNCHER_BATCH_SIZE="7"
+    ) as gang:
+        gang.start().wait_until(gang.reports_training)
+        assert (gang.job / ".run-secret").read_text() != secret, "each start has another secret"
+        assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
+    assert list((gang.job / "runs").iterdir())
+    assert find_files_with(secret, gang.job) == []
