@@ -88,7 +88,7 @@ class Membership:
             self._changed.notify_all()
 
     def reject(self, credential: str) -> tuple[int, bytes] | None:
-        """Return the answer to a sender of POST /state that is no rank of this run, as (HTTP status, JSON body), or None.
+        """Return the answer (HTTP status, JSON body) to a sender of POST /state that is no rank of this run, or None.
 
         401: the credential is not that of this run. 503: rank 0 does not hold the output lease.
         """
