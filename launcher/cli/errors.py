@@ -100,21 +100,17 @@ def describe_os_error(error: Exception, where: object = "") -> LauncherError:
     `where` is the path that was used, for an error that has none.
     """
     cause = error.__cause__ if isinstance(error, StorageError) else error
-    if isinstance(error, LauncherError) and not isinstance(cause, OSError):
-        return error
-    text = str(error)
-    if isinstance(error, StorageError):  # its fix is for a pod and its storage
-        text = text.partition(" Fix:")[0]
-    elif isinstance(error, OSError):
-        place = error.filename or where
-        text = f"{error.strerror or error}" + (f": {place}" if place else "")
-    failure = storage_failure(text)
-    if "Fix:" in text:
-        return failure
-    fix = "check that this path exists and that you may use it"
-    if isinstance(failure, DiskFullError):
-        fix = "free space on this disk, or use another one that is not read-only, then run the same command again"
-    return type(failure)(text.rstrip("."), fix)
+    if not isinstance(cause, OSError):
+        return error if isinstance(error, LauncherError) else storage_failure(str(error))
+    text = f"{cause.strerror or cause}: {cause.filename or where}".rstrip(": ")
+    if cause is not error:  # the fix of a StorageError is for a pod and its storage
+        text = str(error).partition(" Fix:")[0].rstrip(".")
+    failure = type(storage_failure(text))
+    if failure is DiskFullError:
+        return failure(
+            text, "free space on this disk, or use another one that is not read-only, then try again"
+        )
+    return failure(text, "check that this path exists and that you may use it")
 
 
 def missing_package(error: ModuleNotFoundError) -> CliError:

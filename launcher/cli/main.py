@@ -9,6 +9,7 @@ import contextlib
 import os
 import signal
 import sys
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -82,6 +83,7 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
     signal.signal(signal.SIGTERM, _exit_on_signal)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, _exit_on_signal)
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - it may be closed (>&-)
     try:
         return _call_command(args, prog_name or program_name())
     except BrokenPipeError:
@@ -102,10 +104,9 @@ def _call_command(args: list[str] | None, name: str) -> int:
     try:
         typer_app(args, prog_name=name)
     except SystemExit as end:
-        if type(sys.stdout).__name__ == "PacifyFlushWrapper":  # typer's end of a command with a broken pipe
-            raise BrokenPipeError from None
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        if isinstance(end.__context__, BrokenPipeError):  # typer and rich replace it by exit code 1
+            raise end.__context__ from None
+        sys.stdout.flush()
         code = end.code if isinstance(end.code, int) else 0
         return EXIT_USAGE if code == _PARSER_USAGE else code
     except ModuleNotFoundError as error:

@@ -7,13 +7,14 @@ characters escaped (`escape_controls`): a name or a log line must not move the c
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
 import math
 import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TextIO
+from typing import Any, TextIO
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -26,8 +27,8 @@ _PIPE_WIDTH = 400  # of a line that is not printed on a terminal
 _CONTROLS = re.compile(
     "[\0-\b\v-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
-_reserved: list[tuple[int, TextIO]] = []
-"""The file descriptor and the object of stdout before `reserve_stdout`; empty without it."""
+_reserved: list[tuple[int, TextIO | None]] = []
+"""After `reserve_stdout`: a copy of file descriptor 1, and stdout if a test has replaced it by another object."""
 
 
 def escape_controls(text: str) -> str:
@@ -41,17 +42,22 @@ def reserve_stdout() -> None:
     Programs of users, and libraries, print to stdout when they are imported, run, or exit.
     """
     sys.stdout.flush()
-    _reserved.append((os.dup(1), sys.stdout))
+    is_real = False
+    with contextlib.suppress(OSError):
+        is_real = sys.stdout.fileno() == 1
+    _reserved.append((os.dup(1), None if is_real else sys.stdout))
     os.dup2(2, 1)
     sys.stdout = sys.stderr
 
 
 def release_stdout() -> None:
-    """Undo `reserve_stdout` if stdout is not that of the process, which exits now and may run functions of users."""
-    if _reserved and _reserved[0][1] is not sys.__stdout__:
-        copy, sys.stdout = _reserved.pop()
+    """Undo `reserve_stdout` in a test. Else the process exits now, and may run functions of users' programs."""
+    copy, replaced = _reserved[0] if _reserved else (1, None)
+    if replaced is not None:
+        _reserved.clear()
         os.dup2(copy, 1)
         os.close(copy)
+        sys.stdout = replaced
 
 
 def confirm(question: str) -> bool:
@@ -113,10 +119,6 @@ class _EscapingConsole(Console):
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(escape_controls(segment.text), segment.style)
 
-    def on_broken_pipe(self) -> NoReturn:
-        """Raise BrokenPipeError, which Console would replace by exit code 1."""
-        raise BrokenPipeError
-
 
 def console() -> Console:
     """Return a console for stdout. Lines are not wrapped unless they go to a terminal: scripts read them."""
@@ -131,9 +133,9 @@ def print_json(value: Any) -> None:
     """Print a value as JSON on stdout, with null for NaN and infinity."""
     text = json.dumps(_replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
     escaped = f"{escape_controls(text)}\n"
-    copy, stdout = _reserved[0] if _reserved else (1, sys.stdout)
-    if copy == 1 or stdout is not sys.__stdout__:
-        print(escaped, end="", file=stdout, flush=True)
+    copy, replaced = _reserved[0] if _reserved else (1, sys.stdout)
+    if replaced is not None:
+        print(escaped, end="", file=replaced, flush=True)
         return
     with os.fdopen(copy, "wb", closefd=False) as out:
         out.write(escaped.encode())

@@ -179,13 +179,10 @@ def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths
         _remove_folder(target if created else hidden)
         if not isinstance(error, OSError):
             raise
-        failure = describe_os_error(error, target)
-        if not isinstance(failure, DiskFullError):
-            raise UsageError(
-                f"--to {target}: cannot write there: {error.strerror or error}",
-                "give a folder that you may write to",
-            ) from error
-        raise failure from error
+        if isinstance(full := describe_os_error(error, target), DiskFullError):
+            raise full from error
+        problem = f"--to {target}: cannot write there: {error.strerror or error}"
+        raise UsageError(problem, "give a folder that you may write to") from error
     _remove_folder(hidden)
     report(f"copied {sum(saved.values()):,} bytes in {len(saved)} files; every sha256 matches the storage")
     return {name.removeprefix(f"{output.root}/"): size for name, size in saved.items()}

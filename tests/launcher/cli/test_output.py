@@ -196,14 +196,22 @@ def test_a_full_disk_behind_stdout_has_its_exit_code(job: Path, argv: tuple[str,
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("argv", [("status",), ("runs",), ("logs",), ("status", "-o", "json")])
+@pytest.mark.parametrize("argv", [("status",), ("runs",), ("logs",), ("status", "-o", "json"), ("--help",)])
 def test_a_closed_pipe_ends_a_command_as_it_ends_other_tools(job: Path, argv: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    words = [sys.executable, "-m", "launcher", argv[0], "--path", job, *argv[1:]]
+    path = () if argv[0] == "--help" else ("--path", job)
+    words = [sys.executable, "-m", "launcher", argv[0], *path, *argv[1:]]
     done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("argv", [("status",), ("logs",), ("status", "-o", "json")])
+def test_a_stdout_that_is_closed_is_no_bug(job: Path, argv: tuple[str, ...]) -> None:
+    words = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "launcher", *argv, "--path", str(job)]
+    done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
