@@ -63,8 +63,9 @@ class ExportedModels:
 
     def run_folder(self, latest: dict[str, Any]) -> ExportFolder:
         """Return the folder of the run to which the content of latest.json refers: a folder next to that file."""
-        name = str(latest.get("to")).rstrip("/").rpartition("/")[2]
-        if "to" not in latest or not is_safe_name(name):
+        to = latest.get("to")
+        name = to.rstrip("/").rpartition("/")[2] if isinstance(to, str) else ""
+        if not is_safe_name(name):
             raise DataError(
                 f"{self._folder.url(LATEST)} has no address in `to`. Fix: export the model again."
             )

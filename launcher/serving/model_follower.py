@@ -172,10 +172,13 @@ def _open_compatible(folder: Path, former: Model) -> Model:
     model = Model(folder)
     shape, before = model.self_check(former.last_row), former.self_check(None)
     new = [column for column in model.columns if column not in former.columns]
-    if not new and shape == before:
+    gone = [column for column in former.program.columns if column not in model.program.columns]
+    if not new and not gone and shape == before:
         return model
     model.close()
     reason = f"its predictions have the shape {shape} instead of {before}"
     if new:
         reason = f"it needs the columns {', '.join(new)}, which requests do not have"
+    if gone:
+        reason = f"it rejects the columns {', '.join(gone)}, which requests may have"
     raise ModelError(f"{reason}. Fix: restart the pods to serve it nevertheless (kubectl rollout restart)")

@@ -7,23 +7,25 @@ import re
 import time
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-from fastapi import Body, FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, Field, StrictFloat, StrictInt, StrictStr
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ModelError, RowError
 from .model import Model, PredictionResult
+from .request_rows import MAX_ROWS, read_rows
 from .server_metrics import ServerMetrics
 
-MAX_ROWS = 10_000
-MAX_BYTES = 64 << 20
+MAX_BYTES = 8 << 20
+"""Limit for the body of a request. A thread that parses so much JSON stops all others for up to a second."""
+MAX_HELD_BYTES = 64 << 20
+"""Limit for the bodies of all requests that are not answered yet."""
 VERSION_HEADER = "Model-Version"
 """Header of the responses of /predict: the version of the model that answered."""
 
@@ -31,8 +33,7 @@ VERSION_HEADER = "Model-Version"
 class PredictRequest(BaseModel):
     """The body of a request to /predict."""
 
-    # Strict: without it, true becomes 1.
-    rows: list[dict[str, StrictStr | StrictInt | StrictFloat]] = Field(min_length=1, max_length=MAX_ROWS)
+    rows: list[dict[str, str | float]] = Field(min_length=1, max_length=MAX_ROWS)
 
 
 class PredictResponse(BaseModel):
@@ -52,10 +53,14 @@ class ErrorResponse(BaseModel):
 
 
 class _BodyLimit:
-    """Middleware that answers 413 to a body of more than MAX_BYTES, with or without a Content-Length."""
+    """Middleware that answers 413 to a body of more than MAX_BYTES, with or without a Content-Length.
+
+    It answers 503 while all requests together have bodies of more than MAX_HELD_BYTES.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
+        self._held = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         size = 0
@@ -63,14 +68,22 @@ class _BodyLimit:
         async def counted() -> Message:
             nonlocal size
             message = await receive()
-            size += len(message.get("body", b""))
-            if size > MAX_BYTES:
+            received = len(message.get("body", b""))
+            if size + received > MAX_BYTES:
                 raise HTTPException(
                     413, f"the body has more than {MAX_BYTES} bytes. Fix: send fewer rows per request"
                 )
+            if received and self._held + received > MAX_HELD_BYTES:
+                text = "the server holds too many large requests. Fix: send the request again, or fewer rows at once"
+                raise HTTPException(503, text, {"Retry-After": "1"})
+            size += received
+            self._held += received
             return message
 
-        await self._app(scope, counted, send)
+        try:
+            await self._app(scope, counted, send)
+        finally:
+            self._held -= size
 
 
 def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> FastAPI:
@@ -104,17 +117,6 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
         metrics.seconds.observe(time.perf_counter() - began)
         return response
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"][1:]) or "the body"
-        problem = first["msg"]
-        if first["type"] == "json_invalid":
-            where, problem = "the body", f"is not JSON ({first['ctx']['error']}, character {where})"
-        elif where == "the body" and first["input"] is None:
-            problem = "is empty" if first["type"] == "missing" else "is null"
-        return wrong(422, f"{where}: {problem}. Fix: send {form}")
-
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         text, headers = error.detail, error.headers
@@ -122,10 +124,6 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
             text, headers = f"{request.method} is not allowed here. Fix: POST {form}", {"Allow": "POST"}
         elif error.status_code == 404:
             text = f"there is no {request.url.path}. Fix: use /predict, /model, /healthz, /metrics or /docs"
-        elif error.status_code == 400:  # FastAPI's answer to a body that it cannot decode
-            return wrong(
-                422, f"the body is not JSON in UTF-8, or has too many levels or digits. Fix: send {form}"
-            )
         return wrong(error.status_code, text, headers)
 
     @app.exception_handler(RowError)
@@ -136,29 +134,38 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
     async def bad_model(_: Request, error: ModelError) -> JSONResponse:
         return wrong(500, str(error))
 
-    described = f"Rows with the columns {', '.join(model.columns)}."
-
-    @app.post(
-        "/predict",
-        response_model=PredictResponse,
-        responses={code: {"model": ErrorResponse} for code in (413, 415, 422)},
-    )
-    async def predict(
-        asked: Annotated[PredictRequest, Body(examples=[example], description=described)],
-    ) -> Response:
-        answer: PredictionResult = await asyncio.get_running_loop().run_in_executor(
-            pool, model.answer, asked.rows
-        )
-        finite = np.isfinite(answer.predictions).reshape(len(asked.rows), -1).all(axis=1)
+    def predict_body(body: bytes) -> Response:
+        """Parse a body, predict its rows and write the answer, all in a thread: /healthz is answered meanwhile."""
+        rows = read_rows(body, model, form)
+        answer: PredictionResult = model.answer(rows)
+        finite = np.isfinite(answer.predictions).reshape(len(rows), -1).all(axis=1)
         if not finite.all():  # JSON has no such numbers
             raise ModelError(
                 f"row {int(finite.argmin()) + 1}: the prediction is NaN or infinite. Fix: correct the row's numbers if "
                 "they are unusually large; otherwise train the model again"
             )
-        metrics.rows.inc(len(asked.rows))
-        return JSONResponse(
-            {"predictions": answer.predictions.tolist(), "words": answer.words, "unknownIds": answer.unknown}
-        )
+        metrics.rows.inc(len(rows))
+        # Row by row: no other thread runs while json.dumps() does.
+        numbers = ",".join(json.dumps(row.tolist()) for row in answer.predictions)
+        more = json.dumps({"words": answer.words, "unknownIds": answer.unknown}, ensure_ascii=False)
+        return Response(f'{{"predictions": [{numbers}], {more[1:]}', media_type="application/json")
+
+    schema = PredictRequest.model_json_schema() | {
+        "description": f"Rows with the columns {', '.join(model.columns)}.",
+        "examples": [example],
+    }
+
+    @app.post(
+        "/predict",
+        response_model=PredictResponse,
+        responses={code: {"model": ErrorResponse} for code in (413, 415, 422, 503)},
+        openapi_extra={
+            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
+        },
+    )
+    async def predict(request: Request) -> Response:
+        body = await request.body()
+        return await asyncio.get_running_loop().run_in_executor(pool, predict_body, body)
 
     @app.get("/healthz")
     async def healthz() -> dict[str, str]:

@@ -59,16 +59,21 @@ def read_description(folder: Path) -> dict[str, Any]:
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}. Fix: copy the model again") from error
-    if not isinstance(about, dict) or "version" not in about:
-        raise ModelError(f"{path} is damaged: it has no version. Fix: copy the model again")
-    version = about["version"]
+    version = about.get("version") if isinstance(about, dict) else None
     if version != VERSION:
         raise ModelError(
             f"{folder} has a model of version {version}, but this package reads version {VERSION}. Fix: use "
             "paddle_served (or the launcher's image) of the release that trained the model, or train it again"
         )
-    if not isinstance(about.get("files"), dict):
-        raise ModelError(f"{path} is damaged: it does not list the model's files. Fix: copy the model again")
+    try:
+        is_intact = _has_valid_values(about)
+    except (AttributeError, KeyError, TypeError):
+        is_intact = False
+    if not is_intact:
+        raise ModelError(
+            f"{path} is damaged: a value is missing, or is impossible (such as a file outside of the folder). Fix: "
+            "copy the model again"
+        )
     for name, size in about["files"].items():
         try:
             found = (folder / name).stat().st_size
@@ -80,6 +85,28 @@ def read_description(folder: Path) -> dict[str, Any]:
                 f"{folder / name} is {is_now}: the copy of the model is incomplete. Fix: copy it again"
             )
     return dict(about)
+
+
+def _has_valid_values(about: dict[str, Any]) -> bool:
+    """Return whether texts, numbers and names of files in a `model.json` can be used.
+
+    Raises AttributeError, KeyError or TypeError if a key is missing or has another type.
+    """
+    names = [about["config"], *about["files"]]
+    texts = [*names, *about["tables"], *about["columns"], *about["features"], *about["ids"]]
+    for lookup in about["lookups"]:
+        texts += [lookup["table"], lookup["ids"], lookup["vectors"]]
+    tables = about["tables"].values()
+    numbers = [*about["files"].values(), *(table[key] for table in tables for key in ("rows", "width"))]
+    parts = {*about["tables"], *(part for name in names for part in name.split("/"))}
+    return (
+        all(type(text) is str and "\0" not in text for text in texts)
+        and all(type(number) is int and 0 <= number < 2**53 for number in numbers)
+        and not parts & {"", ".", ".."}
+        and all(lookup["table"] in about["tables"] for lookup in about["lookups"])
+        and bool(about["features"])
+        and isinstance(about["options"], dict)
+    )
 
 
 class Model:
@@ -117,7 +144,7 @@ class Model:
     @property
     def score(self) -> dict[str, float]:
         """Return the program's metrics of this model on its test set: metric → value."""
-        return dict(self.about["score"])
+        return dict(self.about.get("score") or {})
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:
         """Return the predictions of some rows, float32 of shape [rows, …].

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
@@ -20,7 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
-from launcher.serving.paddle_served import Model, http_server
+from launcher.serving.paddle_served import Model, http_server, request_rows
 from launcher.serving.paddle_served.model import PredictionResult
 from launcher.serving.paddle_served.model_server import ModelServer
 from testkit.waiting import answers, until
@@ -128,6 +129,74 @@ def test_a_chunked_body_is_accepted_and_a_too_large_one_rejected(
         answer = client.post("/predict", content=content, headers=JSON)
         assert (answer.status_code, list(answer.json())) == (413, ["error"])
         assert "more than 200 bytes" in answer.json()["error"]
+
+
+def test_healthz_is_answered_while_a_body_is_parsed_and_its_rows_are_predicted(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: a body was parsed where all requests are answered, so that a large one stopped the server."""
+    model, go_on, parsing = Model(made.folder), threading.Event(), threading.Event()
+    parse = model.program.module.parse
+    monkeypatch.setattr(
+        model.program.module, "parse", lambda *given: (parsing.set(), go_on.wait(60), parse(*given))[2]
+    )
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(ModelServer(model, workers=1))
+        async with httpx.AsyncClient(transport=transport, base_url="http://model") as client:
+            with request_rows._parsing:
+                asked = asyncio.create_task(client.post("/predict", json={"rows": ROWS}))
+                assert (await client.get("/healthz")).status_code == 200
+                assert not parsing.is_set()
+            while not parsing.is_set():
+                assert (await client.get("/healthz")).status_code == 200
+            assert not asked.done()
+            go_on.set()
+            assert len((await asked).json()["predictions"]) == len(ROWS)
+
+    asyncio.run(ask())
+
+
+def test_requests_that_together_are_too_large_are_rejected_until_others_are_answered(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = json.dumps({"rows": ROWS}).encode()
+    monkeypatch.setattr(http_server, "MAX_HELD_BYTES", 2 * len(content))
+    server = ModelServer(Model(made.folder), workers=4)
+
+    async def ask() -> None:
+        transport = httpx.ASGITransport(server)
+        async with httpx.AsyncClient(transport=transport, base_url="http://model") as client:
+
+            def post() -> asyncio.Task[httpx.Response]:
+                return asyncio.create_task(client.post("/predict", content=content, headers=JSON))
+
+            with request_rows._parsing:
+                accepted = [post(), post()]
+                rejected = await post()
+                assert (rejected.status_code, rejected.headers["Retry-After"]) == (503, "1")
+                assert "too many large requests. Fix: " in rejected.json()["error"]
+                assert (await client.get("/healthz")).status_code == 200
+            assert [(await one).status_code for one in accepted] == [200, 200]
+            assert (await post()).status_code == 200
+
+    asyncio.run(ask())
+
+
+def test_a_row_with_an_unknown_column_is_rejected_before_any_row_is_parsed(
+    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Model(made.folder)
+    monkeypatch.setattr(model.program.module, "parse", lambda *_: pytest.fail("a row was parsed"))
+    answer = Client(ModelServer(model, workers=1)).post(
+        "/predict", json={"rows": [*ROWS, {**ROWS[0], "wrods": 1}]}
+    )
+    assert answer.status_code == 422
+    assert "row 3 has the column 'wrods', which the model does not know" in answer.json()["error"]
+    answer = Client(ModelServer(Model(made.folder), 1)).post(
+        "/predict", json={"rows": [{**ROWS[0], "kind": "a"}]}
+    )
+    assert answer.status_code == 200, "a column of BLANK may be sent"
 
 
 def test_an_error_of_the_program_is_a_server_error(

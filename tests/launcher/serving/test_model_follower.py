@@ -93,6 +93,12 @@ def replace_in(name: str, old: str, new: str) -> Callable[[Path], object]:
 PROGRAM = "program/trainer_config.py"
 
 
+def rename_column(folder: Path) -> None:
+    """Rename an optional column of the model, which requests may have because the present model knows it."""
+    for name in (PROGRAM, "model.json"):
+        replace_in(name, '"kind"', '"sort"')(folder)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -100,6 +106,7 @@ PROGRAM = "program/trainer_config.py"
         (lambda folder: (folder / "network.pdiparams").unlink(), "network.pdiparams is missing"),
         (replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"), "rejects a row that was predicted before: row 1 has"),
         (lambda folder: (folder / "model.json").write_text("[]"), "has a model of version None"),
+        (rename_column, "it rejects the columns kind, which requests may have"),
         (
             lambda folder: np.load(next(folder.glob("embeddings/word*/vectors.npy")), mmap_mode="r+").fill(np.nan),
             "is NaN or infinite",
