@@ -182,9 +182,13 @@ def vcpu_quota(instance_type: str) -> str:
 
 
 def check_quotas(stack: AwsStack, client: Client) -> Findings:
-    """Check that the quotas allow nodes (at `nodes.max`), system node, bastion, VPC, and addresses of NAT gateways."""
+    """Check that the quotas allow nodes (at `nodes.max`), system node, bastion, VPC, and addresses of NAT gateways.
+
+    An update of nodes without GPUs starts new ones first: up to two in each zone of a node group.
+    """
     settings, ec2 = stack.settings, client("ec2")
     bastion, nodes, network = settings.bastion, settings.nodes, settings.network
+    zones = 1 if nodes.single_zone else len(used_zones(stack, client))
     markets = ["SPOT", "ON_DEMAND"] if nodes.fallback else [nodes.capacity]
     running = [{"Name": "instance-state-name", "Values": ["pending", "running"]}]
     instances = ec2.get_paginator("describe_instances").paginate(Filters=running)
@@ -206,30 +210,41 @@ def check_quotas(stack: AwsStack, client: Client) -> Findings:
     needed_cpu = Counter(
         {(market, counted): nodes.max * most for market in markets for counted, most in largest.items()}
     )
+    first = 0 if nodes.has_gpus else 2 * zones
+    surge = Counter(
+        {(market, counted): first * most for market in markets for counted, most in largest.items()}
+    )
     for kind in single:
         needed_cpu["ON_DEMAND", vcpu_quota(kind)] += cores[kind]
+    if nodes.has_system_group:
+        surge["ON_DEMAND", vcpu_quota(single[0])] += 2 * zones * cores[single[0]]
     if "" in largest:
         yield unknown(
             f"vCPU quota of {', '.join(nodes.instance_types)}: not checked", "compare it with nodes.max"
         )
-    needs = [(VCPU[key], used[key], count) for key, count in needed_cpu.items() if key in VCPU]
+    needs = [(VCPU[key], used[key], count, surge[key]) for key, count in needed_cpu.items() if key in VCPU]
     if network.vpc_id == "":
         vpcs = ec2.get_paginator("describe_vpcs").paginate().search("Vpcs[]")
-        needs.append((VPCS, len(_others(stack, vpcs)), 1))
+        needs.append((VPCS, len(_others(stack, vpcs)), 1, 0))
         if network.nat != "none" and settings.compute == "on":
             gateways = 1 if network.nat == "single" else network.zones
             addresses = _others(stack, ec2.describe_addresses()["Addresses"])
-            needs.append((ADDRESSES, len(addresses), gateways))
+            needs.append((ADDRESSES, len(addresses), gateways, 0))
     quotas = client("service-quotas")
-    for (service, code, name), held, needed in needs:
+    for (service, code, name), held, needed, more in needs:
         quota = {"ServiceCode": service, "QuotaCode": code}
         # An account that never requested another value has AWS' default quota.
         own = call_if_exists(quotas.get_service_quota, **quota)
         limit = (own or quotas.get_aws_default_service_quota(**quota))["Quota"]["Value"]
         text = f"{name}: {held} used by other resources, {needed} needed by this stack, quota {limit:g}"
-        options = f"--service-code {service} --quota-code {code} --desired-value {held + needed}"
+        options = f"--service-code {service} --quota-code {code} --desired-value {held + needed + more}"
         fix = f"aws service-quotas request-service-quota-increase {options} --region {stack.region}"
-        yield ok(text) if held + needed <= limit else bad(text, fix)
+        if held + needed <= limit < held + needed + more:
+            yield warn(
+                f"{text}; an update of the nodes starts up to {more} vCPU more before it removes any", fix
+            )
+        else:
+            yield ok(text) if held + needed <= limit else bad(text, fix)
 
 
 def check_existing(stack: AwsStack, client: Client) -> Findings:

@@ -175,12 +175,23 @@ def pod_logs(partition: str, prefix: str) -> str:
     return _document([_allow(actions, groups)])
 
 
-def registry_lifecycle(images: int) -> str:
-    """Return a lifecycle policy that keeps the newest `images` images of a repository."""
+def registry_lifecycle() -> str:
+    """Return a lifecycle policy that removes only images without a tag, which `make push` never leaves.
+
+    A rule by number or age would remove images in use: nodes pull the image of a stack or of an earlier run again
+    when they start, however old it is.
+    """
+    selection = {
+        "tagStatus": "untagged",
+        "countType": "sinceImagePushed",
+        "countUnit": "days",
+        "countNumber": 7,
+    }
+    description = "remove images without a tag"
     rule = {
         "rulePriority": 1,
-        "description": f"keep the newest {images} images",
-        "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": images},
+        "description": description,
+        "selection": selection,
         "action": {"type": "expire"},
     }
     return json.dumps({"rules": [rule]}, sort_keys=True)

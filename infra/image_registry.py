@@ -8,9 +8,6 @@ import pulumi_aws as aws
 from infra import iam_policies, retained_resources
 from infra.aws_context import AwsComponent, AwsContext
 
-# Enough for rollbacks; an image has about 0.9 GB.
-KEPT_IMAGES = 20
-
 
 class Registry(AwsComponent):
     """paddle:infra:Registry: the ECR repository of the launcher image; its tags are immutable."""
@@ -28,7 +25,7 @@ class Registry(AwsComponent):
         aws.ecr.LifecyclePolicy(
             context.named("launcher"),
             repository=repository.name,
-            policy=iam_policies.registry_lifecycle(KEPT_IMAGES),
+            policy=iam_policies.registry_lifecycle(),
             opts=context.retain(self),
         )
         self.url = repository.repository_url

@@ -206,6 +206,15 @@ class Account:
         path = self.folder / "image-date"
         return path.read_text(encoding="utf-8") if path.exists() else "20261101"
 
+    def limit_nodes(self, count: int) -> None:
+        """Set the quota of the account, counted in nodes instead of vCPU."""
+        (self.folder / "node-quota").write_text(str(count), encoding="utf-8")
+
+    def node_quota(self) -> int:
+        """Return how many nodes the quota of the account allows."""
+        path = self.folder / "node-quota"
+        return int(path.read_text(encoding="utf-8")) if path.exists() else 1000
+
     def release_addons(self, number: int) -> None:
         """Make AWS' default version of every add-on one with this second number, which is 0 at first."""
         (self.folder / "addons").write_text(str(number), encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from typing import Any
 
@@ -204,6 +205,23 @@ class LifecyclePolicy(Handler):
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         cloud.client("ecr").delete_lifecycle_policy(repositoryName=rid)
+
+
+def expire_images(cloud: MotoCloud) -> None:
+    """Remove the images that the lifecycle policies select, as ECR does within a day, with all images a year old."""
+    ecr = cloud.client("ecr")
+    for record in cloud.account.all("aws:ecr/lifecyclePolicy:LifecyclePolicy"):
+        repository = record.inputs["repository"]
+        images = ecr.list_images(repositoryName=repository)[
+            "imageIds"
+        ]  # in the order in which they were pushed
+        for rule in json.loads(record.inputs["policy"])["rules"]:
+            chosen = rule["selection"]
+            found = [each for each in images if chosen["tagStatus"] != "untagged" or not each.get("imageTag")]
+            by_number = chosen["countType"] == "imageCountMoreThan"
+            old = found[: max(len(found) - chosen["countNumber"], 0)] if by_number else found
+            if old:
+                ecr.batch_delete_image(repositoryName=repository, imageIds=old)
 
 
 @register_handler("aws:cloudwatch/logGroup:LogGroup")

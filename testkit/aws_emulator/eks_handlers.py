@@ -20,6 +20,7 @@ from testkit.aws_emulator.eks_rules import (
     require_lasting_taints,
     require_next_version,
     require_not_newer,
+    require_quota,
     require_role,
     version_of,
     write_pod_logs,
@@ -149,6 +150,7 @@ class NodeGroup(Handler):
                 )
         if p.get("launchTemplate"):
             _require_template(cloud, p["launchTemplate"])
+        require_quota(cloud, p, 0)
         optional = ("launchTemplate", "instanceTypes", "labels")
         _eks(cloud).create_nodegroup(
             clusterName=cluster,
@@ -173,6 +175,11 @@ class NodeGroup(Handler):
         cluster, name = rid.split(":")
         require_not_newer(cloud, new)
         require_lasting_taints(new)
+        replaces = any(
+            new.get(key) != old.get(key) for key in ("version", "releaseVersion", "launchTemplate")
+        )
+        minimal = (new.get("updateConfig") or {}).get("updateStrategy") == "MINIMAL"
+        require_quota(cloud, new, 2 * len(new["subnetIds"]) if replaces and not minimal else 0)
         _eks(cloud).update_nodegroup_config(
             clusterName=cluster, nodegroupName=name, scalingConfig=self._scaling(new)
         )

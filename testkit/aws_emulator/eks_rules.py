@@ -40,6 +40,25 @@ def require_key_pair(cloud: MotoCloud, template: str, version: str) -> None:
         raise AwsError(f"NodeCreationFailure: InvalidKeyPair.NotFound: The key pair '{name}' does not exist")
 
 
+def require_quota(cloud: MotoCloud, p: Props, surge: int) -> None:
+    """Raise if the nodes of all groups, with `p` in place of its group, exceed the quota of the account.
+
+    `surge` is the number of nodes that an update starts before it removes one: up to twice the number of zones ("Scale
+    up phase" of managed node updates in the EKS user guide), and none with the update strategy MINIMAL.
+    """
+    groups = {
+        record.inputs["nodeGroupName"]: record.inputs
+        for record in cloud.account.all("aws:eks/nodeGroup:NodeGroup")
+    }
+    groups[p["nodeGroupName"]] = p
+    nodes = surge + sum(group["scalingConfig"]["desiredSize"] for group in groups.values())
+    if nodes > cloud.account.node_quota():
+        raise AwsError(
+            f"AsgInstanceLaunchFailures: VcpuLimitExceeded: You have requested more vCPU capacity than your current "
+            f"limit allows: {nodes} nodes, limit {cloud.account.node_quota()}"
+        )
+
+
 def require_lasting_taints(p: Props) -> None:
     """Raise for a taint that a node's daemon removes once at its start: no pod would ever be scheduled.
 

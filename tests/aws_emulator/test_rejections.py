@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from infra import iam_policies
 from testkit.aws_emulator import invokes
 from testkit.aws_emulator.account import Account, AwsError, required_actions
+from testkit.aws_emulator.efs_kms_ecr_logs_handlers import expire_images
 from testkit.aws_emulator.resource_model import Model
 from tests.aws_emulator.test_resource_model import (
     ADDON,
@@ -241,3 +243,49 @@ def test_second_private_zone_of_a_name_in_a_vpc_rejects(model: Model) -> None:
     _make(model, zone, name="two.paddle.internal", comment="a name below it", vpcs=vpcs[:1])
     with pytest.raises(AwsError, match="ConflictingDomainExists"):
         _make(model, zone, name="paddle.internal", comment="second", vpcs=vpcs[:1])
+
+
+@pytest.mark.parametrize(
+    ("strategy", "quota", "rejected"), [(None, 4, True), (None, 5, False), ("MINIMAL", 1, False)]
+)
+def test_update_of_nodes_starts_two_in_each_zone_first_unless_minimal(
+    model: Model, strategy: str | None, quota: int, rejected: bool
+) -> None:
+    _, subnets, role = _cluster(model)
+    _make(model, ADDON, clusterName="c", addonName="vpc-cni")
+    config = {"maxUnavailable": 1} | ({"updateStrategy": strategy} if strategy else {})
+    model.account.limit_nodes(quota)
+    group, _ = _make(model, NODES, **_group(subnets, role), updateConfig=config)
+    if rejected:
+        with pytest.raises(AwsError, match=r"VcpuLimitExceeded.*5 nodes, limit 4"):
+            _update(model, NODES, group, releaseVersion="1.35.0-20261120")
+    else:
+        _update(model, NODES, group, releaseVersion="1.35.0-20261120")
+
+
+BY_NUMBER = {
+    "rulePriority": 1,
+    "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": 20},
+    "action": {"type": "expire"},
+}
+MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept"),
+    [(json.dumps({"rules": [BY_NUMBER]}), False), (iam_policies.registry_lifecycle(), True)],
+)
+def test_lifecycle_of_the_registry_keeps_an_image_that_an_old_stack_uses(
+    model: Model, policy: str, kept: bool
+) -> None:
+    registry, _ = _make(model, "aws:ecr/repository:Repository", name="launcher")
+    _make(model, "aws:ecr/lifecyclePolicy:LifecyclePolicy", repository=registry, policy=policy)
+    ecr = model.cloud.client("ecr")
+    for number in range(30):
+        manifest = json.dumps(
+            {"schemaVersion": 2, "mediaType": MANIFEST, "config": {"digest": f"sha256:{number:064}"}}
+        )
+        ecr.put_image(repositoryName=registry, imageManifest=manifest, imageTag=f"push-{number}")
+    expire_images(model.cloud)
+    tags = {image.get("imageTag") for image in ecr.list_images(repositoryName=registry)["imageIds"]}
+    assert ("push-0" in tags) is kept

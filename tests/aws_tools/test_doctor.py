@@ -167,6 +167,38 @@ def test_doctor_sso_role_reports_full_arn(examine, admins, said, fix) -> None:
         assert [f for f in rejected if said in f.what and fix in f.fix], rejected
 
 
+@pytest.mark.parametrize(
+    ("changes", "code", "needed", "surge"),
+    [
+        ([], "L-1216C47A", 6, 4),
+        (["nodes.singleZone=false"], "L-1216C47A", 6, 8),
+        (["nodes.auto=true", "nodes.capacity=SPOT"], "L-34B43A08", 6, 4),
+        # The system node: two vCPU, and two more nodes in an update.
+        (["nodes.auto=true", "nodes.capacity=SPOT"], "L-1216C47A", 2, 4),
+        (["nodes.instanceTypes=[g6.xlarge]", "valuesFiles=[]"], "L-DB2E81BA", 12, 0),
+    ],
+)
+def test_doctor_quota_without_room_for_an_update_of_the_nodes_is_a_warning(
+    examine, changes, code, needed, surge
+) -> None:
+    plenty = dict.fromkeys(Quotas.defaults, 1000.0)
+
+    def level(limit: float) -> list[str]:
+        quotas = Quotas(**{**plenty, code: limit})
+        found = examine("nodes.auto=false", *changes, service_quotas=quotas)
+        return [f.level for f in found if f"{needed} needed by this stack, quota {limit:g}" in f.what]
+
+    assert level(needed - 1) == ["bad"]
+    assert level(needed + surge) == ["ok"]
+    assert level(needed) == (["warn"] if surge else ["ok"])
+    if surge:
+        quotas = Quotas(**{**plenty, code: float(needed)})
+        [warned] = [
+            f for f in examine("nodes.auto=false", *changes, service_quotas=quotas) if "more before" in f.what
+        ]
+        assert f"--desired-value {needed + surge} " in warned.fix
+
+
 def test_doctor_api_server_without_public_access_is_a_warning(examine) -> None:
     found = examine("cluster.publicCidrs=[]", "cluster.openToWorld=false")
     assert [f.level for f in found if "cluster.publicCidrs is empty" in f.what] == ["warn"]

@@ -46,6 +46,7 @@ def test_gpu_nodes_have_nvidia_image_label_and_taint(nodes: dict[str, Any], part
         group = made.one("NodeGroup", f"dev-{part}").inputs
         assert (group["amiType"], group["labels"]) == ("AL2023_x86_64_NVIDIA", LABEL)
         assert _taints(group) == {"nvidia.com/gpu=present": "NO_SCHEDULE"}
+        assert group["updateConfig"] == {"maxUnavailable": 1, "updateStrategy": "MINIMAL"}
     assert len(made.of("NodeGroup")) == len(parts) + 1
     system = made.one("NodeGroup", "dev-system").inputs
     assert (system["amiType"], system["instanceTypes"][0]) == ("AL2023_x86_64_STANDARD", "t3.medium")
@@ -56,6 +57,7 @@ def test_nodes_without_gpus_have_neither_label_nor_plugin() -> None:
     group = default().one("NodeGroup").inputs
     assert "labels" not in group
     assert "taints" not in group
+    assert group["updateConfig"] == {"maxUnavailable": 1}
     assert not [release for release in default().of("Release") if "gpus" in release.name]
 
 
