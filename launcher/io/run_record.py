@@ -14,21 +14,22 @@ from launcher.schema import RunFile, to_json
 RecordAndDamage = tuple[dict[str, Any] | None, files.UnreadableError | None]
 
 
-def first_intact(contents: Iterable[tuple[object, bytes | None]]) -> RecordAndDamage:
-    """Parse run.json, or its copy if run.json is absent or damaged.
+def first_intact(contents: Iterable[tuple[object, bytes | None]], shape: Any = RunFile) -> RecordAndDamage:
+    """Parse a JSON file, or its copy if the file is absent or damaged; by default a run record.
 
     Args:
-        contents: (name, bytes) of run.json, then of its copy; the bytes of an absent file are None. If this is
-            an iterator, the copy is read only when it is needed.
+        contents: (name, bytes) of the file, then of its copies; the bytes of an absent file are None. If this is
+            an iterator, a copy is read only when it is needed.
+        shape: the type of the JSON object (`schema.mismatch`).
 
     Returns:
-        (the first intact run record or None, the error of the first damaged file before it or None).
+        (the first intact object or None, the error of the first damaged file before it or None).
     """
     damage = None
     for name, content in contents:
         try:
             if content is not None:
-                return files.parse_json_object(name, content, RunFile), damage
+                return files.parse_json_object(name, content, shape), damage
         except files.UnreadableError as error:
             damage = damage or error
     return None, damage

@@ -14,11 +14,11 @@ from typing import Any
 
 from launcher import metrics
 from launcher.io import run_record
-from launcher.io.files import UnreadableError, parse_json_object, read_bytes, write_atomically
+from launcher.io.files import UnreadableError, read_bytes, write_atomically
 from launcher.metrics import TEST, MetricsRow
 from launcher.paths import OutputPaths
 from launcher.reporting import plots, run_settings, text_formats
-from launcher.schema import ManifestFile, ProgramFile
+from launcher.schema import ManifestFile, ProgramFile, RunFile
 
 PAGE = Path(__file__).with_name("report.html")
 EARLIER_RUNS = 20
@@ -36,33 +36,23 @@ def write_report(root: Path) -> Path | None:
     output = OutputPaths(root)
     damage: list[str] = []
     run = _read_run(output, damage)
-    if damage:
-        raise UnreadableError(
-            f"{damage[0]} Fix: restore it, or {output.run_copy}, from a backup of the storage."
-        )
+    if damage and not run:
+        fix = f"Fix: restore it, or {output.run_copy}, from a backup of the storage."
+        raise UnreadableError(f"{damage[0]} {fix}")
     if not run:
         return None
-    run = run_settings.with_options(run, _read_json(output.program_json, damage, ProgramFile))
     rows = plots.read_metrics(output.metrics_csv)
     if why := output.metrics_csv.is_file() and metrics.find_damage(output.metrics_csv.read_bytes()):
         damage.append(f"{output.metrics_csv} is damaged: {why}. The other rows are shown.")
     earlier_files = (root.parent / "runs").glob("[!.]*/run.*json") if root.name == "output" else ()
     others = [OutputPaths(folder) for folder in sorted({path.parent for path in earlier_files})]
-    earlier = [
-        (
-            one.root.name,
-            run_settings.with_options(
-                _read_run(one, damage), _read_json(one.program_json, damage, ProgramFile)
-            ),
-        )
-        for one in others
-    ]
+    earlier = [(one.root.name, _read_run(one, damage)) for one in others]
     best = metrics.best_pass(run, metrics.pass_table(rows))
     page = render_page(
         root.resolve().parent.name,
         run,
         rows,
-        manifest=_read_json(root.parent / "manifest.json", damage, ManifestFile),
+        manifest=_read_json(damage, ManifestFile, root.parent / "manifest.json"),
         damage=damage,
         earlier=earlier,
         plotted=plots.draw_svgs(rows, best, root),
@@ -72,22 +62,16 @@ def write_report(root: Path) -> Path | None:
 
 
 def _read_run(output: OutputPaths, damage: list[str]) -> dict[str, Any]:
-    """Return the run record; {} when there is none, or only damaged ones, which is added to `damage`."""
-    paths = (output.run_json, output.run_copy)
-    found, error = run_record.first_intact((path, read_bytes(path)) for path in paths)
-    if found is None and error is not None:
-        damage.append(str(error))
+    """Return the run record with the program's options; {} when there is none, or only a damaged one."""
+    record = _read_json(damage, RunFile, output.run_json, output.run_copy)
+    return record and run_settings.with_options(record, _read_json(damage, ProgramFile, output.program_json))
+
+
+def _read_json(damage: list[str], shape: Any, *paths: Path) -> dict[str, Any]:
+    """Return the JSON object in the first intact file; {} if all are absent, or damaged, which `damage` gets."""
+    found, error = run_record.first_intact(((path, read_bytes(path)) for path in paths), shape)
+    damage += [str(error)] if error and found is None else []
     return found or {}
-
-
-def _read_json(path: Path, damage: list[str], shape: Any) -> dict[str, Any]:
-    """Return the JSON object in a file; {} if it is absent, or damaged or of another type, which `damage` gets."""
-    try:
-        content = read_bytes(path)
-        return {} if content is None else parse_json_object(path, content, shape)
-    except UnreadableError as error:
-        damage.append(str(error))
-        return {}
 
 
 def render_page(

@@ -16,14 +16,7 @@ from launcher.cli.errors import CliError, DiskFullError, UsageError, describe_os
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage.reader_commands import move_into_place
-from launcher.cli.storage.run_files import (
-    OUTPUT,
-    Damage,
-    check_intact,
-    parse_json,
-    parse_pass_table,
-    parse_run_file,
-)
+from launcher.cli.storage.run_files import OUTPUT, FoundFiles, check_intact
 from launcher.cli.storage.run_history import find_run, read_runs
 from launcher.cli.storage.storage_access import (
     COPY_SECONDS,
@@ -92,18 +85,16 @@ def read_results(storage: Storage, output: OutputPaths, options: Sequence[str]) 
     commands. Raises CliError if the run has not written any file yet.
     """
     read = (output.run_json, output.status_json, output.metrics_csv, output.run_copy)
-    found = read_small_files(storage, [path.as_posix() for path in read])
-    damage: Damage = {}
-    record = parse_run_file(found, output, damage)
-    status_json = parse_json(found, output.status_json, damage, StatusFile)
-    if not found:
+    found = FoundFiles(read_small_files(storage, [path.as_posix() for path in read]))
+    record, status_json = found.run(output), found.json(StatusFile, output.status_json)
+    if not found.contents:
         raise CliError(
             f"no results in {storage.where}: no training has written to this folder yet, or somebody removed it",
             f"see what the training waits for: {command_text('status', *options)}; after a removal, train again: helm "
             "upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
         )
     status = read_fields(StatusFile, status_json or {})
-    passes = parse_pass_table(found, output, damage)
+    passes = found.passes(output)
     known = record or RunFile()
     restarts = known.restarts if record else status.restarts
     return {
@@ -117,7 +108,7 @@ def read_results(storage: Storage, output: OutputPaths, options: Sequence[str]) 
         "restarts": [asdict(one) for one in restarts],
         "finished": known.finished,
         "best": best_pass(known.content, passes),
-        "damage": damage,
+        "damage": found.damage,
     }
 
 

@@ -267,18 +267,12 @@ def _is_replaced(opened: BinaryIO, path: Path) -> bool:
 
 
 def _read_json_object(root: Path, name: str) -> dict[str, object]:
-    """Return the JSON object in the file `root`/`name`; {} if it is absent, UnreadableError if it stays damaged."""
-    for pause in (1.0, 1.0, 1.0, 0.0):  # rank 0 of a live run writes status.json every 2 s
-        try:
-            with open_file(root, name) as file:
-                return parse_json_object(name, file.read())
-        except FileNotFoundError:
-            break
-        except UnreadableError:
-            if not pause:
-                raise
-            time.sleep(pause)
-    return {}
+    """Return the JSON object in the file `root`/`name`; {} if it is absent. Raise UnreadableError if damaged."""
+    try:
+        with open_file(root, name) as file:
+            return parse_json_object(name, file.read())
+    except FileNotFoundError:
+        return {}
 
 
 def sleep_until_deadline(seconds: float) -> None:

@@ -13,7 +13,6 @@ from launcher.cli.storage.storage_access import Storage, read_small_files
 from launcher.dataprep.shard_files import make_again_fix
 from launcher.errors import DataError
 from launcher.io import run_record
-from launcher.io.files import UnreadableError, parse_json_object
 from launcher.paths import JobPaths, OutputPaths
 from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
 
@@ -64,65 +63,55 @@ def _describe_damage(name: str, why: str) -> str:
     return f"{why} {fix}"
 
 
-def parse_json(
-    found: Mapping[str, bytes], path: Path, damage: Damage, shape: Any = dict[str, Any]
-) -> dict[str, Any] | None:
-    """Return the JSON object in a file; None if the file is absent, or damaged, which is added to `damage`.
+class FoundFiles:
+    """Parses files of the storage, given as contents by path (`read_small_files`); notes which are damaged."""
 
-    `found` are contents by path, as `read_small_files` returns them; `shape` is the type of the object
-    (`schema.mismatch`).
-    """
-    name = path.as_posix()
-    try:
-        return parse_json_object(name, found[name], shape) if name in found else None
-    except UnreadableError as error:
-        damage[name] = _describe_damage(name, str(error))
-        return None
+    def __init__(self, contents: Mapping[str, bytes]) -> None:
+        """Parse nothing yet."""
+        self.contents = contents
+        self.damage: Damage = {}
 
+    def json(self, shape: Any, *paths: Path) -> dict[str, Any] | None:
+        """Return the JSON object in the first intact file; None if all are absent or damaged.
 
-def parse_run_file(found: Mapping[str, bytes], output: OutputPaths, damage: Damage) -> RunFile | None:
-    """Return an output's run record: run.json, or its copy if run.json is damaged.
+        `shape` is the type of the object (`schema.mismatch`).
+        """
+        names = [path.as_posix() for path in paths]
+        value, error = run_record.first_intact(((name, self.contents.get(name)) for name in names), shape)
+        if value is None and error is not None:
+            self.damage[names[0]] = _describe_damage(names[0], str(error))
+        return value
 
-    The record is None if both are absent, or damaged, which is added to `damage`. `found` is as for `parse_json`.
-    """
-    names = (output.run_json.as_posix(), output.run_copy.as_posix())
-    content, error = run_record.first_intact((name, found.get(name)) for name in names)
-    if content is None and error is not None:
-        damage[names[0]] = _describe_damage(names[0], str(error))
-    return None if content is None else read_fields(RunFile, content)
+    def run(self, output: OutputPaths) -> RunFile | None:
+        """Return an output's run record: run.json, or its copy; None if both are absent or damaged."""
+        content = self.json(RunFile, output.run_json, output.run_copy)
+        return None if content is None else read_fields(RunFile, content)
 
-
-def parse_pass_table(found: Mapping[str, bytes], output: OutputPaths, damage: Damage) -> list[dict[str, Any]]:
-    """Return the table of the passes (`launcher.metrics.pass_table`) from the intact rows of an output's metrics.csv.
-
-    It is empty without that file. Damaged rows are added to `damage`. `found` is as for `parse_json`.
-    """
-    name = output.metrics_csv.as_posix()
-    content = found.get(name, b"")
-    if name in found and (why := metrics.find_damage(content)):
-        damage[name] = _describe_damage(name, f"{name} is damaged: {why}. The other rows are shown.")
-    return metrics.pass_table(metrics.parse_metrics(content.decode(errors="replace")))
+    def passes(self, output: OutputPaths) -> list[dict[str, Any]]:
+        """Return the table of the passes (`metrics.pass_table`) from the intact rows of an output's metrics.csv."""
+        name = output.metrics_csv.as_posix()
+        content = self.contents.get(name, b"")
+        if name in self.contents and (why := metrics.find_damage(content)):
+            self.damage[name] = _describe_damage(name, f"{name} is damaged: {why}. The other rows are shown.")
+        return metrics.pass_table(metrics.parse_metrics(content.decode(errors="replace")))
 
 
 def read_job_files(storage: Storage, *, again: bool = True) -> JobFiles:
     """Read the files that describe the data and the current run of the storage's job."""
-    records = (OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix())
-    found = read_small_files(
-        storage, [STATUS, MANIFEST, DATA_FAILED, *records, OUTPUT.metrics_csv.as_posix()]
+    paths = (OUTPUT.run_json, OUTPUT.run_copy, OUTPUT.metrics_csv)
+    found = FoundFiles(
+        read_small_files(storage, [STATUS, MANIFEST, DATA_FAILED, *(path.as_posix() for path in paths)])
     )
-    damage: Damage = {}
-    status, manifest, failure = (
-        parse_json(found, Path(name), damage, shape)
-        for name, shape in ((STATUS, StatusFile), (MANIFEST, ManifestFile), (DATA_FAILED, DataFailure))
-    )
-    if again and STATUS in damage:
+    status = found.json(StatusFile, OUTPUT.status_json)
+    if again and found.damage:
         time.sleep(AGAIN_SECONDS)
         return read_job_files(storage, again=False)
+    manifest, failure = found.json(ManifestFile, _JOB.manifest), found.json(DataFailure, _JOB.data_failed)
     return JobFiles(
         status=read_fields(StatusFile, status) if status is not None else None,
-        run=parse_run_file(found, OUTPUT, damage),
+        run=found.run(OUTPUT),
         manifest=read_fields(ManifestFile, manifest) if manifest is not None else None,
         data_failure=read_fields(DataFailure, failure) if failure is not None else None,
-        passes=parse_pass_table(found, OUTPUT, damage),
-        damage=damage,
+        passes=found.passes(OUTPUT),
+        damage=found.damage,
     )

@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.cli.errors import UsageError
-from launcher.cli.storage.run_files import OUTPUT, Damage, parse_json, parse_pass_table, parse_run_file
+from launcher.cli.storage.run_files import OUTPUT, Damage, FoundFiles
 from launcher.cli.storage.storage_access import Storage, read_small_files
 from launcher.metrics import best_pass, higher_is_better
 from launcher.paths import OutputPaths
@@ -93,22 +93,21 @@ def read_runs(storage: Storage) -> list[SavedRun]:
     """Return the runs of the job: the current one first, then the others, newest first."""
     kept = (OUTPUT.run_json, OUTPUT.metrics_csv, OUTPUT.lock, OUTPUT.program_json, OUTPUT.run_copy)
     patterns = [f"{place}/{path.name}" for place in (CURRENT, f"{RUNS}/*") for path in kept]
-    found = read_small_files(storage, patterns)
+    contents = read_small_files(storage, patterns)
     runs = []
-    for folder in sorted({str(PurePosixPath(name).parent) for name in found}):
+    for folder in sorted({str(PurePosixPath(name).parent) for name in contents}):
         output = OutputPaths(Path(folder))
-        damage: Damage = {}
-        program = parse_json(found, output.program_json, damage, ProgramFile) or {}
-        record = parse_run_file(found, output, damage)
+        found = FoundFiles(contents)
+        program, record = found.json(ProgramFile, output.program_json) or {}, found.run(output)
         content = run_settings.with_options(record.content if record else {}, program)
         runs.append(
             SavedRun(
                 folder=folder,
                 record=read_fields(RunFile, content),
-                passes=parse_pass_table(found, output, damage),
-                is_locked=output.lock.as_posix() in found,
+                passes=found.passes(output),
+                is_locked=output.lock.as_posix() in contents,
                 program=program.get("files") or {},
-                damage=damage,
+                damage=found.damage,
             )
         )
     return sorted(runs, key=lambda run: (run.folder == CURRENT, run.record.started), reverse=True)

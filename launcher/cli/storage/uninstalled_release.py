@@ -9,7 +9,7 @@ from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import RELEASE_LABEL, Cluster
 from launcher.cli.cluster.releases import SOURCES, ReleaseRun, list_releases
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.storage.run_files import OUTPUT, Damage, check_intact, parse_run_file
+from launcher.cli.storage.run_files import OUTPUT, FoundFiles, check_intact
 from launcher.cli.storage.storage_access import Storage, StorageRequest, read_small_files
 from launcher.paths import OutputPaths
 
@@ -76,15 +76,14 @@ def find_own_job(storage: Storage, release: str) -> Storage:
     Raises CliError, which lists the jobs, if the release trained none or several.
     """
     names = (OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix())
-    found = read_small_files(storage.sibling("."), [f"*/{name}" for name in names])
-    damage: Damage = {}
+    found = FoundFiles(read_small_files(storage.sibling("."), [f"*/{name}" for name in names]))
     releases = {}
-    for job in dict.fromkeys(path.split("/", 1)[0] for path in found):
-        record = parse_run_file(found, OutputPaths(Path(job) / OUTPUT.root), damage)
+    for job in dict.fromkeys(path.split("/", 1)[0] for path in found.contents):
+        record = found.run(OutputPaths(Path(job) / OUTPUT.root))
         releases[job] = record.release if record else "unknown"
     owned = [job for job, by in releases.items() if by == release]
     check_intact(
-        damage, f"release {release} is not installed; choose its job with --job NAME, because of damage"
+        found.damage, f"release {release} is not installed; choose its job with --job NAME, because of damage"
     )
     if len(owned) == 1:
         return storage.sibling(owned[0])

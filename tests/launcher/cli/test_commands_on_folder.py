@@ -10,7 +10,7 @@ import typer
 from launcher.cli import main, terminal
 from launcher.cli.commands import predict, results
 from launcher.cli.errors import CliError
-from launcher.cli.storage.run_files import OUTPUT, parse_run_file
+from launcher.cli.storage.run_files import OUTPUT, FoundFiles
 from launcher.cli.storage.storage_access import Storage, list_folder
 from launcher.io.files import with_checksum
 
@@ -279,10 +279,11 @@ def test_a_damaged_run_record_is_read_from_its_copy():
     intact = json.dumps(with_checksum(record)).encode()
     path, copy = OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix()
     for damaged in (intact.replace(b"0.125", b"0.925"), b"{", b""):
-        assert parse_run_file({path: damaged, copy: intact}, OUTPUT, damage := {}).content == record
-        assert not damage
-    assert parse_run_file({path: intact.replace(b"0.125", b"0.925")}, OUTPUT, damage) is None
-    assert damage.keys() == {path}
+        found = FoundFiles({path: damaged, copy: intact})
+        assert (found.run(OUTPUT).content, found.damage) == (record, {})
+    found = FoundFiles({path: intact.replace(b"0.125", b"0.925")})
+    assert found.run(OUTPUT) is None
+    assert found.damage.keys() == {path}
 
 
 def test_paths_are_printed_unchanged(cli, job_folder, tmp_path):
