@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
+
+if __name__ == "__main__" and not os.path.isdir(f"{sys.path[0]}/launcher"):  # noqa: PTH112 - pathlib may be the user's
+    del sys.path[0]  # the current folder: its modules must not replace those that the launcher imports
 
 from launcher import errors
 

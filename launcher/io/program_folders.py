@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from importlib.machinery import all_suffixes
 from pathlib import Path
 
 from launcher.errors import SettingsError
@@ -11,8 +13,45 @@ CONFIG = "trainer_config.py"
 """The main file of a program, unless the user specifies another."""
 BUILT_IN = Path(__file__).parents[1] / "programs"
 """The folder of the example programs that come with the launcher."""
+TAKEN = sys.stdlib_module_names.union(
+    ("launcher", "sitecustomize", "usercustomize"),
+    # Modules of the packages in launcher/requirements.lock.
+    """PIL _distutils_hack annotated_doc annotated_types anyio astor boto3 botocore certifi click contourpy cycler
+    dateutil decorator fastapi fontTools google h11 httpcore httpx idna jmespath kiwisolver matplotlib mpl_toolkits
+    numpy opentelemetry opt_einsum packaging paddle paddle_served pkg_resources prometheus_client pydantic pydantic_core
+    pylab pyparsing s3transfer setuptools six starlette typing_extensions typing_inspection urllib3 uvicorn""".split(),  # noqa: SIM905
+)
+"""Modules that Python and the launcher import, also while a program runs. A program's own cannot have these names."""
 TEXT_BYTES = 128 << 10
 """Limit for the texts of all of a program's files in program.json together."""
+
+
+def module_names(folder: Path) -> dict[str, str]:
+    """Return the modules that a program can import from its folder: name → name of the file or folder."""
+    names = {}
+    for path in sorted(folder.iterdir()):
+        if path.is_dir():
+            if any(path.glob("*.py")):
+                names[path.name] = f"{path.name}/"
+        elif suffix := max((end for end in all_suffixes() if path.name.endswith(end)), key=len, default=""):
+            names[path.name.removesuffix(suffix)] = path.name
+    return names
+
+
+def check_module_names(folder: Path) -> None:
+    """Raise `SettingsError` if a module in a program's folder has the name of one of Python or of the launcher.
+
+    One of both would be imported in place of the other.
+    """
+    loaded = {
+        name for name in sys.modules if "site-packages" in str(getattr(sys.modules[name], "__file__", ""))
+    } - {"__main__"}
+    if taken := [file for name, file in module_names(folder).items() if name in TAKEN | loaded]:
+        raise SettingsError(
+            f"the program's folder {folder} has {', '.join(taken)}, but Python or the launcher has a module of this "
+            f"name, and imports would get the wrong one. Fix: rename it, for example to my_{taken[0]}, and change the "
+            "program's imports"
+        )
 
 
 def read_program_texts(folder: Path) -> dict[str, str]:

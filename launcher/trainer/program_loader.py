@@ -151,6 +151,13 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
 
 
 def _import(path: Path) -> ModuleType:
+    if path.is_file():
+        program_folders.check_module_names(path.parent)
+        own = program_folders.module_names(path.parent)
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__file__", None)
+            if name.partition(".")[0] in own and path.parent not in Path(file or "/").parents:
+                del sys.modules[name]  # of another program
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))  # so that a program can import files of its folder
     spec = importlib.util.spec_from_file_location(f"program_{path.stem.replace('.', '_')}", path)

@@ -17,7 +17,7 @@ from launcher.cli.storage.storage_access import Storage, check_name, run_json_co
 from launcher.cli.terminal import report
 from launcher.io.files import folder_files, sha256_file
 from launcher.io.open_below import ReaderError
-from launcher.io.program_folders import CONFIG
+from launcher.io.program_folders import CONFIG, check_module_names
 from launcher.io.tar_stream import write_tar
 from launcher.paths import RESERVED_FOLDERS
 from launcher.trainer.program_loader import FUNCTIONS, VALUES
@@ -98,6 +98,9 @@ def plan_program(folder: Path, name: str | None, check: bool = True, chosen_file
             f"{folder} has several .py files and none with the name {CONFIG}: {', '.join(scripts)}",
             f"rename the program to {CONFIG}, or a script for runtime collective to {SCRIPT}",
         )
+    check_name(config, RENAME_FIX)
+    if check and not defines_script(folder / config):
+        check_module_names(folder)
     required = {**VALUES, **FUNCTIONS}
     lacks = [text for name, text in required.items() if name not in defined[config]]
     if check and lacks and not defines_script(folder / config) and "*" not in defined[config]:

@@ -159,17 +159,22 @@ def _load(path: Path, interface: Path) -> ModuleType:
     files of the same names do not mix.
     """
     name = f"paddle_served_program_{abs(hash(str(path.resolve()))):x}"
-    own = {file.stem for file in path.parent.iterdir() if file.suffix == ".py" or file.is_dir()}
+    folder = path.parent.iterdir()
+    own = {file.stem for file in folder if file.suffix == ".py" or any(file.glob("*.py"))}
+
+    def remove() -> dict[str, ModuleType]:
+        found = [key for key in sys.modules if key == INTERFACE or key.partition(".")[0] in own]
+        return {key: sys.modules.pop(key) for key in found}
+
     with _importing:
-        kept = {key: sys.modules.pop(key) for key in own.union({INTERFACE}) & set(sys.modules)}
+        kept = remove()
         sys.path.insert(0, str(path.parent))  # not removed: a program may import its files later
         try:
             sys.modules[f"{name}.interface"] = _import(interface, INTERFACE)
             with light_import.paddle_stand_in():
                 return _import(path, name)
         finally:
-            for key in own:
-                sys.modules.pop(key, None)
+            remove()
             sys.modules.update(kept)
 
 
