@@ -19,7 +19,7 @@ state: venv ## create a bucket for Pulumi's state and a key for its secrets, in 
 doctor: venv ## check what would make pulumi up of STACK=dev fail; changes nothing
 	@$(RUN) -m aws doctor --stack "$(STACK)"
 
-cost: venv ## show the hourly cost of STACK=dev; SET="nodes.desired=1 network.nat=none" shows the effect of a change, GB=250 adds stored data
+cost: venv ## show the hourly cost of STACK=dev; SET="nodes.max=6 network.nat=none" shows the effect of a change, GB=250 adds stored data
 	@$(RUN) -m aws cost --stack "$(STACK)" --gb "$(GB)" $(foreach change,$(SET),--set "$(change)")
 
 destroy: venv ## list what is removed and kept of STACK=dev, ask, and destroy it; YES=1 does not ask

@@ -38,11 +38,11 @@ config:
   aws:region: us-west-2
   paddle-training:target: aws
   paddle-training:nodes:      # keys that are not given have their defaults
-    desired: 6
+    min: 3
     max: 6
 ```
 
-Edit the file, or use `pulumi config set KEY VALUE`; for a key of a section use `pulumi config set --path SECTION.KEY VALUE`, for example `pulumi config set --path nodes.desired 6`. `pulumi preview` rejects every wrong setting before any resource is created, in a message with key, value, limit, reason and fix.
+Edit the file, or use `pulumi config set KEY VALUE`; for a key of a section use `pulumi config set --path SECTION.KEY VALUE`, for example `pulumi config set --path nodes.min 3`. `pulumi preview` rejects every wrong setting before any resource is created, in a message with key, value, limit, reason and fix.
 
 ## Single settings
 

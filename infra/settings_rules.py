@@ -149,7 +149,8 @@ def _cluster(settings: Settings, region: str) -> Iterator[Problem]:
 
 def _nodes(settings: Settings) -> Iterator[Problem]:
     nodes = settings.nodes
-    for low, high in itertools.pairwise(("min", "desired", "max")):
+    # With nodes.auto, the autoscaler decides about the number of nodes.
+    for low, high in itertools.pairwise(("min", "max") if nodes.auto else ("min", "desired", "max")):
         less, more = getattr(nodes, low), getattr(nodes, high)
         if less > more:
             why = "a node group requires min <= desired <= max"

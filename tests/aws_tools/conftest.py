@@ -35,10 +35,10 @@ def account() -> Iterator[None]:
 
 @pytest.fixture
 def dev() -> Callable[..., AwsStack]:
-    """Return a function that reads stack dev of this repository with `key=value` changes."""
+    """Return a function that reads stack dev of this repository, with three fixed nodes and `key=value` changes."""
 
     def make(*changes: str) -> AwsStack:
-        return read_stack("dev", ["cluster.admins=[role/Admin]", *changes])
+        return read_stack("dev", ["cluster.admins=[role/Admin]", "nodes.auto=false", *changes])
 
     return make
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from typer.testing import CliRunner
 
 from aws import hourly_cost, smoke_test
@@ -57,6 +58,22 @@ def test_cost_auto_idle_counts_only_system_node(dev) -> None:
     changes = ["--set", "nodes.auto=true", "--set", "nodes.min=0"]
     shown = CliRunner().invoke(app, ["cost", "--stack", "dev", *changes])
     assert "idle" in shown.output
+
+
+def test_shipped_stack_has_no_nodes_while_nothing_trains_and_a_budget_to_complete() -> None:
+    settings = read_stack("dev").settings
+    idle = hourly_cost.total_per_hour(hourly_cost.cost_items(settings, settings.nodes.min)).most
+    always = hourly_cost.total_per_hour(hourly_cost.cost_items(settings, 3)).most
+    assert settings.nodes.auto
+    assert settings.nodes.min == 0
+    assert 150 < idle * hourly_cost.HOURS_PER_MONTH < 160, "docs/how-to/aws.md says 153 dollars"
+    assert always > 2 * idle
+    # Without the comment signs, the budget is complete but for the address.
+    text = (stacks.FOLDER / "Pulumi.dev.yaml").read_text("utf-8")
+    budget = yaml.safe_load(
+        text.replace("# paddle-training:budget", "paddle-training:budget").replace("#   ", "  ")
+    )
+    assert set(budget["config"]["paddle-training:budget"]) == {"dollars", "email"}
 
 
 def test_cost_of_gpu_nodes_includes_system_node_and_spot_range_of_gpus(dev) -> None:

@@ -79,6 +79,7 @@ OTHERS = [
     ({"cluster": {**ADMIN, "version": 1.3}}, "cluster.version", "a valid string"),
     ({"cluster": {**ADMIN, "logRetentionDays": 8}}, "cluster.logRetentionDays", "CloudWatch"),
     ({"nodes": {"min": 4, "desired": 3}}, "nodes.min", "at most nodes.desired"),
+    ({"nodes": {"auto": True, "min": 4}}, "nodes.min", "at most nodes.max"),
     ({"nodes": {"desired": 5, "max": 4}}, "nodes.desired", "at most nodes.max"),
     ({"nodes": {"desired": "3"}}, "nodes.desired", "a valid integer"),
     ({"nodes": {"desired": True}}, "nodes.desired", "a valid integer"),

@@ -133,3 +133,17 @@ def test_fallback_group_has_on_demand_nodes_of_the_same_template() -> None:
     live = aws_stack(nodes={**spot, "fallback": True}, answers=running(fallback={"sizes": (0, 7, 40)}))
     assert live.one("NodeGroup", "dev-fallback").inputs["scalingConfig"]["desiredSize"] == 7
     assert len(aws_stack(nodes=spot).of("NodeGroup")) == 2, "the system group and one for training"
+
+
+def test_step_from_one_to_three_nodes_of_the_tutorial_changes_only_sizes() -> None:
+    """`nodes.min` keeps nodes without a training; `nodes.desired` has no effect with `nodes.auto`."""
+    auto = {"auto": True, "max": 6}
+    before, after, ignored = (
+        aws_stack(nodes={**auto, **given}, answers=running(nodes={"sizes": (1, 1, 6)}))
+        .one("NodeGroup", GROUP)
+        .inputs
+        for given in ({"min": 1}, {"min": 3}, {"min": 1, "desired": 9})
+    )
+    assert {key for key in after if before.get(key) != after[key]} == {"scalingConfig"}
+    assert after["scalingConfig"] == {"minSize": 3, "desiredSize": 3, "maxSize": 6}
+    assert ignored == before

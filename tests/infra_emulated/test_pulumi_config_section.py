@@ -21,7 +21,7 @@ def test_pulumi_config_lists_all_keys_with_defaults(dev_stack: Callable[..., Eng
     assert {f"paddle-training:{key}" for key in section} <= set(listed)
     assert listed["paddle-training:storage"]["objectValue"] == section["storage"]["default"]
     # A stack's object replaces the default object; the program fills in the missing keys.
-    assert listed["paddle-training:nodes"]["objectValue"] == {"min": 1, "desired": 3, "max": 5}
+    assert listed["paddle-training:nodes"]["objectValue"] == {"auto": True, "min": 0, "max": 5}
 
 
 def test_preview_with_secret_in_values_fails_before_any_resource(

@@ -94,6 +94,7 @@ def _stack(dev_stack: Make, image: str, namespace: str, *changes: str) -> Engine
     return dev_stack(
         "dev",
         "storage.protect=false",
+        "nodes.auto=false",  # the autoscaler cannot run here
         f"image={image}",
         f"namespace.name={namespace}",
         f"release.name={namespace}",

@@ -138,6 +138,7 @@ def test_nat_none_on_spot_nodes_then_nat_per_az(dev_stack: Make, account: Accoun
         "dev",
         "storage.protect=false",
         "network.nat=none",
+        "nodes.auto=false",
         "nodes.placementGroup=true",
         "nodes.capacity=SPOT",
         "nodes.sshKeyName=mine",
@@ -195,7 +196,8 @@ def test_gpu_nodes_replace_nodes_and_bring_system_nodes_and_addons_on_them(
     dev_stack: Make, account: Account, cloud: MotoCloud
 ) -> None:
     before = inventory.list_leftovers(account, REGION)
-    engine = dev_stack("dev", "storage.protect=false", "nodes.desired=1", "values.trainers=1")
+    one = ("nodes.auto=false", "nodes.min=1", "nodes.desired=1")
+    engine = dev_stack("dev", "storage.protect=false", *one, "values.trainers=1")
     assert engine.up().code == 0
     engine.config("paddle-training:nodes.instanceTypes[0]=g6.xlarge")
     changed = engine.up()
