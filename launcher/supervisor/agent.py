@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher import runtimes
-from launcher.errors import LauncherError, UnfitError
+from launcher.errors import LauncherError, StoppedError, UnfitError
 from launcher.io import files
 from launcher.io.stop_signals import handle_signals
 from launcher.log import log, start_logging
@@ -42,7 +42,11 @@ from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.process_watchdog import ProcessWatchdog
 from launcher.supervisor.progress import read_progress
 from launcher.supervisor.rank0_wait import Rank0Wait, RunEndedError
-from launcher.supervisor.shared_storage.input_staging import find_program, stage_inputs
+from launcher.supervisor.shared_storage.input_staging import (
+    describe_overfull_work_dir,
+    find_program,
+    stage_inputs,
+)
 from launcher.supervisor.shared_storage.output_folder import archive_logs, run_fingerprint
 from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
@@ -99,6 +103,8 @@ class Agent:
             try:
                 self.runtime.check(self.settings)
                 self._train()
+            except StoppedError as caught:
+                error = StoppedError(f"{caught}{describe_overfull_work_dir(self.settings)}")
             except LauncherError as caught:
                 error = caught
             except Exception as caught:

@@ -264,12 +264,12 @@ class Cluster:
         except NotFoundError:
             return None
 
-    def list_events(self, name: str) -> list[Object]:
-        """Return the events about one object, oldest first.
+    def list_events(self, name: str = "", reason: str = "") -> list[Object]:
+        """Return the events about the object with this name, or those about pods with this reason, oldest first.
 
         A user who may not read events gets an empty list and no error: events only explain a state.
         """
-        selector = f"involvedObject.name={name}"
+        selector = f"involvedObject.name={name}" if name else f"involvedObject.kind=Pod,reason={reason}"
         found: Object = {}
         with self._without_error():
             query = {"fieldSelector": selector}

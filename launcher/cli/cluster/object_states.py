@@ -26,6 +26,14 @@ _EXPLAINING_EVENTS = (
     "FailedCreatePodSandBox",
     "FailedCreate",
 )
+LOSSES = ("Evicted", "Preempted", "TaintManagerEviction")
+"""Reasons of events about pods that Kubernetes removed; the pods themselves may be gone."""
+_DISK_FIXES = {
+    'EmptyDir volume "shared-memory"': "increase training.sharedMemory",
+    'EmptyDir volume "work"': "increase workDir.sizeLimit",
+    "ephemeral": "increase workDir.sizeLimit, which is also the pod's request for disk, or use nodes with more disk",
+}
+"""Text in the kubelet's message about an eviction → what avoids it."""
 _DRIVER = "efs.csi.aws.com"
 _UNBOUND = "unbound immediate PersistentVolumeClaims"
 _CODES = {
@@ -157,12 +165,27 @@ def is_harmless_failure(pod: Object) -> bool:
     return bool(codes) and all(code in _HARMLESS_CODES for code in codes)
 
 
+def explain_disruption(pod: Object) -> str:
+    """Return why Kubernetes ended a pod, such as `Evicted: …` with the fix; empty if it did not.
+
+    The kubelet writes this to the pod's status; the scheduler and the controllers that delete pods add a condition.
+    """
+    status = pod.get("status", {})
+    source = status if status.get("reason") else find_condition(pod, "DisruptionTarget") or {}
+    text = ": ".join(filter(None, (source.get("reason"), str(source.get("message") or "").strip())))
+    fix = next((fix for mark, fix in _DISK_FIXES.items() if mark in text), "")
+    return f"{text.rstrip('.')}. Fix: {fix}" if fix else text
+
+
 def explain_failure(pod: Object) -> str:
-    """Return why a pod failed: its containers' termination messages and exit codes, else the pod's status."""
-    causes: list[str] = []
+    """Return why a pod failed: why Kubernetes ended it, else its containers' termination messages and exit codes.
+
+    A cause that a container reports with a final exit code is not a consequence of its pod's end.
+    """
+    causes, disruption = list[str](), explain_disruption(pod)
     for status in container_statuses(pod):
         ended = state_of(status, "terminated") or (status.get("lastState") or {}).get("terminated") or {}
-        if ended.get("exitCode", 0) == 0:
+        if ended.get("exitCode", 0) == 0 or (disruption and ended["exitCode"] not in _FINAL_CODES):
             continue
         code, message = ended["exitCode"], str(ended.get("message") or "").strip()
         if not message or code not in _FINAL_CODES:
@@ -175,10 +198,7 @@ def explain_failure(pod: Object) -> str:
             what = f"container {status.get('name')} exited with {shown}{extra}"
             message = f"{what}: {message}" if message else what
         causes.append(message)
-    if causes:
-        return "\n".join(causes)
-    status = pod.get("status", {})
-    return ": ".join(part for part in (status.get("reason"), status.get("message")) if part)
+    return "\n".join(causes) or disruption
 
 
 def job_state(job: Object | None) -> tuple[str, str]:

@@ -88,6 +88,8 @@ class RankView(RankStatus):
     phase: str = "missing"
     reason: str = ""
     """Why the pod waits or failed."""
+    lost: str = ""
+    """Why the previous pod of this rank failed."""
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,31 @@ def owned_by(job: str) -> Callable[[Object], bool]:
     )
 
 
+def build_removed_pod(job: str, event: Object) -> Object | None:
+    """Return a stand-in for the removed pod that an event is about; None for a pod of another Job."""
+    name = str(event["involvedObject"]["name"])
+    rank, _, end = name.removeprefix(f"{job}-").partition("-")
+    if not (name.startswith(f"{job}-") and rank.isdigit() and end):
+        return None
+    why = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": event["reason"],
+        "message": event.get("message"),
+    }
+    made = event.get("lastTimestamp") or event.get("eventTime")
+    owners = [{"kind": "Job", "name": job}]
+    return {
+        "metadata": {
+            "name": name,
+            "labels": {INDEX: rank},
+            "creationTimestamp": made,
+            "ownerReferences": owners,
+        },
+        "status": {"phase": "Failed", "conditions": [why]},
+    }
+
+
 def newest_pod(pods: Sequence[Object]) -> Object | None:
     """Return the pod that was created last; None if there are no pods."""
     return max(pods, key=_created, default=None)
@@ -177,18 +204,19 @@ def build_ranks(
     status = {entry.rank: entry for entry in reported if entry.rank >= 0}
     rows = []
     for rank in range(max(trainers, len(status))):
-        pod = newest_pod([pod for pod in pods if rank_of(pod) == rank])
+        *earlier, pod = [None, *sorted((pod for pod in pods if rank_of(pod) == rank), key=_created)]
         entry = status.get(rank, RankStatus())
         phase = _phase(pod) if pod else "missing" if pods else "-"
         reason = ""
         if pod and phase == "Pending":
             reason = object_states.explain_pending(pod, events.get(object_states.name_of(pod), ()))
-        elif pod and phase in ("Failed", "Unknown"):
+        elif pod and phase in ("Failed", "Unknown", "Deleting"):
             reason = object_states.explain_failure(pod)
         name = object_states.name_of(pod) if pod else entry.pod
         node = (pod or {}).get("spec", {}).get("nodeName") or entry.node
         seen = {**vars(entry), "rank": rank, "pod": name, "node": node}
-        rows.append(RankView(**seen, phase=phase, reason=reason))
+        lost = object_states.explain_failure(earlier[-1]) if earlier and earlier[-1] else ""
+        rows.append(RankView(**seen, phase=phase, reason=reason, lost=lost))
     return tuple(rows)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
@@ -119,15 +120,31 @@ def _describe_block(view: RunView) -> str:
     pending = [rank for rank in view.ranks if rank.reason and rank.phase == "Pending"]
     if pending:
         reasons = "; ".join(f"{prefix}{reason}" for prefix, reason in _group_by_reason(pending))
-        return f"{reasons}{_describe_wait_end(view)}"
+        return f"{reasons}{_describe_losses(view)}{_describe_wait_end(view)}"
     if view.state in _PAUSED:
         queue = view.training.queue if view.training and view.state == "suspended" else ""
-        return f"queue {queue} (Kueue) to start the suspended Job" if queue else _PAUSED[view.state]
+        losses = _describe_losses(view) if view.state == "stopped" else ""
+        return (
+            f"queue {queue} (Kueue) to start the suspended Job" if queue else f"{_PAUSED[view.state]}{losses}"
+        )
     if not view.progress:
         return ""
     lost = [f"a new pod of rank {rank.rank}" for rank in view.ranks if rank.phase in _LOST_PHASES]
     wait = "; ".join(lost) or view.progress.waiting_for or ""
+    wait = wait and wait + _describe_losses(view)
     return f"{wait}{_describe_wait_end(view)}" if wait else ""
+
+
+def _describe_losses(view: RunView) -> str:
+    """Return why the pods were lost that a run waits for; empty if that is unknown."""
+    failed = [rank for rank in view.ranks if rank.phase in _LOST_PHASES and rank.reason]
+    earlier = [
+        replace(rank, pod="its previous pod", reason=rank.lost)
+        for rank in view.ranks
+        if rank.lost and rank not in failed
+    ]
+    shown = [f"{prefix}{first_line(reason)}" for prefix, reason in _group_by_reason([*failed, *earlier])]
+    return f" (lost: {'; '.join(shown)})" if shown else ""
 
 
 def _describe_wait_end(view: RunView) -> str:

@@ -46,6 +46,8 @@ def describe_pod_without_address(pod: Mapping[str, Any]) -> str:
         waiting = (container.get("state") or {}).get("waiting") or {}
         if waiting.get("reason"):
             reasons.append(f"{waiting['reason']} {waiting.get('message', '')}".strip())
+    if status.get("reason"):  # of a pod that the kubelet evicted, or whose node was lost
+        reasons.append(f"{status['reason']}: {str(status.get('message', '')).strip()}".rstrip(": "))
     if status.get("phase") == "Running":
         reasons.append(f"it has no IPv4 address, only {status.get('podIP') or 'none'}")
     return f"{name} is {status.get('phase', 'unknown')}" + (f" ({'; '.join(reasons)})" if reasons else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -174,6 +175,19 @@ def _check_space(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -
             "trainers",
         )
     disk_space.require_space(root, needed, what, disk_space.ENLARGE_WORK_VOLUME)
+
+
+def describe_overfull_work_dir(settings: TrainSettings) -> str:
+    """Return why Kubernetes evicts this pod if its work folder is above `workDir.sizeLimit`, to append to a message."""
+    with contextlib.suppress(OSError):
+        used = sum(path.lstat().st_blocks * 512 for path in settings.work.root.rglob("*"))
+        if 0 < settings.work_limit_bytes < used:
+            return (
+                f"; the pod's own disk has {used:,} bytes of this run, above workDir.sizeLimit "
+                f"({settings.work_limit_bytes:,} bytes), for which Kubernetes evicts the pod. Fix: increase "
+                "workDir.sizeLimit"
+            )
+    return ""
 
 
 def _needs_test_set(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> bool:

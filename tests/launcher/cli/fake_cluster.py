@@ -47,6 +47,7 @@ class FakeCluster:
         self.created: dict[str, Thing] = {}
         """Pods by name."""
         self.deleted: list[str] = []
+        self.events: list[Thing] = []
         self.executed_in: list[str] = []
         """The pods in which commands ran."""
         self.suspended: list[tuple[str, bool]] = []
@@ -104,8 +105,8 @@ class FakeCluster:
             return next((job for job in self.jobs if job["metadata"]["name"] == name), None)
         return {"metadata": {}, "status": {"phase": "Running"}} if name in self.created else None
 
-    def list_events(self, name: str) -> list[Thing]:
-        return []
+    def list_events(self, name: str = "", reason: str = "") -> list[Thing]:
+        return [event for event in self.events if event["reason"] == reason]
 
     def list_workloads(self) -> list[Thing]:
         return []

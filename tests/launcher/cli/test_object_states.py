@@ -146,3 +146,68 @@ def test_explain_pending_storage_driver_that_is_not_ready_has_fix(message, is_dr
         explanation = object_states.explain_pending(pod, events)
         assert message.rstrip(".") in explanation
         assert ("kubectl delete pod -n kube-system -l app=efs-csi-node" in explanation) is is_driver
+
+
+FULL = 'Usage of EmptyDir volume "work" exceeds the limit "12Mi". '
+GONE = {"type": "DisruptionTarget", "status": "True"}
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (
+            {"reason": "Evicted", "message": FULL},
+            f"Evicted: {FULL.rstrip(' .')}. Fix: increase workDir.sizeLimit",
+        ),
+        (
+            {
+                "reason": "Evicted",
+                "message": "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+            },
+            "Evicted: Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. Fix: increase "
+            "workDir.sizeLimit, which is also the pod's request for disk, or use nodes with more disk",
+        ),
+        (
+            {
+                "reason": "Evicted",
+                "message": "The node was low on resource: memory. Container train was using 2Gi.",
+            },
+            "Evicted: The node was low on resource: memory. Container train was using 2Gi.",
+        ),
+        (
+            {
+                "reason": "DeadlineExceeded",
+                "message": "Pod was active longer than its deadline",
+            },
+            "DeadlineExceeded: Pod was active longer than its deadline",
+        ),
+        ({"reason": "NodeLost"}, "NodeLost"),
+        (
+            {
+                "conditions": [
+                    {**GONE, "reason": "PreemptionByScheduler", "message": "preempting for another"}
+                ]
+            },
+            "PreemptionByScheduler: preempting for another",
+        ),
+        (
+            {
+                "conditions": [
+                    {**GONE, "reason": "DeletionByTaintManager", "message": "deleting due to a taint"}
+                ]
+            },
+            "DeletionByTaintManager: deleting due to a taint",
+        ),
+    ],
+)
+@pytest.mark.parametrize("code", [143, 137, 71])
+def test_a_pod_that_kubernetes_ended_is_explained_by_that_and_not_by_its_exit_code(status, expected, code):
+    ended = {"name": "train", "state": {"terminated": {"exitCode": code, "message": "received SIGTERM"}}}
+    pod = make_pod("p", phase="Failed", containerStatuses=[ended], **status)
+    assert object_states.explain_failure(pod) == expected
+
+
+def test_a_final_error_is_the_cause_although_the_pod_was_evicted_afterwards():
+    ended = {"name": "train", "state": {"terminated": {"exitCode": 65, "message": "the loss is NaN"}}}
+    pod = make_pod("p", phase="Failed", containerStatuses=[ended], reason="Evicted", message=FULL)
+    assert object_states.explain_failure(pod) == "the loss is NaN"

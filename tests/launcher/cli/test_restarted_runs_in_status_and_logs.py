@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.views import status_text
 
 from .conftest import (
@@ -17,6 +18,13 @@ from .conftest import (
     make_view,
     print_screen,
 )
+from .fake_cluster import FakeCluster
+
+
+def ended(code, when, message=""):
+    end = {"exitCode": code, "finishedAt": when, "message": message}
+    return [{"name": "train", "state": {"terminated": end}}]
+
 
 RUNNING = [make_pod(f"p{rank}", rank=rank) for rank in range(3)]
 
@@ -103,6 +111,79 @@ def test_a_stopped_run_is_not_over_and_says_that_it_resumes():
     assert "cause: rank 0 (p0): stopped by SIGTERM" in shown
 
 
+FULL = 'Usage of EmptyDir volume "work" exceeds the limit "12Mi". '
+EVICTED = 'Evicted: Usage of EmptyDir volume "work" exceeds the limit "12Mi". Fix: increase workDir.sizeLimit'
+
+
+def evicted(name, rank, made="1"):
+    status = {"reason": "Evicted", "message": FULL, "containerStatuses": ended(143, "1", "received SIGTERM")}
+    return make_pod(name, rank=rank, phase="Failed", made=made, **status)
+
+
+@pytest.mark.parametrize(
+    ("pods", "status", "expected"),
+    [
+        (
+            [evicted("p0", 0), evicted("p1", 1)],
+            {"state": "stopped", "cause": "rank 0 (p0): received SIGTERM"},
+            f"(lost: rank 0 (p0), rank 1 (p1): {EVICTED})",
+        ),
+        (
+            [make_pod("p0", rank=0), evicted("p1", 1)],
+            {"state": "rendezvous"},
+            f"a new pod of rank 1 (lost: rank 1 (p1): {EVICTED})",
+        ),
+        (
+            [make_pod("p0", rank=0), evicted("p1", 1), make_pod("p1-new", rank=1, phase="Pending", made="2")],
+            {"state": "rendezvous"},
+            f"rank 1 (p1-new): not scheduled yet (lost: rank 1 (its previous pod): {EVICTED})",
+        ),
+        (
+            [make_pod("p0", rank=0), evicted("p1", 1), make_pod("p1-new", rank=1, made="2")],
+            {"state": "rendezvous", "waitingFor": "rank 1 (p1-new) to stage its shard"},
+            f"rank 1 (p1-new) to stage its shard (lost: rank 1 (its previous pod): {EVICTED})",
+        ),
+    ],
+    ids=["all pods", "no new pod yet", "new pod is pending", "new pod prepares again"],
+)
+def test_a_run_that_waits_shows_why_kubernetes_ended_its_pods(pods, status, expected):
+    seen = make_view(pods=[*pods, make_pod("p2", rank=2)], status=make_idle(**status))
+    assert expected in status_text.describe_wait(seen)
+    assert expected in status_text.status_line(seen)
+    assert "\n".join(print_screen(seen)).count(FULL.strip(" .")) == 1, "each reason is shown once"
+
+
+def test_a_pod_that_trains_again_hides_why_the_previous_one_was_lost():
+    pods = [
+        make_pod("p0", rank=0),
+        evicted("p1", 1),
+        make_pod("p1-new", rank=1, made="2"),
+        make_pod("p2", rank=2),
+    ]
+    seen = make_view(pods=pods, status=make_status())
+    assert "Evicted" not in status_text.status_line(seen)
+
+
+def test_a_pod_that_was_preempted_and_removed_is_explained_by_its_event(tmp_path):
+    """Its object is gone as soon as its processes have exited."""
+    cluster = FakeCluster(tmp_path)
+    cluster.add_release(trainers=2)
+    cluster.jobs = [make_job(K8S_JOB)]
+    cluster.pods = [make_pod("p0", rank=0)]
+    for name in (f"{K8S_JOB}-1-x2x4z", "another-job-1-abcde"):
+        cluster.events.append(
+            {
+                "reason": "Preempted",
+                "message": "Preempted by pod 42 on node node2",
+                "involvedObject": {"name": name},
+                "lastTimestamp": "2026-11-21T05:00:00Z",
+            }
+        )
+    view = ClusterSession(cluster, "paddle-training").poll_view()
+    assert [rank.reason for rank in view.ranks] == ["", "Preempted: Preempted by pod 42 on node node2"]
+    assert [rank.pod for rank in view.ranks] == ["p0", f"{K8S_JOB}-1-x2x4z"]
+
+
 @pytest.mark.parametrize("with_files", [True, False])
 def test_a_suspended_job_waits_for_resume(with_files):
     files = {"status": make_status()} if with_files else {}
@@ -111,11 +192,6 @@ def test_a_suspended_job_waits_for_resume(with_files):
     assert status_text.describe_wait(seen) == wait
     assert wait in status_text.status_line(seen)
     assert f"waits for {wait}" in print_screen(seen)
-
-
-def ended(code, when, message=""):
-    end = {"exitCode": code, "finishedAt": when, "message": message}
-    return [{"name": "train", "state": {"terminated": end}}]
 
 
 @pytest.mark.parametrize("harmless", [{"code": 143}, {"code": 69}, {"code": 137, "disrupted": True}])

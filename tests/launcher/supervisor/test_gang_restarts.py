@@ -116,6 +116,22 @@ def test_only_restarts_without_a_new_checkpoint_are_limited(tmp_path: Path) -> N
         assert "SIGKILL" in gang.termination_message(1)
 
 
+def test_a_pod_that_is_evicted_for_its_full_work_folder_says_so(tmp_path: Path) -> None:
+    """The kubelet sends SIGTERM; the run record would say no more than that."""
+    limit = 4 << 20
+    with build_gang(tmp_path, trainers=1, PADDLE_LAUNCHER_WORK_LIMIT_BYTES=str(limit)) as gang:
+        gang.start().wait_until(lambda: has_started_pass(gang, 0, 2))
+        (gang.folder / "work-0" / "records").mkdir(exist_ok=True)
+        (gang.folder / "work-0" / "records" / "rows").write_bytes(os.urandom(limit + 1))
+        gang.processes[0].send_signal(signal.SIGTERM)
+        assert gang.wait_for_exit() == [143]
+        text = "above workDir.sizeLimit (4,194,304 bytes), for which Kubernetes evicts the pod"
+        assert text in gang.termination_message(0)
+        record = gang.read_json("run.json")
+        assert record["state"] == "stopped"
+        assert text in record["cause"]
+
+
 def test_a_stopped_launcher_exits_with_143_and_its_next_pod_resumes(tmp_path: Path) -> None:
     with build_gang(tmp_path, PADDLE_LAUNCHER_RESTARTS="0") as gang:
         gang.start().wait_until(lambda: has_started_pass(gang, 1, 2))

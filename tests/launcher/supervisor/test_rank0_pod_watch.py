@@ -128,6 +128,19 @@ def test_an_unknown_address_raises_at_once_with_the_reason(server: FakeApiServer
     rank_0.close()
 
 
+def test_a_pod_that_the_kubelet_evicted_is_reported_with_the_reason(server: FakeApiServer) -> None:
+    full = 'Usage of EmptyDir volume "work" exceeds the limit "12Mi". '
+    server.pods = [make_pod("a", "10.0.0.2", phase="Failed", reason="Evicted", message=full)]
+    server.hangs.set()
+    rank_0 = Rank0PodWatch(build_settings(), server.api())
+    until(server.asked.is_set)
+    with pytest.raises(
+        OSError, match=r'a is Failed .Evicted: Usage of EmptyDir volume "work" exceeds the limit'
+    ):
+        rank_0.find_address()
+    rank_0.close()
+
+
 def test_a_watch_that_ends_early_is_followed_by_a_new_list(server: FakeApiServer) -> None:
     server.pods = [make_pod("a", None, phase="Pending")]
     server.changes = [{"type": "ERROR", "object": {"code": 410}}]
