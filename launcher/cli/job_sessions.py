@@ -44,7 +44,6 @@ from launcher.cli.storage.uninstalled_release import find_own_job, find_storage
 from launcher.cli.views.run_view import (
     FINAL_STATES,
     RunView,
-    build_removed_pod,
     newest_pod,
     owned_by,
     rank_of,
@@ -211,7 +210,7 @@ class ClusterSession:
             ClusterSnapshot(
                 run=run,
                 jobs=by_name,
-                pods=[*pods, *self._list_removed_pods(run, pods)],
+                pods=pods,
                 events=self._list_events(run, pods),
                 workloads=self.cluster.list_workloads() if is_queued else (),
                 claim=claim_problem(self.cluster, run) if is_pending else "",
@@ -230,19 +229,10 @@ class ClusterSession:
         ]
         jobs = filter(None, (run.k8s_job, run.k8s_data_job))
         names += [job for job in jobs if not any(owned_by(job)(pod) for pod in pods)]
-        return {name: self.cluster.list_events(name) for name in names}
-
-    def _list_removed_pods(self, run: ReleaseRun, pods: list[Object]) -> list[Object]:
-        """Return stand-ins for pods that Kubernetes has removed, made from the events that say why."""
-        running = [pod for pod in pods if pod.get("status", {}).get("phase") in ("Running", "Succeeded")]
-        if set(map(rank_of, filter(owned_by(run.k8s_job), running))).issuperset(range(run.trainers)):
-            return []
-        known = {object_states.name_of(pod) for pod in pods}
-        events = [
-            event for reason in object_states.LOSSES for event in self.cluster.list_events(reason=reason)
-        ]
-        removed = [build_removed_pod(run.k8s_job, event) for event in events]
-        return [pod for pod in removed if pod and object_states.name_of(pod) not in known]
+        events = {name: self.cluster.list_events(name) for name in names}
+        if any(pod.get("status", {}).get("phase") != "Running" for pod in pods) or len(pods) < run.trainers:
+            events[""] = [e for why in object_states.LOSSES for e in self.cluster.list_events(reason=why)]
+        return events
 
     def _read_log(self, run: ReleaseRun, pods: list[Object]) -> tuple[str, list[str]]:
         """Return (pod, its newest log lines): of the data pod while it runs, then of rank 0.

@@ -103,10 +103,10 @@ class Agent:
             try:
                 self.runtime.check(self.settings)
                 self._train()
-            except StoppedError as caught:
-                error = StoppedError(f"{caught}{describe_overfull_work_dir(self.settings)}")
             except LauncherError as caught:
                 error = caught
+                if isinstance(caught, StoppedError):
+                    error = StoppedError(f"{caught}{describe_overfull_work_dir(self.settings)}")
             except Exception as caught:
                 log.exception("internal error of the launcher; the stack trace follows")
                 fix = "Fix: if it happens again, report it as a bug, with the stack trace in this pod's log"

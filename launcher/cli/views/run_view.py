@@ -156,31 +156,6 @@ def owned_by(job: str) -> Callable[[Object], bool]:
     )
 
 
-def build_removed_pod(job: str, event: Object) -> Object | None:
-    """Return a stand-in for the removed pod that an event is about; None for a pod of another Job."""
-    name = str(event["involvedObject"]["name"])
-    rank, _, end = name.removeprefix(f"{job}-").partition("-")
-    if not (name.startswith(f"{job}-") and rank.isdigit() and end):
-        return None
-    why = {
-        "type": "DisruptionTarget",
-        "status": "True",
-        "reason": event["reason"],
-        "message": event.get("message"),
-    }
-    made = event.get("lastTimestamp") or event.get("eventTime")
-    owners = [{"kind": "Job", "name": job}]
-    return {
-        "metadata": {
-            "name": name,
-            "labels": {INDEX: rank},
-            "creationTimestamp": made,
-            "ownerReferences": owners,
-        },
-        "status": {"phase": "Failed", "conditions": [why]},
-    }
-
-
 def newest_pod(pods: Sequence[Object]) -> Object | None:
     """Return the pod that was created last; None if there are no pods."""
     return max(pods, key=_created, default=None)

@@ -31,7 +31,10 @@ from launcher.schema import RunFile
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """Objects and files of one release, read at one moment. The keys of `events` are the names of the objects."""
+    """Objects and files of one release, read at one moment.
+
+    The keys of `events` are the names of the objects; "" has the events about pods that Kubernetes ended.
+    """
 
     run: ReleaseRun
     jobs: Mapping[str, Object]
@@ -171,6 +174,7 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
         notes.append(
             f"output/ still contains run {files.status.run_id}; this run moves it to runs/ when it starts"
         )
+    notes += _note_removed_pods(seen) if state not in ("training", *FINAL_STATES) else []
     for name, job in sorted(seen.jobs.items()):
         earlier = object_states.is_started_by(job, run.cron_job)
         if name not in (run.k8s_job, run.k8s_data_job) and not earlier:
@@ -184,6 +188,17 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
     if files.problem:
         notes.append(f"the progress cannot be read: {files.problem}")
     return notes
+
+
+def _note_removed_pods(seen: ClusterSnapshot) -> list[str]:
+    """Return why Kubernetes removed pods of the run; no other object shows this."""
+    known = {object_states.name_of(pod) for pod in seen.pods}
+    found = [(str(event["involvedObject"]["name"]), event) for event in seen.events.get("", ())]
+    return [
+        f"pod {name} was removed: {event['reason']}: {event.get('message')}"
+        for name, event in found
+        if name.startswith(f"{seen.run.k8s_job}-") and name not in known
+    ]
 
 
 def _note_starved_data(data: JobView, training: JobView) -> list[str]:

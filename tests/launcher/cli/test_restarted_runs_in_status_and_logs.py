@@ -180,8 +180,9 @@ def test_a_pod_that_was_preempted_and_removed_is_explained_by_its_event(tmp_path
             }
         )
     view = ClusterSession(cluster, "paddle-training").poll_view()
-    assert [rank.reason for rank in view.ranks] == ["", "Preempted: Preempted by pod 42 on node node2"]
-    assert [rank.pod for rank in view.ranks] == ["p0", f"{K8S_JOB}-1-x2x4z"]
+    removed = [note for note in view.notes if "removed" in note]
+    assert removed == [f"pod {K8S_JOB}-1-x2x4z was removed: Preempted: Preempted by pod 42 on node node2"]
+    assert removed[0] in status_text.remarks(view)
 
 
 @pytest.mark.parametrize("with_files", [True, False])
