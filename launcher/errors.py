@@ -72,12 +72,25 @@ class ProcessError(GangError):
         returncode: the process's exit code, negative for a signal; None if it still runs. A code in FINAL becomes the
             exit code of this error: after a row that the program cannot parse (65) the Job fails at once.
         process: the process's name as users see it, such as `pserver 0`.
+        priority: 0: it is the cause of other failures of the same attempt; 1: the earliest failure is; 2 and 3: another
+            failure may have, or usually has, caused it.
+        ends_pod: whether only another pod can continue, because a device of this pod failed; then `exit_code` is 71.
     """
 
-    def __init__(self, message: str, returncode: int | None = None, process: str = "") -> None:
+    def __init__(
+        self,
+        message: str,
+        returncode: int | None = None,
+        process: str = "",
+        priority: int = 1,
+        *,
+        ends_pod: bool = False,
+    ) -> None:
         super().__init__(message)
-        self.returncode, self.process = returncode, process
-        if returncode in FINAL:
+        self.returncode, self.process, self.priority = returncode, process, priority
+        if ends_pod:
+            self.exit_code = EXIT_UNFIT
+        elif returncode in FINAL:
             self.exit_code = returncode
 
 

@@ -21,6 +21,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -130,7 +131,7 @@ def parse_json_object(name: object, content: bytes, shape: Any = dict[str, Any])
             (`schema.mismatch`).
     """
     try:
-        value = json.loads(content, parse_constant=_reject_constant)
+        value = json.loads(content, parse_constant=_reject_constant, parse_float=_parse_float)
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"{name} exists ({len(content)} bytes), but is not JSON: {error}.") from error
     if not isinstance(value, dict):
@@ -146,6 +147,13 @@ def parse_json_object(name: object, content: bytes, shape: Any = dict[str, Any])
 def _reject_constant(name: str) -> None:
     """Raise ValueError for NaN and Infinity in JSON, which the launcher never writes."""
     raise ValueError(f"JSON has no number {name}")
+
+
+def _parse_float(text: str) -> float:
+    """Return a number of JSON; raise ValueError if it is too large for a float, like 1e400."""
+    if math.isinf(number := float(text)):
+        raise ValueError(f"the number {text[:20]} is too large")
+    return number
 
 
 def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,41 +24,97 @@ from launcher.io.checkpoint_checks import find_newest_usable
 from launcher.io.helper_protocol import python_environ
 from launcher.io.program_folders import read_program_texts
 from launcher.paths import OutputPaths, Position
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
+from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Runtime
 from launcher.schema import RunFile, read_fields
 from launcher.settings import TrainSettings
 
-FOREIGN_VARIABLES = ("PADDLE_", "MASTER_", "FLAGS_selected_", "TRAINING_ROLE")
-"""Prefixes of variables that configure the distribution; those of the pod must not reach the script."""
+_FOREIGN = """
+    DISTRIBUTED_TRAINER_ENDPOINTS FLAGS_selected_cpus FLAGS_selected_devices FLAGS_selected_gpus FLAGS_selected_ipus
+    FLAGS_selected_mlus FLAGS_selected_npus FLAGS_selected_xpus MASTER_ADDR MASTER_PORT
+    PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST PADDLE_BACKUP_ENV_PATH PADDLE_COORDINATOR_ENDPOINTS PADDLE_CURRENT_ENDPOINT
+    PADDLE_GLOBAL_RANK PADDLE_GLOBAL_SIZE PADDLE_GLOO_FS_PATH PADDLE_GLOO_HTTP_ENDPOINT PADDLE_GLOO_RENDEZVOUS
+    PADDLE_HETER_TRAINER_IP_PORT_LIST PADDLE_LOCAL_DEVICE_IDS PADDLE_LOCAL_RANK PADDLE_LOCAL_SIZE PADDLE_MASTER
+    PADDLE_MASTER_ENDPOINT PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST PADDLE_NNODES PADDLE_PORT
+    PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST PADDLE_PSERVERS_IP_PORT_LIST PADDLE_PSERVER_ENDPOINTS PADDLE_PSERVER_ID
+    PADDLE_PSERVER_NUMS PADDLE_RANK PADDLE_RANK_IN_NODE PADDLE_ROLE PADDLE_STAGE_TRAINERS_NUM PADDLE_TRAINERS
+    PADDLE_TRAINERS_NUM PADDLE_TRAINER_ENDPOINTS PADDLE_TRAINER_ID PADDLE_TRAINING_ROLE PADDLE_WITH_GLOO
+    PADDLE_WORKER_ENDPOINT PADDLE_WORLD_DEVICE_IDS TRAINING_ROLE
+"""
+FOREIGN_VARIABLES = frozenset(_FOREIGN.split())
+"""Variables that Paddle's launcher sets, or fleet's role maker reads, to describe the distribution (2.6 and 3.x): those
+of the pod must not reach the script. Others do, such as PADDLE_PG_TIMEOUT and PADDLE_DISTRI_BACKEND."""
 LONGEST_LIST = 120 * 1024
 """As in Paddle's launcher: a longer list of endpoints does not fit into a variable, and is left out."""
 OTHER_FRAMEWORKS = ("torch", "jax", "tensorflow")
 """In an image with one of these packages, a script with GPUs need not use the image's Paddle."""
+FATAL = {
+    "function doesn't work when use non_distributed fleet": (
+        "The script is for parameter servers, which this runtime does not have: without them each process trains its "
+        "own model. Fix: call fleet.init(is_collective=True) and fleet.distributed_model in the script, or write a "
+        "program for runtime fleet (docs/how-to/own-model.md)"
+    )
+}
+"""Paddle's fleet.py (2.6 and 3.x) logs this for each call of a function of parameter servers, and goes on."""
 SMALL = "The shared memory is too small. Fix: increase training.sharedMemory, if need be with resources.limits.memory"
-EXPLANATIONS = (
-    ("insufficient shared memory", SMALL),
-    ("Error while creating shared memory segment", SMALL),
-    (
+MEANINGS = (
+    LogMeaning(
+        r"uncorrectable (ECC|NVLink|tensor memory) error|(ECC|NVLink)_?Uncorrectable|hardware (stack )?error|NVRM: Xid"
+        r"|\bXid ?(\(|error|\d)|(fallen|fell) off the bus|GPU is lost|GPU requires reset|busy or unavailable"
+        r"|devices?.?unavailable|Unable to determine the device handle|system not yet initialized",
+        "A GPU of this pod, or its connection, failed. This pod exits, and Kubernetes creates a new one. Fix: keep new "
+        "pods off this node until it is repaired: kubectl cordon {node}",
+        priority=0,
+        ends_pod=True,
+    ),
+    LogMeaning("insufficient shared memory|Error while creating shared memory segment", SMALL),
+    LogMeaning(
         "has no attribute 'ProcessGroupGloo'",
         "The image's Paddle is built without gloo, which connects processes without GPUs. Fix: install the package "
         "paddlepaddle into the image, or build Paddle with -DWITH_GLOO=ON",
     ),
+    LogMeaning(
+        "(CUDA|HIP|GPU).{0,40}out.of.memory|out of memory (error on|while trying to allocate)|OOM when allocating"
+        "|OutOfMemoryError|cudaErrorMemoryAllocation|CUBLAS_STATUS_ALLOC_FAILED",
+        "The memory of a GPU is full (out of memory). Fix: decrease the batch size of the script (run.batch_size of "
+        "ScriptRun is training.batchSize), or use GPUs with more memory",
+    ),
+    LogMeaning(
+        r"not enough memory: you tried to allocate|std::bad_alloc|Cannot allocate memory|\bMemoryError|Fail to alloc",
+        "The memory of the pod is full (out of memory). Fix: increase resources.requests.memory and "
+        "resources.limits.memory, or decrease the batch size of the script",
+    ),
+    # The exit of a peer; before NCCL 2.13 it was an "unhandled system error" with the second text.
+    LogMeaning(
+        "remote process exited or there was a network error|caused by unexpected exit of a remote peer|ncclRemoteError"
+        "|Connection (closed|reset) by (remote )?peer|Connection was likely closed|NCCL communicator was aborted"
+        "|Watchdog caught collective operation timeout|NCCL.{0,20}timeout",
+        priority=3,
+    ),
+    LogMeaning(
+        "unhandled (system|cuda) error|nccl(System|UnhandledCuda|Internal)Error|issue to the NCCL developers",
+        "NCCL failed on this pod: a GPU, or the network of its node. This pod exits, and Kubernetes creates a new one. "
+        "Fix: if it happens again on this node, keep new pods off it: kubectl cordon {node}",
+        priority=2,
+        ends_pod=True,
+    ),
 )
-"""(text in the log of a failed process, cause and fix). The texts are those of the data loaders of Paddle and PyTorch
-(their handlers of SIGBUS), of NCCL (shmutils.cc), and of Python in Paddle's distributed/collective.py."""
+"""The texts are those of the CUDA runtime's error strings, which Paddle, PyTorch and NCCL quote; of Paddle's and
+PyTorch's allocators and data loaders (their handlers of SIGBUS); of NCCL (ncclGetErrorString, shmutils.cc) and of
+PyTorch's NCCLUtils.cpp and ProcessGroupNCCL.cpp; and of gloo's pair.cc."""
 
 
 class CollectiveRuntime(Runtime):
     """Describes the processes of a user's script, with the environment of paddle.distributed and of torchrun."""
 
-    explanations = EXPLANATIONS
-    log_shows_progress = True
+    log_meanings = MEANINGS
+    fatal_lines = FATAL
+    is_user_script = True
 
     def check(self, settings: TrainSettings) -> None:
         """Raise `SettingsError` for a pod with GPUs whose Paddle is built for CPUs; the chart checks the rest."""
         if settings.gpus_per_pod and not any(map(find_spec, OTHER_FRAMEWORKS)) and has_cpu_paddle():
             raise setting_error(
-                "resources.limits (nvidia.com/gpu)",
+                "resources.limits (GPUs)",
                 settings.gpus_per_pod,
                 "absent with this image",
                 "the image's Paddle is built for CPUs: it would train without GPUs, or fail with an unrelated message",
@@ -102,7 +158,7 @@ class CollectiveRuntime(Runtime):
 
 
 def has_cpu_paddle() -> bool:
-    """Return whether `import paddle` would load a Paddle without CUDA; False if there is none.
+    """Return whether `import paddle` would load a Paddle without CUDA and ROCm; False if there is none.
 
     Paddle's setup.py (2.6 to 3.x) writes this into paddle/version/__init__.py. Importing Paddle would take seconds.
     """
@@ -110,7 +166,9 @@ def has_cpu_paddle() -> bool:
     if not (spec and spec.origin):
         return False
     file = Path(spec.origin).parent / "version" / "__init__.py"
-    return file.is_file() and bool(re.search(r"(?m)^cuda_version\s*=\s*'False'", file.read_text()))
+    text = file.read_text() if file.is_file() else ""
+    has_rocm = re.search(r"(?m)^hip_version\s*=\s*'(?!False|None)", text)
+    return bool(re.search(r"(?m)^cuda_version\s*=\s*'False'", text)) and not has_rocm
 
 
 def master_port(settings: TrainSettings) -> int:
@@ -119,16 +177,21 @@ def master_port(settings: TrainSettings) -> int:
 
 
 def base_environment(settings: TrainSettings) -> dict[str, str]:
-    """Return the pod's variables without those that configure a distribution; the launcher's own ones stay.
+    """Return the pod's variables without those that describe a distribution (FOREIGN_VARIABLES).
 
-    gloo and NCCL connect over the network interface `nic`, unless the pod has variables that specify another.
+    gloo and NCCL connect over the network interface `nic`, unless the pod has variables that specify another; with "="
+    NCCL takes the exact name, not every interface whose name begins so. The chart renames PYTHONPATH of `extraEnv`,
+    which must not replace the image's own one; its folders come first.
     """
-    passed = {
-        name: value
-        for name, value in settings.environ.items()
-        if name.startswith("PADDLE_LAUNCHER_") or not name.startswith(FOREIGN_VARIABLES)
+    passed = {name: value for name, value in settings.environ.items() if name not in FOREIGN_VARIABLES}
+    defaults = {
+        "GLOO_SOCKET_IFNAME": settings.nic,
+        "NCCL_SOCKET_IFNAME": f"={settings.nic}",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    return {"GLOO_SOCKET_IFNAME": settings.nic, "NCCL_SOCKET_IFNAME": settings.nic} | python_environ(passed)
+    environ = defaults | python_environ(passed)
+    search = filter(None, (passed.get("PADDLE_LAUNCHER_PYTHONPATH"), environ["PYTHONPATH"]))
+    return environ | {"PYTHONPATH": ":".join(search)}
 
 
 def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
@@ -153,8 +216,16 @@ def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
         "LOCAL_RANK": local,
         "LOCAL_WORLD_SIZE": count,
         "GROUP_RANK": attempt.rank,
+        "GROUP_WORLD_SIZE": len(attempt.hosts),
+        "ROLE_NAME": "default",
+        "ROLE_RANK": rank,
+        "ROLE_WORLD_SIZE": world,
         "MASTER_ADDR": attempt.hosts[0],
         "MASTER_PORT": master_port(s),
+        "TORCHELASTIC_RUN_ID": s.k8s_job,
+        "TORCHELASTIC_RESTART_COUNT": attempt.attempt,
+        "TORCHELASTIC_MAX_RESTARTS": s.restarts,
+        "TORCHELASTIC_USE_AGENT_STORE": False,  # process 0 opens the store
     }
     if len(joined := ",".join(endpoints)) < LONGEST_LIST:
         found["PADDLE_TRAINER_ENDPOINTS"] = joined

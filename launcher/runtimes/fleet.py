@@ -48,7 +48,10 @@ THREADS = {
     # spin: a fifth of the CPU time of a test that saves and loads several times.
     "KMP_BLOCKTIME": "0",
 }
-FATAL = ("fleet pull sparse failed", "resquest cmd_id:", "Set max_body_size to allow bigger messages")
+FATAL = dict.fromkeys(
+    ("fleet pull sparse failed", "resquest cmd_id:", "Set max_body_size to allow bigger messages"),
+    "Fix: if this repeats, see the servers' logs: python -m launcher logs --role pserver --rank RANK",
+)
 """What Paddle 2.6.2 logs (with this typo) when a server did not answer a trainer, and when either dropped a
 message that was too long (launcher/trainer/graph/message_limits.py). Paddle continues nevertheless: it waits
 300 s per try. A successful run logs none of these texts."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal, Protocol
 
 from launcher.io.helper_protocol import HelperSpec
@@ -77,6 +78,20 @@ class ProcessSpec:
     finished."""
 
 
+@dataclass(frozen=True)
+class LogMeaning:
+    """What a text in the log of a failed process means."""
+
+    pattern: str
+    """Regular expression for the text in a line; upper and lower case letters are equal."""
+    why: str = ""
+    """Cause and fix, for the message about the failure; `{node}` is replaced by the name of the pod's node."""
+    priority: int = 1
+    """As in `ProcessError`."""
+    ends_pod: bool = False
+    """Whether only another pod can continue, because a device of this pod failed."""
+
+
 class Runtime(Protocol):
     """Interface of a runtime, which runs one PaddlePaddle version; the chart value `runtime` selects it.
 
@@ -87,15 +102,21 @@ class Runtime(Protocol):
     """Whether the trainer itself waits for the job's pservers; then it is started together with them."""
     has_nothing_to_save: bool = False
     """Whether its processes do nothing useful after SIGTERM, so that the launcher stops them with SIGKILL at once."""
-    fatal_lines: tuple[str, ...] = ()
-    """Texts in a process's log after which it cannot continue, although it does not exit."""
-    explanations: tuple[tuple[str, str], ...] = ()
-    """(text in the log of a process that failed, its cause and fix)."""
+    fatal_lines: Mapping[str, str] = MappingProxyType({})
+    """Text in a process's log after which it cannot continue, although it does not exit → cause and fix.
+
+    They do not count for a user's script in a single process: it may train alone.
+    """
+    log_meanings: tuple[LogMeaning, ...] = ()
+    """The meanings of texts in the log of a process that failed; the first one whose text is there counts."""
     reports_progress: bool = False
     """Whether every trainer writes progress.json from its start on; until it does, its state counts as `starting`."""
-    log_shows_progress: bool = False
-    """Whether trainers without a progress.json count as hung once none of their logs grows for
-    training.progressDeadlineSeconds."""
+    is_user_script: bool = False
+    """Whether the trainers of all ranks are one world of processes of a user's script.
+
+    They stall together, so they hang only when all ranks do; a growing log is progress too. After SIGTERM the script
+    gets the rest of the grace period. A run in which no process has connected to another one is warned about.
+    """
 
     def check(self, settings: TrainSettings) -> None:
         """Raise `SettingsError` for an image or node that cannot work. The chart rejects values that do not fit."""

@@ -109,6 +109,8 @@ class StatusFile:
     """Estimated seconds until the end of the last pass."""
     cause: str | None = field(default=None, metadata=ALWAYS)
     """Why the run failed; None if it did not."""
+    warning: str | None = None
+    """What is doubtful about a complete run, such as processes that trained alone; None: nothing."""
     export_to: str | None = field(default=None, metadata=_written("exportTo"))
     updated: float | None = field(default=None, metadata=ALWAYS)
     """When rank 0 wrote the file, in Unix seconds."""
@@ -154,6 +156,8 @@ class RunFile:
     """With `training.initModelPath: previous`: the model that the run started from; empty: from scratch."""
     cause: str | None = None
     exit_code: int | None = field(default=None, metadata={KEY: "exitCode"})
+    warning: str | None = None
+    """As in status.json."""
     score: dict[str, Any] = field(default_factory=dict, metadata=ALWAYS)
     """The model's test scores by metric name."""
     exported: dict[str, Any] | None = field(default=None, metadata=ALWAYS)

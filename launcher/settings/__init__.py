@@ -126,7 +126,7 @@ class TrainSettings(PodSettings):
     )
     """Trainer processes of each pod; more than 1 with runtime collective only."""
     gpus_per_pod: int = variable(
-        "PADDLE_LAUNCHER_GPUS_PER_POD", p.integer(0, 64), 0, "resources.limits (nvidia.com/gpu)"
+        "PADDLE_LAUNCHER_GPUS_PER_POD", p.integer(0, 64), 0, "resources.limits (GPUs)"
     )
     """GPUs of each pod, for runtime collective."""
     rendezvous: str = variable("PADDLE_LAUNCHER_RENDEZVOUS", p.choice("dns", "api"), "dns", "rendezvous")

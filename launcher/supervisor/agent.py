@@ -13,6 +13,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -64,6 +65,19 @@ def run_rank(settings: TrainSettings) -> int:
     return Agent(settings, runtimes.load_runtime(settings.runtime), PodNetwork(), Timings()).run()
 
 
+def _catch_error(work: Callable[[], None]) -> LauncherError | None:
+    """Call `work`, and return the error that it raised, also an unexpected one; None if it raised none."""
+    try:
+        work()
+    except LauncherError as error:
+        return error
+    except Exception as error:
+        log.exception("internal error of the launcher; the stack trace follows")
+        fix = "Fix: if it happens again, report it as a bug, with the stack trace in this pod's log"
+        return UnfitError(f"internal error of the launcher: {error!r}. {fix}")
+    return None
+
+
 class Agent:
     """The main loop of the launcher in one training pod; on rank 0 it also drives the coordinator."""
 
@@ -100,22 +114,13 @@ class Agent:
         """Run this rank until the run is over or fails; return the exit code, and report the cause of a failure."""
         start_logging(f"rank {self.rank}", self.settings.log_format)
         with handle_signals(self._record_signal, _SIGNALS):
-            try:
-                self.runtime.check(self.settings)
-                self._train()
-            except LauncherError as caught:
-                error = caught
-                if isinstance(caught, StoppedError):
-                    error = StoppedError(f"{caught}{describe_overfull_work_dir(self.settings)}")
-            except Exception as caught:
-                log.exception("internal error of the launcher; the stack trace follows")
-                fix = "Fix: if it happens again, report it as a bug, with the stack trace in this pod's log"
-                error = UnfitError(f"internal error of the launcher: {caught!r}. {fix}")
-            else:
-                self._shut_down(None)
-                log.info("done")
-                return 0
-            self._shut_down(error)
+            error = _catch_error(self._train)
+            if isinstance(error, StoppedError):
+                error = StoppedError(f"{error}{describe_overfull_work_dir(self.settings)}")
+            error = _catch_error(lambda: self._shut_down(error)) or error
+        if error is None:
+            log.info("done")
+            return 0
         log.error("this launcher exits with code %d: %s", error.exit_code, error)
         write_termination_message(self.settings.termination_log, str(error))
         return error.exit_code
@@ -125,6 +130,7 @@ class Agent:
     def _train(self) -> None:
         """Do everything from the start of the HTTP server to the complete run; raise `LauncherError` if it fails."""
         s, t = self.settings, self.timings
+        self.runtime.check(s)
         self._address = self.executor.address = find_advertised_address(self.network, s.nic)
         pages = build_pages(self._watchdog.seconds_stuck, self._probe, t, lambda: self.coordinator)
         self.server = PeerServer(self.network, s.peer_port, pages)
@@ -150,6 +156,8 @@ class Agent:
                 if order.cause is not None:
                     raise RunEndedError(order.cause, order.code)
                 return
+            if order is not None and order.replaced == self.incarnation:
+                raise UnfitError(order.cause or "a device of this pod failed")
             self.pause(t.training_poll if self.executor.phase == "training" else t.poll)
 
     def _start_coordinator(self, server: PeerServer) -> None:
@@ -256,7 +264,7 @@ class Agent:
 
     def _build_state(self) -> MemberState:
         """Return the state of this rank (phase, failure, progress …) as the coordinator receives it."""
-        s, (phase, attempt, failure) = self.settings, self.executor.report
+        s, (phase, attempt, failure), processes = self.settings, self.executor.report, self.executor.processes
         return MemberState(
             rank=self.rank,
             incarnation=self.incarnation,
@@ -271,6 +279,9 @@ class Agent:
             storage=self._probe.silence(self.timings.storage_late),
             leave_in=self._stop_request.seconds_left(),
             save_seconds=self._longest_stays.get("saving"),
+            hang=processes.hang if processes is not None else None,
+            ended=processes.ended if processes is not None else (),
+            connected=processes is not None and processes.connected,
         )
 
     def pause(self, seconds: float) -> None:
@@ -307,12 +318,14 @@ class Agent:
             self._exit_failure = Failure.from_error(reported, time.monotonic(), self.rank)
             if self.coordinator is not None:
                 self.coordinator.announce_exit(reported)
-        self._stop_processes()
+        is_script = self.runtime.is_user_script and isinstance(error, StoppedError)
+        self._stop_processes(is_script=is_script)
         if self._forks is not None:
             self._forks.end()
         self._is_leaving = True
         if self.coordinator is not None:
-            self.coordinator.wait_and_close(reported, self._watchdog.record_turn)
+            seconds = self._stop_request.stop_seconds() if is_script else 0.0
+            self.coordinator.wait_and_close(reported, self._watchdog.record_turn, seconds)
         elif self.link is not None:
             self.link.close(self.timings.copies)
         if self.executor.processes is not None:
@@ -322,13 +335,19 @@ class Agent:
         if self.server is not None:
             self.server.close()
 
-    def _stop_processes(self) -> None:
-        """Stop all processes of this rank and wait until they have exited, for a limited time."""
-        deadline = time.monotonic() + self.timings.stop + 5
+    def _stop_processes(self, *, is_script: bool) -> None:
+        """Stop all processes of this rank and wait until they have exited, for a limited time.
+
+        `is_script`: a user's script gets the rest of the grace period to react to SIGTERM, until a second signal.
+        """
+        seconds = self._stop_request.stop_seconds() if is_script else 0.0
+        deadline = time.monotonic() + max(self.timings.stop, seconds) + 5
         while True:
             now = self._watchdog.record_turn()
+            if is_script:
+                seconds = self._stop_request.stop_seconds()
             try:
-                self.executor.step(None, now, now)
+                self.executor.step(None, now, now, seconds)
             except (LauncherError, OSError) as error:  # these do not keep the launcher alive
                 log.error("%s", error)
             if not self.executor.running or now >= deadline:

@@ -245,6 +245,11 @@ class GroupTermination:
         for child in self._running:
             child.signal(signal.SIGTERM if seconds else signal.SIGKILL)
 
+    def shorten(self, deadline: float) -> None:
+        """Send SIGKILL at the monotonic time `deadline`, if that is earlier than planned."""
+        if self._deadline is not None:
+            self._deadline = min(self._deadline, deadline)
+
     def poll(self, now: float) -> bool:
         """Return whether all processes have exited; send SIGKILL once the deadline has passed."""
         self._running = [child for child in self._running if not child.done.is_set()]

@@ -45,6 +45,10 @@ class StopRequest:
             return None
         return max(0.0, self._leave_by - time.monotonic())
 
+    def stop_seconds(self) -> float:
+        """Return for how long a user's script may react to SIGTERM; 0 without SIGTERM, and after a second signal."""
+        return (self.seconds_left() or 0.0) if self._signals == [signal.SIGTERM] else 0.0
+
     def check(self, phase: str, order: Order | None) -> None:
         """Raise `StoppedError` if the agent must exit now because of a signal."""
         if not self._signals:

@@ -43,28 +43,28 @@ class OrderExecutor:
         self.report = Report("staging", -1, None)
         """Read by other threads; replaced as one object, and before the first process starts."""
 
-    def step(self, order: Order | None, heard: float, now: float) -> None:
+    def step(self, order: Order | None, heard: float, now: float, stop_seconds: float = 0.0) -> None:
         """Do what the newest order says as far as possible without waiting; call this again and again.
 
         Args:
             order: the coordinator's newest order; None stops all processes.
             heard: monotonic time at which rank 0 last confirmed the order.
+            stop_seconds: without an order, as `Order.stop_seconds`.
         """
         processes = self.processes
         if processes is not None:
             processes.poll(now)
             self.failure = self.failure or processes.failure
             self._stopped_early = self._stopped_early or self.failure is not None
-        may_run = (
-            order is not None
-            and order.do in ("serve", "train", "finish")
-            and now - heard < self._orphan_seconds
-        )
+        is_confirmed = order is not None and now - heard < self._orphan_seconds
+        may_run = is_confirmed and order is not None and order.do in ("serve", "train", "finish")
+        if order is not None:
+            stop_seconds = order.stop_seconds if is_confirmed else 0.0
         is_current = processes is not None and order is not None and order.attempt == processes.attempt
         if processes is not None and order is not None and (order.do in {"stop", "wait"} or not is_current):
             # Also when all processes have exited by themselves: the coordinator waits for the phase `idle`.
             self._stopped_early = True
-            processes.stop(now)
+            processes.stop(now, stop_seconds)
         if processes is not None and order is not None and may_run and is_current and not self._stopped_early:
             if order.do == "train":
                 processes.train()
@@ -72,7 +72,7 @@ class OrderExecutor:
                 processes.finish(now)
         elif processes is not None and processes.running:
             self._stopped_early = True
-            processes.stop(now)
+            processes.stop(now, stop_seconds)
         elif order is not None and may_run and self._can_start(order):
             self._start_attempt(order, now)
         elif order is not None and order.do == "stop" and order.attempt > self.attempt:

@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError, UnfitError
 from launcher.io import cgroup_memory, files
 from launcher.log import log
-from launcher.reporting.failure_messages import describe_early_exit, describe_exit, quote_log
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
+from launcher.reporting.failure_messages import describe_early_exit, describe_exit, last_lines, quote_log
+from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Runtime
 from launcher.supervisor.child_processes import ChildProcess, ForkServer, GroupTermination
 from launcher.supervisor.log_follower import LogFollower, measure_log
-from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections
+from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections, has_connection
 from launcher.supervisor.peers.messages import Failure
 from launcher.supervisor.progress import finite_number, read_progress, whole_number
-from launcher.supervisor.state_deadlines import FIXES, find_state_deadline
+from launcher.supervisor.state_deadlines import FIXES, STATES_BEFORE_TRAINING, find_state_deadline
 from launcher.supervisor.timings import Timings
+
+LOG_TAIL = (400, 1 << 15)
+"""Lines and bytes at the end of a log in which the cause of a failure is searched: a C++ stack trace may follow it."""
+SILENT_LOG = (
+    "hangs: its log has not grown for {:.0f} s (training.progressDeadlineSeconds), and the script does not report its "
+    "steps"
+)
+SILENT_LOG_FIX = (
+    "Fix: let any process of the script log a line at shorter intervals, or report its steps "
+    "(launcher.program.ScriptRun); or increase training.progressDeadlineSeconds"
+)
 
 
 class ProcessGroup:
@@ -57,12 +70,16 @@ class ProcessGroup:
         self._timings, self._wake = timings, wake
         self.attempt, self.phase = gang.attempt, "serving"
         self.failure: Failure | None = None
+        self.hang: Failure | None = None
+        """Why the trainers seem to hang, if the runtime's trainers hang only together with those of all ranks."""
         self._trainers: list[ChildProcess] = []
         self._servers: list[ChildProcess] = []
         self._follows: list[LogFollower] = []
         self._stop: GroupTermination | None = None
         self._stop_by = float("inf")
         """Monotonic time at which this launcher gives up on processes that do not exit."""
+        is_alone = runtime.is_user_script and len(gang.hosts) * gang.settings.processes_per_pod == 1
+        self._fatal_lines = {} if is_alone else runtime.fatal_lines
         self._fatal: tuple[ProcessSpec, str, float] | None = None
         """(process, text in its log, time) of the first log line after which a process cannot continue."""
         self._finish_by: float | None = None
@@ -71,9 +88,13 @@ class ProcessGroup:
         self._longest_stays = longest_stays
         self._place: tuple[float, Any] = (0.0, None)
         """(monotonic time of its last change, pass and batch and state of the slowest trainer, and size of the logs
-        if these show the progress)."""
+        of a script without a state)."""
         self._state: tuple[float, Any] = (0.0, None)
         """(monotonic time of its last change, state of the trainer)."""
+        self._was_searched = False
+        """Whether the logs of stopped processes were searched for the failure of a device."""
+        self.connected = False
+        """Whether a process of a user's script has been connected to one of another pod."""
         self._training_since: float | None = None
         """Monotonic time at which this rank received the order to train; None before that."""
         for trainer in range(gang.settings.processes_per_pod):
@@ -109,7 +130,7 @@ class ProcessGroup:
 
     def _start(self, spec: ProcessSpec) -> ChildProcess:
         child = ChildProcess(spec, self._wake, self._forks)
-        texts = self._runtime.fatal_lines
+        texts = self._fatal_lines
 
         def judge(lines: str) -> None:
             if self._fatal is None and (text := next((text for text in texts if text in lines), None)):
@@ -134,6 +155,11 @@ class ProcessGroup:
         return [*self._servers, *self._trainers]
 
     @property
+    def ended(self) -> tuple[str, ...]:
+        """Return the names of the trainers that exited with code 0 before anything stopped them."""
+        return tuple(c.spec.name for c in self._trainers if c.done.is_set() and _ended_well(c))
+
+    @property
     def running(self) -> bool:
         """Return whether any process may still run."""
         return any(not child.done.is_set() for child in self._children)
@@ -147,12 +173,13 @@ class ProcessGroup:
         if self._stop is not None:
             if self._stop.poll(now):
                 self._finish_logs()
+                self._find_broken_device(now)
             elif now >= self._stop_by:
                 self._stop_by = float("inf")
                 left = [f"{c.spec.name} (pid {c.pid})" for c in self._children if not c.done.is_set()]
                 raise UnfitError(
-                    f"{', '.join(left)} did not exit within {self._timings.stop + self._timings.stuck:.0f} s "
-                    "of SIGTERM and SIGKILL, most likely because a volume does not respond. This pod exits, "
+                    f"{', '.join(left)} did not exit within {self._timings.stuck:.0f} s "
+                    "after SIGKILL, most likely because a volume does not respond. This pod exits, "
                     "and Kubernetes replaces it. Fix: check that the pod's volumes are mounted on its node "
                     "and that their servers respond"
                 )
@@ -166,33 +193,25 @@ class ProcessGroup:
 
     def _fail(self, error: LauncherError, now: float) -> None:
         exited = [c.ended_at for c in self._children if c.done.is_set() and c.returncode]
-        early = [c.spec.name for c in self._trainers if c.done.is_set() and c.returncode == 0]
-        if early and isinstance(error, ProcessError):
-            text = describe_early_exit(" and ".join(early), str(error))
-            error = ProcessError(text, error.returncode, error.process)
+        self.failure = self._describe_failure(error, min(exited, default=now))
+        log.error("%s", self.failure.text)
+        self.stop(now)
+
+    def _describe_failure(self, error: LauncherError, at: float) -> Failure:
         progress = read_progress(self._gang.settings)
         number, batch = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
-        place = None if number is None or batch is None else (number, batch)
-        self.failure = Failure.from_error(error, min(exited, default=now), self._gang.rank, place=place)
-        log.error("%s", error)
-        self.stop(now)
+        is_placed = progress.get("state") not in STATES_BEFORE_TRAINING
+        place = (number, batch) if number is not None and batch is not None and is_placed else None
+        failure = Failure.from_error(error, at, self._gang.rank, place=place)
+        if self.ended and isinstance(error, ProcessError):
+            failure = replace(failure, text=describe_early_exit(" and ".join(self.ended), failure.text))
+        return failure
 
     def _check_processes(self, now: float) -> None:
         """Raise `LauncherError` if a process has failed or hangs; else advance the phase."""
         for child in sorted((c for c in self._children if c.done.is_set()), key=lambda c: c.ended_at):
             self._check_exit(child, now)
-        if (
-            self._fatal is not None
-            and self.phase != "done"
-            and read_progress(self._gang.settings).get("state") != "done"
-        ):
-            spec, text, seen = self._fatal
-            if now - seen >= self._timings.pserver_exit_lag:
-                raise ProcessError(
-                    f"{spec.name} cannot continue: its log contains {text!r}{quote_log(spec.log)}\nFix: if this "
-                    "repeats, see the servers' logs: python -m launcher logs --role pserver --rank RANK",
-                    process=spec.name,
-                )
+        self._check_fatal_line(now)
         if self.phase == "serving":
             self._waiting = [
                 port
@@ -210,15 +229,38 @@ class ProcessGroup:
                     "loading Paddle takes long on a busy node"
                 )
         elif self.phase == "training":
+            if self._runtime.is_user_script and not self.connected:
+                peers = set(self._gang.hosts) - {self._gang.host} or {self._gang.host, "127.0.0.1"}
+                self.connected = has_connection(peers, self._gang.settings.peer_port)
             self._check_progress(now)
             ended = [number for number, trainer in enumerate(self._trainers) if trainer.done.is_set()]
             if self._trainers and len(ended) == len(self._trainers):
+                if self._runtime.is_user_script:  # it may have exited right after the line
+                    self._finish_logs()
+                    self.join_log_followers(self._timings.copies)
+                    self._check_fatal_line(float("inf"))
                 self.phase = "done"
                 return
             for number in ended:  # those that still train decide the progress of this rank
                 self._remove_progress(number)
         elif self.phase == "done" and self._finish_by is not None:
             self._await_servers(now)
+
+    def _check_fatal_line(self, now: float) -> None:
+        """Raise `ProcessError` if a log has contained one of the runtime's `fatal_lines` for a moment."""
+        if self._fatal is None or self.phase == "done":
+            return
+        spec, text, seen = self._fatal
+        if (
+            now - seen < self._timings.pserver_exit_lag
+            or read_progress(self._gang.settings).get("state") == "done"
+        ):
+            return
+        raise ProcessError(
+            f"{spec.name} cannot continue: its log contains {text!r}{quote_log(spec.log)}\n"
+            f"{self._fatal_lines[text]}",
+            process=spec.name,
+        )
 
     def _check_exit(self, child: ChildProcess, now: float) -> None:
         """Raise `ProcessError` if `child`, which has exited, did so too early or with an unexpected exit code."""
@@ -245,20 +287,49 @@ class ProcessGroup:
             )
         if code == -signal.SIGKILL and cgroup_memory.oom_kills() > self._oom_kills:
             raise ProcessError(_describe_out_of_memory(child.spec.name), code, child.spec.name)
+        raise self._explain(child, f"exited with {describe_exit(code)}", code)
+
+    def _explain(self, child: ChildProcess, what: str, code: int | None, fix: str = "") -> ProcessError:
+        """Return the error about a process that failed, with the meaning of its log if it is known, else `fix`."""
+        lines = last_lines(child.spec.log, *LOG_TAIL).splitlines()
+        known = (
+            (meaning, line)
+            for meaning in self._runtime.log_meanings
+            for line in lines
+            if re.search(meaning.pattern, line, re.IGNORECASE)
+        )
+        meaning, line = next(known, (LogMeaning("", fix), ""))
         quoted = quote_log(child.spec.log)
-        meanings = dict.fromkeys(why for text, why in self._runtime.explanations if text in quoted)
-        text = "\n".join([f"{child.spec.name} exited with {describe_exit(code)}{quoted}", *meanings])
-        raise ProcessError(text, code, child.spec.name)
+        found = f"\nIts log contains: {line[:300]}" if line not in quoted else ""
+        why = meaning.why.replace("{node}", self._gang.settings.node_name or "NODE")
+        text = "\n".join(filter(None, [f"{child.spec.name} {what}{quoted}{found}", why]))
+        return ProcessError(text, code, child.spec.name, meaning.priority, ends_pod=meaning.ends_pod)
+
+    def _find_broken_device(self, now: float) -> None:
+        """After all processes were stopped, report once the failure of a device that a trainer's log contains."""
+        if self.failure is None and not self._was_searched:
+            self._was_searched = True
+            errors = (self._explain(c, "was stopped", c.returncode) for c in self._trainers)
+            broken = next((error for error in errors if not error.priority), None)
+            self.failure = self._describe_failure(broken, now) if broken else None
 
     def _check_progress(self, now: float) -> None:
-        """Raise `ProcessError` if the trainers hang: their pass, batch and state have not changed for too long.
+        """Raise `ProcessError` if the trainers hang; for a user's script only note it in `hang`."""
+        hang = self._find_hang(now)
+        if hang is not None and not self._runtime.is_user_script:
+            raise hang
+        if (hang is None) != (self.hang is None):
+            self.hang = None if hang is None else self._describe_failure(hang, now)
 
-        Without a state, that is without progress.json, their logs must grow if the runtime says so.
+    def _find_hang(self, now: float) -> ProcessError | None:
+        """Return an error if the trainers' pass, batch and state have not changed for too long; None if they have.
+
+        Without a state, that is without progress.json, the logs of a user's script must grow.
         """
         settings = self._gang.settings
         progress = read_progress(settings)
         state = progress.get("state") or ("starting" if self._runtime.reports_progress else None)
-        follows_log = not isinstance(state, str) and self._runtime.log_shows_progress
+        follows_log = not isinstance(state, str) and self._runtime.is_user_script
         logged = sum(measure_log(c.spec.log) for c in self._trainers) if follows_log else None
         position = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
         place = *position, state, logged
@@ -272,9 +343,10 @@ class ProcessGroup:
             self._state = now, state
         if not isinstance(state, str):
             silent = settings.progress_deadline_seconds
-            if follows_log and now - self._place[0] >= silent:
-                raise ProcessError(_describe_silent_log(silent, self._quote_trainer()), process="trainer")
-            return
+            running = [trainer for trainer in self._trainers if not trainer.done.is_set()]
+            if not follows_log or now - self._place[0] < silent or not running:
+                return None
+            return self._explain(running[0], SILENT_LOG.format(silent), None, SILENT_LOG_FIX)
         limit, source = find_state_deadline(
             state,
             progress_deadline=settings.progress_deadline_seconds,
@@ -284,10 +356,10 @@ class ProcessGroup:
             size=finite_number(progress.get("bytes", 0)),
         )
         if now - self._place[0] < limit:
-            return
+            return None
         what = {"training": "no batch", "done": "done, but not exited"}.get(state, f"still {state}")
         fix = FIXES.get(state, "see the last lines of its log")
-        raise ProcessError(
+        return ProcessError(
             f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {(place[0] or 0) + 1}, "
             f"batch {place[1]}{self._quote_trainer()}\nFix: {fix}",
             process="trainer",
@@ -316,7 +388,8 @@ class ProcessGroup:
         """Stop the pservers that never exit by themselves, because all trainers of the job are done."""
         if self.phase == "done" and self._finish_by is None:
             self._finish_by = now + self._timings.pserver_exit
-            self._servers_stop = self._terminate([c for c in self._servers if not c.spec.ends_itself], now)
+            left = [c for c in self._servers if not c.spec.ends_itself]
+            self._servers_stop = GroupTermination(left, self._stop_seconds(), now)
 
     def _await_servers(self, now: float) -> None:
         self._servers_stop.poll(now)
@@ -328,20 +401,29 @@ class ProcessGroup:
                 names,
                 self._timings.pserver_exit,
             )
-            self._servers_stop, self._finish_by = self._terminate(staying, now), float("inf")
+            self._servers_stop = GroupTermination(staying, self._stop_seconds(), now)
+            self._finish_by = float("inf")
         if not staying:
             self.phase = "ended"
             self._finish_logs()
 
-    def stop(self, now: float) -> None:
-        """Terminate all processes; `running` is true until they have exited."""
-        if self._stop is None:
-            self._stop = self._terminate(self._children, now)
-            self._stop_by = now + self._timings.stop + self._timings.stuck
+    def stop(self, now: float, seconds: float = 0.0) -> None:
+        """Terminate all processes; `running` is true until they have exited.
 
-    def _terminate(self, children: list[ChildProcess], now: float) -> GroupTermination:
-        seconds = 0.0 if self._runtime.has_nothing_to_save else self._timings.stop
-        return GroupTermination(children, seconds, now)
+        SIGKILL follows SIGTERM after `Timings.stop`, or after `seconds` if they are more and the processes are a user's
+        script. A later call may make that time shorter, but not longer.
+        """
+        given = self._stop_seconds(seconds)
+        if self._stop is None:
+            self._stop = GroupTermination(self._children, given, now)
+            self._stop_by = now + given + self._timings.stuck
+        else:
+            self._stop.shorten(now + given)
+
+    def _stop_seconds(self, seconds: float = 0.0) -> float:
+        if self._runtime.has_nothing_to_save:
+            return 0.0
+        return max(self._timings.stop, seconds if self._runtime.is_user_script else 0.0)
 
     def _stop_and_wait(self) -> None:
         """Stop the processes that were started before another one failed to start, and wait for them."""
@@ -365,13 +447,8 @@ class ProcessGroup:
             follow.join(max(0.0, deadline - time.monotonic()))
 
 
-def _describe_silent_log(seconds: float, quote: str) -> str:
-    """Return the message about a script that reports no progress, and whose log `quote` has not grown for `seconds`."""
-    return (
-        f"trainer hangs: its log has not grown for {seconds:.0f} s (training.progressDeadlineSeconds), and the script "
-        f"reports no progress{quote}\nFix: let the script report its steps (launcher.program.ScriptRun) or log a line "
-        "at shorter intervals; or increase training.progressDeadlineSeconds"
-    )
+def _ended_well(child: ChildProcess) -> bool:
+    return child.returncode == 0 and not child.stopped
 
 
 def _describe_out_of_memory(name: str) -> str:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+STATES_BEFORE_TRAINING = ("starting", "joining", "loading")
+"""States in which a trainer has not trained a batch since its start: its pass and batch say nothing yet."""
 LEAST_SECONDS = 180.0
 """Seconds that every state but `training` and `done` gets. Longer than `Timings.storage`, so that the storage
 probe reports a hung storage first."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from launcher.errors import EXIT_STOPPED, RUN_ENDS, LauncherError, StoppedError
+from launcher.errors import EXIT_STOPPED, RUN_ENDS, GangError, LauncherError, StoppedError
 from launcher.log import log
 from launcher.paths import OutputPaths, Position
 from launcher.reporting.notifications import Notifier, RunEvent
@@ -40,6 +40,15 @@ from launcher.supervisor.shared_storage.output_folder import check_folders, open
 from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
 from launcher.supervisor.shared_storage.previous_model import find_previous_model
 from launcher.supervisor.timings import Timings
+
+INTERNAL = (
+    "internal error of the launcher: {!r}. Fix: report it as a bug, with the stack trace in the log of rank 0"
+)
+TRAINED_ALONE = (
+    "no process of this run has been connected to one of another pod, so each of the {} processes has most likely "
+    "trained alone, and its model knows a part of the data only. Fix: call paddle.distributed.init_parallel_env, or "
+    "torch.distributed.init_process_group, in every process"
+)
 
 
 class Coordinator:
@@ -237,10 +246,14 @@ class Coordinator:
         if plan.cause is None:
             try:
                 self._complete_run()
-            except StoppedError:
+            except (StoppedError, OSError):
                 raise
             except LauncherError as error:
                 plan = replace(plan, cause=Failure.from_error(error, time.monotonic(), 0))
+            except Exception as error:  # another pod of rank 0 would fail too
+                log.exception("internal error of the launcher at the end of the run; the stack trace follows")
+                failed = GangError(INTERNAL.format(error))
+                plan = replace(plan, cause=Failure.from_error(failed, time.monotonic(), 0))
         cause = plan.cause
         self.plan = plan
         self.run_files.close("complete" if cause is None else "failed", cause)
@@ -253,6 +266,11 @@ class Coordinator:
     def _complete_run(self) -> None:
         """Record that training is complete; then draw the report and export the model."""
         assert self.run_files is not None  # noqa: S101 - step() checked it
+        world = self._settings.trainers * self._settings.processes_per_pod
+        is_world = self._runtime.is_user_script and world > 1 and not self._is_complete
+        if is_world and not any(m.state is not None and m.state.connected for m in self.membership.members):
+            self.run_files.warning = TRAINED_ALONE.format(world)
+            log.warning("%s", self.run_files.warning)
         self.run_files.write_trained()
         # Also if training was complete before: the present report may be that of a start that failed.
         write_report(self._settings, self._timings, self._timings.curve, self._pause)
@@ -319,14 +337,19 @@ class Coordinator:
         self.plan = replace(self.plan, do="stop", cause=Failure.from_error(error, now, 0), since=now)
         self.membership.publish(self.plan.order())
 
-    def wait_and_close(self, error: LauncherError | None, clock: Callable[[], float]) -> None:
+    def wait_and_close(
+        self, error: LauncherError | None, clock: Callable[[], float], seconds: float = 0.0
+    ) -> None:
         """Wait, for a limited time, until all ranks know the end and have stopped; then release the lease.
 
-        `error` is why rank 0 exits, for run.json; None: run.json is final. `clock` is called some 20 times a second.
+        Args:
+            error: why rank 0 exits, for run.json; None: run.json is final.
+            clock: is called some 20 times a second.
+            seconds: the time that users' scripts on other ranks may still take to stop.
         """
         # A rank that has not joined yet may be starting: it should receive the cause from this rank 0.
         start = clock()
-        late, deadline = start + self._timings.late_rank_wait, start + self._timings.farewell
+        late, deadline = start + self._timings.late_rank_wait, start + max(self._timings.farewell, seconds)
         while True:
             now = clock()
             others = self.membership.members[1:]
@@ -361,9 +384,9 @@ class Coordinator:
             try:
                 cause = None if error is None else Failure.from_error(error, time.monotonic(), 0)
                 self.run_files.close(state, cause)
-            except (LauncherError, OSError) as failed:
+            except Exception as failed:  # the lease is released, and the pod exits, whatever happens
                 log.warning(
-                    "cannot write how the run ended to run.json, which still has an earlier state: %s", failed
+                    "cannot write how the run ended to run.json, which still has an earlier state: %r", failed
                 )
             self._notify("stopped" if state == "stopped" else "failed", str(error))
         if holds_lease and not self.lock.is_lost and self.plan.do == "end" and self.plan.cause is not None:

@@ -82,6 +82,14 @@ class AttemptPlan:
     """The model that training.initModelPath `previous` refers to, "" if there is none; None before the search."""
     save: SaveRequest | None = None
     """The checkpoint that all ranks save because a pod received SIGTERM; None: no such pod waits for one."""
+    stop_seconds: float = 0.0
+    """With `stop`: the rest of the grace period of a pod that received SIGTERM; 0 after a failure."""
+
+    @property
+    def replaced(self) -> str:
+        """Return the incarnation of the pod that must be replaced before this attempt; empty if there is none."""
+        must_exit = self.do == "wait" and self.cause is not None and self.cause.ends_pod and self.incarnations
+        return self.incarnations[self.cause.rank] if must_exit and self.cause is not None else ""
 
     def order(self) -> Order:
         """Return this plan as the order that the coordinator sends to every rank."""
@@ -94,6 +102,8 @@ class AttemptPlan:
             self.cause.text if self.cause is not None else None,
             self.cause.code if self.cause is not None and self.do == "end" else 0,
             self.init_model if running else None,
+            self.stop_seconds if self.do == "stop" else 0.0,
+            self.replaced,
         )
 
 
@@ -137,7 +147,7 @@ def _plan_while_running(
     failure = _first_failure(plan, members, now, limits)
     if failure is not None:
         trains = any(m.phase == "training" and not m.failure for m in members)
-        if failure.is_abort and trains and now - failure.at < _ABORT_SECONDS:
+        if failure.is_consequence and trains and now - failure.at < _CAUSE_SECONDS:
             return plan
         return replace(plan, do="stop", since=now, cause=failure)
     reached, then = _STEPS[plan.do]
@@ -150,11 +160,12 @@ def _plan_while_running(
     if isinstance(save, SaveRequest):
         return replace(plan, save=save)
     cause = Failure(f"{leaving.label}{SIGTERM_CAUSE}{save}", EXIT_STOPPED, now, leaving.rank)
-    return replace(plan, do="stop", since=now, cause=cause)
+    left = max(0.0, (leaving.leave_by or now) - now)
+    return replace(plan, do="stop", since=now, cause=cause, stop_seconds=left)
 
 
-_ABORT_SECONDS = 2.0
-"""Seconds to wait for the cause of an aborted trainer: gloo aborts a trainer when another one has closed its
+_CAUSE_SECONDS = 2.0
+"""Seconds to wait for the cause of a trainer's lost connection: gloo aborts a trainer when another one has closed its
 connections, which exits a moment later."""
 _STEPS: dict[str, tuple[str, OrderAction]] = {
     "serve": ("ready", "train"),
@@ -202,9 +213,10 @@ def _plan_after_waiting(
             )
             return _end(plan, now, Failure(text + before, EXIT_GANG, now))
         return plan
-    if any(m.phase not in ("idle", "ended") or m.ghost_until > now for m in members):
-        return plan
     states = [m.state for m in members if m.state is not None]
+    must_exit = plan.replaced in (state.incarnation for state in states)
+    if must_exit or any(m.phase not in ("idle", "ended") or m.ghost_until > now for m in members):
+        return plan
     for state in states[1:]:
         if state.fingerprint != states[0].fingerprint:
             return _end(plan, now, Failure(_describe_mismatch(members, states, state), EXIT_GANG, now))
@@ -236,7 +248,7 @@ def _describe_mismatch(members: Sequence[Member], states: Sequence[MemberState],
 def _first_failure(
     plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
 ) -> Failure | None:
-    """Return the earliest failure of this attempt that is no abort; later ones are usually its consequences."""
+    """Return the failure of this attempt that caused the others: by `Failure.sort_key`, mostly the earliest."""
     if not plan.incarnations:
         return None  # the attempt of an earlier rank 0, whose loss is the cause
     found = [
@@ -251,12 +263,27 @@ def _first_failure(
             "see whether their nodes reach each other (lost packets, a network policy)"
         )
         found.append(Failure(text, EXIT_GANG, now))
-    first = min(found, key=lambda failure: (failure.is_abort, failure.at), default=None)
-    early = [m for m in members if m.phase == "done" and m.attempt == plan.attempt]
-    if first is None or plan.do != "train" or not early or first.process == "":
+    ours = [m for m in members if m.attempt == plan.attempt and m.state is not None]
+    hangs = [(m.state.hang.at, m) for m in ours if m.phase == "training" and m.state and m.state.hang]
+    if plan.do == "train" and hangs and len(hangs) + sum(m.phase == "done" for m in ours) == len(members):
+        found.append(_describe_hang(min(hangs, key=lambda hang: hang[0])[1], len(hangs)))
+    first = min(found, key=lambda failure: failure.sort_key, default=None)
+    if first is None or plan.do not in ("train", "stop") or first.process == "":
         return first
-    who = " and ".join(f"the trainer of {m.label}" for m in early)
-    return replace(first, text=describe_early_exit(who, first.text))
+    early = [
+        f"{' and '.join(m.state.ended)} of {m.label}"
+        for m in ours
+        if m.state is not None and m.state.ended and m.rank != first.rank
+    ]
+    return replace(first, text=describe_early_exit(" and ".join(early), first.text)) if early else first
+
+
+def _describe_hang(member: Member, count: int) -> Failure:
+    """Return the failure of a world whose `count` ranks hang that still train; `member` hangs for the longest time."""
+    assert member.state is not None and member.state.hang is not None  # noqa: S101 - the caller looked
+    hang = member.state.hang
+    others = f"none of the {count} ranks that train makes progress; " if count > 1 else ""
+    return replace(hang, text=f"{others}{member.label}: {hang.text}")
 
 
 def _find_member_failure(
@@ -273,7 +300,7 @@ def _find_member_failure(
     elif state.phase == "leaving":
         text = f"{member.label} exited because its pod was stopped"
         code, at = EXIT_STOPPED, member.heard
-    elif state.attempt == plan.attempt and state.phase == "idle":
+    elif state.attempt == plan.attempt and state.phase == "idle" and plan.do != "stop":
         text = f"{member.label} stopped its processes, because no order reached it in time"
     elif now - member.heard >= limits.silence:
         text = f"{member.label} was lost: it has not reported for {now - member.heard:.0f} s"
@@ -309,18 +336,23 @@ def _plan_after_stopping(
     replaced by an earlier failure.
     """
     cause, failure = plan.cause, _first_failure(plan, members, now, limits)
-    if failure is not None and (cause is None or failure.at < cause.at):
-        cause = failure  # reported later, but it happened earlier
     assert cause is not None  # noqa: S101 - an attempt stops only with a cause
+    if failure is not None:
+        # Reported later, but it happened earlier, or caused the other one; or more is known about the same failure.
+        is_same = failure.process != "" and (failure.rank, failure.process) == (cause.rank, cause.process)
+        is_first = failure.sort_key < cause.sort_key and (failure.process or failure.at < cause.at)
+        if is_first or (is_same and failure.text != cause.text):
+            cause = failure
     if cause is not plan.cause:
         plan = replace(plan, cause=cause)
     running = [m for m in members if not _runs_no_process(m, plan.attempt) and now - m.heard < limits.life]
-    if running and now - plan.since < limits.finish:
+    seconds = limits.finish + plan.stop_seconds
+    if running and now - plan.since < seconds:
         return plan
     if running:
         names = ", ".join(member.label for member in running)
         text = (
-            f"{names} cannot stop its processes within {limits.finish:.0f} s, so the run fails. Fix: check that the "
+            f"{names} cannot stop its processes within {seconds:.0f} s, so the run fails. Fix: check that the "
             "volumes of that pod respond, then start the run again; it resumes. The processes had to stop after this "
             f"failure: {cause.text}"
         )
@@ -341,6 +373,7 @@ def _plan_after_stopping(
         restarts=(*plan.restarts, FailedAttempt(plan.attempt, cause.text, now, cause.signature)),
         counted_restarts=counted,
         save=None,
+        stop_seconds=0.0,
     )
 
 
@@ -364,9 +397,9 @@ def _describe_last_failure(
         )
     last = plan.restarts[-1] if plan.restarts else None
     if last is not None and cause.signature is not None and last.signature == cause.signature:
-        where = f"pass {cause.place[0] + 1}, batch {cause.place[1]}" if cause.place else "the same place"
+        number, batch = cause.place or (0, 0)  # a signature has a place
         return (
-            f"{what} (failed twice in a row at {where}; not retrying)\n"
+            f"{what} (failed twice in a row at pass {number + 1}, batch {batch}; not retrying)\n"
             f"Fix: {own_fix or 'correct the program or the rows of that batch'} (log: {log})."
         )
     return None

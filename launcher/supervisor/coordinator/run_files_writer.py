@@ -18,6 +18,7 @@ from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.coordinator.status import build_status
 from launcher.supervisor.peers.messages import Failure
+from launcher.supervisor.progress import finite_number
 from launcher.supervisor.shared_storage.output_folder import read_if_intact
 from launcher.supervisor.shared_storage.output_lease import OutputLease
 from launcher.supervisor.timings import Timings
@@ -52,6 +53,8 @@ class RunFilesWriter:
         """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
         self.score = earlier.score
         """The model's test scores from model/score.json; while that does not exist, those of an earlier run.json."""
+        self.warning = earlier.warning if earlier.run_id == settings.run_id else None
+        """What is doubtful about the complete run, for `status`; None: nothing."""
         self._started = time.time()
         self._trained: float | None = None
         """Unix time at which training was complete; None before that."""
@@ -108,6 +111,7 @@ class RunFilesWriter:
             wall=time.time(),
             state=self.state,
             cause=cause,
+            warning=self.warning,
         )
 
     def _write_status_periodically(self) -> None:
@@ -126,8 +130,8 @@ class RunFilesWriter:
         self, plan: AttemptPlan, state: str, finished: float | None = None, cause: Failure | None = None
     ) -> None:
         wall_offset = time.time() - time.monotonic()
-        s, score_json = self._settings, self.output.model / "score.json"
-        self.score = read_if_intact(lambda: files.read_json(score_json), self.score)
+        s = self._settings
+        self.score = self._read_score()
         record = RunFile(
             run_id=s.run_id,
             output_id=self.output_id,
@@ -156,10 +160,20 @@ class RunFilesWriter:
             init_model=plan.init_model,
             cause=cause.text if cause is not None else None,
             exit_code=cause.code if cause is not None else None,
+            warning=self.warning,
             score=self.score,
             exported=self.exported,
         )
         run_record.write(self.output, record, self._lock.check)
+
+    def _read_score(self) -> dict[str, Any]:
+        """Return the numbers of model/score.json, which may be a script's; those of earlier without such a file."""
+        found = read_if_intact(lambda: files.read_json(self.output.model / "score.json"), self.score)
+        numbers = {name: value for name, value in found.items() if finite_number(value) is not None}
+        if found != numbers:
+            names = ", ".join(sorted(found.keys() - numbers))
+            log.warning("model/score.json: left out %s: a score must be a finite number", names)
+        return numbers
 
     def _read_model_pass(self) -> int | None:
         """Return the pass, from 0, of the checkpoint from which output/model was exported; None without one."""

@@ -13,6 +13,7 @@ from launcher.supervisor.coordinator.member_states import Member, find_missing
 from launcher.supervisor.coordinator.save_before_stop import describe_save_request
 from launcher.supervisor.peers.messages import PHASES, PHASES_WITHOUT_PROCESSES
 from launcher.supervisor.progress import finite_number, whole_number
+from launcher.supervisor.state_deadlines import STATES_BEFORE_TRAINING
 
 STATES = {
     "wait": "rendezvous",
@@ -84,7 +85,7 @@ def _describe_wait_of_plan(
 def find_state_before_training(member: Member, plan: AttemptPlan) -> str | None:
     """Return a trainer's state (`starting`, `joining`, `loading`) if it has not trained a batch yet; else None."""
     state = find_progress(member, plan).get("state")
-    return state if state in ("starting", "joining", "loading") else None
+    return state if state in STATES_BEFORE_TRAINING else None
 
 
 def build_status(
@@ -97,6 +98,7 @@ def build_status(
     wall: float,
     state: str | None = None,
     cause: str | None = None,
+    warning: str | None = None,
 ) -> StatusFile:
     """Return the present content of `output/status.json` (docs/reference/file-formats.md).
 
@@ -105,6 +107,7 @@ def build_status(
         wall: Unix time in seconds at the moment `now`.
         state: replaces the state that follows from the plan.
         cause: why the run failed; None: it did not fail.
+        warning: what is doubtful about a complete run; None: nothing.
     """
     starts = plan.do == "train" and any(find_state_before_training(member, plan) for member in members)
     state = state or ("starting" if starts else STATES.get(plan.do, plan.do))
@@ -144,6 +147,7 @@ def build_status(
         loss=finite_number(sum(losses) / len(losses)) if losses else None,
         eta=finite_number(round(max(etas), 1)) if etas and state == "training" else seconds_left,
         cause=cause,
+        warning=warning,
         export_to=run_folder_url(settings) if settings.export_to else None,
         updated=round(wall, 3),
         ranks=ranks,

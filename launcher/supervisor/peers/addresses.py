@@ -11,12 +11,16 @@ import fcntl
 import ipaddress
 import socket
 import struct
+from collections.abc import Collection
 from pathlib import Path
 
 from launcher.errors import GangError, SettingsError, setting_message
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IF_INET6 = Path("/proc/net/if_inet6")
+_TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_WITHOUT_PEER = frozenset(("02", "03", "07", "0A"))
+"""TCP_SYN_SENT, TCP_SYN_RECV, TCP_CLOSE and TCP_LISTEN of the kernel's include/net/tcp_states.h."""
 
 
 class PodNetwork:
@@ -108,3 +112,24 @@ def accepts_connections(network: PodNetwork, host: str, port: int, timeout: floa
     except OSError:
         return False
     return True
+
+
+def has_connection(hosts: Collection[str], except_port: int) -> bool:
+    """Return whether a TCP connection of this pod leads to one of the IPv4 addresses `hosts`, or did a minute ago.
+
+    Connections from or to `except_port` do not count: those between the launchers.
+    """
+    for table in _TCP_TABLES:
+        with contextlib.suppress(OSError):  # a kernel without IPv6
+            for line in table.read_text().splitlines()[1:]:
+                _, local, remote, state, *_ = line.split()
+                ports = {int(end.partition(":")[2], 16) for end in (local, remote)}
+                if state not in _WITHOUT_PEER and except_port not in ports and _parse_ipv4(remote) in hosts:
+                    return True
+    return False
+
+
+def _parse_ipv4(end: str) -> str:
+    """Return the IPv4 address of one end of a connection in a table of _TCP_TABLES; of IPv6 the last four bytes."""
+    number = int(end.partition(":")[0][-8:], 16)  # in the byte order of the machine
+    return socket.inet_ntoa(struct.pack("=I", number))

@@ -37,32 +37,44 @@ class Failure:
     returncode: int | None = None
     place: tuple[int, int] | None = None
     """(pass from 0, batch from 1) of the trainer when it failed; None if unknown."""
+    priority: int = 1
+    """As in `ProcessError`."""
 
     @classmethod
     def from_error(cls, error: LauncherError, at: float, rank: int, **more: Any) -> Failure:
         """Convert an exception of this rank to a failure; `more` are further fields."""
         if isinstance(error, ProcessError):
-            more |= {"process": error.process, "returncode": error.returncode}
+            more |= {"process": error.process, "returncode": error.returncode, "priority": error.priority}
         return cls(clip(str(error), TEXT_MAX_BYTES), error.exit_code, at, rank, **more)
 
     @property
-    def is_abort(self) -> bool:
-        """Whether a trainer got SIGABRT, in most cases because it lost its connection to another one."""
-        return self.process.startswith("trainer") and self.returncode in (
-            -signal.SIGABRT,
-            128 + signal.SIGABRT,
-        )
+    def is_consequence(self) -> bool:
+        """Whether another failure usually caused this one: a trainer lost its connection, and mostly got SIGABRT."""
+        return self.sort_key[0] >= 2
+
+    @property
+    def sort_key(self) -> tuple[Any, ...]:
+        """Return a key by which the failure that caused the other ones of an attempt is the smallest."""
+        is_abort = self.returncode in (-signal.SIGABRT, 128 + signal.SIGABRT)
+        is_unexplained = self.priority == 1 and self.process.startswith("trainer")
+        return 3 if is_abort and is_unexplained else self.priority, self.at
+
+    @property
+    def ends_pod(self) -> bool:
+        """Whether the pod of this rank must be replaced before the next attempt: one of its devices failed."""
+        return bool(self.process) and self.code == EXIT_UNFIT
 
     @property
     def signature(self) -> tuple[Any, ...] | None:
-        """Return a key that is equal for two failures with the same cause in the program.
+        """Return a key that is equal for two failures of the program at the same place.
 
-        None when the program is not the cause: a signal, or an error of the storage or the launcher.
+        None when the place is unknown, or when the program is not the cause: a signal, or an error of the storage or
+        the launcher.
         """
         code = self.returncode
-        if code is None or code <= 0 or code >= 128 or EXIT_UNFIT in {code, self.code}:
+        if self.place is None or code is None or code <= 0 or code >= 128 or EXIT_UNFIT in {code, self.code}:
             return None
-        return (self.rank, self.process, code, *(self.place or ()))
+        return (self.rank, self.process, code, *self.place)
 
 
 @dataclass(frozen=True)
@@ -88,6 +100,12 @@ class MemberState:
     """Seconds after which this pod stops its processes because it received SIGTERM; None without SIGTERM."""
     save_seconds: float | None = None
     """The longest time in seconds that a trainer of this pod spent in the state `saving`; None before the first."""
+    hang: Failure | None = None
+    """Why the trainers of this pod seem to hang, if all ranks must hang for a failure; None: they make progress."""
+    ended: tuple[str, ...] = ()
+    """The trainers of this pod that exited with code 0, before anything stopped them."""
+    connected: bool = False
+    """Whether a process of this pod has been connected to one of another pod (or of this one, if it is alone)."""
 
     def to_json(self, now: float) -> dict[str, Any]:
         """Return this state as a dict for JSON, with the age of the failure instead of its time.
@@ -95,8 +113,9 @@ class MemberState:
         The age is in seconds before `now`, because the monotonic clocks of two pods cannot be compared.
         """
         value = {**vars(self)}
-        if self.failure is not None:
-            value["failure"] = {**vars(self.failure), "at": now - self.failure.at}
+        for key in ("failure", "hang"):
+            if (failure := value[key]) is not None:
+                value[key] = {**vars(failure), "at": now - failure.at}
         return value
 
     @classmethod
@@ -106,13 +125,14 @@ class MemberState:
         Raises:
             KeyError, TypeError, ValueError: `value` is not a valid state.
         """
-        fields = dict(value)
-        if fields.get("failure") is not None:
-            failure = dict(fields["failure"])
-            place = failure.get("place")
-            fields["failure"] = Failure(
-                **{**failure, "at": now - float(failure["at"]), "place": tuple(place) if place else None}
-            )
+        fields = {**value, "ended": tuple(value.get("ended", ()))}
+        for key in ("failure", "hang"):
+            if fields.get(key) is not None:
+                failure = dict(fields[key])
+                place = failure.get("place")
+                fields[key] = Failure(
+                    **{**failure, "at": now - float(failure["at"]), "place": tuple(place) if place else None}
+                )
         state = cls(**fields)
         if state.phase not in PHASES or not isinstance(state.rank, int) or not isinstance(state.attempt, int):
             raise ValueError(
@@ -140,6 +160,10 @@ class Order:
     """With `end`: the exit code of every rank."""
     init_model: str | None = None
     """Value of training.initModelPath that replaces `previous`; None: the setting itself applies."""
+    stop_seconds: float = 0.0
+    """With `stop`: seconds that a user's script gets to react to SIGTERM, if they are more than `Timings.stop`."""
+    replaced: str = ""
+    """With `wait`: the incarnation of the pod that must exit, because a device of it failed."""
 
     def to_json(self) -> dict[str, Any]:
         """Return this order as a dict for JSON."""

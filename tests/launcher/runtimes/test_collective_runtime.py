@@ -6,6 +6,7 @@ They check the command line and environment of a script's processes, rejected im
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from launcher.io import run_record
 from launcher.paths import OutputPaths, Position
 from launcher.program import ScriptRun
 from launcher.runtimes.collective import CollectiveRuntime
-from launcher.runtimes.runtime_protocol import RankAttempt
+from launcher.runtimes.runtime_protocol import LogMeaning, RankAttempt
 from launcher.schema import RunFile
 from launcher.settings import TrainSettings
 from tests.launcher.supervisor.loopback_gang import REPO, pod_environ
@@ -62,6 +63,15 @@ def test_the_processes_have_the_variables_of_paddle_distributed_and_torchrun(tmp
             "LOCAL_RANK": str(rank % 2),
             "LOCAL_WORLD_SIZE": "2",
             "GROUP_RANK": str(rank // 2),
+            "GROUP_WORLD_SIZE": "2",
+            "ROLE_NAME": "default",
+            "ROLE_RANK": str(rank),
+            "ROLE_WORLD_SIZE": "4",
+            "TORCHELASTIC_RUN_ID": "quick-start-0a1b2c3d",
+            "TORCHELASTIC_RESTART_COUNT": "3",
+            "TORCHELASTIC_MAX_RESTARTS": "3",
+            "TORCHELASTIC_USE_AGENT_STORE": "False",
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
             "MASTER_ADDR": "10.0.0.1",
             "MASTER_PORT": "7166",
         }
@@ -94,8 +104,8 @@ def test_gpus_are_assigned_to_processes_as_by_paddles_launcher(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({}, ("net1", "net1")),
-        ({"GLOO_SOCKET_IFNAME": "net2"}, ("net2", "net1")),
+        ({}, ("net1", "=net1")),
+        ({"GLOO_SOCKET_IFNAME": "net2"}, ("net2", "=net1")),
         ({"NCCL_SOCKET_IFNAME": "^lo"}, ("net1", "^lo")),
     ],
 )
@@ -134,6 +144,8 @@ def install_paddle(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str |
         ("full_version     = '3.3.1'\ncuda_version     = 'False'\ncudnn_version    = 'False'\n", "0", False),
         ("full_version     = '3.3.1'\ncuda_version     = '12.6'\ncudnn_version    = '9.5.1'\n", "2", False),
         ("full_version     = '3.3.1'\nxpu_cuda_version = 'False'\n", "2", False),
+        ("full_version     = '3.3.1'\ncuda_version     = 'False'\nhip_version      = None\n", "2", True),
+        ("full_version     = '3.3.1'\ncuda_version     = 'False'\nhip_version      = '6.1'\n", "2", False),
         (None, "2", False),
     ],
 )
@@ -146,7 +158,7 @@ def test_gpus_are_rejected_when_the_paddle_of_the_image_is_built_without_cuda(
         RUNTIME.check(settings)
         return
     with pytest.raises(
-        SettingsError, match=r"gpu\) is 2, but must be absent with this image.* Fix: install paddl"
+        SettingsError, match=r"\(GPUs\) is 2, but must be absent with this image.* Fix: install paddl"
     ):
         RUNTIME.check(settings)
 
@@ -183,8 +195,78 @@ def test_gpus_are_accepted_in_an_image_without_paddle_and_in_one_with_another_fr
     ],
 )
 def test_lines_of_a_failed_script_are_explained(line: str, fix: str) -> None:
-    [why] = [why for text, why in RUNTIME.explanations if text in line]
-    assert fix in why.partition("Fix: ")[2]
+    assert fix in find_meaning(line).why.partition("Fix: ")[2]
+
+
+def find_meaning(line: str) -> LogMeaning:
+    return next(one for one in RUNTIME.log_meanings if re.search(one.pattern, line, re.IGNORECASE))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …",
+        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total)",
+        "RuntimeError: CUDA error: out of memory",
+        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB",
+        "Out of memory error on GPU 0. Cannot allocate 15.503906GB memory on GPU 0, 28.770508GB memory has been",
+        "OSError: (External) CUDA error(2), out of memory. ",
+        "  [Hint: 'cudaErrorMemoryAllocation'. The API call failed because it was unable to allocate enough memory",
+        "node:12:34 [0] transport.cc:183 NCCL WARN Cuda failure 2 'out of memory'",
+        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17 bytes.",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_a_full_memory_of_a_gpu_is_named_with_a_fix(line: str) -> None:
+    meaning = find_meaning(line)
+    assert meaning.why.startswith("The memory of a GPU is full")
+    assert "batch size" in meaning.why.partition("Fix: ")[2]
+    assert not meaning.ends_pod, "a new pod would not have more memory"
+
+
+@pytest.mark.parametrize(
+    ("line", "priority"),
+    [
+        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 0),
+        ("ExternalError: CUDA error(214), uncorrectable ECC error encountered.", 0),
+        (
+            "  [Hint: 'cudaErrorECCUncorrectable'. This indicates that an uncorrectable ECC error was detected",
+            0,
+        ),
+        ("failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error", 0),
+        ("  what():  CUDA error: uncorrectable NVLink error detected during the execution", 0),
+        ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", 0),
+        ("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable", 0),
+        ("NVRM: Xid (PCI:0000:00:1e): 79, pid=1234, GPU has fallen off the bus.", 0),
+        ("Xid 48: double bit ECC error", 0),
+        ("Unable to determine the device handle for GPU 0000:03:00.0: Unknown Error", 0),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled system error",
+            2,
+        ),
+        ("ExternalError: NCCL error(1), unhandled cuda error (run with NCCL_DEBUG=INFO for details).", 2),
+        ("NCCL error(3), internal error - please report this issue to the NCCL developers.", 2),
+    ],
+)
+def test_a_broken_gpu_or_its_connection_ends_the_pod_and_names_its_node(line: str, priority: int) -> None:
+    meaning = find_meaning(line)
+    assert (meaning.ends_pod, meaning.priority) == (True, priority)
+    assert "kubectl cordon {node}" in meaning.why.partition("Fix: ")[2]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "NCCL error: remote process exited or there was a network error, NCCL version 2.21.5",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "ncclSystemError: System call failed. It can be also caused by unexpected exit of a remote peer.",
+        "[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE) ran for …",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]",
+    ],
+)
+def test_a_lost_connection_to_a_peer_is_mostly_the_consequence_of_its_failure(line: str) -> None:
+    meaning = find_meaning(line)
+    assert (meaning.priority, meaning.ends_pod, meaning.why) == (3, False, "")
 
 
 def test_variables_of_the_pod_that_configure_a_distribution_are_not_passed_on(tmp_path: Path) -> None:
@@ -192,6 +274,21 @@ def test_variables_of_the_pod_that_configure_a_distribution_are_not_passed_on(tm
     spec = RUNTIME.trainers(attempt(tmp_path, OMP_NUM_THREADS="4", FLAGS_use_mkldnn="1", **dirty))[0]
     assert not set(dirty) & set(spec.env)
     assert (spec.env["OMP_NUM_THREADS"], spec.env["FLAGS_use_mkldnn"]) == ("4", "1")
+
+
+def test_variables_of_paddle_that_describe_no_distribution_reach_the_script(tmp_path: Path) -> None:
+    given = {"PADDLE_PG_TIMEOUT": "60000", "PADDLE_LOSS_SCALE": "2", "PADDLE_PDX_MODEL_SOURCE": "bos"}
+    spec = RUNTIME.trainers(attempt(tmp_path, **given))[1]
+    assert {name: spec.env.get(name) for name in given} == given
+
+
+def test_the_python_path_of_the_pod_reaches_the_script_and_the_launcher_stays_importable(
+    tmp_path: Path,
+) -> None:
+    here = attempt(tmp_path, PYTHONPATH="/opt/image", PADDLE_LAUNCHER_PYTHONPATH="/mine:lib")
+    search = RUNTIME.trainers(here)[0].env["PYTHONPATH"].split(":")
+    assert search[:2] == ["/mine", "lib"]
+    assert {"/opt/image", str(REPO)} < set(search)
 
 
 def test_a_script_run_reads_the_variables_that_the_runtime_sets(tmp_path: Path) -> None:

@@ -170,7 +170,10 @@ def test_an_aborted_trainer_waits_for_a_cause_on_another_rank() -> None:
     assert step(plan("train"), [aborted, rank(1, "training", 3)]).do == "train"
     later = [aborted, rank(1, "training", 3, heard=NOW + 2)]
     assert "it aborted" in str(step(plan("train"), later, now=NOW + 2).cause)
-    assert "0 before the other" in str(step(plan("train"), [aborted, rank(1, "done", 3)]).cause)
+    early = rank(1, "done", 3)
+    assert early.state is not None
+    early = replace(early, state=replace(early.state, ended=("trainer",)))
+    assert "0 before the other" in str(step(plan("train"), [aborted, early]).cause)
     assert "it broke" in str(step(plan("train"), [aborted, rank(1, "training", 3, failure(at=NOW))]).cause)
 
 

@@ -205,5 +205,5 @@ def test_a_known_line_in_the_log_of_a_failed_script_is_explained_once_with_a_fix
 def test_gpus_on_an_image_with_a_paddle_for_cpus_end_the_run_before_it_starts(tmp_path: Path) -> None:
     with build_gang(tmp_path, trainers=1, PADDLE_LAUNCHER_GPUS_PER_POD="1") as gang:
         assert gang.start().wait_for_exit() == [64]
-        assert "resources.limits (nvidia.com/gpu) is 1, but must be absent with this image" in gang.pod_log(0)
+        assert "resources.limits (GPUs) is 1, but must be absent with this image" in gang.pod_log(0)
         assert not (gang.output / "environment-0.json").exists()

@@ -88,16 +88,28 @@ def test_a_trainer_of_fleet_that_never_writes_its_progress_is_a_hang(start_train
     assert "trainer hangs: still starting for 600 s" in group.failure.text
 
 
-def test_a_log_that_the_script_removed_does_not_grow(start_training: Start, tmp_path: Path) -> None:
+def test_a_silent_log_of_a_script_is_reported_as_a_hang_and_a_growing_one_ends_it(
+    start_training: Start, tmp_path: Path
+) -> None:
+    """The processes run on: only all ranks together can hang, which the coordinator decides."""
     runtime = SleepRuntime()
-    runtime.log_shows_progress = True
+    runtime.is_user_script = True
     group, start = start_training(runtime), time.monotonic()
-    (tmp_path / "work" / "logs" / "train.log").unlink()
-    group.poll(start)
-    assert group.failure is None
-    group.poll(start + 610)
-    assert group.failure is not None
-    assert "its log has not grown for 600 s" in group.failure.text
+    log = tmp_path / "work" / "logs" / "train.log"
+    for seconds, hangs in ((0, False), (590, False), (610, True), (1210, True)):
+        group.poll(start + seconds)
+        assert (group.hang is not None) == hangs
+    assert group.hang is not None
+    assert (
+        "trainer hangs: its log has not grown for 600 s (training.progressDeadlineSeconds)" in group.hang.text
+    )
+    log.write_text("a line\n")
+    group.poll(start + 1220)
+    log.unlink()  # a script may remove it: then it does not grow
+    group.poll(start + 1225)
+    assert (group.hang, group.failure, group.running) == (None, None, True)
+    group.poll(start + 1830)
+    assert group.hang is not None
 
 
 @pytest.mark.parametrize(("code", "kind"), [(errno.EROFS, StorageError), (errno.EIO, StorageFailedError)])

@@ -18,7 +18,7 @@ class FakeProcesses:
 
     def __init__(self, order: Order) -> None:
         self.attempt, self.phase, self.failure = order.attempt, "serving", None
-        self.running, self.called = True, ""
+        self.running, self.called, self.stop_seconds = True, "", 0.0
 
     def poll(self, now: float) -> None:
         """Do nothing."""
@@ -29,8 +29,8 @@ class FakeProcesses:
     def finish(self, now: float) -> None:
         self.called = "finish"
 
-    def stop(self, now: float) -> None:
-        self.called = "stop"
+    def stop(self, now: float, seconds: float = 0.0) -> None:
+        self.called, self.stop_seconds = "stop", seconds
 
 
 SERVE = Order(3, "serve", ("10.0.0.0", "10.0.0.1"))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import Mock
 
 import pytest
@@ -37,8 +37,7 @@ SLEEP = "import time; time.sleep(600)"
 class ScriptRuntime(V1Runtime):
     """A runtime whose processes are short programs."""
 
-    fatal_lines = ("pull failed",)
-    log_shows_progress = False
+    fatal_lines: ClassVar[dict[str, str]] = {"pull failed": "Fix: see the servers' logs"}
 
     def __init__(self, servers: list[str], trainer: str = SLEEP, port: int | None = None) -> None:
         self._servers, self._trainer, self._port = servers, trainer, port
