@@ -53,7 +53,7 @@ class Failure:
         return self.sort_key[0] >= 2
 
     @property
-    def sort_key(self) -> tuple[Any, ...]:
+    def sort_key(self) -> tuple[int, float]:
         """Return a key by which the failure that caused the other ones of an attempt is the smallest."""
         is_abort = self.returncode in (-signal.SIGABRT, 128 + signal.SIGABRT)
         is_unexplained = self.priority == 1 and self.process.startswith("trainer")
