@@ -95,6 +95,7 @@ def render_page(
         _section(
             "Cause of the failure", f"<pre>{escape(str(run['cause']))}</pre>" if run.get("cause") else ""
         ),
+        _section("Warning", escape(str(run.get("warning") or ""))),
         _section("Damaged files", f"<pre>{escape(chr(10).join(damage))}</pre>" if damage else ""),
         _section("Passes", _pass_table(passes, best)),
         _section("Comparison with earlier runs", _run_table(run, earlier) if earlier else ""),

@@ -7,6 +7,8 @@ import copy
 import pytest
 from chart_tools import CHART, SCENARIOS, helm_template, one, render
 
+from launcher.runtimes.collective import FOREIGN_VARIABLES
+
 GPUS = CHART / "ci" / "gpus.yaml"
 CPUS = CHART / "ci" / "collective.yaml"
 SHM = "/dev/shm"  # noqa: S108 - not a file of a known name
@@ -153,3 +155,113 @@ def test_gpus_are_rejected_with_runtimes_that_use_cpus_only():
     limits = {"memory": "2Gi", "nvidia.com/gpu": 1}
     done = helm_template(CHART / "ci" / "one-machine.yaml", values={"resources": {"limits": limits}})
     assert "resources.limits.nvidia.com/gpu is 1, but must be absent with runtime fleet" in done.stderr
+
+
+def settings_of(spec):
+    """Return the variables of the training container with a value."""
+    return {one["name"]: one.get("value") for one in spec["containers"][0]["env"]}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count"),
+    [
+        ({"nvidia.com/gpu": 2}, "2"),
+        ({"nvidia.com/gpu.shared": 1}, "1"),
+        ({"nvidia.com/mig-1g.10gb": 1}, "1"),
+        ({"nvidia.com/mig-1g.5gb.shared": 1}, "1"),
+        ({"amd.com/gpu": 4}, "4"),
+        ({"gpu.intel.com/xe": 2}, "2"),
+        ({"aliyun.com/gpu-mem": 8}, "1"),
+        ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}, "1"),
+        ({"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-memory": 4000}, "2"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else value,
+)
+def test_gpus_under_every_name_count_and_their_pods_tolerate_the_taint_of_that_name(gpus, count):
+    spec = pod(CPUS, resources={"limits": {"memory": "2Gi", **gpus}}, training={"processesPerPod": 1})
+    assert settings_of(spec)["PADDLE_LAUNCHER_GPUS_PER_POD"] == count
+    assert shared_memory(spec) == {"medium": "Memory"}
+    tolerated = {one.get("key") for one in spec["tolerations"]}
+    assert set(gpus) <= tolerated
+    assert ("nvidia.com/gpu" in tolerated) == any(name.startswith("nvidia.com/") for name in gpus)
+    by_default = pod(CPUS, resources={"limits": {"memory": "2Gi", **gpus}}, training={"processesPerPod": None})
+    assert settings_of(by_default)["PADDLE_LAUNCHER_PROCESSES_PER_POD"] == count
+
+
+@pytest.mark.parametrize("name", ["amd.com/gpu", "nvidia.com/mig-1g.10gb", "aliyun.com/gpu-mem"])
+def test_rules_about_gpus_hold_for_every_name(name):
+    fleet = helm_template(
+        CHART / "ci" / "one-machine.yaml", values={"resources": {"limits": {"memory": "2Gi", name: 1}}}
+    )
+    assert f"resources.limits.{name} is 1, but must be absent with runtime fleet" in fleet.stderr
+    only_requested = helm_template(CPUS, values={"resources": {"requests": {name: 1}}})
+    assert (
+        f"resources.requests.{name} is 1, but must be equal to resources.limits.{name}"
+        in only_requested.stderr
+    )
+
+
+def test_a_runtime_class_is_that_of_the_training_pods_only():
+    values = {"runtimeClassName": "nvidia", "data": {"enabled": True, "source": "file://lines.txt"}}
+    manifests = render(GPUS, values=values)
+    assert one(manifests, "Job", "training")["spec"]["template"]["spec"]["runtimeClassName"] == "nvidia"
+    assert "runtimeClassName" not in one(manifests, "Job", "data")["spec"]["template"]["spec"]
+    assert "runtimeClassName" not in pod()
+
+
+def test_a_patch_of_the_pods_spec_is_merged_and_replaces_lists_and_removes_null():
+    patch = {
+        "dnsConfig": {"options": [{"name": "ndots", "value": "1"}]},
+        "securityContext": {"fsGroup": 7},
+        "tolerations": [{"operator": "Exists"}],
+    }
+    before, after = pod(), pod(podSpecPatch=patch)
+    assert after == {
+        **before,
+        "dnsConfig": patch["dnsConfig"],
+        "securityContext": {**before["securityContext"], "fsGroup": 7},
+        "tolerations": patch["tolerations"],
+    }
+
+
+def test_each_job_has_its_own_patch_and_a_patch_makes_a_new_job():
+    data = {"enabled": True, "source": "file://lines.txt", "podSpecPatch": {"hostname": "data"}}
+    manifests = render(GPUS, values={"podSpecPatch": {"hostname": "training"}, "data": data})
+    jobs = [one(manifests, "Job", name) for name in ("training", "data")]
+    assert [job["spec"]["template"]["spec"]["hostname"] for job in jobs] == ["training", "data"]
+    plain = render(GPUS, values={"data": {"enabled": True, "source": "file://lines.txt"}})
+    for job, name in zip(jobs, ("training", "data"), strict=True):
+        assert job["metadata"]["name"] != one(plain, "Job", name)["metadata"]["name"]
+
+
+@pytest.mark.parametrize("field", ["containers", "initContainers", "volumes", "restartPolicy", "subdomain"])
+@pytest.mark.parametrize("key", ["podSpecPatch", "data.podSpecPatch"])
+def test_a_patch_of_what_the_chart_needs_is_rejected(field, key):
+    patch = {"podSpecPatch": {field: []}}
+    done = helm_template(GPUS, values={"data": patch} if key.startswith("data") else patch)
+    assert done.returncode != 0
+    assert f"{key}.{field} is [], but must be absent" in done.stderr
+
+
+def test_variables_of_paddle_and_the_python_path_may_be_set_for_scripts():
+    given = {"PADDLE_PG_TIMEOUT": "60000", "PYTHONPATH": "/mine", "PADDLE_LOSS_SCALE": "2"}
+    spec = pod(CPUS, extraEnv=[{"name": name, "value": value} for name, value in given.items()])
+    found = settings_of(spec)
+    assert (found["PADDLE_PG_TIMEOUT"], found["PADDLE_LOSS_SCALE"]) == ("60000", "2")
+    assert found["PADDLE_LAUNCHER_PYTHONPATH"] == "/mine"
+    assert "PYTHONPATH" not in found, "the image needs its own one"
+
+
+TORCHRUN = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted({*FOREIGN_VARIABLES, *TORCHRUN}))
+def test_variables_that_describe_the_distribution_are_rejected(name):
+    done = helm_template(CPUS, values={"extraEnv": [{"name": name, "value": "1"}]})
+    assert (
+        f'extraEnv is "{name}", but must be a name that neither this chart nor the image sets' in done.stderr
+    )

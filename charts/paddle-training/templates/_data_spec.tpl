@@ -59,20 +59,26 @@ template:
   metadata:
     {{- include "paddle-training.podMetadata" (dict "root" . "component" "data") | nindent 4 }}
   spec:
-    automountServiceAccountToken: false
-    {{- include "paddle-training.podCommon" . | nindent 4 }}
-    {{- with .Values.scheduling.tolerations }}
-    tolerations: {{- toYaml . | nindent 6 }}
-    {{- end }}
-    containers:
-      - name: prepare
-        {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "prepare")) | nindent 8 }}
-        env:
-          {{- include "paddle-training.commonEnv" . | nindent 10 }}
-          {{- include "paddle-training.dataEnv" (list . $data.workers) | trim | nindent 10 }}
-        {{- include "paddle-training.resources" $data.resources | nindent 8 }}
-        volumeMounts:
-          {{- include "paddle-training.mounts" . | nindent 10 }}
-    volumes:
-      {{- include "paddle-training.volumes" . | nindent 6 }}
+    {{- include "paddle-training.patchedPodSpec" (list (include "paddle-training.dataPodSpec" .) .Values.data.podSpecPatch) | nindent 4 }}
+{{- end -}}
+
+{{/* The spec of a pod of the data Job, without data.podSpecPatch. */}}
+{{- define "paddle-training.dataPodSpec" -}}
+{{- $data := .Values.data -}}
+automountServiceAccountToken: false
+{{- include "paddle-training.podCommon" . | nindent 0 }}
+{{- with .Values.scheduling.tolerations }}
+tolerations: {{- toYaml . | nindent 2 }}
+{{- end }}
+containers:
+  - name: prepare
+    {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "prepare")) | nindent 4 }}
+    env:
+      {{- include "paddle-training.commonEnv" . | nindent 6 }}
+      {{- include "paddle-training.dataEnv" (list . $data.workers) | trim | nindent 6 }}
+    {{- include "paddle-training.resources" $data.resources | nindent 4 }}
+    volumeMounts:
+      {{- include "paddle-training.mounts" . | nindent 6 }}
+volumes:
+  {{- include "paddle-training.volumes" . | nindent 2 }}
 {{- end -}}

@@ -45,9 +45,32 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- .Values.training.processesPerPod | default (include "paddle-training.gpus" .) | int64 | max 1 -}}
 {{- end -}}
 
-{{/* GPUs per training pod. */}}
+{{/* The resources of a training pod that are GPUs or shares of one, as a JSON list of names: every name with "gpu", and
+     nvidia.com/mig-…. Also those that stand in resources.requests only. */}}
+{{- define "paddle-training.gpuResources" -}}
+{{- $names := list -}}
+{{- range $name, $_ := merge (dict) .Values.resources.limits .Values.resources.requests -}}
+{{- if regexMatch "gpu|/mig-" $name -}}{{- $names = append $names $name -}}{{- end -}}
+{{- end -}}
+{{- $names | sortAlpha | toJson -}}
+{{- end -}}
+
+{{/* Whether a resource counts GPUs (nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-…, amd.com/gpu), not memory or
+     cores of one GPU (aliyun.com/gpu-mem): "true" or "false". Takes the name. */}}
+{{- define "paddle-training.countsGpus" -}}
+{{- regexMatch "(/(v?gpu(-number|-count)?|mig-[^/]+)(\\.shared)?|^gpu\\.intel\\.com/(i915|xe))$" . -}}
+{{- end -}}
+
+{{/* GPUs per training pod; a share of a GPU's memory is one. */}}
 {{- define "paddle-training.gpus" -}}
-{{- index .Values.resources.limits "nvidia.com/gpu" | default 0 | int64 -}}
+{{- $count := 0 -}}
+{{- $least := 0 -}}
+{{- range include "paddle-training.gpuResources" . | fromJsonArray -}}
+{{- $number := index $.Values.resources.limits . | default 0 | int64 -}}
+{{- if $number -}}{{- $least = 1 -}}{{- end -}}
+{{- if eq (include "paddle-training.countsGpus" .) "true" -}}{{- $count = add $count $number -}}{{- end -}}
+{{- end -}}
+{{- max $count $least -}}
 {{- end -}}
 
 {{/* Whether a training pod mounts its own /dev/shm: "true" or "false". With runtime collective and GPUs also by default,

@@ -40,9 +40,24 @@
 # Some libraries write small files to HOME, and the pods' user has no home folder in the image.
 - name: HOME
   value: /tmp
-{{- with .Values.extraEnv }}
-{{ toYaml . }}
+{{- range .Values.extraEnv }}
+{{- /* The image needs its own PYTHONPATH; the launcher adds this one to the script's. */}}
+{{ eq .name "PYTHONPATH" | ternary (merge (dict "name" "PADDLE_LAUNCHER_PYTHONPATH") .) . | list | toYaml }}
 {{- end }}
+{{- end -}}
+
+{{/* A pod's spec with a merge patch, as text. Takes (list <the spec as text> <the patch>). */}}
+{{- define "paddle-training.patchedPodSpec" -}}
+{{- $patch := index . 1 -}}
+{{- if $patch -}}
+{{- $spec := mustMergeOverwrite (index . 0 | fromYaml) (deepCopy $patch) -}}
+{{- range $field, $value := $patch -}}
+{{- if kindIs "invalid" $value -}}{{- $_ := unset $spec $field -}}{{- end -}}
+{{- end -}}
+{{- toYaml $spec -}}
+{{- else -}}
+{{- index . 0 -}}
+{{- end -}}
 {{- end -}}
 
 {{/* Labels and annotations of a pod. Takes (dict "root" $ "component" "training" "annotations" <these override

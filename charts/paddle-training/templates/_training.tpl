@@ -113,8 +113,8 @@ karpenter.sh/do-not-disrupt: "true"
 
 {{/* Tolerations of a training pod: the user's, and 30 s for a lost node (Kubernetes' default is 300 s) unless the user
      sets one for it. As in Kubernetes, a toleration without a key or an effect matches all of them. A pod with GPUs also
-     tolerates the taint nvidia.com/gpu, by which clusters keep other pods from these nodes, unless the user sets a
-     toleration for it. The admission plugin ExtendedResourceToleration adds it too, but not every cluster has it. */}}
+     tolerates the taint with the name of the resource (and nvidia.com/gpu with all of NVIDIA's), by which clusters keep
+     other pods from these nodes, unless the user sets a toleration for it. The admission plugin ExtendedResourceToleration adds it too, but not every cluster has it. */}}
 {{- define "paddle-training.trainingTolerations" -}}
 {{- $all := .Values.scheduling.tolerations -}}
 {{- range $taint := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" -}}
@@ -128,15 +128,17 @@ karpenter.sh/do-not-disrupt: "true"
 {{- $all = append $all (dict "key" $taint "operator" "Exists" "effect" "NoExecute" "tolerationSeconds" 30) -}}
 {{- end -}}
 {{- end -}}
-{{- if ne (include "paddle-training.gpus" .) "0" -}}
+{{- $gpus := include "paddle-training.gpuResources" . | fromJsonArray -}}
+{{- if contains "nvidia.com/" (toString $gpus) -}}{{- $gpus = append $gpus "nvidia.com/gpu" -}}{{- end -}}
+{{- range $gpu := uniq $gpus -}}
 {{- $given := false -}}
-{{- range .Values.scheduling.tolerations -}}
-{{- if or (eq (.key | default "") "nvidia.com/gpu") (and (not .key) (has (.effect | default "NoSchedule") (list "NoSchedule"))) -}}
+{{- range $.Values.scheduling.tolerations -}}
+{{- if or (eq (.key | default "") $gpu) (and (not .key) (has (.effect | default "NoSchedule") (list "NoSchedule"))) -}}
 {{- $given = true -}}
 {{- end -}}
 {{- end -}}
 {{- if not $given -}}
-{{- $all = append $all (dict "key" "nvidia.com/gpu" "operator" "Exists") -}}
+{{- $all = append $all (dict "key" $gpu "operator" "Exists") -}}
 {{- end -}}
 {{- end -}}
 {{- with $all }}

@@ -17,68 +17,76 @@ template:
   metadata:
     {{- include "paddle-training.podMetadata" (dict "root" . "component" "training" "annotations" .Values.scheduling.annotations "defaults" (include "paddle-training.stayAnnotations" . | fromYaml)) | nindent 4 }}
   spec:
-    subdomain: {{ include "paddle-training.fullname" . }}
-    automountServiceAccountToken: {{ include "paddle-training.needsApi" . | eq "true" }}
-    terminationGracePeriodSeconds: {{ .Values.training.terminationGracePeriodSeconds | int64 }}
-    {{- include "paddle-training.podCommon" . | nindent 4 }}
-    {{- include "paddle-training.trainingTolerations" . | trim | nindent 4 }}
-    {{- include "paddle-training.placement" . | trim | nindent 4 }}
-    {{- if eq (include "paddle-training.readsData" .) "true" }}
-    initContainers:
-      {{- if eq (include "paddle-training.dataPreparedBy" .) "trainingPods" }}
-      # Like a pod of the data Job. With the requests of the training, it does not need another node.
-      - name: prepare
-        {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "prepare")) | nindent 8 }}
-        env:
-          {{- include "paddle-training.commonEnv" . | nindent 10 }}
-          {{- include "paddle-training.dataEnv" (list . .Values.trainers) | trim | nindent 10 }}
-          - {name: PADDLE_LAUNCHER_DATA_PREPARED_BY, value: trainingPods}
-        {{- include "paddle-training.trainingResources" . | nindent 8 }}
-        volumeMounts:
-          {{- include "paddle-training.mounts" . | nindent 10 }}
-      {{- else }}
-      - name: await-data
-        {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "await-data")) | nindent 8 }}
-        env:
-          {{- include "paddle-training.commonEnv" . | nindent 10 }}
-          {{- include "paddle-training.trainingEnv" . | trim | nindent 10 }}
-        {{- include "paddle-training.trainingResources" . | nindent 8 }}
-        volumeMounts:
-          - {name: work, mountPath: /work}
-          {{- include "paddle-training.mounts" . | nindent 10 }}
-      {{- end }}
-    {{- end }}
-    containers:
-      - name: train
-        {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "train")) | nindent 8 }}
-        env:
-          {{- include "paddle-training.commonEnv" . | nindent 10 }}
-          {{- include "paddle-training.trainingEnv" . | trim | nindent 10 }}
-        ports:
-          {{- include "paddle-training.ports" . | trim | nindent 10 }}
-        # A frozen launcher cannot stop its own processes, so the kubelet restarts the pod.
-        livenessProbe:
-          httpGet: {path: /healthz, port: peers}
-          initialDelaySeconds: 20
-          periodSeconds: 10
-          timeoutSeconds: 10
-          failureThreshold: 6
-        {{- include "paddle-training.trainingResources" . | nindent 8 }}
-        volumeMounts:
-          - {name: work, mountPath: /work}
-          {{- if eq (include "paddle-training.ownSharedMemory" .) "true" }}
-          - {name: shared-memory, mountPath: /dev/shm}
-          {{- end }}
-          {{- include "paddle-training.mounts" . | nindent 10 }}
-    volumes:
-      - name: work
-        emptyDir: {{ if .Values.workDir.sizeLimit }}{sizeLimit: {{ .Values.workDir.sizeLimit | quote }}}{{ else }}{}{{ end }}
+    {{- include "paddle-training.patchedPodSpec" (list (include "paddle-training.trainingPodSpec" .) .Values.podSpecPatch) | nindent 4 }}
+{{- end -}}
+
+{{/* The spec of a training pod, without podSpecPatch. */}}
+{{- define "paddle-training.trainingPodSpec" -}}
+subdomain: {{ include "paddle-training.fullname" . }}
+automountServiceAccountToken: {{ include "paddle-training.needsApi" . | eq "true" }}
+terminationGracePeriodSeconds: {{ .Values.training.terminationGracePeriodSeconds | int64 }}
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . | quote }}
+{{- end }}
+{{- include "paddle-training.podCommon" . | nindent 0 }}
+{{- include "paddle-training.trainingTolerations" . | trim | nindent 0 }}
+{{- include "paddle-training.placement" . | trim | nindent 0 }}
+{{- if eq (include "paddle-training.readsData" .) "true" }}
+initContainers:
+  {{- if eq (include "paddle-training.dataPreparedBy" .) "trainingPods" }}
+  # Like a pod of the data Job. With the requests of the training, it does not need another node.
+  - name: prepare
+    {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "prepare")) | nindent 4 }}
+    env:
+      {{- include "paddle-training.commonEnv" . | nindent 6 }}
+      {{- include "paddle-training.dataEnv" (list . .Values.trainers) | trim | nindent 6 }}
+      - {name: PADDLE_LAUNCHER_DATA_PREPARED_BY, value: trainingPods}
+    {{- include "paddle-training.trainingResources" . | nindent 4 }}
+    volumeMounts:
+      {{- include "paddle-training.mounts" . | nindent 6 }}
+  {{- else }}
+  - name: await-data
+    {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "await-data")) | nindent 4 }}
+    env:
+      {{- include "paddle-training.commonEnv" . | nindent 6 }}
+      {{- include "paddle-training.trainingEnv" . | trim | nindent 6 }}
+    {{- include "paddle-training.trainingResources" . | nindent 4 }}
+    volumeMounts:
+      - {name: work, mountPath: /work}
+      {{- include "paddle-training.mounts" . | nindent 6 }}
+  {{- end }}
+{{- end }}
+containers:
+  - name: train
+    {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "train")) | nindent 4 }}
+    env:
+      {{- include "paddle-training.commonEnv" . | nindent 6 }}
+      {{- include "paddle-training.trainingEnv" . | trim | nindent 6 }}
+    ports:
+      {{- include "paddle-training.ports" . | trim | nindent 6 }}
+    # A frozen launcher cannot stop its own processes, so the kubelet restarts the pod.
+    livenessProbe:
+      httpGet: {path: /healthz, port: peers}
+      initialDelaySeconds: 20
+      periodSeconds: 10
+      timeoutSeconds: 10
+      failureThreshold: 6
+    {{- include "paddle-training.trainingResources" . | nindent 4 }}
+    volumeMounts:
+      - {name: work, mountPath: /work}
       {{- if eq (include "paddle-training.ownSharedMemory" .) "true" }}
-      # Its files count against the container's memory limit. Without a sizeLimit it is as large as that limit.
-      - name: shared-memory
-        emptyDir: {medium: Memory{{ with .Values.training.sharedMemory }}, sizeLimit: {{ . | quote }}{{ end }}}
+      - {name: shared-memory, mountPath: /dev/shm}
       {{- end }}
-      {{- include "paddle-training.volumes" . | nindent 6 }}
+      {{- include "paddle-training.mounts" . | nindent 6 }}
+volumes:
+  - name: work
+    emptyDir: {{ if .Values.workDir.sizeLimit }}{sizeLimit: {{ .Values.workDir.sizeLimit | quote }}}{{ else }}{}{{ end }}
+  {{- if eq (include "paddle-training.ownSharedMemory" .) "true" }}
+  # Its files count against the container's memory limit. Without a sizeLimit it is as large as that limit.
+  - name: shared-memory
+    emptyDir: {medium: Memory{{ with .Values.training.sharedMemory }}, sizeLimit: {{ . | quote }}{{ end }}}
+  {{- end }}
+  {{- include "paddle-training.volumes" . | nindent 2 }}
 {{- end -}}
 
 {{/* Labels of a training Job. */}}

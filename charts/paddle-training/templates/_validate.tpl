@@ -4,7 +4,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 */}}
 {{- define "paddle-training.validate" -}}
 {{- $faults := list -}}
-{{- range list "names" "ports" "training" "script" "gpus" "data" "storage" "pods" "network" "env" "cluster" -}}
+{{- range list "names" "ports" "training" "script" "gpus" "data" "storage" "pods" "patches" "network" "env" "cluster" -}}
 {{- $found := include (printf "paddle-training.validate.%s" .) $ | trim -}}
 {{- if $found -}}{{- $faults = concat $faults (splitList "\n" $found) -}}{{- end -}}
 {{- end -}}
@@ -165,17 +165,18 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 
 {{/* Check the GPUs and the shared memory of a training pod. */}}
 {{- define "paddle-training.validate.gpus" -}}
-{{- $gpu := "nvidia.com/gpu" -}}
-{{- $requested := index .Values.resources.requests $gpu -}}
-{{- $limit := index .Values.resources.limits $gpu -}}
+{{- range $gpu := include "paddle-training.gpuResources" . | fromJsonArray -}}
+{{- $requested := index $.Values.resources.requests $gpu -}}
+{{- $limit := index $.Values.resources.limits $gpu -}}
 {{- if and (not (kindIs "invalid" $requested)) (ne (toString $requested) (toString $limit)) -}}
-{{- include "paddle-training.fault" (list "resources.requests.nvidia.com/gpu" $requested "equal to resources.limits.nvidia.com/gpu, or absent" (printf "Kubernetes rejects pods whose request of GPUs differs from the limit, which is %s" ($limit | default "not set" | toString)) "Set nvidia.com/gpu in resources.limits, and remove it from resources.requests") -}}
+{{- include "paddle-training.fault" (list (print "resources.requests." $gpu) $requested (printf "equal to resources.limits.%s, or absent" $gpu) (printf "Kubernetes rejects pods whose request of GPUs differs from the limit, which is %s" ($limit | default "not set" | toString)) (printf "Set %s in resources.limits, and remove it from resources.requests" $gpu)) -}}
 {{- end -}}
 {{- if not (regexMatch "^[0-9]*$" ($limit | default "" | toString)) -}}
-{{- include "paddle-training.fault" (list "resources.limits.nvidia.com/gpu" $limit "a number of GPUs without decimals" "Kubernetes assigns only complete devices" "Set it to 1 or more") -}}
+{{- include "paddle-training.fault" (list (print "resources.limits." $gpu) $limit "a number of GPUs without decimals" "Kubernetes assigns only complete devices" "Set it to 1 or more") -}}
 {{- end -}}
-{{- if and (ne (include "paddle-training.gpus" .) "0") (ne .Values.runtime "collective") -}}
-{{- include "paddle-training.fault" (list "resources.limits.nvidia.com/gpu" $limit (printf "absent with runtime %s" .Values.runtime) "its trainers and parameter servers use CPUs only, and the GPUs would be idle" "Remove it, or set runtime to collective") -}}
+{{- if and (ne (include "paddle-training.gpus" $) "0") (ne $.Values.runtime "collective") -}}
+{{- include "paddle-training.fault" (list (print "resources.limits." $gpu) $limit (printf "absent with runtime %s" $.Values.runtime) "its trainers and parameter servers use CPUs only, and the GPUs would be idle" "Remove it, or set runtime to collective") -}}
+{{- end -}}
 {{- end -}}
 {{- with .Values.training.sharedMemory -}}
 {{- $memory := $.Values.resources.limits.memory -}}
@@ -326,18 +327,48 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- end -}}
 
+{{/* Variables that describe the distribution of a script: those that the launcher sets (launcher/runtimes/collective.py,
+     rank_variables), and FOREIGN_VARIABLES there, which it does not pass on. */}}
+{{- define "paddle-training.distributionVariables" -}}
+{{- regexReplaceAll "\\s+" `DISTRIBUTED_TRAINER_ENDPOINTS FLAGS_selected_cpus FLAGS_selected_devices FLAGS_selected_gpus FLAGS_selected_ipus
+FLAGS_selected_mlus FLAGS_selected_npus FLAGS_selected_xpus GROUP_RANK GROUP_WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+MASTER_ADDR MASTER_PORT PADDLE_ALL_HETER_TRAINER_IP_PORT_LIST PADDLE_BACKUP_ENV_PATH PADDLE_COORDINATOR_ENDPOINTS
+PADDLE_CURRENT_ENDPOINT PADDLE_GLOBAL_RANK PADDLE_GLOBAL_SIZE PADDLE_GLOO_FS_PATH PADDLE_GLOO_HTTP_ENDPOINT
+PADDLE_GLOO_RENDEZVOUS PADDLE_HETER_TRAINER_IP_PORT_LIST PADDLE_LOCAL_DEVICE_IDS PADDLE_LOCAL_RANK PADDLE_LOCAL_SIZE
+PADDLE_MASTER PADDLE_MASTER_ENDPOINT PADDLE_NEXT_HETER_TRAINER_IP_PORT_LIST PADDLE_NNODES PADDLE_PORT
+PADDLE_PREVIOUS_HETER_TRAINER_IP_PORT_LIST PADDLE_PSERVERS_IP_PORT_LIST PADDLE_PSERVER_ENDPOINTS PADDLE_PSERVER_ID
+PADDLE_PSERVER_NUMS PADDLE_RANK PADDLE_RANK_IN_NODE PADDLE_ROLE PADDLE_STAGE_TRAINERS_NUM PADDLE_TRAINERS
+PADDLE_TRAINERS_NUM PADDLE_TRAINER_ENDPOINTS PADDLE_TRAINER_ID PADDLE_TRAINING_ROLE PADDLE_WITH_GLOO
+PADDLE_WORKER_ENDPOINT PADDLE_WORLD_DEVICE_IDS RANK ROLE_NAME ROLE_RANK ROLE_WORLD_SIZE TORCHELASTIC_MAX_RESTARTS
+TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TRAINING_ROLE WORLD_SIZE` " " -}}
+{{- end -}}
+
+{{/* Check podSpecPatch and data.podSpecPatch: fields without which the pods do not work. */}}
+{{- define "paddle-training.validate.patches" -}}
+{{- $volumes := "Use extraVolumes and extraVolumeMounts" -}}
+{{- range $key, $patch := dict "podSpecPatch" .Values.podSpecPatch "data.podSpecPatch" .Values.data.podSpecPatch -}}
+{{- range $field, $fix := dict "containers" "Use resources, extraEnv and extraVolumeMounts" "initContainers" "Remove it" "volumes" $volumes "restartPolicy" "Remove it" "subdomain" "Remove it" "terminationGracePeriodSeconds" "Set training.terminationGracePeriodSeconds" -}}
+{{- if hasKey $patch $field -}}
+{{- include "paddle-training.fault" (list (printf "%s.%s" $key $field) (index $patch $field) "absent" "a merge patch replaces this field as a whole, and the chart's own one is needed" $fix) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Check extraEnv: no name that something else sets, no duplicate, no secret in plain text. */}}
 {{- define "paddle-training.validate.env" -}}
 {{- $managed := list "TRAIN_CONFIG_DIR" "TRAINER_COUNT" "TRAINING_ROLE" "OUT_DIR" "SPLIT_COUNT" "POD_IP" "HOME" "PATH" "PYTHONPATH" -}}
 {{- if eq .Values.runtime "fleet" -}}
 {{- $managed = concat $managed (list "OMP_NUM_THREADS" "MKL_NUM_THREADS" "OPENBLAS_NUM_THREADS") -}}
 {{- else if eq .Values.runtime "collective" -}}
-{{- $managed = concat $managed (list "MASTER_ADDR" "MASTER_PORT" "RANK" "WORLD_SIZE" "LOCAL_RANK" "LOCAL_WORLD_SIZE" "GROUP_RANK") -}}
+{{- $managed = concat $managed (include "paddle-training.distributionVariables" . | splitList " ") -}}
+{{- $managed = without $managed "PYTHONPATH" -}}
 {{- end -}}
+{{- $prefixes := eq .Values.runtime "collective" | ternary "JOB|PADDLE_LAUNCHER|CONF_PADDLE|KUBERNETES" "JOB|PADDLE|CONF_PADDLE|KUBERNETES" -}}
 {{- $seen := list -}}
 {{- range .Values.extraEnv -}}
 {{- $key := printf "extraEnv %s" .name -}}
-{{- if or (has .name $managed) (regexMatch "^(JOB|PADDLE|CONF_PADDLE|KUBERNETES)_" .name) -}}
+{{- if or (has .name $managed) (regexMatch (printf "^(%s)_" $prefixes) .name) -}}
 {{- include "paddle-training.fault" (list "extraEnv" .name "a name that neither this chart nor the image sets" "of two variables with one name the second silently overrides the first" "Remove it, and set the corresponding value of the chart, if there is one") -}}
 {{- else if has .name $seen -}}
 {{- include "paddle-training.fault" (list "extraEnv" .name "given once" "of two variables with one name only the last one takes effect" "Remove one of them") -}}

@@ -141,7 +141,7 @@ def _note_replaced_output(seen: ClusterSnapshot) -> list[str]:
 def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str) -> list[str]:
     """Return sentences that users must know in addition to state and cause, such as a lost data set with its fix."""
     run, files = seen.run, seen.files
-    notes = _note_silent_script(files) if has_progress else []
+    notes = _note_script(files) if has_progress else []
     if seen.is_namespace_terminating:
         notes.append(
             f"namespace {run.namespace} is being deleted, but its Jobs keep creating pods, so that the "
@@ -235,16 +235,18 @@ def _note_surplus_passes(files: JobFiles, requested: int) -> list[str]:
     ]
 
 
-def _note_silent_script(files: JobFiles) -> list[str]:
-    """Return a note if the script of runtime collective trains, but has reported no step."""
+def _note_script(files: JobFiles) -> list[str]:
+    """Return a note if the script of runtime collective has reported no step, or has most likely trained alone."""
     runtime = files.run.fingerprint.get("runtime") if files.run else ""
     status = files.status
+    if status is not None and status.warning:
+        return [f"warning: {status.warning}"]
     if runtime != "collective" or status is None or status.state != "training" or status.number is not None:
         return []
     return [
         "the script has not reported a step yet. If it never does (launcher.program.ScriptRun), its position, speed "
-        "and remaining time are unknown, there is no curve, and it counts as hung when its log does not grow for "
-        "training.progressDeadlineSeconds"
+        "and remaining time are unknown, there is no curve, and it counts as hung when the logs of all its processes do "
+        "not grow for training.progressDeadlineSeconds"
     ]
 
 
@@ -287,7 +289,7 @@ def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> 
     record = files.run or RunFile()
     if status and progress:
         state, cause = progress.state, status.cause or ""
-        notes += _note_silent_script(files)
+        notes += _note_script(files)
         notes += _note_surplus_passes(files, progress.passes) if state == "complete" else []
     elif failure:
         state, cause = "failed", f"{DATA_JOB_FAILED}{failure.reason}"
