@@ -184,7 +184,9 @@ def test_gpus_under_every_name_count_and_their_pods_tolerate_the_taint_of_that_n
     tolerated = {one.get("key") for one in spec["tolerations"]}
     assert set(gpus) <= tolerated
     assert ("nvidia.com/gpu" in tolerated) == any(name.startswith("nvidia.com/") for name in gpus)
-    by_default = pod(CPUS, resources={"limits": {"memory": "2Gi", **gpus}}, training={"processesPerPod": None})
+    by_default = pod(
+        CPUS, resources={"limits": {"memory": "2Gi", **gpus}}, training={"processesPerPod": None}
+    )
     assert settings_of(by_default)["PADDLE_LAUNCHER_PROCESSES_PER_POD"] == count
 
 

@@ -245,8 +245,8 @@ def _note_script(files: JobFiles) -> list[str]:
         return []
     return [
         "the script has not reported a step yet. If it never does (launcher.program.ScriptRun), its position, speed "
-        "and remaining time are unknown, there is no curve, and it counts as hung when the logs of all its processes do "
-        "not grow for training.progressDeadlineSeconds"
+        "and remaining time are unknown, there is no curve, and it counts as hung when none of its processes logs "
+        "anything for training.progressDeadlineSeconds"
     ]
 
 
