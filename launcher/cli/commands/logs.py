@@ -231,11 +231,11 @@ def _stream_stored(session: Session, request: LogRequest) -> Iterator[bytes]:
                 fix = "check with the command status which ranks have started, and choose one with --rank"
                 why = str(error).partition(". Fix:")[0]
                 raise CliError(f"the storage has no log of rank {request.rank} yet: {why}", fix) from error
-            if (
-                not request.follow
-                or not isinstance(session, ClusterSession)
-                or not session.poll_view().is_over
-            ):
+            if not request.follow:
+                raise
+            view = session.poll_view()
+            check_intact(view.damage, view.where)
+            if not isinstance(session, ClusterSession) or not view.is_over:
                 raise  # else the pod through which the storage was read has exited with the run
 
 

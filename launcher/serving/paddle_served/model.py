@@ -60,6 +60,8 @@ def read_description(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}. Fix: copy the model again") from error
     version = about.get("version") if isinstance(about, dict) else None
+    if version is None:
+        raise ModelError(f"{path} is damaged: it has no version. Fix: copy the model again")
     if version != VERSION:
         raise ModelError(
             f"{folder} has a model of version {version}, but this package reads version {VERSION}. Fix: use "

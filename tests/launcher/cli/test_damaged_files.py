@@ -136,8 +136,7 @@ def test_a_log_of_an_attempt_whose_number_is_unknown_is_an_error(cli, job):
 
 def test_a_followed_log_ends_if_the_state_of_the_run_cannot_be_read(cli, job):
     damage(job, "output/status.json", DAMAGES["cut"])
-    code, out, err = cli("logs", "--path", job, "--follow")
-    assert (code, out, "output/status.json" in err) == (3, "", True), err
+    rejected(cli, "output/status.json", "logs", "--path", job, "--follow")
 
 
 def test_a_failed_run_with_a_damaged_file_keeps_its_exit_code_and_names_the_file(cli, job):
