@@ -28,8 +28,8 @@ destroy: venv ## list what is removed and kept of STACK=dev, ask, and destroy it
 kept: venv ## list the resources with the tags or names of STACK=dev; after a destroy, those that it kept
 	@$(RUN) -m aws kept --stack "$(STACK)"
 
-iam-policy: venv ## write IAM policy documents to IAM=iam-policies, for WHO=deployer or WHO=preview (role that previews pull requests)
-	@$(RUN) -m aws iam-policy --stack "$(STACK)" --for "$(WHO)" --to "$(IAM)"
+iam-policy: venv ## write IAM policy documents to IAM=iam-policies, for WHO=deployer or WHO=preview (role that previews pull requests of REPOSITORY=ORG/REPO)
+	@$(RUN) -m aws iam-policy --stack "$(STACK)" --for "$(WHO)" --to "$(IAM)" $(if $(REPOSITORY),--repository "$(REPOSITORY)")
 
 aws-smoke: venv ## run up, training, results, destroy and a search for leftovers in a real account; costs money, so YES=1
 	@$(RUN) -m aws smoke --stack "$(STACK)" --base "$(BASE)" --to "$(TO)" $(if $(YES),--yes) $(if $(KEEP),--keep)

@@ -150,14 +150,27 @@ def write_policies(
         Literal["deployer", "preview"], typer.Option("--for", help="Who the documents are for.")
     ] = "deployer",
     to: Annotated[Path, typer.Option(help="Folder for the documents.")] = Path("iam-policies"),
+    repository: Annotated[
+        str, typer.Option(help="GitHub repository whose pull requests may assume the preview's role.")
+    ] = "ORG/REPO",
 ) -> None:
-    """Write the IAM policy documents of the deployer, or of the role that previews pull requests."""
+    """Write the IAM policy documents of the deployer, or of the role that previews pull requests.
+
+    For previews, also print the trust policy of the role.
+    """
     target = read_stack(stack)
     place = make_clients(target.region)("iam").meta.partition
     if who == "deployer":
-        documents = iam_policies.deployer(target.prefix, target.settings.iam, partition=place)
+        own = target.settings
+        documents = iam_policies.deployer(target.prefix, own.iam, partition=place, dns=own.dns)
     else:
         documents = iam_policies.preview(place)
+        trust = json.dumps(json.loads(iam_policies.preview_trust(place, repository)), indent=2)
+        out.print(
+            f"# trust policy of the role, for GitHub's tokens of pull requests of {repository}; once for an account: "
+            f"aws iam create-open-id-connect-provider --url https://{iam_policies.GITHUB} "
+            f"--client-id-list sts.amazonaws.com\n{trust}"
+        )
     to.mkdir(parents=True, exist_ok=True)
     for number, text in enumerate(documents, 1):
         name = f"paddle-training-{who}-{number}"

@@ -272,8 +272,8 @@ def check_existing(stack: AwsStack, client: Client) -> Findings:
 def check_actions(stack: AwsStack, client: Client) -> Findings:
     """Check with IAM's policy simulator that the caller may call all actions of the program and these commands.
 
-    An action that the deployer's policy allows only for the stack's roles, or under a condition, is simulated for
-    a role with the stack's prefix and with the condition met.
+    An action that the deployer's policy allows only for the stack's resources, or under a condition, is simulated
+    for a resource with the stack's prefix and with the condition met.
     """
     arn = caller_arn(client)
     if arn.endswith(":root"):
@@ -283,25 +283,33 @@ def check_actions(stack: AwsStack, client: Client) -> Findings:
         )
         return
     _, partition, _, _, account, _ = arn.split(":", 5)
-    documents = iam_policies.deployer(stack.prefix, stack.settings.iam, partition=partition, account=account)
+    iam, dns = stack.settings.iam, stack.settings.dns
+    documents = iam_policies.deployer(stack.prefix, iam, partition=partition, account=account, dns=dns)
     simulator = client("iam").get_paginator("simulate_principal_policy")
     denied: list[str] = []
     count = 0
     for statement in (each for text in documents for each in json.loads(text)["Statement"]):
         count += len(statement["Action"])
-        keys = [pair for operator in statement.get("Condition", {}).values() for pair in operator.items()]
         more: dict[str, Any] = {}
-        if statement["Resource"] != "*":
-            more["ResourceArns"] = [statement["Resource"].replace("*", "doctor")]
-        if keys:
-            more["ContextEntries"] = [
-                {
-                    "ContextKeyName": key,
-                    "ContextKeyValues": [values if isinstance(values, str) else values[0]],
-                    "ContextKeyType": "string",
-                }
-                for key, values in keys
-            ]
+        resources = statement["Resource"]
+        if resources != "*":
+            arn_pattern = resources if isinstance(resources, str) else resources[0]
+            more["ResourceArns"] = [arn_pattern.replace(":*:", f":{stack.region}:", 1).replace("*", "doctor")]
+        entries = [
+            {
+                "ContextKeyName": key,
+                "ContextKeyValues": [
+                    (values if isinstance(values, str) else values[0])
+                    .replace(".*.", f".{stack.region}.")
+                    .rstrip("*")
+                ],
+                "ContextKeyType": "boolean" if operator == "Bool" else "string",
+            }
+            for operator, keys in statement.get("Condition", {}).items()
+            for key, values in keys.items()
+        ]
+        if entries:
+            more["ContextEntries"] = entries
         # A statement has less than the 100 actions that IAM accepts in one simulation.
         pages = simulator.paginate(PolicySourceArn=arn, ActionNames=statement["Action"], **more)
         denied += pages.search("EvaluationResults[?EvalDecision!='allowed'].EvalActionName")

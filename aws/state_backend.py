@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from aws.stack_access import Client, call_if_exists
-from infra.iam_policies import STATE_ALIAS, STATE_BUCKETS, bucket_policy
+from infra.iam_policies import STATE_ALIAS, STATE_BUCKETS, STATE_TAG, bucket_policy
 
 # Days that old versions of the state are kept, to undo a change.
 KEEP_DAYS = 90
 # KMS is eventually consistent: for some seconds a new key may be unknown to the next call.
 _SETTLE_SECONDS = 60
-_TAGS = {"Project": "paddle-training", "ManagedBy": "make state"}
+_TAGS = {"Project": "paddle-training", "ManagedBy": STATE_TAG}
 
 
 @dataclass(frozen=True)

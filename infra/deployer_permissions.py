@@ -1,11 +1,12 @@
-"""IAM actions of the user who deploys, by service: for the program, `make push` and `make doctor`.
-
-Sources: the service authorization reference, the permissions in CloudFormation's resource schemas, and the
-calls of the provider's resources. `testkit/aws_emulator/permissions.yaml` has the actions of each type:
-the emulator denies a call whose action is missing here, and a test fails if an action here is never needed.
-"""
+"""The rights of the user who deploys: IAM roles here, everything else in deployer_permissions.yaml."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
 
 # Services to which the program passes a role.
 PASSED_TO = ("ec2.amazonaws.com", "eks.amazonaws.com", "pods.eks.amazonaws.com")
@@ -30,91 +31,25 @@ PROFILES = (
 )
 SERVICE_LINKED = "iam:CreateServiceLinkedRole"
 
-SERVICES: dict[str, str] = {
-    "budgets": "ListTagsForResource ModifyBudget TagResource UntagResource ViewBudget",
-    "ec2": """
-        AllocateAddress AssociateRouteTable AttachInternetGateway AuthorizeSecurityGroupEgress
-        AuthorizeSecurityGroupIngress CreateInternetGateway CreateLaunchTemplate CreateLaunchTemplateVersion
-        CreateNatGateway CreateNetworkInterface CreatePlacementGroup CreateRoute CreateRouteTable
-        CreateSecurityGroup CreateSubnet CreateTags CreateVpc CreateVpcEndpoint DeleteInternetGateway
-        DeleteLaunchTemplate DeleteNatGateway DeleteNetworkInterface DeletePlacementGroup DeleteRoute
-        DeleteRouteTable DeleteSecurityGroup DeleteSubnet DeleteTags DeleteVpc DeleteVpcEndpoints
-        DescribeAccountAttributes DescribeAddresses DescribeAddressesAttribute DescribeAvailabilityZones
-        DescribeImages DescribeInstanceAttribute DescribeInstanceCreditSpecifications
-        DescribeInstanceTypeOfferings DescribeInstanceTypes DescribeInstances DescribeInternetGateways
-        DescribeKeyPairs DescribeLaunchTemplateVersions DescribeLaunchTemplates DescribeNatGateways
-        DescribeNetworkAcls DescribeNetworkInterfaces DescribePlacementGroups DescribePrefixLists
-        DescribeRegions DescribeRouteTables DescribeSecurityGroupRules DescribeSecurityGroups
-        DescribeSubnets DescribeTags DescribeVolumes DescribeVpcAttribute DescribeVpcEndpoints DescribeVpcs
-        DetachInternetGateway DisassociateAddress DisassociateRouteTable ModifyInstanceAttribute
-        ModifyInstanceMetadataOptions ModifyLaunchTemplate ModifyNetworkInterfaceAttribute
-        ModifySecurityGroupRules ModifySubnetAttribute ModifyVpcAttribute ModifyVpcEndpoint ReleaseAddress
-        ReplaceRoute ReplaceRouteTableAssociation RevokeSecurityGroupEgress RevokeSecurityGroupIngress
-        RunInstances StartInstances StopInstances TerminateInstances
-    """,
-    "ecr": """
-        BatchCheckLayerAvailability BatchDeleteImage BatchGetImage CompleteLayerUpload CreateRepository
-        DeleteLifecyclePolicy DeleteRepository DescribeImages DescribeRepositories GetAuthorizationToken
-        GetLifecyclePolicy InitiateLayerUpload ListTagsForResource PutImage PutImageScanningConfiguration
-        PutImageTagMutability PutLifecyclePolicy TagResource UntagResource UploadLayerPart
-    """,
-    "eks": """
-        AssociateAccessPolicy AssociateEncryptionConfig CreateAccessEntry CreateAddon CreateCluster
-        CreateNodegroup CreatePodIdentityAssociation DeleteAccessEntry DeleteAddon DeleteCluster
-        DeleteNodegroup DeletePodIdentityAssociation DescribeAccessEntry DescribeAddon DescribeAddonVersions
-        DescribeCluster DescribeClusterVersions DescribeNodegroup DescribePodIdentityAssociation
-        DescribeUpdate DisassociateAccessPolicy ListAssociatedAccessPolicies ListNodegroups TagResource
-        UntagResource UpdateAccessEntry UpdateAddon UpdateClusterConfig UpdateClusterVersion
-        UpdateNodegroupConfig UpdateNodegroupVersion UpdatePodIdentityAssociation
-    """,
-    "elasticfilesystem": """
-        CreateAccessPoint CreateFileSystem CreateMountTarget DeleteAccessPoint DeleteFileSystem
-        DeleteFileSystemPolicy DeleteMountTarget DescribeAccessPoints DescribeBackupPolicy
-        DescribeFileSystemPolicy DescribeFileSystems DescribeLifecycleConfiguration
-        DescribeMountTargetSecurityGroups DescribeMountTargets ListTagsForResource
-        ModifyMountTargetSecurityGroups PutBackupPolicy PutFileSystemPolicy PutLifecycleConfiguration
-        TagResource UntagResource UpdateFileSystem
-    """,
-    "iam": """
-        AddRoleToInstanceProfile AttachRolePolicy CreateInstanceProfile CreateRole CreateServiceLinkedRole
-        DeleteInstanceProfile DeleteRole DeleteRolePermissionsBoundary DeleteRolePolicy DetachRolePolicy
-        GetInstanceProfile GetRole GetRolePolicy GetUser ListAttachedRolePolicies ListInstanceProfiles
-        ListInstanceProfilesForRole ListRolePolicies ListRoles PassRole PutRolePermissionsBoundary
-        PutRolePolicy RemoveRoleFromInstanceProfile SimulatePrincipalPolicy TagInstanceProfile TagRole
-        UntagInstanceProfile UntagRole UpdateAssumeRolePolicy UpdateRole UpdateRoleDescription
-    """,
-    "kms": """
-        CreateAlias CreateGrant CreateKey Decrypt DeleteAlias DescribeKey DisableKeyRotation
-        EnableKeyRotation Encrypt GenerateDataKey GenerateDataKeyWithoutPlaintext GetKeyPolicy
-        GetKeyRotationStatus ListAliases ListResourceTags PutKeyPolicy RetireGrant ScheduleKeyDeletion
-        TagResource UntagResource UpdateAlias UpdateKeyDescription
-    """,
-    "logs": """
-        CreateLogGroup DeleteLogGroup DeleteRetentionPolicy DescribeLogGroups ListTagsForResource
-        PutRetentionPolicy TagResource UntagResource
-    """,
-    "route53": """
-        AssociateVPCWithHostedZone ChangeResourceRecordSets ChangeTagsForResource CreateHostedZone
-        DeleteHostedZone DisassociateVPCFromHostedZone GetChange GetHostedZone ListHostedZones ListResourceRecordSets
-        ListTagsForResource UpdateHostedZoneComment
-    """,
-    "s3": """
-        CreateBucket DeleteBucket DeleteBucketPolicy DeleteObject DeleteObjectVersion
-        GetAccelerateConfiguration GetBucketAcl GetBucketCORS GetBucketLocation GetBucketLogging
-        GetBucketObjectLockConfiguration GetBucketOwnershipControls GetBucketPolicy
-        GetBucketPublicAccessBlock GetBucketRequestPayment GetBucketTagging GetBucketVersioning
-        GetBucketWebsite GetEncryptionConfiguration GetLifecycleConfiguration GetObject GetObjectTagging
-        GetReplicationConfiguration ListBucket ListBucketVersions PutBucketOwnershipControls PutBucketPolicy
-        PutBucketPublicAccessBlock PutBucketTagging PutBucketVersioning PutEncryptionConfiguration
-        PutLifecycleConfiguration PutObject PutObjectTagging
-    """,
-    "servicequotas": "GetAWSDefaultServiceQuota GetServiceQuota",
-    "ssm": "GetParameter",
-    "sts": "GetCallerIdentity",
-    "tag": "GetResources",
+_TABLE = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+RULES: list[dict[str, Any]] = yaml.load(_TABLE, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+"""The rules of deployer_permissions.yaml, whose texts contain placeholders such as `{prefix}`."""
+
+
+def full_names(rule: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the actions of a rule for each service, as `service:Name`."""
+    for service, names in rule["actions"].items():
+        yield [f"{service}:{name}" for name in names.split()]
+
+
+UNSCOPED = {
+    rule["reason"]: [name for names in full_names(rule) for name in names]
+    for rule in RULES
+    if "reason" in rule
 }
+"""Actions that are allowed on all resources, by reason."""
 
 
 def actions() -> list[str]:
-    """Return all actions as `service:Name`, sorted."""
-    return sorted(f"{service}:{name}" for service, names in SERVICES.items() for name in names.split())
+    """Return all actions of RULES as `service:Name`, sorted."""
+    return sorted({name for rule in RULES for names in full_names(rule) for name in names})

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from infra import deployer_permissions
-from infra.settings import IamSettings
+from infra.settings import DnsSettings, IamSettings
 
 VERSION = "2012-10-17"
 USE_KEY = ("kms:CreateGrant", "kms:Decrypt", "kms:DescribeKey", "kms:Encrypt")
@@ -202,13 +202,23 @@ MANAGED_POLICY_CHARACTERS = 6144
 # Created by `make state` for all stacks of an account.
 STATE_ALIAS = "alias/paddle-training-state"
 STATE_BUCKETS = "paddle-training-state-"
+STATE_TAG = "make state"
+DEFAULT_DNS = DnsSettings()
 
 
-def deployer(prefix: str, iam: IamSettings, *, partition: str = "aws", account: str = "*") -> list[str]:
+def deployer(
+    prefix: str,
+    iam: IamSettings,
+    *,
+    partition: str = "aws",
+    account: str = "*",
+    dns: DnsSettings = DEFAULT_DNS,
+) -> list[str]:
     """Return policy documents that let a user create, change and remove a stack; each fits the size limit of a policy.
 
-    The user can change only roles with the stack's path and name prefix, and pass only these to services. The user
-    can still put any inline policy on these roles; only a permissions boundary limits what the roles may do.
+    The user can change only what has the stack's tag or name prefix; `deployer_permissions.UNSCOPED` has the rest. The
+    user can put any inline policy on the stack's roles; only a permissions boundary limits what the roles may do.
+    Of DNS records, the user can change only those of `dns`.
 
     `account` `*` has the same effect as the account's id, because an IAM policy applies only in its own account.
     """
@@ -235,11 +245,23 @@ def deployer(prefix: str, iam: IamSettings, *, partition: str = "aws", account: 
             Condition={"StringEquals": {"iam:PassedToService": list(deployer_permissions.PASSED_TO)}},
         ),
     ]
-    scoped = {action for statement in limited for action in statement["Action"]} | {
-        deployer_permissions.UNBOUND
+    names = {
+        **{"partition": partition, "account": account, "prefix": prefix},
+        **{"zone": dns.zone or "paddle.internal", "externalName": dns.external_name or "api.paddle.internal"},
+        **{"stateAlias": STATE_ALIAS, "stateBuckets": STATE_BUCKETS, "stateTag": STATE_TAG},
     }
-    others = [action for action in deployer_permissions.actions() if action not in scoped]
-    return _packed([*_by_service(others), *limited])
+    return _packed([*_scoped(names), *limited])
+
+
+def _scoped(names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the statements of `deployer_permissions.RULES`; `names` fill their placeholders."""
+    text = json.dumps(deployer_permissions.RULES)
+    for key, name in names.items():
+        text = text.replace(f"{{{key}}}", name)
+    for rule in json.loads(text):
+        condition = {"Condition": rule["condition"]} if "condition" in rule else {}
+        for actions in deployer_permissions.full_names(rule):
+            yield _allow(actions, rule.get("resources", "*"), **condition)
 
 
 def preview(partition: str) -> list[str]:
@@ -250,15 +272,32 @@ def preview(partition: str) -> list[str]:
     """
     kinds = ("Describe", "Get", "List")
     excluded = {"s3:GetObject", "s3:GetObjectTagging", "s3:ListBucketVersions", "ecr:GetAuthorizationToken"}
+    excluded.add("ssm:GetParameter")
     reads = [name for name in deployer_permissions.actions() if name.partition(":")[2].startswith(kinds)]
     by_alias = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": STATE_ALIAS}}
     return _packed(
         [
             *_by_service([name for name in reads if name not in excluded]),
+            _allow(["ssm:GetParameter"], f"arn:{partition}:ssm:*:*:parameter/aws/service/*"),
             _allow(["s3:GetObject"], f"arn:{partition}:s3:::{STATE_BUCKETS}*"),
             _allow(["kms:Decrypt"], "*", Condition=by_alias),
         ]
     )
+
+
+GITHUB = "token.actions.githubusercontent.com"
+
+
+def preview_trust(partition: str, repository: str) -> str:
+    """Return the trust policy of the preview's role: only GitHub's runs for pull requests of `ORG/REPO`."""
+    expected = {f"{GITHUB}:aud": "sts.amazonaws.com", f"{GITHUB}:sub": f"repo:{repository}:pull_request"}
+    rule = {
+        "Effect": "Allow",
+        "Principal": {"Federated": f"arn:{partition}:iam::ACCOUNT:oidc-provider/{GITHUB}"},
+        "Action": "sts:AssumeRoleWithWebIdentity",
+        "Condition": {"StringEquals": expected},
+    }
+    return _document([rule])
 
 
 def _by_service(actions: Sequence[str]) -> list[dict[str, Any]]:

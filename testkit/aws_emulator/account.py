@@ -9,7 +9,7 @@ import json
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +27,10 @@ create table if not exists calls (type text, operation text, urn text, moment re
 create table if not exists faults (
   number integer primary key, type text, operation text, nth integer, message text);
 """
+
+
+Target = tuple[str, dict[str, str]]
+"""The ARN of a resource, and the condition keys of a request on it."""
 
 
 class AwsError(Exception):
@@ -158,13 +162,21 @@ class Account:
             resource: ARN of the resource; if empty, resources in the policies are not compared.
             context: condition keys of the service `iam`, without their prefix.
         """
+        self.authorize_targets(actions, [(resource, {f"iam:{key}": value for key, value in context.items()})])
+
+    def authorize_targets(self, actions: Iterable[str], targets: Sequence[Target]) -> None:
+        """Raise the error of AWS if the caller may perform an action on none of the resources `targets`."""
         try:
             granted = json.loads((self.folder / "granted.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
             return
-        keys = {f"iam:{key}": value for key, value in context.items()}
-        missing = [each for each in actions if not authorization.is_allowed(granted, each, resource, keys)]
+        missing = [
+            each
+            for each in actions
+            if not any(authorization.is_allowed(granted, each, arn, keys) for arn, keys in targets)
+        ]
         if missing:
+            resource = targets[0][0]
             on = f" on resource: {resource}" if resource else ""
             listed = ", ".join(sorted(missing))
             raise AwsError(f"AccessDenied: the caller is not authorized to perform: {listed}{on}")
@@ -241,13 +253,19 @@ class Account:
         with self._database() as database:
             return database.execute("select operation, type, urn from calls order by rowid").fetchall()
 
-    def enter(self, kind: str, operation: str, urn: str) -> None:
+    def enter(self, kind: str, operation: str, urn: str, targets: Sequence[Target] = ()) -> None:
         """Record a call of `operation` on the type `kind` before it is carried out, and apply faults to it.
+
+        `targets` are the resources of the request, with its condition keys; without any, resources are not compared.
+        The handlers of IAM's types compare the roles of its actions.
 
         Raises:
             AwsError: the caller lacks a right, or a test injected a failure of this call.
         """
-        self.authorize(required_actions("every preview" if operation == "invoke" else kind))
+        actions = required_actions("every preview" if operation == "invoke" else kind)
+        compared = {action for action in actions if targets and not action.startswith("iam:")}
+        self.authorize_targets(compared, targets)
+        self.authorize(actions - compared)
         with self._database() as database:
             database.execute("begin immediate")
             database.execute("insert into calls values (?,?,?,?)", (kind, operation, urn, time.time()))

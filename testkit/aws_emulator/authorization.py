@@ -12,6 +12,7 @@ _OPERATORS = {
     "ArnEquals": True,
     "ArnLike": True,
     "Bool": False,
+    "ForAllValues:StringEquals": False,
     "ForAnyValue:StringEquals": False,
     "ForAnyValue:StringLike": True,
     "StringEquals": False,
@@ -40,7 +41,10 @@ def is_allowed(
         KeyError: a statement has an operator that this function does not know.
     """
     return any(
-        any(fnmatchcase(action, pattern) for pattern in _list(statement["Action"]))
+        (
+            action in statement["Action"]
+            or any(fnmatchcase(action, each) for each in _list(statement["Action"]))
+        )
         and (resource == "" or (_names(statement, resource) and _meets(statement, context or {})))
         for statement in granted
     )
@@ -55,6 +59,8 @@ def _meets(statement: Mapping[str, Any], context: Mapping[str, str]) -> bool:
         wild = _OPERATORS[operator]
         for key, values in keys.items():
             given = context.get(key)
+            if given is None and operator.startswith("ForAllValues"):
+                continue  # met without a value, as in IAM
             # A condition on a key that the request lacks is not met, and its negation is.
             found = given is not None and any(
                 fnmatchcase(given, value) if wild else given == value for value in _list(values)

@@ -20,9 +20,9 @@ from testkit.aws_emulator import (
     s3_handlers,
     sdk_schema,
 )
-from testkit.aws_emulator.account import Account, AwsError, Record
+from testkit.aws_emulator.account import Account, AwsError, Record, Target
 from testkit.aws_emulator.handler import HANDLERS, Handler, MotoCloud, handler_of
-from testkit.aws_emulator.property_values import UNKNOWN, Props, diff_values, has_unknown
+from testkit.aws_emulator.property_values import UNKNOWN, Props, all_strings, diff_values, has_unknown
 
 MODULES = (
     s3_handlers,
@@ -68,6 +68,15 @@ UNREADABLE = ("deletionWindowInDays", "forceDelete", "forceDestroy")
 
 # Services whose name in ARNs is not that of the module of pulumi_aws.
 _SERVICES = {"efs": "elasticfilesystem", "cloudwatch": "logs", "vpc": "ec2"}
+
+# How ARNs with the name of a resource begin after the account.
+_NAMED = {
+    "aws:budgets/budget:Budget": "budget/",
+    "aws:cloudwatch/logGroup:LogGroup": "log-group:",
+    "aws:ecr/repository:Repository": "repository/",
+    "aws:eks/cluster:Cluster": "cluster/",
+    "aws:kms/alias:Alias": "",
+}
 
 _GONE = re.compile(r"not.?found|NoSuch|does not exist", re.IGNORECASE)
 
@@ -170,7 +179,7 @@ class Model:
 
     def create(self, kind: str, urn: str, p: Props) -> tuple[str, Props]:
         """Create a resource and save it."""
-        self.account.enter(kind, "create", urn)
+        self.account.enter(kind, "create", urn, self.targets(kind, p, p))
         handler = handler_of(kind)
         rid, made = self._call("creating", kind, "", lambda: handler.create(self.cloud, _plain(p)))
         self._update_tags(handler, rid, {}, p)
@@ -183,8 +192,9 @@ class Model:
 
         `known` are its inputs in Pulumi's state; empty when Pulumi imports the resource.
         """
-        self.account.enter(kind, "read", urn)
         record, handler = self.account.get(kind, rid), handler_of(kind)
+        now = record.inputs if record else {}
+        self.account.enter(kind, "read", urn, self.targets(kind, now, now) if record else ())
         if record is None and (known or kind not in HANDLERS):
             return None
         before = dict(record.inputs if record else {})
@@ -206,8 +216,9 @@ class Model:
 
     def update(self, kind: str, urn: str, rid: str, old: Props, new: Props) -> Props:
         """Change a resource in place."""
-        self.account.enter(kind, "update", urn)
         record = self.account.get(kind, rid)
+        own = record.inputs if record else {}
+        self.account.enter(kind, "update", urn, self.targets(kind, own, new) if record else ())
         if record is None:
             raise AwsError(
                 f"updating {kind} ({rid}): ResourceNotFound: it does not exist; run `pulumi refresh`"
@@ -223,8 +234,9 @@ class Model:
 
     def delete(self, kind: str, urn: str, rid: str, p: Props) -> None:
         """Delete a resource unless another one refers to it; a missing one counts as deleted."""
-        self.account.enter(kind, "delete", urn)
         record = self.account.get(kind, rid)
+        own = record.inputs if record else {}
+        self.account.enter(kind, "delete", urn, self.targets(kind, own, own) if record else ())
         if record is None:
             return
         users = self.account.users_of(record)
@@ -240,6 +252,45 @@ class Model:
             if not _GONE.search(str(error)):
                 raise
         self.account.drop(kind, rid)
+
+    def targets(self, kind: str, own: Props, asked: Props) -> list[Target]:
+        """Return what a request on a resource concerns: the resource, the ones that it refers to, a network interface.
+
+        AWS compares each action with the resource that it is about. Here an action is allowed if it is allowed on one
+        of them, so a request is denied only if none of them is the caller's.
+
+        Args:
+            own: inputs of the resource; those of the request for a new one, whose tags AWS sets first.
+            asked: inputs of the request.
+        """
+        service = _service(kind)
+        common = {f"aws:RequestTag/{key}": str(text) for key, text in (asked.get("tags") or {}).items()}
+        common |= {"kms:GrantIsForAWSResource": "true", f"{service}:CreateAction": "Create"}
+        if service != "kms":
+            common["kms:ViaService"] = f"{service}.{self.cloud.region}.amazonaws.com"
+        if kind == "aws:route53/record:Record":
+            common["route53:ChangeResourceRecordSetsNormalizedRecordNames"] = str(own["name"])
+            common["route53:ChangeResourceRecordSetsRecordTypes"] = str(own["type"])
+
+        def target(arn: str, tags: Props | None) -> Target:
+            return arn, common | {f"aws:ResourceTag/{key}": str(text) for key, text in (tags or {}).items()}
+
+        found = [target(self._arn(kind, own), own.get("tags"))]
+        names = all_strings({key: value for key, value in own.items() if key not in ("tags", "name")})
+        found += [
+            target(self._arn(other.type, other.inputs), other.inputs.get("tags"))
+            for other in self.account.all()
+            if {other.id, other.outputs.get("arn")} & names
+        ]
+        return [*found, target(self.cloud.arn("ec2", "network-interface/eni-1"), None)]
+
+    def _arn(self, kind: str, p: Props) -> str:
+        """Return the ARN of a resource, with its name where the service's ARNs have one."""
+        name = p.get("bucket") if kind.startswith("aws:s3") else p.get("name")
+        if kind.startswith("aws:s3"):
+            return f"arn:aws:s3:::{name}"
+        service = _service(kind)
+        return self.cloud.arn(service, f"{_NAMED.get(kind, '')}{name}", region=service != "budgets")
 
     def _update_tags(self, handler: Handler, rid: str, old: Props, new: Props) -> None:
         before, after = old.get("tags") or {}, new.get("tags") or {}
@@ -278,9 +329,8 @@ class Model:
         """Return the output `arn` as most services form it; handlers return that of the others."""
         if "arn" not in sdk_schema.read_shape(kind).computed:
             return {}
-        module, name = kind.split(":")[1].partition("/")[0], kind.rpartition(":")[2]
-        label = re.sub(r"(?<!^)(?=[A-Z])", "-", name).lower()
-        return {"arn": self.cloud.arn(_SERVICES.get(module, module), f"{label}/{rid}")}
+        label = re.sub(r"(?<!^)(?=[A-Z])", "-", kind.rpartition(":")[2]).lower()
+        return {"arn": self.cloud.arn(_service(kind), f"{label}/{rid}")}
 
     @staticmethod
     def _call(doing: str, kind: str, rid: str, call: Any) -> Any:
@@ -290,6 +340,12 @@ class Model:
             where = f" ({rid})" if rid else ""
             text = f"missing {error}" if isinstance(error, KeyError) else str(error)
             raise AwsError(f"{doing} {kind}{where}: {text}") from error
+
+
+def _service(kind: str) -> str:
+    """Return the name of a type's service in ARNs and IAM actions."""
+    module = kind.split(":")[1].partition("/")[0]
+    return _SERVICES.get(module, module)
 
 
 def _plain(p: Props) -> Props:

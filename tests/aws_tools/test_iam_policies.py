@@ -65,6 +65,8 @@ def test_iam_policy_command_writes_valid_documents(who, account, tmp_path) -> No
         else iam_policies.preview("aws")
     )
     assert [json.loads(path.read_text()) for path in written] == [json.loads(text) for text in expected]
+    trust = '"token.actions.githubusercontent.com:sub": "repo:ORG/REPO:pull_request"'
+    assert (trust in done.output) is (who == "preview")
     for path in written:
         assert f"--policy-name {path.stem} --policy-document file://{path}" in done.output
         make_clients(REGION)("iam").create_policy(PolicyName=path.stem, PolicyDocument=path.read_text())

@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 import pytest
+import yaml
 
 from aws import preview_comment as comments
 from tests.aws_tools.conftest import ROOT
@@ -114,3 +115,24 @@ def test_chart_diff_rendering_fails_returns_reason(checkouts: tuple[Path, Path])
     base, head = checkouts
     (base / "Pulumi.dev.yaml").unlink()
     assert comments.chart_diff(base, head, "dev").startswith("The base could not be rendered")
+
+
+def test_code_of_the_branch_never_runs_with_the_right_to_write_the_comment() -> None:
+    text = (ROOT / ".github" / "workflows" / "preview.yml").read_text(encoding="utf-8")
+    workflow = yaml.safe_load(text)
+    assert workflow["permissions"] == {}
+    rights = {name: job["permissions"] for name, job in workflow["jobs"].items()}
+    assert rights == {
+        "preview": {"contents": "read", "id-token": "write"},
+        "comment": {"pull-requests": "write"},
+    }
+    steps = workflow["jobs"]["comment"]["steps"]
+    assert [step["uses"].partition("@")[0] for step in steps] == [
+        "actions/download-artifact",
+        "actions/github-script",
+    ]
+    assert "${{" not in steps[1]["with"]["script"], "a text of the branch would become code"
+    uploads = [
+        step for step in workflow["jobs"]["preview"]["steps"] if "upload-artifact" in step.get("uses", "")
+    ]
+    assert [step["with"]["name"] for step in uploads] == [steps[0]["with"]["name"]]

@@ -65,7 +65,8 @@ def test_deployer_policy_has_exactly_the_needed_actions() -> None:
     )
     given = _actions(DEPLOYER)
     assert set(given) == needed
-    assert len(given) == len(set(given))
+    for statement in _statements(DEPLOYER):
+        assert len(statement["Action"]) == len(set(statement["Action"]))
     assert not [action for action in given if "*" in action]
     assert needed - set(_actions(BOUNDED)) == {deployer_permissions.UNBOUND}
 
@@ -103,6 +104,165 @@ def test_deployer_policy_passes_roles_only_to_used_services() -> None:
     services = {json.loads(r.inputs["assumeRolePolicy"])["Statement"][0]["Principal"]["Service"]
                 for r in everything().of("aws:iam/role:Role")}  # fmt: skip
     assert set(passing[0]["Condition"]["StringEquals"]["iam:PassedToService"]) == services
+
+
+def test_deployer_policy_limits_every_action_without_a_reason() -> None:
+    free = [s for s in _statements(DEPLOYER) if s["Resource"] == "*" and "Condition" not in s]
+    actions = {action for statement in free for action in statement["Action"]}
+    assert actions == {action for row in deployer_permissions.UNSCOPED.values() for action in row}
+    assert all(len(reason) > 30 for reason in deployer_permissions.UNSCOPED)
+    reads = ("Describe", "Get", "List", "Simulate")
+    changes = {a for a in actions if not a.partition(":")[2].startswith(reads)}
+    assert {action.partition(":")[0] for action in changes} == {"route53"}
+    assert len(actions) < len(deployer_permissions.actions()) / 3
+
+
+STACK, OTHER = {"KubernetesCluster": PREFIX}, {"KubernetesCluster": "paddle-training-other"}
+EC2, ACCOUNT = "arn:aws:ec2:us-west-2:123456789012", "123456789012"
+# Action, ARN of a resource, and the condition keys that only the tags of the stack make sufficient.
+BY_TAG = [
+    *((f"ec2:{name}", f"{EC2}:vpc/vpc-1") for name in ("DeleteVpc", "ModifyVpcAttribute", "CreateSubnet")),
+    *((f"ec2:{name}", f"{EC2}:instance/i-1") for name in ("TerminateInstances", "StopInstances")),
+    *(
+        (f"ec2:{name}", f"{EC2}:security-group/sg-1")
+        for name in ("AuthorizeSecurityGroupIngress", "DeleteSecurityGroup")
+    ),
+    *((f"ec2:{name}", f"{EC2}:route-table/rtb-1") for name in ("CreateRoute", "DeleteRoute", "ReplaceRoute")),
+    ("ec2:CreateTags", f"{EC2}:vpc/vpc-1"),
+    ("ec2:DeleteTags", f"{EC2}:vpc/vpc-1"),
+    ("ec2:ReleaseAddress", f"{EC2}:elastic-ip/eipalloc-1"),
+    ("ec2:CreateLaunchTemplateVersion", f"{EC2}:launch-template/lt-1"),
+    *(
+        (f"elasticfilesystem:{name}", f"arn:aws:elasticfilesystem:us-west-2:{ACCOUNT}:file-system/fs-1")
+        for name in (
+            "DeleteFileSystem",
+            "PutFileSystemPolicy",
+            "CreateMountTarget",
+            "TagResource",
+            "UpdateFileSystem",
+        )
+    ),
+    *(
+        (f"kms:{name}", f"arn:aws:kms:us-west-2:{ACCOUNT}:key/1")
+        for name in ("ScheduleKeyDeletion", "PutKeyPolicy", "DisableKeyRotation", "UpdateKeyDescription")
+    ),
+]
+# Action and resource; the name of the stack makes it sufficient.
+BY_NAME = [
+    ("eks:DeleteCluster", "arn:aws:eks:us-west-2:123456789012:cluster/{}"),
+    ("eks:UpdateNodegroupConfig", "arn:aws:eks:us-west-2:123456789012:nodegroup/{}/nodes/1"),
+    ("eks:AssociateAccessPolicy", "arn:aws:eks:us-west-2:123456789012:access-entry/{}/role/1/Admin/1"),
+    ("ecr:PutImage", "arn:aws:ecr:us-west-2:123456789012:repository/{}-launcher-1"),
+    ("ecr:DeleteRepository", "arn:aws:ecr:us-west-2:123456789012:repository/{}-launcher-1"),
+    ("s3:DeleteBucket", "arn:aws:s3:::{}-artifacts-1"),
+    ("s3:GetObject", "arn:aws:s3:::{}-artifacts-1/models/a"),
+    ("s3:PutBucketPolicy", "arn:aws:s3:::{}-artifacts-1"),
+    ("logs:DeleteLogGroup", "arn:aws:logs:us-west-2:123456789012:log-group:/aws/eks/{}/cluster:*"),
+    ("budgets:ModifyBudget", "arn:aws:budgets::123456789012:budget/{}-budget"),
+    ("kms:DeleteAlias", "arn:aws:kms:us-west-2:123456789012:alias/{}-1"),
+]
+
+
+def test_deployer_tags_what_it_creates() -> None:
+    """The condition `CreateAction` has the actions that create tagged resources, and no others."""
+    statements = _statements(DEPLOYER)
+    for service, tag in (("ec2", "ec2:CreateTags"), ("elasticfilesystem", "elasticfilesystem:TagResource")):
+        asked = [s for s in statements if "aws:RequestTag/KubernetesCluster" in str(s.get("Condition"))]
+        [tags] = [s for s in asked if s["Action"] == [tag]]
+        [creates] = [s for s in asked if s["Action"][0].startswith(f"{service}:") and tag not in s["Action"]]
+        allowed = tags["Condition"]["StringEquals"][f"{service}:CreateAction"]
+        assert [f"{service}:{name}" for name in allowed] == creates["Action"]
+
+
+def _tags(kind: str, tags: dict[str, str]) -> dict[str, str]:
+    return {f"aws:{kind}/{key}": value for key, value in tags.items()}
+
+
+@pytest.mark.parametrize(("action", "arn"), BY_TAG)
+def test_deployer_changes_only_resources_with_the_stacks_tag(action: str, arn: str) -> None:
+    granted = authorization.statements(DEPLOYER)
+    assert authorization.is_allowed(granted, action, arn, _tags("ResourceTag", STACK))
+    for tags in (OTHER, {}):
+        assert not authorization.is_allowed(granted, action, arn, _tags("ResourceTag", tags)), tags
+
+
+@pytest.mark.parametrize(("action", "arn"), BY_NAME)
+def test_deployer_changes_only_resources_with_the_stacks_name(action: str, arn: str) -> None:
+    granted = authorization.statements(DEPLOYER)
+    assert authorization.is_allowed(granted, action, arn.format(PREFIX))
+    for other in ("paddle-training-other", "production", f"x-{PREFIX}"):
+        assert not authorization.is_allowed(granted, action, arn.format(other)), other
+
+
+CREATIONS = [
+    *(
+        (f"ec2:{name}", f"{EC2}:x/1")
+        for name in ("CreateVpc", "AllocateAddress", "CreateLaunchTemplate", "RunInstances")
+    ),
+    ("elasticfilesystem:CreateFileSystem", "*"),
+    ("kms:CreateKey", "*"),
+    ("eks:CreateCluster", "*"),
+]
+
+
+@pytest.mark.parametrize(("action", "arn"), CREATIONS)
+def test_deployer_creates_only_resources_with_the_stacks_tag(action: str, arn: str) -> None:
+    granted = authorization.statements(DEPLOYER)
+    assert authorization.is_allowed(granted, action, arn, _tags("RequestTag", STACK))
+    for tags in (OTHER, {}):
+        assert not authorization.is_allowed(granted, action, arn, _tags("RequestTag", tags)), tags
+
+
+@pytest.mark.parametrize(
+    ("service", "create"), [("ec2", "CreateVpc"), ("elasticfilesystem", "CreateFileSystem")]
+)
+def test_deployer_gives_the_stacks_tag_only_to_new_resources(service: str, create: str) -> None:
+    """Else every resource could get the stack's tag first, and be deleted then."""
+    granted = authorization.statements(DEPLOYER)
+    action = {"ec2": "ec2:CreateTags"}.get(service, f"{service}:TagResource")
+    arn, asked = f"arn:aws:{service}:us-west-2:{ACCOUNT}:x/1", _tags("RequestTag", STACK)
+    assert authorization.is_allowed(granted, action, arn, asked | {f"{service}:CreateAction": create})
+    for context in (asked, asked | _tags("ResourceTag", OTHER), {f"{service}:CreateAction": create}):
+        assert not authorization.is_allowed(granted, action, arn, context), context
+
+
+@pytest.mark.parametrize("action", ["Decrypt", "Encrypt", "GenerateDataKey", "CreateGrant"])
+def test_deployer_uses_keys_only_through_services(action: str) -> None:
+    granted, key = authorization.statements(DEPLOYER), f"arn:aws:kms:us-west-2:{ACCOUNT}:key/1"
+    through = {"kms:ViaService": "s3.us-west-2.amazonaws.com", "kms:GrantIsForAWSResource": "true"}
+    assert authorization.is_allowed(granted, f"kms:{action}", key, through)
+    other = {"kms:ViaService": "ssm.us-west-2.amazonaws.com", "kms:GrantIsForAWSResource": "false"}
+    for context in ({}, other, _tags("ResourceTag", STACK)):
+        assert not authorization.is_allowed(granted, f"kms:{action}", key, context), context
+
+
+def test_deployer_changes_only_the_stacks_dns_records() -> None:
+    granted, action = authorization.statements(DEPLOYER), "route53:ChangeResourceRecordSets"
+    zone, key = "arn:aws:route53:::hostedzone/Z1", "route53:ChangeResourceRecordSets"
+    for name, kind, allowed in (("efs.paddle.internal", "CNAME", True), ("www.example.com", "CNAME", False),
+                                ("api.paddle.internal", "A", False)):  # fmt: skip
+        context = {f"{key}NormalizedRecordNames": name, f"{key}RecordTypes": kind}
+        assert authorization.is_allowed(granted, action, zone, context) is allowed, name
+
+
+@pytest.mark.parametrize("documents", [DEPLOYER, iam_policies.preview("aws")])
+def test_only_public_parameters_are_read(documents: list[str]) -> None:
+    granted, action = authorization.statements(documents), "ssm:GetParameter"
+    public = "arn:aws:ssm:us-west-2::parameter/aws/service/eks/optimized-ami/1.35/x"
+    assert authorization.is_allowed(granted, action, public)
+    for name in ("database/password", "aws/reference/secretsmanager/x"):
+        assert not authorization.is_allowed(
+            granted, action, f"arn:aws:ssm:us-west-2:{ACCOUNT}:parameter/{name}"
+        )
+
+
+def test_preview_role_trusts_only_pull_requests_of_the_repository() -> None:
+    (rule,) = json.loads(iam_policies.preview_trust("aws", "paddle/training"))["Statement"]
+    assert rule["Action"] == "sts:AssumeRoleWithWebIdentity"
+    github = "token.actions.githubusercontent.com"
+    assert rule["Principal"]["Federated"].endswith(f":oidc-provider/{github}")
+    expected = {f"{github}:aud": "sts.amazonaws.com", f"{github}:sub": "repo:paddle/training:pull_request"}
+    assert rule["Condition"] == {"StringEquals": expected}
 
 
 OWN, FOREIGN = (

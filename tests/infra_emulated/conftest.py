@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from infra import iam_policies, naming
-from infra.settings import IamSettings
+from infra.settings import DnsSettings, IamSettings
 from testkit import program_copy
 from testkit.aws_emulator.account import Account
 from testkit.aws_emulator.pulumi_engine import Engine
@@ -30,7 +30,8 @@ def dev_stack(account: Account, tmp_path: Path) -> Callable[..., Engine]:
         given = dict(change.split("=", 1) for change in changes)
         boundary, path = given.get("iam.permissionsBoundary", ""), given.get("iam.path", "/")
         iam = IamSettings(permissions_boundary=boundary, path=path)
-        granted.extend(iam_policies.deployer(naming.prefix("paddle-training", name), iam))
+        dns = DnsSettings(external_name=given.get("dns.externalName", ""))
+        granted.extend(iam_policies.deployer(naming.prefix("paddle-training", name), iam, dns=dns))
         account.grant(granted)
         program_copy.add_dev_stack(project, name)
         engine = Engine(project, name, tmp_path / "home", account.folder).init()

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from infra import iam_policies
+from infra.settings import IamSettings
 from testkit.aws_emulator import inventory
-from testkit.aws_emulator.account import Account
+from testkit.aws_emulator.account import Account, AwsError
 from testkit.aws_emulator.handler import MotoCloud
 from testkit.aws_emulator.pulumi_engine import REGION, Engine
+from testkit.aws_emulator.resource_model import Model
 
 CLUSTER, NODES, ADDON = "aws:eks/cluster:Cluster", "aws:eks/nodeGroup:NodeGroup", "aws:eks/addon:Addon"
 VPC, FILES, BUCKET = "aws:ec2/vpc:Vpc", "aws:efs/fileSystem:FileSystem", "aws:s3/bucket:Bucket"
@@ -25,6 +28,24 @@ pytestmark = pytest.mark.timeout(2700)
 
 Make = Callable[..., Engine]
 FIXED = ("nodes.auto=false", "nodes.min=1")  # a number of nodes that only the owner changes
+
+
+def _deny_other_stack(account: Account) -> None:
+    """Check that a deployer with the rights for another stack can change and remove nothing of the stack `dev`."""
+    before = (account.folder / "granted.json").read_text(encoding="utf-8")
+    account.grant(iam_policies.deployer("paddle-training-other", IamSettings()))
+    model, allowed = Model(account, REGION, {}), set()
+    kinds = {record.type: record for record in account.all()}
+    for kind, record in kinds.items():
+        try:
+            account.enter(kind, "delete", record.urn, model.targets(kind, record.inputs, record.inputs))
+            allowed.add(kind)
+        except AwsError as error:
+            assert "AccessDenied" in str(error)
+    (account.folder / "granted.json").write_text(before, encoding="utf-8")
+    # IAM's handlers compare the names of roles; Route 53 evaluates no tags, and its records have the same names.
+    assert {kind for kind in allowed if not kind.startswith(("aws:iam/", "aws:route53/"))} == set()
+    assert len(kinds) - len(allowed) > 25
 
 
 def _ids(account: Account, *kinds: str) -> set[str]:
@@ -67,6 +88,7 @@ def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account, tmp_path: P
     _before(order, "nodes", "coredns", "aws-efs-csi-driver")
 
     _add_and_remove_second_stack(dev_stack("two", "storage.protect=false", *FIXED), account)
+    _deny_other_stack(account)
     # The second clone of the same commit, with the same backend, has nothing to do.
     shutil.copytree(engine.project, tmp_path / "elsewhere" / "clone")
     second = dataclasses.replace(engine, project=tmp_path / "elsewhere" / "clone")
