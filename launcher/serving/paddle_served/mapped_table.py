@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from .errors import ModelError
 
 IDS, VECTORS = "ids.npy", "vectors.npy"
+CANNOT_MAP = {errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+"""Errors of a file system that cannot map files, such as some FUSE file systems."""
 
 
 class MappedTable:
@@ -49,10 +53,27 @@ class MappedTable:
         return found.reshape(*ids.shape, self.width), int(np.count_nonzero(lost & (wanted != 0)))
 
 
+def map_or_read(map_file: Callable[[], Any], read: Callable[[], Any]) -> NDArray[Any]:
+    """Return what `map_file` returns, or what `read` returns if the file system cannot map files."""
+    try:
+        return np.asarray(map_file())
+    except OSError as error:
+        if error.errno not in CANNOT_MAP:
+            raise
+        return np.asarray(read())
+
+
+def map_array(path: Path, empty: bool = False) -> NDArray[Any]:
+    """Return the array of a .npy file, memory-mapped if possible. numpy cannot map an array without items (`empty`)."""
+    mode: Any = None if empty else "r"
+    return map_or_read(
+        lambda: np.load(path, mmap_mode=mode, allow_pickle=False), lambda: np.load(path, allow_pickle=False)
+    )
+
+
 def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
     try:
-        # numpy cannot map an array without items
-        array = np.asarray(np.load(path, mmap_mode="r" if shape[0] else None, allow_pickle=False))
+        array = map_array(path, empty=not shape[0])
     except FileNotFoundError:
         raise ModelError(
             f"{path} is missing: the copy of the model is incomplete. Fix: copy it again"

@@ -7,11 +7,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from launcher.io import checkpoint_checks
 from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelTable
+from launcher.serving.paddle_served.mapped_table import map_array
 from launcher.serving.paddle_served.model import table_folder
 from launcher.trainer.checkpoint import contents_file
 from launcher.trainer.export import table_writer
@@ -95,12 +94,10 @@ class ModelExporter:
         if reason := checkpoint_checks.check_files(folder, own_share, contents.files):
             raise checkpoint_checks.reject(folder, reason, settings.attempt)
         return {
-            table.name: [_map_array(folder / name) for name in names[table.name]]
+            # A file of no ids is smaller than a page.
+            table.name: [
+                map_array(path, path.stat().st_size < table_writer.HEADER_BYTES)
+                for path in (folder / name for name in names[table.name])
+            ]
             for table in self.trainer.network.tables
         }
-
-
-def _map_array(path: Path) -> table_writer.Ids:
-    # numpy cannot map an array without items; a small file is read instead.
-    is_small = path.stat().st_size < table_writer.HEADER_BYTES
-    return np.asarray(np.load(path, mmap_mode=None if is_small else "r"))

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from launcher.errors import UnfitError
 from launcher.io import files
+from launcher.serving.paddle_served.mapped_table import map_or_read
 from launcher.trainer.records.row_parsing import Arrays, split_inputs
 
 Bytes = NDArray[np.uint8]
@@ -164,7 +165,11 @@ class Records:
         """
         path = self._folder / file.name
         with files.storage_errors(path):
-            mapped: Bytes = np.memmap(path, np.uint8, mode="r", shape=(file.rows, self._dtype.itemsize))
+            shape = (file.rows, self._dtype.itemsize)
+            mapped: Bytes = map_or_read(
+                lambda: np.memmap(path, np.uint8, mode="r", shape=shape),
+                lambda: np.fromfile(path, np.uint8, file.rows * shape[1]).reshape(shape),
+            )
         if file.name not in self._checked:
             if zlib.crc32(mapped.data) != file.crc32:
                 with contextlib.suppress(OSError):

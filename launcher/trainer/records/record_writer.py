@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from launcher.errors import DataError
 from launcher.io import files
+from launcher.serving.paddle_served.mapped_table import map_or_read
 from launcher.trainer.program_loader import TrainingProgram, with_fix
 from launcher.trainer.records.record_files import RecordFile, Records
 from launcher.trainer.records.row_parsing import no_usable_rows, record_dtype
@@ -59,9 +60,13 @@ def _collect_labels(
         try:
             with path.open("wb") as file:
                 for part in written:
-                    mapped = np.memmap(folder / part.name, dtype, mode="r")
+                    mapped = _map_file(folder / part.name, dtype)
                     file.write(np.ascontiguousarray(mapped[label]).data)
             one = dtype[label]
-            return np.memmap(path, one.base, mode="r").reshape(-1, *one.shape)
+            return _map_file(path, one.base).reshape(-1, *one.shape)
         finally:
             path.unlink()  # the mapping stays valid
+
+
+def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
+    return map_or_read(lambda: np.memmap(path, dtype, mode="r"), lambda: np.fromfile(path, dtype))
