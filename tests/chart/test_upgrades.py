@@ -155,7 +155,7 @@ def test_helm_4_reports_that_a_held_training_was_resumed_and_helm_3_suspends_it_
         assert not error
         assert each_helm.training()["spec"]["suspend"] is True
     else:
-        assert 'conflict with "paddle-launcher"' in error
+        assert 'conflict with "paddle-training:' in error, "user and machine of the command `resume`"
         assert ".spec.suspend" in error
         assert each_helm.training()["spec"]["suspend"] is False
     assert not each_helm.upgrade(), "without the value the field is nobody's"
