@@ -137,8 +137,9 @@ class ResumingStream:
             self._version = body.version  # `_read_over` compares the bytes themselves
         if body.offset != self.position:
             self._read_over(body)
-        if body.total is not None:
-            self.total = body.total
+        if self.total is not None and body.total not in (None, self.total):
+            raise self._changed_error()
+        self.total = body.total if self.total is None else self.total
         self._version = self._version or body.version
 
     def _read_over(self, body: RemoteBody) -> None:

@@ -44,6 +44,7 @@ from launcher.io.files import UnreadableError, fsync_dir, list_names, read_json,
 from launcher.io.retry import Retry
 from launcher.io.stop_signals import raise_on_stop_signal
 from launcher.log import log, start_logging
+from launcher.schema.data_files import ManifestOrigin, Publication
 from launcher.settings import DataSettings
 
 _SWITCH_SECONDS = 0.0005  # the default of 5 ms makes a thread that returns from hashing wait for the GIL
@@ -146,6 +147,9 @@ class DataPod:
             self._progress.alive = self._layout.data_alive(self._settings.data_digest)
             try:
                 self._make_parts(parts, source, test)
+            except UnreadableError as error:
+                self._remove_tmp()
+                raise DataError(f"{error} Fix: start the run again with another runId.") from error
             except LauncherError as error:
                 if error.exit_code in RUN_ENDS:
                     self._remove_tmp()  # after other errors the next pod continues with the finished parts
@@ -176,7 +180,7 @@ class DataPod:
         if not self._settings.in_training_pod:
             return
         with contextlib.suppress(UnreadableError):
-            manifest = read_json(self._layout.manifest) or {}
+            manifest = read_json(self._layout.manifest, shape=ManifestOrigin) or {}
             if is_replaced(manifest, self._settings):
                 raise DataError(describe_conflict(manifest, self._settings))
 
@@ -387,7 +391,8 @@ class DataPod:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _publish(self, parts: list[source_parts.PlannedPart]) -> None:
-        manifest = read_json(self._tmp / PUBLICATION)  # of a pod that was killed while it published
+        # Of a pod that was killed while it published.
+        manifest = read_json(self._tmp / PUBLICATION, shape=Publication)
         if manifest is None or manifest.get("splitCount") != self._settings.split_count:
             markers = [read_json(self._marker(part)) or {} for part in parts]
             spanning = [marker.get("spanning") or (0, "") for marker in markers]
@@ -401,6 +406,6 @@ class DataPod:
             self._progress.clock() - self._progress.started,
             manifest["lines"],
             self._settings.split_count,
-            manifest["test"]["lines"],
+            manifest["test"].get("lines"),
             manifest["sha256"],
         )

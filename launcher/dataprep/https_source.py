@@ -17,7 +17,7 @@ from launcher.io.retry import TransientError
 
 TIMEOUT_SECONDS = 30.0  # without a byte
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
-_RANGE = re.compile(r"bytes (\d+)-\d*/(\d+|\*)")
+_RANGE = re.compile(r"bytes (\d{1,18})-\d*/(\d{1,18}|\*)")
 
 
 class _SafeRedirects(urllib.request.HTTPRedirectHandler):
@@ -41,6 +41,17 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any
+    ) -> Any:
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:  # the new address is malformed
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
 
 class _HttpBody:
     """Reads the bytes of one HTTP response; a broken connection raises `TransientError`."""
@@ -59,8 +70,7 @@ class _HttpBody:
 
 def without_credentials(url: str) -> str:
     """Return the address without user, password, query and fragment, which may be secret."""
-    parts = urllib.parse.urlsplit(url)
-    return urllib.parse.urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+    return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url)[0], count=1)
 
 
 def _reason(error: BaseException) -> str:
@@ -78,7 +88,15 @@ class HttpsOpener:
         """
         self._url, self._key, self._name = url, key, name
         self._opener = urllib.request.build_opener(_SafeRedirects(key, name))
-        if "@" in urllib.parse.urlsplit(url).netloc:
+        self._malformed = DataError(
+            f"{name}: the address in {key}, a redirect or a header of the server is malformed. Fix: set {key} to the "
+            "final address; curl -sIL ADDRESS shows redirects and headers."
+        )
+        try:
+            host = urllib.parse.urlsplit(url).netloc
+        except ValueError as error:
+            raise self._malformed from error
+        if "@" in host:
             raise DataError(
                 f"{name}: {key} has a user name or password, which is not supported. Fix: use an "
                 "address that is readable without a password, or a file:// or s3:// source."
@@ -105,10 +123,12 @@ class HttpsOpener:
                 if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{offset}":
                     return RemoteBody(io.BytesIO(), offset, offset, version, lambda: None)
                 raise self._status_error(error) from error
-        except urllib.error.URLError as error:
-            raise TransientError(f"no connection ({error.reason})") from error
+        except (ValueError, http.client.InvalidURL) as error:
+            raise self._malformed from error
         except (OSError, http.client.HTTPException) as error:
-            raise TransientError(f"no connection ({_reason(error)})") from error
+            raise TransientError(
+                f"no connection ({getattr(error, 'reason', '') or _reason(error)})"
+            ) from error
         return self._body(response, offset)
 
     def _status_error(self, error: urllib.error.HTTPError) -> Exception:
@@ -127,7 +147,7 @@ class HttpsOpener:
         tag = headers.get("ETag", "")
         version = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "")
         length = headers.get("Content-Length", "")
-        total = int(length) if length.isdecimal() else None
+        total = int(length) if re.fullmatch(r"\d{1,18}", length) else None
         begin = 0
         if response.status == http.HTTPStatus.PARTIAL_CONTENT:
             match = _RANGE.fullmatch(headers.get("Content-Range", ""))

@@ -28,6 +28,7 @@ from launcher.io.files import (
 )
 from launcher.log import log
 from launcher.paths import JobPaths
+from launcher.schema.data_files import ManifestOrigin
 from launcher.settings import DataSettings, PodSettings
 
 PUBLICATION = "publish.json"
@@ -44,7 +45,7 @@ def is_published(settings: DataSettings) -> bool:
     """
     shard = settings.completion_index if settings.in_training_pod else None
     try:
-        manifest = read_json(settings.layout.manifest)
+        manifest = read_json(settings.layout.manifest, shape=schema.ManifestFile)
     except UnreadableError as error:
         log.info("%s The data and the manifest are made again.", error)
         return False
@@ -103,7 +104,7 @@ def origin(settings: DataSettings) -> dict[str, Any]:
     whose own data is in this list fails: two releases would replace each other's data again and again.
     """
     try:
-        earlier = read_json(settings.layout.manifest) or {}
+        earlier = read_json(settings.layout.manifest, shape=ManifestOrigin) or {}
     except UnreadableError:
         earlier = {}
     own = {"namespace": settings.namespace, "release": settings.release}

@@ -28,7 +28,7 @@ from launcher.io.files import (
 )
 from launcher.log import log
 from launcher.paths import JobPaths
-from launcher.schema.data_files import MANIFEST_VERSION
+from launcher.schema.data_files import MANIFEST_VERSION, ManifestFile
 from launcher.settings import DataSettings
 
 
@@ -54,7 +54,7 @@ def keep_unchanged_data(settings: DataSettings, content: str) -> bool:
     """
     layout = settings.layout
     try:
-        manifest = read_json(layout.manifest) if content else None
+        manifest = read_json(layout.manifest, shape=ManifestFile) if content else None
     except UnreadableError:
         return False
     if not manifest or manifest.get("content") != content or not is_complete(settings, manifest):
@@ -89,7 +89,7 @@ def link_from_other_job(
         if other.job in {layout.job, layout.sources}:
             continue
         try:
-            manifest = read_json(path)
+            manifest = read_json(path, shape=ManifestFile)
             if not manifest or manifest.get("content") != content:
                 continue
             _link_files(other, manifest, tmp, check)

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from launcher.errors import DataError
-from launcher.io.files import parse_json_object, read_bytes
+from launcher.io.files import UnreadableError, parse_json_object, read_bytes
 from launcher.paths import JobPaths
 from launcher.schema import ShardFiles
 
@@ -42,5 +42,8 @@ def list_shard_files(layout: JobPaths, shard: dict[str, Any]) -> list[dict[str, 
             f"{path} is missing, or its sha256 is not the one in manifest.json: it was changed after the data "
             f"Job. {make_again_fix(layout)}"
         )
-    found: list[dict[str, Any]] = parse_json_object(path, content, ShardFiles)["files"]
+    try:
+        found: list[dict[str, Any]] = parse_json_object(path, content, ShardFiles)["files"]
+    except UnreadableError as error:
+        raise DataError(f"{error} {make_again_fix(layout)}") from error
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import urllib.parse
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def open_single_file(context: SourceContext) -> SingleFileSource:
         DataError: the source does not exist, or must not be read.
     """
     source = context.settings.source
-    scheme = urllib.parse.urlsplit(source).scheme
+    scheme = source.partition("://")[0]
     if scheme == "s3":
         bucket = S3Source(context)
         with contextlib.ExitStack() as undo:

@@ -113,14 +113,16 @@ def read_bytes(path: Path, sleep: Callable[[float], None] = time.sleep) -> bytes
     return None
 
 
-def read_json(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any] | None:
+def read_json(
+    path: Path, sleep: Callable[[float], None] = time.sleep, shape: Any = dict[str, Any]
+) -> dict[str, Any] | None:
     """Return the JSON object in the file `path` without its checksum, or None if the file is absent.
 
     Raises:
-        UnreadableError: the content is not a JSON object, or does not match its checksum.
+        UnreadableError: the content is not a JSON object of this `shape`, or does not match its checksum.
     """
     content = read_bytes(path, sleep)
-    return None if content is None else parse_json_object(path, content)
+    return None if content is None else parse_json_object(path, content, shape)
 
 
 def parse_json_object(name: object, content: bytes, shape: Any = dict[str, Any]) -> dict[str, Any]:

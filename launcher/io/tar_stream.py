@@ -178,10 +178,12 @@ def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
                 if counted.left:
                     raise ReaderError(f"the stream ended in the middle of {name}. Fix: try again")
                 sums[name] = counted.sha256()
-    except (tarfile.TarError, EOFError, ValueError) as error:
+    except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         raise ReaderError(f"the stream is incomplete or damaged ({error}). Fix: try again") from error
-    if received is None:
-        raise ReaderError("the stream ended before its checksums: it is incomplete. Fix: try again")
+    if not isinstance(received, dict):
+        raise ReaderError(
+            "the stream has no checksums at its end: it is incomplete or damaged. Fix: try again"
+        )
     for name in sorted(received.keys() | sums.keys()):
         if received.get(name) != sums.get(name):
             raise ReaderError(f"{name} was corrupted on the way (its sha256 differs). Fix: try again")

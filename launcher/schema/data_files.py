@@ -52,6 +52,25 @@ class DataRelease(TypedDict, total=False):
     runId: str
 
 
+class ManifestOrigin(TypedDict, total=False):
+    """The fields of manifest.json that say whose data it is, and whose data it replaced."""
+
+    dataDigest: str | None
+    madeBy: DataRelease
+    replaced: list[DataRelease]
+
+
+class Publication(TypedDict):
+    """The fields that publish.json needs: the manifest of a publication that has begun."""
+
+    splitCount: Count
+    lines: Count
+    sha256: str
+    test: DataFile
+    tables: list[SideTable]
+    shards: list[Shard]
+
+
 @dataclass(frozen=True)
 class ManifestFile:
     """`manifest.json`: the list of a job's data files, which training pods wait for and verify."""

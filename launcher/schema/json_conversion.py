@@ -40,7 +40,7 @@ _hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
 
 @functools.cache
 def _plain_types(shape: Any) -> frozenset[type]:
-    """Return the classes of the JSON values that fit int, float, str, None or a union of these; empty for others.
+    """Return the classes of the JSON values that fit bool, int, float, str, None or a union of these; empty for others.
 
     With them, long lists of numbers (the rows in a checkpoint's contents.json) are checked without a call for each
     number. A value of another class may still fit.
@@ -48,7 +48,13 @@ def _plain_types(shape: Any) -> frozenset[type]:
     if isinstance(shape, types.UnionType):
         parts = [_plain_types(part) for part in get_args(shape)]
         return frozenset[type]().union(*parts) if all(parts) else frozenset()
-    plain: dict[Any, set[type]] = {int: {int}, float: {int, float}, str: {str}, type(None): {type(None)}}
+    plain: dict[Any, set[type]] = {
+        bool: {bool},
+        int: {int},
+        float: {int, float},
+        str: {str},
+        type(None): {type(None)},
+    }
     return frozenset(plain.get(shape, ()))
 
 
@@ -73,8 +79,8 @@ def mismatch(value: object, shape: Any, at: str = "") -> str | None:
 
     Args:
         value: the parsed JSON value.
-        shape: int, float, str, None, Any, FileName, Count, a union, list[…], dict[…, …], or a TypedDict or dataclass
-            of these types.
+        shape: bool, int, float, str, None, Any, FileName, Count, a union, list[…], dict[…, …], or a TypedDict or
+            dataclass of these types.
         at: the key of `value` in its file, with dots between levels, for the description.
     """
     if shape is Any or type(value) in _plain_types(shape):

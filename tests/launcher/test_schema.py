@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
@@ -72,3 +72,43 @@ def test_from_json_raises_for_a_missing_key_or_a_wrong_type(change: dict[str, An
     value = schema.to_json(CheckpointContents(**FULL)) | change
     with pytest.raises(ValueError, match=message):
         schema.from_json(CheckpointContents, value)
+
+
+class Flags(TypedDict, total=False):
+    on: bool
+    maybe: bool | None
+    many: list[bool]
+    named: dict[str, bool]
+    number: int
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"on": True},
+        {"on": False},
+        {"maybe": None},
+        {"maybe": True},
+        {"many": [True, False]},
+        {"named": {"a": True}},
+    ],
+)
+def test_booleans_fit_bool(value: dict[str, Any]) -> None:
+    """Regression: `mismatch` rejected every one of them."""
+    assert schema.mismatch(value, Flags) is None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"on": 1},
+        {"on": "true"},
+        {"on": None},
+        {"maybe": 0},
+        {"many": [1]},
+        {"named": {"a": 0}},
+        {"number": True},
+    ],
+)
+def test_other_values_do_not_fit_bool_and_booleans_fit_no_number(value: dict[str, Any]) -> None:
+    assert schema.mismatch(value, Flags) is not None

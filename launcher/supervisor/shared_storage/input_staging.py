@@ -16,6 +16,8 @@ from launcher.log import log
 from launcher.paths import RESERVED_FOLDERS, SHARD_LISTS, JobPaths
 from launcher.settings import TrainSettings
 
+RECORDS_PER_BYTE = 0.75
+"""Bytes of records for a byte of text, as a low estimate: each id has 8 bytes and each number 4."""
 TEST_ALONE = 200_000
 """Rank 0 alone evaluates a test set of at most so many rows; a larger one is divided among all ranks
 (launcher/trainer/evaluation.py)."""
@@ -162,16 +164,19 @@ def _check_space(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -
     with files.storage_errors(root):
         root.mkdir(parents=True, exist_ok=True)
     tested = [manifest.get("test") or {}] if _needs_test_set(settings, rank, manifest) else []
-    parts = [manifest["shards"][rank], *tested, *(manifest.get("tables") or [])]
-    needed = sum(int(part.get("bytes", 0)) for part in parts)
-    what = f"shard {rank} with its test set and tables"
+    text = sum(int(part.get("bytes", 0)) for part in (manifest["shards"][rank], *tested))
+    needed = text + sum(int(table.get("bytes", 0)) for table in manifest.get("tables") or [])
+    what = f"shard {rank} with its test set and tables ({needed:,} bytes)"
+    if settings.runtime == "fleet":  # their size depends on the program, which is not loaded here
+        records = int(text * RECORDS_PER_BYTE)
+        needed, what = needed + records, f"{what} and the records of its rows (about {records:,})"
     if 0 < limit < needed:
         raise setting_error(
             "workDir.sizeLimit (PADDLE_LAUNCHER_WORK_LIMIT_BYTES)",
             f"{limit:,} bytes",
             f"at least {needed:,} bytes",
-            f"{what} need as much on the pod's own disk, and Kubernetes would evict the pod while it copies them",
-            "set workDir.sizeLimit to about three times this minimum, since the records are there too, or use more "
+            f"{what} need as much on the pod's own disk, and Kubernetes would evict the pod while it writes them",
+            "set workDir.sizeLimit to about twice this minimum, since records may be larger than text, or use more "
             "trainers",
         )
     disk_space.require_space(root, needed, what, disk_space.ENLARGE_WORK_VOLUME)

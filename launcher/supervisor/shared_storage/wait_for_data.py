@@ -15,7 +15,7 @@ from launcher.errors import DataError
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.stop_signals import handle_signals, stopped_by
 from launcher.log import log, start_logging
-from launcher.schema.data_files import MANIFEST_VERSION
+from launcher.schema.data_files import MANIFEST_VERSION, ManifestOrigin
 from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
 
@@ -40,10 +40,10 @@ def wait_for_manifest(
     alive = None
     start = clock()
     while True:
-        manifest, seen = _read(layout.manifest, pause)
+        manifest, seen = _read(layout.manifest, pause, ManifestOrigin)
         if manifest is not None and manifest.get("dataDigest") == settings.data_digest:
             return check_manifest(manifest, settings)
-        failed, _ = _read(layout.data_failed, pause)
+        failed, _ = _read(layout.data_failed, pause, schema.DataFailure)
         # The failure of an earlier Job may still be there when a new runId has just started another Job.
         ours = failed is not None and failed.get("runId") in (None, settings.chart_run_id)
         if failed is not None and ours and failed.get("dataDigest") == settings.data_digest:
@@ -86,10 +86,10 @@ def _activity(path: Path) -> int | None:
         return None
 
 
-def _read(path: Path, pause: Callable[[float], None]) -> tuple[dict[str, Any] | None, str]:
+def _read(path: Path, pause: Callable[[float], None], shape: Any) -> tuple[dict[str, Any] | None, str]:
     """Return the object in a file ({} if it is damaged, None if it is absent) and a text that describes it."""
     try:
-        found = read_json(path, pause)
+        found = read_json(path, pause, shape)
     except UnreadableError as error:  # the data Job will write it again
         return {}, str(error).rstrip(".")
     if found is None:
@@ -113,7 +113,7 @@ def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[st
             f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} trainers: "
             "each trainer reads one shard. Fix: remove data.splitCount, or set it to trainers."
         )
-    if why := schema.mismatch(manifest, schema.ManifestFile):
+    if why := schema.mismatch(manifest, ManifestOrigin):
         raise DataError(f"{where} is damaged: {why}. {make_again_fix(settings.layout)}")
     if [shard["index"] for shard in manifest["shards"]] != list(range(settings.trainers)):
         raise DataError(

@@ -372,3 +372,90 @@ def test_errors_of_an_address_in_a_secret_show_only_the_secrets_name(
         pod.prepare(SOURCE=url or secure.url(SECRET), SOURCE_SECRET="addresses/train", SHA256=SHA256)
     assert "hidden" not in str(error.value)
     assert "hid den" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        *(
+            "http://[::1/",
+            "//[::1",
+            "http://[::1]x/",
+            "http://127.0.0.1:port/",
+            "http://127.0.0.1:99999999999/",
+        ),
+        *("http://" + "a" * 70 + "/", "http://a..b/", "http://[v1.x]/", "http://[::1%/"),
+    ],
+)
+def test_a_redirect_to_a_malformed_address_is_one_error(pod: Pod, server: Server, location: str) -> None:
+    """Regression: the first two ended with a traceback, and asked for a bug report."""
+    server.plan.answers, server.plan.location = ["302"] * 20, location
+    with pytest.raises(DataError, match=r"data\.source|no connection") as error:
+        pod.prepare(SOURCE=server.url("x?token=secret"), SHA256=SHA256)
+    assert "unexpected" not in pod.failure()["reason"]
+    assert "Fix: " in str(error.value)
+    assert "secret" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["https://[::1/x?token=secret", "https://[x]/y?token=secret", "https://a:b/y?token=secret"]
+)
+@pytest.mark.parametrize("key", ["SOURCE", "TEST_SOURCE"])
+def test_a_malformed_address_is_one_error(pod: Pod, url: str, key: str) -> None:
+    pod.source(LINES)
+    with pytest.raises(
+        DataError, match=r"data\.(source|testSource).* is malformed\. Fix: set data\.(source|testSource)"
+    ) as error:
+        pod.prepare(**{key: url})
+    assert "secret" not in str(error.value)
+
+
+HEADERS = {
+    "Content-Length": ["", "x", "-1", "1" * 5000, "²", "1, 2", "1e3"],
+    "Content-Range": ["", "x", "bytes x", "bytes 5-1/2", "bytes " + "1" * 5000 + "-2/3", "bytes 100000-2/" + "9" * 5000,
+                      "bytes 100000-/5", "bytes 100000-1/*"],
+    "ETag": ["", "x", "W/", '"a\r\n b"', "é"],
+    "Last-Modified": ["", "x", "0"],
+    "Transfer-Encoding": ["x", "gzip"],
+    "Retry-After": ["9" * 5000, "²", "-1", "x"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("status", [200, 206, 302, 404, 416, 503])
+@pytest.mark.parametrize("header", [(name, value) for name, values in HEADERS.items() for value in values])
+def test_a_wrong_header_is_one_error_or_changes_nothing(
+    pod: Pod, server: Server, monkeypatch: pytest.MonkeyPatch, status: int, header: tuple[str, str]
+) -> None:
+    """The first answer breaks off, so that the later ones, which have the header, answer a request for a range."""
+    monkeypatch.setattr("launcher.io.retry.time.sleep", lambda _: None)
+
+    def answer(self: Handler) -> None:
+        plan, self.close_connection = self.server.plan, True
+        asked = plan.seen.append(dict(self.headers)) or len(plan.seen)
+        body = CONTENT if asked == 1 or status == 200 else CONTENT[CUT:]
+        self.send_response(200 if asked == 1 else status)
+        headers = {"Content-Length": str(len(body)), "Content-Range": f"bytes {CUT}-1/{len(CONTENT)}"}
+        if asked > 1:
+            headers |= [header]
+        for key, text in headers.items():
+            self.send_header(key, text)
+        self.end_headers()
+        self.wfile.write(body[:CUT] if asked == 1 else body)
+
+    monkeypatch.setattr(Handler, "do_GET", answer)
+    settings = pod.settings(SOURCE=server.url(), SHA256=SHA256)
+    try:
+        data_job.main(settings, retry=Retry(tries=3, base=0.0, sleep=lambda _: None))
+    except DataError as error:
+        assert "Fix: " in str(error)
+        assert "unexpected" not in pod.failure()["reason"]
+    else:
+        assert_complete(pod)
+
+
+def test_a_source_whose_size_changes_after_a_break_is_rejected(pod: Pod, server: Server) -> None:
+    """Regression: without an ETag, the source ended at the new size."""
+    server.plan = Plan(answers=["cut"], tag="")
+    retry = Retry(tries=3, base=0.0, sleep=lambda _: setattr(server.plan, "content", CONTENT[: 2 * CUT]))
+    with pytest.raises(DataError, match="changed while it was read"):
+        data_job.main(pod.settings(SOURCE=server.url(), SHA256=SHA256), retry=retry)

@@ -239,13 +239,33 @@ def test_a_shard_larger_than_the_work_limit_raises_before_anything_is_copied(
     manifest["shards"][1]["bytes"] = 1000
     settings = train_settings(tmp_path, PADDLE_LAUNCHER_WORK_LIMIT_BYTES="999")
     with pytest.raises(
-        SettingsError, match=r"sizeLimit .* is '999 bytes'.* at least 1,0\d\d bytes.*Fix: set"
+        SettingsError, match=r"sizeLimit .* is '999 bytes'.* at least 1,7\d\d bytes.*\(about 750\).*Fix: set"
     ):
         input_staging.stage_inputs(settings, 1, manifest, job / "mine")
     assert not (tmp_path / "work" / "data").exists()
     settings = train_settings(tmp_path, PADDLE_LAUNCHER_WORK_LIMIT_BYTES="2000")
     input_staging.stage_inputs(settings, 1, manifest, job / "mine")
     assert settings.work.data.is_dir()
+
+
+@pytest.mark.parametrize(("runtime", "fits"), [("fleet", False), ("collective", True)])
+def test_the_records_of_a_shard_need_space_as_well(
+    tmp_path: Path, job: Path, runtime: str, fits: bool
+) -> None:
+    """Regression: a shard of 7.4 MB passed the check with a limit of 12 MiB, and the pod was evicted later."""
+    manifest = write_data(job, 3)
+    manifest["shards"][1]["bytes"] = 7_400_000
+    limit = {"PADDLE_LAUNCHER_WORK_LIMIT_BYTES": str(12 << 20), "PADDLE_LAUNCHER_RUNTIME": runtime}
+    settings = train_settings(tmp_path, **limit)
+    if fits:  # a script reads the text itself
+        input_staging.stage_inputs(settings, 1, manifest, job / "mine")
+        return
+    message = (
+        r"workDir\.sizeLimit .* is '12,582,912 bytes', but must be at least 12,95\d,\d+ bytes: shard 1 with its test "
+        r"set and tables \(7,400,\d+ bytes\) and the records of its rows \(about 5,550,\d+\).* Fix: set workDir"
+    )
+    with pytest.raises(SettingsError, match=message):
+        input_staging.stage_inputs(settings, 1, manifest, job / "mine")
 
 
 def test_files_of_an_earlier_pod_in_the_work_folder_are_replaced(tmp_path: Path, job: Path) -> None:
