@@ -72,7 +72,8 @@ MEANINGS = {
     "each `pulumi up`; another release replaces all nodes.",
     "nodes.sshKeyName": "EC2 key pair for SSH; empty: Session Manager only.",
     "nodes.placementGroup": "Place all nodes close together (cluster placement group).",
-    "nodes.singleZone": "All nodes in the first availability zone: AWS charges traffic between zones.",
+    "nodes.singleZone": "All nodes in the first availability zone: AWS charges traffic between zones. "
+    "`false`: a node group in each zone.",
     "dns.zone": "Name of the private zone, which only the VPC can resolve. Empty: `paddle.internal`; in an existing "
     "VPC, in which other stacks may be, `<project>-<stack>.internal`.",
     "dns.publicZoneId": "Id of an existing public hosted zone, in which `externalName` is created.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pulumi
@@ -87,11 +87,26 @@ def update_strategy(image: tuple[str, str]) -> str | None:
     return "MINIMAL" if image == NVIDIA else None
 
 
+def settings_of_zone(settings: NodesSettings, index: int, zones: int) -> NodesSettings:
+    """Return the settings of the node group in zone `index` of `zones`: its share of the nodes.
+
+    With `nodes.auto`, each zone may have all nodes, so that a zone without capacity stops no training.
+    """
+    low, desired, high = (
+        total // zones + (index < total % zones) for total in (settings.min, settings.desired, settings.max)
+    )
+    most = settings.max if settings.auto else max(high, 1)  # EKS allows no maximum of 0
+    return settings.model_copy(update={"min": low, "desired": desired, "max": most})
+
+
 class Nodes(AwsComponent):
     """paddle:infra:Nodes: the node groups of the training pods. Their sizes change without replacing nodes.
 
-    With `nodes.fallback` there are two: spot nodes, and on-demand nodes for times without spot capacity. Nodes with
-    GPUs have a taint, so that only pods that tolerate it occupy them.
+    In several zones there is one group for each: an Auto Scaling group over several zones would terminate nodes of a
+    running training to balance the zones (AZRebalance), and EKS has no setting to suspend that.
+
+    With `nodes.fallback` there are two kinds: spot nodes, and on-demand nodes for times without spot capacity. Nodes
+    with GPUs have a taint, so that only pods that tolerate it occupy them.
 
     `system_groups` is the node group (or none) on which add-ons run, and `system_labels` its labels.
 
@@ -107,7 +122,7 @@ class Nodes(AwsComponent):
         context: AwsContext,
         *,
         cluster_name: pulumi.Input[str],
-        subnet_ids: Sequence[pulumi.Input[str]],
+        subnets: Mapping[str, pulumi.Input[str]],
         key_arn: pulumi.Input[str],
         settings: NodesSettings,
         version: str,
@@ -131,7 +146,7 @@ class Nodes(AwsComponent):
             name: str,
             sizes: tuple[int, int, int],
             image: tuple[str, str],
-            after: Sequence[pulumi.Resource],
+            subnet_ids: Sequence[pulumi.Input[str]],
             **more: Any,
         ) -> aws.eks.NodeGroup:
             now = live.groups.get(name)
@@ -149,7 +164,7 @@ class Nodes(AwsComponent):
                 version=wanted,
                 release_version=release,
                 node_role_arn=role.arn,
-                subnet_ids=list(subnet_ids)[:1] if settings.single_zone else list(subnet_ids),
+                subnet_ids=list(subnet_ids),
                 ami_type=image[0],
                 launch_template=aws.eks.NodeGroupLaunchTemplateArgs(
                     id=template.id, version=template.latest_version.apply(str)
@@ -161,31 +176,37 @@ class Nodes(AwsComponent):
                     max_unavailable=1, update_strategy=update_strategy(image)
                 ),
                 node_repair_config=aws.eks.NodeGroupNodeRepairConfigArgs(enabled=True),
-                opts=pulumi.ResourceOptions(parent=self, depends_on=list(after), ignore_changes=same),
+                opts=pulumi.ResourceOptions(parent=self, depends_on=[*after, *attached], ignore_changes=same),
                 **more,
             )
 
-        after = [*after, *attached]
         standard = ARM if arm else X86
+        zones = list(subnets)[:1] if settings.single_zone else list(subnets)
 
-        def training_group(name: str, settings: NodesSettings) -> aws.eks.NodeGroup:
-            return node_group(
-                name,
-                node_counts(settings, live.groups.get(name)),
-                NVIDIA if settings.has_gpus else standard,
-                after,
-                capacity_type=settings.capacity,
-                instance_types=list(settings.instance_types),
-                tags={DISK_TAG: f"{node_capacity.pod_disk_gib(settings.disk_gib)}Gi"},
-                **for_gpus,
-            )
+        def training_groups(kind: str, settings: NodesSettings) -> list[aws.eks.NodeGroup]:
+            made = []
+            for index, zone in enumerate(zones):
+                name = kind if len(zones) == 1 else f"{kind}-{zone[-1]}"
+                part = settings_of_zone(settings, index, len(zones))
+                group = node_group(
+                    name,
+                    node_counts(part, live.groups.get(name)),
+                    NVIDIA if settings.has_gpus else standard,
+                    [subnets[zone]],
+                    capacity_type=settings.capacity,
+                    instance_types=list(settings.instance_types),
+                    tags={DISK_TAG: f"{node_capacity.pod_disk_gib(settings.disk_gib)}Gi"},
+                    **for_gpus,
+                )
+                made.append(group)
+            return made
 
-        self.group = training_group("nodes", settings)
+        self.groups = training_groups("nodes", settings)
         if settings.fallback:
-            training_group(
+            training_groups(
                 "fallback", settings.model_copy(update={"capacity": "ON_DEMAND", "min": 0, "desired": 0})
             )
-        self.system_groups = [self.group] if settings.desired > 0 else []
+        self.system_groups = self.groups if settings.desired > 0 else []
         self.system_labels: dict[str, str] = {}
         if settings.has_system_group:
             taint = aws.eks.NodeGroupTaintArgs(key="CriticalAddonsOnly", value="true", effect="NO_SCHEDULE")
@@ -195,13 +216,13 @@ class Nodes(AwsComponent):
                     "system",
                     (1, 1, 2),
                     standard,
-                    after,
+                    [subnets[zone] for zone in zones],
                     instance_types=list(constants.SYSTEM_TYPES[arm]),
                     labels=SYSTEM_LABELS,
                     taints=[taint],
                 )
             ]
-        self.register_outputs({"name": self.group.node_group_name})
+        self.register_outputs({"names": [group.node_group_name for group in self.groups]})
 
     def _launch_template(self, settings: NodesSettings, key_arn: pulumi.Input[str]) -> aws.ec2.LaunchTemplate:
         name, placement = self.context.named("nodes"), None

@@ -12,8 +12,8 @@ from infra.settings_errors import Problem, SettingsError
 LAUNCHER_PLACEHOLDER = "{launcher}"
 # 12 hex digits are 48 bits: enough to distinguish all versions of a folder, in a tag that stays readable.
 SHORT_DIGEST = 12
-# The bucket's name is the tightest: 63 characters, including `-artifacts` and eight of the provider's.
-LONGEST_PREFIX = 45
+# The name of a node group is the tightest: 63 characters, including `-fallback-a` and eight of the provider's.
+LONGEST_PREFIX = 44
 
 
 def _files(folder: Path) -> Iterator[Path]:

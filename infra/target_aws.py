@@ -172,14 +172,14 @@ def create_nodes(
     nodes = Nodes(
         context,
         cluster_name=cluster.name,
-        subnet_ids=list(network.subnets.values()),
+        subnets=network.subnets,
         key_arn=key.arn,
         settings=settings.nodes,
         version=settings.cluster.version,
         live=live,
         after=[*cluster.before_nodes, *cluster.entries, *network.ready],
     )
-    ready: list[pulumi.Resource] = [*cluster.entries, nodes.group, *storage.mount_targets]
+    ready: list[pulumi.Resource] = [*cluster.entries, *nodes.groups, *storage.mount_targets]
     if not nodes.system_groups:
         return nodes, ready  # without a node for its pods, an add-on never becomes active
     selector = {"nodeSelector": nodes.system_labels} if nodes.system_labels else {}

@@ -12,6 +12,7 @@ from typing import Any
 from testkit.aws_emulator.account import AwsError
 from testkit.aws_emulator.eks_rules import (
     principal_exists,
+    require_balanced_zones,
     require_cidr_notation,
     require_fitting_network,
     require_fitting_version,
@@ -151,6 +152,7 @@ class NodeGroup(Handler):
         if p.get("launchTemplate"):
             _require_template(cloud, p["launchTemplate"])
         require_quota(cloud, p, 0)
+        require_balanced_zones(p)
         optional = ("launchTemplate", "instanceTypes", "labels")
         _eks(cloud).create_nodegroup(
             clusterName=cluster,
@@ -175,6 +177,7 @@ class NodeGroup(Handler):
         cluster, name = rid.split(":")
         require_not_newer(cloud, new)
         require_lasting_taints(new)
+        require_balanced_zones(new)
         replaces = any(
             new.get(key) != old.get(key) for key in ("version", "releaseVersion", "launchTemplate")
         )

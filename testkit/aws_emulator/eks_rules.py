@@ -59,6 +59,16 @@ def require_quota(cloud: MotoCloud, p: Props, surge: int) -> None:
         )
 
 
+def require_balanced_zones(p: Props) -> None:
+    """Raise for several nodes of a group in several zones: the Auto Scaling group terminates some to balance the zones.
+
+    EKS has no setting that suspends this process (AZRebalance; aws/containers-roadmap 1453). In AWS it happens later,
+    after a zone had no capacity or the autoscaler removed nodes.
+    """
+    if len(p["subnetIds"]) > 1 and p["scalingConfig"]["desiredSize"] > 1:
+        raise AwsError("AZRebalance: an instance was selected for termination to balance instances in zones")
+
+
 def require_lasting_taints(p: Props) -> None:
     """Raise for a taint that a node's daemon removes once at its start: no pod would ever be scheduled.
 

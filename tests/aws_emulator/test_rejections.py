@@ -289,3 +289,11 @@ def test_lifecycle_of_the_registry_keeps_an_image_that_an_old_stack_uses(
     expire_images(model.cloud)
     tags = {image.get("imageTag") for image in ecr.list_images(repositoryName=registry)["imageIds"]}
     assert ("push-0" in tags) is kept
+
+
+def test_several_nodes_of_a_group_in_several_zones_rejects(model: Model) -> None:
+    _, subnets, role = _cluster(model)
+    _make(model, ADDON, clusterName="c", addonName="vpc-cni")
+    with pytest.raises(AwsError, match="AZRebalance"):
+        _make(model, NODES, **_group(subnets, role, 2))
+    _make(model, NODES, **_group(subnets[:1], role, 2))

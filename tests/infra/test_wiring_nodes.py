@@ -23,7 +23,40 @@ def test_nodes_are_in_one_zone_unless_single_zone_is_false() -> None:
     ids = default().one("aws:eks/cluster:Cluster").inputs["vpcConfig"]["subnetIds"]
     assert len(ids) == 2
     assert default().one("NodeGroup").inputs["subnetIds"] == ids[:1]
-    assert aws_stack(nodes={"singleZone": False}).one("NodeGroup").inputs["subnetIds"] == ids
+
+
+def test_several_zones_have_one_node_group_each_so_that_no_group_is_rebalanced() -> None:
+    ids = default().one("aws:eks/cluster:Cluster").inputs["vpcConfig"]["subnetIds"]
+    made = aws_stack(nodes={"singleZone": False, "min": 1, "desired": 3, "max": 5})
+    groups = {group.name.partition("-dev-")[2]: group.inputs for group in made.of("NodeGroup")}
+    assert {part: group["subnetIds"] for part, group in groups.items()} == {
+        "nodes-a": ids[:1],
+        "nodes-b": ids[1:],
+    }
+    sizes = [group["scalingConfig"] for group in groups.values()]
+    assert [(s["minSize"], s["desiredSize"], s["maxSize"]) for s in sizes] == [(1, 2, 3), (0, 1, 2)]
+    release = made.before(made.one("Release"))
+    assert all(any(name.endswith(f"-dev-{part}") for name in release) for part in groups)
+
+
+def test_autoscaler_may_add_all_nodes_in_any_zone() -> None:
+    """A gang needs all its nodes, and one zone may have no capacity."""
+    auto = {"auto": True, "capacity": "SPOT", "fallback": True, "singleZone": False, "min": 0, "max": 4}
+    made = aws_stack(nodes=auto, answers=running(**{"nodes-a": {"sizes": (0, 3, 4)}}))
+    groups = {group.name.partition("-dev-")[2]: group.inputs for group in made.of("NodeGroup")}
+    assert set(groups) == {"nodes-a", "nodes-b", "fallback-a", "fallback-b", "system"}
+    sizes = {part: group["scalingConfig"] for part, group in groups.items() if part != "system"}
+    assert {size["maxSize"] for size in sizes.values()} == {4}
+    assert {part: size["desiredSize"] for part, size in sizes.items() if size["desiredSize"]} == {
+        "nodes-a": 3
+    }
+
+
+def test_more_zones_than_nodes_are_valid_sizes_of_node_groups() -> None:
+    nodes = {"singleZone": False, "min": 0, "desired": 1, "max": 1}
+    made = aws_stack(nodes=nodes, values={"trainers": 1}, network={"zones": 3})
+    sizes = [group.inputs["scalingConfig"] for group in made.of("NodeGroup")]
+    assert [(size["desiredSize"], size["maxSize"]) for size in sizes] == [(1, 1), (0, 1), (0, 1)]
 
 
 def test_node_count_change_updates_only_scaling() -> None:

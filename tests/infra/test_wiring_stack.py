@@ -50,9 +50,9 @@ def test_names_begin_with_project_and_stack() -> None:
 
 
 def test_stack_name_too_long_raises() -> None:
-    aws_stack(name="s" * 29)
-    with pytest.raises(SettingsError, match="at most 45 characters"):
-        aws_stack(name="s" * 30)
+    aws_stack(name="s" * 28)
+    with pytest.raises(SettingsError, match="at most 44 characters"):
+        aws_stack(name="s" * 29)
 
 
 def test_budget_counts_stack_tag_and_has_two_alarms() -> None:
