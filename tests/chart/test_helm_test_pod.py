@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import importlib.util
 import json
+import socket
 import threading
 from pathlib import Path
 
@@ -81,6 +82,8 @@ def test_pod_runs_the_script_with_the_names_of_this_release():
         "JOB_NAME": run["jobName"],
         "K8S_JOB": run["k8sJob"],
         "RANK_0": "http://{run}-0.gang:9000/healthz",
+        "SERVER": "{run}-0.gang:7164",
+        "REQUIRED": "true",
     }
     [claim] = [v["persistentVolumeClaim"] for v in pod["spec"]["volumes"] if v["name"] == "jobpath"]
     assert claim == {"claimName": run["claim"]}
@@ -125,10 +128,89 @@ def test_rank_0_is_not_requested_without_a_training(checks, lock, content, said)
 def test_failed_check_is_printed_with_its_fix_and_the_others_still_run(checks, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(checks, "check_dns", lambda name: f"DNS: {name} is fine")
     environ = {"JOB_PATH": str(tmp_path / "absent"), "JOB_NAME": "a", "K8S_JOB": JOB, "RANK_0": ""}
+    environ |= {"SERVER": "{run}-0.gang:7164", "REQUIRED": "true"}
     assert checks.main(environ) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("storage failed: ")
     assert "Fix: " in lines[0]
-    assert lines[1:] == ["DNS: kubernetes.default.svc is fine", "rank 0: no training runs"]
+    assert lines[1:3] == ["DNS: kubernetes.default.svc is fine", "rank 0: no training runs"]
+    assert lines[3].startswith("policies: not checked, because no training runs")
     Path(environ["JOB_PATH"]).mkdir()
     assert checks.main(environ) == 0
+
+
+@pytest.fixture
+def server():
+    """Listen on loopback as a parameter server does; yield the socket and its address as the pod gets it."""
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
+        yield listener, f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+REACHED = "rank 0: http://rank-0/healthz answered 200"
+
+
+def test_server_that_the_pod_can_reach_fails_the_test_where_policies_must_be_enforced(checks, lock, server):
+    with pytest.raises(
+        OSError, match=r"could connect to .*, so the cluster does not enforce NetworkPolicies"
+    ):
+        checks.check_policy(lock, REACHED, server[1], "true", 1, 5)
+    said = checks.check_policy(lock, REACHED, server[1], "false", 1, 5)
+    assert said.startswith("policies: WARNING: this pod could connect")
+    assert "networkPolicy.requireEnforced is false" in said
+
+
+def test_server_whose_packets_are_dropped_is_closed(checks, lock):
+    with socket.create_server(
+        ("127.0.0.1", 0), backlog=0
+    ) as full:  # the kernel drops what exceeds the backlog
+        address = full.getsockname()
+        with socket.create_connection(address), socket.socket() as second:
+            second.setblocking(False)
+            second.connect_ex(address)
+            said = checks.check_policy(lock, REACHED, f"127.0.0.1:{address[1]}", "true", 1, 0.5)
+    assert said == f"policies: 127.0.0.1:{address[1]} is closed to this pod"
+
+
+def test_policy_check_says_when_it_could_not_check(checks, lock):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    said = checks.check_policy(lock, REACHED, f"127.0.0.1:{port}", "true", 0, 5)
+    assert said.startswith(f"policies: not checked, because 127.0.0.1:{port} did not listen")
+    said = checks.check_policy(lock, "rank 0: no training runs", f"127.0.0.1:{port}", "true", 0, 5)
+    assert said == "policies: not checked, because no training runs. Run helm test again during a training"
+    assert "networkPolicy.enabled is false" in checks.check_policy(lock, REACHED, "", "true", 0, 5)
+
+
+@pytest.mark.parametrize(("scenario", "port"), [("one-machine", 7164), ("collective", None)])
+def test_only_the_policy_of_the_training_pods_can_stop_the_test_pod(scenario, port):
+    manifests = render(CHART / "ci" / f"{scenario}.yaml")
+    found = env(one(manifests, "Pod")["spec"]["containers"][0])
+    host, _, server = found["SERVER"].rpartition(":")
+    policies = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"}
+    name = one(manifests, "Service")["metadata"]["name"]
+    assert host == f"{{run}}-0.{name}"
+    assert found["REQUIRED"] == "true"
+    [rule] = policies[f"{name}-test"]["egress"]
+    assert rule["ports"] == [{"port": int(server), "protocol": "TCP"}]
+    training = policies[f"{name}-training"]
+    assert rule["to"] == [{"podSelector": training["podSelector"]}]
+    assert (
+        policies[f"{name}-test"]["podSelector"]["matchLabels"].items()
+        <= one(manifests, "Pod")["metadata"]["labels"].items()
+    )
+    for admitted in training["ingress"][1:]:
+        assert int(server) not in [entry["port"] for entry in admitted["ports"]]
+    listening = [
+        entry["containerPort"]
+        for job in manifests
+        if job["kind"] == "Job"
+        for container in job["spec"]["template"]["spec"]["containers"]
+        for entry in container.get("ports", [])
+    ]
+    assert int(server) in listening
+    assert port in (None, int(server))
+
+
+def test_release_without_policies_has_no_server_to_check_and_says_so_in_its_notes():
+    manifests = render(ONE_MACHINE, values={"networkPolicy": {"enabled": False}})
+    assert env(one(manifests, "Pod")["spec"]["containers"][0])["SERVER"] == ""

@@ -33,6 +33,24 @@ def test_generated_reference_pages_equal_their_sources(tables: dict[str, Any]) -
     assert stale == [], "out of date. Fix: make docs"
 
 
+def test_the_list_of_pages_has_every_page() -> None:
+    """Regression: docs/README.md, the start page, did not have a page of the site's menu."""
+    docs = ROOT / "docs"
+    text = (docs / "README.md").read_text()
+    linked = {
+        (docs / target).resolve() for target in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in target
+    }
+    others = (
+        docs / "README.md",
+        docs / "adr",
+    )  # the page itself, and the decisions, which their own page lists
+    pages = [
+        page for page in PAGES if page.is_relative_to(docs) and not any(map(page.is_relative_to, others))
+    ]
+    missing = [str(page.relative_to(ROOT)) for page in pages if page not in linked]
+    assert missing == [], "add them to docs/README.md"
+
+
 def test_every_described_setting_exists(tables: dict[str, Any]) -> None:
     page = (REFERENCE / "settings.md").read_text()
     assert set(tables["MEANINGS"]) == set(re.findall(r"^\| `(\w+\.\w+)` \|", page, re.MULTILINE))

@@ -1,4 +1,7 @@
-"""Checks of `helm test`: storage is writable, DNS answers, rank 0 of a running training is reachable."""
+"""Checks of `helm test`: storage is writable, DNS answers, rank 0 of a running training is reachable.
+
+The last check is whether the cluster enforces the NetworkPolicy that protects the parameter servers.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from pathlib import Path
 
 RENEWED_SECONDS = 10.0  # rank 0 renews run.lock every 2 s
 ANSWER_SECONDS = 60.0
+LISTEN_SECONDS = 30.0  # the servers of an attempt start a while after their launcher
+CONNECT_SECONDS = 5.0
 
 
 def check_storage(root: Path) -> str:
@@ -77,8 +82,48 @@ def check_rank_0(lock: Path, job: str, url: str, renewed: float, answer: float) 
         time.sleep(1)
 
 
+def check_policy(lock: Path, reached: str, server: str, required: str, listen: float, connect: float) -> str:
+    """Try to connect to rank 0's first server, which only the training pods may reach; return what was checked.
+
+    The servers have no authentication, so a connection means that every pod of the cluster can read and change the
+    model. This pod's own policy admits the connection: only that of the training pods can stop it.
+
+    Args:
+        lock: run.lock with the run's id.
+        reached: what `check_rank_0` returned.
+        server: `host:port`, with `{run}` in the place of the run's id; empty: there are no NetworkPolicies.
+        required: `true` if the cluster must enforce NetworkPolicies (networkPolicy.requireEnforced).
+        listen: seconds until the server must listen.
+        connect: seconds after which an attempt to connect counts as stopped.
+
+    Raises:
+        OSError: the connection was accepted, and `required` is `true`.
+    """
+    if not server:
+        return "policies: WARNING: networkPolicy.enabled is false, so every pod can read and change the model"
+    if " answered " not in reached:
+        return "policies: not checked, because no training runs. Run helm test again during a training"
+    host, _, port = server.replace("{run}", str(json.loads(lock.read_bytes()).get("runId"))).rpartition(":")
+    deadline = time.monotonic() + listen
+    while True:
+        try:
+            socket.create_connection((host, int(port)), connect).close()
+            break
+        except TimeoutError:
+            return f"policies: {host}:{port} is closed to this pod"
+        except OSError as error:
+            if time.monotonic() > deadline:
+                return f"policies: not checked, because {host}:{port} did not listen for {listen:.0f} s ({error})"
+        time.sleep(1)
+    problem = f"this pod could connect to {host}:{port}, so the cluster does not enforce NetworkPolicies"
+    if required == "true":
+        raise OSError(problem)
+    return f"policies: WARNING: {problem} (networkPolicy.requireEnforced is false)"
+
+
 def main(environ: dict[str, str]) -> int:
     """Run all checks; return 0 if all passed, else 1."""
+    said = {"rank 0": ""}
     root = Path(environ["JOB_PATH"])
     lock = root / environ["JOB_NAME"] / "output" / "run.lock"
     checks = {
@@ -96,11 +141,19 @@ def main(environ: dict[str, str]) -> int:
             ),
             "check that NetworkPolicies admit peerPort between pods of this release, and the log of rank 0",
         ),
+        "policies": (
+            lambda: check_policy(
+                lock, said["rank 0"], environ["SERVER"], environ["REQUIRED"], LISTEN_SECONDS, CONNECT_SECONDS
+            ),
+            "install a network plugin that enforces NetworkPolicies; or, where everybody who can start a pod may read "
+            "and change the models, set networkPolicy.requireEnforced to false",
+        ),
     }
     failed = 0
     for name, (check, fix) in checks.items():
         try:
-            print(check(), flush=True)  # noqa: T201 - this is the pod's log
+            said[name] = check()
+            print(said[name], flush=True)  # noqa: T201 - this is the pod's log
         except (OSError, ValueError) as error:
             print(f"{name} failed: {error}. Fix: {fix}.", flush=True)  # noqa: T201
             failed = 1

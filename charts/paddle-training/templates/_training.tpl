@@ -94,6 +94,12 @@ karpenter.sh/do-not-disrupt: "true"
 {{- include "paddle-training.resources" (merge (deepCopy .Values.resources) $parts) -}}
 {{- end -}}
 
+{{/* A port of rank 0 on which a process without authentication listens while it trains: its first parameter server; with
+     runtime collective the master of its processes. */}}
+{{- define "paddle-training.serverPort" -}}
+{{- if eq .Values.runtime "collective" }}{{ add .Values.port (include "paddle-training.portsNum" .) }}{{ else }}{{ .Values.port | int64 }}{{ end -}}
+{{- end -}}
+
 {{/* Ports of a training pod: dense, sparse, and peerPort. */}}
 {{- define "paddle-training.ports" -}}
 {{- $root := . -}}
