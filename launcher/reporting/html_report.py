@@ -120,7 +120,7 @@ def render_page(
 
 
 def _section(title: str, content: str) -> str:
-    return f'<section class="card"><h2>{escape(title)}</h2>{content}</section>' if content else ""
+    return f'<section class="card"><h2>{title}</h2>{content}</section>' if content else ""
 
 
 def _tiles(run: Values, passes: Sequence[Values], best: Values) -> str:

@@ -6,8 +6,10 @@ import json
 import re
 import shutil
 import subprocess
+import types
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -158,6 +160,56 @@ def test_page_contains_the_program_all_options_and_the_best_pass(output: Path) -
     assert '<span class="soft">best error, stopped early</span><b>pass 2</b>' in page
     assert page.count("<title>best: pass 2: 0.25</title></use>") == 1
     assert '<tr class="here"><td class="n">2</td>' in page
+
+
+def render_hostile_page(module: Any) -> str:
+    """Return a page on which every text that comes from a file is HOSTILE, or has it at its end."""
+    state = {"state": HOSTILE, "started": 1.0, "finished": 2.0}
+    restarts = [
+        {"attempt": HOSTILE, "cause": f"{HOSTILE}\n{HOSTILE}", "at": 1.0},
+        {"attempt": 1, "cause": HOSTILE},
+    ]
+    fingerprint = {"trainers": 2, HOSTILE: HOSTILE, "program": HOSTILE}
+    run = {"runId": HOSTILE, "release": HOSTILE, "namespace": HOSTILE, "cause": HOSTILE, **state}
+    run |= {"score": {HOSTILE: HOSTILE}, "restarts": restarts, "fingerprint": fingerprint}
+    run |= {"keepBest": HOSTILE, "config": HOSTILE, "options": {HOSTILE: HOSTILE}}
+    rows = [metrics.MetricsRow(0, 0, 0, 10, 1.0, 10.0, 0.5, {HOSTILE: 0.5})]
+    shard = {"index": 0, "lines": 1, "bytes": 1, "sha256": HOSTILE[:16]}
+    manifest = dict.fromkeys(("source", "sha256", "member", "format", "testSource", "seed"), HOSTILE)
+    return str(
+        module.render_page(
+            HOSTILE,
+            run,
+            rows,
+            manifest={**manifest, "shards": [shard]},
+            earlier=[(HOSTILE, {**state, "score": {HOSTILE: 1}, "options": {"other": HOSTILE}})],
+            plotted={f"test_{HOSTILE}": "<svg></svg>"},
+            damage=[HOSTILE],
+        )
+    )
+
+
+def test_no_text_of_a_file_becomes_a_part_of_the_page() -> None:
+    page = render_hostile_page(html_report)
+    cells = Cells()
+    cells.feed(page)
+    assert "<script" not in page
+    assert "script" not in cells.tags
+    assert page.count("&lt;script&gt;") > 20
+
+
+SOURCE = Path(html_report.__file__).read_text("utf-8")
+ESCAPES = [match.start() for match in re.finditer(r"(?<!\w)escape\(", SOURCE)]
+
+
+@pytest.mark.parametrize("at", ESCAPES, ids=[f"line-{SOURCE.count(chr(10), 0, at) + 1}" for at in ESCAPES])
+def test_the_page_without_one_escape_contains_a_text_of_a_file(at: int) -> None:
+    """Each escape of the module is needed, and the test above would find its absence."""
+    module = types.ModuleType("html_report_without_an_escape")
+    module.__file__ = html_report.__file__
+    changed = SOURCE[:at] + "str(" + SOURCE[at + len("escape(") :]
+    exec(compile(changed, html_report.__file__, "exec"), module.__dict__)  # noqa: S102
+    assert "<script" in render_hostile_page(module)
 
 
 def test_page_of_a_failed_run_contains_the_cause(output: Path) -> None:
