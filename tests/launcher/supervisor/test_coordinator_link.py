@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -183,3 +184,25 @@ def test_urgent_states_do_not_wait_for_an_answer_that_is_held_back(pair: Pair) -
     rank_1.state = replace(rank_1.state, phase="leaving")
     rank_1.link.close(30)
     assert reported(rank_0) == rank_1.state
+
+
+def test_an_order_counts_from_the_sending_of_the_state_that_it_answers(pair: Pair) -> None:
+    """Rank 0 counts from the arrival of the state. A rank that counted from a late answer would run for too long."""
+    rank_0, rank_1 = pair
+    rank_0.membership.open("right")
+    real, arrivals, answer = rank_0.membership.handle_state, [], threading.Event()
+
+    def handle_state(body: bytes) -> tuple[int, bytes]:
+        arrivals.append(time.monotonic())
+        answer.wait(20)
+        answer.clear()
+        return real(body)
+
+    rank_0.membership.handle_state = handle_state  # type: ignore[method-assign]
+    rank_1.link.start()
+    until(lambda: arrivals)
+    time.sleep(0.2)  # the answer is late
+    answer.set()
+    until(lambda: rank_1.link.order is not None)
+    assert rank_1.link.heard <= arrivals[0]
+    answer.set()

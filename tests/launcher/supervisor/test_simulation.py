@@ -211,6 +211,11 @@ def ranks_stop_before_the_requested_checkpoint_is_complete(patch: Patch) -> None
     patch.setattr(decisions, "decide_save", decide_save)
 
 
+def final_codes_restart(patch: Patch) -> None:
+    """Restart after exit code 64 or 65, with which the next attempt would fail, too."""
+    patch.setattr(decisions, "FINAL", ())
+
+
 BUGS: dict[Callable[[Patch], None], tuple[int, tuple[str, ...]]] = {
     do_not_wait_for_lost_pods: (5, ("node_lost",)),
     no_stop_without_orders: (3, ("node_lost",)),
@@ -220,6 +225,7 @@ BUGS: dict[Callable[[Patch], None], tuple[int, tuple[str, ...]]] = {
     done_without_all_parts: (16, ("child_killed",)),
     new_rank_0_ignores_the_run_record: (12, ()),
     ranks_stop_before_the_requested_checkpoint_is_complete: (48, ("drained",)),
+    final_codes_restart: (24, ()),
 }
 """Bug of the product's code → (first seed, the kinds of faults that show it soonest; empty: all kinds).
 
