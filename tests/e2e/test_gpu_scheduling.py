@@ -97,7 +97,7 @@ def test_pods_get_nodes_and_devices_of_their_own_and_more_pods_than_free_gpus_wa
     try:
         training.upgrade({"data": {"source": f"file://{source.name}"}})
         assert training.ended() == "Failed", "the image's PaddlePaddle is built for CPUs"
-        wanted = "resources.limits (nvidia.com/gpu) is 2, but must be absent with this image"
+        wanted = "resources.limits (GPUs) is 2, but must be absent with this image"
         assert any(wanted in message for message in training.messages()), training.messages()
 
         training.upgrade({"runId": "gpus", **pretend_gpu_build(training)})

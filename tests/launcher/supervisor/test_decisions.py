@@ -393,3 +393,96 @@ def test_a_member_progresses_with_its_trainers_position_and_state() -> None:
         LIMITS,
     )
     assert (changed.progressed, same.progressed, same.heard) == (NOW + 1, NOW + 1, NOW + 2)
+
+
+# A user's script, whose ranks stall together (runtime collective).
+
+
+def hanging(number: int, at: float = NOW - 1, phase: str = "training", **more: Any) -> Member:
+    hang = Failure("trainer hangs: its log has not grown", 70, at, number, "trainer")
+    return changed(rank(number, phase, 3), hang=hang, **more)
+
+
+def changed(member: Member, **changes: Any) -> Member:
+    """Return a member that reports these fields."""
+    assert member.state is not None
+    return replace(member, state=replace(member.state, **changes))
+
+
+@pytest.mark.parametrize("other", ["training", "ready", "serving"])
+def test_a_rank_that_hangs_alone_is_no_failure(other: str) -> None:
+    assert step(plan("train"), [hanging(0), rank(1, other, 3)]) == plan("train")
+
+
+def test_ranks_that_hang_together_are_a_failure_of_the_one_that_hangs_for_longest() -> None:
+    after = step(plan("train"), [hanging(0), hanging(1, at=NOW - 30)])
+    assert after.cause is not None
+    assert (after.do, after.cause.rank) == ("stop", 1)
+    assert (
+        "none of the 2 ranks that train makes progress; rank 1 (pod pod-1 on node node-a): trainer"
+        in after.cause.text
+    )
+
+
+def test_the_last_rank_that_trains_hangs_and_the_early_end_of_the_other_one_is_named_first() -> None:
+    done = changed(rank(1, "done", 3), ended=("trainer",))
+    cause = step(plan("train"), [hanging(0), done]).cause
+    assert cause is not None
+    assert cause.text.startswith("trainer of rank 1 (pod pod-1 on node node-a) exited with code 0 before")
+    assert ". Then: rank 0 (pod pod-0 on node node-a): trainer hangs" in cause.text
+
+
+def test_an_early_end_that_is_reported_after_the_failure_completes_its_message() -> None:
+    failed = rank(0, "idle", 3, Failure("it failed", 70, NOW - 1, 0, "trainer", 1))
+    before = step(plan("train"), [failed, rank(1, "training", 3)])
+    assert str(before.cause).startswith("Failure(text='rank 0 (pod pod-0")
+    late = changed(rank(1, "idle", 3), ended=("trainer 0", "trainer 1"))
+    after = step(before, [failed, late])
+    assert (after.do, after.attempt) == ("wait", 4)
+    assert after.restarts[-1].cause.startswith(
+        "trainer 0 and trainer 1 of rank 1 (pod pod-1 on node node-a) exited with"
+    )
+
+
+def broken(number: int, at: float, priority: int = 0) -> Failure:
+    return Failure("its GPU failed", 71, at, number, "trainer", 1, priority=priority)
+
+
+def test_a_broken_device_is_the_cause_although_another_rank_failed_earlier() -> None:
+    early = rank(0, "training", 3, Failure("it failed", 70, NOW - 60, 0, "trainer", 1))
+    after = step(plan("train"), [early, rank(1, "training", 3, broken(1, NOW))])
+    assert after.cause is not None
+    assert (after.cause.rank, after.cause.ends_pod) == (1, True)
+
+
+def test_a_broken_device_that_is_reported_while_all_stop_becomes_the_cause() -> None:
+    before = stopped(cause=Failure("it failed", 70, NOW - 60, 0, "trainer", 1))
+    after = step(before, [rank(0, "idle", 3), rank(1, "idle", 3, broken(1, NOW))])
+    assert after.restarts[-1].cause == "rank 1 (pod pod-1 on node node-a): its GPU failed"
+
+
+def test_the_next_attempt_waits_for_a_new_pod_instead_of_the_one_with_a_broken_device() -> None:
+    ranks = [rank(0, "idle", 3), rank(1, "idle", 3, broken(1, NOW))]
+    waiting = step(stopped(cause=broken(1, NOW)), ranks)
+    assert (waiting.do, waiting.order().replaced, waiting.counted_restarts) == ("wait", "i1", 1)
+    assert step(waiting, ranks) == waiting
+    new = changed(rank(1), incarnation="new")
+    after = step(waiting, [ranks[0], new])
+    assert (after.do, after.order().replaced, after.counted_restarts) == ("serve", "", 1)
+
+
+def test_all_ranks_have_the_rest_of_the_grace_period_of_the_pod_that_must_exit_first() -> None:
+    leaving = [changed(rank(0, "training", 3), leave_in=92.0), changed(rank(1, "training", 3), leave_in=50.0)]
+    after = step(plan("train"), leaving)
+    assert (after.do, after.order().stop_seconds) == ("stop", 50.0)
+    busy = replace(after, since=NOW - LIMITS.finish - 49)
+    assert step(busy, gang("training")).do == "stop"
+    assert step(replace(busy, since=NOW - LIMITS.finish - 51), gang("training")).do == "end"
+    failed = step(plan("train"), [rank(0, "training", 3), rank(1, "training", 3, failure())])
+    assert failed.order().stop_seconds == 0.0
+
+
+def test_a_failure_at_an_unknown_place_twice_in_a_row_is_not_final() -> None:
+    cause = Failure("it failed", 70, NOW - 1, 1, "trainer", 1)
+    before = stopped(cause=cause, restarts=(FailedAttempt(2, "it failed", NOW - 9, cause.signature),))
+    assert step(before, gang("idle")).do == "wait"

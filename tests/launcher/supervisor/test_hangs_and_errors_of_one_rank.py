@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from launcher.errors import DataError, ProcessError, SettingsError, StorageError, StorageFailedError
+from launcher.io.files import UnreadableError, read_json
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import WorkPaths
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
@@ -19,6 +20,7 @@ from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.coordinator.coordinator import Coordinator
+from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.helpers.record_conversion import convert_shard
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.process_group import ProcessGroup
@@ -236,3 +238,40 @@ def test_a_parser_that_logs_nothing_is_stopped_and_one_that_logs_is_not(tmp_path
         ) as caught:
             convert_shard(spec, WorkPaths(tmp_path / "work"), timings, time.sleep)
         assert caught.value.exit_code == 70
+
+
+def test_an_unexpected_error_at_the_end_of_a_run_is_recorded_as_its_failure(tmp_path: Path) -> None:
+    rank_0 = Coordinator(
+        train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"), SleepRuntime(), PodNetwork(), Timings(**FAST),
+        address="127.0.0.1", pause=time.sleep, wake=lambda: None,
+    )  # fmt: skip
+    rank_0.run_files = Mock(warning=None)
+    rank_0.run_files.write_trained.side_effect = ValueError(
+        "Out of range float values are not JSON compliant"
+    )
+    plan = rank_0._end_run(AttemptPlan(0, "end"))
+    assert plan.cause is not None
+    assert (plan.cause.code, plan.order().code) == (70, 70)
+    [(state, cause), _] = rank_0.run_files.close.call_args
+    assert state == "failed"
+    assert "internal error of the launcher: ValueError(" in cause.text
+
+
+def test_an_unexpected_error_of_the_shut_down_leaves_a_termination_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    message = tmp_path / "termination"
+    settings = train_settings(tmp_path, PADDLE_LAUNCHER_TERMINATION_LOG=str(message))
+    agent = Agent(settings, SleepRuntime(), PodNetwork(), Timings(**FAST))
+    monkeypatch.setattr("launcher.supervisor.agent.start_logging", lambda *_: None)
+    monkeypatch.setattr(agent, "_train", lambda: None)
+    monkeypatch.setattr(agent, "_shut_down", Mock(side_effect=ValueError("no number")))
+    assert agent.run() == 71
+    assert "internal error of the launcher: ValueError('no number')" in message.read_text()
+
+
+@pytest.mark.parametrize("text", ['{"loss": 1e400}', '{"loss": NaN}', '{"loss": -Infinity}'])
+def test_json_of_a_script_with_a_number_that_is_not_finite_is_rejected(tmp_path: Path, text: str) -> None:
+    (tmp_path / "progress.json").write_text(text)
+    with pytest.raises(UnreadableError, match=r"progress\.json exists"):
+        read_json(tmp_path / "progress.json")

@@ -138,3 +138,15 @@ def test_a_failed_start_is_the_failure_of_the_attempt() -> None:
     made = build_executor(start)
     made.step(SERVE, NOW, NOW)
     assert made.report == ("idle", 3, Failure("EIO", 71, NOW, 1))
+
+
+@pytest.mark.parametrize(("heard", "seconds"), [(1000.0, 92.0), (900.0, 0.0)], ids=["confirmed", "expired"])
+def test_processes_get_the_seconds_of_an_order_to_stop_while_rank_0_confirms_it(
+    heard: float, seconds: float
+) -> None:
+    executor = OrderExecutor(FakeProcesses, 1, 10.0)
+    executor.staged = True
+    executor.step(SERVE, 1000.0, 1000.0)
+    executor.step(Order(3, "stop", stop_seconds=92.0), heard, 1000.0)
+    assert executor.processes.called == "stop"
+    assert executor.processes.stop_seconds == seconds
