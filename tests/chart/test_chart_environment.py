@@ -72,7 +72,11 @@ def test_the_default_number_of_passes_is_that_of_the_launcher():
 
 def test_data_container_has_exactly_the_documented_variables():
     wanted = documented_for_all() | documented_for_data() | {"HOME"}
-    found = env(containers({"data": {"quoting": "none"}})[1][0])
+    hidden = {"source": "", "sourceSecret": {"name": "a"}, "sha256": "0" * 64}
+    found = env(containers({"data": {"quoting": "none", **hidden}})[1][0])
+    assert "PADDLE_LAUNCHER_DATA_SOURCE_SECRET" not in env(containers()[1][0]), (
+        "it would rename existing Jobs"
+    )
     assert found["PADDLE_LAUNCHER_DATA_QUOTING"] == "none"
     assert "PADDLE_LAUNCHER_DATA_QUOTING" not in env(containers()[1][0]), "it would rename existing Jobs"
     assert set(found) == wanted - {"PADDLE_LAUNCHER_DATA_PREPARED_BY"}
