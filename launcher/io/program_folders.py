@@ -35,7 +35,7 @@ def module_names(folder: Path) -> dict[str, str]:
                 names[path.name] = f"{path.name}/"
         elif suffix := max((end for end in all_suffixes() if path.name.endswith(end)), key=len, default=""):
             names[path.name.removesuffix(suffix)] = path.name
-    return names
+    return {name: file for name, file in names.items() if name != "__main__"}
 
 
 def check_module_names(folder: Path) -> None:
@@ -45,7 +45,7 @@ def check_module_names(folder: Path) -> None:
     """
     loaded = {
         name for name in sys.modules if "site-packages" in str(getattr(sys.modules[name], "__file__", ""))
-    } - {"__main__"}
+    }
     if taken := [file for name, file in module_names(folder).items() if name in TAKEN | loaded]:
         raise SettingsError(
             f"the program's folder {folder} has {', '.join(taken)}, but Python or the launcher has a module of this "

@@ -160,7 +160,7 @@ def _load(path: Path, interface: Path) -> ModuleType:
     """
     name = f"paddle_served_program_{abs(hash(str(path.resolve()))):x}"
     folder = path.parent.iterdir()
-    own = {file.stem for file in folder if file.suffix == ".py" or any(file.glob("*.py"))}
+    own = {file.stem for file in folder if file.suffix == ".py" or any(file.glob("*.py"))} - {"__main__"}
 
     def remove() -> dict[str, ModuleType]:
         found = [key for key in sys.modules if key == INTERFACE or key.partition(".")[0] in own]

@@ -97,6 +97,7 @@ def test_other_names_work(program: Path) -> None:
     (folder / "interface.py").write_text((CLONE / "launcher/program.py").read_text())
     model_program._load(program, folder / "interface.py")
     assert sys.modules["json"] is json, "a folder with data is not a module"
+    assert "__main__" in sys.modules
 
 
 def test_modules_of_two_programs_with_equal_names_do_not_mix(tmp_path: Path) -> None:
