@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import paddle
-from paddle.base.core import VarDesc
 
 from launcher.errors import SettingsError
 from launcher.trainer.graph.table_optimizers import coefficient
@@ -24,18 +23,22 @@ class _Rule(NamedTuple):
     """Rejects an operator or a parameter; texts follow `network() of the program …` and the name."""
 
     rejects: Callable[..., Any]
-    """For an operator: takes it. For a parameter: takes it and the variable of its gradient."""
+    """Takes the operator or the parameter."""
     what: str
     fix: str
 
 
-_SPARSE = _Rule(
-    lambda op: any(op.has_attr(key) and op.attr(key) is True for key in ("is_sparse", "is_distributed")),
-    "uses sparse gradients (sparse=True or is_sparse=True), which the servers have for tables of job.embedding only",
-    "use job.embedding, or remove sparse=True",
-)
 OPERATORS = (
-    _SPARSE,
+    _Rule(
+        lambda op: op.has_attr("sub_block"),
+        "is a loop or a branch in the graph, which the servers cannot build",
+        "use paddle.where, or a Python loop in network()",
+    ),
+    _Rule(
+        lambda op: any(op.has_attr(key) and op.attr(key) is True for key in ("is_sparse", "is_distributed")),
+        "uses sparse gradients (sparse=True or is_sparse=True), which servers have for job.embedding only",
+        "use job.embedding, or remove sparse=True",
+    ),
     _Rule(
         lambda op: int(op.attr("op_role")) & NO_FORWARD,
         "calculates gradients or updates parameters itself (paddle.static.gradients, minimize, "
@@ -50,28 +53,23 @@ OPERATORS = (
 )
 PARAMETERS = (
     _Rule(
-        lambda parameter, _: parameter.optimize_attr["learning_rate"] != 1.0,
+        lambda parameter: parameter.optimize_attr["learning_rate"] != 1.0,
         "has its own learning_rate (ParamAttr), but the servers have one for all parameters",
         "remove learning_rate from its ParamAttr; trainable=False keeps a parameter as it is",
     ),
     _Rule(
-        lambda parameter, _: coefficient(parameter.regularizer),
+        lambda parameter: coefficient(parameter.regularizer),
         "has a regularizer (ParamAttr), but the servers apply none",
         "remove it, and add the penalty to the loss that network() returns",
     ),
     _Rule(
-        lambda parameter, _: parameter.dtype != paddle.float32,
+        lambda parameter: parameter.dtype != paddle.float32,
         "is not float32, but the servers have only such parameters",
         'create it with dtype="float32"; paddle.cast converts values',
     ),
-    _Rule(
-        lambda _, gradient: gradient.type == VarDesc.VarType.SELECTED_ROWS,
-        _SPARSE.what,
-        _SPARSE.fix,
-    ),
 )
 STATE = _Rule(
-    lambda *_: True,
+    bool,
     "is changed by the network in each batch, but servers, checkpoints and exported models do not have the change",
     "calculate it from the batch, or in parse()",
 )
@@ -92,28 +90,17 @@ def check_network(program: TrainingProgram, network: Any) -> None:
             "See launcher/programs/README.md#limits-of-the-servers"
         )
 
-    if network.main.num_blocks > 1:
-        loop = next(op for op in block.ops if op.has_attr("sub_block"))
-        what = "is a loop or a branch in the graph, which the servers cannot build"
-        reject(
-            _Rule(bool, what, "use paddle.where, or a Python loop in network()"),
-            f"operator {loop.type}",
-            loop,
-        )
+    parameters = {parameter.name for parameter in network.main.all_parameters()}
     for op in block.ops:
-        names = [
-            name
-            for name in op.input_arg_names
-            if isinstance(block.var(name), paddle.base.framework.Parameter)
-        ]
+        names = [name for name in op.input_arg_names if name in parameters]
         for rule in OPERATORS:
             if not tables.intersection(names) and rule.rejects(op):
                 reject(rule, " ".join([f"operator {op.type}", *names]), op)
-    for parameter, gradient in (trained := _gradients(network)):
+    for parameter in (trained := _trained(network)):
         for rule in PARAMETERS:
-            if parameter.name not in tables and rule.rejects(parameter, gradient):
+            if parameter.name not in tables and rule.rejects(parameter):
                 reject(rule, f"parameter {parameter.name!r}")
-    network.untrained = sorted({*network.dense()}.difference(parameter.name for parameter, _ in trained))
+    network.untrained = sorted({*network.dense()}.difference(parameter.name for parameter in trained))
     needed = network.names_needed([network.prediction, network.loss])
     for op in block.ops:
         for name in needed.intersection(op.output_arg_names):
@@ -124,8 +111,8 @@ def check_network(program: TrainingProgram, network: Any) -> None:
             network.statistics.append(name)
 
 
-def _gradients(network: Any) -> list[tuple[Any, Any]]:
-    """Return each parameter on which the loss depends, with its gradient, both of a copy of the network."""
+def _trained(network: Any) -> list[Any]:
+    """Return the parameters to which the loss gives a gradient."""
     copy = network.main.clone()
     with paddle.static.program_guard(copy, paddle.static.Program()):
-        return list(paddle.static.append_backward(copy.global_block().var(network.loss.name)))
+        return [pair[0] for pair in paddle.static.append_backward(copy.global_block().var(network.loss.name))]
