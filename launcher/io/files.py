@@ -133,7 +133,9 @@ def parse_json_object(name: object, content: bytes, shape: Any = dict[str, Any])
             (`schema.mismatch`).
     """
     try:
-        value = json.loads(content, parse_constant=_reject_constant, parse_float=_parse_float)
+        value = json.loads(
+            content, parse_constant=_reject_constant, parse_float=_parse_float, parse_int=_parse_int
+        )
     except (ValueError, RecursionError) as error:
         raise UnreadableError(f"{name} exists ({len(content)} bytes), but is not JSON: {error}.") from error
     if not isinstance(value, dict):
@@ -156,6 +158,12 @@ def _parse_float(text: str) -> float:
     if math.isinf(number := float(text)):
         raise ValueError(f"the number {text[:20]} is too large")
     return number
+
+
+def _parse_int(text: str) -> int:
+    """Return an integer of JSON; raise ValueError if a float cannot hold it, because any number may become one."""
+    _parse_float(text)
+    return int(text)
 
 
 def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,6 +156,14 @@ def test_the_files_of_a_shard_have_names_below_its_folder(tmp_path: Path, name: 
         shard_files.list_shard_files(layout, shard)
 
 
+@pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e400", "9" * 5000, "NaN"])
+def test_a_number_that_no_float_can_hold_makes_a_file_unreadable(number: str) -> None:
+    """A time or size of run.json becomes a float, which failed with OverflowError."""
+    with pytest.raises(files.UnreadableError, match="is not JSON"):
+        files.parse_json_object("run.json", f'{{"started": {number}}}'.encode(), schema.RunFile)
+    assert files.parse_json_object("x", b'{"a": 18446744073709551615}') == {"a": 2**64 - 1}
+
+
 def test_an_earlier_run_that_is_a_link_is_not_moved_to_the_output(tmp_path: Path) -> None:
     layout = JobPaths(tmp_path, "job")
     (tmp_path / "host").mkdir()
