@@ -224,7 +224,7 @@ BUGS: dict[Callable[[Patch], None], tuple[int, tuple[str, ...]]] = {
     old_idle_report_counts_as_stopped: (57, ("starts_fail",)),
     done_without_all_parts: (16, ("child_killed",)),
     new_rank_0_ignores_the_run_record: (12, ()),
-    ranks_stop_before_the_requested_checkpoint_is_complete: (48, ("drained",)),
+    ranks_stop_before_the_requested_checkpoint_is_complete: (430, ("drained",)),
     final_codes_restart: (24, ()),
 }
 """Bug of the product's code → (first seed, the kinds of faults that show it soonest; empty: all kinds).

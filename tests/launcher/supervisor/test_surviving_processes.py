@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -21,7 +22,7 @@ from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.coordinator.member_states import GangLimits, Member, StateRejectedError
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import MemberState
+from launcher.supervisor.peers.messages import MemberState, Order
 from launcher.supervisor.process_watchdog import ProcessWatchdog
 from launcher.supervisor.shared_storage.output_folder import run_fingerprint
 from launcher.supervisor.timings import Timings
@@ -136,3 +137,16 @@ def test_a_state_that_is_late_does_not_replace_a_newer_one_of_the_same_pod() -> 
     membership.record_state(report(1, "a", "idle", 2), 11.0)
     member = membership.members[1]
     assert (member.phase, member.attempt, member.heard) == ("training", 3, 10.0)
+
+
+def test_an_order_that_is_published_again_is_no_new_order() -> None:
+    """Otherwise each turn of rank 0's loop would answer the held requests of all ranks."""
+    membership = Membership(2, LIMITS, lambda: None, 0.0)
+    order = Order(0, "wait")
+    membership.publish(order)
+    body = json.dumps({"state": report(1, "a").to_json(0.0), "seen": 0}).encode()
+    first = membership.handle_state(body)
+    membership.publish(Order(0, "wait"))
+    assert membership.handle_state(body) == first
+    membership.publish(Order(0, "serve"))
+    assert membership.handle_state(body) != first
