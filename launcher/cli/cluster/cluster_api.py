@@ -156,6 +156,8 @@ class Cluster:
         self.configuration, self.options, self.context = configuration, options, context
         self.namespace = namespace
         self.name = name
+        self.has_hidden_namespaces = False
+        """Whether `list_in_all_namespaces` could not list the other namespaces."""
 
     @functools.cached_property
     def _pool(self) -> Any:
@@ -250,6 +252,7 @@ class Cluster:
         try:
             return self._list(kind, self._path(kind, all_namespaces=True), selector)
         except ForbiddenError:
+            self.has_hidden_namespaces = True
             return self.list_objects(kind, selector)
 
     def _list(self, kind: str, path: str, selector: str = "") -> list[Object]:

@@ -82,9 +82,9 @@ class ReleaseRun:
 
     @property
     def source_files(self) -> list[str]:
-        """The names of the uploaded files (in `sources/` on the storage) that the run's values refer to."""
+        """Every name in the addresses of the uploaded files (in `sources/` on the storage) of the run's values."""
         urls = [str(self.data.get(key) or "") for key in ("source", "testSource")]
-        return [url.removeprefix(_FILE_SCHEME).split("/")[0] for url in urls if url.startswith(_FILE_SCHEME)]
+        return [name for url in urls if url.startswith(_FILE_SCHEME) for name in url.split("/")[2:]]
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`clean`: remove earlier runs, a job's folder or uploaded data files that nothing uses."""
+"""`clean`: remove earlier runs or a job's folder, and uploaded data that no release refers to."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
@@ -30,7 +30,7 @@ from launcher.cli.terminal import confirm, print_line, report
 from launcher.reporting import text_formats
 
 LOCK_SECONDS = 8.0  # rank 0 renews run.lock every 2 s while a run writes to the output
-YOUNG_SECONDS = 3600.0  # a release that does not exist yet may be about to train on a younger data file
+YOUNG_SECONDS = 24 * 3600.0  # a release that does not exist yet may be about to train on younger data
 
 
 @dataclass(frozen=True)
@@ -43,33 +43,19 @@ class Candidate:
     """Which releases have the job, or the score of the run; for the message."""
     kept: str = ""
     """Why the path must stay; empty if the path may be removed."""
-    size: int = 0
-    """Bytes."""
 
 
 @with_session
 def clean(
     session: Session,
     *,
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="NAME…", help="With --sources: which data files; default: all."),
-    ] = None,
     job: Annotated[
         str | None,
         typer.Option("--job", metavar="NAME", help="Remove this job's folder with all its data and runs."),
     ] = None,
-    sources: Annotated[
-        bool, typer.Option("--sources", help="Remove uploaded data files that no release refers to.")
-    ] = False,
     keep: Annotated[
-        int,
-        typer.Option(min=0, metavar="N", help="Never remove the newest N earlier runs, whatever their age."),
+        int, typer.Option(min=0, metavar="N", help="Never remove the newest N earlier runs.")
     ] = 5,
-    older_than: Annotated[
-        float,
-        typer.Option(min=0, metavar="DAYS", help="Remove only runs that finished more than DAYS days ago."),
-    ] = 0.0,
     keep_best: Annotated[
         bool, typer.Option("--keep-best", help="Never remove the run with the best (first) score.")
     ] = False,
@@ -77,48 +63,50 @@ def clean(
     claim: ClaimOption = None,
     image: ImageOption = None,
 ) -> None:
-    """Remove earlier runs, a job's folder or data files from the storage; never what a live run uses."""
-    if job is not None and sources:
-        raise UsageError("--job and --sources exclude each other", "give one of them")
-    if names and not sources:
-        raise UsageError(
-            f"{' '.join(names)}: names of data files need --sources",
-            "add --sources, or give a job with --job",
-        )
-    request = StorageRequest(
-        job=SOURCES if sources else job,
-        claim=claim,
-        image=image,
-        seconds=COPY_SECONDS,
-        writable=True,
-    )
+    """Remove earlier runs or a job's folder, and uploaded data that no release refers to.
+
+    Nothing that a live run may use is removed. The command lists what it keeps and what it would remove, and asks.
+    """
+    request = StorageRequest(job=job, claim=claim, image=image, seconds=COPY_SECONDS, writable=True)
     lease: AbstractContextManager[Callable[[], None]] = nullcontext(lambda: None)
     if job is not None and isinstance(session, ClusterSession):
         lease = hold_lease(session.cluster, session.release, job)  # so that no `run` starts to use this name
     with session.storage(request) as storage, lease as check_lease:
+        root = storage.sibling(".")
 
         def find() -> list[Candidate]:
-            if sources:
-                return find_sources(session, storage, names or [])
+            releases = []
+            if isinstance(session, ClusterSession):
+                releases = list_storage_users(session.cluster, storage.claim)
             if job is not None:
-                return find_job_folder(session, storage)
-            return find_earlier_runs(session, storage, keep, older_than, keep_best)
+                found = [find_job_folder(session, storage, releases)]
+            else:
+                found = find_earlier_runs(session, storage, keep, keep_best)
+            return [*found, *find_sources(session, root, releases)]
 
-        root = storage.sibling(".")
-        candidates = _choose(root, find(), all_or_nothing=bool(job or names))
-        if not candidates:
+        found = find()
+        for one in found:
+            if one.kept:
+                report(f"kept: {one.path}: {one.kept}")
+        if job is not None and found[0].kept:
+            raise UsageError(
+                f"nothing was removed: {job} must be kept; the line `kept: {job}: …` above says why",
+                "do what this line says",
+            )
+        unused = {one.path: one.about for one in found if not one.kept}
+        if not unused:
             report("nothing to remove")
             return
-        paths = ", ".join(one.path for one in candidates)
+        for path, size in run_json_command(root, "sizes", *unused).items():
+            report(f"to remove: {path}: {size:,} bytes" + (f" ({unused[path]})" if unused[path] else ""))
+        paths = ", ".join(unused)
         if not yes and not confirm(f"Remove permanently: {paths}?"):
             raise UsageError(
                 f"nothing was removed: the removal of {paths} was not confirmed", "confirm it with --yes"
             )
         now = {one.path: one.kept for one in find()}
         changed = [
-            f"{one.path}: {why}"
-            for one in candidates
-            if (why := now.get(one.path, "it does not exist any more"))
+            f"{path}: {why}" for path in unused if (why := now.get(path, "it does not exist any more"))
         ]
         if changed:
             raise UsageError(
@@ -126,38 +114,14 @@ def clean(
                 "run the same command again",
             )
         check_lease()
-        removed = run_json_command(root, "remove", *(one.path for one in candidates))
+        removed = run_json_command(root, "remove", *unused)
     print_line(f"removed {paths}: {sum(removed.values()):,} bytes")
 
 
-def _choose(root: Storage, found: Sequence[Candidate], *, all_or_nothing: bool) -> list[Candidate]:
-    """Return the candidates that may be removed, with their sizes; print which stay and which will be removed.
-
-    `root` is the folder that the candidates' paths are relative to. With `all_or_nothing`, because the user specified
-    each candidate, raise UsageError if one of them must stay.
-    """
-    for one in found:
-        if one.kept:
-            report(f"kept: {one.path}: {one.kept}")
-    unused = [one for one in found if not one.kept]
-    if all_or_nothing and len(unused) < len(found):
-        raise UsageError(
-            "nothing was removed: some of it must be kept; the lines `kept: …` above say why",
-            "do what these lines say, or with --sources give only names that nothing uses",
-        )
-    sizes = run_json_command(root, "sizes", *(one.path for one in unused)) if unused else {}
-    unused = [replace(one, size=sizes[one.path]) for one in unused]
-    for one in unused:
-        report(f"to remove: {one.path}: {one.size:,} bytes" + (f" ({one.about})" if one.about else ""))
-    return unused
-
-
-def find_earlier_runs(
-    session: Session, storage: Storage, keep: int, older_than: float, keep_best: bool
-) -> list[Candidate]:
+def find_earlier_runs(session: Session, storage: Storage, keep: int, keep_best: bool) -> list[Candidate]:
     """Return the earlier runs of the storage's job as candidates, with the reasons why some must stay.
 
-    The other parameters are the options of `clean`.
+    `keep` and `keep_best` are the options of `clean`.
     """
     runs, pods = read_runs(storage), _live_pods(session)
     for run in runs:
@@ -167,21 +131,17 @@ def find_earlier_runs(
     best = best_run(runs) if keep_best else None
     return [
         Candidate(f"{storage.job.name}/{run.folder}", text_formats.scores(run.record.score), reason)
-        for run, reason in explain_kept_runs(runs, keep, older_than, used, best)
+        for run, reason in explain_kept_runs(runs, keep, used, best)
     ]
 
 
 def explain_kept_runs(
-    runs: Sequence[SavedRun],
-    keep: int,
-    older_than: float,
-    used: Collection[str],
-    best: SavedRun | None = None,
+    runs: Sequence[SavedRun], keep: int, used: Collection[str], best: SavedRun | None = None
 ) -> list[tuple[SavedRun, str]]:
     """Return each earlier run with the reason why it stays, which is empty if it may be removed.
 
-    `runs` are the runs of a job, newest first, `used` the names of those that pods use. `keep` and `older_than` are
-    the options of `clean`; the run `best` stays because of its score.
+    `runs` are the runs of a job, newest first, `used` the names of those that pods use. `keep` is the
+    option of `clean`; the run `best` stays because of its score.
     """
     current = next((run for run in runs if run.folder == CURRENT), None)
     fingerprint = current.record.fingerprint if current else {}
@@ -189,7 +149,6 @@ def explain_kept_runs(
     initial_model = str((current and current.record.init_model) or fingerprint.get("initModelPath") or "")
     found = []
     for place, run in enumerate(run for run in runs if run.folder != CURRENT):
-        days = (time.time() - (run.record.finished or run.record.started)) / 86400
         rules = (
             (run.is_locked, "a run writes to it (it has a run.lock)"),
             (run.is_unknown, f"its age and score are unknown: {' '.join(run.damage.values())}"),
@@ -197,14 +156,16 @@ def explain_kept_runs(
             (run.folder in initial_model, "the current run started from its model (training.initModelPath)"),
             (run is best, "it has the best score (--keep-best)"),
             (place < keep, f"it is one of the newest {keep} (--keep)"),
-            (days < older_than, f"it is {days:.1f} days old, less than {older_than:g} (--older-than)"),
         )
         found.append((run, next((reason for holds, reason in rules if holds), "")))
     return found
 
 
-def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
-    """Return the job's folder as a candidate, with the reason if it must stay. Raises UsageError if absent."""
+def find_job_folder(session: Session, storage: Storage, releases: Sequence[Release]) -> Candidate:
+    """Return the job's folder as a candidate, with the reason if it must stay. Raises UsageError if absent.
+
+    `releases` are those that use the storage.
+    """
     name, root = storage.job.name, storage.sibling(".")
     entries = run_json_command(root, "ls")
     jobs = [
@@ -216,7 +177,6 @@ def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
         raise UsageError(
             f"--job {name}: the storage has no such job", f"choose one of: {', '.join(jobs) or '(none)'}"
         )
-    releases = _storage_users(session, storage)
     users = [release for release in releases if release.run and release.run.job_name == name]
     if live := [release for release in users if release.state in LIVE_STATES]:
         kept = f"the run of {live[0]} is {live[0].state}. Fix: wait until it is over, or helm uninstall it"
@@ -226,33 +186,33 @@ def find_job_folder(session: Session, storage: Storage) -> list[Candidate]:
         kept = _explain_unreadable(releases)
     if not kept and _is_lock_renewed(storage):
         kept = "a run writes to it: its output/run.lock is renewed. Fix: wait until the run is over"
-    return [Candidate(name, ", ".join(f"{release} ({release.state})" for release in users), kept)]
+    return Candidate(name, ", ".join(f"{release} ({release.state})" for release in users), kept)
 
 
-def find_sources(session: Session, storage: Storage, names: Sequence[str]) -> list[Candidate]:
-    """Return the uploaded data files with these names, or all. Raises UsageError for an unknown name."""
-    root = storage.sibling(".")
+def find_sources(session: Session, root: Storage, releases: Sequence[Release]) -> list[Candidate]:
+    """Return the uploaded data, and what interrupted uploads left, with the reasons why some must stay.
+
+    `root` is the folder that contains all jobs; `releases` are those that use the storage.
+    """
     entries = run_json_command(root, "ls", "--optional", SOURCES)
-    ages = {one["name"]: time.time() - one["mtime"] for one in entries if not one["name"].startswith(".")}
-    if wrong := [name for name in names if name not in ages]:
-        raise UsageError(
-            f"{', '.join(wrong)}: {SOURCES}/ has no such file", f"choose from: {', '.join(ages) or '(none)'}"
-        )
-    releases = _storage_users(session, storage)
+    users = {name: str(one) for one in releases if one.run for name in one.run.source_files}
+    doubt = _explain_unreadable(releases)
+    if not isinstance(session, ClusterSession):
+        doubt = "only the cluster knows which releases train on it. Fix: use --release and --namespace, not --path"
+    elif session.cluster.has_hidden_namespaces:
+        doubt = "a release in a namespace that this user may not list may train on it"
+    elif any(one["type"] == "other" and one["name"] in users for one in entries):
+        doubt = "a release trains on a link in this folder, which may lead to it"
     found = []
-    for name in names or ages:
-        users = ", ".join(str(one) for one in releases if one.run and name in one.run.source_files)
-        kept = f"{users} trains on it. Fix: helm uninstall that release first" if users else ""
-        kept = kept or _explain_unreadable(releases)
-        if not kept and ages[name] < YOUNG_SECONDS:
+    for one in entries:
+        name = one["name"]
+        kept = (
+            f"{users[name]} trains on it. Fix: helm uninstall that release first" if name in users else doubt
+        )
+        if not kept and time.time() - one["mtime"] < YOUNG_SECONDS:
             kept = f"it is younger than {YOUNG_SECONDS / 3600:g} h: a run may be about to use it"
         found.append(Candidate(f"{SOURCES}/{name}", kept=kept))
     return found
-
-
-def _storage_users(session: Session, storage: Storage) -> list[Release]:
-    """Return the releases on this storage; none for a folder of this machine."""
-    return list_storage_users(session.cluster, storage.claim) if isinstance(session, ClusterSession) else []
 
 
 def _explain_unreadable(releases: Sequence[Release]) -> str:

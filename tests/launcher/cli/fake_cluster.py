@@ -32,6 +32,7 @@ class FakeCluster:
     """Objects by kind; pods that are created run at once, and their commands run on this machine."""
 
     namespace, name, options, context = "paddle", "context test", (), "test"
+    has_hidden_namespaces = False
 
     def __init__(self, root: Path | None = None) -> None:
         """`root` is the folder that all pods mount; None: their commands fail."""

@@ -12,8 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli import shared_options
 from launcher.cli.storage import reader_commands
 from launcher.io.open_below import ReaderError, open_file
+
+from .fake_cluster import FakeCluster
 
 Cli = Callable[..., tuple[int, str, str]]
 SECRET = "root:x:0:0"
@@ -86,19 +89,22 @@ def test_clean_follows_no_link_in_place_of_the_folder_of_data_files(
     cli: Cli, job: Path, outside: Path
 ) -> None:
     (job.parent / "sources").symlink_to(outside.parent / "sources")
-    code, _, err = cli("clean", "--sources", "--yes", "--path", job)
+    code, _, err = cli("clean", "--yes", "--path", job)
     assert (code, (outside.parent / "sources" / "rows.csv").read_text()) == (3, SECRET)
     assert "sources is a symbolic link" in err
 
 
 def test_clean_removes_a_link_among_the_data_files_and_keeps_its_target(
-    cli: Cli, job: Path, outside: Path
+    cli: Cli, job: Path, outside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    cluster = FakeCluster(job.parent)
+    monkeypatch.setattr(shared_options, "connect", lambda *_: cluster)
+    cluster.add_release()
     (job.parent / "sources").mkdir()
     for name, target in (("old.csv", "rows.csv"), ("old", ".")):
         (job.parent / "sources" / name).symlink_to(outside.parent / "sources" / target)
         os.utime(job.parent / "sources" / name, (1, 1), follow_symlinks=False)
-    assert cli("clean", "--sources", "--yes", "--path", job)[0] == 0
+    assert cli("clean", "--yes")[0] == 0
     assert list((job.parent / "sources").iterdir()) == []
     assert (outside.parent / "sources" / "rows.csv").read_text() == SECRET
 
