@@ -23,7 +23,7 @@ from aws import (
     state_backend,
 )
 from aws.stack_access import FOLDER, CommandError, make_clients, read_stack
-from infra import chart_values, iam_policies, node_capacity
+from infra import chart_values, iam_policies, instance_types
 from infra.settings_errors import SettingsError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for the owner of an AWS stack.")
@@ -123,7 +123,7 @@ def push_image(
     url = target.outputs().get("registry")
     if url is None:
         raise CommandError(f"stack {stack} has no registry yet. Fix: pulumi up --stack {stack}")
-    arch = "arm64" if node_capacity.is_arm(target.settings.nodes.instance_types[0]) else "amd64"
+    arch = "arm64" if instance_types.is_arm(target.settings.nodes.instance_types[0]) else "amd64"
     wanted = runtime or chart_values.effective_values(target.settings, FOLDER)["runtime"]
     build = image_push.ImageBuild(arch, base, wanted, custom)
     image = image_push.push_image(url, FOLDER / "launcher", build, make_clients(target.region)("ecr"))

@@ -21,7 +21,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from aws import image_push
 from aws.stack_access import AwsStack, Client, call_if_exists
-from infra import cidr, cluster_access, constants, iam_policies, node_capacity
+from infra import cidr, cluster_access, constants, iam_policies, instance_types
 
 # Quotas of an account in a region: service, quota code, description. Those of vCPU are by market and kind of family;
 # codes: `aws service-quotas list-service-quotas --service-code ec2`.
@@ -199,7 +199,7 @@ def check_quotas(stack: AwsStack, client: Client) -> Findings:
         if quota_of in VCPU:
             cpu = one.get("CpuOptions") or {}
             used[quota_of] += cpu.get("CoreCount", 1) * cpu.get("ThreadsPerCore", 2)
-    arm = node_capacity.is_arm(nodes.instance_types[0])
+    arm = instance_types.is_arm(nodes.instance_types[0])
     single = list(constants.SYSTEM_TYPES[arm][:1]) if nodes.has_system_group else []
     single += [bastion.instance_type] if bastion.enabled else []
     types = ec2.describe_instance_types(InstanceTypes=sorted({*nodes.instance_types, *single}))

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from infra import constants, node_capacity
+from infra import constants, instance_types
 from infra.settings import Settings
 
 # AWS converts monthly prices with this number of hours.
@@ -58,14 +58,6 @@ class CostItem:
         return f"{price}  ({self.count:g} {self.unit})"
 
 
-@dataclass(frozen=True)
-class Instance:
-    """An instance type: on-demand price in US dollars an hour, and size."""
-
-    price: float
-    size: node_capacity.Size
-
-
 @cache
 def read_prices() -> dict[str, Any]:
     """Return `prices.yaml`; its comments explain the keys."""
@@ -73,18 +65,16 @@ def read_prices() -> dict[str, Any]:
     return loaded
 
 
-def find_instance(kind: str) -> Instance | None:
-    """Return price and size of the instance type `kind` (`m6i.large`); None if `prices.yaml` lacks it."""
+def find_price(kind: str) -> float | None:
+    """Return the on-demand price of the instance type `kind` (`m6i.large`) an hour; None if `prices.yaml` lacks it."""
     prices = read_prices()
     family, _, size = kind.partition(".")
     if kind in prices["instances"]:
-        price, gib, cores = prices["instances"][kind]
-        return Instance(price, node_capacity.Size(cores, gib * node_capacity.GIB))
+        return float(prices["instances"][kind])
     if family not in prices["instances"] or size not in prices["sizes"]:
         return None
-    price, gib = prices["instances"][family]
     larges = 1 if size == "large" else 2 * int(size.removesuffix("xlarge") or 1)
-    return Instance(price * larges, node_capacity.Size(2 * larges, gib * larges * node_capacity.GIB))
+    return float(prices["instances"][family] * larges)
 
 
 def _fixed(dollars: float) -> Dollars:
@@ -92,8 +82,8 @@ def _fixed(dollars: float) -> Dollars:
 
 
 def _machines(name: str, kind: str, count: int, *, unit: str = "node") -> CostItem:
-    known = find_instance(kind)
-    price = None if known is None else _fixed(known.price * count)
+    known = find_price(kind)
+    price = None if known is None else _fixed(known * count)
     return CostItem(f"{name}, {kind}", count, unit, price)
 
 
@@ -135,7 +125,7 @@ def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 
             count = nodes.max if nodes.auto else nodes.desired
         yield from _training_nodes(settings, count)
         if nodes.has_system_group:
-            arm = node_capacity.is_arm(nodes.instance_types[0])
+            arm = instance_types.is_arm(nodes.instance_types[0])
             yield _machines("system node", constants.SYSTEM_TYPES[arm][0], 1)
             disk = _fixed(nodes.disk_gib * month["gp3_gib"] / HOURS_PER_MONTH)
             yield CostItem("system node's disk, gp3", nodes.disk_gib, "GiB", disk)

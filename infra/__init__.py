@@ -5,6 +5,6 @@
 
 Modules that import no pulumi, so that tests and other tools use them without an engine: `settings*`,
 `setting_types`, `stack_config`, `chart_values`, `chart_check`, `cluster_access`, `cluster_preflight`, `release_drift`,
-`naming`, `cidr`, `constants`, `node_capacity`, `eks_kubeconfig`, `iam_policies`,
+`naming`, `cidr`, `constants`, `instance_types`, `eks_kubeconfig`, `iam_policies`,
 `deployer_permissions`.
 """

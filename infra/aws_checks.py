@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra import cluster_access, node_capacity, settings_rules
+from infra import cluster_access, instance_types, settings_rules
 from infra.aws_lookup import read_if_exists
 from infra.settings_errors import SettingsError
 from infra.stack_inputs import StackInputs
@@ -63,15 +63,15 @@ def check_access(inputs: StackInputs) -> None:
         raise SettingsError(problems)
 
 
-def check_node_capacity(inputs: StackInputs) -> None:
-    """Check that all pods fit on the nodes at once, with the instance sizes that AWS reports.
+def check_instance_types(inputs: StackInputs) -> None:
+    """Check that no pod is larger than an instance type of the nodes, with the sizes that AWS reports.
 
-    Log a warning if they fit only on machines without EKS' daemons, or if a size is unknown.
+    Log a warning if a size is unknown, if the nodes have GPUs that no pod requests, or if spot nodes have one type.
 
     Raises:
-        SettingsError: the pods would not fit even on machines without any other pod.
+        SettingsError: a pod is larger than a type, so it would never start.
     """
-    nodes = inputs.settings.nodes
+    nodes, values = inputs.settings.nodes, inputs.effective_values
     if inputs.settings.compute == "off":
         return
     if nodes.capacity == "SPOT" and len(nodes.instance_types) == 1:
@@ -79,6 +79,13 @@ def check_node_capacity(inputs: StackInputs) -> None:
         pulumi.log.warn(
             f"nodes.instanceTypes has only {only}: if AWS has no spot capacity of it, no node starts. "
             "Fix: list several types of the same size"
+        )
+    if nodes.has_gpus and instance_types.GPU_RESOURCE not in instance_types.requested_by(values["resources"]):
+        # Per vCPU, g4dn to g6e cost 2.7 to 9.7 times as much as m6i in sizes xlarge (aws/prices.yaml).
+        pulumi.log.warn(
+            f"nodes.instanceTypes: {', '.join(nodes.instance_types)} have GPUs, but the training requests none, so "
+            "nothing uses them. They cost several times as much as nodes without. Fix: set the chart value "
+            f"resources.limits.{instance_types.GPU_RESOURCE}, or use types without GPUs"
         )
     machines = {}
     for kind in nodes.instance_types:
@@ -91,11 +98,10 @@ def check_node_capacity(inputs: StackInputs) -> None:
                 "chart; pods that do not fit stay Pending"
             )
             continue
-        memory = float(found.memory_size * node_capacity.MIB)
-        gpus = node_capacity.count_gpus(kind)
-        machines[kind] = node_capacity.Size(float(found.default_vcpus), memory, gpus)
-    problems, warnings = settings_rules.capacity_problems(inputs.settings, inputs.effective_values, machines)
-    if problems:
+        machines[kind] = {
+            "cpu": str(found.default_vcpus),
+            "memory": f"{found.memory_size}Mi",
+            instance_types.GPU_RESOURCE: str(sum(gpu.count for gpu in found.gpuses)),
+        }
+    if problems := list(instance_types.pod_size_problems(values, machines)):
         raise SettingsError(problems)
-    for warning in warnings:
-        pulumi.log.warn(warning)

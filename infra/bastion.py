@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_aws as aws
 
-from infra import constants, iam_policies, node_capacity
+from infra import constants, iam_policies, instance_types
 from infra.aws_context import AwsComponent, AwsContext
 from infra.efs_storage import EfsStorage
 from infra.iam_roles import add_inline_policy, attach_aws_policy, create_role
@@ -87,7 +87,7 @@ class Bastion(AwsComponent):
             opts=self.child,
         )
         nfs = storage.allow_nfs("bastion", group.id)
-        architecture = "arm64" if node_capacity.is_arm(instance_type) else "x86_64"
+        architecture = "arm64" if instance_types.is_arm(instance_type) else "x86_64"
         image = aws.ssm.get_parameter(
             name=IMAGE.format(architecture=architecture), opts=pulumi.InvokeOptions(parent=self)
         )

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from infra import constants
-from infra.node_capacity import is_arm
+from infra.instance_types import is_arm
 from infra.settings import Settings
 from infra.settings_errors import Problem, SettingsError
 

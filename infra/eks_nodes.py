@@ -8,7 +8,7 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra import constants, node_capacity
+from infra import constants, instance_types
 from infra.aws_context import AwsComponent, AwsContext
 from infra.iam_roles import attach_aws_policy, create_role
 from infra.live_cluster import LiveCluster, LiveGroup, newer_version
@@ -136,7 +136,7 @@ class Nodes(AwsComponent):
             for name in NODE_POLICIES
         ]
         template = self._launch_template(settings, key_arn)
-        arm = node_capacity.is_arm(settings.instance_types[0])
+        arm = instance_types.is_arm(settings.instance_types[0])
         for_gpus: dict[str, Any] = {}
         if settings.has_gpus:
             taint = aws.eks.NodeGroupTaintArgs(key=constants.GPU_TAINT, value="present", effect="NO_SCHEDULE")
@@ -195,7 +195,7 @@ class Nodes(AwsComponent):
                     [subnets[zone]],
                     capacity_type=settings.capacity,
                     instance_types=list(settings.instance_types),
-                    tags={DISK_TAG: f"{node_capacity.pod_disk_gib(settings.disk_gib)}Gi"},
+                    tags={DISK_TAG: f"{instance_types.pod_disk_gib(settings.disk_gib)}Gi"},
                     **for_gpus,
                 )
                 made.append(group)

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
-from infra import constants, node_capacity
+from infra import constants, instance_types
 from infra import setting_types as types
 from infra.setting_types import int_help
 
@@ -131,7 +131,7 @@ class NodesSettings(SettingsModel):
     @property
     def has_gpus(self) -> bool:
         """Return whether the nodes have GPUs."""
-        return any(map(node_capacity.count_gpus, self.instance_types))
+        return any(map(instance_types.has_gpus, self.instance_types))
 
     @property
     def has_system_group(self) -> bool:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import ipaddress
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from infra import cidr, node_capacity
+from infra import cidr, instance_types
 from infra.chart_values import BUCKET_PLACEHOLDER
 from infra.iam_policies import MODELS, SOURCES
 from infra.settings import Settings
@@ -160,7 +159,7 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
     if not types:
         limit, why = "at least one instance type", "EKS starts nodes of these types"
         yield problem("nodes.instanceTypes", types, limit, why, "use for example [m6i.large]")
-    if len({node_capacity.is_arm(kind) for kind in types}) > 1:
+    if len({instance_types.is_arm(kind) for kind in types}) > 1:
         limit, why = "types of one processor architecture", "the launcher image is built for one"
         fix = "list either Intel and AMD types or Graviton types"
         yield problem("nodes.instanceTypes", types, limit, why, fix)
@@ -193,9 +192,9 @@ def _nodes(settings: Settings) -> Iterator[Problem]:
 
 
 def _gpu_types(types: list[str]) -> Iterator[Problem]:
-    with_gpus = [kind for kind in types if node_capacity.count_gpus(kind) > 0]
-    families = ", ".join(node_capacity.GPU_FAMILIES)
-    unknown = [kind for kind in with_gpus if kind.partition(".")[0] not in node_capacity.GPU_FAMILIES]
+    with_gpus = [kind for kind in types if instance_types.has_gpus(kind)]
+    families = ", ".join(instance_types.GPU_FAMILIES)
+    unknown = [kind for kind in with_gpus if kind.partition(".")[0] not in instance_types.GPU_FAMILIES]
     if unknown:
         why = "other types with GPUs need another machine image or device plugin, or an image for arm64 (g5g)"
         limit = f"types without GPUs, or of {families}"
@@ -247,83 +246,10 @@ def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Pr
             fix = "change the address, and the keys of artifacts.uploads with it"
             yield Problem(key, url.rstrip("/"), limit, why, fix)
     kind, runtime = next(iter(settings.nodes.instance_types), ""), values.get("runtime")
-    if settings.target == "aws" and node_capacity.is_arm(kind) and runtime == "fleet":
+    if settings.target == "aws" and instance_types.is_arm(kind) and runtime == "fleet":
         limit = "Intel or AMD types with the chart value runtime fleet"
         why = "PaddlePaddle's package for arm64 cannot save checkpoints"
         yield problem("nodes.instanceTypes", kind, limit, why, "use for example m7i.large")
-    gpus = _requested_gpus(values)
-    if settings.target == "aws" and gpus not in ("", "0") and not settings.nodes.has_gpus:
-        types = ", ".join(settings.nodes.instance_types)
-        key = f"resources.limits.{node_capacity.GPU_RESOURCE}"
-        limit, why = f"not set with nodes.instanceTypes {types}", "these nodes have no GPUs"
-        fix = "use types with GPUs, for example g6.xlarge, or remove the value"
-        yield Problem(key, gpus, limit, why, fix)
-
-
-def _requested_gpus(values: Mapping[str, Any]) -> str:
-    resources = values.get("resources") or {}
-    requested = {**(resources.get("requests") or {}), **(resources.get("limits") or {})}
-    return str(requested.get(node_capacity.GPU_RESOURCE, ""))
-
-
-def capacity_problems(
-    settings: Settings, values: Mapping[str, Any], machines: Mapping[str, node_capacity.Size]
-) -> tuple[list[Problem], list[str]]:
-    """Check whether all training pods and the data pod fit on the nodes at once.
-
-    They must fit, because training pods hold their requests while they wait for the data pod. The result is a problem
-    if the pods do not fit even on empty machines. It is a warning if they fit on empty machines, but not next to
-    daemons and add-ons, because the requests of these are an estimate.
-
-    `values` have the chart's defaults filled in; `machines` maps each type of `nodes.instanceTypes` to its size.
-    Return the problems, and the texts of the warnings.
-    """
-    nodes = settings.nodes
-    count = nodes.max if nodes.auto else nodes.desired
-    if count == 0 or not machines:
-        return [], []
-    try:
-        trainer = node_capacity.pod_requests(values.get("resources") or {})
-        data = node_capacity.pod_requests((values.get("data") or {}).get("resources") or {})
-    except ValueError as error:
-        fix = "correct the quantity in the stack's valuesFiles or values"
-        given = values.get("resources")
-        return [Problem("resources", given, "quantities such as 250m and 2Gi", str(error), fix)], []
-    trainers, one_a_node = int(values.get("trainers", 1)), values.get("hostPorts") is True
-    smallest = min(machines.values(), key=lambda size: (size.memory, size.cpu))
-    smallest = replace(smallest, gpus=min(size.gpus for size in machines.values()))
-    key = "max" if nodes.auto else "desired"
-    rule = "one trainer on each node (hostPorts)" if one_a_node else "the sum of requests"
-    wanted = f"{trainers} trainers of {trainer} and a data pod of {data} at once, counted by {rule}"
-    fix = f"raise nodes.{key}, use a larger type in nodes.instanceTypes, or lower trainers or resources"
-
-    def missing_room(node: node_capacity.Size) -> str:
-        placed, data_fits = node_capacity.place_pods(
-            node=node, nodes=count, trainers=trainers, trainer=trainer, data=data, one_a_node=one_a_node
-        )
-        if placed < trainers:
-            return f"{placed} trainers fit"
-        return "" if data_fits else "no room is left for the data pod"
-
-    types = ", ".join(nodes.instance_types)
-    warnings = []
-    if nodes.has_gpus and trainer.gpus == 0:
-        # Per vCPU, g4dn to g6e cost 2.7 to 9.7 times as much as m6i in sizes xlarge (aws/prices.yaml).
-        warnings.append(
-            f"nodes.instanceTypes: {types} have GPUs, but the training requests none, so nothing uses them. They "
-            "cost several times as much as nodes without. Fix: set the chart value resources.limits."
-            f"{node_capacity.GPU_RESOURCE}, or use types without GPUs"
-        )
-    missing = missing_room(smallest)
-    if missing:
-        why = f"{count} nodes of {types} have {smallest} each: {missing}, and other pods would never start"
-        return [problem(f"nodes.{key}", count, f"nodes that hold {wanted}", why, fix)], []
-    usable = node_capacity.usable_size(smallest)
-    missing = missing_room(usable)
-    if missing:
-        text = f"nodes.{key} = {count}: pods can use about {usable} of each {types}: {missing}"
-        warnings.append(f"{text} (needed: {wanted}). Pods without room stay pending. Fix: {fix}")
-    return [], warnings
 
 
 def upload_problems(settings: Settings, project_folder: Path) -> Iterator[Problem]:

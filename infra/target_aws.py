@@ -52,7 +52,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
     settings = inputs.settings
     aws_checks.check_uploads(inputs)
     aws_checks.check_access(inputs)
-    aws_checks.check_node_capacity(inputs)
+    aws_checks.check_instance_types(inputs)
     context = create_context(inputs, region)
     if settings.network.vpc_id != "":
         network = network_selection.check_existing_network(settings, context)

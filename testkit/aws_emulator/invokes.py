@@ -88,6 +88,7 @@ def _instance_type(cloud: MotoCloud, p: Props) -> Props:
     return {
         "defaultVcpus": found["VCpuInfo"]["DefaultVCpus"],
         "memorySize": found["MemoryInfo"]["SizeInMiB"],
+        "gpuses": [{"count": gpu["Count"]} for gpu in found.get("GpuInfo", {}).get("Gpus", ())],
     }
 
 

@@ -15,9 +15,8 @@ from aws import stack_access as stacks
 from aws.__main__ import app
 from aws.stack_access import CommandError, read_stack
 from infra.constants import PRIVATE_SERVICES
-from infra.node_capacity import GIB, Size
 from infra.settings_errors import SettingsError
-from tests.infra.test_node_capacity import ec2_types
+from tests.infra.test_instance_types import ec2_types
 
 
 def by_name(stack):
@@ -121,25 +120,22 @@ def test_cost_logs_of_pods_are_added_when_they_are_sent(dev) -> None:
     assert logs("cluster.podLogs=true") == pytest.approx(logs() + 3 * 0.005 * 0.5)
 
 
-def test_instance_price_and_size_by_type_or_none() -> None:
-    large = hourly_cost.find_instance("m6i.large")
-    assert large == hourly_cost.Instance(0.096, Size(2, 8 * GIB))
-    assert hourly_cost.find_instance("m6i.xlarge").price == 2 * large.price
-    assert hourly_cost.find_instance("m6i.4xlarge").size == Size(16, 64 * GIB)
-    assert hourly_cost.find_instance("t3.medium").size == Size(2, 4 * GIB)
-    assert hourly_cost.find_instance("g6e.12xlarge") == hourly_cost.Instance(10.49264, Size(48, 384 * GIB))
+def test_instance_price_by_type_or_none() -> None:
+    assert hourly_cost.find_price("m6i.large") == 0.096
+    assert hourly_cost.find_price("m6i.xlarge") == 2 * 0.096
+    assert hourly_cost.find_price("m6i.4xlarge") == 8 * 0.096
+    assert hourly_cost.find_price("t3.medium") == 0.0416
+    assert hourly_cost.find_price("g6e.12xlarge") == 10.49264
     for kind in ("x9z.large", "m6i.metal", "m3.large", "g6.large"):
-        assert hourly_cost.find_instance(kind) is None
+        assert hourly_cost.find_price(kind) is None
 
 
-def test_price_table_sizes_match_ec2() -> None:
-    ec2 = ec2_types()
-    for kind in hourly_cost.read_prices()["instances"]:
-        known = hourly_cost.find_instance(kind if "." in kind else f"{kind}.large").size
-        about = ec2[kind if "." in kind else f"{kind}.large"]
-        assert known == Size(
-            about["VCpuInfo"]["DefaultVCpus"], about["MemoryInfo"]["SizeInMiB"] / 1024 * GIB
-        ), kind
+def test_price_table_has_only_types_of_ec2() -> None:
+    ec2, prices = ec2_types(), hourly_cost.read_prices()["instances"]
+    assert [kind for kind in prices if (kind if "." in kind else f"{kind}.large") not in ec2] == []
+    for family in (kind for kind in prices if "." not in kind):
+        cores = {size: ec2[f"{family}.{size}"]["VCpuInfo"]["DefaultVCpus"] for size in ("large", "4xlarge")}
+        assert cores == {"large": 2, "4xlarge": 16}, "the price of a size is proportional to its cores"
 
 
 def test_read_stack_invalid_change_or_unknown_stack_raises() -> None:

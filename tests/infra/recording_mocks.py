@@ -76,7 +76,12 @@ INVOKES: dict[str, Any] = {
         "name": "x",
         "type": "String",
     },
-    "aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 2, "memorySize": 8192},
+    "aws:ec2/getInstanceType:getInstanceType": {
+        "id": "x",
+        "defaultVcpus": 2,
+        "memorySize": 8192,
+        "gpuses": [],
+    },
     "aws:route53/getZone:getZone": Exception("no matching Route 53 Hosted Zone found"),
     "aws:eks/getCluster:getCluster": Exception("reading EKS Cluster: couldn't find resource"),
     "aws:eks/getAddonVersion:getAddonVersion": {"id": "x", "version": "v1.2.3-eksbuild.1"},

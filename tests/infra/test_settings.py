@@ -243,16 +243,6 @@ def test_settings_wrong_gpu_types_are_one_problem(kinds: str) -> None:
     assert len(_refused(config(**{**AWS, "nodes": {"instanceTypes": kinds.split()}}))) == 1
 
 
-@pytest.mark.parametrize(("kind", "count"), [("m6i.large", 1), ("g6.xlarge", 0)])
-def test_value_rules_gpus_requested_on_nodes_without_raise(kind: str, count: int) -> None:
-    values = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
-    problems = _values_problems(values, nodes={"instanceTypes": [kind]})
-    assert len(problems) == count
-    assert all("resources.limits.nvidia.com/gpu = '1'" in problem for problem in problems), problems
-    assert all("these nodes have no GPUs" in problem for problem in problems), problems
-    assert _values_problems({"resources": None}, nodes={"instanceTypes": [kind]}) == []
-
-
 def test_settings_are_described_and_pulumi_yaml_matches() -> None:
     rows = list(settings_schema.describe_settings())
     assert len(rows) > 15
@@ -273,7 +263,15 @@ def test_settings_of_included_stacks_load(stack: str) -> None:
 
 def test_modules_without_pulumi_import_no_pulumi() -> None:
     modules = (
-        *("node_capacity", "chart_check", "chart_values", "cidr", "eks_kubeconfig", "naming", "iam_policies"),
+        *(
+            "instance_types",
+            "chart_check",
+            "chart_values",
+            "cidr",
+            "eks_kubeconfig",
+            "naming",
+            "iam_policies",
+        ),
         *("cluster_preflight", "settings_loader", "stack_config"),
     )
     program = "; ".join(f"import infra.{name}" for name in modules)

@@ -79,12 +79,12 @@ def test_control_plane_upgraded_by_aws_is_followed_and_nodes_stay(monkeypatch: p
     assert "paddle-training-dev-cluster" not in made.ignored, "an upgrade that the owner asks for"
 
 
-def test_node_capacity_unknown_machine_is_not_checked() -> None:
+def test_instance_type_that_aws_does_not_report_is_not_checked() -> None:
     unknown = {"aws:ec2/getInstanceType:getInstanceType": Exception("no matching instance type")}
     aws_stack(answers=unknown).one("NodeGroup")
-    small = {"aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 1, "memorySize": 512}}
-    with pytest.raises(SettingsError, match="0 trainers fit"):
-        aws_stack(answers=small)
+    small = {"id": "x", "defaultVcpus": 1, "memorySize": 512, "gpuses": []}
+    with pytest.raises(SettingsError, match="resources: memory = "):
+        aws_stack(answers={"aws:ec2/getInstanceType:getInstanceType": small})
 
 
 def test_zero_nodes_creates_no_addon_with_pods() -> None:
@@ -221,8 +221,7 @@ def test_an_addon_that_does_not_run_yet_gets_the_default_version() -> None:
 def test_kubernetes_providers_are_identified_by_the_endpoint_which_a_new_cluster_changes() -> None:
     """The provider replaces what is in the cluster only when its identifier changes; the cluster's name never does."""
     nodes = {"auto": True, "instanceTypes": ["g6.xlarge"]}
-    machine = {"aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 4, "memorySize": 16384}}
-    made = aws_stack(nodes=nodes, answers=machine)
+    made = aws_stack(nodes=nodes)
     providers = [each for each in made.resources if each.typ == "pulumi:providers:kubernetes"]
     assert len(providers) == 3
     endpoint = "https://ABC.gr7.us-west-2.eks.amazonaws.com"

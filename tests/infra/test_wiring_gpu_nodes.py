@@ -29,7 +29,12 @@ FALLBACK = {"auto": True, "capacity": "SPOT", "fallback": True}
 
 
 def _gpu_stack(**nodes: Any) -> Recorder:
-    machine = {"aws:ec2/getInstanceType:getInstanceType": {"id": "x", "defaultVcpus": 4, "memorySize": 16384}}
+    machine = {
+        "aws:ec2/getInstanceType:getInstanceType": {
+            **{"id": "x", "defaultVcpus": 4, "memorySize": 16384},
+            "gpuses": [{"count": 1, "manufacturer": "NVIDIA", "memorySize": 24576, "name": "L4"}],
+        }
+    }
     return aws_stack(
         nodes={"instanceTypes": ["g6.xlarge"], **nodes}, valuesFiles=[], values=GPUS, answers=machine
     )

@@ -233,7 +233,7 @@ def test_gpu_nodes_replace_nodes_and_bring_system_nodes_and_addons_on_them(
     engine.config(*[f"paddle-training:values.{pair}" for pair in (*collective, *script)])
     too_many = engine.up()
     assert too_many.code != 0
-    assert "0 trainers fit" in too_many.text
+    assert "a node of type g6.xlarge has no more, so the pod would never start" in too_many.text
     engine.config('paddle-training:values.resources.limits["nvidia.com/gpu"]=1')
     _ended(engine, account, before)
 
