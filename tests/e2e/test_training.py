@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.launch.training_values import merge_values
-from testkit.local_cluster import Cluster, Serving, Training
+from testkit.local_cluster import Cluster, Serving, Training, run_checked
 from testkit.waiting import until
 from tests.e2e import job_processes
 
@@ -252,6 +252,25 @@ def test_a_process_that_dies_with_no_restarts_left_fails_the_job_with_its_cause(
     for text in (status["cause"], *training.messages()):
         assert "rank 1" in text, text
         assert "SIGKILL" in text and "training.restarts: 1 failures" in text and "(limit 0)" in text, text
+
+
+def test_helm_test_says_that_the_cluster_does_not_enforce_the_policy_of_the_servers(
+    train: Make, cluster: Cluster
+) -> None:
+    """The local cluster enforces no NetworkPolicies, so this is the result on a cluster without protection."""
+    training = train(training={"passes": 2000})
+    training.upgrade()
+    until(lambda: training.pass_of() >= 0, "training", 120, 0.5, training.last_log_lines)
+    command = ["helm", "test", training.release, "-n", training.namespace, "--logs"]
+    failed = run_checked(command, cluster.env, check=False)
+    assert failed.returncode == 1
+    assert "does not enforce NetworkPolicies. Fix: " in failed.stdout, failed.stderr
+    job = training.described()["k8sJob"]
+    training.upgrade({"networkPolicy": {"requireEnforced": False}})
+    assert training.described()["k8sJob"] == job, "the value belongs to the test, not to the training"
+    passed = run_checked(command, cluster.env).stdout
+    assert "policies: WARNING: this pod could connect to " in passed
+    assert "answered 200" in passed
 
 
 def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Make) -> None:
