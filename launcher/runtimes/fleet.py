@@ -25,7 +25,7 @@ from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.settings import TrainSettings
 from launcher.trainer import process_settings
-from launcher.trainer.checkpoint import contents_file, selection
+from launcher.trainer.checkpoint import contents_file
 
 PADDLE_VARIABLES = (
     "PADDLE_PS",
@@ -152,7 +152,7 @@ class FleetRuntime(Runtime):
         Raises:
             DataError: there are checkpoints, but none is complete and intact.
         """
-        return selection.newest_checkpoint(output_dir)
+        return contents_file.newest_checkpoint(output_dir)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether the run in `output_dir` is complete.
@@ -160,8 +160,8 @@ class FleetRuntime(Runtime):
         A run is complete if it has trained all passes or early stopping ended it, and output/model was exported
         from the right checkpoint (the best one with `training.keepBest`, else the newest).
         """
-        made = selection.model_checkpoint(OutputPaths(output_dir).model)
-        newest = selection.newest_checkpoint(output_dir) if made else None
+        made = contents_file.model_checkpoint(OutputPaths(output_dir).model)
+        newest = contents_file.newest_checkpoint(output_dir) if made else None
         if newest is None:
             return False
         metric = settings.keep_best
@@ -170,7 +170,7 @@ class FleetRuntime(Runtime):
         )
         if newest.passes < settings.passes and not metrics.stops_early(metric, scores, settings.patience):
             return False
-        source = selection.choose_model_checkpoint(output_dir, metric, scores, newest.passes, made)
+        source = contents_file.choose_model_checkpoint(output_dir, metric, scores, newest.passes, made)
         return source is None or source.folder == made
 
 

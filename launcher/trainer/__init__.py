@@ -4,7 +4,7 @@
 - `program_loader`: loads the user's training program.
 - `records/`: the shard's rows as fixed-size records.
 - `graph/`: builds the program's network for servers and trainers.
-- `fleet_process`, `pserver_client`, `trainer_threads`: communication with Paddle's servers, and the steps that
+- `pserver_client`, `trainer_threads`: communication with Paddle's servers, and the steps that
   Paddle's training modes (sync, async) leave out.
 - `training_loop`: the passes, with `training_log` (logs, progress.json, metrics.csv) and `evaluation`.
 - `checkpoint/`, `export/`: verified checkpoints, and the exported model.

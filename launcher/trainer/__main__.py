@@ -20,10 +20,10 @@ from launcher.trainer.training_log import TrainerLog
 
 def run_pserver(settings: ProcessSettings) -> None:
     """Hold this pserver's share of the parameters, and answer the trainers until trainer 0 stops all servers."""
-    from launcher.trainer import fleet_process, program_loader
+    from launcher.trainer import program_loader, pserver_client
 
     loaded = program_loader.load_program(settings.program_file, settings.work.tables, settings.extra_args)
-    fleet_process.FleetProcess(settings, loaded).serve()
+    pserver_client.FleetProcess(settings, loaded).serve()
 
 
 def run_trainer(settings: ProcessSettings) -> None:
@@ -87,7 +87,7 @@ def main() -> int:
 
 def import_all() -> None:
     """Import Paddle and the modules of both roles (seconds), so that forked processes need not do it."""
-    from launcher.trainer import fleet_process, program_loader, training_loop  # noqa: F401
+    from launcher.trainer import training_loop  # noqa: F401
 
     stop_signals.restore_handlers()
 

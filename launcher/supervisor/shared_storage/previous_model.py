@@ -9,7 +9,7 @@ from launcher.errors import setting_error
 from launcher.log import log
 from launcher.settings import PREVIOUS, TrainSettings
 from launcher.supervisor.shared_storage.output_folder import read_earlier_runs
-from launcher.trainer.checkpoint import selection
+from launcher.trainer.checkpoint import contents_file
 
 
 def find_previous_model(
@@ -35,7 +35,7 @@ def find_previous_model(
     for output, record in read_earlier_runs(layout, pause):
         if record.state != "complete":
             continue
-        if not selection.is_model_complete(output.model):
+        if not contents_file.is_model_complete(output.model):
             log.warning(
                 "%s is not used as the initial model: its run is complete, but its folder model/ is not. Fix: if this "
                 "run must start with that model, restore model/ from a copy, then start the run again",

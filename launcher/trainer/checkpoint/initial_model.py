@@ -24,7 +24,7 @@ from launcher.serving import download
 from launcher.serving.paddle_served import model as served_model
 from launcher.serving.paddle_served.errors import ServedError
 from launcher.serving.paddle_served.mapped_table import MappedTable
-from launcher.trainer.checkpoint import checkpoint_folder, contents_file, selection, table_files
+from launcher.trainer.checkpoint import checkpoint_folder, contents_file, table_files
 from launcher.trainer.checkpoint.table_files import TableRows
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.training_log import TrainerLog
@@ -80,9 +80,9 @@ class InitialModel:
         if not is_safe_name(given.rstrip("/")):
             raise _invalid(given, "the path must be relative to JOB_PATH, without ..")
         output = OutputPaths(settings.job_path / given)
-        if selection.is_model_complete(output.model):
+        if contents_file.is_model_complete(output.model):
             return cls(*_read_model(output.model), f"{given}/model")
-        newest = selection.newest_checkpoint(output.root)
+        newest = contents_file.newest_checkpoint(output.root)
         if newest is None:
             raise _invalid(given, f"there is neither a complete model nor a checkpoint in {output.root}")
         return cls(*_read_checkpoint(output.checkpoint(newest)), f"{given}/{newest.folder}")

@@ -13,7 +13,7 @@ from launcher.schema import ModelTable
 from launcher.serving.paddle_served.mapped_table import map_array
 from launcher.serving.paddle_served.model import table_folder
 from launcher.trainer.checkpoint import contents_file
-from launcher.trainer.export import table_writer
+from launcher.trainer.export import model_writer
 from launcher.trainer.export.model_writer import ModelWriter
 from launcher.trainer.export.scoring_process import ScoringProcess
 from launcher.trainer.process_settings import ProcessSettings
@@ -63,20 +63,20 @@ class ModelExporter:
         trainer.barrier()
 
     def _write_share(
-        self, folder: Path, name: str, shape: ModelTable, ids: list[table_writer.Ids], at: Position
+        self, folder: Path, name: str, shape: ModelTable, ids: list[model_writer.Ids], at: Position
     ) -> None:
         """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`."""
         began = time.process_time()
-        first, own = table_writer.select_range(ids, self.settings.rank, self.settings.trainers, at.folder)
+        first, own = model_writer.select_range(ids, self.settings.rank, self.settings.trainers, at.folder)
         look_up = functools.partial(self.trainer.rows, name)
-        transfer = table_writer.look_up_rows(folder, first, own, shape.width, look_up)
+        transfer = model_writer.look_up_rows(folder, first, own, shape.width, look_up)
         rest = time.process_time() - began - transfer
         self.log.line(
             f"{name}: wrote {len(own)} of {shape.rows} rows; CPU seconds: {transfer:.2f} to look "
             f"them up, {rest:.2f} for the rest"
         )
 
-    def _map_ids(self, at: Position) -> dict[str, list[table_writer.Ids]]:
+    def _map_ids(self, at: Position) -> dict[str, list[model_writer.Ids]]:
         """Return for each table name one memory-mapped array per rank: the ids that the rank's servers saved.
 
         Raises:
@@ -96,7 +96,7 @@ class ModelExporter:
         return {
             # A file of no ids is smaller than a page.
             table.name: [
-                map_array(path, path.stat().st_size < table_writer.HEADER_BYTES)
+                map_array(path, path.stat().st_size < model_writer.HEADER_BYTES)
                 for path in (folder / name for name in names[table.name])
             ]
             for table in self.trainer.network.tables

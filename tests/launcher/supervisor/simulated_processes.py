@@ -17,7 +17,7 @@ from launcher.runtimes.v1 import V1Runtime
 from launcher.schema import CheckpointContents, CheckpointPosition, RankFiles
 from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
-from launcher.trainer.checkpoint import contents_file, selection
+from launcher.trainer.checkpoint import contents_file
 from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from tests.launcher.supervisor import virtual_time
 
@@ -47,7 +47,7 @@ class SimulatedRuntime(V1Runtime):
         return [_spec("trainer", attempt)]
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
-        return selection.newest_checkpoint(output_dir)
+        return contents_file.newest_checkpoint(output_dir)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         return files.read_bytes(OutputPaths(output_dir).model / "model.json") is not None

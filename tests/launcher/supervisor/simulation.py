@@ -21,7 +21,7 @@ from launcher.io import checkpoint_checks
 from launcher.paths import JobPaths, OutputPaths, Position
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.peers.messages import Order
-from launcher.trainer.checkpoint import selection
+from launcher.trainer.checkpoint import contents_file
 from tests.launcher.supervisor.simulated_faults import Faults
 from tests.launcher.supervisor.simulated_pod import EXIT_SECONDS, SimulatedPod
 from tests.launcher.supervisor.simulated_processes import SimulatedChild
@@ -146,7 +146,7 @@ class World:
         if self.failed is None:
             self.run_record = json.loads(OutputPaths(self.output).run_json.read_text())
             if (
-                selection.newest_checkpoint(self.output) != self.points[-1]
+                contents_file.newest_checkpoint(self.output) != self.points[-1]
                 or not (self.output / "model").is_dir()
             ):
                 self._fail("all ranks are done, but the last checkpoint or the model is missing")

@@ -14,7 +14,7 @@ from launcher.paths import OutputPaths
 from launcher.schema import RunFile, from_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.previous_model import find_previous_model
-from launcher.trainer.checkpoint.selection import MODEL_FILES
+from launcher.trainer.checkpoint.contents_file import MODEL_FILES
 from tests.launcher.supervisor.loopback_gang import LoopbackGang, pod_environ, write_data
 
 MODEL = {"model": dict.fromkeys(MODEL_FILES, 10)}

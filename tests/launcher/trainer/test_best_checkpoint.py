@@ -13,7 +13,7 @@ from launcher.io import checkpoint_checks
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.schema import CheckpointContents
-from launcher.trainer.checkpoint import contents_file, selection
+from launcher.trainer.checkpoint import contents_file
 
 from . import loopback_training
 from .conftest import stage, write_program
@@ -77,13 +77,13 @@ def prepare_training(root: Path, port: int, ranks: int = 2, best: int = 2, **val
 
 
 def next_attempt(gang: LoopbackTraining, **values: str) -> LoopbackTraining:
-    return gang.next_attempt(selection.newest_checkpoint(gang.output.root), **values)
+    return gang.next_attempt(contents_file.newest_checkpoint(gang.output.root), **values)
 
 
 def model(gang: LoopbackTraining) -> tuple[str, float]:
     """Return the model's checkpoint and error."""
     score = json.loads((gang.output.model / "score.json").read_text())
-    return str(selection.model_checkpoint(gang.output.model)), score["error"]
+    return str(contents_file.model_checkpoint(gang.output.model)), score["error"]
 
 
 def errors(gang: LoopbackTraining) -> list[float]:
@@ -91,7 +91,7 @@ def errors(gang: LoopbackTraining) -> list[float]:
 
 
 def contents(gang: LoopbackTraining) -> CheckpointContents:
-    newest = selection.newest_checkpoint(gang.output.root)
+    newest = contents_file.newest_checkpoint(gang.output.root)
     assert newest is not None
     return contents_file.read_contents(gang.output.checkpoint(newest))
 

@@ -26,7 +26,7 @@ from launcher.schema import (
     CheckpointTable,
     RankFiles,
 )
-from launcher.trainer.checkpoint import checkpoint_folder, contents_file, selection
+from launcher.trainer.checkpoint import checkpoint_folder, contents_file
 from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from tests.launcher.supervisor.failing_calls import fail_calls
 
@@ -97,20 +97,20 @@ def output(tmp_path: Path) -> Path:
 
 
 def test_newest_checkpoint_returns_the_last_usable_position(output: Path) -> None:
-    assert selection.newest_checkpoint(output) is None
+    assert contents_file.newest_checkpoint(output) is None
     for at in (Position(1), Position(1, 500), Position(2), Position(2, 10)):
         write(output, at)
     write(output, Position(3), finish=False)
     assert FleetRuntime().newest_checkpoint(output) == Position(2, 10)
     (output / "pass-00002-batch-0000010" / "done").unlink()
-    assert selection.newest_checkpoint(output) == Position(2)
+    assert contents_file.newest_checkpoint(output) == Position(2)
     (output / "pass-00001" / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
-    assert selection.newest_checkpoint(output) == Position(1, 500), (
+    assert contents_file.newest_checkpoint(output) == Position(1, 500), (
         "a checkpoint with `done` but a truncated file is unusable"
     )
     about = checkpoint_checks.reject(output / "pass-00001-batch-0000500", "rows differ", 3)
     assert isinstance(about, StorageFailedError)
-    assert selection.newest_checkpoint(output) == Position(1)
+    assert contents_file.newest_checkpoint(output) == Position(1)
     assert contents_file.checkpoint_bytes(output / "pass-00000") > 256
 
 
@@ -131,11 +131,11 @@ def test_newest_checkpoint_raises_when_no_finished_checkpoint_is_usable(output: 
         DataError,
         match=r"no usable checkpoint(.|\n)*rejected by an earlier load: rows differ(.|\n)*another version",
     ) as error:
-        selection.newest_checkpoint(output)
+        contents_file.newest_checkpoint(output)
     assert "start from scratch, with any new text in startFromScratch" in str(error.value)
     (output / "pass-00000" / "contents.json").write_text("not json")
     with pytest.raises(DataError, match="no usable checkpoint"):
-        selection.newest_checkpoint(output)
+        contents_file.newest_checkpoint(output)
 
 
 def test_newest_checkpoint_raises_storage_errors_instead_of_skipping_a_checkpoint(
@@ -152,7 +152,7 @@ def test_newest_checkpoint_raises_storage_errors_instead_of_skipping_a_checkpoin
 
     monkeypatch.setattr(Path, "stat", stale)
     with pytest.raises(StorageFailedError, match="Stale file handle"):
-        selection.newest_checkpoint(output)
+        contents_file.newest_checkpoint(output)
 
 
 def test_create_without_free_space_raises_before_anything_is_written(
@@ -189,12 +189,12 @@ def test_pruning_removes_only_usable_checkpoints_older_than_the_newest_few(outpu
     (output / "model").mkdir()
     assert prune(last, 2) == ["pass-00001"]
     assert names(output) == ["model", "pass-00000", "pass-00002", "pass-00002-batch-0000005", "pass-00003"]
-    assert selection.newest_checkpoint(output) == Position(3)
+    assert contents_file.newest_checkpoint(output) == Position(3)
 
 
 def test_an_incremental_checkpoint_is_usable_only_with_its_whole_chain(output: Path) -> None:
     base, first, second, third = write_chain(output)
-    assert selection.newest_checkpoint(output) == third
+    assert contents_file.newest_checkpoint(output) == third
     found = contents_file.read_contents(output / third.folder)
     assert found.version == contents_file.INCREMENTAL_VERSION != contents_file.VERSION
     assert contents_file.read_contents(output / base.folder).version == contents_file.VERSION
@@ -211,17 +211,19 @@ def test_an_incremental_checkpoint_is_usable_only_with_its_whole_chain(output: P
         lambda: shutil.rmtree(output / second.folder),
     ):
         broken()
-        assert selection.newest_checkpoint(output) == first
+        assert contents_file.newest_checkpoint(output) == first
         assert str(contents_file.unusable_reason(output / third.folder)).startswith(
             f"it continues {second.folder}"
         )
         shutil.rmtree(output)
         shutil.copytree(backup, output)
     write(output, second, 1, chain=(base, first))
-    assert selection.newest_checkpoint(output) == second, "the third one continues the replaced checkpoint"
+    assert contents_file.newest_checkpoint(output) == second, (
+        "the third one continues the replaced checkpoint"
+    )
     (output / base.folder / "done").unlink()
     with pytest.raises(DataError, match=r"it continues pass-00000, which is missing, unfinished or rejected"):
-        selection.newest_checkpoint(output)
+        contents_file.newest_checkpoint(output)
 
 
 def test_pruning_keeps_the_chain_of_a_kept_incremental_checkpoint(output: Path) -> None:
@@ -241,7 +243,7 @@ def test_pruning_does_not_count_an_incremental_checkpoint_on_a_truncated_one(out
     _, first, second, _ = write_chain(output)
     (output / second.folder / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
     assert prune(last, 1) == [older.folder]
-    assert selection.newest_checkpoint(output) == first
+    assert contents_file.newest_checkpoint(output) == first
 
 
 def test_pruning_does_not_count_an_incremental_checkpoint_without_its_chain(output: Path) -> None:
@@ -249,7 +251,7 @@ def test_pruning_does_not_count_an_incremental_checkpoint_without_its_chain(outp
     base, first, second, third = write_chain(output)
     last = write(output, second, 1)
     assert prune(last, 1) == [first.folder, base.folder]
-    assert selection.newest_checkpoint(output) == second
+    assert contents_file.newest_checkpoint(output) == second
     assert (output / third.folder).exists(), "it is unusable, and not removed"
 
 
@@ -257,7 +259,7 @@ def test_a_rejected_checkpoint_is_replaced_by_a_new_one_at_the_same_position(out
     write(output, Position(1))
     checkpoint_checks.reject(output / "pass-00000", "rows differ", 0)
     write(output, Position(1), 1)
-    assert selection.newest_checkpoint(output) == Position(1)
+    assert contents_file.newest_checkpoint(output) == Position(1)
 
 
 def test_contents_list_the_files_of_all_ranks_and_a_missing_rank_prevents_done(output: Path) -> None:
@@ -299,7 +301,7 @@ def test_check_files_finds_changed_bytes_of_the_same_length(output: Path) -> Non
     name = "tables/000/part-000-00000.gz"
     assert checkpoint_checks.check_files(folder, [name], contents.files) is None
     (folder / name).write_bytes(bytes(256))
-    assert selection.newest_checkpoint(output) == Position(1), "its size is unchanged"
+    assert contents_file.newest_checkpoint(output) == Position(1), "its size is unchanged"
     assert checkpoint_checks.check_files(folder, [name], contents.files) == (
         f"the content of {name} has changed since it was saved (its sha256 differs)"
     )
@@ -314,7 +316,7 @@ def settings(passes: int, keep_best: str = "", patience: int = 0) -> TrainSettin
 
 def make_model(output: Path, checkpoint: str) -> None:
     (output / "model").mkdir(exist_ok=True)
-    for name in selection.MODEL_FILES:
+    for name in contents_file.MODEL_FILES:
         (output / "model" / name).write_text("{}")
     files.write_json(output / "model" / "model.json", {"checkpoint": checkpoint})
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from launcher.paths import Position
-from launcher.trainer.checkpoint import contents_file, selection, table_files
+from launcher.trainer.checkpoint import contents_file, table_files
 from launcher.trainer.checkpoint.initial_model import InitialModel
 from testkit.shared_fixtures import create_once
 
@@ -130,7 +130,7 @@ def test_incremental_checkpoints_hold_changed_rows_and_other_servers_resume_from
     names = [at.folder for at in order]
     assert chains == [[], [Position(0, 3).folder], [], names[:1], names[:2], names[:3], []]
 
-    assert selection.newest_checkpoint(interrupted.output.root) == INCREMENTAL[-1]
+    assert contents_file.newest_checkpoint(interrupted.output.root) == INCREMENTAL[-1]
     more = {"CONF_PADDLE_PORTS_NUM": "3"}
     resumed = replace(interrupted, resume=INCREMENTAL[-1], values=interrupted.values | more).finish()
     assert f"resumed from {INCREMENTAL[-1].folder}; the servers' values are verified" in resumed.log()
@@ -152,7 +152,7 @@ def test_a_run_killed_during_an_incremental_save_resumes_from_the_one_before(
             os.killpg(trainer.pid, signal.SIGKILL)
 
     assert started.run(watch=kill)["0/trainer"] == -signal.SIGKILL
-    assert selection.newest_checkpoint(started.output.root) == INCREMENTAL[0]
+    assert contents_file.newest_checkpoint(started.output.root) == INCREMENTAL[0]
     resumed = started.next_attempt(INCREMENTAL[0]).finish()
     assert not contents_file.read_contents(resumed.output.checkpoint(INCREMENTAL[1])).chain, (
         "the first checkpoint of an attempt is full"
@@ -184,10 +184,10 @@ def test_a_changed_member_of_a_chain_makes_only_later_checkpoints_unusable(
 ) -> None:
     part = sorted((interrupted.output.checkpoint(INCREMENTAL[1]) / "tables/000").iterdir())[2]
     flip(part)
-    assert selection.newest_checkpoint(interrupted.output.root) == INCREMENTAL[2], "its size is unchanged"
+    assert contents_file.newest_checkpoint(interrupted.output.root) == INCREMENTAL[2], "its size is unchanged"
     assert replace(interrupted, resume=INCREMENTAL[2]).run()["0/trainer"] == 71
     assert f"training cannot resume from {INCREMENTAL[1].folder}: " in interrupted.log()
-    assert selection.newest_checkpoint(interrupted.output.root) == INCREMENTAL[0]
+    assert contents_file.newest_checkpoint(interrupted.output.root) == INCREMENTAL[0]
 
 
 def test_an_incremental_checkpoint_lists_rows_of_every_member_of_its_chain(

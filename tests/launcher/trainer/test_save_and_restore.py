@@ -23,7 +23,7 @@ from launcher.errors import DataError
 from launcher.io import files
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
-from launcher.trainer.checkpoint import contents_file, selection
+from launcher.trainer.checkpoint import contents_file
 from testkit.waiting import until
 
 from .loopback_training import PROGRAMS, LoopbackTraining, Process, prepare_training
@@ -65,7 +65,7 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
 
     assert gang.run(watch=kill)["0/trainer"] == -signal.SIGKILL
     killed = len(losses(gang.log()))
-    newest = selection.newest_checkpoint(gang.output.root)
+    newest = contents_file.newest_checkpoint(gang.output.root)
     assert newest is not None
     assert newest.passes == 0
     assert killed - 3 <= newest.batches <= killed, "at most one interval is lost"
@@ -150,21 +150,21 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
         (no_rows, "rows of table word_weight have other values"),
     ):
         damage(gang.output.checkpoint(newest) / NAME)
-        assert selection.newest_checkpoint(root) == newest, "the sizes are unchanged"
+        assert contents_file.newest_checkpoint(root) == newest, "the sizes are unchanged"
         gang = gang.next_attempt(newest, PASSES="2")
         assert gang.run()["0/trainer"] == 71, gang.log()[-2000:]
         assert reason in gang.log()
         rejection = json.loads((gang.output.checkpoint(newest) / "rejected.json").read_text())
         assert reason in rejection["reason"]
-        assert selection.newest_checkpoint(root) == older
+        assert contents_file.newest_checkpoint(root) == older
         shutil.rmtree(root)
         shutil.copytree(backup, root)
     part = gang.output.checkpoint(newest) / NAME
     part.write_bytes(part.read_bytes()[:-1])
-    assert selection.newest_checkpoint(root) == older
+    assert contents_file.newest_checkpoint(root) == older
     (gang.output.checkpoint(older) / "params.npz").unlink()
     with pytest.raises(DataError, match=r"params.npz is missing(.|\n)*Fix: restore one of these folders"):
-        selection.newest_checkpoint(root)
+        contents_file.newest_checkpoint(root)
     shutil.rmtree(root)
     shutil.copytree(backup, root)
     gang.output.unfinished(newest, 0).mkdir()

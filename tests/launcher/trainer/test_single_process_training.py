@@ -24,7 +24,7 @@ def static() -> None:
 
 def new_table(optimizer: object, width: int = 3):
     from launcher.trainer.graph.table_optimizers import OptimizerRule
-    from launcher.trainer.single_process.memory_table import MemoryTable
+    from launcher.trainer.single_process.single_process_trainer import MemoryTable
 
     return MemoryTable(width, 0.1, OptimizerRule.of(optimizer), seed=1)
 

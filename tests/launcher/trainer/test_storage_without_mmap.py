@@ -13,7 +13,7 @@ import pytest
 from launcher.errors import StorageFailedError
 from launcher.paths import Position
 from launcher.serving.paddle_served.mapped_table import MappedTable
-from launcher.trainer.export import table_writer
+from launcher.trainer.export import model_writer
 from launcher.trainer.records import record_writer
 from launcher.trainer.records.record_files import Records
 
@@ -50,8 +50,8 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 def test_a_table_of_a_model_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, vectors = np.array([3, 7], np.uint64), np.array([[1, 2], [3, 4]], np.float32)
-    table_writer.create_table(tmp_path / "table", 2, 2)
-    table_writer.write_rows(tmp_path / "table", 0, 2, ids, [vectors])
+    model_writer.create_table(tmp_path / "table", 2, 2)
+    model_writer.write_rows(tmp_path / "table", 0, 2, ids, [vectors])
     fail_with(monkeypatch, errno.ENODEV)
     found, lost = MappedTable(tmp_path / "table", 2, 2).look_up(np.array([7, 4]))
     assert (found.tolist(), lost) == ([[3, 4], [0, 0]], 1)
