@@ -79,8 +79,7 @@ def test_data_container_has_exactly_the_documented_variables():
     )
     assert found["PADDLE_LAUNCHER_DATA_QUOTING"] == "none"
     assert "PADDLE_LAUNCHER_DATA_QUOTING" not in env(containers()[1][0]), "it would rename existing Jobs"
-    others = {"PADDLE_LAUNCHER_DATA_PREPARED_BY", "PADDLE_LAUNCHER_DATA_SOURCE_SECRET"}
-    assert set(found) == wanted - others
+    assert set(found) == wanted - {"PADDLE_LAUNCHER_DATA_PREPARED_BY"}
 
 
 def test_training_pods_that_prepare_data_have_the_variables_of_the_data_container():
