@@ -30,7 +30,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.exit_signals import StopRequest
-from launcher.supervisor.helpers.record_conversion import convert_shard
+from launcher.supervisor.helpers.helper_process import convert_shard
 from launcher.supervisor.http_endpoints import build_pages
 from launcher.supervisor.order_executor import OrderExecutor
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -11,21 +12,26 @@ from typing import Any
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError, UnfitError
 from launcher.io import cgroup_memory, files
 from launcher.log import log
-from launcher.reporting.failure_messages import describe_early_exit, describe_exit, quote_log
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
+from launcher.reporting.failure_messages import describe_early_exit, describe_exit, last_lines, quote_log
+from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Runtime
 from launcher.supervisor.child_processes import ChildProcess, ForkServer, GroupTermination
 from launcher.supervisor.log_follower import LogFollower, measure_log
 from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections, has_connection
 from launcher.supervisor.peers.messages import Failure
-from launcher.supervisor.process_failures import (
-    SILENT_LOG,
-    SILENT_LOG_FIX,
-    describe_out_of_memory,
-    explain_failure,
-)
 from launcher.supervisor.progress import finite_number, read_progress, whole_number
 from launcher.supervisor.state_deadlines import FIXES, STATES_BEFORE_TRAINING, find_state_deadline
 from launcher.supervisor.timings import Timings
+
+_TAIL = (400, 1 << 15)
+"""Lines and bytes at the end of a log in which the cause of a failure is searched: a C++ stack trace may follow it."""
+SILENT_LOG = (
+    "hangs: its log has not grown for {:.0f} s (training.progressDeadlineSeconds), and the script does not report its "
+    "steps"
+)
+SILENT_LOG_FIX = (
+    "Fix: let any process of the script log a line at shorter intervals, or report its steps "
+    "(launcher.program.ScriptRun); or increase training.progressDeadlineSeconds"
+)
 
 
 class ProcessGroup:
@@ -280,11 +286,32 @@ class ProcessGroup:
                 process=child.spec.name,
             )
         if code == -signal.SIGKILL and cgroup_memory.oom_kills() > self._oom_kills:
-            raise ProcessError(describe_out_of_memory(child.spec.name), code, child.spec.name)
+            raise ProcessError(_describe_out_of_memory(child.spec.name), code, child.spec.name)
         raise self._explain(child, f"exited with {describe_exit(code)}", code)
 
     def _explain(self, child: ChildProcess, what: str, code: int | None, fix: str = "") -> ProcessError:
-        return explain_failure(child.spec, self._runtime, self._gang.settings, what, code=code, fix=fix)
+        """Return the error about a process with the last lines of its log, and with cause and fix.
+
+        Args:
+            child: the process; the `log_meanings` of its runtime explain its log.
+            what: what the process did, such as `exited with exit code 1`.
+            code: its exit code; None if it still runs.
+            fix: cause and fix if the log has no known meaning.
+        """
+        spec = child.spec
+        lines = last_lines(spec.log, *_TAIL).splitlines()
+        known = (
+            (meaning, line)
+            for meaning in self._runtime.log_meanings
+            for line in lines
+            if re.search(meaning.pattern, line, re.IGNORECASE)
+        )
+        meaning, line = next(known, (LogMeaning("", fix), ""))
+        quoted = quote_log(spec.log)
+        found = f"\nIts log contains: {line[:300]}" if line not in quoted else ""
+        why = meaning.why.replace("{node}", self._gang.settings.node_name or "NODE")
+        text = "\n".join(filter(None, [f"{spec.name} {what}{quoted}{found}", why]))
+        return ProcessError(text, code, spec.name, meaning.priority, ends_pod=meaning.ends_pod)
 
     def _find_broken_device(self, now: float) -> None:
         """After all processes were stopped, report once the failure of a device that a trainer's log contains."""
@@ -430,3 +457,14 @@ class ProcessGroup:
 
 def _ended_well(child: ChildProcess) -> bool:
     return child.returncode == 0 and not child.stopped
+
+
+def _describe_out_of_memory(name: str) -> str:
+    """Return the message about the process `name` that the kernel killed because of the pod's memory limit."""
+    limit = cgroup_memory.limit()
+    size = f" of {limit / (1 << 20):,.0f} MiB" if limit is not None else ""
+    return (
+        f"{name} was killed by the kernel (SIGKILL): this pod's processes reached its memory limit{size} "
+        "(resources.limits.memory). Fix: increase that limit, or decrease training.batchSize or the size of "
+        "the tables."
+    )

@@ -36,9 +36,8 @@ from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import Failure, MemberState, Order
 from launcher.supervisor.peers.rank0_locator import build_credential, hash_credential, write_secret
 from launcher.supervisor.peers.trainer_store import TrainerStore, build_store_prefix
-from launcher.supervisor.shared_storage.output_folder import check_folders, open_output
+from launcher.supervisor.shared_storage.output_folder import check_folders, find_previous_model, open_output
 from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
-from launcher.supervisor.shared_storage.previous_model import find_previous_model
 from launcher.supervisor.timings import Timings
 
 INTERNAL = (

@@ -1,4 +1,6 @@
-"""Run a helper process: send its request, and wait for its answer (launcher/io/helper_protocol.py)."""
+"""Run a helper process: send its request, and wait for its answer (launcher/io/helper_protocol.py).
+
+`convert_shard` runs the one that parses the staged shard before the rendezvous."""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from launcher.errors import LauncherError
+from launcher.errors import EXIT_UNFIT, RUN_ENDS, LauncherError, ProcessError, UnfitError
 from launcher.io import files
 from launcher.io.helper_protocol import HelperSpec
+from launcher.log import log
 from launcher.paths import WorkPaths
 from launcher.reporting.failure_messages import describe_exit, quote_last_lines
 from launcher.runtimes.runtime_protocol import ProcessSpec
@@ -56,7 +59,7 @@ def run_helper(
         ProcessError: the process cannot be started.
         StorageError, StorageFailedError: its log cannot be created.
     """
-    answer_path, log = work.helper_answer(spec.name), work.log(f"{spec.name}.log")
+    answer_path, log_path = work.helper_answer(spec.name), work.log(f"{spec.name}.log")
     with files.storage_errors(answer_path):
         answer_path.unlink(missing_ok=True)
     process = ProcessSpec(
@@ -65,10 +68,10 @@ def run_helper(
         argv=(sys.executable, "-m", spec.module, str(answer_path)),
         env=spec.environ,
         cwd=work.root,
-        log=log,
+        log=log_path,
     )
     child = ChildProcess(process, lambda: None, is_helper=True, stdin=subprocess.PIPE)
-    follower = LogFollower(log, copy=None, shown=show_log)
+    follower = LogFollower(log_path, copy=None, shown=show_log)
     began = time.monotonic()
     grown, size = began, 0
     try:
@@ -78,11 +81,11 @@ def run_helper(
             now = time.monotonic()
             if now - began >= seconds:
                 raise HelperError(f"it did not finish within {seconds:.0f} s", None)
-            if (logged := measure_log(log)) != size:
+            if (logged := measure_log(log_path)) != size:
                 grown, size = now, logged
             if now - grown >= quiet_seconds:
                 raise HelperError(
-                    f"it has logged nothing for {quiet_seconds:.0f} s", None, quote_last_lines(log)
+                    f"it has logged nothing for {quiet_seconds:.0f} s", None, quote_last_lines(log_path)
                 )
             pause(timings.poll)
     finally:
@@ -95,7 +98,7 @@ def run_helper(
         return dict(answer["result"])
     if "error" in answer:
         raise HelperError(str(answer["error"]), code)
-    raise HelperError(f"its process exited with {describe_exit(code)}", code, quote_last_lines(log))
+    raise HelperError(f"its process exited with {describe_exit(code)}", code, quote_last_lines(log_path))
 
 
 def _stop(child: ChildProcess, seconds: float) -> None:
@@ -105,3 +108,33 @@ def _stop(child: ChildProcess, seconds: float) -> None:
     while not termination.poll(time.monotonic()) and time.monotonic() < given_up:
         time.sleep(0.05)
     child.close_stdin()
+
+
+def convert_shard(
+    spec: HelperSpec | None,
+    work: WorkPaths,
+    timings: Timings,
+    pause: Callable[[float], None],
+) -> None:
+    """Run the helper process that parses this rank's shard into binary records; do nothing if `spec` is None.
+
+    Raises:
+        ProcessError: the data or the program are wrong; message and exit code are those of the process. Or the process
+            has logged nothing for `Timings.parser_quiet` seconds.
+        UnfitError: the process was killed, or the pod's disk is faulty: another pod may succeed.
+    """
+    if spec is None:
+        return
+    log.info("parsing the shard")
+    try:
+        run_helper(spec, work, timings, pause, quiet_seconds=timings.parser_quiet)
+    except HelperError as error:
+        text = f"the {spec.name} failed: {error}{error.log_lines}"
+        if error.returncode is None:
+            text += "\nFix: see what parse() or prepare() of the program waits for."
+            raise ProcessError(text, None, spec.name) from error
+        if error.returncode in RUN_ENDS:
+            raise ProcessError(text, error.returncode, spec.name) from error
+        if error.returncode != EXIT_UNFIT:
+            text += "\nFix: if it was killed for lack of memory, raise resources.limits.memory."
+        raise UnfitError(text) from error

@@ -13,7 +13,7 @@ from launcher.io import run_record
 from launcher.paths import OutputPaths
 from launcher.schema import RunFile, from_json
 from launcher.settings import TrainSettings
-from launcher.supervisor.shared_storage.previous_model import find_previous_model
+from launcher.supervisor.shared_storage.output_folder import find_previous_model
 from launcher.trainer.checkpoint.contents_file import MODEL_FILES
 from tests.launcher.supervisor.loopback_gang import LoopbackGang, pod_environ, write_data
 
