@@ -170,7 +170,14 @@ def render_hostile_page(module: Any) -> str:
         {"attempt": 1, "cause": HOSTILE},
     ]
     fingerprint = {"trainers": 2, HOSTILE: HOSTILE, "program": HOSTILE}
-    run = {"runId": HOSTILE, "release": HOSTILE, "namespace": HOSTILE, "cause": HOSTILE, **state}
+    run = {
+        "runId": HOSTILE,
+        "release": HOSTILE,
+        "namespace": HOSTILE,
+        "cause": HOSTILE,
+        "warning": HOSTILE,
+        **state,
+    }
     run |= {"score": {HOSTILE: HOSTILE}, "restarts": restarts, "fingerprint": fingerprint}
     run |= {"keepBest": HOSTILE, "config": HOSTILE, "options": {HOSTILE: HOSTILE}}
     rows = [metrics.MetricsRow(0, 0, 0, 10, 1.0, 10.0, 0.5, {HOSTILE: 0.5})]
