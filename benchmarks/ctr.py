@@ -39,6 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks._result_lines import print_ratio
+from launcher.dataprep.csv_records import RowPlaces
 from launcher.programs.ctr import generated_rows, scores
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.serving.paddle_served import mkl_kernels
@@ -83,7 +84,7 @@ class Bench(TrainerProcesses):
 def parse(text: Path) -> row_parsing.Arrays:
     """Return the rows of a text file as the program ctr parses them."""
     with text.open(encoding="utf-8", newline="\n") as lines:
-        found, _ = row_parsing.parse_records(lines, CTR, row_parsing.locate_in(str(text)))
+        found, _ = row_parsing.parse_records(lines, CTR, RowPlaces(str(text)))
         return row_parsing.split_inputs(found)
 
 

@@ -61,7 +61,6 @@ def measure_parsing(folder: Path) -> bool:
     """Measure the parsing of rows; print `parse_rows` and `parse_cores`. Return False if a limit is exceeded."""
     program = programs.load_program(CTR, folder / "tables")
     text = folder / "train.txt"
-    rows = conversion.TextSource(text, "rows", row_parsing.locate_in("rows"))
     generated_rows.make(text, PARSED, seed=1)
     began = time.process_time()
     with text.open() as file:
@@ -69,13 +68,13 @@ def measure_parsing(folder: Path) -> bool:
             program.module.parse(dict(zip(program.columns, split_fields(line), strict=True)), program.job)
     theirs = time.process_time() - began
     began, wall = time.process_time(), time.monotonic()
-    conversion.convert_text(program, rows, folder / "one", processes=1)
+    conversion.convert_text(program, text, "rows", folder / "one", processes=1)
     ours, alone = time.process_time() - began, time.monotonic() - wall
     kept = print_ratio("parse_rows", 1e6 * ours / PARSED, 1e6 * theirs / PARSED, "us", most=2.0)
     print(f"# {PARSED / ours:,.0f} rows a second of one core", flush=True)
     wall = time.monotonic()
     cores = len(os.sched_getaffinity(0))
-    conversion.convert_text(program, rows, folder / "all", processes=cores)
+    conversion.convert_text(program, text, "rows", folder / "all", processes=cores)
     kept &= print_ratio("parse_cores", time.monotonic() - wall, alone, most=1.0 if cores > 1 else None)
     print(f"# {cores} cores", flush=True)
     return kept
@@ -100,10 +99,9 @@ def measure_memory(folder: Path) -> bool:
     """Print `memory_rows` for both sizes."""
     program = programs.load_program(CTR, folder / "tables")
     text = folder / "train.txt"
-    rows = conversion.TextSource(text, "rows", row_parsing.locate_in("rows"))
     generated_rows.make(text, MEMORY, seed=4)
     few, many = folder / "few", folder / "many"
-    conversion.convert_text(program, rows, few)
+    conversion.convert_text(program, text, "rows", few)
     text.unlink()
     many.mkdir()
     index = json.loads((few / INDEX).read_text())

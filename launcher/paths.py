@@ -13,7 +13,6 @@ training pod copies its shard to its own disk.
     ├── <i>/data/{train.txt,train.list,test.list}   shard i; a shard in several files has train-<part>.txt and
     │                                    files.json instead of train.txt
     ├── test.txt                         the test set, common to all shards
-    ├── rows.json                        where in the source each shard's rows come from, for messages
     ├── tables/<name>                    side tables: files of data.tables that the program reads
     ├── <TRAIN_CONFIG_DIR>/              a user's own program
     ├── output/                          the present run's output
@@ -26,7 +25,7 @@ training pod copies its shard to its own disk.
     └── runs/<run id>/                   earlier outputs
 
 <work dir>/                              WorkPaths, an emptyDir of the pod
-├── data/{train.txt,test.txt,train.list,test.list,sums.json,rows.json,tables/<name>}   staged shard;
+├── data/{train.txt,test.txt,train.list,test.list,sums.json,tables/<name>}   staged shard;
 │                                        test.txt where this rank needs it
 ├── program/                             staged program
 ├── records/{train,test}/                the shard's rows, parsed
@@ -135,11 +134,6 @@ class JobPaths:
     @property
     def output(self) -> Path:
         return self.job / "output"
-
-    @property
-    def rows(self) -> Path:
-        """Path of rows.json, with which messages find the source file and row that a shard's row comes from."""
-        return self.job / "rows.json"
 
     @property
     def runs(self) -> Path:
@@ -269,11 +263,6 @@ class WorkPaths:
     @property
     def tables(self) -> Path:
         return self.data / "tables"
-
-    @property
-    def rows(self) -> Path:
-        """The copy of `JobPaths.rows` (source positions of the rows) on this pod's disk."""
-        return self.data / "rows.json"
 
     @property
     def sums(self) -> Path:

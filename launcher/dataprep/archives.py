@@ -49,8 +49,6 @@ class SourceFile:
     """Bytes, when they are known before reading."""
     table: str = ""
     """File name of the side table; empty for text."""
-    object: str = ""
-    """The object's name, when `name` describes a byte range of it."""
 
 
 @contextlib.contextmanager

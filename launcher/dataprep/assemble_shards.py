@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep import row_origins
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.shard_files import LIST
 from launcher.dataprep.source import display_name, source_name
@@ -21,7 +20,7 @@ from launcher.settings import DataSettings
 def assemble_shards(
     settings: DataSettings, tmp: Path, markers: list[dict[str, Any]], tests: list[str], progress: DataProgress
 ) -> dict[str, Any]:
-    """Complete `tmp/shards/<i>/`, `tmp/test.txt` and `tmp/rows.json`, and return the manifest.
+    """Complete `tmp/shards/<i>/` and `tmp/test.txt`, and return the manifest.
 
     Args:
         settings: the settings of this pod.
@@ -58,11 +57,6 @@ def assemble_shards(
         with storage_errors(folder):
             fsync_dir(folder)
         shards.append(entry)
-    positions = row_origins.row_index(
-        settings.seed, settings.split_count, settings.test_fraction, markers, bool(settings.test_source)
-    )
-    rows = json.dumps(positions).encode()
-    write_atomically(tmp / "rows.json", rows)
     if (tmp / "tables").is_dir():
         with storage_errors(tmp):
             fsync_tree(tmp / "tables")
@@ -82,7 +76,6 @@ def assemble_shards(
         "lines": sum(lines),
         "shards": shards,
         "test": {"lines": held, **test},
-        "rows": {"bytes": len(rows), "sha256": hashlib.sha256(rows).hexdigest()},
         "tables": [table for part in parts for table in part["tables"]],
     }
 

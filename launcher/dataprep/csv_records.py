@@ -1,4 +1,4 @@
-"""Convert a csv record to one line of a shard, and split such a line into its fields again.
+"""Convert a csv record to one line of a shard, split such a line into its fields again, and name rows in messages.
 
 Importing this module loads no library: training pods use it.
 """
@@ -6,6 +6,8 @@ Importing this module loads no library: training pods use it.
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Iterable
 
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
@@ -44,3 +46,23 @@ def _unescape(match: re.Match[str]) -> str:
         raise ValueError(
             f"{match[0]!r} is not an escape sequence of a csv record (column {match.start() + 1})"
         ) from None
+
+
+class RowPlaces:
+    """Counts the rows of one file, and remembers for csv the lines on which the newest of them start."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.count = name, 0
+        # [row, its line minus its number] where this difference changes; older ones are dropped to limit the memory.
+        self._jumps: deque[tuple[int, int]] = deque(maxlen=1 << 17)
+
+    def add(self, line: int) -> None:
+        """Count one csv record; `line` is the line of the file, from 1, on which the record starts."""
+        self.count += 1
+        if not self._jumps or self._jumps[-1][1] != line - self.count:
+            self._jumps.append((self.count, line - self.count))
+
+    def describe(self, row: int) -> str:
+        """Return text such as `days/1.csv, row 3 (line 5)` for a row number from 1; the line if it is known."""
+        at = bisect_right(self._jumps, row, key=lambda jump: jump[0])
+        return f"{self.name}, row {row}" + (f" (line {row + self._jumps[at - 1][1]})" if at else "")

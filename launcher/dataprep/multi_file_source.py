@@ -138,7 +138,7 @@ class PartSource:
                     else:
                         reject_compressed(lines, name)
                     text = SourceFile(name, lines, None)
-                yield SourceFile(text.name, text.stream, plain or None, object=source.display_name(found))
+                yield SourceFile(text.name, text.stream, plain or None)
                 plain = 0  # the free space for all ranges was checked with the first one
                 while one.is_complete_object and stream.read(BLOCK):
                     pass

@@ -86,8 +86,6 @@ def files_of_manifest(
         raise ValueError(why)
     found = {layout.tables / str(table["name"]): table for table in manifest["tables"]}
     found[layout.test] = manifest["test"]
-    if "rows" in manifest:  # manifests of older launchers have no rows.json
-        found[layout.rows] = manifest["rows"]
     for shard in manifest["shards"]:
         if only_shard not in (None, int(shard["index"])):
             continue
@@ -170,7 +168,6 @@ def publish(tmp: Path, layout: JobPaths, manifest: dict[str, Any]) -> None:
         elif layout.tables.exists():
             layout.tables.rename(old / "tables")
         _swap(tmp / "test.txt", layout.test, old / "test.txt")
-        _swap(tmp / "rows.json", layout.rows, old / "rows.json")
         for folder in list(layout.job.iterdir()):
             if is_shard_name(folder.name) and int(folder.name) >= shards and (folder / "data").is_dir():
                 folder.rename(old / f"beyond-{folder.name}")

@@ -95,6 +95,7 @@ def link_from_other_job(
             _link_files(other, manifest, tmp, check)
             if read_json(path) == manifest:  # a data Job that replaces data removes the manifest first
                 log.info("linked the data of job %s, which has the same content", other.job_name)
+                manifest.pop("rows", None)  # a file of older launchers, which is not linked
                 return manifest | {"reusedFrom": _reader(manifest)}
         except (DeadlineError, StoppedError):
             raise
@@ -114,10 +115,9 @@ def _link_files(other: JobPaths, manifest: dict[str, Any], tmp: Path, check: Cal
     targets = {other.tables: tmp / "tables"} if manifest["tables"] else {}
     for shard in manifest["shards"]:
         targets[other.shard(shard["index"])] = tmp / "shards" / str(shard["index"])
+    os.link(other.test, tmp / other.test.name)
     for source, target in targets.items():
         target.mkdir(parents=True)
         for file in source.iterdir():
             os.link(file, target / file.name)
         fsync_dir(target)
-    for file in (other.test, other.rows):
-        os.link(file, tmp / file.name)

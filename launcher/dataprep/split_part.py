@@ -15,10 +15,10 @@ from launcher.dataprep import source as sources
 from launcher.dataprep import text_lines
 from launcher.dataprep.archives import SourceFile
 from launcher.dataprep.byte_streams import BLOCK
+from launcher.dataprep.csv_records import RowPlaces
 from launcher.dataprep.multi_file_source import PartSource
 from launcher.dataprep.prefetch import Prefetch
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.row_origins import RowOrigins
 from launcher.dataprep.shard_writers import FileWriters
 from launcher.dataprep.splitting import LineSplitter, is_in_test_set
 from launcher.errors import DataError
@@ -61,7 +61,6 @@ class PartSplitter:
         self._settings, self._folder, self._progress, self._source = settings, folder, progress, source
         self._stop = threading.Event()
         self._tables: list[dict[str, Any]] = []
-        self._objects: list[RowOrigins] = []
         self._csv = text_lines.CsvReader(
             settings.delimiter, settings.header, settings.columns, settings.quoting
         )
@@ -78,7 +77,7 @@ class PartSplitter:
             The part's marker, the content of the JSON file that records that the part is finished:
             {"lines": for each shard, "files": [{"bytes", "sha256"}] for each shard,
             "test": {"lines", "bytes", "sha256"}, "tables": [{"name", "bytes", "sha256"}],
-            "sha256": of the source, "header", "columns", "objects": [[name, records, jumps]],
+            "sha256": of the source, "header", "columns",
             "spanning": [records of tab-separated text that span lines, where the first one is]}.
 
         Raises:
@@ -119,7 +118,6 @@ class PartSplitter:
             "header": self._csv.names,
             "columns": self._csv.width,
             "spanning": [self._csv.spanning, self._csv.first_spanning],
-            "objects": [[found.name, found.count, found.jumps] for found in self._objects],
         }
 
     def _split(
@@ -186,16 +184,8 @@ class PartSplitter:
         if text.size is not None:
             require_space(self._folder, text.size, "the shards and the test set")
         is_csv = settings.format == "csv"
-        positions = RowOrigins(text.object or text.name)
-        self._objects.append(positions)
-        blocks = text_lines.line_blocks(
-            text.stream,
-            text.name,
-            settings.encoding,
-            crlf=is_csv,
-            positions=None if is_csv else positions,
-        )
-        return self._csv.line_blocks(blocks, text.name, positions) if is_csv else blocks
+        blocks = text_lines.line_blocks(text.stream, text.name, settings.encoding, crlf=is_csv)
+        return self._csv.line_blocks(blocks, RowPlaces(text.name)) if is_csv else blocks
 
     def _copy_table(self, table: SourceFile) -> None:
         target = self._folder / "tables" / table.table

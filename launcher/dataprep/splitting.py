@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 UInt64s = npt.NDArray[np.uint64]
 _MASK = (1 << 64) - 1
-STEP = 1 << 20
-"""Lines per step when the split is calculated again to find one line."""
 _ASSIGN, _HOLD_OUT = 0, 1  # second half of the key: two independent streams for each part
 
 
@@ -124,33 +122,6 @@ class LineSplitter:
         """Assign held-out lines that the test set does not need to the shards; return one piece for each shard."""
         *pieces, _ = self._group(lines, self._assigner.owners(len(lines)))
         return pieces
-
-    def source_line(self, lines: int, wanted: int, shard: int | None, place: int) -> int:
-        """Return which line of the part, counted from 0, became line `place` of a shard.
-
-        Call it on a splitter that has split nothing. It takes some seconds for 100 million lines.
-
-        Args:
-            lines: lines of the part.
-            wanted: lines of the part in the test set.
-            shard: the shard; None: `place` counts lines of the test set.
-            place: line of the shard (or test set) that came from this part, from 0.
-        """
-        held = [np.empty(0, dtype=np.int64)]
-        for begin in range(0, lines, STEP):
-            test = self._selector.select(min(STEP, lines - begin))
-            held.append(begin + np.flatnonzero(test))
-            train = np.flatnonzero(~test)
-            own = train[self._assigner.owners(len(train)) == shard] if shard is not None else train[:0]
-            if place < len(own):
-                return begin + int(own[place])
-            place -= len(own)
-        every = np.concatenate(held)
-        chosen = is_in_test_set(0, len(every), wanted, max(1, len(every)))
-        if shard is None:
-            return int(every[chosen][place])
-        rest = every[~chosen]
-        return int(rest[self._assigner.owners(len(rest)) == shard][place])
 
     def _group(self, lines: list[bytes], owners: npt.NDArray[np.uint16]) -> list[bytes]:
         """Return one piece for each shard, then the held-out lines; add to `self.lines` of each shard.

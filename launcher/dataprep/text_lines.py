@@ -11,8 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from launcher.dataprep.byte_streams import Readable
-from launcher.dataprep.csv_records import join_fields
-from launcher.dataprep.row_origins import RowOrigins
+from launcher.dataprep.csv_records import RowPlaces, join_fields
 from launcher.errors import DataError
 from launcher.log import log
 
@@ -24,14 +23,7 @@ LINE_MAX = 8 << 20
 """Bytes of the longest line (and csv field): a line is held in memory, and a longer one is hardly text."""
 
 
-def line_blocks(
-    stream: Readable,
-    name: str,
-    encoding: str,
-    *,
-    crlf: bool = False,
-    positions: RowOrigins | None = None,
-) -> Iterator[bytes]:
+def line_blocks(stream: Readable, name: str, encoding: str, *, crlf: bool = False) -> Iterator[bytes]:
     r"""Yield blocks of complete lines of one file in UTF-8; each block ends with a newline.
 
     UTF-8 is passed on byte for byte, except for a byte order mark at its start; other encodings are converted.
@@ -42,7 +34,6 @@ def line_blocks(
         name: the file in messages.
         encoding: the file's encoding.
         crlf: accept lines that end with CRLF (csv); messages then say `line` instead of `row`.
-        positions: receives the number of lines once the file was read.
 
     Raises:
         DataError: bytes that are invalid in the encoding, a NUL, a line of more than `LINE_MAX` bytes, or,
@@ -71,10 +62,7 @@ def line_blocks(
     if waiting:
         block = b"".join((*rest, b"\n"))
         _check_bytes(block, at, row, crlf)
-        row += 1
         yield block
-    if positions is not None:
-        positions.count = row - 1
 
 
 def _utf8_chunks(stream: Readable, name: str, encoding: str) -> Iterator[bytes]:
@@ -195,16 +183,17 @@ class CsvReader:
         """Records of a tab-separated source that span lines, and where the first one is."""
         self._indexes: list[int] | None = None
 
-    def line_blocks(self, blocks: Iterator[bytes], name: str, positions: RowOrigins) -> Iterator[bytes]:
+    def line_blocks(self, blocks: Iterator[bytes], places: RowPlaces) -> Iterator[bytes]:
         """Yield blocks of about CSV_RECORDS records as lines, and count each record. Blank lines are ignored.
 
-        `blocks` is what `text_lines.line_blocks` yields, `name` the object in messages.
+        `blocks` is what `text_lines.line_blocks` yields; `places` has the object's name for messages.
 
         Raises:
             DataError: a record with another number of fields than the first, a quote that is not closed, a
                 missing column, or another header. The message has object, row (record) and line.
         """
         csv.field_size_limit(LINE_MAX)
+        name = places.name
         texts = (line for block in blocks for line in io.StringIO(block.decode(), newline=""))
         reader = csv.reader(texts, strict=True, **self._form)
         expect_header = self._header
@@ -223,8 +212,8 @@ class CsvReader:
                     expect_header = False
                     continue
                 if len(record) != self.width:
-                    self._check_width(record, f"{name}, row {positions.count + 1} (line {begin})", name)
-                positions.add(begin)
+                    self._check_width(record, f"{name}, row {places.count + 1} (line {begin})", name)
+                places.add(begin)
                 line = join_fields(record if self._indexes is None else [record[i] for i in self._indexes])
                 lines.append(line)
                 size += len(line)

@@ -14,7 +14,7 @@ class _DataSize(TypedDict):
 
 
 class DataFile(_DataSize, total=False):
-    """Entry of manifest.json about test.txt or rows.json. Older manifests have no sha256."""
+    """Entry of manifest.json about test.txt. Older manifests have no sha256."""
 
     sha256: str | None
     lines: Count
@@ -90,7 +90,6 @@ class ManifestFile:
     lines: Count = 0
     shards: list[Shard] = field(default_factory=list, metadata=REQUIRED)
     test: DataFile | None = None
-    rows: DataFile | None = None
     tables: list[SideTable] = field(default_factory=list)
     made_by: DataRelease = field(default_factory=DataRelease, metadata={KEY: "madeBy"})
     replaced: list[DataRelease] = field(default_factory=list)

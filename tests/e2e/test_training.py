@@ -189,7 +189,7 @@ def data_files(training: Training) -> list[tuple[str, str]]:
     """Return name and sha256 of each file that the manifest lists; check that the files have it."""
     manifest = training.manifest()
     files = [(f"{shard['index']}/data/train.txt", shard["sha256"]) for shard in manifest["shards"]]
-    files += [("test.txt", manifest["test"]["sha256"]), ("rows.json", manifest["rows"]["sha256"])]
+    files += [("test.txt", manifest["test"]["sha256"])]
     assert [sha256(training.job / name) for name, _ in files] == [digest for _, digest in files]
     return files
 

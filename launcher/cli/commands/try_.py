@@ -59,7 +59,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
             f"`try` trains on this machine, but Paddle cannot be loaded: {error}",
             "pip install '.[model]' in the project's folder, or run this in the launcher's image",
         ) from error
-    from launcher.dataprep.row_origins import RowOrigins
+    from launcher.dataprep.csv_records import RowPlaces
     from launcher.serving.paddle_served import Model
     from launcher.trainer import program_loader
     from launcher.trainer.export import model_writer
@@ -74,11 +74,11 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         work = Path(temporary)
         options.copy_tables(work / "tables")
         program = program_loader.load_program(config, work / "tables", options.arguments)
-        places = RowOrigins(str(options.data))
+        places = RowPlaces(str(options.data))
         first_rows = trial_data.read_rows(
             options.data, form, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS)
         )
-        found, _ = row_parsing.parse_records(first_rows, program, places.describe)
+        found, _ = row_parsing.parse_records(first_rows, program, places)
         batch = row_parsing.split_inputs(found[: shape_checks.ROWS]) if len(found) else None
         program_check.check_program(
             program, batch, mode="async", batch_size=options.batch_size, incremental_checkpoints=0

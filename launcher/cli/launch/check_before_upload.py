@@ -58,14 +58,14 @@ def check_program(
             "Trainer 0 checks its network on the cluster, before the first batch"
         )
     os.environ.setdefault("GLOG_minloglevel", "1")
-    from launcher.dataprep.row_origins import RowOrigins
+    from launcher.dataprep.csv_records import RowPlaces
     from launcher.trainer import program_loader
     from launcher.trainer.graph import shape_checks
     from launcher.trainer.records import row_parsing
     from launcher.trainer.single_process import program_check, trial_data
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as temporary:
-        rows, places = [], RowOrigins("")
+        rows, places = [], RowPlaces("")
         if source is not None:
             rows = trial_data.read_first_rows(
                 source,
@@ -81,7 +81,7 @@ def check_program(
         program = program_loader.load_program(config, Path(temporary), tuple(training["extraArgs"]))
         batch, checked = None, "its network can be built; its rows are not on this machine"
         if source is not None:
-            found, skipped = row_parsing.parse_records(rows, program, places.describe)
+            found, skipped = row_parsing.parse_records(rows, program, places)
             if not len(found):
                 raise row_parsing.no_usable_rows(source.name, program, skipped)
             batch = row_parsing.split_inputs(found[: shape_checks.ROWS])

@@ -216,8 +216,6 @@ def _stage_data(
     for table in manifest.get("tables") or []:
         source = layout.tables / table["name"]
         _copy_checked(layout, source, work.tables / table["name"], table.get("sha256"), check)
-    if manifest.get("rows"):
-        _copy_checked(layout, layout.rows, work.rows, manifest["rows"].get("sha256"), check)
     files.write_json(work.sums, sums)
     log.info("staged shard %d on this pod's disk: %s lines", rank, about.get("lines"))
 

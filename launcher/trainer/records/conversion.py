@@ -22,15 +22,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep import row_origins
-from launcher.errors import DataError, LauncherError, UnfitError
+from launcher.dataprep.csv_records import RowPlaces
+from launcher.errors import DataError, UnfitError
 from launcher.io import cgroup_memory, disk_space, files
 from launcher.io.helper_protocol import main
 from launcher.trainer import program_loader
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.records.record_files import RecordFile, Records, rows_per_file
 from launcher.trainer.records.record_writer import finish_records, write_record_file
-from launcher.trainer.records.row_parsing import RowLocator, locate_in, parse_records, record_dtype
+from launcher.trainer.records.row_parsing import parse_records, record_dtype
 from launcher.trainer.records.text_ranges import TextRange, divide_text
 from launcher.trainer.training_log import ReportTimer
 
@@ -44,29 +44,19 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class TextSource:
-    """A text file whose rows are converted to records."""
-
-    path: Path
-    name: str
-    """The file in messages."""
-    locate: RowLocator
-    """Returns where a row of the file comes from, for messages."""
-
-
-@dataclass(frozen=True)
 class _Job:
     """Holds what all parsing processes need; they are forked, and read it from the module's variable `_job`."""
 
-    source: TextSource
+    text: Path
+    name: str
     program: TrainingProgram
     folder: Path
 
     def convert(self, part: TextRange) -> tuple[RecordFile, int]:
         """Parse the lines of `part` to one record file. Return the file and the number of skipped rows."""
-        with files.storage_errors(self.source.path):
-            lines = part.read_lines(self.source.path)
-            found, skipped = parse_records(lines, self.program, self.source.locate, part.first)
+        with files.storage_errors(self.text):
+            lines = part.read_lines(self.text)
+            found, skipped = parse_records(lines, self.program, RowPlaces(self.name), part.first)
         return write_record_file(self.folder, part.number, found), skipped
 
 
@@ -80,7 +70,8 @@ def _convert(part: TextRange) -> tuple[RecordFile, int]:
 
 def convert_text(
     program: TrainingProgram,
-    source: TextSource,
+    text: Path,
+    name: str,
     folder: Path,
     *,
     report: Report = lambda _: None,
@@ -90,6 +81,7 @@ def convert_text(
     """Return the records of a text file: those in `folder` if they are up to date, else new ones.
 
     Args:
+        name: the file in messages.
         check: called now and then; may raise to stop.
         processes: parsing processes; None to choose by cores and memory.
 
@@ -99,7 +91,6 @@ def convert_text(
         UnfitError: a parsing process was killed.
     """
     dtype = record_dtype(program.inputs)
-    text, name = source.path, source.name
     checksums = files.read_json(text.parent / CHECKSUMS) or {}
     with files.storage_errors(text):
         if not text.is_file():
@@ -122,7 +113,7 @@ def convert_text(
     began = time.monotonic()
     written: list[RecordFile] = []
     skipped = 0
-    converted = _run_job(_Job(source, program, folder), parts, processes or _process_count(len(parts)))
+    converted = _run_job(_Job(text, name, program, folder), parts, processes or _process_count(len(parts)))
     with contextlib.closing(converted):
         timer = ReportTimer()
         for file, left_out in converted:
@@ -183,7 +174,7 @@ def _run_job(
         yield from pool.map(_convert, parts)
     except BrokenProcessPool as error:
         raise UnfitError(
-            f"a process that parsed {job.source.name} was killed, most likely because the pod's memory is too "
+            f"a process that parsed {job.name} was killed, most likely because the pod's memory is too "
             f"small for {processes} of them. Fix: increase resources.limits.memory."
         ) from error
     finally:
@@ -212,22 +203,11 @@ def convert_staged(
     Returns:
         [records of the shard], or [records of the shard, records of the test set].
     """
-    shard = partial(_locate, data, f"{rank}/data/train.txt", rank)
-    sources = {"train": TextSource(data / "train.txt", f"{rank}/data/train.txt", shard)}
-    if test:
-        sources["test"] = TextSource(data / "test.txt", "test.txt", partial(_locate, data, "test.txt", None))
+    names = {"train": f"{rank}/data/train.txt"} | ({"test": "test.txt"} if test else {})
     return [
-        convert_text(program, source, folder / kind, report=report, check=check)
-        for kind, source in sources.items()
+        convert_text(program, data / f"{kind}.txt", name, folder / kind, report=report, check=check)
+        for kind, name in names.items()
     ]
-
-
-def _locate(data: Path, name: str, shard: int | None, row: int) -> str:
-    """Return file and row of a staged row: those of the source if rows.json has them, else the staged file's."""
-    with contextlib.suppress(LauncherError, LookupError, TypeError, ValueError):
-        if rows := files.read_json(data / "rows.json"):
-            return row_origins.find_row(rows, shard, row)
-    return locate_in(name)(row)
 
 
 def convert(request: Mapping[str, Any]) -> dict[str, Any]:

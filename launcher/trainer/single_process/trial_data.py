@@ -17,8 +17,7 @@ import numpy as np
 
 from launcher.dataprep import archives, text_lines
 from launcher.dataprep.byte_streams import Readable
-from launcher.dataprep.csv_records import split_fields
-from launcher.dataprep.row_origins import RowOrigins
+from launcher.dataprep.csv_records import RowPlaces, split_fields
 from launcher.errors import DataError
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.records import row_parsing
@@ -44,7 +43,7 @@ class RowFormat:
 def read_rows(
     file: Path,
     form: RowFormat,
-    found: RowOrigins | None = None,
+    found: RowPlaces | None = None,
     limit: int | None = None,
     report: Report | None = None,
 ) -> Iterator[str]:
@@ -58,7 +57,7 @@ def read_rows(
     try:
         with file.open("rb") as raw:
             stream = archives.decompress(cast("Readable", raw), str(file), None).stream
-            rows = _rows(stream, str(file), form, found or RowOrigins(str(file)))
+            rows = _rows(stream, str(file), form, found or RowPlaces(str(file)))
             size, began, pace = max(1, file.stat().st_size), time.monotonic(), ReportTimer()
             for count, row in enumerate(itertools.islice(rows, limit), 1):
                 yield row
@@ -70,11 +69,11 @@ def read_rows(
         raise DataError(f"there is no file {file}. Fix: correct --data or --test") from None
 
 
-def _rows(stream: Readable, name: str, form: RowFormat, found: RowOrigins) -> Iterator[str]:
+def _rows(stream: Readable, name: str, form: RowFormat, found: RowPlaces) -> Iterator[str]:
     blocks = text_lines.line_blocks(stream, name, form.encoding, crlf=form.csv)
     reader = text_lines.CsvReader(form.delimiter, form.header, form.columns, form.quoting)
     if form.csv:
-        blocks = reader.line_blocks(blocks, name, found)
+        blocks = reader.line_blocks(blocks, found)
     try:
         for block in blocks:
             yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
@@ -85,7 +84,7 @@ def _rows(stream: Readable, name: str, form: RowFormat, found: RowOrigins) -> It
 def read_first_rows(
     file: Path,
     form: RowFormat,
-    places: RowOrigins,
+    places: RowPlaces,
     rows: int,
     *,
     member: str,
@@ -148,13 +147,13 @@ def write_records(
     names = [name for name, share in (("train", 1 - held_out), ("test", held_out)) if share]
     written: dict[str, list[RecordFile]] = {name: [] for name in names}
     random = np.random.default_rng(int(program.common_options["seed"]))
-    places = RowOrigins(str(file))
+    places = RowPlaces(str(file))
     rows = read_rows(file, form, places, limit, report)
     chunk_rows = rows_per_file(row_parsing.record_dtype(program.inputs))
     read = skipped = 0
     while True:
         chunk = itertools.islice(rows, chunk_rows)
-        found, left_out = row_parsing.parse_records(chunk, program, places.describe, read + 1)
+        found, left_out = row_parsing.parse_records(chunk, program, places, read + 1)
         if not len(found) + left_out:
             break
         read, skipped = read + len(found) + left_out, skipped + left_out
@@ -179,6 +178,6 @@ def first_usable_row(program: TrainingProgram, file: Path, form: RowFormat) -> d
     skipped = 0
     for line in read_rows(file, form):
         skipped += 1
-        if len(row_parsing.parse_records([line], program, row_parsing.locate_in(str(file)))[0]):
+        if len(row_parsing.parse_records([line], program, RowPlaces(str(file)))[0]):
             return dict(zip(program.columns, split_fields(line), strict=True))
     raise row_parsing.no_usable_rows(str(file), program, skipped)

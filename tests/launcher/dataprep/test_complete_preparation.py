@@ -258,7 +258,6 @@ def test_other_data_replaces_the_old_and_removes_shards_beyond_the_last(pod: Pod
         "manifest.json",
         "output",
         "quick_start",
-        "rows.json",
         "test.txt",
     ]
 

@@ -117,7 +117,7 @@ def test_finished_parts_stay_after_a_failure_that_another_pod_may_not_have(
 
 
 @pytest.mark.parametrize("part_bytes", [None, PART])
-@pytest.mark.parametrize("renames", [0, 1, 2, 6, 7, 10])
+@pytest.mark.parametrize("renames", [0, 1, 2, 6, 7, 8])
 def test_a_publication_during_which_a_pod_was_evicted_is_continued(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, renames: int, part_bytes: int | None
 ) -> None:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.dataprep import text_lines
-from launcher.dataprep.csv_records import split_fields
-from launcher.dataprep.row_origins import RowOrigins
+from launcher.dataprep.csv_records import RowPlaces, split_fields
 from launcher.trainer.single_process import trial_data
 from tests.launcher.dataprep.conftest import Pod
 
@@ -93,7 +92,7 @@ FIELD = st.text(st.characters(codec="utf-8", exclude_characters="\t\r\n\0\x85"),
 def test_without_quoting_each_line_is_one_record(rows: list[tuple[str, str]]) -> None:
     text = "".join("\t".join(row) + "\n" for row in rows)
     reader = text_lines.CsvReader("\t", False, (), "none")
-    blocks = reader.line_blocks(iter([text.encode()]), "f", RowOrigins("f"))
+    blocks = reader.line_blocks(iter([text.encode()]), RowPlaces("f"))
     assert [tuple(split_fields(line)) for line in b"".join(blocks).decode().split("\n")[:-1]] == rows
     assert list(csv.reader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE)) == [
         list(row) for row in rows

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.dataprep import data_job
+from launcher.io.files import with_checksum, write_json
 from tests.launcher.dataprep.conftest import LINES, Pod, zipped
 from tests.launcher.supervisor.failing_calls import fail_calls
 
@@ -116,7 +117,7 @@ def test_other_data_is_not_linked(pod: Pod, parts: list[str]) -> None:
     assert len(parts) == 4
 
 
-@pytest.mark.parametrize("name", ["1/data/train.txt", "test.txt", "rows.json", "tables/t"])
+@pytest.mark.parametrize("name", ["1/data/train.txt", "test.txt", "tables/t"])
 @pytest.mark.parametrize("size", [None, 5000])
 def test_data_with_other_bytes_of_the_same_length_is_not_linked(
     pod: Pod, parts: list[str], size: int | None, name: str
@@ -140,6 +141,19 @@ def test_data_with_other_bytes_of_the_same_length_is_not_linked(
     assert tree(second.job) == made
 
 
+def test_data_of_an_older_launcher_is_used_although_it_has_rows_json(pod: Pod, parts: list[str]) -> None:
+    pod.source(LINES)
+    manifest = pod.prepare()
+    (pod.job / "rows.json").write_text("{}")
+    manifest["rows"] = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
+    write_json(pod.job / "manifest.json", with_checksum(manifest))
+    pod.prepare()
+    assert other(pod, "b").prepare().keys().isdisjoint({"rows"})
+    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "fedcba"
+    pod.prepare()
+    assert len(parts) == 1
+
+
 def test_hard_links_of_an_interrupted_run_are_not_written_to(
     pod: Pod, parts: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +162,7 @@ def test_hard_links_of_an_interrupted_run_are_not_written_to(
     pod.prepare(TEST_FRACTION=0.1)
     second = other(pod)
     monkeypatch.setattr(data_job, "remove_folder", lambda tmp: None)  # as one that failed
-    with fail_calls("link", "*/rows.json", errno.EPERM):
+    with fail_calls("link", "*/2/data/train.list", errno.EPERM):
         second.prepare(TEST_FRACTION=0.1)
     assert len(parts) == 2
     for name in tree(second.job):

@@ -165,17 +165,6 @@ def test_the_failure_of_an_earlier_data_job_is_ignored_and_that_of_its_own_raise
         wait_for_manifest(train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="1"), clock.pause, clock)
 
 
-def test_rows_json_is_staged_with_the_shard(tmp_path: Path, job: Path) -> None:
-    manifest = write_data(job, 3)
-    settings = train_settings(tmp_path)
-    input_staging.stage_inputs(settings, 0, manifest, job / "mine")
-    assert not settings.work.rows.exists(), "data of older launchers has no rows.json"
-    (job / "rows.json").write_text("{}")
-    manifest["rows"] = {"bytes": 2, "sha256": hashlib.sha256(b"{}").hexdigest()}
-    input_staging.stage_inputs(settings, 0, manifest, job / "mine")
-    assert settings.work.rows.read_text() == "{}"
-
-
 def test_a_program_with_another_checksum_than_in_the_values_is_rejected(tmp_path: Path, job: Path) -> None:
     manifest = write_data(job, 3)
     digest = files.folder_sha256(job / "mine")

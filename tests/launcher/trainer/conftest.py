@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.dataprep.csv_records import RowPlaces
 from launcher.trainer.program_loader import TrainingProgram, load_program
 from launcher.trainer.records import row_parsing
 from local.paths import CLONE
@@ -80,7 +81,7 @@ def load(path: Path, *arguments: str) -> TrainingProgram:
 
 def parse(lines: list[str], program: TrainingProgram) -> row_parsing.Arrays:
     """Parse lines of the file `f`."""
-    return row_parsing.split_inputs(row_parsing.parse_records(lines, program, row_parsing.locate_in("f"))[0])
+    return row_parsing.split_inputs(row_parsing.parse_records(lines, program, RowPlaces("f"))[0])
 
 
 def run_python(script: str, *arguments: str) -> str:

@@ -16,7 +16,7 @@ from launcher.trainer import program_loader as programs
 from launcher.trainer.export import model_writer
 from launcher.trainer.records import conversion
 from launcher.trainer.records.record_files import Records
-from launcher.trainer.records.row_parsing import Arrays, locate_in
+from launcher.trainer.records.row_parsing import Arrays
 
 from .conftest import load, write_program
 
@@ -82,9 +82,7 @@ def scored(
     """Return every trainer's score, and how many rows each predicted."""
     text = folder / "test.txt"
     text.write_text("".join(f"{n}\n" for n in range(rows)))
-    test: Records = conversion.convert_text(
-        program, conversion.TextSource(text, "test.txt", locate_in("test.txt")), folder / "records"
-    )
+    test: Records = conversion.convert_text(program, text, "test.txt", folder / "records")
     all_reduce = AllReduce(len(has))
     fakes = [Fake(all_reduce, rank) for rank in range(len(has))]
     testers = [

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import DataError, SettingsError
 from launcher.program import bucket
 from launcher.trainer import program_loader as programs
@@ -46,7 +47,7 @@ def clean_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_become_arrays_and_skipped_rows_are_counted(own: Path) -> None:
     lines = ["7\tabcd\t1\n", "8\tnobody\t0\n", "9\tb\\ta\t0\n"]
-    found, skipped = row_parsing.parse_records(lines, load(own), row_parsing.locate_in("f"))
+    found, skipped = row_parsing.parse_records(lines, load(own), RowPlaces("f"))
     assert skipped == 1
     assert found["name"].tolist() == [[97, 98, 99], [98, 9, 97]], "cut at 3; escapes of the line undone"
     assert found["age"].tolist() == [[7.0], [9.0]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.dataprep.row_origins import RowOrigins
+from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import DataError, SettingsError, StorageError, UnfitError
 from launcher.io import files
 from launcher.trainer.records import conversion, record_files, row_parsing
@@ -54,17 +55,11 @@ def write(folder: Path, rows: int, extra: Iterable[str] = ()) -> Path:
     return text
 
 
-def source(text: Path, name: str) -> conversion.TextSource:
-    return conversion.TextSource(text, name, row_parsing.locate_in(name))
-
-
 def made(
     path: Path, tmp_path: Path, rows: int, processes: int = 1, *arguments: str, extra: Iterable[str] = ()
 ) -> record_files.Records:
     text = write(tmp_path / "data", rows, extra)
-    return conversion.convert_text(
-        load(path, *arguments), source(text, "f"), tmp_path / "rec", processes=processes
-    )
+    return conversion.convert_text(load(path, *arguments), text, "f", tmp_path / "rec", processes=processes)
 
 
 def numbers(batches: Iterable[Arrays]) -> list[list[int]]:
@@ -166,7 +161,7 @@ def test_a_last_line_without_newline_is_a_row_at_any_position_in_a_record_file(
     for rows in (99, 100, 101):
         text = write(tmp_path / "data", rows)
         text.write_bytes(text.read_bytes().removesuffix(b"\n"))
-        assert conversion.convert_text(load(path), source(text, "f"), tmp_path / "rec").rows == rows
+        assert conversion.convert_text(load(path), text, "f", tmp_path / "rec").rows == rows
 
 
 def test_rows_are_parsed_again_only_after_a_change_of_text_program_or_options(
@@ -175,9 +170,7 @@ def test_rows_are_parsed_again_only_after_a_change_of_text_program_or_options(
     def times(*arguments: str) -> int:
         text = tmp_path / "data" / "train.txt"
         reports: list[str] = []
-        conversion.convert_text(
-            load(path, *arguments), source(text, "f"), tmp_path / "rec", report=reports.append
-        )
+        conversion.convert_text(load(path, *arguments), text, "f", tmp_path / "rec", report=reports.append)
         return len([line for line in reports if "parsed 10" in line])
 
     write(tmp_path / "data", 103)
@@ -212,7 +205,7 @@ def test_the_message_about_an_invalid_row_has_its_file_and_row_number(
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_an_invalid_row_has_the_same_number_in_try_in_the_check_and_on_the_cluster(
+def test_an_invalid_csv_row_is_reported_by_its_line_where_the_file_is_read_and_by_its_text_everywhere(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
     """The row is record 234 on line 335: the header and 100 records of two lines precede it."""
@@ -229,26 +222,31 @@ def test_an_invalid_row_has_the_same_number_in_try_in_the_check_and_on_the_clust
     with pytest.raises(DataError) as error:
         trial_data.write_records(program, rows_csv, form, tmp_path / "try", 0.0)
     messages.append(str(error.value))
-    found = RowOrigins("")
+    found = RowPlaces("")
     first = trial_data.read_first_rows(
         rows_csv, form, found, 300, member="", tables=(), into=tmp_path / "tables"
     )
     with pytest.raises(DataError) as error:
-        row_parsing.parse_records(first, program, found.describe)
+        row_parsing.parse_records(first, program, found)
     messages.append(str(error.value))
     for shard in range(3):
         data = tmp_path / f"work-{shard}"
         shutil.copytree(pod.job / str(shard) / "data", data)
-        for name in ("rows.json", "test.txt"):
-            shutil.copy(pod.job / name, data)
+        shutil.copy(pod.job / "test.txt", data)
         try:
             conversion.convert_staged(program, data, tmp_path / f"records-{shard}", shard, test=True)
         except DataError as error:
             messages.append(str(error))
-    assert len(messages) >= 3, "one shard, or the test set"
-    assert {text.rpartition("/")[2].partition(":")[0] for text in messages} == {
-        "rows.csv, row 234 (line 335)"
-    }
+    tried, checked, *cluster = messages
+    assert tried.startswith(f"{rows_csv}, row 234 (line 335): ")
+    assert checked.startswith("rows.csv, row 234 (line 335): ")
+    assert cluster
+    for message in cluster:
+        found_row = re.match(r"(\d/data/train\.txt|test\.txt), row (\d+): ", message)
+        assert found_row, message
+        shard = (pod.job / found_row[1]).read_text().split("\n")
+        assert shard[int(found_row[2]) - 1] == "233\tx"
+    assert all(r"The row: '233\tx'" in message for message in messages)
 
 
 def test_the_first_of_several_invalid_rows_is_reported(path: Path, tmp_path: Path) -> None:
@@ -256,7 +254,7 @@ def test_the_first_of_several_invalid_rows_is_reported(path: Path, tmp_path: Pat
         made(path, tmp_path, 150, 2, extra=["x\t1", *(f"{i}\t1" for i in range(300)), "y\t1"])
 
 
-def test_an_invalid_row_of_unknown_origin_is_reported_by_its_shard(path: Path, tmp_path: Path) -> None:
+def test_an_invalid_row_is_reported_by_its_line_in_the_shard(path: Path, tmp_path: Path) -> None:
     write(tmp_path / "data", 3, ["7\tx"])
     with pytest.raises(DataError, match=r"2/data/train\.txt, row 4: "):
         conversion.convert_staged(load(path), tmp_path / "data", tmp_path / "rec", 2, test=False)
@@ -271,7 +269,8 @@ def test_ids_keep_all_64_bits(path: Path, tmp_path: Path) -> None:
 def test_an_infinite_number_is_rejected_with_its_row(path: Path, tmp_path: Path) -> None:
     path.write_text(PROGRAM.replace('float(row["number"])', 'float("inf" if row["number"] == "7" else 1)'))
     with pytest.raises(
-        DataError, match=r"f, row 8: .*input number: it is NaN, infinite, or too large for float32"
+        DataError,
+        match=r"f, row 8: .*input number: it is NaN, infinite, or too large for float32\. The row: '7\\t7 8'\. Fix: ",
     ):
         made(path, tmp_path, 20)
 
@@ -366,7 +365,7 @@ def test_a_checksum_of_staging_is_used_instead_of_hashing_the_text(path: Path, t
     program = load(path)
     (text.parent / conversion.CHECKSUMS).write_text(json.dumps({"train.txt": "checksum"}))
     key = conversion._origin_digest(program, "checksum")
-    conversion.convert_text(program, source(text, "f"), tmp_path / "rec")
+    conversion.convert_text(program, text, "f", tmp_path / "rec")
     assert (
         record_files.Records.open(tmp_path / "rec", row_parsing.record_dtype(program.inputs), key) is not None
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import SettingsError
 from launcher.paths import Position
 
@@ -67,7 +68,7 @@ def check(path: Path) -> None:
     from launcher.trainer.single_process import program_check
 
     program = load(path)
-    rows, _ = row_parsing.parse_records(rows_of(61), program, row_parsing.locate_in("rows"))
+    rows, _ = row_parsing.parse_records(rows_of(61), program, RowPlaces("rows"))
     batch = row_parsing.split_inputs(rows)
     program_check.check_program(program, batch, mode="async", batch_size=61, incremental_checkpoints=0)
 
