@@ -34,8 +34,7 @@ from launcher.cli.commands import (
     wait,
 )
 from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, describe_os_error, missing_package
-from launcher.cli.suggested_commands import INSTALLED, program_name
-from launcher.cli.terminal import release_stdout, report
+from launcher.cli.terminal import INSTALLED, program_name, release_stdout, report
 from launcher.errors import LauncherError
 from launcher.io.open_below import ReaderError
 

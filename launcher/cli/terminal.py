@@ -1,4 +1,4 @@
-"""Output on the terminal: messages, questions, tables, curves of one line, and JSON.
+"""Output on the terminal: messages, suggested commands, questions, tables of passes, curves of one line, and JSON.
 
 Texts may come from the storage or the cluster, where others write. So everything is printed with its control
 characters escaped (`escape_controls`): a name or a log line must not move the cursor, hide text or set the title.
@@ -12,14 +12,18 @@ import json
 import math
 import os
 import re
+import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TextIO
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
+
+from launcher.reporting import text_formats
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PIPE_WIDTH = 400  # of a line that is not printed on a terminal
@@ -148,3 +152,63 @@ def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_replace_non_finite(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+INSTALLED = "paddle-training"  # the name of the command after `pip install`
+
+
+def program_name() -> str:
+    """Return how this command line was started: `paddle-training` or `python -m launcher`."""
+    return INSTALLED if Path(sys.argv[0]).stem == INSTALLED else "python -m launcher"
+
+
+def command_text(*arguments: str) -> str:
+    """Return a command of this command line with these arguments, quoted for a shell."""
+    return f"{program_name()} {shlex.join(arguments)}"
+
+
+Passes = Sequence[Mapping[str, Any]]
+_SPEED = {
+    "samples": lambda value: f"{value:,}",
+    "seconds": lambda value: f"{value:.1f}",
+    "samples_per_second": text_formats.rate,
+}
+
+
+def score_columns(*runs: Passes) -> list[str]:
+    """Return the keys of the training loss and of all scores that at least one pass of `runs` has."""
+    scores = {key for passes in runs for row in passes for key in row if key.startswith("test_")}
+    return ["train_loss", *sorted(scores)]
+
+
+def pass_table(runs: Mapping[str, Passes]) -> RenderableType:
+    """Return a table with a row for each pass: its loss and scores, and for a single run also its speed.
+
+    `runs` are the passes by the run's name. The columns of several runs stand side by side, with that name.
+    """
+    single = len(runs) == 1
+    keys = [*(_SPEED if single else ()), *score_columns(*runs.values())]
+    columns = [">pass", *(f">{key}" if single else f">{key} {name}" for key in keys for name in runs)]
+    rows = []
+    for number in range(max(map(len, runs.values()), default=0)):
+        cells = []
+        for key in keys:
+            for passes in runs.values():
+                value = passes[number].get(key) if number < len(passes) else None
+                cells.append(_SPEED.get(key, text_formats.number)(value))
+        rows.append([str(number + 1), *cells])
+    return text_table(columns, rows)
+
+
+def curve_table(runs: Mapping[str, Passes]) -> RenderableType:
+    """Return a table with a row for each score of each run: first value, curve, last value."""
+    rows = []
+    for key in score_columns(*runs.values()):
+        for name, passes in runs.items():
+            values = [float(row[key]) for row in passes if key in row]
+            if values:
+                title = key if len(runs) == 1 else f"{key} of {name}"
+                first, last = text_formats.number(values[0]), text_formats.number(values[-1])
+                rows.append((title, first, spark_line(values), last))
+    count = max(map(len, runs.values()), default=0)
+    return text_table((f"{count} pass{'' if count == 1 else 'es'}", ">first", "curve", ">last"), rows)

@@ -17,8 +17,7 @@ from launcher.cli.cluster.run_lease import hold_lease
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, with_session
-from launcher.cli.storage.run_files import OUTPUT, check_intact
-from launcher.cli.storage.run_history import CURRENT, SavedRun, best_run, read_runs
+from launcher.cli.storage.run_files import CURRENT, OUTPUT, SavedRun, best_run, check_intact, read_runs
 from launcher.cli.storage.storage_access import (
     COPY_SECONDS,
     Storage,

@@ -13,11 +13,16 @@ from rich.text import Text
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
-from launcher.cli.storage.run_files import check_intact
-from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, find_run, read_runs
+from launcher.cli.storage.run_files import (
+    CURRENT,
+    SavedRun,
+    check_intact,
+    differing_settings,
+    find_run,
+    read_runs,
+)
 from launcher.cli.storage.storage_access import StorageRequest
-from launcher.cli.terminal import console, print_json, text_table
-from launcher.cli.views.pass_tables import curve_table, pass_table
+from launcher.cli.terminal import console, curve_table, pass_table, print_json, text_table
 from launcher.reporting import text_formats
 
 DIFF_LINES = 100  # of two programs' diff, in a terminal

@@ -16,8 +16,7 @@ from launcher.cli.errors import CliError, DiskFullError, UsageError, describe_os
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage.reader_commands import move_into_place
-from launcher.cli.storage.run_files import OUTPUT, FoundFiles, check_intact
-from launcher.cli.storage.run_history import find_run, read_runs
+from launcher.cli.storage.run_files import OUTPUT, FoundFiles, check_intact, find_run, read_runs
 from launcher.cli.storage.storage_access import (
     COPY_SECONDS,
     Storage,
@@ -26,9 +25,7 @@ from launcher.cli.storage.storage_access import (
     list_folder,
     read_small_files,
 )
-from launcher.cli.suggested_commands import command_text
-from launcher.cli.terminal import console, print_json, report
-from launcher.cli.views.pass_tables import pass_table
+from launcher.cli.terminal import command_text, console, pass_table, print_json, report
 from launcher.io.files import remove_path
 from launcher.io.open_below import ReaderError
 from launcher.io.retry import Retry, TransientError

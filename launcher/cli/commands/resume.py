@@ -10,8 +10,7 @@ from launcher.cli.cluster.job_restart import continue_training
 from launcher.cli.commands.stop import describe_wrong_state
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
-from launcher.cli.suggested_commands import command_text
-from launcher.cli.terminal import print_line
+from launcher.cli.terminal import command_text, print_line
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
 
 

@@ -9,13 +9,16 @@ from typing import Annotated
 import typer
 
 from launcher.cli.cluster.cluster_api import CHART
-from launcher.cli.launch.launch_options import LaunchOptions
-from launcher.cli.launch.launch_training import SCRIPT_RUNTIME, describe_next_steps, launch, plan_trainings
+from launcher.cli.launch.launch_training import (
+    SCRIPT_RUNTIME,
+    LaunchOptions,
+    describe_next_steps,
+    launch,
+    plan_trainings,
+)
 from launcher.cli.shared_options import MAX_WAIT, Format, OutputFormat, Release, with_options
-from launcher.cli.suggested_commands import command_text
-from launcher.cli.terminal import console, print_json, print_line, report
+from launcher.cli.terminal import command_text, console, curve_table, print_json, print_line, report
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
-from launcher.cli.views.pass_tables import curve_table
 
 
 @with_options(options=LaunchOptions)

@@ -9,8 +9,7 @@ from rich.text import Text
 
 from launcher.cli.job_sessions import Session
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
-from launcher.cli.storage.run_files import check_intact
-from launcher.cli.storage.run_history import CURRENT, SavedRun, differing_settings, read_runs
+from launcher.cli.storage.run_files import CURRENT, SavedRun, check_intact, differing_settings, read_runs
 from launcher.cli.storage.storage_access import StorageRequest
 from launcher.cli.terminal import console, print_json, text_table
 from launcher.reporting import text_formats

@@ -16,8 +16,7 @@ from launcher.cli.job_sessions import ClusterSession, Session, open_through_runn
 from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
 from launcher.cli.storage.run_files import STATUS, check_intact
 from launcher.cli.storage.storage_access import buffered_reader
-from launcher.cli.suggested_commands import command_text
-from launcher.cli.terminal import confirm, print_line, report
+from launcher.cli.terminal import command_text, confirm, print_line, report
 from launcher.cli.views.run_view import FINAL_STATES, owned_by, rank_of
 from launcher.errors import DataError
 from launcher.paths import position

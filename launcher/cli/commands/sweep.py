@@ -17,13 +17,19 @@ from launcher.cli.cluster.cluster_api import Cluster, UnreachableError
 from launcher.cli.cluster.releases import list_releases
 from launcher.cli.errors import CliError, RunFailedError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch.launch_options import LaunchOptions
-from launcher.cli.launch.launch_training import launch, plan_trainings
+from launcher.cli.launch.launch_training import LaunchOptions, launch, plan_trainings
 from launcher.cli.launch.training_values import expand_grid
 from launcher.cli.shared_options import Format, OutputFormat, with_options
 from launcher.cli.storage.run_files import check_intact
-from launcher.cli.suggested_commands import command_text
-from launcher.cli.terminal import console, print_json, print_line, report, spark_line, text_table
+from launcher.cli.terminal import (
+    command_text,
+    console,
+    print_json,
+    print_line,
+    report,
+    spark_line,
+    text_table,
+)
 from launcher.cli.views.follow_run import (
     UNREACHABLE_SECONDS,
     LinePrinter,

@@ -1,20 +1,26 @@
-"""The small files that describe a job and its runs, read from the shared storage; damaged ones are errors."""
+"""The small files that describe a job and its runs, read from the shared storage; damaged ones are errors.
+
+The runs of a job are the current output, and the earlier ones that were moved to `runs/`.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher import metrics
+from launcher.cli.errors import UsageError
 from launcher.cli.storage.storage_access import Storage, read_small_files
 from launcher.dataprep.shard_files import make_again_fix
 from launcher.errors import DataError
 from launcher.io import run_record
+from launcher.metrics import best_pass, higher_is_better
 from launcher.paths import JobPaths, OutputPaths
-from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
+from launcher.reporting import run_settings
+from launcher.schema import DataFailure, ManifestFile, ProgramFile, RunFile, StatusFile, read_fields
 
 OUTPUT = OutputPaths(Path("output"))
 """Paths of the current output, below the job's folder."""
@@ -115,3 +121,126 @@ def read_job_files(storage: Storage, *, again: bool = True) -> JobFiles:
         passes=found.passes(OUTPUT),
         damage=found.damage,
     )
+
+
+RUNS = "runs"
+CURRENT = OUTPUT.root.as_posix()
+
+
+@dataclass(frozen=True)
+class SavedRun:
+    """A run of a job, with what `runs` and `compare` show of it. `folder` is `output`, or `runs/<name>`."""
+
+    folder: str
+    record: RunFile
+    """run.json, with the program's default options if program.json has them."""
+    passes: Sequence[Mapping[str, Any]]
+    """One row for each pass, from the run's metrics.csv (`launcher.metrics.pass_table`)."""
+    is_locked: bool = False
+    """Whether the folder has a run.lock, so that a process may write there."""
+    program: Mapping[str, str] = field(default_factory=dict)
+    """The text of the program's files by name; empty if it was not kept."""
+    damage: Damage = field(default_factory=dict)
+    """The run's files that are damaged."""
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether the run record is damaged, so that state, age, settings and score of the run are unknown."""
+        return (PurePosixPath(self.folder) / OUTPUT.run_json.name).as_posix() in self.damage
+
+    @property
+    def state(self) -> str:
+        """The state by the run record; `damaged` if that is damaged, `unknown` if it is absent."""
+        return "damaged" if self.is_unknown else self.record.state or "unknown"
+
+    @property
+    def name(self) -> str:
+        """The name that `compare` and `results --run` accept."""
+        return self.folder.removeprefix(f"{RUNS}/")
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds from the run's start to its end; None while it runs."""
+        return self.record.finished - self.record.started if self.record.finished else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The run's settings by name, as `run_settings.settings_of_run` returns them; digests are shortened."""
+        return run_settings.settings_of_run(self.record.content, len(self.passes))
+
+    @property
+    def best(self) -> dict[str, Any]:
+        """The run's best pass, as `launcher.metrics.best_pass` returns it."""
+        return best_pass(self.record.content, self.passes)
+
+    @property
+    def pod_hours(self) -> float | None:
+        """Hours of all training pods together, from which the cost of the nodes follows; None if unknown."""
+        trainers = self.record.fingerprint.get("trainers")
+        return None if self.seconds is None or not trainers else int(trainers) * self.seconds / 3600
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the run as `runs -o json` prints it."""
+        return {
+            "name": self.name,
+            "folder": self.folder,
+            "state": self.record.state or ("damaged" if self.is_unknown else None),
+            "started": self.record.started,
+            "seconds": self.seconds,
+            "podHours": self.pod_hours,
+            "score": self.record.score,
+            "best": self.best,
+            "restarts": len(self.record.restarts),
+            "settings": self.settings,
+            "passes": list(self.passes),
+            "damage": self.damage,
+        }
+
+
+def read_runs(storage: Storage) -> list[SavedRun]:
+    """Return the runs of the job: the current one first, then the others, newest first."""
+    kept = (OUTPUT.run_json, OUTPUT.metrics_csv, OUTPUT.lock, OUTPUT.program_json, OUTPUT.run_copy)
+    patterns = [f"{place}/{path.name}" for place in (CURRENT, f"{RUNS}/*") for path in kept]
+    contents = read_small_files(storage, patterns)
+    runs = []
+    for folder in sorted({str(PurePosixPath(name).parent) for name in contents}):
+        output = OutputPaths(Path(folder))
+        found = FoundFiles(contents)
+        program, record = found.json(ProgramFile, output.program_json) or {}, found.run(output)
+        content = run_settings.with_options(record.content if record else {}, program)
+        runs.append(
+            SavedRun(
+                folder=folder,
+                record=read_fields(RunFile, content),
+                passes=found.passes(output),
+                is_locked=output.lock.as_posix() in contents,
+                program=program.get("files") or {},
+                damage=found.damage,
+            )
+        )
+    return sorted(runs, key=lambda run: (run.folder == CURRENT, run.record.started), reverse=True)
+
+
+def find_run(runs: Sequence[SavedRun], name: str) -> SavedRun:
+    """Return the run with that name, or the only one whose name begins so. Raises UsageError otherwise."""
+    matching = [run for run in runs if run.name == name] or [run for run in runs if run.name.startswith(name)]
+    if len(matching) == 1:
+        return matching[0]
+    listed = ", ".join(run.name for run in runs) or "(the job has none yet)"
+    problem = "matches several runs" if matching else "is not a run of this job"
+    raise UsageError(f"the name {name!r} {problem}", f"choose one of: {listed}")
+
+
+def differing_settings(runs: Sequence[SavedRun]) -> list[str]:
+    """Return the names of the settings that differ between the runs, in the order in which they appear."""
+    settings = [run.settings for run in runs]
+    names = dict.fromkeys(name for values in settings for name in values)
+    return [name for name in names if any(values.get(name) != settings[0].get(name) for values in settings)]
+
+
+def best_run(runs: Sequence[SavedRun]) -> SavedRun | None:
+    """Return the run with the best first score of the newest run that has one; None if no run has a score."""
+    name = next((next(iter(run.record.score)) for run in runs if run.record.score), "")
+    pick = max if higher_is_better(name) else min
+    having = [run for run in runs if isinstance(run.record.score.get(name), int | float)]
+    return pick(having, key=lambda run: run.record.score[name], default=None)

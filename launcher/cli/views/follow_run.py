@@ -16,8 +16,7 @@ from launcher.cli.cluster.cluster_api import UnreachableError
 from launcher.cli.cluster.releases import ReleaseNotFoundError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
 from launcher.cli.storage.run_files import check_intact
-from launcher.cli.suggested_commands import command_text
-from launcher.cli.terminal import console, print_line, report
+from launcher.cli.terminal import command_text, console, print_line, report
 from launcher.cli.views.run_view import RunView
 from launcher.cli.views.status_text import describe_wait, restart_text, status_line, status_screen
 from launcher.reporting import text_formats

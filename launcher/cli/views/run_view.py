@@ -1,15 +1,22 @@
-"""Data classes of what `status`, `wait` and `run` show of a run, and pure functions that build them from pods."""
+"""Data classes of what `status`, `wait` and `run` show of a run, and pure functions that build them.
+
+They are built from Jobs, pods, events and the files on the storage.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
+from launcher import metrics
 from launcher.cli.cluster import object_states
 from launcher.cli.cluster.cluster_api import Object
+from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.storage.reader_commands import FINAL_STATES
-from launcher.paths import Position
+from launcher.cli.storage.run_files import DATA_FAILED, MANIFEST, JobFiles
+from launcher.paths import OutputPaths, Position
 from launcher.schema import RankStatus, RunFile, StatusFile
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -298,3 +305,291 @@ def _failed_at(pod: Object) -> str:
         if (ended := object_states.state_of(status, "terminated")).get("exitCode")
     ]
     return min(times, default="~")
+
+
+@dataclass(frozen=True)
+class ClusterSnapshot:
+    """Objects and files of one release, read at one moment.
+
+    The keys of `events` are the names of the objects; "" has the events about pods that Kubernetes ended.
+    """
+
+    run: ReleaseRun
+    jobs: Mapping[str, Object]
+    pods: Sequence[Object]
+    events: Mapping[str, Sequence[Object]] = field(default_factory=dict)
+    workloads: Sequence[Object] = ()
+    """The namespace's Workloads of Kueue; empty unless a queue keeps one of the Jobs suspended."""
+    claim: str = ""
+    """Why the claim cannot be mounted; empty if it can be."""
+    files: JobFiles = field(default_factory=lambda: JobFiles(was_read=False))
+    is_namespace_terminating: bool = False
+    log: Sequence[str] = ()
+    log_of: str = ""
+
+
+def build_cluster_view(seen: ClusterSnapshot) -> RunView:
+    """Return the view of one release."""
+    run, files = seen.run, seen.files
+    progress = build_progress(files.status, files.run, run.k8s_job)
+    pods = [pod for pod in seen.pods if owned_by(run.k8s_job)(pod)]
+    training = build_job(run.k8s_job, seen.jobs.get(run.k8s_job), pods, seen.events, seen.workloads)
+    data = _build_data_view(seen, training, pods)
+    reported = files.status.ranks if files.status and progress else ()
+    state, cause = _state_and_cause(seen, progress, data, training, pods)
+    record = files.run if files.run and files.run.run_id == run.k8s_job else RunFile()
+    passes = files.passes if progress else ()
+    return RunView(
+        where=f"release {run.release} in namespace {run.namespace}, job {run.job_name}",
+        run_id=run.k8s_job,
+        state=state,
+        cause=cause,
+        data=data,
+        training=training,
+        ranks=build_ranks(run.trainers, pods, seen.events, reported),
+        progress=progress,
+        notes=tuple(_notes(seen, progress is not None, data, state) + _note_starved_data(data, training)),
+        exported=record.exported_to,
+        score=record.score,
+        passes=passes,
+        best=metrics.best_pass(record.content, passes),
+        log=seen.log,
+        log_of=seen.log_of,
+        damage=files.damage,
+    )
+
+
+def _build_data_view(seen: ClusterSnapshot, training: JobView, training_pods: Sequence[Object]) -> JobView:
+    run, manifest = seen.run, seen.files.manifest
+    is_published = manifest is not None and manifest.data_digest == run.data_digest
+    if run.is_prepared_in_training_pods:
+        return build_preparation(training, run.trainers, training_pods, is_published)
+    if not run.k8s_data_job:
+        return JobView("", "none", "this release has no data Job (data.enabled is false)")
+    job = seen.jobs.get(run.k8s_data_job)
+    if job is None and is_published:
+        return JobView(run.k8s_data_job, "complete", "the Job was deleted; its manifest exists")
+    pods = [pod for pod in seen.pods if owned_by(run.k8s_data_job)(pod)]
+    return build_job(run.k8s_data_job, job, pods, seen.events, seen.workloads)
+
+
+def _state_and_cause(
+    seen: ClusterSnapshot,
+    progress: RunProgress | None,
+    data: JobView,
+    training: JobView,
+    pods: Sequence[Object],
+) -> tuple[str, str]:
+    """Return (state, cause) of the run. A Job's state overrides that of status.json, which may be older."""
+    run, files = seen.run, seen.files
+    reported = progress.state if progress else ""
+    cause = (files.status.cause if files.status and progress else None) or ""
+    if data.state == "failed" and training.state != "complete" and run.k8s_data_job:
+        failure = files.data_failure
+        reason = failure.reason if failure and failure.data_digest == run.data_digest else ""
+        state = "failed", f"{DATA_JOB_FAILED}{reason or data.reason}"
+    elif training.state == "failed":
+        state = "failed", cause or describe_culprit(pods) or training.reason
+    elif training.state == "missing":
+        state = (reported if reported in FINAL_STATES else "missing"), cause
+    elif training.state in ("complete", "suspended"):
+        # A queue's reason is in describe_wait.
+        state = training.state, "" if training.queue else training.reason
+    elif reported == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods):
+        state = "finishing", ""  # its pods have exited, and the Job is not complete yet
+    elif reported and reported not in FINAL_STATES:
+        state = reported, cause
+    else:
+        state = ("preparing" if data.state in ("running", "waiting") else "pending"), ""
+    return state
+
+
+def _note_replaced_output(seen: ClusterSnapshot) -> list[str]:
+    """Return a note if a run of another release has replaced the `output/` of this complete run."""
+    run, other = seen.run, seen.files.run
+    if other is None or not other.release or (other.release, other.namespace) == (run.release, run.namespace):
+        return []
+    return [
+        f"run {other.run_id} of release {other.release} in namespace {other.namespace} has the same jobName, and "
+        f"output/ belongs to it; this run's output was moved to runs/{run.k8s_job} (`runs` lists it). Fix: give one of "
+        "the two releases another jobName"
+    ]
+
+
+def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str) -> list[str]:
+    """Return sentences that users must know in addition to state and cause, such as a lost data set with its fix."""
+    run, files = seen.run, seen.files
+    notes = _note_script(files) if has_progress else []
+    if seen.is_namespace_terminating:
+        notes.append(
+            f"namespace {run.namespace} is being deleted, but its Jobs keep creating pods, so that the "
+            f"deletion never finishes. Fix: kubectl delete jobs --all -n {run.namespace}"
+        )
+    if seen.claim:
+        notes.append(
+            f"{seen.claim.rstrip('.')}. Fix: correct the cause that this shows: kubectl describe pvc {run.claim} -n "
+            f"{run.namespace}"
+        )
+    if has_progress and state == "complete":
+        notes += _note_surplus_passes(files, run.passes)
+    if data.state == "complete" and run.k8s_data_job:
+        notes += _note_lost_data(seen, data, state)
+    if state == "complete":
+        notes += _note_replaced_output(seen)
+    if data.state in ("running", "waiting"):
+        notes.append(describe_running_data(data))
+    if state == "missing" and run.cron_job == run.k8s_job:
+        notes.append(
+            f"CronJob {run.cron_job} has started no run yet, or its Jobs were deleted. To start one now: kubectl "
+            f"create job {run.cron_job}-1 --from=cronjob/{run.cron_job} -n {run.namespace}"
+        )
+    elif state == "missing":
+        notes.append(
+            f"the training Job {run.k8s_job} does not exist: it was deleted, or its TTL expired. Fix: to train "
+            "again, run helm upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)"
+        )
+    if files.status and not has_progress and state not in FINAL_STATES:
+        notes.append(
+            f"output/ still contains run {files.status.run_id}; this run moves it to runs/ when it starts"
+        )
+    notes += _note_removed_pods(seen) if state not in ("training", *FINAL_STATES) else []
+    for name, job in sorted(seen.jobs.items()):
+        earlier = object_states.is_started_by(job, run.cron_job)
+        if name not in (run.k8s_job, run.k8s_data_job) and not earlier:
+            deleted = job.get("metadata", {}).get("deletionTimestamp")
+            job_state = "being deleted" if deleted else object_states.job_state(job)[0]
+            notes.append(
+                f"the namespace has a Job that is not in this release's values: {name} ({job_state}). A "
+                "failed upgrade may have left it, or prevented that it is replaced. Fix: repeat the upgrade; if the "
+                f"Job stays, delete it: kubectl delete job {name} -n {run.namespace}"
+            )
+    if files.problem:
+        notes.append(f"the progress cannot be read: {files.problem}")
+    return notes
+
+
+def _note_removed_pods(seen: ClusterSnapshot) -> list[str]:
+    """Return why Kubernetes removed pods of the run; no other object shows this."""
+    known = {object_states.name_of(pod) for pod in seen.pods}
+    found = [(str(event["involvedObject"]["name"]), event) for event in seen.events.get("", ())]
+    return [
+        f"pod {name} was removed: {event['reason']}: {event.get('message')}"
+        for name, event in found
+        if name.startswith(f"{seen.run.k8s_job}-") and name not in known
+    ]
+
+
+def _note_starved_data(data: JobView, training: JobView) -> list[str]:
+    """Return a note if Kueue has admitted the training Job, but not the data Job for which it waits."""
+    if data.state != "suspended" or not data.queue or training.state not in ("running", "waiting"):
+        return []
+    return [
+        f"the training Job {training.name} uses quota of queue {data.queue} while it waits for the data Job, which "
+        "the queue has not admitted. Fix: set data.preparedBy to trainingPods, so that there is only one Job, or ask "
+        "the owner of the queue for a quota that holds both"
+    ]
+
+
+def describe_running_data(data: JobView) -> str:
+    """Return the sentence `data job still running: NAME`, with the reason if there is one."""
+    text = (
+        "the training pods prepare the data"
+        if data.name == TRAINING_PODS
+        else f"data job still running: {data.name}"
+    )
+    return text + (f" ({data.reason})" if data.reason else "")
+
+
+def _note_surplus_passes(files: JobFiles, requested: int) -> list[str]:
+    """Return a note if the output of a complete run has more passes than were requested."""
+    resumed = files.run.resume[0] if files.run and files.run.resume else 0
+    trained = max([resumed, *(row["pass"] + 1 for row in files.passes)])
+    if trained <= requested:
+        return []
+    return [
+        f"training.passes is {requested}, but output/ already has {trained} passes: nothing was trained, and model and "
+        "score are those of the longer training. Fix: train from scratch: run the same command with "
+        "--set startFromScratch=TEXT (any new text)"
+    ]
+
+
+def _note_script(files: JobFiles) -> list[str]:
+    """Return a note if the script of runtime collective has reported no step, or has most likely trained alone."""
+    runtime = files.run.fingerprint.get("runtime") if files.run else ""
+    status = files.status
+    if status is not None and status.warning:
+        return [f"warning: {status.warning}"]
+    if runtime != "collective" or status is None or status.state != "training" or status.number is not None:
+        return []
+    return [
+        "the script has not reported a step yet. If it never does (launcher.program.ScriptRun), its position, speed "
+        "and remaining time are unknown, there is no curve, and it counts as hung when none of its processes logs "
+        "anything for training.progressDeadlineSeconds"
+    ]
+
+
+def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> list[str]:
+    """Return a note if the data Job is complete, but the storage does not contain its data."""
+    run, manifest = seen.run, seen.files.manifest
+    was_read = seen.files.was_read and MANIFEST not in seen.files.damage
+    if not was_read or (manifest and manifest.data_digest == run.data_digest):
+        return []
+    if not manifest and state in FINAL_STATES:
+        return []
+    by = manifest.made_by if manifest else {}
+    other = ""
+    if by.get("release") and (by["release"], by.get("namespace")) != (run.release, run.namespace):
+        other = (
+            f": release {by['release']} in namespace {by.get('namespace')} has the same jobName {run.job_name!r} "
+            "and replaced it; give one of the two another jobName"
+        )
+    return [
+        f"the storage does not contain the data of Job {data.name}{other}. Fix: delete that Job, so that the same "
+        f"`run` or helm upgrade creates it again: kubectl delete job {data.name} -n {run.namespace}"
+    ]
+
+
+def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> RunView:
+    """Return the view of a job's folder, from its files alone."""
+    status, manifest, failure = files.status, files.manifest, files.data_failure
+    digest = (manifest or failure).data_digest if manifest or failure else ""  # type: ignore[union-attr]
+    if failure:
+        data = JobView(f"data {digest[:8]}", "failed", failure.reason)
+    elif manifest:
+        shards = f"{manifest.split_count} shards, {manifest.lines:,} lines"
+        data = JobView(f"data {digest[:8]}", "complete", shards)
+    elif damaged := files.damage.keys() & {MANIFEST, DATA_FAILED}:
+        data = JobView("data", "unknown", f"{min(damaged)} is damaged")
+    else:
+        data = JobView("data", "missing", "no manifest.json yet: the data Job has not finished")
+    progress = build_progress(status, files.run, None)
+    notes: list[str] = []
+    record = files.run or RunFile()
+    if status and progress:
+        state, cause = progress.state, status.cause or ""
+        notes += _note_script(files)
+        notes += _note_surplus_passes(files, progress.passes) if state == "complete" else []
+    elif failure:
+        state, cause = "failed", f"{DATA_JOB_FAILED}{failure.reason}"
+    elif record.state or files.damage:
+        state, cause = record.state or "unknown", record.cause or ""
+    else:
+        state, cause = ("pending" if manifest else "preparing"), ""
+        notes.append("no output/status.json: no training has started in this folder")
+    return RunView(
+        where=folder,
+        run_id=(status.run_id if status else None) or record.run_id,
+        state=state,
+        cause=cause,
+        data=data,
+        ranks=build_ranks(status.trainers, [], {}, status.ranks) if status else (),
+        progress=progress,
+        notes=tuple(notes),
+        exported=record.exported_to,
+        score=record.score,
+        passes=files.passes,
+        best=metrics.best_pass(record.content, files.passes),
+        log=log,
+        log_of=OutputPaths(Path()).train_log(0).as_posix(),
+        damage=files.damage,
+    )

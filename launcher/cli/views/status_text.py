@@ -11,9 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from launcher.cli.suggested_commands import command_text
-from launcher.cli.terminal import text_table
-from launcher.cli.views.pass_tables import curve_table
+from launcher.cli.terminal import command_text, curve_table, text_table
 from launcher.cli.views.run_view import (
     DATA_JOB_FAILED,
     FINAL_STATES,
@@ -21,9 +19,9 @@ from launcher.cli.views.run_view import (
     RankView,
     RunProgress,
     RunView,
+    describe_running_data,
     first_line,
 )
-from launcher.cli.views.run_view_builder import describe_running_data
 from launcher.reporting.text_formats import best_pass, duration, number, rate, scores, utc_time
 from launcher.schema import RestartRecord
 

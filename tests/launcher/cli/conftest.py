@@ -11,7 +11,7 @@ from rich.console import Console
 from launcher.cli import main
 from launcher.cli.cluster.releases import ReleaseRun
 from launcher.cli.storage.run_files import JobFiles
-from launcher.cli.views.run_view_builder import ClusterSnapshot, build_cluster_view
+from launcher.cli.views.run_view import ClusterSnapshot, build_cluster_view
 from launcher.cli.views.status_text import status_screen
 from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from websocket import ABNF, WebSocketTimeoutException
 
-from launcher.cli.cluster import exec_stream
-from launcher.cli.cluster.exec_stream import ExecStream
+from launcher.cli.cluster import cluster_api
+from launcher.cli.cluster.cluster_api import ExecStream
 from launcher.cli.errors import CliError
 
 IDLE_SECONDS = 60.0
@@ -56,7 +56,7 @@ class FakeSocket:
 
 def start_command(monkeypatch: pytest.MonkeyPatch, wanted: int, given: bytes) -> ExecStream:
     socket = FakeSocket(wanted)
-    monkeypatch.setattr(exec_stream, "time", SimpleNamespace(monotonic=lambda: socket.clock))
+    monkeypatch.setattr(cluster_api, "time", SimpleNamespace(monotonic=lambda: socket.clock))
     opened = SimpleNamespace(sock=socket)
     monkeypatch.setattr("kubernetes.stream.ws_client.websocket_call", lambda *_, **__: opened)
     configuration, place = SimpleNamespace(auth_settings=dict), ("pod", "reader")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.cli.views import run_view_builder, status_text
+from launcher.cli.views import run_view, status_text
 
 from .conftest import (
     DATA_JOB,
@@ -248,7 +248,7 @@ def test_a_complete_run_with_more_passes_than_requested_is_noted(requested, is_n
     files = {"status": make_status(state="complete", passes=requested), **known}
     for view in (
         make_view(done, about={"passes": requested}, **files),
-        run_view_builder.build_folder_view("here", make_files(**files)),
+        run_view.build_folder_view("here", make_files(**files)),
     ):
         start = f"training.passes is {requested}, but output/ already has 12 passes: nothing was trained"
         assert any(note.startswith(start) for note in view.notes) is is_noted
@@ -265,5 +265,5 @@ def test_a_complete_run_with_more_passes_than_requested_is_noted(requested, is_n
 )
 def test_a_script_that_reports_no_step_is_noted(runtime, status, is_noted):
     files = make_files(status=make_idle(**status), run={"runId": "r", "fingerprint": {"runtime": runtime}})
-    view = run_view_builder.build_folder_view("here", files)
+    view = run_view.build_folder_view("here", files)
     assert any("has not reported a step yet" in note for note in view.notes) is is_noted

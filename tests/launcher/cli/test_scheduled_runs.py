@@ -16,7 +16,7 @@ from launcher.cli.cluster.releases import list_storage_users
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import launch_training
-from launcher.cli.launch.launch_options import LaunchOptions
+from launcher.cli.launch.launch_training import LaunchOptions
 
 from .conftest import DONE, FAILED, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
