@@ -21,7 +21,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from aws import image_push
 from aws.stack_access import AwsStack, Client, call_if_exists
-from infra import cidr, cluster_access, constants, iam_policies, instance_types
+from infra import cluster_access, constants, iam_policies, instance_types
+from infra.settings_rules import is_open
 
 # Quotas of an account in a region: service, quota code, description. Those of vCPU are by market and kind of family;
 # codes: `aws service-quotas list-service-quotas --service-code ec2`.
@@ -103,7 +104,7 @@ def check_access(stack: AwsStack, client: Client) -> Findings:
     if not cluster.public_cidrs:
         what, fix = cluster_access.NO_PUBLIC_ACCESS.split(" Fix: ")
         yield warn(what, fix)
-    world = ", ".join(network for network in cluster.public_cidrs if cidr.is_open(network))
+    world = ", ".join(network for network in cluster.public_cidrs if is_open(network))
     if world != "":
         fix = stack.setting("cluster.publicCidrs[0]", "YOUR.ADDRESS/32")
         yield warn(f"the API server is reachable from everywhere ({world}); only IAM protects it", fix)
@@ -119,7 +120,7 @@ def offered_zones(client: Client) -> list[str]:
 
 
 def used_zones(stack: AwsStack, client: Client) -> list[str]:
-    """Return the names of the zones that the stack will use, chosen as in infra/network_selection.py."""
+    """Return the names of the zones that the stack will use, chosen as in infra/vpc_network.py."""
     network = stack.settings.network
     if network.vpc_id != "":
         found = client("ec2").describe_subnets(SubnetIds=list(network.subnet_ids))["Subnets"]

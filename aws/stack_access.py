@@ -21,10 +21,10 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from infra import naming, stack_config
+from infra import naming
 from infra.settings import Settings
 from infra.settings_errors import PROJECT
-from infra.settings_loader import load_settings
+from infra.settings_loader import load_settings, read_stack_config
 
 FOLDER = Path(__file__).resolve().parent.parent
 """The project folder, with `Pulumi.yaml` and the stack files."""
@@ -88,7 +88,7 @@ def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
         CommandError: the stack's target is not aws.
         SettingsError: the stack does not exist, or its settings are invalid.
     """
-    config = stack_config.read_stack_config(FOLDER, stack, changes)
+    config = read_stack_config(FOLDER, stack, changes)
     settings = load_settings(config)
     if settings.target != "aws":
         raise CommandError(

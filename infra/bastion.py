@@ -8,9 +8,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import constants, iam_policies, instance_types
-from infra.aws_context import AwsComponent, AwsContext
+from infra.aws_context import AwsComponent, AwsContext, add_inline_policy, attach_aws_policy, create_role
 from infra.efs_storage import EfsStorage
-from infra.iam_roles import add_inline_policy, attach_aws_policy, create_role
 from infra.settings import Settings
 
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{architecture}"

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 import pulumi
 
 from infra import constants, iam_policies
-from infra.addon_release import NAMESPACE, create_addon_release
 from infra.aws_context import AwsComponent, AwsContext
-from infra.eks_cluster import EksCluster
+from infra.eks_cluster import ADDON_NAMESPACE, EksCluster
 
 NAME = "cluster-autoscaler"
 IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler:v{}.{}"
@@ -34,14 +33,13 @@ class Autoscaler(AwsComponent):
         context: AwsContext,
         cluster: EksCluster,
         *,
-        kubeconfig: pulumi.Input[str],
         labels: Mapping[str, str],
         fallback: bool,
         after: Sequence[pulumi.Resource],
     ) -> None:
         super().__init__("paddle:infra:Autoscaler", context, "autoscaler")
         policy = iam_policies.autoscaler(context.prefix)
-        identity = cluster.add_pod_identity("scaler", NAMESPACE, NAME, policy, self)
+        identity = cluster.add_pod_identity("scaler", ADDON_NAMESPACE, NAME, policy, self)
         # The autoscaler has the minor version of Kubernetes.
         patch = constants.AUTOSCALER_PATCHES.get(cluster.version, 0)
         values = {
@@ -51,7 +49,5 @@ class Autoscaler(AwsComponent):
             "nodeSelector": dict(labels),
             "fallback": fallback,
         }
-        self.release = create_addon_release(
-            self, cluster, "autoscaler", NAME, values, kubeconfig=kubeconfig, after=[*after, identity]
-        )
+        self.release = cluster.add_release(self, "autoscaler", NAME, values, [*after, identity])
         self.register_outputs({})

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pulumi
 
 from infra import constants
-from infra.addon_release import create_addon_release
 from infra.aws_context import AwsComponent, AwsContext
 from infra.eks_cluster import EksCluster
 
@@ -15,21 +14,12 @@ from infra.eks_cluster import EksCluster
 class DevicePlugin(AwsComponent):
     """paddle:infra:DevicePlugin: the Helm release of the device plugin, created after the resources in `after`."""
 
-    def __init__(
-        self,
-        context: AwsContext,
-        cluster: EksCluster,
-        *,
-        kubeconfig: pulumi.Input[str],
-        after: Sequence[pulumi.Resource],
-    ) -> None:
+    def __init__(self, context: AwsContext, cluster: EksCluster, after: Sequence[pulumi.Resource]) -> None:
         super().__init__("paddle:infra:DevicePlugin", context, "gpus")
         values = {
             "image": constants.DEVICE_PLUGIN_IMAGE,
             "nodeSelector": constants.GPU_LABELS,
             "taints": [constants.GPU_TAINT],
         }
-        self.release = create_addon_release(
-            self, cluster, "gpus", "nvidia-device-plugin", values, kubeconfig=kubeconfig, after=after
-        )
+        self.release = cluster.add_release(self, "gpus", "nvidia-device-plugin", values, after)
         self.register_outputs({})

@@ -1,19 +1,22 @@
-"""The EKS control plane with its access entries and log group, and methods for add-ons and pod identities."""
+"""The EKS control plane with access entries and log group, and methods for add-ons, releases and pod identities."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pulumi
 import pulumi_aws as aws
+import pulumi_kubernetes as k8s
 
-from infra import constants, iam_policies, retained_resources
-from infra.aws_context import AwsComponent, AwsContext
-from infra.iam_roles import add_inline_policy, attach_aws_policy, create_role
-from infra.live_cluster import LiveCluster, newer_version
+from infra import constants, eks_kubeconfig, iam_policies, naming, retained_resources
+from infra.aws_context import AwsComponent, AwsContext, add_inline_policy, attach_aws_policy, create_role
+from infra.aws_lookup import LiveCluster, newer_version
 from infra.settings import ClusterSettings
 
+# Of the charts for the cluster itself: autoscaler and device plugin.
+ADDON_NAMESPACE = "kube-system"
 LOG_TYPES = ("api", "audit", "authenticator")
 ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
 # Cannot read Secrets: a preview compares a release with the state; only a refresh reads the release itself.
@@ -47,7 +50,8 @@ class EksCluster(AwsComponent):
 
     Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for
     the access entries, `entries`.
-    `live` is the running cluster. A version that it already has is not sent again.
+    `live` is the running cluster. A version that it already has is not sent again. `external_name` is the public name
+    of the API server (`dns.externalName`), or an empty text.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class EksCluster(AwsComponent):
         settings: ClusterSettings,
         live: LiveCluster,
         logs: Logs,
+        external_name: str,
     ) -> None:
         super().__init__("paddle:infra:Cluster", context, "cluster")
         self.version = newer_version(settings.version, live.version)
@@ -109,6 +114,17 @@ class EksCluster(AwsComponent):
             ),
         )
         self.name = self.cluster.name
+        self.kubeconfig = pulumi.Output.all(
+            self.cluster.endpoint, self.cluster.certificate_authority, self.name
+        ).apply(
+            lambda found: eks_kubeconfig.build_kubeconfig(
+                found[0],
+                found[1]["data"] if isinstance(found[1], dict) else found[1].data,
+                found[2],
+                context.region,
+                external_name=external_name,
+            )
+        )
         self.security_group_id: pulumi.Output[str] = self.cluster.vpc_config.apply(
             lambda vpc: vpc.cluster_security_group_id if vpc.cluster_security_group_id is not None else ""
         )
@@ -195,4 +211,35 @@ class EksCluster(AwsComponent):
             service_account=account,
             role_arn=role.arn,
             opts=pulumi.ResourceOptions(parent=parent, depends_on=[allowed]),
+        )
+
+    def add_release(
+        self,
+        parent: pulumi.Resource,
+        part: str,
+        chart: str,
+        values: Mapping[str, Any],
+        after: Sequence[pulumi.Resource],
+    ) -> k8s.helm.v3.Release:
+        """Create a release of `charts/<chart>`, named like the chart, and its provider, after the resources in `after`.
+
+        `part` is the name of both resources without the stack's prefix.
+        """
+        name, folder = self.context.named(part), f"./charts/{chart}"
+        provider = k8s.Provider(
+            name,
+            kubeconfig=self.kubeconfig,
+            context=eks_kubeconfig.CONTEXT,
+            cluster_identifier=self.cluster.endpoint,
+            opts=pulumi.ResourceOptions(parent=parent, depends_on=list(after)),
+        )
+        return k8s.helm.v3.Release(
+            name,
+            name=chart,
+            namespace=ADDON_NAMESPACE,
+            chart=folder,
+            # A local chart with the same version counts as unchanged, so its digest is part of the release's inputs.
+            description=f"chart {naming.folder_digest(folder)}",
+            values=dict(values),
+            opts=pulumi.ResourceOptions(parent=parent, provider=provider, depends_on=list(after)),
         )

@@ -9,9 +9,8 @@ import pulumi
 import pulumi_aws as aws
 
 from infra import constants, instance_types
-from infra.aws_context import AwsComponent, AwsContext
-from infra.iam_roles import attach_aws_policy, create_role
-from infra.live_cluster import LiveCluster, LiveGroup, newer_version
+from infra.aws_context import AwsComponent, AwsContext, attach_aws_policy, create_role
+from infra.aws_lookup import LiveCluster, LiveGroup, newer_version
 from infra.settings import NodesSettings
 
 # The minimum for a node: join the cluster, pull images, pod networking; and Session Manager instead of ssh.

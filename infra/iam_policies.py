@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from infra import deployer_permissions
+import yaml
+
 from infra.settings import DnsSettings, IamSettings
 
 VERSION = "2012-10-17"
@@ -197,6 +199,54 @@ def registry_lifecycle() -> str:
     return json.dumps({"rules": [rule]}, sort_keys=True)
 
 
+# The rights of the user who deploys: IAM roles here, everything else in deployer_permissions.yaml.
+# Services to which the program passes a role.
+PASSED_TO = ("ec2.amazonaws.com", "eks.amazonaws.com", "pods.eks.amazonaws.com")
+# Policies of AWS that the program attaches to its roles.
+ATTACHED = (
+    "AmazonEC2ContainerRegistryPullOnly",
+    "AmazonEKSClusterPolicy",
+    "AmazonEKSWorkerNodePolicy",
+    "AmazonEKS_CNI_Policy",
+    "AmazonSSMManagedInstanceCore",
+)
+# Actions that are allowed only on the stack's own roles or instance profiles; the reads are not among them.
+# With a permissions boundary, IAM compares the boundary of the role for the actions of BOUNDED and ATTACH.
+ROLES = "iam:DeleteRole iam:TagRole iam:UntagRole iam:UpdateAssumeRolePolicy iam:UpdateRole iam:UpdateRoleDescription"
+BOUNDED = "iam:CreateRole iam:DeleteRolePolicy iam:PutRolePermissionsBoundary iam:PutRolePolicy"
+ATTACH = "iam:AttachRolePolicy iam:DetachRolePolicy"
+# Not allowed with a permissions boundary.
+UNBOUND = "iam:DeleteRolePermissionsBoundary"
+PROFILES = (
+    "iam:AddRoleToInstanceProfile iam:CreateInstanceProfile iam:DeleteInstanceProfile "
+    "iam:RemoveRoleFromInstanceProfile iam:TagInstanceProfile iam:UntagInstanceProfile"
+)
+SERVICE_LINKED = "iam:CreateServiceLinkedRole"
+
+_TABLE = Path(__file__).with_name("deployer_permissions.yaml").read_text(encoding="utf-8")
+RULES: list[dict[str, Any]] = yaml.load(_TABLE, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506
+"""The rules of deployer_permissions.yaml, whose texts contain placeholders such as `{prefix}`."""
+
+
+def full_names(rule: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the actions of a rule for each service, as `service:Name`."""
+    for service, names in rule["actions"].items():
+        yield [f"{service}:{name}" for name in names.split()]
+
+
+UNSCOPED = {
+    rule["reason"]: [name for names in full_names(rule) for name in names]
+    for rule in RULES
+    if "reason" in rule
+}
+"""Actions that are allowed on all resources, by reason."""
+
+
+def actions() -> list[str]:
+    """Return all actions of RULES as `service:Name`, sorted."""
+    return sorted({name for rule in RULES for names in full_names(rule) for name in names})
+
+
 # IAM does not count whitespace; a role accepts ten managed policies.
 MANAGED_POLICY_CHARACTERS = 6144
 # Created by `make state` for all stacks of an account.
@@ -216,7 +266,7 @@ def deployer(
 ) -> list[str]:
     """Return policy documents that let a user create, change and remove a stack; each fits the size limit of a policy.
 
-    The user can change only what has the stack's tag or name prefix; `deployer_permissions.UNSCOPED` has the rest. The
+    The user can change only what has the stack's tag or name prefix; `UNSCOPED` has the rest. The
     user can put any inline policy on the stack's roles; only a permissions boundary limits what the roles may do.
     Of DNS records, the user can change only those of `dns`.
 
@@ -224,25 +274,25 @@ def deployer(
     """
     own = f"arn:{partition}:iam::{account}"
     roles, profiles = f"{own}:role{iam.path}{prefix}-*", f"{own}:instance-profile{iam.path}{prefix}-*"
-    policies = [f"arn:{partition}:iam::aws:policy/{name}" for name in deployer_permissions.ATTACHED]
+    policies = [f"arn:{partition}:iam::aws:policy/{name}" for name in ATTACHED]
     boundary = iam.permissions_boundary
     bounded = {"StringEquals": {"iam:PermissionsBoundary": boundary}} if boundary != "" else {}
-    unbound = "" if bounded else deployer_permissions.UNBOUND
+    unbound = "" if bounded else UNBOUND
     limited = [
-        _allow(f"{deployer_permissions.ROLES} {unbound}".split(), roles),
-        _allow(deployer_permissions.BOUNDED.split(), roles, **({"Condition": bounded} if bounded else {})),
+        _allow(f"{ROLES} {unbound}".split(), roles),
+        _allow(BOUNDED.split(), roles, **({"Condition": bounded} if bounded else {})),
         _allow(
-            deployer_permissions.ATTACH.split(),
+            ATTACH.split(),
             roles,
             Condition={"ArnEquals": {"iam:PolicyARN": policies}, **bounded},
         ),
-        _allow(deployer_permissions.PROFILES.split(), profiles),
+        _allow(PROFILES.split(), profiles),
         # Only the service itself can assume such a role, and AWS defines its rights.
-        _allow([deployer_permissions.SERVICE_LINKED], f"{own}:role/aws-service-role/*"),
+        _allow([SERVICE_LINKED], f"{own}:role/aws-service-role/*"),
         _allow(
             ["iam:PassRole"],
             roles,
-            Condition={"StringEquals": {"iam:PassedToService": list(deployer_permissions.PASSED_TO)}},
+            Condition={"StringEquals": {"iam:PassedToService": list(PASSED_TO)}},
         ),
     ]
     names = {
@@ -254,13 +304,13 @@ def deployer(
 
 
 def _scoped(names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the statements of `deployer_permissions.RULES`; `names` fill their placeholders."""
-    text = json.dumps(deployer_permissions.RULES)
+    """Yield the statements of `RULES`; `names` fill their placeholders."""
+    text = json.dumps(RULES)
     for key, name in names.items():
         text = text.replace(f"{{{key}}}", name)
     for rule in json.loads(text):
         condition = {"Condition": rule["condition"]} if "condition" in rule else {}
-        for actions in deployer_permissions.full_names(rule):
+        for actions in full_names(rule):
             yield _allow(actions, rule.get("resources", "*"), **condition)
 
 
@@ -273,7 +323,7 @@ def preview(partition: str) -> list[str]:
     kinds = ("Describe", "Get", "List")
     excluded = {"s3:GetObject", "s3:GetObjectTagging", "s3:ListBucketVersions", "ecr:GetAuthorizationToken"}
     excluded.add("ssm:GetParameter")
-    reads = [name for name in deployer_permissions.actions() if name.partition(":")[2].startswith(kinds)]
+    reads = [name for name in actions() if name.partition(":")[2].startswith(kinds)]
     by_alias = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": STATE_ALIAS}}
     return _packed(
         [

@@ -1,17 +1,23 @@
-"""Read a stack's configuration into `Settings`, and report every mistake in one `SettingsError`."""
+"""Read a stack's configuration into `Settings`, and report every mistake in one `SettingsError`.
+
+The configuration comes from the engine, or from `Pulumi.<stack>.yaml` (`read_stack_config`).
+"""
 
 from __future__ import annotations
 
 import difflib
 import json
 import typing
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from infra.chart_values import merge_values, read_yaml
 from infra.setting_types import Help
 from infra.settings import Settings
 from infra.settings_errors import PROJECT, Problem, SettingsError, setting_problem
@@ -20,6 +26,53 @@ from infra.settings_rules import secret_problems, settings_problems
 _TEXT_KEYS = {"target", "compute", "image"}
 # Spellings of on and off in other tools and in YAML 1.1.
 _COMPUTE_ALIASES = {"true": "on", "false": "off"}
+
+
+def read_stack_config(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict[str, str]:
+    """Return `namespace:key` → text of a stack's file, with `changes` such as `nodes.desired=1` applied.
+
+    Encrypted values of other namespaces, such as `aws`, are omitted.
+
+    Raises:
+        SettingsError: the file does not exist or is not YAML, a setting is encrypted, or a change has no `=`.
+    """
+    stacks = sorted(path.name.split(".")[1] for path in folder.glob("Pulumi.*.yaml"))
+    if stack not in stacks:
+        limit, why = f"one of {', '.join(stacks)}", f"there is no Pulumi.{stack}.yaml"
+        fix = "copy Pulumi.dev.yaml, or use STACK=dev"
+        raise SettingsError([Problem("STACK", stack, limit, why, fix)])
+    config = read_yaml(folder / f"Pulumi.{stack}.yaml", "STACK").get("config") or {}
+    found = {_with_namespace(key): value for key, value in config.items()}
+    for change in changes:
+        name, equals, text = change.partition("=")
+        if "" in (name, equals):
+            why, fix = "a change has a key and a value", "write for example nodes.desired=1"
+            raise SettingsError([Problem("SET", change, "KEY=VALUE", why, fix)])
+        first, *below = name.split(".")
+        value = yaml.safe_load(text)
+        for key in reversed(below):
+            value = {key: value}
+        found = merge_values(found, {_with_namespace(first): value})
+    if hidden := list(
+        secret_problems((key for key, value in found.items() if _is_encrypted(value)), PROJECT)
+    ):
+        raise SettingsError(hidden)
+    return {
+        key: value if isinstance(value, str) else json.dumps(value)
+        for key, value in found.items()
+        if not _is_encrypted(value)
+    }
+
+
+def _is_encrypted(value: object) -> bool:
+    """Return whether a value of the stack's file contains a Pulumi secret: an object with the one key `secure`."""
+    if isinstance(value, list):
+        return any(map(_is_encrypted, value))
+    return isinstance(value, dict) and (set(value) == {"secure"} or any(map(_is_encrypted, value.values())))
+
+
+def _with_namespace(key: str) -> str:
+    return key if ":" in key else f"{PROJECT}:{key}"
 
 
 def load_settings(config: Mapping[str, str], project: str = PROJECT, secrets: Iterable[str] = ()) -> Settings:

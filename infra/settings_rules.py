@@ -11,14 +11,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from infra import cidr, instance_types
+from infra import instance_types
 from infra.chart_values import BUCKET_PLACEHOLDER
 from infra.iam_policies import MODELS, SOURCES
 from infra.settings import Settings
 from infra.settings_errors import Problem
 from infra.settings_errors import setting_problem as problem
 
+# AWS allows VPCs of /16 to /28. A /22 leaves 123 addresses in a private subnet, which pods use as well.
+LARGEST_VPC = 16
+SMALLEST_VPC = 22
+# EKS allows service networks of /12 to /24, in private ranges.
+LARGEST_SERVICE = 12
+SMALLEST_SERVICE = 24
 _PRIVATE_NETWORKS = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16")
+
+
+def is_open(cidr: str) -> bool:
+    """Return whether a network is /7 or larger, such as 0.0.0.0/0: such a network counts as the whole internet."""
+    return ipaddress.IPv4Network(cidr).prefixlen < 8
 
 
 def settings_problems(settings: Settings, region: str) -> Iterator[Problem]:
@@ -69,13 +80,13 @@ def _volume(settings: Settings) -> Iterator[Problem]:
 def _network(settings: Settings) -> Iterator[Problem]:
     network = settings.network
     vpc, service = ipaddress.IPv4Network(network.vpc_cidr), ipaddress.IPv4Network(network.service_cidr)
-    if network.vpc_id == "" and not cidr.LARGEST_VPC <= vpc.prefixlen <= cidr.SMALLEST_VPC:
-        limit = f"/{cidr.LARGEST_VPC} to /{cidr.SMALLEST_VPC}"
+    if network.vpc_id == "" and not LARGEST_VPC <= vpc.prefixlen <= SMALLEST_VPC:
+        limit = f"/{LARGEST_VPC} to /{SMALLEST_VPC}"
         why = "AWS allows no larger VPC, and pods need the addresses"
         yield problem("network.vpcCidr", network.vpc_cidr, limit, why, "use for example 10.0.0.0/16")
     private = any(service.subnet_of(ipaddress.IPv4Network(block)) for block in _PRIVATE_NETWORKS)
-    if not cidr.LARGEST_SERVICE <= service.prefixlen <= cidr.SMALLEST_SERVICE or not private:
-        limit = f"/{cidr.LARGEST_SERVICE} to /{cidr.SMALLEST_SERVICE} inside {', '.join(_PRIVATE_NETWORKS)}"
+    if not LARGEST_SERVICE <= service.prefixlen <= SMALLEST_SERVICE or not private:
+        limit = f"/{LARGEST_SERVICE} to /{SMALLEST_SERVICE} inside {', '.join(_PRIVATE_NETWORKS)}"
         why, fix = "EKS accepts no other service network", "use for example 172.20.0.0/16"
         yield problem("network.serviceCidr", network.service_cidr, limit, why, fix)
     if network.vpc_id == "":
@@ -135,7 +146,7 @@ def _cluster(settings: Settings, region: str) -> Iterator[Problem]:
         why = "Kubernetes creates or reserves this one"
         yield problem("namespace.name", namespace.name, limit, why, "use for example paddle")
     for network in cluster.public_cidrs:
-        if cidr.is_open(network) and not cluster.open_to_world:
+        if is_open(network) and not cluster.open_to_world:
             limit = "a network of /8 or smaller, unless cluster.openToWorld is true"
             why = "it would open the API server to the whole internet"
             fix = "list your addresses, or set cluster.openToWorld to true"

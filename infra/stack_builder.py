@@ -1,5 +1,7 @@
 """Build a stack: read its inputs, check them, then create the resources of its target.
 
+Target kubeconfig has only the namespace and the release, on an existing cluster; `target_aws.py` has the other.
+
 All checks come before the first resource.
 """
 
@@ -10,11 +12,11 @@ from typing import Any
 
 import pulumi
 
-from infra import chart_check, cluster_preflight
+from infra import chart_check, chart_values, cluster_preflight, naming
 from infra.settings import Settings
 from infra.settings_errors import SettingsError
 from infra.stack_inputs import StackInputs, read_stack_inputs
-from infra.target_kubeconfig import create_kubeconfig_stack
+from infra.training import DATA_LOSS_NOTE, Training
 
 
 def check_chart_values(inputs: StackInputs) -> None:
@@ -40,6 +42,27 @@ def check_chart_values(inputs: StackInputs) -> None:
         return
     if problems:
         raise SettingsError(problems)
+
+
+def create_kubeconfig_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
+    """Create the release on the cluster of `kubeconfig.context`, and return the stack's outputs."""
+    settings = inputs.settings
+    outputs = chart_values.StackOutputs(image=inputs.image)
+    path = Path(settings.kubeconfig.path)
+    training = Training(
+        naming.prefix(inputs.project, inputs.stack),
+        inputs,
+        values=chart_values.release_values(settings, outputs, inputs.user_values),
+        # An absolute path stays as written, so that the state is the same from every clone.
+        kubeconfig=str(path if path.is_absolute() else inputs.folder / path.expanduser()),
+        context=settings.kubeconfig.context,
+    )
+    return {
+        "namespace": settings.namespace.name,
+        "release": training.release.name,
+        "image": inputs.image,
+        "destroyLoses": DATA_LOSS_NOTE,
+    }
 
 
 def build_stack(

@@ -1,6 +1,6 @@
 """`StackInputs`: everything about a stack that is known before its first resource.
 
-`stack_builder.py` reads it once; both targets (`target_aws.py`, `target_kubeconfig.py`) build from it.
+`stack_builder.py` reads it once; both targets build from it.
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ from infra import (
     constants,
     eks_kubeconfig,
     iam_policies,
-    network_selection,
 )
 from infra.artifacts_bucket import Artifacts
 from infra.aws_context import AwsContext, create_context
+from infra.aws_lookup import LiveCluster, read_live_cluster
 from infra.bastion import Bastion
 from infra.cluster_autoscaler import Autoscaler
 from infra.cost_budget import Budget
@@ -27,11 +27,9 @@ from infra.eks_cluster import EksCluster, Logs
 from infra.eks_nodes import Nodes
 from infra.image_registry import Registry
 from infra.kms_key import Key
-from infra.live_cluster import LiveCluster, read_live_cluster
-from infra.network_selection import SelectedNetwork
 from infra.stack_inputs import StackInputs
 from infra.training import DATA_LOSS_NOTE, Training
-from infra.vpc_network import VpcNetwork
+from infra.vpc_network import SelectedNetwork, VpcNetwork, check_existing_network, select_zones
 
 # For each of the three containers of both controllers of the EFS driver. They have no work, because the
 # program itself creates the volumes; the add-on's default requests would be 1.2 cores in total.
@@ -55,9 +53,9 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
     aws_checks.check_instance_types(inputs)
     context = create_context(inputs, region)
     if settings.network.vpc_id != "":
-        network = network_selection.check_existing_network(settings, context)
+        network = check_existing_network(settings, context)
     else:
-        zones = network_selection.select_zones(settings)
+        zones = select_zones(settings)
         with_access = settings.compute == "on"
         network = VpcNetwork(context, settings.network, zones=zones, internet_access=with_access).selected
     live = read_live_cluster(context.prefix) if settings.compute == "on" else LiveCluster()
@@ -99,6 +97,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
             settings=settings.cluster,
             live=live,
             logs=logs,
+            external_name=settings.dns.external_name,
         )
         api_host = cluster.cluster.endpoint.apply(eks_kubeconfig.endpoint_host)
         # A pod gets AWS credentials only if its pod identity exists when the pod is created.
@@ -222,18 +221,7 @@ def create_release(
     While the setting `image` is empty, create none of them, and log a warning with the command that pushes an image.
     """
     settings = inputs.settings
-    kubeconfig = pulumi.Output.all(
-        cluster.cluster.endpoint, cluster.cluster.certificate_authority, cluster.name
-    ).apply(
-        lambda found: eks_kubeconfig.build_kubeconfig(
-            found[0],
-            found[1]["data"] if isinstance(found[1], dict) else found[1].data,
-            found[2],
-            context.region,
-            external_name=settings.dns.external_name,
-        )
-    )
-    outputs: dict[str, pulumi.Input[Any]] = {"kubeconfig": kubeconfig, "cluster": cluster.name}
+    outputs: dict[str, pulumi.Input[Any]] = {"kubeconfig": cluster.kubeconfig, "cluster": cluster.name}
     if inputs.image == "":
         command = f"make push STACK={inputs.stack}"
         pulumi.log.warn(
@@ -244,14 +232,13 @@ def create_release(
         scaler = Autoscaler(
             context,
             cluster,
-            kubeconfig=kubeconfig,
             labels=nodes.system_labels,
             fallback=settings.nodes.fallback,
             after=after,
         )
         after = [*after, scaler.release]
     if settings.nodes.has_gpus:
-        plugin = DevicePlugin(context, cluster, kubeconfig=kubeconfig, after=after)
+        plugin = DevicePlugin(context, cluster, after)
         after = [*after, plugin.release]
     values = pulumi.Output.all(
         storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket
@@ -264,7 +251,7 @@ def create_release(
         context.prefix,
         inputs,
         values=values,
-        kubeconfig=kubeconfig,
+        kubeconfig=cluster.kubeconfig,
         context=eks_kubeconfig.CONTEXT,
         cluster_id=cluster.cluster.endpoint,
         after=after,

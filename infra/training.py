@@ -1,14 +1,25 @@
-"""The namespace and the Helm release of the training, the same for both targets."""
+"""The namespace and the Helm release of the training, the same for both targets.
+
+The program compares the values of the release in the cluster with those of the stack, because the refresh of
+pulumi-kubernetes does not find all manual changes: it merges the cluster's values into those of the state, so a key
+that was removed manually remains, and its diff covers only keys that the program sets.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+import gzip
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pulumi
 import pulumi_kubernetes as k8s
+import yaml
 
-from infra import chart_values, naming, release_drift
+from infra import chart_values, cluster_preflight, naming
 from infra.chart_values import CHART
 from infra.cluster_preflight import ENFORCE_LABEL, OWNER_LABEL
 from infra.stack_inputs import StackInputs
@@ -44,11 +55,78 @@ def wait_seconds(values: Mapping[str, Any]) -> int:
     return prepare + int(training.get("deadlineSeconds") or 0) + START_SECONDS
 
 
+MAX_SHOWN = 60  # characters of a value in a message
+
+
+class UnreadableError(Exception):
+    """The release in the cluster cannot be read; the text is the reason."""
+
+
+@dataclass(frozen=True)
+class Revision:
+    """A revision of a Helm release: its number, description and user-supplied values."""
+
+    number: int
+    description: str
+    values: Mapping[str, Any]
+
+
+def read_revisions(kubeconfig: str, context: str, namespace: str, release: str) -> list[Revision]:
+    """Return the revisions of a release that helm has kept in its Secrets (by default 10), the newest one first.
+
+    `kubeconfig` is a path, or the content as JSON.
+
+    Raises:
+        UnreadableError: the API server does not answer within seconds, or rejects the request.
+    """
+    from kubernetes import client, config  # noqa: PLC0415
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
+
+    try:
+        text = kubeconfig if kubeconfig.startswith("{") else Path(kubeconfig).read_text(encoding="utf-8")
+        with client.ApiClient(cluster_preflight.configuration(yaml.safe_load(text), context)) as api:
+            found = client.CoreV1Api(api).list_namespaced_secret(
+                namespace,
+                label_selector=f"owner=helm,name={release}",
+                _request_timeout=cluster_preflight.TIMEOUT,
+            )
+        stored = [base64.b64decode(base64.b64decode(item.data["release"])) for item in found.items]
+        records = [json.loads(gzip.decompress(each)) for each in stored]
+        revisions = [
+            Revision(record["version"], record["info"].get("description", ""), record.get("config") or {})
+            for record in records
+        ]
+        return sorted(revisions, key=lambda revision: revision.number, reverse=True)
+    except client.ApiException as error:
+        raise UnreadableError(f"{error.status} {error.reason}") from error
+    except (config.ConfigException, HTTPError, OSError, ValueError, KeyError, yaml.YAMLError) as error:
+        raise UnreadableError(" ".join(str(getattr(error, "reason", error)).split())) from error
+
+
+def differences(live: Mapping[str, Any], wanted: Mapping[str, Any], parent: str = "") -> Iterator[str]:
+    """Yield a line for each key whose value differs: its path, the cluster's value and the stack's value.
+
+    Null, empty lists and empty mappings count as "not set". Both mappings have the chart's defaults filled in.
+    `parent` is their path, ending in a dot, or an empty text.
+    """
+    for key in sorted({*live, *wanted}):
+        one, other = live.get(key), wanted.get(key)
+        if all(value is None or isinstance(value, Mapping) for value in (one, other)):
+            yield from differences(one or {}, other or {}, f"{parent}{key}.")
+        elif one != other and not (one in (None, []) and other in (None, [])):
+            yield f"{parent}{key}: {_shown(one)} in the cluster, {_shown(other)} in the stack"
+
+
+def _shown(value: Any) -> str:
+    text = "not set" if value in (None, []) else json.dumps(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
 def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Mapping[str, Any]) -> str:
     """Return the release's description: that of the last `up`, or a different text if `up` has to upgrade the release.
 
     The provider's diff contains neither changes of the chart nor all manual changes of values (see
-    release_drift.py). So the description contains the chart's digest and the keys that were changed manually:
+    `differences`). So the description contains the chart's digest and the keys that were changed manually:
     a new description makes `up` upgrade the release, and an unchanged one does not. The description of the last `up`
     is that of the newest revision with DATA_LOSS_NOTE, because other tools do not write this text.
     """
@@ -56,8 +134,8 @@ def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Map
     release, namespace = inputs.settings.release, inputs.settings.namespace.name
     where = f"release {release.name} in namespace {namespace}"
     try:
-        revisions = release_drift.read_revisions(kubeconfig, context, namespace, release.name)
-    except release_drift.UnreadableError as error:
+        revisions = read_revisions(kubeconfig, context, namespace, release.name)
+    except UnreadableError as error:
         pulumi.log.warn(
             f"{where} could not be compared with the cluster: {error}. This run does not show manual changes of its "
             "values. Fix: check that the API server can be reached and lets you list the Secrets of the "
@@ -71,7 +149,7 @@ def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Map
         return same
     defaults = chart_values.read_yaml(inputs.folder / CHART / "values.yaml", CHART)
     wanted = chart_values.merge_values(defaults, values)
-    found = list(release_drift.differences(chart_values.merge_values(defaults, live.values), wanted))
+    found = list(differences(chart_values.merge_values(defaults, live.values), wanted))
     if not found:
         return same
     listed = "".join(f"\n  {line}" for line in found)

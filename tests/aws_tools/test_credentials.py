@@ -8,7 +8,7 @@ import os
 import pytest
 
 from aws.stack_access import read_stack
-from infra import release_drift
+from infra import training
 from infra.settings_errors import SettingsError
 from infra.settings_loader import load_settings
 from tests.infra.recording_mocks import AWS, aws_stack, config
@@ -41,7 +41,7 @@ def test_read_stack_leaves_keys_of_the_environment(monkeypatch: pytest.MonkeyPat
 
 
 def test_kubeconfig_names_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(release_drift, "read_revisions", lambda *where: [])
+    monkeypatch.setattr(training, "read_revisions", lambda *where: [])
     monkeypatch.setenv("AWS_PROFILE", "work")
     providers = [r for r in aws_stack().resources if r.typ == "pulumi:providers:kubernetes"]
     assert providers

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from infra import release_drift
+from infra import training
 
 
 @pytest.fixture(autouse=True)
@@ -21,4 +21,4 @@ def event_loop_of_the_main_thread() -> None:
 @pytest.fixture(autouse=True)
 def no_release_in_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the cluster have no release, so that no test contacts an API server."""
-    monkeypatch.setattr(release_drift, "read_revisions", lambda *where: [])
+    monkeypatch.setattr(training, "read_revisions", lambda *where: [])

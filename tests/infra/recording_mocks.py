@@ -20,8 +20,8 @@ from pulumi.runtime.proto import provider_pb2, source_pb2
 
 from infra.settings import Settings
 from infra.settings_loader import load_settings
+from infra.stack_builder import create_kubeconfig_stack
 from infra.stack_inputs import read_stack_inputs
-from infra.target_kubeconfig import create_kubeconfig_stack
 
 # The SDK warns about its own deprecated classes when it is imported. This hides no other warning.
 with warnings.catch_warnings():

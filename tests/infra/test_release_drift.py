@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from infra import release_drift, training
+from infra import training
 from infra.chart_values import CHART
 from infra.naming import folder_digest
 from infra.training import DATA_LOSS_NOTE
@@ -16,7 +16,7 @@ from .recording_mocks import ROOT, local_stack
 
 OURS = f"chart {folder_digest(ROOT / CHART)}. {DATA_LOSS_NOTE}"
 BY_HAND = f"{OURS} Reverts manual changes of revision 7: trainers."
-READ = release_drift.read_revisions
+READ = training.read_revisions
 
 
 def _registered(**keys: Any) -> str:
@@ -36,10 +36,10 @@ def _in_the_cluster(monkeypatch: pytest.MonkeyPatch, *descriptions: str, **chang
     """Make the release have revisions 7, 6, … with these descriptions; 7 has the stack's values with `changes`."""
     values = local_stack().one("Release").inputs["values"]
     revisions = [
-        release_drift.Revision(7 - index, description, {**values, **({} if index else changes)})
+        training.Revision(7 - index, description, {**values, **({} if index else changes)})
         for index, description in enumerate(descriptions)
     ]
-    monkeypatch.setattr(release_drift, "read_revisions", lambda *where: revisions)
+    monkeypatch.setattr(training, "read_revisions", lambda *where: revisions)
 
 
 @pytest.mark.parametrize("earlier", [[OURS], ["Upgrade complete", OURS], []])
@@ -73,7 +73,7 @@ def test_description_changes_with_chart_after_manual_revision(monkeypatch: pytes
 
 
 def test_unreadable_release_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]) -> None:
-    monkeypatch.setattr(release_drift, "read_revisions", READ)
+    monkeypatch.setattr(training, "read_revisions", READ)
     assert _registered() == OURS
     [said] = warned
     assert "could not be compared with the cluster: " in said
@@ -85,9 +85,9 @@ def test_unreadable_release_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         '"users": [{"name": "u", "user": {"token": "t"}}]}'
     )
     for given in (str(kubeconfig), kubeconfig.read_text()):
-        with pytest.raises(release_drift.UnreadableError, match="refused"):
+        with pytest.raises(training.UnreadableError, match="refused"):
             READ(given, "c", "paddle", "paddle-training")
-        with pytest.raises(release_drift.UnreadableError, match="context"):
+        with pytest.raises(training.UnreadableError, match="context"):
             READ(given, "d", "paddle", "paddle-training")
 
 
@@ -102,4 +102,4 @@ def test_unreadable_release_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_differences_lists_changed_added_and_removed_keys(live: Any, stack: Any, lines: list[str]) -> None:
-    assert list(release_drift.differences(live, stack)) == lines
+    assert list(training.differences(live, stack)) == lines

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from infra.settings_errors import SettingsError
-from infra.settings_loader import load_settings
-from infra.stack_config import read_stack_config
+from infra.settings_loader import load_settings, read_stack_config
 
 from .recording_mocks import AWS, config
 

@@ -263,16 +263,8 @@ def test_settings_of_included_stacks_load(stack: str) -> None:
 
 def test_modules_without_pulumi_import_no_pulumi() -> None:
     modules = (
-        *(
-            "instance_types",
-            "chart_check",
-            "chart_values",
-            "cidr",
-            "eks_kubeconfig",
-            "naming",
-            "iam_policies",
-        ),
-        *("cluster_preflight", "settings_loader", "stack_config"),
+        *("instance_types", "chart_check", "chart_values", "eks_kubeconfig", "naming", "iam_policies"),
+        *("cluster_preflight", "settings_loader"),
     )
     program = "; ".join(f"import infra.{name}" for name in modules)
     loaded = f"{program}; import sys; print([name for name in sys.modules if name.startswith('pulumi')])"

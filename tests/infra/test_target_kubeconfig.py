@@ -33,7 +33,7 @@ WITHOUT_AWS = """
 import sys
 from pathlib import Path
 from pulumi.runtime.mocks import Mocks, set_mocks
-from infra.target_kubeconfig import create_kubeconfig_stack
+from infra.stack_builder import create_kubeconfig_stack
 from infra.settings_loader import load_settings
 from infra.stack_inputs import read_stack_inputs
 

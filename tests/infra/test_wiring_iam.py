@@ -9,7 +9,7 @@ from typing import Any
 import pulumi
 import pytest
 
-from infra import deployer_permissions, iam_policies
+from infra import iam_policies
 from infra.settings import IamSettings
 from infra.settings_errors import SettingsError
 from testkit.aws_emulator import authorization
@@ -42,7 +42,7 @@ def test_roles_are_used() -> None:
 
 def test_roles_have_no_full_access_policy() -> None:
     attached = {a.inputs["policyArn"] for a in everything().of("RolePolicyAttachment")}
-    assert attached == {f"arn:aws:iam::aws:policy/{name}" for name in deployer_permissions.ATTACHED}
+    assert attached == {f"arn:aws:iam::aws:policy/{name}" for name in iam_policies.ATTACHED}
     assert not [arn for arn in attached if "FullAccess" in arn or "Administrator" in arn]
 
 
@@ -68,7 +68,7 @@ def test_deployer_policy_has_exactly_the_needed_actions() -> None:
     for statement in _statements(DEPLOYER):
         assert len(statement["Action"]) == len(set(statement["Action"]))
     assert not [action for action in given if "*" in action]
-    assert needed - set(_actions(BOUNDED)) == {deployer_permissions.UNBOUND}
+    assert needed - set(_actions(BOUNDED)) == {iam_policies.UNBOUND}
 
 
 def test_deployer_without_one_action_is_denied(tmp_path: Path) -> None:
@@ -109,12 +109,12 @@ def test_deployer_policy_passes_roles_only_to_used_services() -> None:
 def test_deployer_policy_limits_every_action_without_a_reason() -> None:
     free = [s for s in _statements(DEPLOYER) if s["Resource"] == "*" and "Condition" not in s]
     actions = {action for statement in free for action in statement["Action"]}
-    assert actions == {action for row in deployer_permissions.UNSCOPED.values() for action in row}
-    assert all(len(reason) > 30 for reason in deployer_permissions.UNSCOPED)
+    assert actions == {action for row in iam_policies.UNSCOPED.values() for action in row}
+    assert all(len(reason) > 30 for reason in iam_policies.UNSCOPED)
     reads = ("Describe", "Get", "List", "Simulate")
     changes = {a for a in actions if not a.partition(":")[2].startswith(reads)}
     assert {action.partition(":")[0] for action in changes} == {"route53"}
-    assert len(actions) < len(deployer_permissions.actions()) / 3
+    assert len(actions) < len(iam_policies.actions()) / 3
 
 
 STACK, OTHER = {"KubernetesCluster": PREFIX}, {"KubernetesCluster": "paddle-training-other"}
@@ -287,7 +287,7 @@ def test_deployer_policy_changes_and_passes_only_own_roles(action: str) -> None:
     assert not authorization.is_allowed(granted, f"iam:{action}", FOREIGN, request)
 
 
-@pytest.mark.parametrize("action", f"{deployer_permissions.BOUNDED} {deployer_permissions.ATTACH}".split())
+@pytest.mark.parametrize("action", f"{iam_policies.BOUNDED} {iam_policies.ATTACH}".split())
 def test_deployer_policy_with_boundary_requires_it(action: str) -> None:
     policy = {"iam:PolicyARN": "arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"}
     granted = authorization.statements(BOUNDED)

@@ -8,7 +8,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from infra import cidr
+from infra.vpc_network import plan_subnets
 
 
 @given(
@@ -20,8 +20,8 @@ from infra import cidr
     st.integers(1, 3),
 )
 def test_subnets_are_inside_vpc_and_disjoint(block: str, zones: int) -> None:
-    plans = cidr.plan_subnets(block, zones)
-    nets = [ipaddress.IPv4Network(net) for plan in plans for net in (plan.private, plan.public)]
+    plans = plan_subnets(block, zones)
+    nets = [ipaddress.IPv4Network(net) for plan in plans for net in plan]
     assert len(plans) == zones
     assert all(net.subnet_of(ipaddress.IPv4Network(block)) for net in nets)
     assert not any(one.overlaps(other) for one, other in itertools.combinations(nets, 2))
@@ -30,4 +30,4 @@ def test_subnets_are_inside_vpc_and_disjoint(block: str, zones: int) -> None:
 
 @given(st.integers(1, 2))
 def test_subnets_stay_when_a_zone_is_added(zones: int) -> None:
-    assert cidr.plan_subnets("10.0.0.0/16", zones) == cidr.plan_subnets("10.0.0.0/16", zones + 1)[:zones]
+    assert plan_subnets("10.0.0.0/16", zones) == plan_subnets("10.0.0.0/16", zones + 1)[:zones]
