@@ -24,9 +24,8 @@ import paddle
 from benchmarks._processes import cpu_seconds
 from launcher.trainer import program_loader as programs
 from launcher.trainer.process_settings import ProcessSettings
-from launcher.trainer.pserver_client import PserverClient
+from launcher.trainer.pserver_client import PserverClient, TrainerThreads
 from launcher.trainer.records import conversion
-from launcher.trainer.trainer_threads import TrainerThreads
 
 BEFORE = 8
 """Batches before a pass of ours, by which new executors are prepared."""

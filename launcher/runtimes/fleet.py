@@ -53,7 +53,7 @@ FATAL = dict.fromkeys(
     "Fix: if this repeats, see the servers' logs: python -m launcher logs --role pserver --rank RANK",
 )
 """What Paddle 2.6.2 logs (with this typo) when a server did not answer a trainer, and when either dropped a
-message that was too long (launcher/trainer/graph/message_limits.py). Paddle continues nevertheless: it waits
+message that was too long (launcher/trainer/graph/training_graph.py). Paddle continues nevertheless: it waits
 300 s per try. A successful run logs none of these texts."""
 QUIET = {"GLOG_minloglevel": "1"}  # Paddle's messages about every flush would interrupt the lines of dots
 PSERVER = QUIET | {"TRAINING_ROLE": "PSERVER"}

@@ -4,8 +4,8 @@
 - `program_loader`: loads the user's training program.
 - `records/`: the shard's rows as fixed-size records.
 - `graph/`: builds the program's network for servers and trainers.
-- `pserver_client`, `trainer_threads`: communication with Paddle's servers, and the steps that
-  Paddle's training modes (sync, async) leave out.
+- `pserver_client`: communication with Paddle's servers, threads, and the steps that Paddle's training modes
+  (sync, async) leave out.
 - `training_loop`: the passes, with `training_log` (logs, progress.json, metrics.csv) and `evaluation`.
 - `checkpoint/`, `export/`: verified checkpoints, and the exported model.
 - `single_process/`: training and checks without servers, for `launcher try` and `launcher run`.

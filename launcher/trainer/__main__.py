@@ -33,12 +33,12 @@ def run_trainer(settings: ProcessSettings) -> None:
     progress.write()
     try:
         from launcher.trainer import program_loader, training_loop
-        from launcher.trainer.export import scoring_process
+        from launcher.trainer.export import export_from_servers
 
         progress.mark("imported")
         scorer = None
         if settings.rank == 0:  # before Paddle has threads
-            scorer = scoring_process.ScoringProcess(settings.work.records / "test")
+            scorer = export_from_servers.ScoringProcess(settings.work.records / "test")
         path = settings.program_file
         loaded = program_loader.load_program(path, settings.work.tables, settings.extra_args)
         log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")

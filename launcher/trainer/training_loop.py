@@ -18,8 +18,7 @@ from launcher.trainer.checkpoint.restoring import CheckpointRestorer
 from launcher.trainer.checkpoint.save_schedule import SaveSchedule
 from launcher.trainer.checkpoint.saving import CheckpointSaver
 from launcher.trainer.evaluation import Evaluator, finite_scores
-from launcher.trainer.export.export_from_servers import ModelExporter
-from launcher.trainer.export.scoring_process import ScoringProcess
+from launcher.trainer.export.export_from_servers import ModelExporter, ScoringProcess
 from launcher.trainer.graph import shape_checks
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram

@@ -150,10 +150,9 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
     from launcher.serving.paddle_served import Model
     from launcher.trainer import program_loader
     from launcher.trainer.export import model_writer
-    from launcher.trainer.graph import shape_checks
+    from launcher.trainer.graph import shape_checks, training_graph
     from launcher.trainer.records import row_parsing
-    from launcher.trainer.single_process import program_check, trial_data
-    from launcher.trainer.single_process.single_process_trainer import SingleProcessTrainer
+    from launcher.trainer.single_process import single_process_trainer, trial_data
 
     form = options.row_format()
     config = find_program_file(options.program)
@@ -167,9 +166,8 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         )
         found, _ = row_parsing.parse_records(first_rows, program, places)
         batch = row_parsing.split_inputs(found[: shape_checks.ROWS]) if len(found) else None
-        program_check.check_program(
-            program, batch, mode="async", batch_size=options.batch_size, incremental_checkpoints=0
-        )
+        graph = training_graph.GraphSettings("async", options.batch_size, 0)
+        single_process_trainer.check_program(program, batch, graph)
         limits: dict[str, Any] = {"limit": options.rows, "report": report}
         share = 0.0 if options.test else options.held_out
         records = trial_data.write_records(program, options.data, form, work / "data", share, **limits)
@@ -177,7 +175,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
             records |= trial_data.write_records(program, options.test, form, work / "data", 1.0, **limits)
         train, test = records["train"], records["test"]
         report(f"{train.rows:,} rows to train on, {test.rows:,} to test on ({train.skipped:,} skipped)")
-        trainer = SingleProcessTrainer(program)
+        trainer = single_process_trainer.SingleProcessTrainer(program)
         passes = []
         for done in trainer.passes(train, test, options.passes, options.batch_size, report):
             passes.append(done)

@@ -60,9 +60,9 @@ def check_program(
     os.environ.setdefault("GLOG_minloglevel", "1")
     from launcher.dataprep.csv_records import RowPlaces
     from launcher.trainer import program_loader
-    from launcher.trainer.graph import shape_checks
+    from launcher.trainer.graph import shape_checks, training_graph
     from launcher.trainer.records import row_parsing
-    from launcher.trainer.single_process import program_check, trial_data
+    from launcher.trainer.single_process import single_process_trainer, trial_data
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as temporary:
         rows, places = [], RowPlaces("")
@@ -87,13 +87,8 @@ def check_program(
             batch = row_parsing.split_inputs(found[: shape_checks.ROWS])
             count = len(batch[program.label])
             checked = f"it parses the first {len(rows):,} rows ({skipped:,} skipped) and trains on {count}"
-        scores = program_check.check_program(
-            program,
-            batch,
-            mode=training["mode"],
-            batch_size=training["batchSize"],
-            incremental_checkpoints=training["incrementalCheckpoints"],
-        )
+        graph = (training["mode"], training["batchSize"], training["incrementalCheckpoints"])
+        scores = single_process_trainer.check_program(program, batch, training_graph.GraphSettings(*graph))
     shape_checks.check_metric(program, training["keepBest"], scores)
     if by is not None and scores and by not in scores:
         raise UsageError(

@@ -21,7 +21,7 @@ EACH, ROWS = 4000, 40
 PROGRAM = """
 import numpy as np
 import paddle
-from launcher.trainer.graph import message_limits as limits
+from launcher.trainer.graph import training_graph as limits
 from launcher.program import Ids, Real
 
 COLUMNS = ("first",)
@@ -88,10 +88,10 @@ def network(width: int, ids: int) -> Any:
 
 
 def test_batches_too_large_for_a_message_are_rejected_before_training() -> None:
-    from launcher.trainer.graph import message_limits
+    from launcher.trainer.graph import training_graph
 
-    assert message_limits.raise_limit() == message_limits.MAX_BYTES
-    message_limits.check_message_sizes(network(16, 26), 65536, "async", message_limits.MAX_BYTES)
+    assert training_graph.raise_limit() == training_graph.MAX_BYTES
+    training_graph.check_message_sizes(network(16, 26), 65536, "async", training_graph.MAX_BYTES)
     with pytest.raises(SettingsError, match=r"training\.batchSize .* is 65536, but must be at most 8192: "):
-        message_limits.check_message_sizes(network(16, 26), 65536, "async", 8192 * 26 * 84 * 12)
-    message_limits.check_message_sizes(network(16, 26), 65536, "sync", 65536 * 26 * 84)
+        training_graph.check_message_sizes(network(16, 26), 65536, "async", 8192 * 26 * 84 * 12)
+    training_graph.check_message_sizes(network(16, 26), 65536, "sync", 65536 * 26 * 84)

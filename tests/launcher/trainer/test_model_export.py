@@ -21,7 +21,7 @@ from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
 from launcher.trainer.checkpoint import contents_file, table_files
 from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
-from launcher.trainer.export import scoring_process
+from launcher.trainer.export import export_from_servers
 
 from .conftest import stage, write_program
 from .loopback_training import LoopbackTraining, prepare_training
@@ -143,9 +143,9 @@ def test_the_scoring_process_has_no_server_settings_and_reports_errors_and_its_o
             raise ZeroDivisionError(folder)
         return {"servers": float(any(name.startswith("PADDLE_") for name in os.environ)), "pid": os.getpid()}
 
-    monkeypatch.setattr(scoring_process, "score_model", fake_score)
+    monkeypatch.setattr(export_from_servers, "score_model", fake_score)
     monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:1")
-    own = scoring_process.ScoringProcess(tmp_path / "test")
+    own = export_from_servers.ScoringProcess(tmp_path / "test")
     for _ in range(2):
         found = own.score(tmp_path)
         assert found["servers"] == 0
@@ -166,18 +166,18 @@ def test_a_model_is_scored_whose_program_has_an_option_that_cannot_be_set(
     write_program(tmp_path / "program", PROGRAM + "OPTIONS = {'note': None, 'layers': [4], 'rate': 0.1}\n")
     about = {"config": "trainer_config.py", "options": {"note": None, "layers": [4], "rate": 0.5}}
     used = []
-    monkeypatch.setattr(scoring_process, "Model", lambda _: SimpleNamespace(about=about))
-    monkeypatch.setattr(scoring_process.Records, "open", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(export_from_servers, "Model", lambda _: SimpleNamespace(about=about))
+    monkeypatch.setattr(export_from_servers.Records, "open", lambda *_: SimpleNamespace())
     monkeypatch.setattr(
-        scoring_process, "evaluate_model", lambda program, *_: used.append(program.job.options)
+        export_from_servers, "evaluate_model", lambda program, *_: used.append(program.job.options)
     )
-    scoring_process.score_model(tmp_path, tmp_path / "test")
+    export_from_servers.score_model(tmp_path, tmp_path / "test")
     assert used == [{"note": None, "layers": [4], "rate": 0.5}]
 
 
 def test_scoring_a_missing_model_raises_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot score the model .*model.json"):
-        scoring_process.ScoringProcess(tmp_path / "test").score(tmp_path)
+        export_from_servers.ScoringProcess(tmp_path / "test").score(tmp_path)
 
 
 def test_the_state_is_writing_while_a_rank_writes_its_part_of_the_model(tmp_path: Path, monkeypatch) -> None:

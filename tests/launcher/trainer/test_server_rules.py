@@ -64,13 +64,14 @@ def changed(folder: Path, changes: dict[str, str]) -> Path:
 
 def check(path: Path) -> None:
     """Check a program as `try` and `run` do before anything else."""
+    from launcher.trainer.graph.training_graph import GraphSettings
     from launcher.trainer.records import row_parsing
-    from launcher.trainer.single_process import program_check
+    from launcher.trainer.single_process import single_process_trainer
 
     program = load(path)
     rows, _ = row_parsing.parse_records(rows_of(61), program, RowPlaces("rows"))
     batch = row_parsing.split_inputs(rows)
-    program_check.check_program(program, batch, mode="async", batch_size=61, incremental_checkpoints=0)
+    single_process_trainer.check_program(program, batch, GraphSettings("async", 61, 0))
 
 
 def rows_of(count: int, seed: int = 1, shift: float = 0.0) -> list[str]:

@@ -26,7 +26,7 @@ class Scope:
 
 
 def new_threads(threads: int, step: Callable[[int], float], apply: Callable[[], None] = lambda: None) -> Any:
-    from launcher.trainer.trainer_threads import TrainerThreads
+    from launcher.trainer.pserver_client import TrainerThreads
 
     return TrainerThreads(threads, Scope(), lambda batch, *_: step(int(batch["n"][0])), apply)
 
