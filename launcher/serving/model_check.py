@@ -1,4 +1,4 @@
-"""Check a new model before the server loads it: its memory, and a prediction in a process of its own.
+"""Check a new model before a server ends in favour of it: its memory, and a prediction in a process of its own.
 
 Paddle's inference kills its process when it reads certain damaged files (seen with a network.pdmodel of the right
 size and wrong content: SIGSEGV), and a training program may hang. Neither may happen to the server.
@@ -11,7 +11,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from launcher.io import cgroup_memory
 from launcher.serving.paddle_served import Model, ModelError, ServedError
 from launcher.serving.paddle_served.model import read_description
 
-CHECK_SECONDS = 300.0
+CHECK_SECONDS = 300
 """Deadline of the check."""
 PROCESS_BYTES = 64 << 20
 """Memory of a Python process with Paddle's inference, without files: 62 MiB were measured."""
@@ -46,32 +45,27 @@ def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
         )
 
 
-def check_in_subprocess(
-    folder: Path,
-    row: Mapping[str, Any] | None,
-    started: Callable[[subprocess.Popen[str]], None] = lambda _: None,
-    seconds: float = CHECK_SECONDS,
-) -> None:
-    """Open the model in another process, and predict inputs of zeros and, if it is given, the row `row`.
-
-    `started` is called once with the process, so that the caller can kill it.
+def check_in_subprocess(folder: Path, served: Model, seconds: int = CHECK_SECONDS) -> None:
+    """Open the model in another process, and check that it answers the requests that the model `served` answers.
 
     Raises:
-        ModelError: the model cannot be opened, a prediction failed, or the process failed, was killed or timed out.
+        ModelError: the model cannot be opened, a prediction failed, it does not answer such requests, or the
+            process failed, was killed or timed out.
     """
-    command = [sys.executable, "-m", __name__, str(folder)]
-    pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=pipe, stdout=nothing, stderr=pipe, text=True) as process:
-        started(process)
-        try:
-            _, said = process.communicate(json.dumps(row), timeout=seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            raise ModelError(
-                f"the check of the model did not end within {seconds:g} s. Fix: look for a loop or a wait in its "
-                "program"
-            ) from None
-    code = process.returncode
+    command = [sys.executable, "-m", __name__, str(folder), str(seconds)]
+    facts = {
+        "row": served.last_row,
+        "needed": served.columns,
+        "columns": served.program.columns,
+        "shape": served.self_check(None),
+    }
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, input=json.dumps(facts), check=False, text=True, **streams)
+    code = done.returncode
+    if code == -signal.SIGALRM:
+        raise ModelError(
+            f"the check of the model did not end within {seconds} s. Fix: look for a loop or a wait in its program"
+        )
     if code < 0:
         raise ModelError(
             f"the check of the model was killed by {signal.Signals(-code).name}: a file of the model is damaged, or "
@@ -80,18 +74,39 @@ def check_in_subprocess(
     if code:
         raise ModelError(
             (
-                said.strip().splitlines()
+                done.stderr.strip().splitlines()
                 or [f"the check of the model exited with code {code}. Fix: export the model again"]
             )[-1]
         )
 
 
-def main(folder: str) -> int:
-    """Check the model in `folder` with the row on stdin (JSON). Return the exit code: 1 if it cannot be used."""
+def require_compatible(folder: Path, served: dict[str, Any]) -> None:
+    """Raise `ModelError` if the model in `folder` does not answer the requests that the served model answers.
+
+    `served` has the served model's columns that a row must have (`needed`), all its `columns`, the `shape` of its
+    predictions, and the last `row` that it predicted, or null.
+    """
+    model = Model(folder)
+    shape, before = model.self_check(served["row"]), tuple(served["shape"])
+    new = [column for column in model.columns if column not in served["needed"]]
+    gone = [column for column in served["columns"] if column not in model.program.columns]
+    if not new and not gone and shape == before:
+        return
+    reason = f"its predictions have the shape {shape} instead of {before}"
+    if new:
+        reason = f"it needs the columns {', '.join(new)}, which requests do not have"
+    if gone:
+        reason = f"it rejects the columns {', '.join(gone)}, which requests may have"
+    raise ModelError(f"{reason}. Fix: restart the pods to serve it nevertheless (kubectl rollout restart)")
+
+
+def main(folder: str, seconds: str) -> int:
+    """Check the model in `folder`, with the served model's facts on stdin. Return 1 if it cannot be used, else 0."""
+    signal.alarm(int(seconds))  # here, so that a program that hangs also ends if the server was killed
     with contextlib.suppress(OSError):  # if memory is short, the kernel kills this process and not the server
         Path("/proc/self/oom_score_adj").write_text("1000")
     try:
-        Model(folder).self_check(json.load(sys.stdin))
+        require_compatible(Path(folder), json.load(sys.stdin))
     except ServedError as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -99,4 +114,4 @@ def main(folder: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -1,33 +1,38 @@
-"""Switch the server to each new model of a job, without a restart and without a failed request."""
+"""Copy and check each newer model of a job, and end the server in favour of it, so that its next start serves it."""
 
 from __future__ import annotations
 
-import contextlib
+import hashlib
 import random
-import shutil
-import subprocess
 import threading
-from collections.abc import Iterator
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from launcher.errors import DataError, StorageError, setting_error
+from launcher.errors import DataError, LauncherError, StorageError, setting_error
 from launcher.io import disk_space, files
 from launcher.log import log
 from launcher.serving import model_check
 from launcher.serving.model_sources import FoundModel, open_source
-from launcher.serving.paddle_served import Model, ModelError, ServedError
-from launcher.serving.paddle_served.model_server import ModelServer
+from launcher.serving.paddle_served import ServedError
 
-STOP_SECONDS = 5.0
-"""How long a copy that has begun may delay the end of the process."""
+if TYPE_CHECKING:
+    import uvicorn
+
+    from launcher.serving.paddle_served.http_server import ModelServer
+
+WAITS = 10
+"""The server waits up to this many times the seconds between two searches before it ends: replicas end apart."""
+LEAVE_SECONDS = 20.0
+"""How long the server is not ready before it ends: the chart's readiness probe fails three times, every 5 s."""
 ENLARGE = "set a higher model.sizeLimit (two models must fit), or use nodes with more disk."
 
 
 class ModelFollower:
-    """Searches for a newer model at intervals, checks it, and switches the server to it.
+    """Searches for a newer model at intervals, copies it next to the served one, checks it, and ends the server.
 
-    The present model stays while there is no newer one, and when the newer one is damaged, does not fit, or does
-    not answer the requests that the present one answers. A rejected model is reported once and not tried again.
+    The server continues while there is no newer model, and when the newer one is damaged, does not fit, or does not
+    answer the requests that the served one answers. A rejected model is reported once and not tried again.
     """
 
     def __init__(self, address: str, work: Path, seconds: float, size_limit: int | None) -> None:
@@ -35,62 +40,79 @@ class ModelFollower:
 
         Args:
             address: where new models appear, a folder or an S3 address (--model).
-            work: folder on the pod's own disk for the copies; its content is removed.
+            work: folder on the pod's own disk for the copies; its other content is removed.
             seconds: mean time in seconds between two searches. Each wait is 0.8 to 1.2 times as long, so that the
-                pods of a release do not all load a model at the same time.
+                pods of a release do not all copy a model at the same time.
             size_limit: bytes that all copies together may have; None: as many as the disk has.
         """
         self._address, self._source = address, open_source(address)
         self._work, self._seconds, self._size_limit = work, seconds, size_limit
-        self._stop = threading.Event()
-        self._check: subprocess.Popen[str] | None = None
-        self._copies = 0
-        self._folder = work
-        """Folder of the present model."""
-        self._present = self._rejected = ""
-        """Identities of the present model, and of the last one that was rejected."""
+        self._served = self._rejected = Path()
+        """Folders of the served model, and of the last one that was rejected."""
         self._problem = ""
         """Why the last search failed; empty if it did not."""
+        self.newer = ""
+        """Address of the newer model in favour of which the server ends; empty while there is none."""
 
-    def copy_first(self) -> Path:
-        """Copy the newest model, and return its folder. Raise `SettingsError` if there is none."""
-        found = self._source.newest()
-        if found is None:
-            raise setting_error(
-                "--model",
-                self._address,
-                "a folder with a complete model, or s3://BUCKET/PREFIX/JOB with latest.json in it (--follow)",
-                "there is no model",
-                "Wait until a training has finished there, or correct the address",
-            )
-        files.remove_path(self._work)
-        self._present, self._folder = found.identity, self._copy(found)
-        return self._folder
+    def open_first(self) -> Path:
+        """Return the folder of the newest model; copy it unless an earlier process has done so.
 
-    @contextlib.contextmanager
-    def follow(self, server: ModelServer) -> Iterator[None]:
-        """Switch `server` to each newer model, in a thread that runs while the `with` block does."""
-        thread = threading.Thread(target=self._run, args=(server,), name="follow", daemon=True)
-        thread.start()
+        If it cannot be found or copied, return the last copy of an earlier process. Without one raise the error.
+
+        Raises:
+            SettingsError: there is no model.
+        """
+        copies = sorted(self._work.glob(f"{_digest(self._address)}-*/model"), key=_changed)
+        for path in self._work.glob("*"):
+            if not copies or path != copies[-1].parent:
+                files.remove_path(path)
         try:
-            yield
-        finally:
-            self._stop.set()
-            if self._check is not None:
-                self._check.kill()
-            thread.join(STOP_SECONDS)
+            found = self._source.newest()
+            if found is None:
+                raise setting_error(
+                    "--model",
+                    self._address,
+                    "a folder with a complete model, or s3://BUCKET/PREFIX/JOB with latest.json in it (--follow)",
+                    "there is no model",
+                    "Wait until a training has finished there, or correct the address",
+                )
+            self._served = self._copy(found)
+        except LauncherError as error:
+            if not copies:
+                raise
+            log.error("the newest model cannot be copied; the server starts with its last copy: %s", error)
+            self._served = copies[-1]
+        return self._served
 
-    def _run(self, server: ModelServer) -> None:
-        while not self._stop.wait(self._seconds * random.uniform(0.8, 1.2)):  # noqa: S311 - no secret
+    def follow(self, server: ModelServer, runner: uvicorn.Server) -> None:
+        """Start a thread that searches for a newer model, and stops `runner` when there is one."""
+        threading.Thread(target=self._run, args=(server, runner), name="follow", daemon=True).start()
+
+    def _run(self, server: ModelServer, runner: uvicorn.Server) -> None:
+        while not self.newer:
+            time.sleep(self._seconds * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
             self.look(server)
+        wait = random.uniform(0, WAITS * self._seconds)  # noqa: S311
+        log.info("the model of %s is newer, and at hand; the server ends in %.0f s", self.newer, wait)
+        time.sleep(wait)
+        server.is_leaving = True
+        time.sleep(LEAVE_SECONDS)
+        runner.should_exit = True
 
     def look(self, server: ModelServer) -> None:
-        """Search once: switch `server` to the newest model, unless it serves that one; log why if that fails."""
+        """Search once: copy and check the newest model unless it is served, and set `newer`; log why if that fails."""
         found = None
         try:
             found = self._source.newest()
-            if found is not None and found.identity not in (self._present, self._rejected):
-                self._load(found, server)
+            if found is not None and self._folder(found) not in (self._served, self._rejected):
+                folder = self._copy(found)
+                try:
+                    model_check.require_memory(folder)
+                    model_check.check_in_subprocess(folder, server.model)
+                except BaseException:
+                    files.remove_path(folder.parent)
+                    raise
+                self.newer = found.address
             self._problem = ""
         except Exception as error:  # of any kind: the thread must search again
             rejected = found if isinstance(error, DataError | ServedError) else None
@@ -101,48 +123,29 @@ class ModelFollower:
 
         `rejected` is the model that the server cannot use; None if the search or the copy failed.
         """
-        if self._stop.is_set():
-            return
+        what = "looking for a newer model failed"
         if rejected is not None:
-            self._rejected = rejected.identity
+            self._rejected = self._folder(rejected)
+            what = f"the model at {rejected.address} is rejected"
         server.metrics.failures.labels("model" if rejected else "source").inc()
         if str(error) != self._problem:
-            what = "looking for a newer model failed"
-            if rejected is not None:
-                what = f"the model at {rejected.address} is rejected"
             log.error("%s; the server keeps model %s: %s", what, server.model.version, error)
         self._problem = str(error)
 
-    def _load(self, found: FoundModel, server: ModelServer) -> None:
-        former, former_folder = server.model, self._folder
-        folder = self._copy(found)
-        try:
-            model_check.require_memory(folder)
-            model_check.check_in_subprocess(folder, former.last_row, self._check_started)
-            model = _open_compatible(folder, former)
-        except BaseException:
-            shutil.rmtree(folder.parent)
-            raise
-        self._present, self._folder = found.identity, folder
-        log.info("model %s of %s replaces model %s", model.version, found.address, former.version)
-        try:
-            server.switch(model)
-        except TimeoutError as error:
-            log.warning(
-                "%s; that model stays in memory until they end. Fix: if memory is short, restart the pods (kubectl "
-                "rollout restart)",
-                error,
-            )
-        shutil.rmtree(former_folder.parent, ignore_errors=True)
+    def _folder(self, found: FoundModel) -> Path:
+        return self._work / f"{_digest(self._address)}-{_digest(found.identity)}" / "model"
 
     def _copy(self, found: FoundModel) -> Path:
-        self._copies += 1
-        into = self._work / str(self._copies)
-        try:
-            return found.copy(into, self._require_room)
-        except BaseException:
-            shutil.rmtree(into, ignore_errors=True)
-            raise
+        """Return the folder with the verified copy of a model. It has its name only when the copy is complete."""
+        folder = self._folder(found)
+        if not folder.exists():
+            log.info("copying %s to %s", found.address, folder)
+            try:
+                found.copy(folder.parent, self._require_room)
+            except BaseException:
+                files.remove_path(folder.parent)
+                raise
+        return folder
 
     def _require_room(self, size: int) -> None:
         """Raise `StorageError` if the work volume has no room for a copy of `size` bytes.
@@ -157,28 +160,10 @@ class ModelFollower:
                 f"model has {size:,} bytes and the present one {used:,}. Fix: set a higher model.sizeLimit."
             )
 
-    def _check_started(self, process: subprocess.Popen[str]) -> None:
-        self._check = process
-        if self._stop.is_set():
-            process.kill()
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _open_compatible(folder: Path, former: Model) -> Model:
-    """Open the model in `folder`.
-
-    Raises:
-        ModelError: it cannot be opened, or does not answer the requests that `former` answers.
-    """
-    model = Model(folder)
-    shape, before = model.self_check(former.last_row), former.self_check(None)
-    new = [column for column in model.columns if column not in former.columns]
-    gone = [column for column in former.program.columns if column not in model.program.columns]
-    if not new and not gone and shape == before:
-        return model
-    model.close()
-    reason = f"its predictions have the shape {shape} instead of {before}"
-    if new:
-        reason = f"it needs the columns {', '.join(new)}, which requests do not have"
-    if gone:
-        reason = f"it rejects the columns {', '.join(gone)}, which requests may have"
-    raise ModelError(f"{reason}. Fix: restart the pods to serve it nevertheless (kubectl rollout restart)")
+def _changed(copy: Path) -> float:
+    return copy.parent.stat().st_mtime

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from launcher.errors import DataError
 from launcher.io import files, s3
-from launcher.log import start_logging
+from launcher.log import log, start_logging
 from launcher.serving import download
 from launcher.serving.paddle_served.__main__ import build_parser, serve
 from launcher.serving.paddle_served.errors import ServedError
@@ -38,8 +38,8 @@ def main(arguments: Sequence[str]) -> int:
         "--follow",
         type=float,
         metavar="SECONDS",
-        help="look for a newer model about every SECONDS and switch to it: in the folder --model, or in latest.json "
-        "of the job's exports s3://…",
+        help="look for a newer model about every SECONDS, in the folder --model or in latest.json of the job's exports "
+        "s3://…; copy it to --work, check it, and end with exit code 0, so that the next start serves it",
     )
     command.add_argument(
         "--work-limit",
@@ -73,8 +73,14 @@ def _serve_and_follow(given: argparse.Namespace, work: Path) -> None:
 
     start_logging("serve")
     follower = ModelFollower(given.model, work, given.follow, given.work_limit)
-    sys.stderr.write(f"copying {given.model} to {given.work}\n")
-    serve(follower.copy_first(), given.host, given.port, given.workers, follower.follow)
+    serve(follower.open_first(), given.host, given.port, given.workers, follower.follow)
+    if follower.newer:
+        log.info(
+            "the server ends, because the model of %s is newer and at hand in %s: start the server again to serve "
+            "it. Kubernetes does so by itself",
+            follower.newer,
+            work,
+        )
 
 
 def _bytes(quantity: str) -> int:

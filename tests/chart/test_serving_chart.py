@@ -76,7 +76,7 @@ def test_pods_follow_new_models_only_if_the_values_say_so():
     assert (options["follow"], options["work-limit"]) == ("300", "20Gi")
     assert "follow" not in arguments(made(EXPORT))
     options = arguments(made(CLAIM, values={"model": {"followLatest": True}}))
-    assert (options["model"], options["follow"]) == ("/model/quick-start/output/model", "60")
+    assert (options["model"], options["follow"]) == ("/model/quick-start/output/model", "300")
     assert "work-limit" not in options
 
 

@@ -7,7 +7,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,9 @@ from .errors import ModelError, ServedError
 from .model import Model, read_description
 
 if TYPE_CHECKING:
-    from .model_server import ModelServer
+    import uvicorn
+
+    from .http_server import ModelServer
 
 STOP_SECONDS = 10
 """How long running requests may take after the process was asked to stop."""
@@ -54,12 +55,11 @@ def serve(
     host: str,
     port: int,
     workers: int,
-    while_serving: Callable[[ModelServer], AbstractContextManager[object]] = nullcontext,
+    starting: Callable[[ModelServer, uvicorn.Server], object] = lambda *_: None,
 ) -> None:
     """Serve a model until SIGTERM or SIGINT.
 
-    The context of `while_serving` is entered before the server accepts requests, and left when it has stopped. It
-    may switch models.
+    `starting` is called before the server accepts requests; it may start a thread that stops the server.
 
     Raises:
         ModelError: the model cannot be read, or the server is not installed.
@@ -71,7 +71,7 @@ def serve(
     try:
         import uvicorn
 
-        from .model_server import ModelServer
+        from .http_server import ModelServer
     except ImportError as error:
         raise ModelError(
             f"the HTTP server cannot be imported ({error}). Fix: run pip install './served[serve]' in the "
@@ -79,17 +79,19 @@ def serve(
         ) from error
     about = f"version {opened.version}, {len(opened.tables)} tables, opened in {took:.2f} s"
     print(f"{model}: {about}", flush=True)  # noqa: T201
-    server = ModelServer(opened, workers, took)
-    with while_serving(server):
-        uvicorn.run(
-            server,
-            host=host,
-            port=port,
-            log_level="info",
-            access_log=False,
-            lifespan="off",
-            timeout_graceful_shutdown=STOP_SECONDS,
-        )
+    application = ModelServer(opened, workers, took)
+    config = uvicorn.Config(
+        application,
+        host=host,
+        port=port,
+        log_level="info",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=STOP_SECONDS,
+    )
+    server = uvicorn.Server(config)
+    starting(application, server)
+    server.run()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections.abc import Mapping
-from concurrent.futures import Executor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -86,13 +86,24 @@ class _BodyLimit:
             self._held -= size
 
 
-def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> FastAPI:
-    """Return the application that answers requests with one model."""
-    app = FastAPI(
-        title=f"Model of {model.about['config']}",
-        description=f"Score on the test set: {model.score}. A row has {', '.join(model.columns)}.",
-        version=str(model.about["version"]),
-    )
+class ModelServer(FastAPI):
+    """The application that answers requests with one model."""
+
+    def __init__(self, model: Model, workers: int, start_seconds: float = 0.0) -> None:
+        super().__init__(
+            title=f"Model of {model.about['config']}",
+            description=f"Score on the test set: {model.score}. A row has {', '.join(model.columns)}.",
+            version=str(model.about["version"]),
+        )
+        self.model = model
+        self.metrics = ServerMetrics(model, start_seconds)
+        self.is_leaving = False
+        """Whether the server ends soon: clients are asked to go to another one, but all requests are answered."""
+        _add_endpoints(self, ThreadPoolExecutor(workers, "predict"))
+
+
+def _add_endpoints(app: ModelServer, pool: ThreadPoolExecutor) -> None:
+    model, metrics = app.model, app.metrics
     example = {"rows": [dict.fromkeys(model.columns, "…")]}
     form = json.dumps(example, ensure_ascii=False)
 
@@ -103,18 +114,21 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
 
     @app.middleware("http")
     async def measured(request: Request, call_next: Any) -> Response:
-        if request.url.path != "/predict":
-            return await call_next(request)  # type: ignore[no-any-return]
         began = time.perf_counter()
+        is_predict = request.url.path == "/predict"
         kind = request.headers.get("content-type", "none")
-        if request.method == "POST" and not re.match(r"application/(\S+\+)?json\b", kind, re.IGNORECASE):
+        is_json = re.match(r"application/(\S+\+)?json\b", kind, re.IGNORECASE)
+        if is_predict and request.method == "POST" and not is_json:
             text = f"the content type is {kind}. Fix: send the header Content-Type: application/json"
             response: Response = wrong(415, text)
         else:
             response = await call_next(request)
-        response.headers[VERSION_HEADER] = model.version
-        metrics.requests.labels(str(response.status_code)).inc()
-        metrics.seconds.observe(time.perf_counter() - began)
+        if app.is_leaving:  # else a client sends more requests on a connection that it keeps open
+            response.headers["Connection"] = "close"
+        if is_predict:
+            response.headers[VERSION_HEADER] = model.version
+            metrics.requests.labels(str(response.status_code)).inc()
+            metrics.seconds.observe(time.perf_counter() - began)
         return response
 
     @app.exception_handler(HTTPException)
@@ -168,8 +182,8 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
         return await asyncio.get_running_loop().run_in_executor(pool, predict_body, body)
 
     @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
-        return {"status": "ok"}
+    async def healthz() -> Response:
+        return JSONResponse({"status": "leaving"}, 503) if app.is_leaving else JSONResponse({"status": "ok"})
 
     @app.get("/model")
     async def about() -> dict[str, Any]:
@@ -180,5 +194,3 @@ def build_application(model: Model, pool: Executor, metrics: ServerMetrics) -> F
     @app.get("/metrics")
     async def prometheus() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    return app

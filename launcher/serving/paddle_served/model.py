@@ -193,11 +193,6 @@ class Model:
                 )
         return zeros.predictions.shape[1:]
 
-    def close(self) -> None:
-        """Release the weights, the mapped tables and the program's modules; nothing may use the model afterwards."""
-        self.program.close()
-        del self.program, self.tables, self._network, self._ids
-
     def predict_arrays(self, arrays: Arrays) -> PredictionResult:
         """Return the predictions of parsed rows: the array [rows, …] of each input, without the label."""
         count = len(arrays[self.program.features[0]])

@@ -71,15 +71,6 @@ class ModelProgram:
         """Return the network's inputs for one row of padding and zeros."""
         return {name: self._empty(name, 1) for name in self.features}
 
-    def close(self) -> None:
-        """Remove all modules of this program from the process."""
-        folder = self.path.parent.parent
-        with _importing:
-            for name, module in list(sys.modules.items()):
-                if folder in Path(getattr(module, "__file__", None) or "/").parents:
-                    del sys.modules[name]
-            sys.path.remove(str(self.path.parent))
-
     def _empty(self, name: str, rows: int) -> NDArray[Any]:
         kind = self.inputs[name]
         ids = hasattr(kind, "length")

@@ -1,4 +1,4 @@
-"""Metrics of the model server for Prometheus. They are kept when the server switches to another model."""
+"""Metrics of the model server for Prometheus."""
 
 from __future__ import annotations
 
@@ -37,37 +37,29 @@ class ServerMetrics:
         )
         for reason in ("model", "source"):
             self.failures.labels(reason)  # an alert needs the value 0 before the first failure
-        start = Gauge("paddle_serve_start_seconds", "Seconds to open the first model.", registry=registry)
+        start = Gauge("paddle_serve_start_seconds", "Seconds to open the model.", registry=registry)
         start.set(start_seconds)
-        self._loaded = Gauge(
+        loaded = Gauge(
             "paddle_serve_model_loaded_seconds",
-            "When the present model was loaded, in Unix seconds.",
+            "When the model was loaded, in Unix seconds.",
             registry=registry,
         )
-        self._of_model = _ModelMetrics(model)
-        registry.register(self._of_model)
-        self.set_model(model)
-
-    def set_model(self, model: Model) -> None:
-        """Report `model` as the present one from now on."""
-        self._of_model.model = model
-        self._loaded.set(time.time())
+        loaded.set(time.time())
+        registry.register(_ModelMetrics(model))
 
 
 class _ModelMetrics(Collector):
-    """Reads the metrics that the present model has itself, whenever Prometheus reads /metrics."""
+    """Reads the metrics that the model has itself, whenever Prometheus reads /metrics."""
 
     def __init__(self, model: Model) -> None:
         self.model = model
 
     def collect(self) -> Iterator[Metric]:
         model = self.model
-        info = GaugeMetricFamily(
-            "paddle_serve_model_info", "The present model: always 1.", labels=["version"]
-        )
+        info = GaugeMetricFamily("paddle_serve_model_info", "The served model: always 1.", labels=["version"])
         info.add_metric([model.version], 1)
         yield info
-        text = "When training wrote the present model, in Unix seconds; 0: not known."
+        text = "When training wrote the model, in Unix seconds; 0: not known."
         yield GaugeMetricFamily("paddle_serve_model_created_seconds", text, model.about.get("created") or 0)
         for name, text, counts in (
             ("paddle_serve_ids", "Ids that were looked up, by table.", model.ids),

@@ -22,8 +22,8 @@ import numpy as np
 import pytest
 
 from launcher.serving.paddle_served import Model, http_server, request_rows
+from launcher.serving.paddle_served.http_server import ModelServer
 from launcher.serving.paddle_served.model import PredictionResult
-from launcher.serving.paddle_served.model_server import ModelServer
 from testkit.waiting import answers, until
 
 ROOT = Path(__file__).parents[3]
@@ -181,6 +181,22 @@ def test_requests_that_together_are_too_large_are_rejected_until_others_are_answ
             assert (await post()).status_code == 200
 
     asyncio.run(ask())
+
+
+def test_a_server_that_leaves_answers_requests_and_sends_clients_elsewhere(made: SimpleNamespace) -> None:
+    server = ModelServer(Model(made.folder), workers=1)
+    client = Client(server)
+    assert "Connection" not in client.post("/predict", json={"rows": ROWS}).headers
+    assert (client.get("/healthz").status_code, client.get("/healthz").json()) == (200, {"status": "ok"})
+    server.is_leaving = True
+    answer = client.post("/predict", json={"rows": ROWS})
+    assert (answer.status_code, answer.headers["Connection"]) == (200, "close")
+    assert len(answer.json()["predictions"]) == len(ROWS)
+    answer = client.get("/healthz")
+    assert (answer.status_code, answer.json()) == (503, {"status": "leaving"}), (
+        "Kubernetes sends no more requests"
+    )
+    assert answer.headers["Connection"] == "close"
 
 
 def test_a_row_with_an_unknown_column_is_rejected_before_any_row_is_parsed(

@@ -1,14 +1,12 @@
-"""Tests of the model follower in one process: it loads each new model, and keeps the present one if it cannot."""
+"""Tests of the model follower in one process: it finds, copies and checks each newer model, or rejects it."""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import sys
-import threading
-import time
+import subprocess
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,11 +16,10 @@ import pytest
 
 from launcher.errors import GangError, SettingsError
 from launcher.io import cgroup_memory, files
-from launcher.serving import model_check, model_follower
+from launcher.serving import model_check
 from launcher.serving.model_follower import ModelFollower
-from launcher.serving.paddle_served import Model, ModelError, model_server
-from launcher.serving.paddle_served.model_server import ModelServer
-from testkit.waiting import until
+from launcher.serving.paddle_served import Model, ModelError, ServedError
+from launcher.serving.paddle_served.http_server import ModelServer
 
 from .following_server import (
     ROW,
@@ -41,13 +38,17 @@ class Following:
         self.folder.parent.mkdir()
         write_variant(made.folder, self.folder, 1)
         self.follower = ModelFollower(str(self.folder), self.work, 1, size_limit)
-        self.server = ModelServer(Model(self.follower.copy_first()), workers=2)
+        self.server = ModelServer(Model(self.follower.open_first()), workers=2)
         self.client = Client(self.server)
         self.first = self.server.model
         assert self.client.post("/predict", json={"rows": [ROW]}).status_code == 200
 
     def look(self) -> None:
         self.follower.look(self.server)
+
+    def restarted(self) -> Model:
+        """Return the model that the next start of the server opens."""
+        return Model(ModelFollower(str(self.folder), self.work, 1, None).open_first())
 
     def publish(self, change: Callable[[Path], object], factor: float = 2) -> Path:
         """Publish another model after `change` was called with its folder."""
@@ -64,8 +65,16 @@ class Following:
 
 @pytest.fixture
 def following(made: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Following:
-    """Return a follower that checks new models only in this process; `isolated` checks them in two, as the product."""
-    monkeypatch.setattr(model_check, "check_in_subprocess", lambda *_: None)
+    """Return a follower that checks new models in this process; `isolated` uses another one, as the product does."""
+
+    def check(command: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
+        try:
+            model_check.require_compatible(Path(command[3]), json.loads(given["input"]))
+        except ServedError as error:
+            return subprocess.CompletedProcess(command, 1, "", str(error))
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(model_check.subprocess, "run", check)
     return Following(made, tmp_path)
 
 
@@ -94,7 +103,7 @@ PROGRAM = "program/trainer_config.py"
 
 
 def rename_column(folder: Path) -> None:
-    """Rename an optional column of the model, which requests may have because the present model knows it."""
+    """Rename an optional column of the model, which requests may have because the served model knows it."""
     for name in (PROGRAM, "model.json"):
         replace_in(name, '"kind"', '"sort"')(folder)
 
@@ -105,7 +114,7 @@ def rename_column(folder: Path) -> None:
         (replace_in("model.json", '"version": 2', '"version": 3'), "has a model of version 3"),
         (lambda folder: (folder / "network.pdiparams").unlink(), "network.pdiparams is missing"),
         (replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"), "rejects a row that was predicted before: row 1 has"),
-        (lambda folder: (folder / "model.json").write_text("[]"), "has a model of version None"),
+        (lambda folder: (folder / "model.json").write_text("[]"), "is damaged: it has no version"),
         (rename_column, "it rejects the columns kind, which requests may have"),
         (
             lambda folder: np.load(next(folder.glob("embeddings/word*/vectors.npy")), mmap_mode="r+").fill(np.nan),
@@ -113,7 +122,7 @@ def rename_column(folder: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_model_that_cannot_replace_the_present_one_is_rejected_once(
+def test_a_model_that_cannot_replace_the_served_one_is_rejected_once(
     following: Following, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], message: str
 ) -> None:
     assert_rejected_once(following, caplog, change, message)
@@ -129,20 +138,10 @@ def test_a_model_that_cannot_replace_the_present_one_is_rejected_once(
         ),
     ],
 )  # fmt: skip
-def test_a_model_is_rejected_by_a_process_of_its_own_before_the_server_opens_it(
-    isolated: Following,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    change: Callable[[Path], object],
-    message: str,
+def test_a_model_is_rejected_by_a_process_of_its_own(
+    isolated: Following, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], message: str
 ) -> None:
-    opened = []
-    open_compatible = model_follower._open_compatible
-    monkeypatch.setattr(
-        model_follower, "_open_compatible", lambda *given: opened.append(1) or open_compatible(*given)
-    )
     assert_rejected_once(isolated, caplog, change, message)
-    assert len(opened) == 1, "only the model that was not rejected"
 
 
 def assert_rejected_once(
@@ -152,7 +151,7 @@ def assert_rejected_once(
     following.publish(change)
     for _ in range(3):
         following.look()
-    assert following.server.model is following.first
+    assert not following.follower.newer
     assert following.client.post("/predict", json={"rows": [ROW]}).status_code == 200
     [rejected] = [record.getMessage() for record in caplog.records if "is rejected" in record.getMessage()]
     assert message in rejected
@@ -161,7 +160,7 @@ def assert_rejected_once(
     assert len(list(following.work.iterdir())) == 1, "the copy is removed"
     following.publish(lambda _: None, factor=5)
     following.look()
-    assert following.server.model is not following.first, "the next model is not rejected"
+    assert following.follower.newer == str(following.folder), "the next model is not rejected"
 
 
 def test_a_model_with_new_columns_or_another_shape_is_rejected(
@@ -170,83 +169,13 @@ def test_a_model_with_new_columns_or_another_shape_is_rejected(
     following.first.last_row = None  # no request yet
     following.publish(replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"))
     with pytest.raises(ModelError, match=r"needs the columns kind, which requests do not have"):
-        model_follower._open_compatible(following.folder, following.first)
+        model_check.check_in_subprocess(following.folder, following.first)
     monkeypatch.setattr(Model, "self_check", lambda model, _: (3,) if model is following.first else (5,))
     with pytest.raises(ModelError, match=r"predictions have the shape \(5,\) instead of \(3,\)"):
-        model_follower._open_compatible(made.folder, following.first)
+        model_check.check_in_subprocess(made.folder, following.first)
 
 
-def test_a_request_is_finished_by_the_model_that_it_began_with(
-    following: Following, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    began, finish, waits = threading.Event(), threading.Event(), threading.Event()
-
-    def sleep(seconds: float) -> None:
-        waits.set()
-        time.sleep(seconds)
-
-    monkeypatch.setattr(model_server, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    answer = following.first.answer
-
-    def slow(rows: Any) -> Any:
-        began.set()
-        assert finish.wait(60)
-        return answer(rows)
-
-    monkeypatch.setattr(following.first, "answer", slow)
-    following.publish(lambda _: None)
-    with ThreadPoolExecutor() as pool:
-        old = pool.submit(following.client.post, "/predict", json={"rows": [ROW]})
-        assert began.wait(60)
-        looking = pool.submit(following.look)
-        until(lambda: following.server.model is not following.first, "the switch", 60)
-        new = following.client.post("/predict", json={"rows": [ROW]})
-        assert waits.wait(60), "the former model is open until its request is answered"
-        finish.set()
-        looking.result(60)
-        former = old.result(60)
-    assert former.status_code == new.status_code == 200
-    assert former.headers["Model-Version"] == following.first.version
-    assert new.headers["Model-Version"] == following.server.model.version != following.first.version
-    assert former.json()["predictions"] != new.json()["predictions"]
-    assert not hasattr(following.first, "_network"), "the former model is closed"
-    assert following.failures("model") == "0.0"
-
-
-def test_requests_that_never_end_do_not_keep_the_server_from_switching(
-    following: Following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(model_server, "DRAIN_SECONDS", 0.0)
-    following.server._present.requests += 1
-    following.publish(lambda _: None)
-    following.look()
-    assert following.server.model is not following.first
-    assert "1 requests to model" in caplog.text
-    assert "stays in memory until they end" in caplog.text
-
-
-def test_modules_that_a_program_imports_late_are_those_of_its_own_model(following: Following) -> None:
-    def change(label: str) -> Callable[[Path], object]:
-        def change(folder: Path) -> None:
-            replace_in(
-                PROGRAM,
-                "def describe(prediction):",
-                "def describe(prediction):\n    from late import WORD as word",
-            )(folder)
-            replace_in(PROGRAM, 'f"most likely', 'word + f"most likely')(folder)
-            (folder / "program" / "late.py").write_text(f"WORD = {label!r}\n")
-
-        return change
-
-    for label, factor in (("one ", 2), ("two ", 3)):
-        following.publish(change(label), factor)
-        following.look()
-        answer = following.client.post("/predict", json={"rows": [ROW]}).json()
-        assert answer["words"][0].startswith(label), following.failures("model")
-    assert len([path for path in sys.path if path.startswith(str(following.work))]) == 1
-
-
-def test_a_temporary_problem_is_logged_once_and_the_model_is_loaded_afterwards(
+def test_a_temporary_problem_is_logged_once_and_the_model_is_copied_afterwards(
     following: Following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = following.follower._source
@@ -264,7 +193,7 @@ def test_a_temporary_problem_is_logged_once_and_the_model_is_loaded_afterwards(
     monkeypatch.setattr(source, "newest", newest)
     assert following.failures("model") == "0.0"
     following.look()
-    assert following.server.model is not following.first
+    assert following.follower.newer
 
 
 def test_a_model_that_exceeds_the_work_volume_is_not_copied(made: SimpleNamespace, tmp_path: Path) -> None:
@@ -272,12 +201,12 @@ def test_a_model_that_exceeds_the_work_volume_is_not_copied(made: SimpleNamespac
     following = Following(made, tmp_path, size_limit=int(size * 1.9))
     following.publish(lambda _: None)
     following.look()
-    assert following.server.model is following.first
+    assert not following.follower.newer
     assert following.failures("source") == "1.0"
     assert following.follower._problem.startswith("model.sizeLimit is ")
     following.follower._size_limit = int(size * 2.1)
     following.look()
-    assert following.server.model is not following.first
+    assert following.follower.newer
 
 
 def test_a_model_that_does_not_fit_into_memory_is_rejected_with_the_memory_it_needs(
@@ -309,7 +238,7 @@ def test_a_model_that_does_not_fit_into_memory_is_rejected_with_the_memory_it_ne
 def test_a_program_that_hangs_is_stopped_at_the_deadline_of_the_check(isolated: Following) -> None:
     isolated.publish(replace_in(PROGRAM, "COLUMNS =", "while True: pass\nCOLUMNS ="))
     with pytest.raises(ModelError, match=r"did not end within 2 s\. Fix: "):
-        model_check.check_in_subprocess(isolated.folder, None, seconds=2)
+        model_check.check_in_subprocess(isolated.folder, isolated.first, seconds=2)
 
 
 def test_a_folder_that_is_replaced_while_it_is_copied_is_copied_again(
@@ -328,7 +257,7 @@ def test_a_folder_that_is_replaced_while_it_is_copied_is_copied_again(
     assert following.failures("source") == "1.0"
     assert "was replaced or removed while it was copied" in following.follower._problem
     following.look()
-    assert following.server.model.about["created"] == 7
+    assert following.restarted().about["created"] == 7
 
 
 def test_a_folder_without_a_model_is_a_settings_error_at_the_start(tmp_path: Path) -> None:
@@ -336,4 +265,48 @@ def test_a_folder_without_a_model_is_a_settings_error_at_the_start(tmp_path: Pat
     with pytest.raises(
         SettingsError, match=r"--model is '.*', but must be .*: there is no model\. Fix: wait"
     ):
-        follower.copy_first()
+        follower.open_first()
+
+
+def test_the_next_start_serves_the_checked_copy_and_copies_nothing(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following.publish(lambda _: None)
+    following.look()
+    assert len(list(following.work.iterdir())) == 2, "the served model is needed until the server has ended"
+    monkeypatch.setattr(files, "copy_folder", lambda *_: pytest.fail("the model is copied again"))
+    assert following.restarted().about["created"] == 2
+    assert len(list(following.work.iterdir())) == 1, "the former model is removed"
+
+
+@pytest.mark.parametrize("is_absent", [True, False])
+def test_a_start_without_a_model_that_can_be_copied_serves_the_newest_copy(
+    following: Following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_absent: bool
+) -> None:
+    [first] = following.work.iterdir()
+    os.utime(first, (1, 1))
+    following.publish(lambda _: None)
+    following.look()
+    if is_absent:  # a new run has replaced `output/`
+        shutil.rmtree(following.folder)
+        reason = "there is no model"
+    else:
+        following.publish(lambda _: None, 3)
+        monkeypatch.setattr(files, "free_bytes", lambda _: 0)
+        reason = "no space left for a copy of the model"
+    assert following.restarted().about["created"] == 2
+    assert "the newest model cannot be copied; the server starts with its last copy: " in caplog.text
+    assert reason in caplog.text
+
+
+def test_a_copy_of_another_address_is_not_served(following: Following, tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="there is no model"):
+        ModelFollower(str(tmp_path / "other"), following.work, 1, None).open_first()
+    assert not list(following.work.iterdir()), "the disk may have no room for more models"
+
+
+def test_an_incomplete_copy_of_a_killed_process_is_copied_again(following: Following) -> None:
+    [copy] = following.work.iterdir()
+    (copy / "model").rename(copy / ".model.1.2.tmp")
+    assert following.restarted().about["created"] == 1
+    assert [path.name for path in copy.iterdir()] == ["model"]

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -15,7 +14,7 @@ from launcher.errors import DataError
 from launcher.serving import model_sources
 from launcher.serving.model_follower import ModelFollower
 from launcher.serving.paddle_served import Model
-from launcher.serving.paddle_served.model_server import ModelServer
+from launcher.serving.paddle_served.http_server import ModelServer
 from testkit.waiting import until
 
 from .following_server import (
@@ -45,7 +44,7 @@ def bucket() -> Iterator[ModelBucket]:
 
 
 @pytest.mark.slow
-def test_requests_are_answered_while_the_server_follows_a_folder(
+def test_a_server_ends_for_a_newer_model_without_a_lost_request_and_its_next_start_serves_it(
     made: SimpleNamespace, tmp_path: Path
 ) -> None:
     folder, work = tmp_path / "output" / "model", tmp_path / "work"
@@ -54,13 +53,6 @@ def test_requests_are_answered_while_the_server_follows_a_folder(
     with serving(str(folder), work) as server:
         first = server.wait_for_model(folder)
         assert first == pytest.approx(made.expected([5, 77], 0.5), rel=1e-5)
-        shutil.rmtree(folder)  # a new run has no model until it is complete
-        write_variant(made.folder, folder, 2)
-        second = server.wait_for_model(folder)
-        assert second == pytest.approx(Model(folder).predict([ROW])[0].tolist())
-        assert abs(second[0] - first[0]) > 1e-3
-        assert server.metric("paddle_serve_model_created_seconds") == "2.0"
-        until(lambda: len(list((work / "served").iterdir())) == 1, "the removal of the former model")
 
         fill_with_sevens(write_variant(made.folder, tmp_path / "other", 3) / "network.pdmodel")
         shutil.rmtree(folder)
@@ -69,17 +61,29 @@ def test_requests_are_answered_while_the_server_follows_a_folder(
         until(lambda: server.metric(rejected) == "1.0", "the rejection", 60, 0.1, server.log.read_text)
         count = len(server.answers)
         until(lambda: len(server.answers) > count + 20, "more answers", 60)
-        assert server.answers[-1][2] == second, "the former model stays"
+        assert server.answers[-1][2] == first, "the served model stays"
         assert server.metric(rejected) == "1.0", "a model is rejected once"
+        assert server.metric('paddle_serve_model_failures_total{reason="source"}') == "0.0"
+
+        shutil.rmtree(folder)  # a new run has no model until it is complete
+        write_variant(made.folder, folder, 2)
+        server.wait_for_end(0)
         log = server.log.read_text()
         assert log.count("is rejected") == 1
         assert f"{folder} is rejected; the server keeps model " in log
         assert "was killed by SIGSEGV: a file of the model is damaged" in log
+        assert (
+            f"the model of {folder} is newer and at hand in {work / 'served'}: start the server again" in log
+        )
+        assert {answer[2][0] for answer in server.answers} == {first[0]}
 
-        write_variant(made.folder, folder, 4)
-        fourth = server.wait_for_model(folder)
-        assert fourth == pytest.approx(Model(folder).predict([ROW])[0].tolist())
-        assert server.metric('paddle_serve_model_failures_total{reason="source"}') == "0.0"
+    with serving(str(folder), work) as server:
+        second = server.wait_for_model(folder)
+        assert second == pytest.approx(Model(folder).predict([ROW])[0].tolist())
+        assert abs(second[0] - first[0]) > 1e-3
+        assert server.metric("paddle_serve_model_created_seconds") == "2.0"
+        assert "copying" not in server.log.read_text(), "the copy of the first process is used"
+        assert len(list((work / "served").iterdir())) == 1, "the former model is removed"
 
 
 @pytest.mark.slow
@@ -96,29 +100,21 @@ def test_a_server_follows_latest_json_and_rejects_a_damaged_download(
     one, two = (write_variant(made.folder, tmp_path / str(factor), factor) for factor in (1, 2))
     bucket.export(one, "run-1")
     follower = ModelFollower("s3://bucket/models/job", tmp_path / "work", 1, None)
-    server = ModelServer(Model(follower.copy_first()), workers=2)
-    client = Client(server)
-
-    def answer() -> tuple[str, Any]:
-        response = client.post("/predict", json={"rows": [ROW]})
-        return response.headers["Model-Version"], response.json()["predictions"]
-
-    first = answer()
-    assert first[0] == Model(one).version
+    server = ModelServer(Model(follower.open_first()), workers=2)
+    assert server.model.version == Model(one).version
     bucket.export(write_variant(made.folder, tmp_path / "3", 3), "run-2", damaged=True)
     follower.look(server)
     rejected = 'paddle_serve_model_failures_total{reason="model"}'
-    assert read_metric(client.get("/metrics").text, rejected) == "1.0"
-    assert answer() == first, "the former model stays"
+    assert read_metric(Client(server).get("/metrics").text, rejected) == "1.0"
+    assert not follower.newer
     assert "run-2/model/network.pdmodel does not have the sha256 in _SUCCESS.json" in caplog.text
     bucket.export(two, "run-3")
     follower.look(server)
-    second = answer()
-    assert second[0] == Model(two).version
-    assert second[1] != first[1]
-    assert f"model {second[0]} of s3://bucket/models/job/run-3/ replaces" in caplog.text
-    about = client.get("/model").json()
-    assert (about["version"], about["created"]) == (second[0], 2)
+    assert follower.newer == "s3://bucket/models/job/run-3/"
+    caplog.clear()
+    second = Model(ModelFollower("s3://bucket/models/job", tmp_path / "work", 1, None).open_first())
+    assert "copying" not in caplog.text
+    assert (second.version, second.about["created"]) == (Model(two).version, 2)
 
 
 @pytest.mark.slow
