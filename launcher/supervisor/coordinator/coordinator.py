@@ -18,8 +18,7 @@ from launcher.reporting.notifications import Notifier, RunEvent
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile
 from launcher.settings import PREVIOUS, TrainSettings
-from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan
-from launcher.supervisor.coordinator.first_plan import plan_first_attempt
+from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan, plan_first_attempt
 from launcher.supervisor.coordinator.member_states import (
     GangLimits,
     can_run_processes,
@@ -86,6 +85,7 @@ class Coordinator:
             finish=t.pserver_exit + 2 * t.stop + t.stuck,
             restarts=s.restarts,
             batch_size=s.batch_size,
+            wall_offset=time.time() - time.monotonic(),
             describe_absence=self._describe_absence,
         )
         self.membership = Membership(s.trainers, self._limits, wake, t.hold)
@@ -142,8 +142,7 @@ class Coordinator:
             earlier=resumed,
             read_plan=lambda: (self.plan, self.membership.members),
         )
-        now = time.monotonic()
-        plan, members = plan_first_attempt(earlier, attempt, s.trainers, now, time.time() - now)
+        plan, members = plan_first_attempt(earlier, attempt, s.trainers, time.monotonic())
         plan = replace(plan, init_model=resumed.init_model)
         self.membership.restore(members)
         if self._is_complete:  # no attempt follows

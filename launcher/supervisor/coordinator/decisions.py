@@ -25,11 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, RUN_ENDS, LauncherError, UnfitError
 from launcher.paths import Position
 from launcher.reporting.failure_messages import describe_early_exit
+from launcher.schema import RestartRecord, RunFile
 from launcher.supervisor.coordinator.member_states import GangLimits, Member, describe_missing, find_missing
 from launcher.supervisor.coordinator.save_before_stop import SaveRequest, decide_save, find_leaving
 from launcher.supervisor.peers.messages import (
@@ -48,17 +48,6 @@ FindCheckpoint = Callable[[], Position | None]
 
 
 @dataclass(frozen=True)
-class FailedAttempt:
-    """An attempt that failed and was followed by a restart."""
-
-    attempt: int
-    cause: str
-    at: float
-    signature: tuple[Any, ...] | None = None
-    """Key that is equal for two failures with the same cause (`Failure.signature`)."""
-
-
-@dataclass(frozen=True)
 class AttemptPlan:
     """The coordinator's decision about the present attempt: what all ranks must do now, and why."""
 
@@ -74,7 +63,7 @@ class AttemptPlan:
     """The checkpoint from which this attempt resumes; None: it starts from scratch."""
     cause: Failure | None = None
     """Why the attempt stops, or the run failed."""
-    restarts: tuple[FailedAttempt, ...] = ()
+    restarts: tuple[RestartRecord, ...] = ()
     """All earlier attempts that failed."""
     counted_restarts: int = 0
     """Restarts since the newest checkpoint, which `training.restarts` limits."""
@@ -105,6 +94,46 @@ class AttemptPlan:
             self.stop_seconds if self.do == "stop" else 0.0,
             self.replaced,
         )
+
+
+def plan_first_attempt(
+    earlier: RunFile, attempt: int, trainers: int, now: float
+) -> tuple[AttemptPlan, tuple[Member, ...]]:
+    """Return the first plan of a new pod of rank 0, from the run record that an earlier pod of rank 0 left.
+
+    If run.json still says `training`, the earlier pod was lost while an attempt ran, and the other ranks may still
+    run processes. Then the first plan stops that attempt, and waits until each of these ranks has reported that it
+    runs no process, or has not reported for too long. Otherwise the first plan waits for all ranks to join.
+
+    Args:
+        earlier: run.json of this run; empty if this run has none.
+        attempt: number of the next attempt.
+        now: monotonic time in seconds.
+
+    Returns:
+        (the plan, the members that may still run processes).
+    """
+    plan = AttemptPlan(
+        attempt,
+        since=now,
+        resume=Position(*earlier.resume) if earlier.resume else None,
+        restarts=tuple(earlier.restarts),
+        # A failed run is only started again by a user, who expects all restarts.
+        counted_restarts=0 if earlier.state == "failed" else earlier.counted_restarts,
+    )
+    incarnations = earlier.incarnations
+    if earlier.state != "training" or len(incarnations) != trainers:
+        return plan, ()
+    cause = Failure("rank 0's launcher was lost", EXIT_GANG, now, 0)
+    members = (
+        Member(0),
+        # With attempt -1: every state that these launchers report themselves is later.
+        *(
+            Member(rank, MemberState(rank, incarnations[rank], "training"), now)
+            for rank in range(1, trainers)
+        ),
+    )
+    return replace(plan, attempt=attempt - 1, do="stop", cause=cause), members
 
 
 def decide_next_plan(
@@ -364,13 +393,14 @@ def _plan_after_stopping(
     counted = (0 if is_new else plan.counted_restarts) + (cause.code != EXIT_STOPPED)
     if (why := _describe_last_failure(plan, cause, limits, counted, newest)) is not None:
         return _end(plan, now, replace(cause, text=why, code=EXIT_GANG))
+    at = round(now + limits.wall_offset, 3)
     return replace(
         plan,
         attempt=plan.attempt + 1,
         do="wait",
         since=now,
         resume=newest,
-        restarts=(*plan.restarts, FailedAttempt(plan.attempt, cause.text, now, cause.signature)),
+        restarts=(*plan.restarts, RestartRecord(plan.attempt, cause.text, at, cause.signature)),
         counted_restarts=counted,
         save=None,
         stop_seconds=0.0,

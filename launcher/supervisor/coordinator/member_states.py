@@ -90,6 +90,8 @@ class GangLimits:
     """`training.restarts`: more failures than this since the newest checkpoint end the run."""
     batch_size: int
     """Rows of a batch."""
+    wall_offset: float = 0.0
+    """Unix time minus monotonic time, in seconds."""
     describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not called rank 0"
     """Takes a rank, and returns a text that says why it has not joined."""
 

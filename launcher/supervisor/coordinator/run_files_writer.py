@@ -12,7 +12,7 @@ from launcher.errors import LauncherError
 from launcher.io import files, run_record
 from launcher.log import log
 from launcher.paths import OutputPaths, position
-from launcher.schema import RestartRecord, RunFile, StatusFile, to_json
+from launcher.schema import RunFile, StatusFile, to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.member_states import Member
@@ -129,7 +129,6 @@ class RunFilesWriter:
     def _write_run(
         self, plan: AttemptPlan, state: str, finished: float | None = None, cause: Failure | None = None
     ) -> None:
-        wall_offset = time.time() - time.monotonic()
         s = self._settings
         self.score = self._read_score()
         record = RunFile(
@@ -147,12 +146,7 @@ class RunFilesWriter:
             finished=finished if self._trained is None else self._trained,
             state=state if self._trained is None else "complete",
             attempt=plan.attempt,
-            restarts=[
-                RestartRecord(
-                    r.attempt, r.cause, r.at + wall_offset, list(r.signature) if r.signature else None
-                )
-                for r in plan.restarts
-            ],
+            restarts=list(plan.restarts),
             holder=self._lock.token,
             counted_restarts=plan.counted_restarts,
             incarnations=list(plan.incarnations),

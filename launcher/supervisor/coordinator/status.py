@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from launcher.io.bucket_export_format import run_folder_url
-from launcher.schema import RankStatus, RestartRecord, StatusFile
+from launcher.schema import RankStatus, StatusFile
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.member_states import Member, find_missing
@@ -131,7 +132,7 @@ def build_status(
         run_id=settings.run_id,
         state=state,
         attempt=plan.attempt,
-        restarts=[RestartRecord(r.attempt, r.cause, round(wall - (now - r.at), 3)) for r in plan.restarts],
+        restarts=[replace(restart, signature=None) for restart in plan.restarts],
         waiting_for=describe_wait(plan, members, now, silence),
         waiting_since=round(wall - (now - plan.since), 3) if has_missing else None,
         join_seconds=settings.join_seconds,

@@ -65,7 +65,7 @@ class Failure:
         return bool(self.process) and self.code == EXIT_UNFIT
 
     @property
-    def signature(self) -> tuple[Any, ...] | None:
+    def signature(self) -> list[Any] | None:
         """Return a key that is equal for two failures of the program at the same place.
 
         None when the place is unknown, or when the program is not the cause: a signal, or an error of the storage or
@@ -74,7 +74,7 @@ class Failure:
         code = self.returncode
         if self.place is None or code is None or code <= 0 or code >= 128 or EXIT_UNFIT in {code, self.code}:
             return None
-        return (self.rank, self.process, code, *self.place)
+        return [self.rank, self.process, code, *self.place]
 
 
 @dataclass(frozen=True)

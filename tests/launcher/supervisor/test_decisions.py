@@ -9,9 +9,8 @@ import pytest
 
 from launcher.errors import DataError, LauncherError, ProcessError, StorageFailedError
 from launcher.paths import Position
-from launcher.schema import RunFile, from_json
-from launcher.supervisor.coordinator.decisions import AttemptPlan, FailedAttempt, decide_next_plan
-from launcher.supervisor.coordinator.first_plan import plan_first_attempt
+from launcher.schema import RestartRecord, RunFile, from_json
+from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan, plan_first_attempt
 from launcher.supervisor.coordinator.member_states import GangLimits, Member, StateRejectedError, admit_state
 from launcher.supervisor.peers.messages import PHASES, Failure, MemberState, Order
 
@@ -126,7 +125,7 @@ def test_the_next_attempt_waits_until_no_rank_runs_a_process() -> None:
     assert step(stopped(), [rank(0, "idle", 3), rank(1, "training", 3)]).do == "stop"
     after = step(stopped(), gang("idle"))
     assert (after.do, after.attempt, after.counted_restarts) == ("wait", 4, 1)
-    assert after.restarts == (FailedAttempt(3, "it broke", NOW, None),)
+    assert after.restarts == (RestartRecord(3, "it broke", NOW, None),)
 
 
 def test_a_rank_that_is_idle_in_an_earlier_attempt_may_still_start_processes() -> None:
@@ -188,7 +187,7 @@ def test_restarts_without_a_new_checkpoint_are_limited() -> None:
 
 def test_the_final_message_contains_only_the_fix_of_the_last_cause() -> None:
     own = Failure("rank 1: it broke. Fix: mount the volume.", 70, NOW, 1, "trainer", 1, (1, 40))
-    earlier = FailedAttempt(2, "it broke", NOW - 50, own.signature)
+    earlier = RestartRecord(2, "it broke", NOW - 50, own.signature)
     for before in (stopped(cause=own, counted_restarts=2), stopped(cause=own, restarts=(earlier,))):
         after = step(before, gang("idle"))
         assert after.do == "end"
@@ -217,7 +216,7 @@ def test_a_final_exit_code_ends_the_run(code: int) -> None:
 
 def test_the_same_failure_twice_at_one_place_ends_the_run() -> None:
     own = failure(process="trainer", returncode=1, place=(1, 40))
-    before = stopped(cause=own, restarts=(FailedAttempt(2, "it broke", NOW - 50, own.signature),))
+    before = stopped(cause=own, restarts=(RestartRecord(2, "it broke", NOW - 50, own.signature),))
     after = step(before, gang("idle"), Position(1))
     assert after.do == "end"
     assert "failed twice in a row at pass 2, batch 40; not retrying" in str(after.order().cause)
@@ -340,9 +339,9 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
         "countedRestarts": 1,
         "restarts": [{"attempt": 1, "cause": "x", "at": 5000.0, "signature": [1, "trainer", 1]}],
     }
-    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW, 3000.0)
+    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW)
     assert (first.do, first.attempt, first.resume, first.counted_restarts) == ("stop", 3, Position(2, 10), 1)
-    assert first.restarts == (FailedAttempt(1, "x", 2000.0, (1, "trainer", 1)),)
+    assert first.restarts == (RestartRecord(1, "x", 5000.0, [1, "trainer", 1]),)
     assert step(first, [rank(0, "idle", 3), members[1]]).do == "stop"
     assert step(first, gang("idle")).counted_restarts == 2
     assert admit_state(members[1], MemberState(1, "i1", "idle", 2), NOW, LIMITS).phase == "idle"
@@ -350,7 +349,7 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
 
 def test_a_user_who_starts_a_failed_run_again_gets_all_restarts() -> None:
     record = {"state": "failed", "incarnations": ["i0", "i1"], "countedRestarts": 2}
-    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW, 0.0)
+    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW)
     assert (first.do, first.attempt, first.counted_restarts, members) == ("wait", 4, 0, ())
 
 
@@ -359,7 +358,7 @@ def test_a_user_who_starts_a_failed_run_again_gets_all_restarts() -> None:
     [{}, {"state": "stopped", "incarnations": ["i0", "i1"]}, {"state": "training", "incarnations": []}],
 )
 def test_a_new_rank_0_of_a_run_without_an_open_attempt_waits(record: dict[str, Any]) -> None:
-    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW, 0.0)
+    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW)
     assert (first.do, first.attempt, members) == ("wait", 4, ())
 
 
@@ -484,5 +483,5 @@ def test_all_ranks_have_the_rest_of_the_grace_period_of_the_pod_that_must_exit_f
 
 def test_a_failure_at_an_unknown_place_twice_in_a_row_is_not_final() -> None:
     cause = Failure("it failed", 70, NOW - 1, 1, "trainer", 1)
-    before = stopped(cause=cause, restarts=(FailedAttempt(2, "it failed", NOW - 9, cause.signature),))
+    before = stopped(cause=cause, restarts=(RestartRecord(2, "it failed", NOW - 9, cause.signature),))
     assert step(before, gang("idle")).do == "wait"

@@ -192,7 +192,7 @@ def test_a_failure_has_the_process_exit_code_and_position_of_the_trainer(
     )
     poll_until(group, lambda: group.failure)
     assert group.failure is not None
-    assert group.failure.signature == (0, "trainer", 9, 2, 7)
+    assert group.failure.signature == [0, "trainer", 9, 2, 7]
 
 
 def test_the_progress_deadline_applies_to_training_but_not_to_saving_and_testing(

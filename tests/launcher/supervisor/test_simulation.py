@@ -196,7 +196,7 @@ def new_rank_0_ignores_the_run_record(patch: Patch) -> None:
     patch.setattr(
         coordinator,
         "plan_first_attempt",
-        lambda earlier, attempt, ranks, now, offset: (AttemptPlan(attempt, since=now), ()),
+        lambda earlier, attempt, ranks, now: (AttemptPlan(attempt, since=now), ()),
     )
 
 

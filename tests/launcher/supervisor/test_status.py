@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from launcher.schema import to_json
+from launcher.schema import RestartRecord, to_json
 from launcher.settings import TrainSettings
-from launcher.supervisor.coordinator.decisions import AttemptPlan, FailedAttempt
+from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.coordinator.status import build_status, render_metrics
 from launcher.supervisor.peers.messages import MemberState
@@ -65,7 +65,7 @@ def test_status_has_the_total_speed_the_slowest_position_and_the_longest_eta(tmp
         {"pass": 1, "batch": 9, "batches": 10, "samples_per_second": 50.0, "loss": 3.0},
         {"pass": None, "loss": float("nan"), "samples_per_second": "fast"},
     )
-    plan = AttemptPlan(1, "train", restarts=(FailedAttempt(0, "a death", 90.0),))
+    plan = AttemptPlan(1, "train", restarts=(RestartRecord(0, "a death", 4990.0, [0, "trainer", 1, 1, 2]),))
     status = build_status(settings, members, plan, now=100.0, silence=10, wall=5000.0)
     value = to_json(status)
     assert (value["pass"], value["batch"], value["samplesPerSecond"], value["loss"]) == (1, 9, 150.0, 2.0)
