@@ -10,6 +10,7 @@ the watchdog thread (`process_watchdog`) and the thread of the output lease kill
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -26,12 +27,13 @@ from launcher.log import log, start_logging
 from launcher.paths import OutputPaths
 from launcher.reporting.failure_messages import write_termination_message
 from launcher.runtimes.runtime_protocol import RankAttempt, Runtime
+from launcher.schema import StatusFile, to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.coordinator.coordinator import Coordinator
+from launcher.supervisor.coordinator.status import render_metrics
 from launcher.supervisor.exit_signals import StopRequest
 from launcher.supervisor.helpers.helper_process import convert_shard
-from launcher.supervisor.http_endpoints import build_pages
 from launcher.supervisor.order_executor import OrderExecutor
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
@@ -107,7 +109,7 @@ class Agent:
         """Whether all processes have been stopped because this launcher exits."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._stop_request = StopRequest(settings.grace_seconds, timings.stop + timings.copies)
-        self._watchdog = ProcessWatchdog(settings, timings)
+        self._watchdog = ProcessWatchdog(settings, timings, self._probe)
         self._last_reaping = time.monotonic()
 
     def run(self) -> int:
@@ -132,7 +134,11 @@ class Agent:
         s, t = self.settings, self.timings
         self.runtime.check(s)
         self._address = self.executor.address = find_advertised_address(self.network, s.nic)
-        pages = build_pages(self._watchdog.seconds_stuck, self._probe, t, lambda: self.coordinator)
+        pages = {
+            "/healthz": self._watchdog.serve_healthz,
+            "/status": self._serve_status,
+            "/metrics": self._serve_metrics,
+        }
         self.server = PeerServer(self.network, s.peer_port, pages)
         self._watchdog.start()
         if self.rank == 0:
@@ -378,6 +384,26 @@ class Agent:
         if self.coordinator is not None:
             self.coordinator.handle_lost_lease(error)
         self.wake()
+
+    def _build_status(self) -> StatusFile | None:
+        """Return the content of status.json; None on other ranks than 0 and before rank 0 holds the output lease."""
+        files = self.coordinator.run_files if self.coordinator is not None else None
+        return files.build_status() if files is not None else None
+
+    def _serve_status(self) -> tuple[int, str, bytes]:
+        """Return the page of GET /status (HTTP status, content type, body)."""
+        status = self._build_status()
+        missing = {"error": "only rank 0 has a status, once it holds the output lease. Fix: ask its pod"}
+        body = json.dumps(missing if status is None else to_json(status)).encode()
+        return 404 if status is None else 200, "application/json", body
+
+    def _serve_metrics(self) -> tuple[int, str, bytes]:
+        """Return the page of GET /metrics (HTTP status, content type, body)."""
+        coordinator, status = self.coordinator, self._build_status()
+        if coordinator is None or status is None:
+            missing = b"only rank 0 has metrics, once it holds the output lease. Fix: ask its pod\n"
+            return 404, "text/plain", missing
+        return 200, "text/plain; version=0.0.4", render_metrics(status, coordinator.rendezvous_seconds)
 
     def _read_state_to_send(self) -> MemberState | None:
         """Return this rank's state for the threads that send it; None while the main thread is stuck."""

@@ -15,6 +15,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
+from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.timings import Timings
 
 WATCHDOG_SECONDS = 0.5  # between two checks
@@ -32,9 +33,9 @@ class ProcessWatchdog:
             `Timings.stuck` seconds for a stuck main thread.
     """
 
-    def __init__(self, settings: TrainSettings, timings: Timings) -> None:
+    def __init__(self, settings: TrainSettings, timings: Timings, probe: StorageProbe) -> None:
         """Create the watchdog; it checks nothing before `start`."""
-        self._settings, self._timings = settings, timings
+        self._settings, self._timings, self._probe = settings, timings, probe
         self.link: CoordinatorLink | None = None
         self.membership: Membership | None = None
         self.is_lease_lost = False
@@ -52,6 +53,13 @@ class ProcessWatchdog:
     def seconds_stuck(self) -> float:
         """Return the seconds since the main thread last called `record_turn`."""
         return time.monotonic() - self._last_turn
+
+    def serve_healthz(self) -> tuple[int, str, bytes]:
+        """Return the page of the liveness probe (HTTP status, content type, body)."""
+        stuck, silence = self.seconds_stuck(), self._probe.silence()
+        text = f"main thread last ran {stuck:.1f} s ago; storage has not answered for {silence} s\n"
+        healthy = stuck < 2 * self._timings.stuck and silence < self._timings.storage
+        return 200 if healthy else 503, "text/plain", text.encode()
 
     def _run(self) -> None:
         while True:

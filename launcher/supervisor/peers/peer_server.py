@@ -25,11 +25,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from launcher.supervisor.peers import trainer_store
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.trainer_store import TrainerStore
+
+if TYPE_CHECKING:
+    from launcher.supervisor.coordinator.membership import Membership
 
 STATE_MAX_BYTES = 1 << 20
 """Longest state of a rank. It contains training.extraArgs: an environment variable of up to 128 KiB."""
@@ -45,16 +48,6 @@ MAX_STRANGERS = 128
 
 Page = Callable[[], tuple[int, str, bytes]]
 """Returns (HTTP status, content type, body)."""
-
-
-class StateHandler(Protocol):
-    """The part of `Membership` that the server calls; both methods return (HTTP status, JSON body)."""
-
-    def reject(self, credential: str) -> tuple[int, bytes] | None:
-        """Return the answer to a sender with another credential than that of this run's ranks, or None."""
-
-    def handle_state(self, body: bytes) -> tuple[int, bytes]:
-        """Return the answer to a state."""
 
 
 class _LimitedReader(io.RawIOBase):
@@ -217,7 +210,7 @@ class PeerServer(ThreadingHTTPServer):
         self.pages = pages
         self._strangers: dict[socket.socket, None] = {}
         """Open connections whose sender has not been authenticated, the oldest first."""
-        self.membership: StateHandler | None = None
+        self.membership: Membership | None = None
         """Handles POST /state; set on rank 0 only."""
         self.trainer_store: TrainerStore | None = None
         """Handles requests below /trainers/; set on rank 0 only."""

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import EXIT_STOPPED
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
+from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.exit_signals import SPARE_SECONDS
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import ANSWER_SECONDS, CONNECT_SECONDS
-from launcher.supervisor.peers.peer_server import StateHandler
 from launcher.supervisor.shared_storage.output_lease import read_lease_holder
 from tests.launcher.supervisor import virtual_time
 from tests.launcher.supervisor.loopback_gang import pod_environ
@@ -35,7 +35,7 @@ _SETTINGS = TrainSettings.from_environ(
 class Ignored:
     """Accepts every call and returns itself, as does every attribute."""
 
-    membership: StateHandler | None = None
+    membership: Membership | None = None
 
     def __getattr__(self, name: str) -> Ignored:
         return self

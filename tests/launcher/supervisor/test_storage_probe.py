@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UnfitError
-from launcher.supervisor.http_endpoints import build_pages
+from launcher.supervisor.process_watchdog import ProcessWatchdog
 from launcher.supervisor.shared_storage import storage_probe
 from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.timings import Timings
 from testkit import failing_filesystem
 from testkit.waiting import until
+from tests.launcher.supervisor.loopback_gang import train_settings
 
 needs_fuse = pytest.mark.skipif(
     os.getuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse"
@@ -62,7 +63,7 @@ def test_the_liveness_probe_fails_while_the_storage_does_not_answer(
 ) -> None:
     monkeypatch.setattr(storage_probe, "PERIOD", 0.02)
     probe = StorageProbe(tmp_path)
-    healthz = build_pages(lambda: 0.0, probe, Timings(storage=0.5), lambda: None)["/healthz"]
+    healthz = ProcessWatchdog(train_settings(tmp_path), Timings(storage=0.5), probe).serve_healthz
     assert healthz()[0] == 200
     with failing_filesystem.mount_over(tmp_path):
         until(lambda: healthz()[0] == 503)

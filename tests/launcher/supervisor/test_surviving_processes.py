@@ -25,6 +25,7 @@ from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import MemberState, Order
 from launcher.supervisor.process_watchdog import ProcessWatchdog
 from launcher.supervisor.shared_storage.output_folder import run_fingerprint
+from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import train_settings
@@ -115,7 +116,7 @@ def test_the_watchdog_kills_processes_without_orders_although_the_main_thread_ru
         lambda: None,
         is_helper=is_helper,
     )
-    watchdog = ProcessWatchdog(train_settings(tmp_path), T)
+    watchdog = ProcessWatchdog(train_settings(tmp_path), T, StorageProbe(tmp_path))
     watchdog.link = cast(Any, SimpleNamespace(heard=1000.0))
     try:
         watchdog.record_turn()
