@@ -1,12 +1,14 @@
 """The settings of a pod: frozen dataclasses that are read once from the environment variables of the pod.
 
-No other module of the launcher reads them from the environment. Each field has its variable, parser, default and
-chart value. All faults are reported at once, one line each, before anything is created (exit code 64). Whether values
-fit together is checked by the chart (`templates/_validate.tpl`), which alone creates pods.
+No other module of the launcher reads them from the environment. Each field has its parser, default and chart value.
+The variable of a field without a `name` is PADDLE_LAUNCHER_ (in `DataSettings`: PADDLE_LAUNCHER_DATA_) and the field's
+name in upper case. All faults are reported at once, one line each, before anything is created (exit code 64). Whether
+values fit together is checked by the chart (`templates/_validate.tpl`), which alone creates pods.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -38,36 +40,35 @@ _NO_DEADLINE = (
 )
 _HELD_OUT = p.number(0, 0.5, "it is the fraction of the lines that is held out for the test")
 _PORT = p.integer(1, p.PORT_MAX, "it is a TCP port")
+_data_variable = functools.partial(variable, prefix="PADDLE_LAUNCHER_DATA_")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings:
     """Settings of every pod."""
 
-    job_name: str = variable("JOB_NAME", p.job_name, value="jobName")
+    job_name: str = variable(p.job_name, name="JOB_NAME", value="jobName")
     """The value jobName: the job's folder on the shared storage."""
-    job_path: Path = variable("JOB_PATH", p.absolute, Path("/home/jobpath"))
+    job_path: Path = variable(p.absolute, Path("/home/jobpath"), name="JOB_PATH")
     """Where the shared storage is mounted."""
-    namespace: str = variable("JOB_NAMESPACE", p.dns_label, value="the release's namespace")
-    release: str = variable("PADDLE_LAUNCHER_RELEASE", p.filled, value="the release's name")
-    k8s_job: str = variable("PADDLE_LAUNCHER_K8S_JOB", p.dns_label, value="jobName")
+    namespace: str = variable(p.dns_label, name="JOB_NAMESPACE", value="the release's namespace")
+    release: str = variable(p.filled, value="the release's name")
+    k8s_job: str = variable(p.dns_label, value="jobName")
     """Name of the pod's Kubernetes Job; the run id of a training."""
-    data_digest: str = variable("PADDLE_LAUNCHER_DATA_DIGEST", p.filled, value="data")
+    data_digest: str = variable(p.filled, value="data")
     """Digest of all values that determine the data; the manifest has the same one."""
-    source_digest: str = variable("PADDLE_LAUNCHER_SOURCE_DIGEST", p.text, "", "data")
+    source_digest: str = variable(p.text, "", "data")
     """The same without the number of shards; set for runtime collective only."""
-    pod_name: str = variable("PADDLE_LAUNCHER_POD_NAME", p.text, "")
-    pod_ip: str = variable("PADDLE_LAUNCHER_POD_IP", p.text, "")
-    node_name: str = variable("PADDLE_LAUNCHER_NODE_NAME", p.text, "")
-    k8s_job_uid: str = variable("PADDLE_LAUNCHER_K8S_JOB_UID", p.text, "")
+    pod_name: str = variable(p.text, "")
+    pod_ip: str = variable(p.text, "")
+    node_name: str = variable(p.text, "")
+    k8s_job_uid: str = variable(p.text, "")
     """The Kubernetes Job's uid; empty outside a cluster."""
-    termination_log: Path = variable(
-        "PADDLE_LAUNCHER_TERMINATION_LOG", p.absolute, Path("/dev/termination-log")
-    )
+    termination_log: Path = variable(p.absolute, Path("/dev/termination-log"))
     """File for the pod's termination message."""
-    chart_run_id: str = variable("PADDLE_LAUNCHER_RUN_ID", p.text, "", "runId")
+    chart_run_id: str = variable(p.text, "", "runId", name="PADDLE_LAUNCHER_RUN_ID")
     """The value runId: a new text makes a new Job from the same values."""
-    log_format: str = variable("PADDLE_LAUNCHER_LOG_FORMAT", p.choice("text", "json"), "text", "logFormat")
+    log_format: str = variable(p.choice("text", "json"), "text", "logFormat")
     """Form of the launcher's own lines in the pod's log."""
     environ: Mapping[str, str] = field(repr=False)
     """The environment, read-only and without secrets: the base of child processes' environments."""
@@ -82,132 +83,103 @@ class PodSettings:
 class TrainSettings(PodSettings):
     """Settings of a training pod and of its init container. Comments name the chart's values."""
 
-    config_dir: str = variable("TRAIN_CONFIG_DIR", p.folder_name, value="training.config")
+    config_dir: str = variable(p.folder_name, name="TRAIN_CONFIG_DIR", value="training.config")
     """Folder of the training program (training.config)."""
-    config_file: str = variable(
-        "PADDLE_LAUNCHER_CONFIG_FILE", p.folder_name, "trainer_config.py", "training.config"
-    )
+    config_file: str = variable(p.folder_name, "trainer_config.py", "training.config")
     """File of the training program in that folder (training.config)."""
-    nic: str = variable("CONF_PADDLE_NIC", p.filled, "eth0", "nic")
+    nic: str = variable(p.filled, "eth0", "nic", name="CONF_PADDLE_NIC")
     """Network interface that the processes communicate over."""
-    port: int = variable("CONF_PADDLE_PORT", _PORT, 7164, "port")
+    port: int = variable(_PORT, 7164, "port", name="CONF_PADDLE_PORT")
     """First port of the pod's parameter servers."""
     ports_num: int = variable(
-        "CONF_PADDLE_PORTS_NUM", p.integer(1, 100, "each one starts a parameter server"), 2, "portsNum"
+        p.integer(1, 100, "each one starts a parameter server"), 2, "portsNum", name="CONF_PADDLE_PORTS_NUM"
     )
     """Dense ports; runtime fleet starts one parameter server on each."""
-    ports_num_sparse: int = variable("CONF_PADDLE_PORTS_NUM_SPARSE", p.integer(0, 100), 2, "portsNumSparse")
-    gradient_num: int = variable("CONF_PADDLE_GRADIENT_NUM", p.integer(1), None, "gradientNum")
+    ports_num_sparse: int = variable(
+        p.integer(0, 100), 2, "portsNumSparse", name="CONF_PADDLE_PORTS_NUM_SPARSE"
+    )
+    gradient_num: int = variable(p.integer(1), None, "gradientNum", name="CONF_PADDLE_GRADIENT_NUM")
     """Trainers that a synchronous step waits for; equal to `trainers`."""
     trainer_count: int = variable(
-        "TRAINER_COUNT", p.integer(1, 1024, "it is a number of threads"), 1, "trainerCount"
+        p.integer(1, 1024, "it is a number of threads"), 1, "trainerCount", name="TRAINER_COUNT"
     )
     """Worker threads of one trainer."""
-    completion_index: int = variable("JOB_COMPLETION_INDEX", p.integer(0), value="the Indexed Job")
+    completion_index: int = variable(p.integer(0), name="JOB_COMPLETION_INDEX", value="the Indexed Job")
     """This pod's rank, from 0."""
-    trainers: int = variable(
-        "PADDLE_LAUNCHER_TRAINERS", p.integer(1, 1000, "it is a number of pods"), value="trainers"
-    )
+    trainers: int = variable(p.integer(1, 1000, "it is a number of pods"), value="trainers")
     """Number of training pods."""
-    service: str = variable("PADDLE_LAUNCHER_SERVICE", p.dns_label, value="the headless Service")
+    service: str = variable(p.dns_label, value="the headless Service")
     """The headless Service that gives each rank a DNS name."""
-    start_from_scratch: str = variable("PADDLE_LAUNCHER_START_FROM_SCRATCH", p.text, "", "startFromScratch")
+    start_from_scratch: str = variable(p.text, "", "startFromScratch")
     """A new text discards the output and starts from scratch (startFromScratch)."""
-    program_sha256: str = variable("PADDLE_LAUNCHER_PROGRAM_SHA256", p.sha256, "", "training.programSha256")
+    program_sha256: str = variable(p.sha256, "", "training.programSha256")
     """sha256 that the program must have; empty: any program."""
-    runtime: str = variable(
-        "PADDLE_LAUNCHER_RUNTIME", p.choice("fleet", "v1", "collective"), "fleet", "runtime"
-    )
+    runtime: str = variable(p.choice("fleet", "v1", "collective"), "fleet", "runtime")
     processes_per_pod: int = variable(
-        "PADDLE_LAUNCHER_PROCESSES_PER_POD",
-        p.integer(1, 64, "each one is a trainer process of a pod"),
-        1,
-        "training.processesPerPod",
+        p.integer(1, 64, "each one is a trainer process of a pod"), 1, "training.processesPerPod"
     )
     """Trainer processes of each pod; more than 1 with runtime collective only."""
-    gpus_per_pod: int = variable(
-        "PADDLE_LAUNCHER_GPUS_PER_POD", p.integer(0, 64), 0, "resources.limits (GPUs)"
-    )
+    gpus_per_pod: int = variable(p.integer(0, 64), 0, "resources.limits (GPUs)")
     """GPUs of each pod, for runtime collective."""
-    rendezvous: str = variable("PADDLE_LAUNCHER_RENDEZVOUS", p.choice("dns", "api"), "dns", "rendezvous")
+    rendezvous: str = variable(p.choice("dns", "api"), "dns", "rendezvous")
     """`dns` or `api`: how ranks find rank 0."""
-    rendezvous_seconds: int = variable(
-        "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS", p.integer(1), 900, "rendezvousSeconds"
-    )
+    rendezvous_seconds: int = variable(p.integer(1), 900, "rendezvousSeconds")
     """Seconds in which all ranks usually join."""
-    rank_wait_hours: float = variable(
-        "PADDLE_LAUNCHER_RANK_WAIT_HOURS", _RANK_WAIT, 6.0, "training.rankWaitHours"
-    )
+    rank_wait_hours: float = variable(_RANK_WAIT, 6.0, "training.rankWaitHours")
     """Hours to wait after `rendezvous_seconds` for a rank that has not joined."""
-    peer_port: int = variable("PADDLE_LAUNCHER_PEER_PORT", _PORT, None, "peerPort")
+    peer_port: int = variable(_PORT, None, "peerPort")
     """Port of the launchers' own HTTP server."""
-    mode: str = variable("PADDLE_LAUNCHER_MODE", p.choice("sync", "async"), "async", "training.mode")
-    passes: int = variable("PADDLE_LAUNCHER_PASSES", p.integer(1, 100_000), DEFAULT_PASSES, "training.passes")
-    batch_size: int = variable("PADDLE_LAUNCHER_BATCH_SIZE", p.integer(1), 256, "training.batchSize")
+    mode: str = variable(p.choice("sync", "async"), "async", "training.mode")
+    passes: int = variable(p.integer(1, 100_000), DEFAULT_PASSES, "training.passes")
+    batch_size: int = variable(p.integer(1), 256, "training.batchSize")
     """Samples of one batch of one trainer."""
-    log_period: int = variable("PADDLE_LAUNCHER_LOG_PERIOD", p.integer(1), 50, "training.logPeriod")
+    log_period: int = variable(p.integer(1), 50, "training.logPeriod")
     """Batches between two lines of the trainer's log."""
-    dot_period: int = variable("PADDLE_LAUNCHER_DOT_PERIOD", p.integer(1), 10, "training.dotPeriod")
+    dot_period: int = variable(p.integer(1), 10, "training.dotPeriod")
     """Batches between two dots of the trainer's log."""
-    saving_period: int = variable("PADDLE_LAUNCHER_SAVING_PERIOD", p.integer(1), 1, "training.savingPeriod")
+    saving_period: int = variable(p.integer(1), 1, "training.savingPeriod")
     """Passes between two checkpoints."""
-    checkpoint_every_batches: int = variable(
-        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES", p.integer(0), 0, "training.checkpointEvery.batches"
-    )
+    checkpoint_every_batches: int = variable(p.integer(0), 0, "training.checkpointEvery.batches")
     """Batches between two checkpoints inside a pass; 0: none."""
-    checkpoint_every_minutes: float = variable(
-        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES", _MINUTES, None, "training.checkpointEvery.minutes"
-    )
+    checkpoint_every_minutes: float = variable(_MINUTES, None, "training.checkpointEvery.minutes")
     """Minutes between two checkpoints inside a pass, converted to the same number of batches on every rank;
     0: none. Default: 10, and 0 with `checkpoint_every_batches` or runtime v1."""
-    keep_checkpoints: int = variable(
-        "PADDLE_LAUNCHER_KEEP_CHECKPOINTS", p.integer(1, why=_NO_CHECKPOINT), 3, "training.keepCheckpoints"
-    )
+    keep_checkpoints: int = variable(p.integer(1, why=_NO_CHECKPOINT), 3, "training.keepCheckpoints")
     """How many of the newest checkpoints are kept."""
     incremental_checkpoints: int = variable(
-        "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS",
-        p.integer(0, 100, _LONG_CHAIN),
-        0,
-        "training.incrementalCheckpoints",
+        p.integer(0, 100, _LONG_CHAIN), 0, "training.incrementalCheckpoints"
     )
     """Maximum number of incremental checkpoints after each full one; 0: every checkpoint is full."""
-    keep_best: str = variable("PADDLE_LAUNCHER_KEEP_BEST", p.text, "", "training.keepBest")
+    keep_best: str = variable(p.text, "", "training.keepBest")
     """Test metric whose best checkpoint is kept and exported; empty: the last checkpoint is exported."""
-    patience: int = variable("PADDLE_LAUNCHER_PATIENCE", p.integer(0, 100_000), 0, "training.patience")
+    patience: int = variable(p.integer(0, 100_000), 0, "training.patience")
     """Training stops after so many passes without a better score; 0: never."""
-    init_model: str = variable("PADDLE_LAUNCHER_INIT_MODEL_PATH", p.init_model, "", "training.initModelPath")
+    init_model: str = variable(
+        p.init_model, "", "training.initModelPath", name="PADDLE_LAUNCHER_INIT_MODEL_PATH"
+    )
     """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, PREVIOUS, or empty
     (training.initModelPath)."""
     progress_deadline_seconds: int = variable(
-        "PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS",
-        p.integer(10, why=_NO_DEADLINE),
-        600,
-        "training.progressDeadlineSeconds",
+        p.integer(10, why=_NO_DEADLINE), 600, "training.progressDeadlineSeconds"
     )
     """Seconds without a batch after which a trainer counts as hung."""
-    extra_args: tuple[str, ...] = variable(
-        "PADDLE_LAUNCHER_EXTRA_ARGS", p.arguments, (), "training.extraArgs"
-    )
+    extra_args: tuple[str, ...] = variable(p.arguments, (), "training.extraArgs")
     """Options for the training program, each `--key=value`."""
-    restarts: int = variable("PADDLE_LAUNCHER_RESTARTS", p.integer(0), 3, "training.restarts")
+    restarts: int = variable(p.integer(0), 3, "training.restarts")
     """Restarts without a new checkpoint between them before the run fails."""
-    grace_seconds: int = variable(
-        "PADDLE_LAUNCHER_GRACE_SECONDS", p.integer(0), 110, "training.terminationGracePeriodSeconds"
-    )
+    grace_seconds: int = variable(p.integer(0), 110, "training.terminationGracePeriodSeconds")
     """Seconds from SIGTERM until Kubernetes kills the pod."""
-    export_to: str = variable("PADDLE_LAUNCHER_EXPORT_TO", p.export_to, "", "training.exportTo")
+    export_to: str = variable(p.export_to, "", "training.exportTo")
     """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
-    data_wait_seconds: int = variable(
-        "PADDLE_LAUNCHER_DATA_WAIT_SECONDS", p.integer(1), 3600, "data.waitSeconds"
-    )
+    data_wait_seconds: int = variable(p.integer(1), 3600, "data.waitSeconds")
     """Seconds that training pods wait for a data Job that shows no progress."""
-    webhook: str = variable("PADDLE_LAUNCHER_WEBHOOK", p.web_address, "", "notify.webhook", secret=True)
+    webhook: str = variable(p.web_address, "", "notify.webhook", secret=True)
     """Address that messages about the run are posted to, or empty. Never logged: it may contain a secret."""
-    events: bool = variable("PADDLE_LAUNCHER_EVENTS", p.flag, False, "notify.events")
+    events: bool = variable(p.flag, False, "notify.events")
     """Whether Kubernetes Events are written on the Job."""
-    work_dir: Path = variable("PADDLE_LAUNCHER_WORK_DIR", p.absolute, Path("/work"))
+    work_dir: Path = variable(p.absolute, Path("/work"))
     """Folder on the pod's own disk."""
-    work_limit_bytes: int = variable("PADDLE_LAUNCHER_WORK_LIMIT_BYTES", p.integer(0), 0, "workDir.sizeLimit")
+    work_limit_bytes: int = variable(p.integer(0), 0, "workDir.sizeLimit")
     """Kubernetes evicts the pod when its own disk holds more bytes; 0: no limit."""
 
     @property
@@ -260,48 +232,39 @@ class TrainSettings(PodSettings):
 class DataSettings(PodSettings):
     """Settings of a pod that prepares the data (the chart's values below `data`)."""
 
-    prepared_by: str = variable(
-        "PADDLE_LAUNCHER_DATA_PREPARED_BY",
-        p.choice("dataJob", "trainingPods"),
-        "dataJob",
-        "data.preparedBy",
-    )
+    prepared_by: str = _data_variable(p.choice("dataJob", "trainingPods"), "dataJob", "data.preparedBy")
     """`dataJob`, or `trainingPods`: this process is an init container of a training pod."""
-    completion_index: int = variable("JOB_COMPLETION_INDEX", p.integer(0), 0, "the Indexed Job")
+    completion_index: int = variable(p.integer(0), 0, "the Indexed Job", name="JOB_COMPLETION_INDEX")
     """Number of this pod in its Job, from 0."""
     split_count: int = variable(
-        "SPLIT_COUNT", p.integer(1, 1000, "each trainer needs a shard"), 3, "data.splitCount"
+        p.integer(1, 1000, "each trainer needs a shard"), 3, "data.splitCount", name="SPLIT_COUNT"
     )
     """Number of shards, one for each trainer."""
-    source: str = variable("PADDLE_LAUNCHER_DATA_SOURCE", p.address, value="data.source")
-    source_secret: str = variable("PADDLE_LAUNCHER_DATA_SOURCE_SECRET", p.text, "", "data.sourceSecret")
+    source: str = _data_variable(p.address, value="data.source")
+    source_secret: str = _data_variable(p.text, "", "data.sourceSecret")
     """NAME/KEY of the Secret that `source` was read from; then no message or file may contain `source`."""
-    sha256: str = variable("PADDLE_LAUNCHER_DATA_SHA256", p.sha256, "", "data.sha256")
+    sha256: str = _data_variable(p.sha256, "", "data.sha256")
     """sha256 that the source must have; empty: any."""
-    member: str = variable("PADDLE_LAUNCHER_DATA_MEMBER", p.text, "", "data.member")
+    member: str = _data_variable(p.text, "", "data.member")
     """Path of the text inside the source's archive; empty: the source is the text."""
-    tables: tuple[str, ...] = variable("PADDLE_LAUNCHER_DATA_TABLES", p.texts, (), "data.tables")
+    tables: tuple[str, ...] = _data_variable(p.texts, (), "data.tables")
     """Further members of the archive, which are copied unchanged."""
-    format: str = variable("PADDLE_LAUNCHER_DATA_FORMAT", p.choice("lines", "csv"), "lines", "data.format")
-    delimiter: str = variable("PADDLE_LAUNCHER_DATA_DELIMITER", p.delimiter, ",", "data.delimiter")
-    header: bool = variable("PADDLE_LAUNCHER_DATA_HEADER", p.flag, True, "data.header")
-    columns: tuple[str | int, ...] = variable("PADDLE_LAUNCHER_DATA_COLUMNS", p.columns, (), "data.columns")
-    quoting: str = variable("PADDLE_LAUNCHER_DATA_QUOTING", p.quoting, "minimal", "data.quoting")
-    encoding: str = variable("PADDLE_LAUNCHER_DATA_ENCODING", p.encoding, "utf-8", "data.encoding")
-    seed: int = variable("PADDLE_LAUNCHER_DATA_SEED", p.integer(0, 2**63 - 1), 0, "data.seed")
-    test_fraction: float = variable("PADDLE_LAUNCHER_DATA_TEST_FRACTION", _HELD_OUT, 0.1, "data.testFraction")
+    format: str = _data_variable(p.choice("lines", "csv"), "lines", "data.format")
+    delimiter: str = _data_variable(p.delimiter, ",", "data.delimiter")
+    header: bool = _data_variable(p.flag, True, "data.header")
+    columns: tuple[str | int, ...] = _data_variable(p.columns, (), "data.columns")
+    quoting: str = _data_variable(p.quoting, "minimal", "data.quoting")
+    encoding: str = _data_variable(p.encoding, "utf-8", "data.encoding")
+    seed: int = _data_variable(p.integer(0, 2**63 - 1), 0, "data.seed")
+    test_fraction: float = _data_variable(_HELD_OUT, 0.1, "data.testFraction")
     """Fraction of the lines that is held out as the test set, 0 to 0.5."""
-    test_source: str = variable("PADDLE_LAUNCHER_DATA_TEST_SOURCE", p.text, "", "data.testSource")
+    test_source: str = _data_variable(p.text, "", "data.testSource")
     """A test set of your own, instead of held-out lines; empty: none."""
-    test_rows: int = variable("PADDLE_LAUNCHER_DATA_TEST_ROWS", p.integer(1), 200_000, "data.testRows")
+    test_rows: int = _data_variable(p.integer(1), 200_000, "data.testRows")
     """Maximum number of rows in the test set."""
-    workers: int = variable(
-        "PADDLE_LAUNCHER_DATA_WORKERS", p.integer(1, 1000, "it is a number of pods"), 1, "data.workers"
-    )
+    workers: int = _data_variable(p.integer(1, 1000, "it is a number of pods"), 1, "data.workers")
     """Pods that prepare the data: data.workers, or trainers."""
-    deadline_seconds: int | None = variable(
-        "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS", p.integer(1), None, "data.deadlineSeconds"
-    )
+    deadline_seconds: int | None = _data_variable(p.integer(1), None, "data.deadlineSeconds")
     """Deadline of the preparation; None: derived from the size of the source."""
 
     @property

@@ -20,6 +20,7 @@ class Variable:
     """The environment variable from which a dataclass field is read; `variable` describes the attributes."""
 
     name: str
+    prefix: str
     parse: Parser
     default: Any
     value: str
@@ -42,19 +43,26 @@ class Variable:
 
 
 def variable(
-    name: str, parse: Parser, default: Any = REQUIRED, value: str = "", *, secret: bool = False
+    parse: Parser,
+    default: Any = REQUIRED,
+    value: str = "",
+    *,
+    name: str = "",
+    prefix: str = "PADDLE_LAUNCHER_",
+    secret: bool = False,
 ) -> Any:
     """Return a dataclass field that is read from an environment variable.
 
     Args:
-        name: the variable's name.
         parse: converts the variable's text to the field's value.
         default: the field's value, unparsed, when the variable is absent or empty.
         value: the chart's value that sets the variable, for messages.
+        name: the variable's name; empty: `prefix` and the field's name in upper case.
+        prefix: the start of the variable's name.
         secret: whether the value is hidden in messages, and the variable kept from child processes.
     """
     return dataclasses.field(
-        repr=not secret, metadata={_VARIABLE: Variable(name, parse, default, value, secret)}
+        repr=not secret, metadata={_VARIABLE: Variable(name, prefix, parse, default, value, secret)}
     )
 
 
@@ -76,6 +84,9 @@ def secret_names(settings: type) -> set[str]:
 
 
 def _variables(settings: type) -> dict[str, Variable]:
+    """Return the variables of a dataclass's fields by the fields' names."""
+    fields = [(one.name, one.metadata[_VARIABLE]) for one in dataclasses.fields(settings) if one.metadata]
     return {
-        one.name: one.metadata[_VARIABLE] for one in dataclasses.fields(settings) if _VARIABLE in one.metadata
+        field: dataclasses.replace(one, name=one.name or f"{one.prefix}{field.upper()}")
+        for field, one in fields
     }
