@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.errors import DataError, LauncherError, StorageError, setting_error
-from launcher.io import disk_space, files
+from launcher.errors import DataError, LauncherError, StorageError, StorageFailedError, setting_error
+from launcher.io import disk_space, files, s3
 from launcher.log import log
 from launcher.serving import model_check
-from launcher.serving.model_sources import FoundModel, open_source
+from launcher.serving.download import ExportedModels
 from launcher.serving.paddle_served import ServedError
 
 if TYPE_CHECKING:
@@ -26,6 +29,58 @@ WAITS = 10
 LEAVE_SECONDS = 20.0
 """How long the server is not ready before it ends: the chart's readiness probe fails three times, every 5 s."""
 ENLARGE = "set a higher model.sizeLimit (two models must fit), or use nodes with more disk."
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """Describes a complete model that was found; nothing is copied yet."""
+
+    identity: str
+    """Text that differs from that of every other model at the address."""
+    address: str
+    """Address of the model, for messages."""
+    copy: Callable[[Path, Callable[[int], None]], Path]
+    """`copy(into, require)` copies the model to the folder `into`, verifies it, and returns the model's folder.
+
+    `require` is called with the model's size in bytes before; it raises if there is no room. Raises DataError or
+    ModelError if the model is damaged; another LauncherError may be temporary.
+    """
+
+
+def newest_export(exports: ExportedModels) -> FoundModel | None:
+    """Return the model that latest.json of a job's exports refers to, or None. A `LauncherError` may be temporary."""
+    latest = exports.latest()
+    if latest is None:
+        return None
+    run = exports.run_folder(latest)
+    identity = f"{run.prefix} {latest.get('finished')}"
+    return FoundModel(identity, run.url(""), functools.partial(exports.download, run))
+
+
+def newest_in_folder(folder: Path) -> FoundModel | None:
+    """Return the model in a folder that each training replaces, such as `output/model`; None if there is none.
+
+    A new `model.json` means a new model. The model is copied, because on NFS the files of a model can no longer be
+    read after it was replaced. A `LauncherError` may be temporary.
+    """
+    description = files.read_bytes(folder / "model.json")
+    if description is None:
+        return None
+
+    def copy(into: Path, require: Callable[[int], None]) -> Path:
+        try:
+            require(sum(path.stat().st_size for path in files.folder_files(folder)))
+            files.copy_folder(folder, into / "model")
+            if files.read_bytes(folder / "model.json") != description:
+                raise FileNotFoundError
+        except files.NOT_FOUND as error:
+            raise StorageFailedError(
+                f"{folder} was replaced or removed while it was copied. Fix: none is needed if a newer model is there, "
+                "which is copied next; else export the model again"
+            ) from error
+        return into / "model"
+
+    return FoundModel(hashlib.sha256(description).hexdigest(), str(folder), copy)
 
 
 class ModelFollower:
@@ -45,7 +100,11 @@ class ModelFollower:
                 pods of a release do not all copy a model at the same time.
             size_limit: bytes that all copies together may have; None: as many as the disk has.
         """
-        self._address, self._source = address, open_source(address)
+        self._address = address
+        if address.startswith(s3.SCHEME):
+            self._newest = functools.partial(newest_export, ExportedModels(address, "--model"))
+        else:
+            self._newest = functools.partial(newest_in_folder, Path(address))
         self._work, self._seconds, self._size_limit = work, seconds, size_limit
         self._served = self._rejected = Path()
         """Folders of the served model, and of the last one that was rejected."""
@@ -67,7 +126,7 @@ class ModelFollower:
             if not copies or path != copies[-1].parent:
                 files.remove_path(path)
         try:
-            found = self._source.newest()
+            found = self._newest()
             if found is None:
                 raise setting_error(
                     "--model",
@@ -103,7 +162,7 @@ class ModelFollower:
         """Search once: copy and check the newest model unless it is served, and set `newer`; log why if that fails."""
         found = None
         try:
-            found = self._source.newest()
+            found = self._newest()
             if found is not None and self._folder(found) not in (self._served, self._rejected):
                 folder = self._copy(found)
                 try:

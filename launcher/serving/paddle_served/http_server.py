@@ -4,28 +4,40 @@
 import asyncio
 import json
 import re
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import (
+    CONTENT_TYPE_LATEST,
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    generate_latest,
+)
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ModelError, RowError
 from .model import Model, PredictionResult
-from .request_rows import MAX_ROWS, read_rows
-from .server_metrics import ServerMetrics
 
+MAX_ROWS = 10_000
 MAX_BYTES = 8 << 20
 """Limit for the body of a request. A thread that parses so much JSON stops all others for up to a second."""
 MAX_HELD_BYTES = 64 << 20
 """Limit for the bodies of all requests that are not answered yet."""
+_parsing = threading.Lock()
+"""Held while a body is parsed: the values of a hostile body need 30 times as much memory as its text."""
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 VERSION_HEADER = "Model-Version"
 """Header of the responses of /predict: the version of the model that answered."""
 
@@ -84,6 +96,104 @@ class _BodyLimit:
             await self._app(scope, counted, send)
         finally:
             self._held -= size
+
+
+def read_rows(body: bytes, model: Model, form: str) -> list[dict[str, Any]]:
+    """Return the rows in the body of a request. This takes seconds for a large body, so run it in a thread.
+
+    Rows with a column that the model does not know are rejected before any row is predicted. `form` is an example of a
+    body, for messages.
+
+    Raises:
+        RowError: the body is invalid; the message describes the first problem.
+    """
+
+    def require(condition: bool, problem: str) -> None:
+        if not condition:
+            raise RowError(f"{problem}. Fix: send {form}")
+
+    require(bool(body), "the body: is empty")
+    try:
+        with _parsing:
+            value = json.loads(body)
+    except json.JSONDecodeError as error:
+        raise RowError(
+            f"the body: is not JSON ({error.msg}, character {error.pos}). Fix: send {form}"
+        ) from error
+    except (ValueError, RecursionError) as error:
+        raise RowError(
+            f"the body is not JSON in UTF-8, or has too many levels or digits. Fix: send {form}"
+        ) from error
+    require(value is not None, "the body: is null")
+    require(isinstance(value, dict), "the body: is no JSON object")
+    require("rows" in value, "rows: Field required")
+    rows: list[dict[str, Any]] = value["rows"]
+    require(isinstance(rows, list), "rows: Input should be a valid list")
+    require(len(rows) > 0, "rows: List should have at least 1 item")
+    require(len(rows) <= MAX_ROWS, f"rows: List should have at most {MAX_ROWS} items, not {len(rows)}")
+    known = set(model.program.columns)
+    for number, row in enumerate(rows):
+        require(isinstance(row, dict), f"rows.{number}: Input should be a valid dictionary")
+        if unknown := row.keys() - known:
+            raise RowError(
+                f"row {number + 1} has the column {min(unknown)[:60]!r}, which the model does not know: its columns "
+                f"are {', '.join(model.program.columns)}. Fix: leave that column out, or correct its name"
+            )
+        for column, text in row.items():
+            is_plain = type(text) in (str, int, float)  # not bool
+            require(is_plain, f"rows.{number}.{column}: Input should be a text or a number")
+    return rows
+
+
+class ServerMetrics:
+    """All metrics of one server (docs/reference/metrics.md)."""
+
+    def __init__(self, model: Model, start_seconds: float) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.requests = Counter(
+            "paddle_serve_requests", "Responses of /predict, by code.", ["code"], registry=registry
+        )
+        self.rows = Counter("paddle_serve_rows", "Predicted rows.", registry=registry)
+        self.seconds = Histogram(
+            "paddle_serve_seconds",
+            "Seconds from request to response of /predict.",
+            buckets=SECONDS,
+            registry=registry,
+        )
+        self.failures = Counter(
+            "paddle_serve_model_failures",
+            "New models that were rejected (reason model), and failed attempts to find or copy one (source).",
+            ["reason"],
+            registry=registry,
+        )
+        for reason in ("model", "source"):
+            self.failures.labels(reason)  # an alert needs the value 0 before the first failure
+        start = Gauge("paddle_serve_start_seconds", "Seconds to open the model.", registry=registry)
+        start.set(start_seconds)
+        registry.register(_ModelMetrics(model))
+
+
+class _ModelMetrics(Collector):
+    """Reads the metrics that the model has itself, whenever Prometheus reads /metrics."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    def collect(self) -> Iterator[Metric]:
+        model = self.model
+        info = GaugeMetricFamily("paddle_serve_model_info", "The served model: always 1.", labels=["version"])
+        info.add_metric([model.version], 1)
+        yield info
+        text = "When training wrote the model, in Unix seconds; 0: not known."
+        yield GaugeMetricFamily("paddle_serve_model_created_seconds", text, model.about.get("created") or 0)
+        for name, text, counts in (
+            ("paddle_serve_ids", "Ids that were looked up, by table.", model.ids),
+            ("paddle_serve_unknown_ids", "Looked-up ids that are not in the table.", model.unknown),
+        ):
+            family = CounterMetricFamily(name, text, labels=["table"])
+            for table, count in counts.items():
+                family.add_metric([table], count)
+            yield family
 
 
 class ModelServer(FastAPI):

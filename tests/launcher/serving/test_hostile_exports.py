@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import DataError, LauncherError, SettingsError, StorageError
 from launcher.serving import download
-from launcher.serving.model_sources import BucketSource
+from launcher.serving.model_follower import newest_export
 
 pytest.importorskip("moto", reason="moto is only in the environment of the tests")
 
@@ -211,8 +211,7 @@ def test_latest_json_never_selects_a_folder_of_another_job(bucket: Any, tmp_path
         bucket.put_object(Bucket="bucket", Key=f"other/secret/{name}", Body=content)
     put(bucket, "other/secret/_SUCCESS.json", {"files": listing()})
     put(bucket, "models/job/latest.json", {"to": "s3://bucket/other/secret/"})
-    source = BucketSource(download.ExportedModels("s3://bucket/models/job", "--model"))
-    found = source.newest()
+    found = newest_export(download.ExportedModels("s3://bucket/models/job", "--model"))
     assert found is not None
     assert found.address == "s3://bucket/models/job/secret/"
     with pytest.raises(SettingsError, match=r"has no _SUCCESS\.json"):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from launcher.serving.paddle_served import ModelError, RowError
+from launcher.serving.paddle_served.http_server import read_rows
 from launcher.serving.paddle_served.model import read_description
-from launcher.serving.paddle_served.request_rows import read_rows
 
 ABOUT: dict[str, Any] = {
     "version": 2,

@@ -21,7 +21,7 @@ import httpx
 import numpy as np
 import pytest
 
-from launcher.serving.paddle_served import Model, http_server, request_rows
+from launcher.serving.paddle_served import Model, http_server
 from launcher.serving.paddle_served.http_server import ModelServer
 from launcher.serving.paddle_served.model import PredictionResult
 from testkit.waiting import answers, until
@@ -144,7 +144,7 @@ def test_healthz_is_answered_while_a_body_is_parsed_and_its_rows_are_predicted(
     async def ask() -> None:
         transport = httpx.ASGITransport(ModelServer(model, workers=1))
         async with httpx.AsyncClient(transport=transport, base_url="http://model") as client:
-            with request_rows._parsing:
+            with http_server._parsing:
                 asked = asyncio.create_task(client.post("/predict", json={"rows": ROWS}))
                 assert (await client.get("/healthz")).status_code == 200
                 assert not parsing.is_set()
@@ -171,7 +171,7 @@ def test_requests_that_together_are_too_large_are_rejected_until_others_are_answ
             def post() -> asyncio.Task[httpx.Response]:
                 return asyncio.create_task(client.post("/predict", content=content, headers=JSON))
 
-            with request_rows._parsing:
+            with http_server._parsing:
                 accepted = [post(), post()]
                 rejected = await post()
                 assert (rejected.status_code, rejected.headers["Retry-After"]) == (503, "1")

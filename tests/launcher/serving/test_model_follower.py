@@ -178,19 +178,18 @@ def test_a_model_with_new_columns_or_another_shape_is_rejected(
 def test_a_temporary_problem_is_logged_once_and_the_model_is_copied_afterwards(
     following: Following, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    source = following.follower._source
-    newest = source.newest
+    newest = following.follower._newest
 
     def fail() -> Any:
         raise GangError("S3 does not answer")
 
     following.publish(lambda _: None)
-    monkeypatch.setattr(source, "newest", fail)
+    monkeypatch.setattr(following.follower, "_newest", fail)
     following.look()
     following.look()
     assert following.failures("source") == "2.0"
     assert caplog.text.count("looking for a newer model failed; the server keeps model") == 1
-    monkeypatch.setattr(source, "newest", newest)
+    monkeypatch.setattr(following.follower, "_newest", newest)
     assert following.failures("model") == "0.0"
     following.look()
     assert following.follower.newer

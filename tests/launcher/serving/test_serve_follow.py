@@ -11,7 +11,6 @@ import httpx
 import pytest
 
 from launcher.errors import DataError
-from launcher.serving import model_sources
 from launcher.serving.model_follower import ModelFollower
 from launcher.serving.paddle_served import Model
 from launcher.serving.paddle_served.http_server import ModelServer
@@ -119,13 +118,13 @@ def test_a_server_follows_latest_json_and_rejects_a_damaged_download(
 
 @pytest.mark.slow
 def test_latest_json_must_have_the_address_of_a_run(
-    bucket: ModelBucket, monkeypatch: pytest.MonkeyPatch
+    bucket: ModelBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name, value in bucket.env.items():
         monkeypatch.setenv(name, value)
-    source = model_sources.open_source("s3://bucket/models/job")
-    assert source.newest() is None
+    newest = ModelFollower("s3://bucket/models/job", tmp_path, 1, None)._newest
+    assert newest() is None
     for content in (b"{", b"[]", b'{"finished": 1}', b'{"to": 1}'):
         bucket.put("latest.json", content)
         with pytest.raises(DataError, match=r"latest\.json"):
-            source.newest()
+            newest()
