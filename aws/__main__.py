@@ -13,15 +13,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aws import (
-    destroy_plan,
-    doctor,
-    hourly_cost,
-    image_push,
-    preview_comment,
-    smoke_test,
-    state_backend,
-)
+from aws import destroy_plan, doctor, hourly_cost, image_push, preview_comment, smoke_test, state_backend
 from aws.stack_access import FOLDER, CommandError, make_clients, read_stack
 from infra import chart_values, iam_policies, instance_types
 from infra.settings_errors import SettingsError
@@ -89,12 +81,7 @@ def show_cost(
         out.print(
             "The sum excludes the data on the file system. To include it: --gb SIZE (make: GB=SIZE, 10⁹ bytes)."
         )
-    _print_price_notes(any(" to " in f"{dollars:.3f}" for dollars in sums))
-
-
-def _print_price_notes(spot: bool) -> None:
-    prices = hourly_cost.read_prices()
-    if spot:
+    if any(" to " in f"{dollars:.3f}" for dollars in sums):
         usual, gpus = (f"{low:.0%} to {high:.0%}" for low, high in (prices["spot"], prices["spot_gpu"]))
         out.print(
             f"Spot prices vary: the range is {usual} of the on-demand price ({gpus} with GPUs), an estimate."

@@ -103,13 +103,6 @@ def _training_nodes(settings: Settings, count: int) -> Iterator[CostItem]:
     yield CostItem("node disks, gp3", disks, "GiB", price)
 
 
-def storage_items(settings: Settings, stored_gb: float) -> Iterator[CostItem]:
-    """Yield the cost of storage and backups while the file system holds `stored_gb` (10⁹ bytes)."""
-    for name in ("EFS storage", "EFS backups") if settings.storage.backup else ("EFS storage",):
-        price = _fixed(stored_gb * read_prices()["gb_month"][name] / HOURS_PER_MONTH)
-        yield CostItem(name, stored_gb, "GB", price)
-
-
 def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 0) -> Iterator[CostItem]:
     """Yield the parts of the stack that cost money for every hour, whether used or idle.
 
@@ -143,8 +136,10 @@ def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 
         yield CostItem("CloudWatch logs", 1000 * logs, "MB an hour, assumed", price)
         if settings.bastion.enabled:
             yield _machines("bastion", settings.bastion.instance_type, 1, unit="machine")
-    if stored_gb > 0:
-        yield from storage_items(settings, stored_gb)
+    stored = ("EFS storage", "EFS backups") if settings.storage.backup else ("EFS storage",)
+    for name in stored if stored_gb > 0 else ():
+        price = _fixed(stored_gb * prices["gb_month"][name] / HOURS_PER_MONTH)
+        yield CostItem(name, stored_gb, "GB", price)
     if settings.kms.key_arn == "":
         yield CostItem("KMS key", 1, "key", _fixed(month["kms_key"] / HOURS_PER_MONTH))
     yield CostItem("Route53 zone", 1, "zone", _fixed(month["hosted_zone"] / HOURS_PER_MONTH))

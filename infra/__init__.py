@@ -5,5 +5,5 @@ target kubeconfig, or calls `target_aws.py`: one `ComponentResource` per module.
 
 Modules that import no pulumi, so that tests and other tools use them without an engine: `settings*`,
 `setting_types`, `chart_values`, `chart_check`, `cluster_access`, `cluster_preflight`,
-`naming`, `constants`, `instance_types`, `eks_kubeconfig`, `iam_policies`.
+`naming`, `constants`, `instance_types`, `iam_policies`.
 """

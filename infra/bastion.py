@@ -111,9 +111,7 @@ class Bastion(AwsComponent):
             volume_tags=context.tagged("bastion"),
             # A newer machine image must not replace an instance that somebody may be using.
             opts=pulumi.ResourceOptions(
-                parent=self,
-                ignore_changes=["ami"],
-                depends_on=[egress, nfs, *storage.mount_targets, *ready],
+                parent=self, ignore_changes=["ami"], depends_on=[egress, nfs, *storage.mount_targets, *ready]
             ),
         )
         self.register_outputs({"instanceId": self.instance.id})

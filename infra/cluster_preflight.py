@@ -93,7 +93,6 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
     """
     loaded = read_kubeconfig(settings, project_folder)
     from kubernetes import client, config  # noqa: PLC0415
-    from kubernetes.client.exceptions import ApiException  # noqa: PLC0415
     from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
     try:
@@ -104,7 +103,7 @@ def check_cluster(settings: Settings, project_folder: Path, owner: str, privileg
         core = client.CoreV1Api(api)
         try:
             namespace = core.read_namespace(settings.namespace.name, _request_timeout=TIMEOUT)
-        except ApiException as error:
+        except client.ApiException as error:
             if error.status == 401:
                 raise _unreachable(
                     settings, str(holder.host), "the API server rejected the credentials (401)"
@@ -132,7 +131,7 @@ def _short(error: BaseException) -> str:
 
 
 def _has_release(core: Any, settings: Settings) -> bool:
-    from kubernetes.client.exceptions import ApiException  # noqa: PLC0415
+    from kubernetes.client import ApiException  # noqa: PLC0415
 
     selector = f"owner=helm,name={settings.release.name}"
     try:

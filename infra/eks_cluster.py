@@ -10,17 +10,59 @@ import pulumi
 import pulumi_aws as aws
 import pulumi_kubernetes as k8s
 
-from infra import constants, eks_kubeconfig, iam_policies, naming, retained_resources
+from infra import constants, iam_policies, naming, retained_resources
 from infra.aws_context import AwsComponent, AwsContext, add_inline_policy, attach_aws_policy, create_role
 from infra.aws_lookup import LiveCluster, newer_version
 from infra.settings import ClusterSettings
 
 # Of the charts for the cluster itself: autoscaler and device plugin.
 ADDON_NAMESPACE = "kube-system"
+# Context of the kubeconfig.
+CONTEXT = "paddle-training"
 LOG_TYPES = ("api", "audit", "authenticator")
 ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
 # Cannot read Secrets: a preview compares a release with the state; only a refresh reads the release itself.
 VIEW_POLICY = "AmazonEKSViewPolicy"
+
+
+def endpoint_host(endpoint: str) -> str:
+    """Return the host name of an API server's address: `https://NAME` → `NAME`."""
+    return endpoint.removeprefix("https://").rstrip("/")
+
+
+def build_kubeconfig(
+    endpoint: str, authority: str, cluster: str, region: str, *, external_name: str = ""
+) -> str:
+    """Return a kubeconfig as JSON (which is valid YAML), the same for every clone and user.
+
+    It contains no secret and no profile: for each use, `aws eks get-token` requests a token with the credentials of the
+    user's environment.
+
+    Args:
+        endpoint: the API server's address, https://….
+        authority: its certificate authority, base64 as in the answer of EKS.
+        external_name: another name of the API server. Its certificate does not contain this name, so the
+            kubeconfig verifies the name of the endpoint instead.
+    """
+    server: dict[str, str] = {"server": endpoint, "certificate-authority-data": authority}
+    if external_name != "":
+        server = {**server, "server": f"https://{external_name}", "tls-server-name": endpoint_host(endpoint)}
+    login = {
+        "apiVersion": "client.authentication.k8s.io/v1beta1",
+        "command": "aws",
+        "args": ["eks", "get-token", "--cluster-name", cluster, "--region", region, "--output", "json"],
+        "interactiveMode": "Never",
+        "provideClusterInfo": False,
+    }
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": CONTEXT, "cluster": server}],
+        "users": [{"name": CONTEXT, "user": {"exec": login}}],
+        "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
+        "current-context": CONTEXT,
+    }
+    return json.dumps(document, sort_keys=True)
 
 
 class Logs(AwsComponent):
@@ -117,7 +159,7 @@ class EksCluster(AwsComponent):
         self.kubeconfig = pulumi.Output.all(
             self.cluster.endpoint, self.cluster.certificate_authority, self.name
         ).apply(
-            lambda found: eks_kubeconfig.build_kubeconfig(
+            lambda found: build_kubeconfig(
                 found[0],
                 found[1]["data"] if isinstance(found[1], dict) else found[1].data,
                 found[2],
@@ -229,7 +271,7 @@ class EksCluster(AwsComponent):
         provider = k8s.Provider(
             name,
             kubeconfig=self.kubeconfig,
-            context=eks_kubeconfig.CONTEXT,
+            context=CONTEXT,
             cluster_identifier=self.cluster.endpoint,
             opts=pulumi.ResourceOptions(parent=parent, depends_on=list(after)),
         )

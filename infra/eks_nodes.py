@@ -77,15 +77,6 @@ def node_counts(settings: NodesSettings, live: LiveGroup | None) -> tuple[int, i
     return settings.min, min(max(desired, settings.min), settings.max), settings.max
 
 
-def update_strategy(image: tuple[str, str]) -> str | None:
-    """Return the strategy with which EKS replaces the nodes of a group in an update; `image` is X86, ARM or NVIDIA.
-
-    By default EKS starts up to twice as many nodes as the group has zones before it removes one. Quotas of GPUs are
-    small, so a node with GPUs is removed first.
-    """
-    return "MINIMAL" if image == NVIDIA else None
-
-
 def settings_of_zone(settings: NodesSettings, index: int, zones: int) -> NodesSettings:
     """Return the settings of the node group in zone `index` of `zones`: its share of the nodes.
 
@@ -171,8 +162,10 @@ class Nodes(AwsComponent):
                 scaling_config=aws.eks.NodeGroupScalingConfigArgs(
                     min_size=sizes[0], desired_size=sizes[1], max_size=sizes[2]
                 ),
+                # By default EKS starts up to twice as many nodes as the group has zones before it removes one. Quotas
+                # of GPUs are small, so a node with GPUs is removed first.
                 update_config=aws.eks.NodeGroupUpdateConfigArgs(
-                    max_unavailable=1, update_strategy=update_strategy(image)
+                    max_unavailable=1, update_strategy="MINIMAL" if image == NVIDIA else None
                 ),
                 node_repair_config=aws.eks.NodeGroupNodeRepairConfigArgs(enabled=True),
                 opts=pulumi.ResourceOptions(parent=self, depends_on=[*after, *attached], ignore_changes=same),

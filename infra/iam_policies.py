@@ -117,11 +117,7 @@ def pods(bucket_arn: str, key_arn: str) -> str:
             _allow(["s3:GetObject"], [f"{bucket_arn}/{SOURCES}*", f"{bucket_arn}/{MODELS}*"]),
             _allow(["s3:AbortMultipartUpload", "s3:PutObject"], [f"{bucket_arn}/{MODELS}*"]),
             # Only for objects of buckets: the key also encrypts the cluster's Secrets and the disks.
-            _allow(
-                ["kms:Decrypt", "kms:GenerateDataKey"],
-                [key_arn],
-                Condition=through("s3"),
-            ),
+            _allow(["kms:Decrypt", "kms:GenerateDataKey"], [key_arn], Condition=through("s3")),
         ]
     )
 
@@ -281,19 +277,11 @@ def deployer(
     limited = [
         _allow(f"{ROLES} {unbound}".split(), roles),
         _allow(BOUNDED.split(), roles, **({"Condition": bounded} if bounded else {})),
-        _allow(
-            ATTACH.split(),
-            roles,
-            Condition={"ArnEquals": {"iam:PolicyARN": policies}, **bounded},
-        ),
+        _allow(ATTACH.split(), roles, Condition={"ArnEquals": {"iam:PolicyARN": policies}, **bounded}),
         _allow(PROFILES.split(), profiles),
         # Only the service itself can assume such a role, and AWS defines its rights.
         _allow([SERVICE_LINKED], f"{own}:role/aws-service-role/*"),
-        _allow(
-            ["iam:PassRole"],
-            roles,
-            Condition={"StringEquals": {"iam:PassedToService": list(PASSED_TO)}},
-        ),
+        _allow(["iam:PassRole"], roles, Condition={"StringEquals": {"iam:PassedToService": list(PASSED_TO)}}),
     ]
     names = {
         **{"partition": partition, "account": account, "prefix": prefix},

@@ -76,9 +76,7 @@ class NetworkSettings(SettingsModel):
     vpc_cidr: types.Cidr = "10.0.0.0/16"
     service_cidr: types.Cidr = "172.20.0.0/16"
     zones: Annotated[
-        int,
-        Field(ge=2, le=3),
-        int_help(2, 3, "EKS requires two zones, and a fourth adds only cost"),
+        int, Field(ge=2, le=3), int_help(2, 3, "EKS requires two zones, and a fourth adds only cost")
     ] = 2
     availability_zones: tuple[str, ...] = ()
     nat: Literal["single", "per-az", "none"] = "single"

@@ -7,13 +7,7 @@ from typing import Any
 
 import pulumi
 
-from infra import (
-    aws_checks,
-    chart_values,
-    constants,
-    eks_kubeconfig,
-    iam_policies,
-)
+from infra import aws_checks, chart_values, constants, iam_policies
 from infra.artifacts_bucket import Artifacts
 from infra.aws_context import AwsContext, create_context
 from infra.aws_lookup import LiveCluster, read_live_cluster
@@ -23,7 +17,7 @@ from infra.cost_budget import Budget
 from infra.device_plugin import DevicePlugin
 from infra.dns_zone import Dns, private_zone_name
 from infra.efs_storage import EfsStorage
-from infra.eks_cluster import EksCluster, Logs
+from infra.eks_cluster import CONTEXT, EksCluster, Logs, endpoint_host
 from infra.eks_nodes import Nodes
 from infra.image_registry import Registry
 from infra.kms_key import Key
@@ -99,7 +93,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
             logs=logs,
             external_name=settings.dns.external_name,
         )
-        api_host = cluster.cluster.endpoint.apply(eks_kubeconfig.endpoint_host)
+        api_host = cluster.cluster.endpoint.apply(endpoint_host)
         # A pod gets AWS credentials only if its pod identity exists when the pod is created.
         policy = pulumi.Output.all(bucket.arn, key.arn).apply(lambda arns: iam_policies.pods(*arns))
         values = inputs.effective_values
@@ -167,7 +161,6 @@ def create_nodes(
         The nodes, and the resources that the release must wait for.
     """
     settings = inputs.settings
-    uses_efs = settings.storage.type == "efs-csi"
     nodes = Nodes(
         context,
         cluster_name=cluster.name,
@@ -183,7 +176,7 @@ def create_nodes(
         return nodes, ready  # without a node for its pods, an add-on never becomes active
     selector = {"nodeSelector": nodes.system_labels} if nodes.system_labels else {}
     ready.append(cluster.add_addon(constants.ADDON_COREDNS, selector or None, nodes.system_groups))
-    if uses_efs:
+    if settings.storage.type == "efs-csi":
         policies = {
             ("efs-csi", "efs-csi-controller-sa"): storage.file_system.arn.apply(iam_policies.efs_driver),
             # The daemon of each node mounts with this role (mount option `iam`).
@@ -230,11 +223,7 @@ def create_release(
         return {**outputs, "next": f"{command} && pulumi up --stack {inputs.stack}"}
     if settings.nodes.auto:
         scaler = Autoscaler(
-            context,
-            cluster,
-            labels=nodes.system_labels,
-            fallback=settings.nodes.fallback,
-            after=after,
+            context, cluster, labels=nodes.system_labels, fallback=settings.nodes.fallback, after=after
         )
         after = [*after, scaler.release]
     if settings.nodes.has_gpus:
@@ -252,7 +241,7 @@ def create_release(
         inputs,
         values=values,
         kubeconfig=cluster.kubeconfig,
-        context=eks_kubeconfig.CONTEXT,
+        context=CONTEXT,
         cluster_id=cluster.cluster.endpoint,
         after=after,
     )

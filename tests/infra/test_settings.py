@@ -263,7 +263,7 @@ def test_settings_of_included_stacks_load(stack: str) -> None:
 
 def test_modules_without_pulumi_import_no_pulumi() -> None:
     modules = (
-        *("instance_types", "chart_check", "chart_values", "eks_kubeconfig", "naming", "iam_policies"),
+        *("instance_types", "chart_check", "chart_values", "naming", "iam_policies"),
         *("cluster_preflight", "settings_loader"),
     )
     program = "; ".join(f"import infra.{name}" for name in modules)

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from infra import eks_kubeconfig
+from infra import eks_cluster
 from local.paths import SHARED, STATE
 from testkit.aws_emulator import inventory, pulumi_engine
 from testkit.aws_emulator.account import Account
@@ -145,7 +145,7 @@ def test_kubeconfig_verifies_api_server_by_external_name(cluster: Cluster, tmp_p
     # The external name is an address that the server's certificate does not contain.
     alias = Relay(server.hostname or "", server.port or 443, listen="127.0.0.2")
     authority = known["certificate-authority-data"]
-    text = eks_kubeconfig.build_kubeconfig(
+    text = eks_cluster.build_kubeconfig(
         "https://kubernetes.default", authority, "dev", REGION, external_name=alias.address
     )
     document = json.loads(text)
