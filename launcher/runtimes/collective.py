@@ -123,11 +123,11 @@ class CollectiveRuntime(Runtime):
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the processes of the script on this rank."""
-        s, output = attempt.settings, OutputPaths(attempt.output_dir)
+        s, output = attempt.settings, OutputPaths(attempt.settings.layout.output)
         with files.storage_errors(output.root):
             output.script_checkpoints.mkdir(parents=True, exist_ok=True)
             if attempt.rank == 0:  # for `compare`
-                texts = read_program_texts(attempt.program_dir)
+                texts = read_program_texts(s.work.program)
                 files.write_json(output.program_json, {"options": {}, "files": texts})
         specs = []
         for local in range(s.processes_per_pod):
@@ -139,7 +139,7 @@ class CollectiveRuntime(Runtime):
                     role="trainer",
                     argv=(sys.executable, "-u", s.config_file, *s.extra_args),
                     env=base_environment(s) | rank_variables(attempt, local) | run_variables(attempt, local),
-                    cwd=attempt.program_dir,
+                    cwd=s.work.program,
                     log=s.work.log(copy.name),
                     copy=copy,
                     ready_ports=(master_port(s),) if first else (),
@@ -239,7 +239,7 @@ def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
 
 def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
     """Return what `launcher.script_run` reads in addition to the pod's variables; an empty text: there is none."""
-    s, output = attempt.settings, OutputPaths(attempt.output_dir)
+    s, output = attempt.settings, OutputPaths(attempt.settings.layout.output)
     train, test = s.work.data / "train.txt", s.work.data / "test.txt"
     return {
         "PADDLE_LAUNCHER_ATTEMPT": str(attempt.attempt),

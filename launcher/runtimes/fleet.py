@@ -20,6 +20,7 @@ from pathlib import Path
 
 from launcher import metrics
 from launcher.errors import setting_error
+from launcher.io import files
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
@@ -56,8 +57,6 @@ FATAL = dict.fromkeys(
 message that was too long (launcher/trainer/graph/training_graph.py). Paddle continues nevertheless: it waits
 300 s per try. A successful run logs none of these texts."""
 QUIET = {"GLOG_minloglevel": "1"}  # Paddle's messages about every flush would interrupt the lines of dots
-PSERVER = QUIET | {"TRAINING_ROLE": "PSERVER"}
-TRAINER = QUIET | {"TRAINING_ROLE": "TRAINER"}
 
 
 class FleetRuntime(Runtime):
@@ -110,41 +109,14 @@ class FleetRuntime(Runtime):
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the parameter server processes of this rank, one for each pserver port."""
         return [
-            self._pserver(attempt, server, port) for server, port in enumerate(attempt.settings.pserver_ports)
+            _describe_process(attempt, server, port)
+            for server, port in enumerate(attempt.settings.pserver_ports)
         ]
-
-    def _pserver(self, attempt: RankAttempt, server: int, port: int) -> ProcessSpec:
-        copy = OutputPaths(attempt.output_dir).server_log(attempt.rank, server)
-        return ProcessSpec(
-            name=f"pserver {server}",
-            role="pserver",
-            argv=trainer_command(),
-            env=process_environment(attempt, server) | PSERVER | {"PADDLE_PORT": str(port)},
-            cwd=attempt.work_dir,
-            log=attempt.settings.work.log(copy.name),
-            copy=copy,
-            ready_ports=(port,),
-        )
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the one trainer process of this rank."""
-        own = TRAINER | {
-            "PADDLE_TRAINER_ID": str(attempt.rank),
-            # Paddle requires a port, but a trainer does not listen on it.
-            "PADDLE_PORT": str(attempt.settings.peer_port),
-        }
-        copy = OutputPaths(attempt.output_dir).train_log(attempt.rank)
-        return [
-            ProcessSpec(
-                name="trainer",
-                role="trainer",
-                argv=trainer_command(),
-                env=process_environment(attempt, -1) | own,
-                cwd=attempt.work_dir,
-                log=attempt.settings.work.log(copy.name),
-                copy=copy,
-            )
-        ]
+        # Paddle requires a port, but a trainer does not listen on it.
+        return [_describe_process(attempt, -1, attempt.settings.peer_port)]
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         """Return the position of the newest complete and intact checkpoint; None if there is no checkpoint.
@@ -185,30 +157,39 @@ def base_environment(settings: TrainSettings) -> dict[str, str]:
     return python_environ(own) | THREADS
 
 
-def process_environment(attempt: RankAttempt, server: int) -> dict[str, str]:
-    """Write the JSON file with a process's settings, and return its environment without TRAINING_ROLE.
+def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSpec:
+    """Write the JSON file with a process's settings, which `ProcessSettings` reads and explains; describe the process.
 
     `server` is the number of the pserver in its pod; -1 for the trainer.
     """
-    path = attempt.work_dir / ("process-trainer.json" if server < 0 else f"process-pserver-{server}.json")
-    process_settings.write_process_file(
-        path,
-        rank=attempt.rank,
-        server=server,
-        hosts=attempt.hosts,
-        attempt=attempt.attempt,
-        resume=attempt.resume,
-        store=attempt.store,
-    )
-    ports = attempt.settings.pserver_ports
-    return base_environment(attempt.settings) | {
-        # Every process must get the same sequence.
-        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(
-            f"{host}:{port}" for host in attempt.hosts for port in ports
-        ),
-        "PADDLE_TRAINERS_NUM": str(attempt.settings.gradient_num),
+    s, rank, output = attempt.settings, attempt.rank, OutputPaths(attempt.settings.layout.output)
+    name, copy = f"pserver {server}", output.server_log(rank, server)
+    variables = {"TRAINING_ROLE": "PSERVER"}
+    if server < 0:
+        name, copy = "trainer", output.train_log(rank)
+        variables = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(rank)}
+    path = s.work_dir / f"process-{name.replace(' ', '-')}.json"
+    resume = None if attempt.resume is None else [attempt.resume.passes, attempt.resume.batches]
+    values = {"rank": rank, "server": server, "hosts": list(attempt.hosts), "attempt": attempt.attempt}
+    files.write_json(path, values | {"resume": resume, "store": attempt.store})
+    # Every process must get the same sequence.
+    servers = [f"{host}:{each}" for host in attempt.hosts for each in s.pserver_ports]
+    variables |= {
+        "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers),
+        "PADDLE_TRAINERS_NUM": str(s.gradient_num),
         "POD_IP": attempt.host,
+        "PADDLE_PORT": str(port),
         # Rank 0 has replaced `previous`, so that all ranks load the same model.
-        "PADDLE_LAUNCHER_INIT_MODEL_PATH": attempt.settings.init_model,
+        "PADDLE_LAUNCHER_INIT_MODEL_PATH": s.init_model,
         process_settings.VARIABLE: str(path),
     }
+    return ProcessSpec(
+        name=name,
+        role="trainer" if server < 0 else "pserver",
+        argv=trainer_command(),
+        env=base_environment(s) | QUIET | variables,
+        cwd=s.work_dir,
+        log=s.work.log(copy.name),
+        copy=copy,
+        ready_ports=() if server < 0 else (port,),
+    )

@@ -40,21 +40,6 @@ class RankAttempt:
         """Return this rank's address."""
         return self.hosts[self.rank]
 
-    @property
-    def program_dir(self) -> Path:
-        """Return the folder with the copy of the training program, on the pod's own disk."""
-        return self.settings.work.program
-
-    @property
-    def output_dir(self) -> Path:
-        """Return the job's output folder, on the shared storage."""
-        return self.settings.layout.output
-
-    @property
-    def work_dir(self) -> Path:
-        """Return the folder on the pod's own disk in which the trainer writes progress.json."""
-        return self.settings.work_dir
-
 
 @dataclass(frozen=True)
 class ProcessSpec:

@@ -69,9 +69,9 @@ class V1Runtime(Runtime):
                     f"--num_gradient_servers={s.gradient_num}",
                 ),
                 env=s.environ,
-                cwd=attempt.program_dir,
+                cwd=s.work.program,
                 log=s.work.log("server.log"),
-                copy=OutputPaths(attempt.output_dir).server_log(attempt.rank),
+                copy=OutputPaths(s.layout.output).server_log(attempt.rank),
                 ready_ports=(*s.pserver_ports, *s.sparse_ports),
                 ends_itself=False,
             )
@@ -100,7 +100,7 @@ class V1Runtime(Runtime):
             f"--saving_period={s.saving_period}",
             "--local=0",
             f"--trainer_id={attempt.rank}",
-            f"--save_dir={attempt.output_dir}",
+            f"--save_dir={s.layout.output}",
             f"--num_gradient_servers={s.gradient_num}",
         ]
         if start_pass:
@@ -111,9 +111,9 @@ class V1Runtime(Runtime):
                 role="trainer",
                 argv=(*argv, *s.extra_args),
                 env=s.environ,
-                cwd=attempt.program_dir,
+                cwd=s.work.program,
                 log=s.work.log("train.log"),
-                copy=OutputPaths(attempt.output_dir).train_log(attempt.rank),
+                copy=OutputPaths(s.layout.output).train_log(attempt.rank),
             )
         ]
 

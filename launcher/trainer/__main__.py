@@ -43,7 +43,7 @@ def run_trainer(settings: ProcessSettings) -> None:
         loaded = program_loader.load_program(path, settings.work.tables, settings.extra_args)
         log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")
         if settings.rank == 0:
-            files.write_json(OutputPaths(settings.output_dir).program_json, loaded.record())
+            files.write_json(OutputPaths(settings.layout.output).program_json, loaded.record())
         training_loop.TrainingLoop(settings, loaded, log, progress, scorer).run()
     except BaseException:
         progress.write()  # the position of the failure: the launcher compares those of two failures in a row

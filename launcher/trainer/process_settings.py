@@ -44,11 +44,6 @@ class ProcessSettings(TrainSettings):
         """Return the file of the staged training program."""
         return self.work.program / self.config_file
 
-    @property
-    def output_dir(self) -> Path:
-        """Return the job's `output` folder, on the shared storage."""
-        return self.layout.output
-
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> ProcessSettings:
         """Read the pod's settings and the JSON file whose path is in PADDLE_LAUNCHER_PROCESS_FILE.
@@ -69,23 +64,3 @@ class ProcessSettings(TrainSettings):
         part["hosts"] = tuple(part["hosts"])
         part["resume"] = None if part["resume"] is None else Position(*part["resume"])
         return cls(**{field.name: getattr(pod, field.name) for field in dataclasses.fields(pod)}, **part)
-
-
-def write_process_file(
-    path: Path,
-    *,
-    rank: int,
-    server: int,
-    hosts: tuple[str, ...],
-    attempt: int,
-    resume: Position | None,
-    store: str,
-) -> None:
-    """Write the JSON file `path` that `ProcessSettings.from_environ` reads.
-
-    The other arguments become keys of the file; the fields of `ProcessSettings` have the same names and explain
-    them.
-    """
-    position = None if resume is None else [resume.passes, resume.batches]
-    values = {"rank": rank, "server": server, "hosts": list(hosts), "attempt": attempt, "resume": position}
-    files.write_json(path, values | {"store": store})

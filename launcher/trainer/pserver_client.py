@@ -230,7 +230,7 @@ class FleetProcess(TrainingGraph):
         at = self.settings.resume
         if at is None:
             return choose_shard_count(servers)
-        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
+        folder = OutputPaths(self.settings.layout.output).checkpoint(at)
         found = contents_file.read_contents(folder).shards
         if not every_server_has_shards(found, servers):
             ports = servers // self.settings.trainers

@@ -183,7 +183,7 @@ class TrainingLoop:
         tests = self.evaluator.score()
         if self.first:
             shown = _format_scores(tests)
-            write_metrics(self.settings.output_dir, number, self.settings.attempt, ranks, tests)
+            write_metrics(self.settings.layout.output, number, self.settings.attempt, ranks, tests)
         self.log.line(
             f"Pass={number + 1} samples={int(totals.samples)} AvgCost={loss:.6g} seconds={totals.seconds:.2f}{shown}"
         )
@@ -226,7 +226,7 @@ class TrainingLoop:
         if self.first:
             source = self.settings.init_model
             about = {"from": source, "attempt": self.settings.attempt, "score": finite_scores(tests)}
-            files.write_json(OutputPaths(self.settings.output_dir).before_json, about)
+            files.write_json(OutputPaths(self.settings.layout.output).before_json, about)
             self.log.line(f"before training, with the parameters of {source}:{_format_scores(tests)}")
         self.trainer.barrier()
 
@@ -238,9 +238,9 @@ class TrainingLoop:
         self._report_checkpoint(at)
         if self.first:
             try:
-                OutputPaths(self.settings.output_dir).checkpoint_request.unlink(missing_ok=True)
+                OutputPaths(self.settings.layout.output).checkpoint_request.unlink(missing_ok=True)
             except OSError as error:  # the checkpoint is complete; the user's command does not notice it
-                path = OutputPaths(self.settings.output_dir).checkpoint_request
+                path = OutputPaths(self.settings.layout.output).checkpoint_request
                 self.log.line(
                     f"the requested checkpoint {at.folder} is saved, but {path} cannot be removed, so "
                     f"`python -m launcher stop` does not notice: {error}. Fix: remove this file"
@@ -252,7 +252,7 @@ class TrainingLoop:
         Raises:
             DataError: there is no intact checkpoint of this pass.
         """
-        output, passes = OutputPaths(self.settings.output_dir), 0
+        output, passes = OutputPaths(self.settings.layout.output), 0
         if self.first:
             made = contents_file.model_checkpoint(output.model) if done == self.start.passes else ""
             metric, scores = self.settings.keep_best, self.scores

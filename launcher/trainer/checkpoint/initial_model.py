@@ -255,7 +255,7 @@ def _load_tables(
     Returns:
         Some rows of this rank's files for `_verify`, by table name.
     """
-    temp = settings.output_dir / f".init.attempt-{settings.attempt}.tmp"
+    temp = settings.layout.output / f".init.attempt-{settings.attempt}.tmp"
     if settings.rank == 0:
         with files.storage_errors(temp):
             shutil.rmtree(temp, ignore_errors=True)

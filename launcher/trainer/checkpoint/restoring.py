@@ -58,7 +58,7 @@ class CheckpointRestorer:
 
     def _open(self, at: Position) -> tuple[Path, CheckpointContents]:
         """Return a checkpoint's folder and its contents.json. Raise `CheckpointError` if that is damaged."""
-        folder = OutputPaths(self.settings.output_dir).checkpoint(at)
+        folder = OutputPaths(self.settings.layout.output).checkpoint(at)
         try:
             return folder, contents_file.read_contents(folder)
         except CheckpointError as error:
@@ -181,7 +181,7 @@ class CheckpointRestorer:
         if saved_by == servers:
             trainer.load_table("", folder / TABLES)
             return
-        temp = self.settings.output_dir / f".dense.attempt-{self.settings.attempt}.tmp"
+        temp = self.settings.layout.output / f".dense.attempt-{self.settings.attempt}.tmp"
         with files.storage_errors(temp):
             shutil.rmtree(temp, ignore_errors=True)
             name = trainer.table_folder("")

@@ -73,7 +73,7 @@ class CheckpointSaver:
         incremental = bool(at.batches) and 0 < len(self._chain) <= settings.incremental_checkpoints
         if not incremental:
             self._chain, self._chain_ids = [], {}
-        folder = CheckpointFolder(settings.output_dir, at, settings.attempt)
+        folder = CheckpointFolder(settings.layout.output, at, settings.attempt)
         written = RankFiles({}, {})
         parameters = trainer.parameters()
         if not all(np.isfinite(values).all() for values in parameters.values()):
@@ -124,7 +124,7 @@ class CheckpointSaver:
             version=contents_file.INCREMENTAL_VERSION if chain else contents_file.VERSION,
             position=CheckpointPosition(folder.at.passes, folder.at.batches),
             attempt=settings.attempt,
-            output_id=contents_file.read_output_id(settings.output_dir) or "",
+            output_id=contents_file.read_output_id(settings.layout.output) or "",
             seed=self.seed,
             batches=steps,
             mode=settings.mode,

@@ -57,7 +57,7 @@ class ModelExporter:
             DataError: the model cannot be scored.
         """
         settings, trainer, began = self.settings, self.trainer, time.monotonic()
-        folder = OutputPaths(settings.output_dir).model
+        folder = OutputPaths(settings.layout.output).model
         writer = ModelWriter(folder, settings.attempt, at.folder)
         scores: dict[str, float] = {}
         ids = self._map_ids(at)
@@ -99,7 +99,7 @@ class ModelExporter:
             StorageFailedError: a file has changed since it was saved; the checkpoint was rejected.
         """
         settings = self.settings
-        folder = OutputPaths(settings.output_dir).checkpoint(at)
+        folder = OutputPaths(settings.layout.output).checkpoint(at)
         contents = contents_file.read_contents(folder)
         names = {
             table: sorted(name for name in contents.files if name.startswith(f"ids/{about.folder}-"))

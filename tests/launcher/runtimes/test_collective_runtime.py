@@ -87,7 +87,7 @@ def test_the_command_line_is_the_script_with_the_extra_arguments(tmp_path: Path)
     here = attempt(tmp_path, PADDLE_LAUNCHER_EXTRA_ARGS='["--lr=0.1"]')
     spec = RUNTIME.trainers(here)[0]
     assert spec.argv == (sys.executable, "-u", "train.py", "--lr=0.1")
-    assert spec.cwd == here.program_dir
+    assert spec.cwd == here.settings.work.program
     assert RUNTIME.pservers(here) == []
 
 

@@ -92,7 +92,7 @@ def test_a_process_reads_the_settings_of_its_pod_and_attempt(tmp_path: Path) -> 
     assert (settings.rank, settings.trainers, settings.server, settings.trainer_count) == (1, 2, -1, 3)
     assert settings.extra_args == ("--learning_rate=0.1",)
     assert (settings.resume, settings.attempt, settings.hosts) == (Position(5), 0, ("127.0.0.1", "127.0.0.2"))
-    assert (settings.nic, settings.output_dir, settings.work) == ("lo", here.output_dir, here.settings.work)
+    assert (settings.nic, settings.layout, settings.work) == ("lo", here.settings.layout, here.settings.work)
 
 
 def test_a_process_started_by_hand_fails_with_what_it_needs(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class SimulatedRuntime(V1Runtime):
 
 def _spec(role: Any, attempt: RankAttempt) -> _Spec:
     log, ports = attempt.settings.work.log(f"{role}.log"), (7164,) if role == "pserver" else ()
-    return _Spec(role, role, (role,), {}, attempt.work_dir, log, ready_ports=ports, attempt=attempt)
+    return _Spec(role, role, (role,), {}, attempt.settings.work_dir, log, ready_ports=ports, attempt=attempt)
 
 
 class SimulatedChild:
@@ -189,7 +189,7 @@ class SimulatedTrainer(SimulatedChild):
 
     def _finish_training(self) -> None:
         """Exit as the training is done; trainer 0 also writes the model. The last trainer stops the pservers."""
-        world, model = self.world, OutputPaths(self.spec.attempt.output_dir).model
+        world, model = self.world, OutputPaths(self.spec.attempt.settings.layout.output).model
         if self.rank == 0:
             world.check_output_write(self.pod, "the model")
             model.mkdir(exist_ok=True)
@@ -206,7 +206,9 @@ class SimulatedTrainer(SimulatedChild):
     # Checkpoints.
 
     def _folder(self) -> CheckpointFolder:
-        return CheckpointFolder(self.spec.attempt.output_dir, self.world.points[self.at], self.attempt)
+        return CheckpointFolder(
+            self.spec.attempt.settings.layout.output, self.world.points[self.at], self.attempt
+        )
 
     def _use_storage(self, work: Callable[[], None]) -> None:
         """Call `work`, which writes to the storage: later, or not at all, if the storage has a fault."""

@@ -49,7 +49,15 @@ class ScriptRuntime(V1Runtime):
         argv = (code,) if code.startswith("/") else (*self.argv, code)
         log = gang.settings.work.log(f"{name.replace(' ', '-')}.log")
         return ProcessSpec(
-            name, role, argv, {}, gang.work_dir, log, gang.output_dir / log.name, ports, role == "trainer"
+            name,
+            role,
+            argv,
+            {},
+            gang.settings.work_dir,
+            log,
+            gang.settings.layout.output / log.name,
+            ports,
+            role == "trainer",
         )
 
     def pservers(self, gang: RankAttempt) -> list[ProcessSpec]:
