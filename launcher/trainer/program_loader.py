@@ -29,7 +29,8 @@ VALUES = {
     "LABEL": 'LABEL = "…": the input that is to be predicted',
 }
 COMMON_OPTIONS: Mapping[str, Any] = {"seed": 1}
-"""Options that every program has, with their defaults; `training.extraArgs` sets them."""
+"""Options that every program has, with their defaults; `training.extraArgs` sets them. None may be negative: Paddle
+rejects such a seed."""
 
 
 @dataclass(frozen=True)
@@ -212,9 +213,9 @@ def _options(
                 f"training.extraArgs (or --set) has {argument!r}, but {key} must be {_WORDS.get(kind, kind.__name__)}, "
                 f"as its default {target[key]!r} is. Fix: correct the argument"
             ) from None
-        if target is own and target[key] < _LEAST[key]:
+        if target is own and target[key] < 0:
             raise SettingsError(
-                f"training.extraArgs (or --set) has {argument!r}, but {key} must be at least {_LEAST[key]}. Fix: "
+                f"training.extraArgs (or --set) has {argument!r}, but {key} must be at least 0. Fix: "
                 "correct the argument"
             )
     return options, own
@@ -225,7 +226,5 @@ def is_settable(default: Any) -> bool:
     return isinstance(default, bool | int | float | str)
 
 
-_LEAST = {"seed": 0}
-"""Smallest value of each common option: Paddle rejects a negative seed."""
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}

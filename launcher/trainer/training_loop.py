@@ -237,10 +237,10 @@ class TrainingLoop:
         self.progress.note(bytes=self.saver.full_bytes)  # for the launcher's deadline of the next checkpoint
         self._report_checkpoint(at)
         if self.first:
+            path = OutputPaths(self.settings.layout.output).checkpoint_request
             try:
-                OutputPaths(self.settings.layout.output).checkpoint_request.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
             except OSError as error:  # the checkpoint is complete; the user's command does not notice it
-                path = OutputPaths(self.settings.layout.output).checkpoint_request
                 self.log.line(
                     f"the requested checkpoint {at.folder} is saved, but {path} cannot be removed, so "
                     f"`python -m launcher stop` does not notice: {error}. Fix: remove this file"

@@ -169,7 +169,7 @@ def prune_checkpoints(
         kept = {*list(usable)[:keep], *(at for at in best if at in usable)}
         needed = {member.name for at in kept for member in usable[at]}
         # The newest first: an incremental checkpoint is removed before those that it continues.
-        for at in [at for at in usable if at not in kept and at.folder not in needed]:
+        for at in [at for at in usable if at.folder not in needed]:
             doomed = output.unfinished(at, attempt)  # an interrupted removal must not leave a partial folder
             output.checkpoint(at).rename(doomed)
             shutil.rmtree(doomed)
@@ -178,7 +178,7 @@ def prune_checkpoints(
 
 
 def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
-    """Return the folders of the checkpoints that the one at `at` continues; None if it is unusable itself.
+    """Return the folders to load for the checkpoint at `at`, the last is its own; None if it is unusable itself.
 
     The files of the checkpoints that it continues are not checked.
     """

@@ -121,7 +121,7 @@ def unusable_reason(folder: Path) -> str | None:
         return str(error)
     if (reason := broken_chain_reason(folder, contents)) is not None:
         return reason
-    for member in chain_folders(folder, contents):
+    for member in chain_folders(folder, contents)[:-1]:
         try:
             read_checked_contents(member)
         except CheckpointError as error:
@@ -130,8 +130,11 @@ def unusable_reason(folder: Path) -> str | None:
 
 
 def chain_folders(folder: Path, contents: CheckpointContents) -> list[Path]:
-    """Return the checkpoints that an incremental one continues: the full one first, then in saving order."""
-    return [folder.with_name(link.folder) for link in contents.chain]
+    """Return the folders to load for a checkpoint, in this order: those that it continues, the full one first; its own.
+
+    A full checkpoint continues no other one.
+    """
+    return [*(folder.with_name(link.folder) for link in contents.chain), folder]
 
 
 def chain_link(folder: Path) -> ChainLink:
@@ -145,7 +148,7 @@ def broken_chain_reason(folder: Path, contents: CheckpointContents) -> str | Non
 
     Of those checkpoints, only `done`, `rejected.json` and `contents.json` are read.
     """
-    for member, link in zip(chain_folders(folder, contents), contents.chain, strict=True):
+    for member, link in zip(chain_folders(folder, contents), contents.chain, strict=False):
         with files.storage_errors(member):
             usable = (member / "done").is_file() and not (member / REJECTED).exists()
         if not usable:

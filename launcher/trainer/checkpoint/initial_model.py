@@ -151,7 +151,7 @@ def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
     _require_unchanged(folder, [checkpoint_folder.PARAMETERS], contents)
     values = checkpoint_folder.load_arrays(folder / checkpoint_folder.PARAMETERS)
     chain = reversed(contents_file.chain_folders(folder, contents))
-    members = [(folder, contents), *((member, contents_file.read_contents(member)) for member in chain)]
+    members = [(member, contents_file.read_contents(member)) for member in chain]
     return values, {
         name: _overlay([_checkpoint_table(*member, name, table) for member in members])
         for name, table in contents.tables.items()
@@ -211,50 +211,46 @@ def _require_unchanged(folder: Path, names: list[str], contents: CheckpointConte
         raise DataError(f"training.initModelPath: {folder}: {reason}. Fix: specify another run.")
 
 
-def prepare(settings: ProcessSettings, trainer: PserverClient) -> InitialModel | None:
+def prepare(trainer: PserverClient) -> InitialModel | None:
     """Read the initial model before the trainers' rendezvous, and set the dense parameters.
 
     The rendezvous passes trainer 0's to the servers; those that are not trained stay in each trainer.
     Return None without training.initModelPath.
     """
-    if not settings.init_model:
+    if not trainer.settings.init_model:
         return None
-    initial = InitialModel.find(settings)
+    initial = InitialModel.find(trainer.settings)
     initial.check(trainer.network)
     trainer.set_parameters(initial.values)
     return initial
 
 
-def load(
-    settings: ProcessSettings, trainer: PserverClient, initial: InitialModel | None, log: TrainerLog
-) -> None:
+def load(trainer: PserverClient, initial: InitialModel, log: TrainerLog) -> None:
     """Load the initial model's tables into the servers, after the trainers' rendezvous; compare the values.
 
     Raises:
         GangError: the servers do not have the initial model's values, or the ranks' dense parameters differ.
     """
-    began = time.monotonic()
-    if initial is not None:
-        _verify(trainer, initial, _load_tables(settings, trainer, initial))
+    began, given = time.monotonic(), trainer.settings.init_model
+    _verify(trainer, initial, _load_tables(trainer, initial))
     total = float(sum(np.abs(values).sum(dtype=np.float64) for values in trainer.parameters().values()))
     totals = trainer.gather([total])[:, 0]
     if not np.allclose(totals, totals[0], rtol=table_files.TOLERANCE):
         raise GangError(
-            f"training.initModelPath: after loading {settings.init_model}, the ranks' dense parameters differ: the "
+            f"training.initModelPath: after loading {given}, the ranks' dense parameters differ: the "
             f"sums of their absolute values, by rank, are {totals.tolist()}. {_FIX}"
         )
     took = time.monotonic() - began
-    log.line(f"started with the parameters of {settings.init_model} ({took:.2f} s)")
+    log.line(f"started with the parameters of {given} ({took:.2f} s)")
 
 
-def _load_tables(
-    settings: ProcessSettings, trainer: PserverClient, initial: InitialModel
-) -> dict[str, TableRows]:
+def _load_tables(trainer: PserverClient, initial: InitialModel) -> dict[str, TableRows]:
     """Write the tables to files, and let the servers load them; all trainers call this together.
 
     Returns:
         Some rows of this rank's files for `_verify`, by table name.
     """
+    settings = trainer.settings
     temp = settings.layout.output / f".init.attempt-{settings.attempt}.tmp"
     if settings.rank == 0:
         with files.storage_errors(temp):

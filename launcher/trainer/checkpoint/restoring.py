@@ -54,7 +54,7 @@ class CheckpointRestorer:
 
     def size(self, at: Position) -> int:
         """Return the total bytes of a checkpoint's files, of all ranks, including the checkpoints it continues."""
-        return sum(map(contents_file.checkpoint_bytes, _members(*self._open(at))))
+        return sum(map(contents_file.checkpoint_bytes, contents_file.chain_folders(*self._open(at))))
 
     def _open(self, at: Position) -> tuple[Path, CheckpointContents]:
         """Return a checkpoint's folder and its contents.json. Raise `CheckpointError` if that is damaged."""
@@ -79,7 +79,7 @@ class CheckpointRestorer:
         """
         at = self.settings.resume
         if at is None:
-            return initial_model.prepare(self.settings, self.trainer)
+            return initial_model.prepare(self.trainer)
         folder, contents = self._open(at)
         if reason := self._table_mismatch(contents):
             raise SettingsError(
@@ -102,8 +102,8 @@ class CheckpointRestorer:
         """
         at = self.settings.resume
         if at is None:
-            if self.settings.init_model:
-                initial_model.load(self.settings, self.trainer, initial, self.log)
+            if initial is not None:
+                initial_model.load(self.trainer, initial, self.log)
             return RestoredState()
         folder, contents = self._open(at)
         self._load_servers(folder, contents)
@@ -112,7 +112,7 @@ class CheckpointRestorer:
         return RestoredState(
             PassTotals(*contents.ranks[self.settings.rank]),
             contents_file.scores_by(contents, self.settings.keep_best),
-            contents_file.checkpoint_bytes(_members(folder, contents)[0]),
+            contents_file.checkpoint_bytes(contents_file.chain_folders(folder, contents)[0]),
         )
 
     def restore(self, at: Position) -> None:
@@ -130,7 +130,7 @@ class CheckpointRestorer:
 
     def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
         """Reject the checkpoint and raise if a file changed since the save; each rank checks a part of the files."""
-        for member in _members(folder, contents):
+        for member in contents_file.chain_folders(folder, contents):
             listed = contents_file.read_contents(member)
             # Each rank verifies a share, whichever servers will load it.
             tables = sorted(name for name in listed.files if name.startswith(f"{TABLES}/"))
@@ -164,7 +164,7 @@ class CheckpointRestorer:
     def _load_and_compare(self, folder: Path, contents: CheckpointContents) -> None:
         """Load all tables from trainer 0; reject the checkpoint and raise when the servers' values differ."""
         for number in range(1, LOAD_TRIES + 1):
-            for member in _members(folder, contents):
+            for member in contents_file.chain_folders(folder, contents):
                 for table in self.trainer.network.tables:
                     self.trainer.load_table(table.name, member / TABLES)
             self._load_dense(folder, contents.servers)
@@ -216,8 +216,3 @@ class CheckpointRestorer:
                     f"values, for example those of the ids {ids}"
                 )
         return None
-
-
-def _members(folder: Path, contents: CheckpointContents) -> list[Path]:
-    """Return the folders to load for a checkpoint: those of the checkpoints that it continues, then its own."""
-    return [*contents_file.chain_folders(folder, contents), folder]

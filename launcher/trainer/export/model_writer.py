@@ -22,7 +22,6 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -258,12 +257,11 @@ def export_from_memory(
 def export_single_process(folder: Path, trainer: SingleProcessTrainer, test: Records) -> dict[str, float]:
     """Write the model of a program that was trained in this process. Return its metrics."""
     tables = {name: TableRows(*table.rows()) for name, table in trainer.tables.items()}
-    score = partial(_score, trainer.program, test)
+
+    def score(temp: Path) -> dict[str, float]:
+        return evaluate_model(trainer.program, Model(temp), test)
+
     return export_from_memory(ModelWriter(folder), trainer.program, trainer.parameters(), tables, score)
-
-
-def _score(program: TrainingProgram, test: Records, folder: Path) -> dict[str, float]:
-    return evaluate_model(program, Model(folder), test)
 
 
 def _write_networks(

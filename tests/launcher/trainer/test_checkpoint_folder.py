@@ -199,7 +199,7 @@ def test_an_incremental_checkpoint_is_usable_only_with_its_whole_chain(output: P
     assert found.version == contents_file.INCREMENTAL_VERSION != contents_file.VERSION
     assert contents_file.read_contents(output / base.folder).version == contents_file.VERSION
     assert contents_file.chain_folders(output / third.folder, found) == [
-        output / at.folder for at in (base, first, second)
+        output / at.folder for at in (base, first, second, third)
     ]
     backup = output.with_name("backup")
     shutil.copytree(output, backup)
