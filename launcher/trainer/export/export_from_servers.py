@@ -15,6 +15,7 @@ import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from launcher.errors import EXIT_GANG, EXIT_OK, DataError, LauncherError
 from launcher.io import checkpoint_checks, files
@@ -30,10 +31,12 @@ from launcher.trainer.export.model_writer import ModelWriter
 from launcher.trainer.fork_server import fork_while_alone
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram, is_settable, load_program, with_fix
-from launcher.trainer.pserver_client import PserverClient
 from launcher.trainer.records.record_files import INDEX, Records
 from launcher.trainer.records.row_parsing import record_dtype
 from launcher.trainer.training_log import TrainerLog
+
+if TYPE_CHECKING:  # it imports Paddle
+    from launcher.trainer.pserver_client import PserverClient
 
 TIMEOUT_SECONDS = 1800.0
 
