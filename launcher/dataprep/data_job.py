@@ -11,40 +11,31 @@ not depend on the number of pods.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
+import os
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep import multi_file_source, reuse_data, source_parts
+from launcher.dataprep import publish_data, source_parts
 from launcher.dataprep import source as sources
-from launcher.dataprep.assemble_shards import assemble_shards, shard_file_name
 from launcher.dataprep.job_lock import DataJobLock
-from launcher.dataprep.multi_file_source import MultiFileSource
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.publish_data import (
-    PUBLICATION,
-    describe_conflict,
-    is_published,
-    is_replaced,
-    make_job_folder,
-    origin,
-    publish,
-    remove_folder,
-    remove_leftover_folders,
-)
-from launcher.dataprep.split_part import PartSplitter
+from launcher.dataprep.split_part import PartSplitter, assemble_shards, shard_file_name
 from launcher.dataprep.text_lines import warn_of_quotes
-from launcher.errors import RUN_ENDS, DataError, LauncherError
+from launcher.errors import RUN_ENDS, DataError, DeadlineError, LauncherError, StoppedError
+from launcher.io import files as storage
 from launcher.io.disk_space import require_space
-from launcher.io.files import UnreadableError, fsync_dir, list_names, read_json, storage_errors, write_json
 from launcher.io.retry import Retry
 from launcher.io.stop_signals import raise_on_stop_signal
 from launcher.log import log, start_logging
-from launcher.schema.data_files import ManifestOrigin, Publication
+from launcher.paths import JobPaths
+from launcher.schema.data_files import MANIFEST_VERSION, ManifestFile, ManifestOrigin, Publication
 from launcher.settings import DataSettings
 
 _SWITCH_SECONDS = 0.0005  # the default of 5 ms makes a thread that returns from hashing wait for the GIL
@@ -65,7 +56,7 @@ def main(settings: DataSettings, retry: Retry | None = None) -> int:
         # The lock is held until the reason of a failure is written: a new Job must not take that for its own.
         with raise_on_stop_signal("nothing was published"), contextlib.ExitStack() as locked:
             try:
-                make_job_folder(settings.layout)
+                publish_data.make_job_folder(settings.layout)
                 lock = locked.enter_context(DataJobLock(settings, progress))
                 DataPod(settings, lock, progress, retry or Retry()).run()
             except LauncherError as error:
@@ -97,7 +88,7 @@ def _write_failure(settings: DataSettings, reason: str) -> None:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
     try:
-        write_json(settings.layout.data_failed, failed)
+        storage.write_json(settings.layout.data_failed, failed)
     except (LauncherError, OSError) as error:
         log.info(
             "could not write the reason of the failure to %s (%s), so the training pods wait until data.waitSeconds "
@@ -126,7 +117,7 @@ class DataPod:
         Raises:
             LauncherError: the data cannot be prepared.
         """
-        if is_published(self._settings):
+        if publish_data.is_published(self._settings):
             self._finish()
             return
         self._check_conflict()
@@ -139,7 +130,7 @@ class DataPod:
             identified = (source is not None or bool(self._settings.sha256)) and (
                 test is not None or not self._settings.test_source
             )
-            self._content = reuse_data.content_digest(self._settings, plan) if identified else ""
+            self._content = content_digest(self._settings, plan) if identified else ""
             self._progress.set_deadline(size or None, self._settings.workers)
             if not self._start_or_join(plan, size):
                 self._finish()
@@ -147,7 +138,7 @@ class DataPod:
             self._progress.alive = self._layout.data_alive(self._settings.data_digest)
             try:
                 self._make_parts(parts, source, test)
-            except UnreadableError as error:
+            except storage.UnreadableError as error:
                 self._remove_tmp()
                 raise DataError(f"{error} Fix: start the run again with another runId.") from error
             except LauncherError as error:
@@ -162,14 +153,14 @@ class DataPod:
 
     def _remove_tmp(self) -> None:
         if self._lock.try_exclusive():
-            remove_folder(self._tmp)
+            publish_data.remove_folder(self._tmp)
 
     def _finish(self) -> None:
         log.info("the data with digest %s is already published: nothing to do", self._settings.data_digest)
-        with storage_errors(self._layout.data_failed):
+        with storage.storage_errors(self._layout.data_failed):
             self._layout.data_failed.unlink(missing_ok=True)
         if self._lock.try_exclusive():
-            remove_leftover_folders(self._layout)
+            publish_data.remove_leftover_folders(self._layout)
 
     def _check_conflict(self) -> None:
         """Raise `DataError` if another release has replaced the data of this training pod's release.
@@ -179,21 +170,21 @@ class DataPod:
         """
         if not self._settings.in_training_pod:
             return
-        with contextlib.suppress(UnreadableError):
-            manifest = read_json(self._layout.manifest, shape=ManifestOrigin) or {}
-            if is_replaced(manifest, self._settings):
-                raise DataError(describe_conflict(manifest, self._settings))
+        with contextlib.suppress(storage.UnreadableError):
+            manifest = storage.read_json(self._layout.manifest, shape=ManifestOrigin) or {}
+            if publish_data.is_replaced(manifest, self._settings):
+                raise DataError(publish_data.describe_conflict(manifest, self._settings))
 
     def _context(self, settings: DataSettings) -> sources.SourceContext:
         given = "data.sourceSecret" if settings.source_secret else "data.source"
         key = "data.testSource" if settings is self._test else given
         return sources.SourceContext(settings, self._tmp, self._progress, self._retry, key)
 
-    def _open(self, settings: DataSettings) -> MultiFileSource | None:
-        return multi_file_source.open_multi_file_source(self._context(settings))
+    def _open(self, settings: DataSettings) -> sources.MultiFileSource | None:
+        return sources.open_multi_file_source(self._context(settings))
 
     def _plan(
-        self, source: MultiFileSource | None, test: MultiFileSource | None
+        self, source: sources.MultiFileSource | None, test: sources.MultiFileSource | None
     ) -> list[source_parts.PlannedPart]:
         """Return the parts: the same list in every pod, since it follows from the source and the settings."""
         s = self._settings
@@ -232,7 +223,7 @@ class DataPod:
                 self._progress.report("waiting for the pod that writes plan.json")
                 time.sleep(_POLL_SECONDS / 10)
                 continue
-            if is_published(self._settings):
+            if publish_data.is_published(self._settings):
                 return False
             failed = self._failure()
             if failed is not None and failed.get("job") == self._settings.k8s_job_uid != "":
@@ -244,17 +235,17 @@ class DataPod:
                 time.sleep(_POLL_SECONDS / 10)
                 continue
             try:
-                same = read_json(path) == wanted
-            except UnreadableError:
+                same = storage.read_json(path) == wanted
+            except storage.UnreadableError:
                 same = False
             if alone:
                 if not same or failed is not None:
-                    remove_folder(self._tmp)
-                remove_leftover_folders(self._layout, keep=self._tmp)
+                    publish_data.remove_folder(self._tmp)
+                publish_data.remove_leftover_folders(self._layout, keep=self._tmp)
                 if not self._tmp.exists() and self._reuse():
                     return False
                 self._make_folders(size)
-                write_json(path, wanted)
+                storage.write_json(path, wanted)
                 self._lock.try_shared()
                 return True
             if same:
@@ -270,36 +261,36 @@ class DataPod:
     def _make_folders(self, size: int) -> None:
         if not self._tmp.exists():
             require_space(self._tmp, size, "the shards and the test set")
-        with storage_errors(self._tmp):
+        with storage.storage_errors(self._tmp):
             self._layout.data_failed.unlink(missing_ok=True)
-            if (self._tmp / PUBLICATION).exists():
+            if (self._tmp / publish_data.PUBLICATION).exists():
                 return  # the shards are being moved to their final names
             for index in range(self._settings.split_count):
                 (self._tmp / "shards" / str(index)).mkdir(parents=True, exist_ok=True)
 
     def _reuse(self) -> bool:
         """Publish this job's present data again, or another job's by hard links. Return False without such data."""
-        if reuse_data.keep_unchanged_data(self._settings, self._content):
+        if keep_unchanged_data(self._settings, self._content):
             return True
         self._progress.alive = self._layout.data_alive(self._settings.data_digest)
-        manifest = reuse_data.link_from_other_job(
+        manifest = link_from_other_job(
             self._layout,
             self._content,
             self._tmp,
             lambda: self._progress.report("comparing another job's data with its manifest"),
         )
         if manifest is None:
-            remove_folder(self._tmp)
+            publish_data.remove_folder(self._tmp)
             return False
-        manifest |= {"dataDigest": self._settings.data_digest, **origin(self._settings)}
-        publish(self._tmp, self._layout, manifest)
+        manifest |= {"dataDigest": self._settings.data_digest, **publish_data.origin(self._settings)}
+        publish_data.publish(self._tmp, self._layout, manifest)
         return True
 
     def _failure(self) -> dict[str, Any] | None:
         """Return the content of `data-failed.json`; None if there is none, or it is about other data."""
         try:
-            found = read_json(self._layout.data_failed)
-        except UnreadableError:
+            found = storage.read_json(self._layout.data_failed)
+        except storage.UnreadableError:
             return None
         mine = found is not None and found.get("dataDigest") == self._settings.data_digest
         return found if mine else None
@@ -307,8 +298,8 @@ class DataPod:
     def _make_parts(
         self,
         parts: list[source_parts.PlannedPart],
-        source: MultiFileSource | None,
-        test: MultiFileSource | None,
+        source: sources.MultiFileSource | None,
+        test: sources.MultiFileSource | None,
     ) -> None:
         """Read and split parts that no other pod has locked, until all parts exist; then one pod publishes.
 
@@ -317,19 +308,23 @@ class DataPod:
             DeadlineError: the data Job took longer than data.deadlineSeconds.
         """
         logged = False
-        while not is_published(self._settings):
-            finished = set(list_names(self._tmp))  # one request for all parts
+        while not publish_data.is_published(self._settings):
+            finished = set(storage.list_names(self._tmp))  # one request for all parts
             missing = [part for part in parts if self._marker(part).name not in finished]
             if not missing:
                 with self._lock.of("publish") as locked:
-                    if locked and not is_published(self._settings):
+                    if locked and not publish_data.is_published(self._settings):
                         self._publish(parts)
                         return
             made = False
             for part in missing:
                 with self._lock.of(part.key) as locked:
                     # After a publication the markers are gone; the manifest was written before that.
-                    if locked and not self._marker(part).is_file() and not is_published(self._settings):
+                    if (
+                        locked
+                        and not self._marker(part).is_file()
+                        and not publish_data.is_published(self._settings)
+                    ):
                         made = True
                         log.info(
                             "preparing part %s; %d of %d parts are not finished",
@@ -352,7 +347,9 @@ class DataPod:
     def _marker(self, part: source_parts.PlannedPart) -> Path:
         return self._tmp / f"{part.key}.json"
 
-    def _make(self, part: source_parts.PlannedPart, count: int, files: MultiFileSource | None) -> None:
+    def _make(
+        self, part: source_parts.PlannedPart, count: int, files: sources.MultiFileSource | None
+    ) -> None:
         """Read and split `part`, one of `count` parts; `files` opens the source's objects (None: it is one stream).
 
         The files are written to a temporary folder and moved to their final names; then a marker file
@@ -361,11 +358,11 @@ class DataPod:
         settings = self._test if part.key == "test" else self._settings
         self._progress.start_part(part.bytes or None)  # a source that is one stream sets the number of bytes
         folder = self._tmp / f"work-{part.key}-{time.monotonic_ns():x}"
-        source: sources.SingleFileSource | multi_file_source.PartSource
+        source: sources.SingleFileSource | sources.PartSource
         if files is not None:
-            source = multi_file_source.PartSource(files, part.ranges)
+            source = sources.PartSource(files, part.ranges)
         else:
-            with storage_errors(folder):
+            with storage.storage_errors(folder):
                 folder.mkdir()
             source = sources.open_single_file(replace(self._context(settings), tmp=folder))
         try:
@@ -373,7 +370,7 @@ class DataPod:
             number = None if part.key == "test" else int(part.key)
             made = splitter.run(number, part.test_rows)
             train_parts = count - bool(self._settings.test_source)
-            with storage_errors(self._tmp):
+            with storage.storage_errors(self._tmp):
                 for index in range(len(made["files"])):
                     name = shard_file_name(number or 0, train_parts)
                     (folder / str(index) / "train.txt").replace(self._tmp / "shards" / str(index) / name)
@@ -381,26 +378,26 @@ class DataPod:
                 if (folder / "tables").is_dir():
                     shutil.rmtree(self._tmp / "tables", ignore_errors=True)
                     (folder / "tables").rename(self._tmp / "tables")
-                fsync_dir(self._tmp)
+                storage.fsync_dir(self._tmp)
             name = sources.source_name(settings)
             if part.ranges and files is not None:
                 name = files.display_name(part.ranges[0].object)
-            write_json(self._marker(part), {**made, "name": name})
+            storage.write_json(self._marker(part), {**made, "name": name})
         finally:
             source.close()
             shutil.rmtree(folder, ignore_errors=True)
 
     def _publish(self, parts: list[source_parts.PlannedPart]) -> None:
         # Of a pod that was killed while it published.
-        manifest = read_json(self._tmp / PUBLICATION, shape=Publication)
+        manifest = storage.read_json(self._tmp / publish_data.PUBLICATION, shape=Publication)
         if manifest is None or manifest.get("splitCount") != self._settings.split_count:
-            markers = [read_json(self._marker(part)) or {} for part in parts]
+            markers = [storage.read_json(self._marker(part)) or {} for part in parts]
             spanning = [marker.get("spanning") or (0, "") for marker in markers]
             warn_of_quotes(sum(n for n, _ in spanning), next((first for n, first in spanning if n), ""))
             tests = [f"{part.key}.test" for part in parts]
             manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)
-            manifest |= {"content": self._content, **origin(self._settings)}
-        publish(self._tmp, self._layout, manifest)
+            manifest |= {"content": self._content, **publish_data.origin(self._settings)}
+        publish_data.publish(self._tmp, self._layout, manifest)
         log.info(
             "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",
             self._progress.clock() - self._progress.started,
@@ -409,3 +406,97 @@ class DataPod:
             manifest["test"].get("lines"),
             manifest["sha256"],
         )
+
+
+def content_digest(s: DataSettings, plan: list[Any]) -> str:
+    """Return a digest of everything that determines the shards' bytes; the job's name does not.
+
+    `plan` is the parts as JSON, with name, size and version of each object.
+    """
+    shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
+    name = sources.source_name(s) if s.source_secret else s.source
+    source = [name, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
+    return hashlib.sha256(json.dumps([MANIFEST_VERSION, shape, source, plan]).encode()).hexdigest()
+
+
+def keep_unchanged_data(settings: DataSettings, content: str) -> bool:
+    """Publish this job's data again for this Job if its source has not changed since it was read.
+
+    Only the manifest is written: with this Job's data digest, and with `reusedFrom`. The pod must hold the exclusive
+    lock. `content` is the data's `content_digest`; empty if it is unknown, and then no data is reused.
+
+    Returns:
+        False when the present data is incomplete or has other content.
+    """
+    layout = settings.layout
+    try:
+        manifest = storage.read_json(layout.manifest, shape=ManifestFile) if content else None
+    except storage.UnreadableError:
+        return False
+    if not manifest or manifest.get("content") != content or not publish_data.is_complete(settings, manifest):
+        return False
+    reader = _reader(manifest)
+    log.info("the source has not changed since Job %s read it: its data is used again", reader)
+    manifest |= {"dataDigest": settings.data_digest, "reusedFrom": reader, **publish_data.origin(settings)}
+    with storage.storage_errors(layout.manifest):
+        storage.write_json(layout.manifest, storage.with_checksum(manifest))
+        layout.data_failed.unlink(missing_ok=True)
+    return True
+
+
+def _reader(manifest: dict[str, Any]) -> str:
+    """Return the name of the Job that read the source."""
+    return str(manifest.get("reusedFrom") or (manifest.get("madeBy") or {}).get("job") or "unknown")
+
+
+def link_from_other_job(
+    layout: JobPaths, content: str, tmp: Path, check: Callable[[], None]
+) -> dict[str, Any] | None:
+    """Hard-link the data files of another job with the same content into `tmp`.
+
+    Removing or replacing the other job's data leaves these files as they are. If one of them does not have the sha256
+    that the manifest lists for it, that job's data is not used.
+    `content` is as in `keep_unchanged_data`. `check` is called while files are read; it may raise `DeadlineError`.
+
+    Returns:
+        The other job's manifest, with `reusedFrom`; None when no job has such data.
+    """
+    for path in sorted(layout.job_path.glob("*/manifest.json")) if content else ():
+        other = JobPaths(layout.job_path, path.parent.name)
+        if other.job in {layout.job, layout.sources}:
+            continue
+        try:
+            manifest = storage.read_json(path, shape=ManifestFile)
+            if not manifest or manifest.get("content") != content:
+                continue
+            _link_files(other, manifest, tmp, check)
+            if (
+                storage.read_json(path) == manifest
+            ):  # a data Job that replaces data removes the manifest first
+                log.info("linked the data of job %s, which has the same content", other.job_name)
+                manifest.pop("rows", None)  # a file of older launchers, which is not linked
+                return manifest | {"reusedFrom": _reader(manifest)}
+        except (DeadlineError, StoppedError):
+            raise
+        except (LauncherError, OSError, KeyError, TypeError, ValueError) as error:
+            log.info(
+                "not using the data of job %s (%s); trying other jobs, then the source", other.job_name, error
+            )
+    return None
+
+
+def _link_files(other: JobPaths, manifest: dict[str, Any], tmp: Path, check: Callable[[], None]) -> None:
+    (tmp / "shards").mkdir(parents=True, exist_ok=True)  # `check` touches a file there
+    for path, entry in publish_data.files_of_manifest(manifest, other).items():
+        # The size first, since it costs nothing. Staging would reject wrong bytes in each job that links them.
+        if path.stat().st_size != entry["bytes"] or storage.sha256_file(path, check) != entry["sha256"]:
+            raise ValueError(f"{path} does not have the sha256 of its manifest")
+    targets = {other.tables: tmp / "tables"} if manifest["tables"] else {}
+    for shard in manifest["shards"]:
+        targets[other.shard(shard["index"])] = tmp / "shards" / str(shard["index"])
+    os.link(other.test, tmp / other.test.name)
+    for source, target in targets.items():
+        target.mkdir(parents=True)
+        for file in source.iterdir():
+            os.link(file, target / file.name)
+        storage.fsync_dir(target)

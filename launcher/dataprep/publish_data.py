@@ -1,13 +1,14 @@
 """Publish complete data: move it to its final names, the manifest last; check what data is published.
 
-Also make the job's folder, remove what killed data Jobs left, and find out whether another release replaced the
-data.
+Also list a shard's files, make the job's folder, remove what killed data Jobs left, and find out whether another
+release replaced the data.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import shutil
 from collections.abc import Mapping
@@ -15,19 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher import schema
-from launcher.dataprep.shard_files import list_shard_files
 from launcher.errors import DataError, StorageError
-from launcher.io.files import (
-    UnreadableError,
-    fsync_dir,
-    read_json,
-    retry_storage,
-    storage_errors,
-    with_checksum,
-    write_json,
-)
+from launcher.io import files
 from launcher.log import log
 from launcher.paths import JobPaths
+from launcher.schema import ShardFiles
 from launcher.schema.data_files import ManifestOrigin
 from launcher.settings import DataSettings, PodSettings
 
@@ -45,8 +38,8 @@ def is_published(settings: DataSettings) -> bool:
     """
     shard = settings.completion_index if settings.in_training_pod else None
     try:
-        manifest = read_json(settings.layout.manifest, shape=schema.ManifestFile)
-    except UnreadableError as error:
+        manifest = files.read_json(settings.layout.manifest, shape=schema.ManifestFile)
+    except files.UnreadableError as error:
         log.info("%s The data and the manifest are made again.", error)
         return False
     return (
@@ -62,7 +55,7 @@ def is_complete(settings: DataSettings, manifest: dict[str, Any], only_shard: in
     try:
         listed = files_of_manifest(manifest, layout, only_shard)
         sizes = {path: int(entry["bytes"]) for path, entry in listed.items()}
-        wrong = retry_storage(
+        wrong = files.retry_storage(
             layout.job,
             lambda: [p for p, size in sizes.items() if not p.is_file() or p.stat().st_size != size],
         )
@@ -102,8 +95,8 @@ def origin(settings: DataSettings) -> dict[str, Any]:
     whose own data is in this list fails: two releases would replace each other's data again and again.
     """
     try:
-        earlier = read_json(settings.layout.manifest, shape=ManifestOrigin) or {}
-    except UnreadableError:
+        earlier = files.read_json(settings.layout.manifest, shape=ManifestOrigin) or {}
+    except files.UnreadableError:
         earlier = {}
     own = {"namespace": settings.namespace, "release": settings.release}
     replaced = [*earlier.get("replaced", ())]
@@ -151,18 +144,18 @@ def publish(tmp: Path, layout: JobPaths, manifest: dict[str, Any]) -> None:
     one, move into `tmp`, which is removed at the end. If this pod is killed before that, another pod calls `publish`
     again with the manifest of PUBLICATION, which skips the files that are already in their final place.
     """
-    write_json(tmp / PUBLICATION, manifest)
+    files.write_json(tmp / PUBLICATION, manifest)
     shards = manifest["splitCount"]
-    with storage_errors(layout.job):
+    with files.storage_errors(layout.job):
         layout.manifest.unlink(missing_ok=True)
-        fsync_dir(layout.job)
+        files.fsync_dir(layout.job)
         old = tmp / "old"
         old.mkdir(exist_ok=True)
         for index in range(shards):
             target = layout.shard(index)
             target.parent.mkdir(exist_ok=True)
             _swap(tmp / "shards" / str(index), target, old / str(index))
-            fsync_dir(target.parent)
+            files.fsync_dir(target.parent)
         if manifest["tables"]:
             _swap(tmp / "tables", layout.tables, old / "tables")
         elif layout.tables.exists():
@@ -171,8 +164,8 @@ def publish(tmp: Path, layout: JobPaths, manifest: dict[str, Any]) -> None:
         for folder in list(layout.job.iterdir()):
             if is_shard_name(folder.name) and int(folder.name) >= shards and (folder / "data").is_dir():
                 folder.rename(old / f"beyond-{folder.name}")
-        fsync_dir(layout.job)
-    write_json(layout.manifest, with_checksum(manifest))
+        files.fsync_dir(layout.job)
+    files.write_json(layout.manifest, files.with_checksum(manifest))
     with contextlib.suppress(OSError):
         layout.data_failed.unlink()
     remove_folder(tmp)
@@ -221,7 +214,46 @@ def make_job_folder(layout: JobPaths) -> None:
             f"JOB_PATH {layout.job_path} does not exist: the shared storage is not mounted. Fix: check the pod's "
             "volume and its claim (kubectl describe pod)."
         )
-    with storage_errors(layout.job):
+    with files.storage_errors(layout.job):
         layout.job.mkdir(exist_ok=True)
         if not os.access(layout.job, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(layout.job))
+
+
+LIST = "files.json"
+
+
+def make_again_fix(layout: JobPaths) -> str:
+    """Return the `Fix:` of messages about published data that is damaged, which says how to make the data again.
+
+    The manifest must be removed first: with it, the training pods of the new run would use the damaged data at once.
+    """
+    return (
+        f"Fix: delete {layout.manifest} in a pod or on a machine that mounts the shared storage, then start the run "
+        "again with another runId (helm upgrade with --reset-then-reuse-values --set-string runId=TEXT), which makes "
+        "its data again."
+    )
+
+
+def list_shard_files(layout: JobPaths, shard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return [{"name", "bytes", "sha256"}] of a shard's files, in the order of the source.
+
+    `shard` is the shard's entry in the manifest.
+
+    Raises:
+        DataError: `files.json` is not the one of the manifest.
+    """
+    if not shard.get("parts"):
+        return [{"name": "train.txt", "bytes": shard["bytes"], "sha256": shard.get("sha256")}]
+    path = layout.shard(int(shard["index"])) / LIST
+    content = files.read_bytes(path) or b""
+    if hashlib.sha256(content).hexdigest() != shard["sha256"]:
+        raise DataError(
+            f"{path} is missing, or its sha256 is not the one in manifest.json: it was changed after the data "
+            f"Job. {make_again_fix(layout)}"
+        )
+    try:
+        found: list[dict[str, Any]] = files.parse_json_object(path, content, ShardFiles)["files"]
+    except files.UnreadableError as error:
+        raise DataError(f"{error} {make_again_fix(layout)}") from error
+    return found

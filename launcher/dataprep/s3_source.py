@@ -10,10 +10,8 @@ from itertools import islice
 from typing import Any
 
 from launcher.dataprep.archives import NAMES_SHOWN
-from launcher.dataprep.byte_streams import RemoteBody, ResumingStream
-from launcher.dataprep.prefetch import ReadAhead
-from launcher.dataprep.source_context import SourceContext, files_to_read
-from launcher.dataprep.source_parts import SourceObject
+from launcher.dataprep.byte_streams import ReadAhead, RemoteBody, ResumingStream
+from launcher.dataprep.source_parts import SourceContext, SourceObject, files_to_read
 from launcher.errors import DataError
 from launcher.io import s3
 from launcher.io.retry import TransientError

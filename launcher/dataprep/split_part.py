@@ -1,29 +1,37 @@
-"""Split one part of a source: each line goes to one shard's file, or is held out for the test set.
+"""Split one part of a source: each line goes to a shard's file or to the test set; combine all parts at the end.
 
 One pass over the source in constant memory: a thread reads and hashes the source, the calling thread splits
-lines, two threads hash and write. The result depends on the source's bytes and the settings alone.
+lines, two threads hash and write. The result depends on the source's bytes and the settings alone,
+not on the machine or the size of blocks. A golden test fixes it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import threading
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from launcher.dataprep import source as sources
 from launcher.dataprep import text_lines
 from launcher.dataprep.archives import SourceFile
-from launcher.dataprep.byte_streams import BLOCK
+from launcher.dataprep.byte_streams import BLOCK, Prefetch
 from launcher.dataprep.csv_records import RowPlaces
-from launcher.dataprep.multi_file_source import PartSource
-from launcher.dataprep.prefetch import Prefetch
 from launcher.dataprep.progress_log import DataProgress
+from launcher.dataprep.publish_data import LIST
 from launcher.dataprep.shard_writers import FileWriters
-from launcher.dataprep.splitting import LineSplitter, is_in_test_set
+from launcher.dataprep.source import PartSource, display_name, source_name
 from launcher.errors import DataError
 from launcher.io.disk_space import require_space
-from launcher.io.files import storage_errors
+from launcher.io.files import fsync_dir, fsync_tree, storage_errors, write_atomically
+from launcher.schema.data_files import MANIFEST_VERSION
 from launcher.settings import DataSettings
 
 _AHEAD = 4  # blocks of lines between the reading thread and the splitting one
@@ -215,4 +223,270 @@ class PartSplitter:
                 f"data.sha256 is {settings.sha256}, but {sources.source_name(settings)} has {found}: "
                 "the file is another one, or it was changed on the way. Nothing was published. Fix: correct "
                 "data.source, or set data.sha256 to the second value if you trust this file."
+            )
+
+
+UInt64s = npt.NDArray[np.uint64]
+_MASK = (1 << 64) - 1
+_ASSIGN, _HOLD_OUT = 0, 1  # second half of the key: two independent streams for each part
+
+
+def _stream(seed: int, purpose: int, part: int) -> np.random.Philox:
+    """Return raw 64-bit numbers of Philox4x64-10 with an explicit key, whose stream numpy guarantees.
+
+    numpy's distributions and shuffles may change between versions, so they are not used.
+    """
+    return np.random.Philox(key=np.array([seed & _MASK, purpose + 2 * part], dtype=np.uint64))
+
+
+class ShardAssigner:
+    """Assigns each block of `shards` consecutive train lines to the shards by a new permutation.
+
+    Shards therefore differ by at most one line in number, and an order in the source (all lines of one label
+    first) does not become a skew between shards.
+    """
+
+    def __init__(self, seed: int, shards: int, part: int = 0) -> None:
+        self._raw = _stream(seed, _ASSIGN, part)
+        self._shards = shards
+        self._left = np.empty(0, dtype=np.uint16)
+
+    def owners(self, lines: int) -> npt.NDArray[np.uint16]:
+        """Return the shard of each of the next `lines` train lines, uint16 of shape (lines,)."""
+        blocks = -(-max(0, lines - len(self._left)) // self._shards)
+        if blocks:
+            raw: UInt64s = self._raw.random_raw(blocks * self._shards).reshape(blocks, self._shards)
+            permutations = np.argsort(raw, axis=1, kind="stable").astype(np.uint16).ravel()
+            self._left = np.concatenate((self._left, permutations))
+        owners, self._left = self._left[:lines], self._left[lines:]
+        return owners
+
+
+class HeldOutSelector:
+    """Holds out one line of each interval of 1/fraction consecutive lines for the test set.
+
+    One interval for each test line keeps their number exact to one line and spreads the test set over the
+    complete source, also when the source is sorted.
+    """
+
+    def __init__(self, seed: int, fraction: float, part: int = 0) -> None:
+        self._raw = _stream(seed, _HOLD_OUT, part)
+        self._length = 1 / fraction if fraction > 0 else 0.0
+        self._interval = 0  # the first interval whose line is not drawn yet
+        self._line = 0  # of the source, over all objects
+        self._selected = np.empty(0, dtype=np.int64)
+
+    def select(self, lines: int) -> npt.NDArray[np.bool_]:
+        """Return for each of the next `lines` lines whether it is held out, bool of shape (lines,)."""
+        mask = np.zeros(lines, dtype=np.bool_)
+        end = self._line + lines
+        if self._length:
+            count = int(end / self._length) + 1 - self._interval
+            if count > 0:
+                bounds = (
+                    np.arange(self._interval, self._interval + count + 1, dtype=np.float64) * self._length
+                )
+                edges = np.ceil(bounds).astype(np.int64)
+                draws = (self._raw.random_raw(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+                picks = edges[:-1] + np.floor(draws * np.diff(edges)).astype(np.int64)
+                self._selected = np.concatenate((self._selected, picks))
+                self._interval += count
+            here = np.searchsorted(self._selected, end)
+            mask[self._selected[:here] - self._line] = True
+            self._selected = self._selected[here:]
+        self._line = end
+        return mask
+
+
+def is_in_test_set(first: int, lines: int, wanted: int, count: int) -> npt.NDArray[np.bool_]:
+    """Return which of `lines` held-out lines, the first of which is number `first`, are in the test set.
+
+    The test set takes `wanted` of all `count` held-out lines, evenly spread. Returns a bool array of shape (lines,).
+    """
+    numbers = np.arange(first, first + lines)
+    chosen: npt.NDArray[np.bool_] = (numbers + 1) * wanted // count > numbers * wanted // count
+    return chosen
+
+
+class LineSplitter:
+    """Splits blocks of complete lines into one piece for each shard, and one of the held-out lines."""
+
+    def __init__(self, seed: int, shards: int, test_fraction: float, part: int = 0) -> None:
+        self._assigner = ShardAssigner(seed, shards, part)
+        self._selector = HeldOutSelector(seed, test_fraction, part)
+        self._shards = shards
+        self.lines = [0] * shards
+        """Lines that each shard has so far."""
+        self.held = 0
+        """Lines that are held out so far."""
+
+    def split(self, block: bytes) -> tuple[list[bytes], bytes]:
+        r"""Return one piece of `block` for each shard, and the held-out lines.
+
+        `block` ends with a newline. A piece has its lines in the source's order and may be empty.
+        """
+        lines = block.split(b"\n")  # not splitlines: \r and others belong to the line
+        lines.pop()
+        test = self._selector.select(len(lines))
+        owners = np.full(len(lines), self._shards, dtype=np.uint16)
+        train = np.flatnonzero(~test)
+        owners[train] = self._assigner.owners(len(train))
+        *pieces, held = self._group(lines, owners)
+        self.held += len(lines) - len(train)
+        return pieces, held
+
+    def assign(self, lines: list[bytes]) -> list[bytes]:
+        """Assign held-out lines that the test set does not need to the shards; return one piece for each shard."""
+        *pieces, _ = self._group(lines, self._assigner.owners(len(lines)))
+        return pieces
+
+    def _group(self, lines: list[bytes], owners: npt.NDArray[np.uint16]) -> list[bytes]:
+        """Return one piece for each shard, then the held-out lines; add to `self.lines` of each shard.
+
+        `owners` has the shard of each line; for a held-out line the number of shards.
+        """
+        order = np.argsort(owners, kind="stable").tolist()
+        sorted_lines = itemgetter(*order)(lines) if len(order) > 1 else tuple(lines)
+        pieces, first = [], 0
+        for owner, count in enumerate(np.bincount(owners, minlength=self._shards + 1).tolist()):
+            own = sorted_lines[first : first + count]
+            first += count
+            if owner < self._shards:
+                self.lines[owner] += count
+            pieces.append(b"\n".join(own) + b"\n" if count else b"")
+        return pieces
+
+
+def assemble_shards(
+    settings: DataSettings, tmp: Path, markers: list[dict[str, Any]], tests: list[str], progress: DataProgress
+) -> dict[str, Any]:
+    """Complete `tmp/shards/<i>/` and `tmp/test.txt`, and return the manifest.
+
+    Args:
+        settings: the settings of this pod.
+        tmp: the folder in which the pods of this data Job work.
+        markers: what `PartSplitter.run` returned for each part of the source; that of data.testSource is the last one.
+        tests: file names of the parts' test sets in `tmp`.
+        progress: enforces the deadline.
+
+    Raises:
+        DataError: the data cannot be trained on, for example because it has fewer lines than shards.
+        StorageError: the shared storage failed.
+    """
+    parts = [marker for marker in markers if marker["lines"]]
+    lines = [sum(counts) for counts in zip(*(part["lines"] for part in parts), strict=True)]
+    held = sum(marker["test"]["lines"] for marker in markers)
+    _check_lines(settings, lines, held, [sum(part["lines"]) for part in parts])
+    _check_columns(settings, markers)
+    test = _join_files([tmp / name for name in tests], tmp / "test.txt", progress)
+    shards = []
+    for index, count in enumerate(lines):
+        progress.report("completing the shards")
+        files = [part["files"][index] for part in parts]
+        entry = {"index": index, "lines": count, "bytes": sum(file["bytes"] for file in files)}
+        folder = tmp / "shards" / str(index)
+        if len(parts) == 1:
+            entry["sha256"] = files[0]["sha256"]
+        else:
+            named = [{"name": shard_file_name(i, len(parts)), **file} for i, file in enumerate(files)]
+            content = json.dumps({"files": named}).encode()
+            write_atomically(folder / LIST, content)
+            entry |= {"parts": len(parts), "sha256": hashlib.sha256(content).hexdigest()}
+        write_atomically(folder / "train.list", "data/train.txt\n")
+        write_atomically(folder / "test.list", "data/test.txt\n" if test["bytes"] else "")
+        with storage_errors(folder):
+            fsync_dir(folder)
+        shards.append(entry)
+    if (tmp / "tables").is_dir():
+        with storage_errors(tmp):
+            fsync_tree(tmp / "tables")
+    sums = [part["sha256"] for part in parts]
+    return {
+        "version": MANIFEST_VERSION,
+        "dataDigest": settings.data_digest,
+        "source": source_name(settings),
+        "sha256": sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest(),
+        "member": settings.member,
+        "format": settings.format,
+        "seed": settings.seed,
+        "testFraction": settings.test_fraction,
+        "testSource": display_name(settings.test_source),
+        "testRows": settings.test_rows,
+        "splitCount": settings.split_count,
+        "lines": sum(lines),
+        "shards": shards,
+        "test": {"lines": held, **test},
+        "tables": [table for part in parts for table in part["tables"]],
+    }
+
+
+def shard_file_name(part: int, parts: int) -> str:
+    """Return the name, in each shard's folder, of the file with the rows of one part of the source.
+
+    `part` is the part's number from 0, `parts` the number of all parts.
+    """
+    return "train.txt" if parts == 1 else f"train-{part:05d}.txt"
+
+
+def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict[str, Any]:
+    """Write the content of `paths` to `target`, in order; return {"bytes", "sha256"}."""
+    digest, size = hashlib.sha256(), 0
+    with storage_errors(target):
+        target.unlink(missing_ok=True)  # may be a hard link to another job's test set (`link_from_other_job`)
+    with storage_errors(target), target.open("wb") as joined:
+        for path in paths:
+            with path.open("rb") as file:
+                while block := file.read(BLOCK):
+                    digest.update(block)
+                    size += joined.write(block)
+                    progress.report("joining the test sets of all parts")
+        joined.flush()
+        os.fsync(joined.fileno())
+    return {"bytes": size, "sha256": digest.hexdigest()}
+
+
+def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: list[int]) -> None:
+    """Raise `DataError` when a shard, or a required test set, would be empty.
+
+    `lines` has the train lines of each shard, `parts` those of each part of the source, `held` those of the test set.
+    """
+    name, train = source_name(settings), sum(lines)
+    if train >= settings.split_count and min(lines) == 0:
+        raise DataError(
+            f"data.source {name} has {train} train lines in {len(parts)} parts, but shard {lines.index(0)} of "
+            f"{settings.split_count} got none: the lines of each part are distributed to the shards separately. "
+            f"Fix: set trainers (and data.splitCount) to at most {max(parts)}, the lines of the largest part, or set "
+            "data.source to a source with more rows."
+        )
+    if train < settings.split_count:
+        fewer = f"set trainers (and data.splitCount) to at most {train}, or " if train else ""
+        raise DataError(
+            f"data.source {name} has {train} train lines ({held} more are held out for the test), fewer than "
+            f"the {settings.split_count} shards: a trainer without lines would hang. Fix: {fewer}set data.source "
+            "to a source with more rows."
+        )
+    if settings.test_source and not held:
+        raise DataError(
+            f"data.testSource {display_name(settings.test_source)} has no line. Fix: set it to a file with rows, "
+            "or leave it empty to hold out a part of the data."
+        )
+    if settings.test_fraction and not held:
+        raise DataError(
+            f"data.testFraction {settings.test_fraction} holds out none of the {train} lines of {name}, so that "
+            "there would be no test set. Fix: set data.testFraction to 0.5, or to 0 for no test set."
+        )
+
+
+def _check_columns(settings: DataSettings, markers: list[dict[str, Any]]) -> None:
+    """Raise `DataError` when the columns of csv objects in two parts differ; `CsvReader` checks within a part."""
+    if settings.columns and all(isinstance(column, str) for column in settings.columns):
+        return
+    first = markers[0]
+    for marker in markers:
+        same = marker["header"] == first["header"] and marker["columns"] == first["columns"]
+        if not same and marker["columns"]:
+            raise DataError(
+                f"{marker['name']} has the header {marker['header'][:20]} and {marker['columns']} columns, but "
+                f"{first['name']} {first['header'][:20]} and {first['columns']}. Fix: give all objects the same "
+                "columns in the same order, or list names in data.columns."
             )

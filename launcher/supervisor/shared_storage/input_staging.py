@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep.shard_files import list_shard_files, make_again_fix
+from launcher.dataprep.publish_data import list_shard_files, make_again_fix
 from launcher.errors import DataError, SettingsError, UnfitError, setting_error, setting_message
 from launcher.io import disk_space, files
 from launcher.io.program_folders import BUILT_IN

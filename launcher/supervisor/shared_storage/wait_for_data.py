@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import schema
-from launcher.dataprep.publish_data import describe_conflict, describe_maker, is_replaced
-from launcher.dataprep.shard_files import make_again_fix
+from launcher.dataprep.publish_data import describe_conflict, describe_maker, is_replaced, make_again_fix
 from launcher.errors import DataError
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.stop_signals import handle_signals, stopped_by

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import shutil
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -22,16 +22,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import DataError, UnfitError
 from launcher.io import cgroup_memory, disk_space, files
 from launcher.io.helper_protocol import main
 from launcher.trainer import program_loader
 from launcher.trainer.program_loader import TrainingProgram
-from launcher.trainer.records.record_files import RecordFile, Records, rows_per_file
-from launcher.trainer.records.record_writer import finish_records, write_record_file
+from launcher.trainer.records import record_files
+from launcher.trainer.records.record_files import RecordFile, Records
 from launcher.trainer.records.row_parsing import parse_records, record_dtype
-from launcher.trainer.records.text_ranges import TextRange, divide_text
 from launcher.trainer.training_log import ReportTimer
 
 PROCESS_BYTES = 200 << 20
@@ -57,7 +59,7 @@ class _Job:
         with files.storage_errors(self.text):
             lines = part.read_lines(self.text)
             found, skipped = parse_records(lines, self.program, RowPlaces(self.name), part.first)
-        return write_record_file(self.folder, part.number, found), skipped
+        return record_files.write_record_file(self.folder, part.number, found), skipped
 
 
 _job: _Job | None = None
@@ -106,7 +108,7 @@ def convert_text(
     with files.storage_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        parts = list(divide_text(text, rows_per_file(dtype), check))
+        parts = list(divide_text(text, record_files.rows_per_file(dtype), check))
     rows = sum(part.rows for part in parts)
     what = f"parsing {name} ({rows:,} rows of {dtype.itemsize} bytes each)"
     disk_space.require_space(folder, rows * dtype.itemsize, what, disk_space.ENLARGE_WORK_VOLUME)
@@ -124,7 +126,7 @@ def convert_text(
             if timer.due():
                 done = sum(f.rows for f in written) + skipped
                 report(_progress(name, done, rows, time.monotonic() - began))
-    records = finish_records(program, folder, written, name, skipped)
+    records = record_files.finish_records(program, folder, written, name, skipped)
     records.write_index(key)
     seconds = time.monotonic() - began
     report(f"{name}: parsed {rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} rows/s)")
@@ -222,6 +224,51 @@ def convert(request: Mapping[str, Any]) -> dict[str, Any]:
         program, data, Path(request["records"]), request["rank"], test=request["test"], report=report
     )
     return {}
+
+
+BLOCK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TextRange:
+    """Refers to consecutive lines of a text file."""
+
+    number: int
+    """Counts the ranges, from 0."""
+    offset: int
+    """Position in bytes of the first line."""
+    first: int
+    """Row number of the first line, from 1."""
+    rows: int
+
+    def read_lines(self, text: Path) -> Iterator[str]:
+        """Yield the lines of this range, with their newlines. Bytes that are not UTF-8 are escaped."""
+        with text.open("rb") as file:
+            file.seek(self.offset)
+            for _ in range(self.rows):
+                yield file.readline().decode("utf-8", "surrogateescape")
+
+
+def divide_text(text: Path, rows: int, check: Callable[[], None]) -> Iterator[TextRange]:
+    """Yield ranges of `rows` lines; the last one may be shorter. `check` may raise to stop."""
+    number = offset = at = first = lines = 0
+    last = b"\n"
+    with text.open("rb", buffering=0) as file:
+        while block := file.read(BLOCK_BYTES):
+            check()
+            ends: NDArray[np.int64] | None = None
+            count = int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
+            while lines + count - first >= rows:
+                if ends is None:
+                    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+                end = at + int(ends[first + rows - lines - 1]) + 1
+                yield TextRange(number, offset, first + 1, rows)
+                number, offset, first = number + 1, end, first + rows
+            lines += count
+            at += len(block)
+            last = block[-1:]
+    if at > offset:
+        yield TextRange(number, offset, first + 1, lines - first + (last != b"\n"))
 
 
 if __name__ == "__main__":

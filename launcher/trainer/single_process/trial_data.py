@@ -21,8 +21,13 @@ from launcher.dataprep.csv_records import RowPlaces, split_fields
 from launcher.errors import DataError
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.records import row_parsing
-from launcher.trainer.records.record_files import RecordFile, Records, rows_per_file
-from launcher.trainer.records.record_writer import finish_records, write_record_file
+from launcher.trainer.records.record_files import (
+    RecordFile,
+    Records,
+    finish_records,
+    rows_per_file,
+    write_record_file,
+)
 from launcher.trainer.training_log import ReportTimer
 
 Report = Callable[[str], None]

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.dataprep import data_job, source_parts, text_lines
-from launcher.dataprep.shard_files import list_shard_files
+from launcher.dataprep.publish_data import list_shard_files
 from launcher.io import files
 from launcher.io.retry import Retry
 from launcher.paths import JobPaths

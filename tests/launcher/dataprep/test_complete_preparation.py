@@ -13,7 +13,7 @@ import pytest
 
 from launcher.dataprep import data_job, publish_data, shard_writers, split_part
 from launcher.dataprep.csv_records import split_fields
-from launcher.dataprep.shard_files import LIST
+from launcher.dataprep.publish_data import LIST
 from launcher.errors import DataError, StorageError, StorageFailedError
 from launcher.io import files
 from launcher.settings import TrainSettings

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep.publish_data import PUBLICATION
-from launcher.dataprep.shard_files import LIST, list_shard_files
+from launcher.dataprep.publish_data import LIST, PUBLICATION, list_shard_files
 from launcher.errors import DataError, StoppedError
 from launcher.io import tar_stream
 from launcher.io.open_below import ReaderError
@@ -91,7 +90,7 @@ def test_a_publish_json_of_wrong_types_is_an_error_with_a_fix(pod: Pod) -> None:
         (pod.job / "manifest.json").unlink(missing_ok=True)
         (pod.job / "data-failed.json").unlink(missing_ok=True)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("launcher.dataprep.data_job.publish", killed)
+            patch.setattr("launcher.dataprep.publish_data.publish", killed)
             with pytest.raises(StoppedError, match="killed"):
                 pod.prepare(TEST_FRACTION=0.1)
         (tmp / PUBLICATION).write_text(json.dumps(wrong))

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from launcher.dataprep import assemble_shards, data_job, text_lines
+from launcher.dataprep import data_job, split_part, text_lines
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError, DeadlineError, LauncherError, StorageError
 from launcher.settings import DataSettings
@@ -170,7 +170,7 @@ def test_an_unexpected_error_is_written_as_the_reason(pod: Pod, monkeypatch: pyt
     def fault(*_: object) -> None:
         raise ZeroDivisionError("by design")
 
-    monkeypatch.setattr("launcher.dataprep.splitting.LineSplitter.split", fault)
+    monkeypatch.setattr("launcher.dataprep.split_part.LineSplitter.split", fault)
     pod.source(LINES)
     with pytest.raises(LauncherError, match="ZeroDivisionError: by design"):
         pod.prepare()
@@ -183,4 +183,4 @@ def test_a_shard_that_no_part_fills_is_an_error_with_the_usable_number_of_traine
         r"6 train lines in 3 parts, but shard 2 of 4 got none: .* to at most 2, the lines of the largest part"
     )
     with pytest.raises(DataError, match=message):
-        assemble_shards._check_lines(settings, [2, 2, 0, 2], 0, [2, 2, 2])
+        split_part._check_lines(settings, [2, 2, 0, 2], 0, [2, 2, 2])

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from launcher.dataprep.prefetch import ReadAhead
+from launcher.dataprep.byte_streams import ReadAhead
 from launcher.errors import DataError
 from tests.launcher.dataprep.conftest import LINES
 

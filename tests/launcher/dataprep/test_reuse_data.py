@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep import data_job
+from launcher.dataprep import data_job, publish_data
 from launcher.io.files import with_checksum, write_json
 from tests.launcher.dataprep.conftest import LINES, Pod, zipped
 from tests.launcher.supervisor.failing_calls import fail_calls
@@ -161,7 +161,7 @@ def test_hard_links_of_an_interrupted_run_are_not_written_to(
     pod.source(LINES)
     pod.prepare(TEST_FRACTION=0.1)
     second = other(pod)
-    monkeypatch.setattr(data_job, "remove_folder", lambda tmp: None)  # as one that failed
+    monkeypatch.setattr(publish_data, "remove_folder", lambda tmp: None)  # as one that failed
     with fail_calls("link", "*/2/data/train.list", errno.EPERM):
         second.prepare(TEST_FRACTION=0.1)
     assert len(parts) == 2

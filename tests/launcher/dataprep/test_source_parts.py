@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from launcher.dataprep import source_parts, split_part
 from launcher.dataprep.byte_streams import FileStream
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.shard_files import LIST, list_shard_files
+from launcher.dataprep.publish_data import LIST, list_shard_files
 from launcher.errors import DataError, StorageFailedError
 from launcher.paths import JobPaths
 from tests.launcher.dataprep.conftest import LINES, PART, Pod

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher import schema
-from launcher.dataprep import publish_data, shard_files
+from launcher.dataprep import publish_data
 from launcher.errors import CheckpointError, DataError
 from launcher.io import files, script_checkpoints
 from launcher.paths import JobPaths, OutputPaths, Position, is_safe_name, position
@@ -150,10 +150,10 @@ def test_the_files_of_a_shard_have_names_below_its_folder(tmp_path: Path, name: 
     layout = JobPaths(tmp_path, "job")
     layout.shard(0).mkdir(parents=True)
     content = json.dumps({"files": [{"name": name, "bytes": 1, "sha256": "0"}]}).encode()
-    (layout.shard(0) / shard_files.LIST).write_bytes(content)
+    (layout.shard(0) / publish_data.LIST).write_bytes(content)
     shard = {"index": 0, "bytes": 1, "parts": 1, "sha256": hashlib.sha256(content).hexdigest()}
     with pytest.raises(DataError, match=r"files\.json is damaged"):
-        shard_files.list_shard_files(layout, shard)
+        publish_data.list_shard_files(layout, shard)
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e400", "9" * 5000, "NaN"])

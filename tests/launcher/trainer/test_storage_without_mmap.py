@@ -14,7 +14,7 @@ from launcher.errors import StorageFailedError
 from launcher.paths import Position
 from launcher.serving.paddle_served.mapped_table import MappedTable
 from launcher.trainer.export import model_writer
-from launcher.trainer.records import record_writer
+from launcher.trainer.records import record_files
 from launcher.trainer.records.record_files import Records
 
 from .test_server_rules import training
@@ -63,7 +63,7 @@ def test_records_are_read_and_other_errors_are_raised(
     dtype = np.dtype([("label", np.float32, (1,)), ("ids", np.int64, (2,))])
     rows = np.zeros(5, dtype)
     rows["label"][:, 0] = range(5)
-    written = (record_writer.write_record_file(tmp_path, 0, rows),)
+    written = (record_files.write_record_file(tmp_path, 0, rows),)
     for code in (errno.ENODEV, errno.EIO):
         fail_with(monkeypatch, code)
         records = Records(tmp_path, dtype, written, 0)
