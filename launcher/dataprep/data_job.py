@@ -35,7 +35,7 @@ from launcher.io.retry import Retry
 from launcher.io.stop_signals import raise_on_stop_signal
 from launcher.log import log, start_logging
 from launcher.paths import JobPaths
-from launcher.schema.data_files import MANIFEST_VERSION, ManifestFile, ManifestOrigin, Publication
+from launcher.schema import MANIFEST_VERSION, ManifestFile, ManifestOrigin, Publication
 from launcher.settings import DataSettings
 
 _SWITCH_SECONDS = 0.0005  # the default of 5 ms makes a thread that returns from hashing wait for the GIL

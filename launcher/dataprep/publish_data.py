@@ -20,8 +20,7 @@ from launcher.errors import DataError, StorageError
 from launcher.io import files
 from launcher.log import log
 from launcher.paths import JobPaths
-from launcher.schema import ShardFiles
-from launcher.schema.data_files import ManifestOrigin
+from launcher.schema import ManifestOrigin, ShardFiles
 from launcher.settings import DataSettings, PodSettings
 
 PUBLICATION = "publish.json"

@@ -31,7 +31,7 @@ from launcher.dataprep.source import PartSource, display_name, source_name
 from launcher.errors import DataError
 from launcher.io.disk_space import require_space
 from launcher.io.files import fsync_dir, fsync_tree, storage_errors, write_atomically
-from launcher.schema.data_files import MANIFEST_VERSION
+from launcher.schema import MANIFEST_VERSION
 from launcher.settings import DataSettings
 
 _AHEAD = 4  # blocks of lines between the reading thread and the splitting one

@@ -1,31 +1,15 @@
 """Define the fields of the JSON files that another process reads; check them and convert them to objects.
 
-`json_conversion` converts dataclasses (`to_json`, `from_json`, `read_fields`); the other modules define the files.
+`json_conversion` converts dataclasses (`to_json`, `from_json`, `read_fields`).
 A field with a default, or a field of a TypedDict with `total=False`, may be missing in a file: older launchers did not
 write it, or the run has no value for it yet.
 """
 
-from launcher.schema.checkpoint_files import (
-    ChainLink,
-    CheckpointContents,
-    CheckpointFile,
-    CheckpointPosition,
-    CheckpointRows,
-    CheckpointScores,
-    CheckpointTable,
-    RankFiles,
-    ScriptCheckpoint,
-)
-from launcher.schema.data_files import (
-    DataFailure,
-    DataFile,
-    DataRelease,
-    ManifestFile,
-    Shard,
-    ShardFileEntry,
-    ShardFiles,
-    SideTable,
-)
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypedDict
+
 from launcher.schema.json_conversion import (
     ALWAYS,
     KEY,
@@ -38,18 +22,461 @@ from launcher.schema.json_conversion import (
     read_fields,
     to_json,
 )
-from launcher.schema.model_files import (
-    ExportedFile,
-    ExportMarker,
-    ModelDescription,
-    ModelLookup,
-    ModelTable,
+
+# The files of the data Job: manifest.json, files.json and data-failed.json.
+
+MANIFEST_VERSION = 2
+"""Version of manifest.json and of the files that it lists; a launcher reads no other version."""
+
+
+class _DataSize(TypedDict):
+    bytes: Count
+
+
+class DataFile(_DataSize, total=False):
+    """Entry of manifest.json about test.txt. Older manifests have no sha256."""
+
+    sha256: str | None
+    lines: Count
+
+
+class SideTable(DataFile):
+    """Entry of manifest.json about a side table: a file of `data.tables` that the program reads."""
+
+    name: FileName
+
+
+class _ShardSize(TypedDict):
+    index: Count
+    bytes: Count
+
+
+class Shard(_ShardSize, total=False):
+    """Entry of manifest.json about a shard, one rank's part of the rows.
+
+    A shard is the file train.txt, or as many files as `parts` says, which the shard's files.json lists.
+    """
+
+    lines: Count
+    parts: Count
+    sha256: str | None
+
+
+class DataRelease(TypedDict, total=False):
+    """The Helm release whose data Job made the data that a manifest describes."""
+
+    dataDigest: str | None
+    namespace: str
+    release: str
+    job: str
+    runId: str
+
+
+class ManifestOrigin(TypedDict, total=False):
+    """The fields of manifest.json that say whose data it is, and whose data it replaced."""
+
+    dataDigest: str | None
+    madeBy: DataRelease
+    replaced: list[DataRelease]
+
+
+class Publication(TypedDict):
+    """The fields that publish.json needs: the manifest of a publication that has begun."""
+
+    splitCount: Count
+    lines: Count
+    sha256: str
+    test: DataFile
+    tables: list[SideTable]
+    shards: list[Shard]
+
+
+@dataclass(frozen=True)
+class ManifestFile:
+    """`manifest.json`: the list of a job's data files, which training pods wait for and verify."""
+
+    version: int = 0
+    data_digest: str = field(default="", metadata={KEY: "dataDigest"})
+    content: str = ""
+    source: str = ""
+    sha256: str = ""
+    member: str = ""
+    format: str = ""
+    seed: int = 0
+    test_fraction: float = field(default=0.0, metadata={KEY: "testFraction"})
+    test_source: str = field(default="", metadata={KEY: "testSource"})
+    test_rows: Count = field(default=0, metadata={KEY: "testRows"})
+    split_count: Count = field(default=0, metadata={KEY: "splitCount"})
+    lines: Count = 0
+    shards: list[Shard] = field(default_factory=list, metadata=REQUIRED)
+    test: DataFile | None = None
+    tables: list[SideTable] = field(default_factory=list)
+    made_by: DataRelease = field(default_factory=DataRelease, metadata={KEY: "madeBy"})
+    replaced: list[DataRelease] = field(default_factory=list)
+    reused_from: str = field(default="", metadata={KEY: "reusedFrom"})
+    """The Job that read the source, if this Job did not because its content had not changed; else empty."""
+    checksum: str = ""
+
+
+class ShardFileEntry(TypedDict):
+    """Entry of files.json about one file of a shard that has several files."""
+
+    name: FileName
+    bytes: Count
+    sha256: str
+
+
+class ShardFiles(TypedDict):
+    """`files.json`: lists the files of a shard that has several."""
+
+    files: list[ShardFileEntry]
+
+
+@dataclass(frozen=True)
+class DataFailure:
+    """`data-failed.json`: why the data Job failed (docs/reference/file-formats.md)."""
+
+    data_digest: str = field(default="", metadata={KEY: "dataDigest"})
+    reason: str = ""
+
+
+# The files of a checkpoint: contents.json and, while it is being saved, rank-<r>.json.
+
+
+@dataclass(frozen=True)
+class CheckpointPosition:
+    """How far training was when a checkpoint was saved."""
+
+    passes: Count = field(metadata={KEY: "pass"})
+    """Finished passes (epochs)."""
+    batch: Count
+    """Finished batches of the pass after them."""
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """Size in bytes and sha256 (hex) of one file of a checkpoint. Small text files have no sha256."""
+
+    bytes: Count
+    sha256: str | None = None
+
+
+@dataclass(frozen=True)
+class CheckpointTable:
+    """Entry of contents.json about an embedding table: its folder, shape and optimizer."""
+
+    folder: FileName
+    """Name of the table's folder below tables/."""
+    width: Count
+    """Numbers in each row."""
+    rule: str
+    """The optimizer: adam, sgd or adagrad."""
+
+
+@dataclass(frozen=True)
+class CheckpointRows:
+    """Sample of a table's rows, read from the parameter servers after the save, to verify a restore."""
+
+    ids: list[int]
+    values: list[list[float]]
+    """The rows of these ids, of shape [number of ids, width of the table]."""
+
+
+@dataclass(frozen=True)
+class ChainLink:
+    """One checkpoint that an incremental checkpoint needs for a restore, because it saves only the changes."""
+
+    folder: FileName
+    """Folder name of that checkpoint."""
+    sha256: str
+    """sha256 (hex) of its contents.json."""
+
+
+@dataclass(frozen=True)
+class CheckpointScores:
+    """Test scores of the run's passes so far, by the metric of `training.keepBest`."""
+
+    metric: str
+    passes: list[list[float | None]]
+    """[finished passes, score] each; null for a score that is NaN or infinite."""
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """`rank-<r>.json`: the files and sample rows that rank r contributes to a checkpoint being saved."""
+
+    files: dict[FileName, CheckpointFile]
+    rows: dict[str, CheckpointRows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointContents:
+    """`contents.json`: describes and verifies one checkpoint (docs/reference/file-formats.md)."""
+
+    version: int
+    position: CheckpointPosition
+    attempt: Count
+    output_id: str = field(default="", metadata={KEY: "outputId"})
+    seed: int
+    batches: Count
+    """Batches per pass."""
+    mode: str
+    """training.mode: async or sync."""
+    servers: Count
+    shards: Count
+    """Files per sparse table."""
+    ranks: list[list[float]]
+    """[samples, seconds, sum of the loss over the samples] of each rank in the unfinished pass."""
+    dense: str
+    """sha256 (hex) of the dense parameters' names, shapes and values."""
+    tables: dict[str, CheckpointTable]
+    scores: CheckpointScores | None = None
+    chain: list[ChainLink] = field(default_factory=list)
+    """The checkpoints that an incremental one continues, the full one first; empty in a full checkpoint."""
+    files: dict[FileName, CheckpointFile]
+    rows: dict[str, CheckpointRows]
+    """Sample rows by table name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCheckpoint:
+    """`contents.json` of a checkpoint that a user's script saved (runtime collective)."""
+
+    script: int
+    """Version of the format; a checkpoint of the parameter server has the key `version` instead."""
+    position: CheckpointPosition
+    attempt: Count
+    files: dict[FileName, CheckpointFile]
+    """All files of the script, by their paths in the checkpoint's folder."""
+
+
+# model.json, the description of an exported model.
+
+
+@dataclass(frozen=True)
+class ModelLookup:
+    """One lookup of ids in an embedding table by an exported network."""
+
+    table: str
+    ids: str
+    """Name of the network's variable with the ids."""
+    vectors: str
+    """Name of the network's variable that receives the table's rows for these ids."""
+
+
+@dataclass(frozen=True)
+class ModelTable:
+    """Number of rows and width (numbers in each row) of an embedding table of an exported model."""
+
+    rows: Count
+    width: Count
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelDescription:
+    """`model.json`: describes an exported model (docs/reference/file-formats.md)."""
+
+    version: int
+    checkpoint: str = field(default="", metadata=ALWAYS)
+    """Folder name of the checkpoint from which the model was exported; empty if there was no checkpoint."""
+    config: FileName
+    """Name of the main file of the training program in program/."""
+    columns: list[str]
+    features: list[str]
+    label: str
+    options: dict[str, Any]
+    lookups: list[ModelLookup]
+    ids: list[str]
+    """Names of variables with ids for lookups that the program's network() calculates from its inputs."""
+    tables: dict[str, ModelTable]
+    files: dict[FileName, Count]
+    """Size in bytes by file name, without the tables' files and model.json."""
+    created: float | None = None
+    """When the model was written, in Unix seconds; absent in models of earlier launcher versions."""
+    score: dict[str, float] | None = None
+    """The model's test scores by metric name; absent until the model was scored."""
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """Entry of `_SUCCESS.json` about one object of an export in a bucket."""
+
+    name: FileName
+    """The object's name in the folder of the run's export."""
+    bytes: Count
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ExportMarker:
+    """`_SUCCESS.json`: lists the objects of a complete export (docs/reference/file-formats.md)."""
+
+    files: list[ExportedFile]
+    output_id: str = field(default="", metadata={KEY: "outputId"})
+
+
+# The files of a run: run.json (the run record), status.json, and progress.json of a trainer.
+#
+# The launcher of rank 0 writes run.json and status.json, and resumes a run from its run.json. The command line shows
+# both: it reads them leniently (`read_fields`), since any version of the launcher may have written them. So all
+# fields have defaults, and keys that newer versions added are missing in older files.
+
+_TrainerPosition = TypedDict(
+    "_TrainerPosition",
+    {
+        "pass": int,
+        "batch": int,
+        "batches": int,
+        "samples_per_second": float,
+        "loss": float | None,
+        "state": str,
+        "bytes": int | None,
+        "marks": dict[str, float],
+    },
 )
-from launcher.schema.run_record_and_status import (
-    ProgramFile,
-    RankStatus,
-    RestartRecord,
-    RunFile,
-    StatusFile,
-    TrainerProgress,
-)
+
+
+class TrainerProgress(_TrainerPosition, total=False):
+    """`progress.json`: how far one trainer has trained. The trainer rewrites the file often, and the launcher reads it.
+
+    Passes count from 0, batches from 1. `marks` has the Unix times at which steps of the start were done.
+    docs/reference/file-formats.md describes the other keys.
+    """
+
+    saved: dict[str, int] | None
+    batch_size: float
+    passes: int
+
+
+class ProgramFile(TypedDict, total=False):
+    """`program.json`: the options of a run's program, and the text of its files by name."""
+
+    options: dict[str, Any]
+    files: dict[str, str]
+
+
+def _written(key: str) -> dict[str, Any]:
+    """Return the metadata of a field with this JSON key that is written even when it has its default."""
+    return {KEY: key, **ALWAYS}
+
+
+@dataclass(frozen=True)
+class RestartRecord:
+    """Entry of run.json or status.json about a failed attempt that was restarted."""
+
+    attempt: int = field(default=0, metadata=ALWAYS)
+    cause: str = field(default="", metadata=ALWAYS)
+    at: float | None = field(default=None, metadata=ALWAYS)
+    """Unix time of the failure in seconds."""
+    signature: list[Any] | None = None
+    """Key that is equal for two failures with the same cause in the program; only in run.json."""
+
+
+@dataclass(frozen=True)
+class RankStatus:
+    """Entry of status.json about one rank (one training pod)."""
+
+    rank: int = field(default=-1, metadata=ALWAYS)
+    pod: str | None = field(default=None, metadata=ALWAYS)
+    node: str | None = field(default=None, metadata=ALWAYS)
+    state: str | None = field(default=None, metadata=ALWAYS)
+    number: int | None = field(default=None, metadata=_written("pass"))
+    """The pass that the rank trains, from 0; None while it does not train."""
+    batch: int | None = field(default=None, metadata=ALWAYS)
+    samples_per_second: float | None = field(default=None, metadata=_written("samplesPerSecond"))
+    loss: float | None = field(default=None, metadata=ALWAYS)
+    storage_seconds: float = field(default=0.0, metadata=_written("storageSeconds"))
+    """Seconds since the shared storage last answered this rank; 0 while it answers."""
+
+
+@dataclass(frozen=True)
+class StatusFile:
+    """`output/status.json`: the present state of a run and its ranks (docs/reference/file-formats.md).
+
+    Passes and attempts count from 0.
+    """
+
+    run_id: str | None = field(default=None, metadata=_written("runId"))
+    state: str = field(default="unknown", metadata=ALWAYS)
+    attempt: int = field(default=0, metadata=ALWAYS)
+    restarts: list[RestartRecord] = field(default_factory=list, metadata=ALWAYS)
+    waiting_for: str | None = field(default=None, metadata=_written("waitingFor"))
+    waiting_since: float | None = field(default=None, metadata=_written("waitingSince"))
+    """When the wait for missing ranks began, in Unix seconds; None if no rank is missing."""
+    join_seconds: float | None = field(default=None, metadata=_written("joinSeconds"))
+    """Seconds after which the run fails if a rank is still missing."""
+    trainers: int = field(default=0, metadata=ALWAYS)
+    passes: int = field(default=0, metadata=ALWAYS)
+    number: int | None = field(default=None, metadata=_written("pass"))
+    """Pass of the slowest rank; None while no rank trains."""
+    batch: int | None = field(default=None, metadata=ALWAYS)
+    """Batch of the slowest rank; None while no rank trains."""
+    batches: int | None = field(default=None, metadata=ALWAYS)
+    samples_per_second: float | None = field(default=None, metadata=_written("samplesPerSecond"))
+    loss: float | None = field(default=None, metadata=ALWAYS)
+    eta: float | None = field(default=None, metadata=_written("etaSeconds"))
+    """Estimated seconds until the end of the last pass."""
+    cause: str | None = field(default=None, metadata=ALWAYS)
+    """Why the run failed; None if it did not."""
+    warning: str | None = None
+    """What is doubtful about a complete run, such as processes that trained alone; None: nothing."""
+    export_to: str | None = field(default=None, metadata=_written("exportTo"))
+    updated: float | None = field(default=None, metadata=ALWAYS)
+    """When rank 0 wrote the file, in Unix seconds."""
+    ranks: list[RankStatus] = field(default_factory=list, metadata=ALWAYS)
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """`output/run.json`, the run record: settings, attempts and outcome of a run (docs/reference/file-formats.md).
+
+    Times are in Unix seconds.
+    """
+
+    run_id: str | None = field(default=None, metadata=_written("runId"))
+    output_id: str = field(default="", metadata=_written("outputId"))
+    """Random identifier of the output folder, which all runs that resume it share."""
+    namespace: str = field(default="", metadata=ALWAYS)
+    release: str = field(default="", metadata=ALWAYS)
+    fingerprint: dict[str, Any] = field(default_factory=dict, metadata=ALWAYS)
+    config: str = field(default="", metadata=ALWAYS)
+    """Folder and file of the training program."""
+    passes: int = field(default=0, metadata=ALWAYS)
+    keep_best: str = field(default="", metadata={KEY: "keepBest"})
+    patience: int | None = None
+    """`training.patience`; None without `training.keepBest`."""
+    model_pass: int | None = field(default=None, metadata={KEY: "modelPass"})
+    """With `training.keepBest`: the pass, from 0, after which the model in output/model was saved."""
+    started: float = field(default=0.0, metadata=ALWAYS)
+    finished: float | None = field(default=None, metadata=ALWAYS)
+    state: str = field(default="", metadata=ALWAYS)
+    """training, stopped, complete or failed."""
+    attempt: int = field(default=0, metadata=ALWAYS)
+    restarts: list[RestartRecord] = field(default_factory=list, metadata=ALWAYS)
+    holder: str = field(default="", metadata=ALWAYS)
+    """Token of the output lease of the pod that wrote the file, which is no secret."""
+    counted_restarts: int = field(default=0, metadata=_written("countedRestarts"))
+    """Failures since the newest checkpoint, which `training.restarts` limits."""
+    incarnations: list[str] = field(default_factory=list, metadata=ALWAYS)
+    """Random identifier of each rank's pod in the newest attempt, in rank order."""
+    resume: list[int] | None = field(default=None, metadata=ALWAYS)
+    """Finished passes and batches of the checkpoint from which the newest attempt resumed."""
+    init_model: str | None = field(default=None, metadata={KEY: "initModel"})
+    """With `training.initModelPath: previous`: the model that the run started from; empty: from scratch."""
+    cause: str | None = None
+    exit_code: int | None = field(default=None, metadata={KEY: "exitCode"})
+    warning: str | None = None
+    """As in status.json."""
+    score: dict[str, Any] = field(default_factory=dict, metadata=ALWAYS)
+    """The model's test scores by metric name."""
+    exported: dict[str, Any] | None = field(default=None, metadata=ALWAYS)
+    """Result of the export to a bucket; None before it."""
+    options: dict[str, Any] = field(default_factory=dict)
+    """All options of the training program, which the command line adds from program.json."""
+    content: dict[str, Any] = field(default_factory=dict, metadata={KEY: ""})
+    """The complete JSON object of the file, if `read_fields` read it."""
+
+    @property
+    def exported_to(self) -> str:
+        """The address to which the model was exported; empty without an export."""
+        return str((self.exported or {}).get("to") or "")

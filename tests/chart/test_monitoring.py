@@ -8,7 +8,7 @@ import re
 import pytest
 from chart_tools import CHART, ONE_MACHINE, ROOT, one, render, run_json
 
-from launcher.schema.run_record_and_status import RankStatus, RestartRecord, StatusFile
+from launcher.schema import RankStatus, RestartRecord, StatusFile
 from launcher.supervisor.coordinator.status import render_metrics
 
 PROMETHEUS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]

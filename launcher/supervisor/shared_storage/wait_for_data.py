@@ -14,7 +14,7 @@ from launcher.errors import DataError
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.stop_signals import handle_signals, stopped_by
 from launcher.log import log, start_logging
-from launcher.schema.data_files import MANIFEST_VERSION, ManifestOrigin
+from launcher.schema import MANIFEST_VERSION, ManifestOrigin
 from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
 
