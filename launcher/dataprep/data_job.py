@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -273,12 +274,8 @@ class DataPod:
         if keep_unchanged_data(self._settings, self._content):
             return True
         self._progress.alive = self._layout.data_alive(self._settings.data_digest)
-        manifest = link_from_other_job(
-            self._layout,
-            self._content,
-            self._tmp,
-            lambda: self._progress.report("comparing another job's data with its manifest"),
-        )
+        check = partial(self._progress.report, "comparing another job's data with its manifest")
+        manifest = link_from_other_job(self._layout, self._content, self._tmp, check)
         if manifest is None:
             publish_data.remove_folder(self._tmp)
             return False
@@ -326,12 +323,8 @@ class DataPod:
                         and not publish_data.is_published(self._settings)
                     ):
                         made = True
-                        log.info(
-                            "preparing part %s; %d of %d parts are not finished",
-                            part.key,
-                            len(missing),
-                            len(parts),
-                        )
+                        text = "preparing part %s; %d of %d parts are not finished"
+                        log.info(text, part.key, len(missing), len(parts))
                         self._make(part, len(parts), test if part.key == "test" else source)
                         break
             if not made:
@@ -400,11 +393,8 @@ class DataPod:
         publish_data.publish(self._tmp, self._layout, manifest)
         log.info(
             "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",
-            self._progress.clock() - self._progress.started,
-            manifest["lines"],
-            self._settings.split_count,
-            manifest["test"].get("lines"),
-            manifest["sha256"],
+            *(self._progress.clock() - self._progress.started, manifest["lines"], self._settings.split_count),
+            *(manifest["test"].get("lines"), manifest["sha256"]),
         )
 
 

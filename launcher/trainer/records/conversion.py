@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import DataError, UnfitError
@@ -45,29 +44,22 @@ files is computed here."""
 Report = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class _Job:
-    """Holds what all parsing processes need; they are forked, and read it from the module's variable `_job`."""
-
-    text: Path
-    name: str
-    program: TrainingProgram
-    folder: Path
-
-    def convert(self, part: TextRange) -> tuple[RecordFile, int]:
-        """Parse the lines of `part` to one record file. Return the file and the number of skipped rows."""
-        with files.storage_errors(self.text):
-            lines = part.read_lines(self.text)
-            found, skipped = parse_records(lines, self.program, RowPlaces(self.name), part.first)
-        return record_files.write_record_file(self.folder, part.number, found), skipped
+def _convert_range(
+    text: Path, name: str, program: TrainingProgram, folder: Path, part: TextRange
+) -> tuple[RecordFile, int]:
+    """Parse the lines of `part` to one record file. Return the file and the number of skipped rows."""
+    with files.storage_errors(text):
+        found, skipped = parse_records(part.read_lines(text), program, RowPlaces(name), part.first)
+    return record_files.write_record_file(folder, part.number, found), skipped
 
 
-_job: _Job | None = None
+_convert: Callable[[TextRange], tuple[RecordFile, int]] | None = None
+"""What the parsing processes call. They are forked and read it here, since the user's module cannot be pickled."""
 
 
-def _convert(part: TextRange) -> tuple[RecordFile, int]:
-    assert _job is not None  # noqa: S101 - set before the processes are forked
-    return _job.convert(part)
+def _convert_in_process(part: TextRange) -> tuple[RecordFile, int]:
+    assert _convert is not None  # noqa: S101 - set before the processes are forked
+    return _convert(part)
 
 
 def convert_text(
@@ -115,7 +107,8 @@ def convert_text(
     began = time.monotonic()
     written: list[RecordFile] = []
     skipped = 0
-    converted = _run_job(_Job(text, name, program, folder), parts, processes or _process_count(len(parts)))
+    converts = partial(_convert_range, text, name, program, folder)
+    converted = _convert_parts(converts, name, parts, processes or _process_count(len(parts)))
     with contextlib.closing(converted):
         timer = ReportTimer()
         for file, left_out in converted:
@@ -162,26 +155,26 @@ def _process_count(files_to_write: int) -> int:
     return max(1, min(len(os.sched_getaffinity(0)), fit, files_to_write))
 
 
-def _run_job(
-    job: _Job, parts: list[TextRange], processes: int
+def _convert_parts(
+    converts: Callable[[TextRange], tuple[RecordFile, int]], name: str, parts: list[TextRange], processes: int
 ) -> Generator[tuple[RecordFile, int], None, None]:
-    """Yield what `_Job.convert` returns for each range, in order, so that the first invalid row is reported."""
-    global _job  # noqa: PLW0603 - how forked processes get what cannot be pickled: the user's module
+    """Yield what `converts` returns for each range, in order, so that the first invalid row is reported."""
+    global _convert  # noqa: PLW0603 - see there
     if processes == 1 or len(parts) < 2:
-        yield from map(job.convert, parts)
+        yield from map(converts, parts)
         return
-    _job = job
+    _convert = converts
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"))
     try:
-        yield from pool.map(_convert, parts)
+        yield from pool.map(_convert_in_process, parts)
     except BrokenProcessPool as error:
         raise UnfitError(
-            f"a process that parsed {job.name} was killed, most likely because the pod's memory is too "
+            f"a process that parsed {name} was killed, most likely because the pod's memory is too "
             f"small for {processes} of them. Fix: increase resources.limits.memory."
         ) from error
     finally:
         pool.shutdown(cancel_futures=True)
-        _job = None
+        _convert = None
 
 
 def convert_staged(
@@ -256,15 +249,12 @@ def divide_text(text: Path, rows: int, check: Callable[[], None]) -> Iterator[Te
     with text.open("rb", buffering=0) as file:
         while block := file.read(BLOCK_BYTES):
             check()
-            ends: NDArray[np.int64] | None = None
-            count = int(np.count_nonzero(np.frombuffer(block, np.uint8) == ord("\n")))
-            while lines + count - first >= rows:
-                if ends is None:
-                    ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+            while lines + len(ends) - first >= rows:
                 end = at + int(ends[first + rows - lines - 1]) + 1
                 yield TextRange(number, offset, first + 1, rows)
                 number, offset, first = number + 1, end, first + rows
-            lines += count
+            lines += len(ends)
             at += len(block)
             last = block[-1:]
     if at > offset:
