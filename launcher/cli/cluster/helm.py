@@ -33,25 +33,15 @@ _FIELD_CONFLICT = "conflict occurred while applying object"
 _HELM_FIX = "correct what helm reports, then run the same command again"
 
 
-def find_chart(given: str | None) -> str:
-    """Return a chart for helm: `given` (a folder, a package or oci://…), else the one next to the launcher.
-
-    Raises UsageError if there is no chart at that place.
-    """
-    if given is not None:
-        path = Path(given)
-        if "://" in given or path.is_file() or (path / "Chart.yaml").is_file():
-            return given
-        raise UsageError(
-            f"--chart {given} is not a chart: no folder with a Chart.yaml, no file, and no oci:// address",
-            "give one of these, or omit --chart to use the chart that comes with the launcher",
-        )
+def find_chart() -> str:
+    """Return the folder of the chart that comes with the launcher. Raises UsageError if it is absent."""
     package = Path(launcher.__file__).resolve().parent
     for charts in (package / "charts", package.parent / "charts"):  # installed; a clone
         if (charts / CHART / "Chart.yaml").is_file():
             return str(charts / CHART)
     raise UsageError(
-        f"the chart {CHART} is not next to the launcher in {package}", "give it with --chart PATH or oci://…"
+        f"the chart {CHART} is not next to the launcher in {package}",
+        "run the command in a clone of the project, or pip install '.' there again",
     )
 
 
@@ -105,11 +95,6 @@ class Helm:
                 "correct the values that helm reports, then run the same command again",
             ) from error
         run_json = _run_json(release, json.loads(answer)["manifest"])
-        if "k8sJob" not in run_json:
-            raise UsageError(
-                f"--chart {self.chart} is not the chart {CHART}: it has no ConfigMap {release}-run",
-                f"give the chart {CHART}, or omit --chart",
-            )
         if run_json.get("cronJob"):
             raise UsageError(
                 f"training.schedule is set, but `run` starts a training now; nothing of {release} was changed",

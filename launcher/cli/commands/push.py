@@ -23,10 +23,6 @@ def push(
     src: Annotated[
         Path, typer.Argument(metavar="SRC", help="A program's folder, or a data file with --source.")
     ],
-    name: Annotated[
-        str | None,
-        typer.Option("--as", metavar="NAME", help="Name on the storage; default: that of SRC."),
-    ] = None,
     source: Annotated[bool, typer.Option("--source", help="SRC is a data file for file:// sources.")] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace what has that name on the storage.")
@@ -37,7 +33,7 @@ def push(
     output: Format = OutputFormat.text,
 ) -> None:
     """Upload a program or a data file to the shared storage, and print the chart values that refer to it."""
-    upload = uploads.plan_source(src, name) if source else uploads.plan_program(src, name, check)
+    upload = uploads.plan_source(src) if source else uploads.plan_program(src, check=check)
     with session.storage(replace(request, seconds=COPY_SECONDS, writable=True)) as storage:
         path = uploads.send(storage, upload, force)
     if output is OutputFormat.json:

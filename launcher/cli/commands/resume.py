@@ -9,26 +9,19 @@ import typer
 from launcher.cli.cluster.job_restart import continue_training
 from launcher.cli.commands.stop import describe_wrong_state
 from launcher.cli.job_sessions import Session
-from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
+from launcher.cli.shared_options import require_cluster, with_session
 from launcher.cli.terminal import command_text, print_line
 from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
+
+FOLLOW_SECONDS = 24 * 3600.0
 
 
 @with_session
 def resume(
     session: Session,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Then follow the run until it is over, as `wait` does.")
+        bool, typer.Option("--follow", "-f", help="Then follow the run until it is over, for at most a day.")
     ] = False,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0,
-            max=MAX_WAIT,
-            metavar="SECONDS",
-            help="With --follow: stop waiting after this time (exit code 2).",
-        ),
-    ] = 24 * 3600.0,
 ) -> None:
     """Continue a stopped or failed training from its newest checkpoint."""
     session = require_cluster(session, "resume")
@@ -36,6 +29,6 @@ def resume(
         raise describe_wrong_state(session, "resume", "suspended")
     if follow:
         with explain_interrupt(lambda: describe_following(session.options())):
-            follow_run(session, timeout)
+            follow_run(session, FOLLOW_SECONDS)
     else:
         print_line(f"  follow it:    {command_text('wait', *session.options())}")

@@ -105,9 +105,6 @@ def sweep(
             "--highest/--lowest", help="Whether a higher score is better; default: by the score's name."
         ),
     ] = None,
-    keep: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder for the values files; default: JOB.sweep.")
-    ] = None,
     output: Format = OutputFormat.text,
 ) -> None:
     """Train with each combination of a grid, each in its own release and job; keep the best release."""
@@ -115,7 +112,7 @@ def sweep(
     helm = options.helm()
     combinations = expand_grid(grid)
     plans = plan_trainings(options, helm, combinations)
-    folder = keep or Path(f"{plans[0].job}.sweep")
+    folder = Path(f"{plans[0].job}.sweep")
     folder.mkdir(parents=True, exist_ok=True)
     cluster = options.connect()
     options = dataclasses.replace(

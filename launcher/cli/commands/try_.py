@@ -28,6 +28,9 @@ from launcher.paths import OutputPaths
 if TYPE_CHECKING:
     from launcher.trainer.single_process.trial_data import RowFormat
 
+HELD_OUT = 0.1
+"""Share of the rows to test on, without --test."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class TryOptions:
@@ -44,11 +47,8 @@ class TryOptions:
     ]
     test: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Rows to test on; default: a part of --data (--held-out)."),
+        typer.Option(metavar="FILE", help="Rows to test on; default: a tenth of --data."),
     ] = None
-    held_out: Annotated[
-        float, typer.Option(min=0.001, max=0.5, help="Fraction of the rows to test on, without --test.")
-    ] = 0.1
     table: Annotated[
         list[Path] | None,
         typer.Option(metavar="FILE", help="A side table: a file that the program reads next to the rows."),
@@ -169,7 +169,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         graph = training_graph.GraphSettings("async", options.batch_size, 0)
         single_process_trainer.check_program(program, batch, graph)
         limits: dict[str, Any] = {"limit": options.rows, "report": report}
-        share = 0.0 if options.test else options.held_out
+        share = 0.0 if options.test else HELD_OUT
         records = trial_data.write_records(program, options.data, form, work / "data", share, **limits)
         if options.test:
             records |= trial_data.write_records(program, options.test, form, work / "data", 1.0, **limits)
@@ -251,13 +251,13 @@ def train_script(script: Path, options: TryOptions, report: Callable[[str], None
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)
         train, test, output = work / "train.txt", work / "test.txt", OutputPaths(work / "output")
-        share = 0.0 if options.test else options.held_out
+        share = 0.0 if options.test else HELD_OUT
         counts = split_rows(read(options.data), share, train, test)
         if options.test:
             counts = counts[0], split_rows(read(options.test), 1.0, work / "unused.txt", test)[1]
         if not counts[0]:
             raise DataError(
-                "there is no row to train on. Fix: use more rows, or set --held-out to another share"
+                "there is no row to train on. Fix: use more rows, or give the test rows with --test"
             )
         report(f"{counts[0]:,} rows to train on, {counts[1]:,} to test on")
         options.copy_tables(work / "tables")

@@ -80,12 +80,6 @@ class LaunchOptions:
             "--check/--no-check", help="First parse the first rows and train on some of them on this machine."
         ),
     ] = True
-    chart: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH|oci://…", help="A chart to use instead of the one that comes with the launcher."
-        ),
-    ] = None
     namespace: Namespace = NAMESPACE
     kubeconfig: Kubeconfig = None
     context: Context = None
@@ -98,8 +92,8 @@ class LaunchOptions:
     """Stop the training that the release runs now."""
 
     def helm(self) -> Helm:
-        """Return helm for the chart, namespace and cluster of the options. Raises UsageError without a chart."""
-        return Helm(find_chart(self.chart), self.namespace, self.kubeconfig, self.context)
+        """Return helm for the namespace and cluster of the options. Raises UsageError without a chart."""
+        return Helm(find_chart(), self.namespace, self.kubeconfig, self.context)
 
     def connect(self) -> Cluster:
         """Return a client for the cluster of the options. Raises UsageError for an unusable kubeconfig."""

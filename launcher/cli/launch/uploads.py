@@ -22,7 +22,7 @@ from launcher.io.tar_stream import write_tar
 from launcher.paths import RESERVED_FOLDERS
 from launcher.trainer.program_loader import FUNCTIONS, VALUES
 
-RENAME_FIX = "rename your folder or file (for `push`: choose another name with --as NAME)"
+RENAME_FIX = "rename your folder or file"
 SCRIPT = "train.py"
 """Name of the main file in a folder with several .py files and without a trainer_config.py."""
 
@@ -50,7 +50,7 @@ class Upload:
         return sum(file.stat().st_size for _, file in self.entries)
 
 
-def plan_program(folder: Path, name: str | None, check: bool = True, chosen_file: str = "") -> Upload:
+def plan_program(folder: Path, name: str | None = None, check: bool = True, chosen_file: str = "") -> Upload:
     """Return the upload of a program's folder; files whose names begin with a dot are left out.
 
     `chosen_file` is the main file; empty: the program's (trainer_config.py), the script's (train.py), or the only one.
@@ -142,7 +142,7 @@ def _defined_names(file: Path) -> set[str]:
     return star | {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
 
 
-def plan_source(file: Path, name: str | None) -> Upload:
+def plan_source(file: Path, name: str | None = None) -> Upload:
     """Return the upload of a data file for `file://` sources; `name` is its name on the storage (None: its own)."""
     if not file.is_file():
         raise UsageError(f"{file}: no such file", "give the path of a data file")

@@ -170,7 +170,7 @@ def write_records(
     if read > skipped and (empty := [name for name, record_files in written.items() if not record_files]):
         raise DataError(
             f"{file}: its {read - skipped} usable rows are too few: none became part of the {empty[0]} set, with the "
-            f"share {held_out:g} of test rows. Fix: use more rows, set --held-out to another share, or use --test"
+            f"share {held_out:g} of test rows. Fix: use more rows, or give the test rows with --test"
         )
     return {
         name: finish_records(program, folder / name, record_files, str(file), skipped)

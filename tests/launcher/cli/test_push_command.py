@@ -70,11 +70,11 @@ def test_push_rejects_overwriting_without_force(cli, job_folder, tmp_path):
     assert (job_folder / "mine" / "trainer_config.py").read_text() == COMPLETE_PROGRAM + "x = 2\n"
 
 
-@pytest.mark.parametrize("name", ["output", "runs", "tables", "sources", "0", "../x", ".x", "a b", ""])
+@pytest.mark.parametrize("name", ["output", "runs", "tables", "sources", "0", ".x", "a b"])
 def test_push_rejects_reserved_and_invalid_names(cli, job_folder, tmp_path, name):
-    code, _, err = cli("push", make_program(tmp_path / "mine"), "--as", name or "/", "--path", job_folder)
+    code, _, err = cli("push", make_program(tmp_path / name), "--path", job_folder)
     assert code == 64
-    assert "--as" in err
+    assert "Fix: rename your folder or file" in err
 
 
 def test_push_rejects_an_incomplete_program_unless_no_check_is_given(cli, job_folder, tmp_path):

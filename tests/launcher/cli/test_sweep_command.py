@@ -185,6 +185,8 @@ def run_sweep(
 ) -> Callable[..., tuple[int, str, str]]:
     """Return a function that runs `sweep -o json` with two settings; `end` is how the first run ends."""
 
+    monkeypatch.chdir(tmp_path)  # it gets the folder of the values files
+
     def run(end: str, second: str) -> tuple[int, str, str]:
         def launch(plan: TrainingPlan, *_: object, may_be_held: bool) -> SimpleNamespace:
             assert not may_be_held
@@ -196,7 +198,7 @@ def run_sweep(
         monkeypatch.setattr(sweep, "launch", launch)
         monkeypatch.setattr(sweep.LaunchOptions, "helm", lambda _: None)
         monkeypatch.setattr(sweep.LaunchOptions, "connect", lambda _: FakeCluster())
-        given = ("--grid", "rate=1,2", "--parallel", "2", "--keep", tmp_path, "-o", "json")
+        given = ("--grid", "rate=1,2", "--parallel", "2", "-o", "json")
         return cli("sweep", "x", *given)
 
     return run

@@ -276,7 +276,7 @@ def test_suggested_commands_select_the_followed_release():
         follow_run.follow_run(Session(a_view()), 0)
 
 
-@pytest.mark.parametrize("command", ["wait", "stop", "resume", "run"])
+@pytest.mark.parametrize("command", ["wait", "stop", "run"])
 def test_an_infinite_timeout_is_rejected(cli, command):
     code, _, err = cli(command, *(["ctr"] if command == "run" else []), "--timeout", "inf")
     assert code == 64
