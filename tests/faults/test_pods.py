@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.launch.training_values import merge_values
+from launcher.cli.cluster.releases import merge_values
 from launcher.paths import Position
 from testkit.local_cluster import Training
 from testkit.waiting import until

@@ -159,17 +159,17 @@ def read_release_values(cluster: Cluster, release: str) -> dict[str, Any]:
 
 
 def merge_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `overrides`, as helm merges them: objects are merged by key, and a null removes a key."""
-    merged = dict(base)
+    """Return `base` with `overrides`, as helm merges values files: objects are merged by key, all else is replaced.
+
+    A null stays, since it removes the chart's default only when helm gets the values.
+    """
+    both = dict(base)
     for key, value in overrides.items():
-        below = merged.get(key)
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, Mapping) and isinstance(below, Mapping):
-            merged[key] = merge_values(below, value)
-        else:
-            merged[key] = value
-    return merged
+        old = both.get(key)
+        both[key] = (
+            merge_values(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+        )
+    return both
 
 
 class ReleaseNotFoundError(CliError):

@@ -16,7 +16,7 @@ from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, Cluster, connect, user_and_host
 from launcher.cli.cluster.helm import Helm, find_chart
 from launcher.cli.cluster.job_restart import continue_training
-from launcher.cli.cluster.releases import ReleaseRun, list_releases, volume_identity
+from launcher.cli.cluster.releases import ReleaseRun, list_releases, merge_values, volume_identity
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import training_values, uploads
@@ -166,7 +166,7 @@ def plan_trainings(
     plans: list[TrainingPlan] = []
     for settings in grid:
         chosen = training_values.apply_settings(values, settings, defaults)
-        complete = training_values.merge_values(defaults, chosen)
+        complete = merge_values(defaults, chosen)
         training_values.check_types(complete, defaults)
         if complete["runtime"] == SCRIPT_RUNTIME:
             report(
@@ -193,7 +193,7 @@ def _read_values(options: LaunchOptions) -> Values:
             ) from error
         if not isinstance(read, dict):
             raise UsageError(f"-f {file} is not a YAML object", "write values such as training: {passes: 3}")
-        values = training_values.merge_values(values, read)
+        values = merge_values(values, read)
     return values
 
 
@@ -211,13 +211,13 @@ def _compute_values(
         given |= {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
     given |= {"trainers": options.trainers} if options.trainers else {}
     given |= {"training.passes": options.passes} if options.passes else {}
-    values = training_values.merge_values(values, training_values.nest_keys(given))
+    values = merge_values(values, training_values.nest_keys(given))
     values = training_values.apply_settings(values, options.settings or (), defaults)
-    training_values.check_types(training_values.merge_values(defaults, values), defaults)
-    values = training_values.merge_values(values, training_values.nest_keys(program.values))
+    training_values.check_types(merge_values(defaults, values), defaults)
+    values = merge_values(values, training_values.nest_keys(program.values))
     if "jobName" not in values:
         values = {"jobName": training_values.make_job_name(program.name), **values}
-    complete = training_values.merge_values(defaults, values)
+    complete = merge_values(defaults, values)
     own_data = complete["runtime"] == SCRIPT_RUNTIME and not complete["data"]["enabled"]
     if not (complete["data"]["source"] or own_data):
         raise UsageError(
@@ -255,7 +255,7 @@ def launch(
         current = session.run_if_installed()
         base_session = session if current else _choose_base_release(session, options.base_release)
         base = base_session.read_base_values()
-        complete = training_values.merge_values(yaml.safe_load(base) or {}, plan.values)
+        complete = merge_values(yaml.safe_load(base) or {}, plan.values)
         held_by = _find_hold(plan, complete, base_session)
         if held_by and not may_be_held:
             raise UsageError(

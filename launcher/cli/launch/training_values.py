@@ -9,23 +9,13 @@ from typing import Any
 
 import yaml
 
+from launcher.cli.cluster.releases import merge_values
 from launcher.cli.errors import UsageError
 from launcher.io import spelling
 
 Values = dict[str, Any]
 JOB_NAME_LENGTH = 45
 _TYPES = {list: "a list", bool: "true or false", int: "an integer", str: "a text"}
-
-
-def merge_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> Values:
-    """Return `base` with `overrides`, as helm merges them: objects are merged by key, all else is replaced."""
-    both = dict(base)
-    for key, value in overrides.items():
-        old = both.get(key)
-        both[key] = (
-            merge_values(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
-        )
-    return both
 
 
 def nest_keys(flat: Mapping[str, Any]) -> Values:

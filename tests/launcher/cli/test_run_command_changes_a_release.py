@@ -15,11 +15,11 @@ import yaml
 from launcher.cli.cluster import run_lease
 from launcher.cli.cluster.cluster_api import Cluster
 from launcher.cli.cluster.helm import Helm
-from launcher.cli.cluster.releases import list_releases, read_release_values
+from launcher.cli.cluster.releases import list_releases, merge_values, read_release_values
 from launcher.cli.commands import run, sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch import launch_training, training_values
+from launcher.cli.launch import launch_training
 from launcher.cli.views.follow_run import describe_following, explain_interrupt
 
 from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
@@ -279,7 +279,7 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None
     session = ClusterSession(cluster, "new")  # type: ignore[arg-type]
 
     def check(base: str, values: dict[str, Any] = mine) -> None:
-        merged = training_values.merge_values(yaml.safe_load(base), values)
+        merged = merge_values(yaml.safe_load(base), values)
         launch_training.check_job_name_is_free(session, merged)
 
     same = volume.replace("}}", "}, hostPath: {path: /}}")
@@ -360,6 +360,7 @@ def test_values_of_a_release_are_those_of_its_deployed_revision_over_the_default
     ]
     cluster.list_objects = lambda kind, selector="": secrets  # type: ignore[method-assign]
     found = read_release_values(cluster, "mine")  # type: ignore[arg-type]
-    assert found == {"a": {"c": 2, "d": 3}, "e": "é"}
+    kept_nulls = {"a": {"b": None, "c": 2, "d": 3}, "n": None, "e": "é"}
+    assert found == kept_nulls, "without the nulls, the next upgrade would get the chart's defaults again"
     del secrets[1]
     assert read_release_values(cluster, "mine") == {"a": 5}  # type: ignore[arg-type]
