@@ -227,11 +227,6 @@ def kill_all_children(*, helpers: bool = False) -> None:
             _kill(group, signal.SIGKILL)
 
 
-def watched_pids() -> set[int]:
-    """Return the process ids of all running children, for each of which a `ChildProcess` thread waits."""
-    return set(_running)
-
-
 class GroupTermination:
     """Terminates processes and their descendants: SIGTERM at once, SIGKILL after a deadline.
 
@@ -258,6 +253,12 @@ class GroupTermination:
             for child in self._running:
                 child.signal(signal.SIGKILL)
         return not self._running
+
+    def wait(self, seconds: float) -> None:
+        """Wait until all processes have exited, for at most `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not self.poll(time.monotonic()) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
 
 def reap_orphans() -> None:

@@ -435,12 +435,7 @@ class ProcessGroup:
 
     def _stop_and_wait(self) -> None:
         """Stop the processes that were started before another one failed to start, and wait for them."""
-        self.stop(time.monotonic())
-        deadline = time.monotonic() + self._timings.stop + 5
-        while (
-            self._stop is not None and not self._stop.poll(time.monotonic()) and time.monotonic() < deadline
-        ):
-            time.sleep(0.05)
+        GroupTermination(self._children, self._stop_seconds(), time.monotonic()).wait(self._timings.stop + 5)
         self._finish_logs()
 
     def _finish_logs(self) -> None:

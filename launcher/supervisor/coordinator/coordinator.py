@@ -86,6 +86,7 @@ class Coordinator:
             restarts=s.restarts,
             batch_size=s.batch_size,
             wall_offset=time.time() - time.monotonic(),
+            find_checkpoint=self._find_checkpoint,
             describe_absence=self._describe_absence,
         )
         self.membership = Membership(s.trainers, self._limits, wake, t.hold)
@@ -188,7 +189,7 @@ class Coordinator:
             plan = replace(before, do="end", cause=None)
         else:
             members = self.membership.members
-            plan = decide_next_plan(before, members, now, self._limits, self._find_checkpoint)
+            plan = decide_next_plan(before, members, now, self._limits)
         if plan == before:
             self._report_wait(now)
             return self.membership.order

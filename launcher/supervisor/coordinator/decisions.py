@@ -23,7 +23,7 @@ and runs no process without one, so lost messages, reconnects and late ranks nee
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, RUN_ENDS, LauncherError, UnfitError
@@ -42,9 +42,6 @@ from launcher.supervisor.peers.messages import (
     OrderAction,
 )
 from launcher.supervisor.state_deadlines import LEAST_SECONDS
-
-FindCheckpoint = Callable[[], Position | None]
-"""Returns the position of the newest usable checkpoint; None before the first one."""
 
 
 @dataclass(frozen=True)
@@ -137,16 +134,12 @@ def plan_first_attempt(
 
 
 def decide_next_plan(
-    plan: AttemptPlan,
-    members: Sequence[Member],
-    now: float,
-    limits: GangLimits,
-    find_checkpoint: FindCheckpoint,
+    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
 ) -> AttemptPlan:
     """Return the coordinator's next plan: `plan` itself while nothing changes, else one with a new action.
 
-    `members` are all ranks in rank order, `now` is the monotonic time in seconds. `find_checkpoint` is called only
-    when the next plan needs it. If it raises a `LauncherError` other than UnfitError, the next plan ends the run.
+    `members` are all ranks in rank order, `now` is the monotonic time in seconds. `limits.find_checkpoint` is called
+    only when the next plan needs it. If it raises a `LauncherError` other than UnfitError, the next plan ends the run.
 
     Raises:
         UnfitError: this pod cannot access the storage, but another pod of rank 0 may.
@@ -155,9 +148,9 @@ def decide_next_plan(
         return plan
     try:
         if plan.do == "wait":
-            return _plan_after_waiting(plan, members, now, limits, find_checkpoint)
+            return _plan_after_waiting(plan, members, now, limits)
         if plan.do == "stop":
-            return _plan_after_stopping(plan, members, now, limits, find_checkpoint)
+            return _plan_after_stopping(plan, members, now, limits)
     except UnfitError:
         raise
     except LauncherError as error:
@@ -209,11 +202,7 @@ def _end(plan: AttemptPlan, now: float, cause: Failure) -> AttemptPlan:
 
 
 def _plan_after_waiting(
-    plan: AttemptPlan,
-    members: Sequence[Member],
-    now: float,
-    limits: GangLimits,
-    find_checkpoint: FindCheckpoint,
+    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
 ) -> AttemptPlan:
     """Return the plan that follows the action `wait`.
 
@@ -255,7 +244,7 @@ def _plan_after_waiting(
         since=now,
         incarnations=tuple(state.incarnation for state in states),
         addresses=tuple(state.address for state in states),
-        resume=find_checkpoint(),
+        resume=limits.find_checkpoint(),
         cause=None,
     )
 
@@ -353,11 +342,7 @@ def _runs_no_process(member: Member, attempt: int) -> bool:
 
 
 def _plan_after_stopping(
-    plan: AttemptPlan,
-    members: Sequence[Member],
-    now: float,
-    limits: GangLimits,
-    find_checkpoint: FindCheckpoint,
+    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
 ) -> AttemptPlan:
     """Return the plan that follows the action `stop`.
 
@@ -388,7 +373,7 @@ def _plan_after_stopping(
         return _end(plan, now, replace(cause, text=text, code=EXIT_GANG))
     if cause.code in FINAL:
         return _end(plan, now, cause)
-    newest = find_checkpoint()
+    newest = limits.find_checkpoint()
     is_new = newest is not None and (plan.resume is None or newest > plan.resume)
     counted = (0 if is_new else plan.counted_restarts) + (cause.code != EXIT_STOPPED)
     if (why := _describe_last_failure(plan, cause, limits, counted, newest)) is not None:

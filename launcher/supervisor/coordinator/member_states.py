@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from launcher.paths import Position
 from launcher.supervisor.peers.messages import PHASES_WITHOUT_PROCESSES, Failure, MemberState
 
 SEE_WHY = "run `python -m launcher status` to see why those pods do not run, and correct that"
@@ -72,7 +73,7 @@ class Member:
 
 @dataclass(frozen=True)
 class GangLimits:
-    """Deadlines in seconds, the number of restarts, and the batch size of one run."""
+    """What decisions about one run depend on: deadlines in seconds, counts, and functions that look something up."""
 
     silence: float
     """A rank that has not reported for so long counts as lost."""
@@ -92,6 +93,8 @@ class GangLimits:
     """Rows of a batch."""
     wall_offset: float = 0.0
     """Unix time minus monotonic time, in seconds."""
+    find_checkpoint: Callable[[], Position | None] = lambda: None
+    """Returns the position of the newest usable checkpoint; None before the first one."""
     describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not called rank 0"
     """Takes a rank, and returns a text that says why it has not joined."""
 

@@ -89,7 +89,8 @@ def run_helper(
                 )
             pause(timings.poll)
     finally:
-        _stop(child, timings.stop)
+        GroupTermination([child], timings.stop, time.monotonic()).wait(2 * timings.stop)
+        child.close_stdin()
         follower.end()
         follower.join(timings.copies)
     code = child.returncode or 0
@@ -99,15 +100,6 @@ def run_helper(
     if "error" in answer:
         raise HelperError(str(answer["error"]), code)
     raise HelperError(f"its process exited with {describe_exit(code)}", code, quote_last_lines(log_path))
-
-
-def _stop(child: ChildProcess, seconds: float) -> None:
-    """Terminate the process, with SIGKILL after `seconds`; give up after twice that time."""
-    termination = GroupTermination([child], seconds, time.monotonic())
-    given_up = time.monotonic() + 2 * seconds
-    while not termination.poll(time.monotonic()) and time.monotonic() < given_up:
-        time.sleep(0.05)
-    child.close_stdin()
 
 
 def convert_shard(

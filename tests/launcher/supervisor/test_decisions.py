@@ -58,7 +58,7 @@ def failure(code: int = 70, at: float = NOW - 1, **more: Any) -> Failure:
 def step(
     before: AttemptPlan, members: list[Member], checkpoint: Position | None = None, now: float = NOW
 ) -> AttemptPlan:
-    return decide_next_plan(before, members, now, LIMITS, lambda: checkpoint)
+    return decide_next_plan(before, members, now, replace(LIMITS, find_checkpoint=lambda: checkpoint))
 
 
 def stopped(**more: Any) -> AttemptPlan:
@@ -237,23 +237,22 @@ def test_a_final_exit_code_of_a_process_becomes_the_failures_code() -> None:
     assert Failure.from_error(ProcessError("x", 1, "trainer"), NOW, 1).code == 70
 
 
-def raises(error: LauncherError) -> Any:
+def raises(error: LauncherError) -> GangLimits:
     def find() -> Position | None:
         raise error
 
-    return find
+    return replace(LIMITS, find_checkpoint=find)
 
 
 def test_a_run_without_a_usable_checkpoint_ends() -> None:
-    after = decide_next_plan(
-        AttemptPlan(3), gang("idle", 2), NOW, LIMITS, raises(DataError("no usable checkpoint"))
-    )
+    limits = raises(DataError("no usable checkpoint"))
+    after = decide_next_plan(AttemptPlan(3), gang("idle", 2), NOW, limits)
     assert (after.do, after.order().code, after.order().cause) == ("end", 65, "no usable checkpoint")
 
 
 def test_a_storage_error_of_rank_0_does_not_end_the_run() -> None:
     with pytest.raises(StorageFailedError):
-        decide_next_plan(AttemptPlan(3), gang("idle", 2), NOW, LIMITS, raises(StorageFailedError("EIO")))
+        decide_next_plan(AttemptPlan(3), gang("idle", 2), NOW, raises(StorageFailedError("EIO")))
 
 
 # Rendezvous.

@@ -102,7 +102,7 @@ def build_group(tmp_path: Path) -> Iterator[Build]:
         until(lambda group=group: group.poll(time.monotonic()) or not group.running)
         group._finish_logs()
         group.join_log_followers(10)
-    assert not child_processes.watched_pids()
+    assert not child_processes._running
 
 
 def poll_until(group: ProcessGroup, seen: Callable[[], object]) -> None:
@@ -127,7 +127,7 @@ def test_if_the_second_pserver_cannot_start_the_first_one_is_killed(
 ) -> None:
     with pytest.raises(ProcessError, match="cannot start pserver 1"):
         build_group(ScriptRuntime([SLEEP, "/nowhere/paddle"]))
-    assert not child_processes.watched_pids()
+    assert not child_processes._running
 
 
 def test_a_binary_that_cannot_be_executed_is_not_a_storage_error(build_group: Build, tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_a_port_in_use_is_reported_before_any_process_starts(build_group: Build)
         port = taken.getsockname()[1]
         with pytest.raises(GangError, match=f"port {port} of 127.0.0.1, which pserver 0 needs, is in use"):
             build_group(ScriptRuntime([SLEEP], port=port))
-    assert not child_processes.watched_pids()
+    assert not child_processes._running
 
 
 def test_a_log_line_about_a_lost_pserver_fails_the_attempt_at_once(build_group: Build) -> None:

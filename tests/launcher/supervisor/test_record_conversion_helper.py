@@ -88,7 +88,7 @@ def test_a_stopped_launcher_kills_the_parser(tmp_path: Path) -> None:
     with pytest.raises(StoppedError):
         run_conversion(ScriptRuntime("time.sleep(60)", tmp_path), tmp_path, stop)
     assert time.monotonic() - start < 20
-    assert not child_processes.watched_pids()
+    assert not child_processes._running
 
 
 def test_kill_all_children_does_not_kill_the_parser(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_kill_all_children_does_not_kill_the_parser(tmp_path: Path) -> None:
 
     def pause(seconds: float) -> None:
         if not killed:
-            killed.append(len(child_processes.watched_pids()))
+            killed.append(len(child_processes._running))
             child_processes.kill_all_children()
         time.sleep(min(seconds, 0.05))
 

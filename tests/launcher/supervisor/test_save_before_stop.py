@@ -38,7 +38,7 @@ def rank(number: int, leave_in: float | None = None, save: float | None = 5.0, *
 
 
 def step(members: list[Member], before: AttemptPlan = PLAN, now: float = NOW) -> AttemptPlan:
-    return decide_next_plan(before, members, now, LIMITS, lambda: None)
+    return decide_next_plan(before, members, now, LIMITS)
 
 
 def outcome(after: AttemptPlan) -> str:
