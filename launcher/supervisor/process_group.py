@@ -178,10 +178,9 @@ class ProcessGroup:
                 self._stop_by = float("inf")
                 left = [f"{c.spec.name} (pid {c.pid})" for c in self._children if not c.done.is_set()]
                 raise UnfitError(
-                    f"{', '.join(left)} did not exit within {self._timings.stuck:.0f} s "
-                    "after SIGKILL, most likely because a volume does not respond. This pod exits, "
-                    "and Kubernetes replaces it. Fix: check that the pod's volumes are mounted on its node "
-                    "and that their servers respond"
+                    f"{', '.join(left)} did not exit within {self._timings.stuck:.0f} s after SIGKILL, most likely "
+                    "because a volume does not respond. This pod exits, and Kubernetes replaces it. Fix: check that "
+                    "the pod's volumes are mounted on its node and that their servers respond"
                 )
             return
         if self.phase == "ended":
@@ -460,6 +459,5 @@ def _describe_out_of_memory(name: str) -> str:
     size = f" of {limit / (1 << 20):,.0f} MiB" if limit is not None else ""
     return (
         f"{name} was killed by the kernel (SIGKILL): this pod's processes reached its memory limit{size} "
-        "(resources.limits.memory). Fix: increase that limit, or decrease training.batchSize or the size of "
-        "the tables."
+        "(resources.limits.memory). Fix: increase that limit, or decrease training.batchSize or the size of the tables."
     )

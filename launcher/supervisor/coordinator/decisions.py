@@ -257,9 +257,8 @@ def _describe_mismatch(members: Sequence[Member], states: Sequence[MemberState],
         if ours.get(key) != theirs.get(key)
     )
     return (
-        f"{members[state.rank].label} has another fingerprint than rank 0: {differ}. The program on the "
-        "shared storage changed while the pods started, or the pods run different images. Fix: start the "
-        "run again."
+        f"{members[state.rank].label} has another fingerprint than rank 0: {differ}. The program on the shared storage "
+        "changed while the pods started, or the pods run different images. Fix: start the run again."
     )
 
 
@@ -406,8 +405,7 @@ def _describe_last_failure(
     if counted > limits.restarts:
         since = "without a checkpoint" if newest is None else "since the newest checkpoint"
         return (
-            f"training.restarts: {counted} failures {since} (limit {limits.restarts}). "
-            f"Last cause: {what}\n"
+            f"training.restarts: {counted} failures {since} (limit {limits.restarts}). Last cause: {what}\n"
             f"Fix: {own_fix or 'correct that cause'} (its log: {log}), then start the run again; it resumes."
         )
     last = plan.restarts[-1] if plan.restarts else None

@@ -48,8 +48,7 @@ class BucketExport:
                 setting_message(
                     "training.exportTo (PADDLE_LAUNCHER_EXPORT_TO)",
                     self._settings.export_to,
-                    "a bucket and prefix that the pods can reach and write to, and that no other training "
-                    "uses",
+                    "a bucket and prefix that the pods can reach and write to, and that no other training uses",
                     reason,
                     f"{fix or 'Correct that'}; or set another training.exportTo (empty: none), or set another runId",
                 )
@@ -74,10 +73,9 @@ class BucketExport:
         except ExportError as error:
             reason, fix = _split_fix(error)
             raise ExportError(
-                "the training is complete and its model is in output/ on the shared storage; only the export "
-                f"to {self.url} failed: {reason}. Fix: {fix or 'correct that'}, then start the run "
-                "again (helm upgrade with --reset-then-reuse-values --set-string runId=… creates a new Job): it "
-                "repeats only the export."
+                "the training is complete and its model is in output/ on the shared storage; only the export to "
+                f"{self.url} failed: {reason}. Fix: {fix or 'correct that'}, then start the run again (helm upgrade "
+                "with --reset-then-reuse-values --set-string runId=… creates a new Job): it repeats only the export."
             ) from error
         log.info("exported %d objects, %s bytes, to %s", done["objects"], f"{done['bytes']:,}", done["to"])
         return done

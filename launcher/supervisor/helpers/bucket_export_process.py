@@ -144,9 +144,8 @@ class ModelUpload:
         found = files.folder_files(model) if model.is_dir() else []
         if not found:
             raise ExportError(
-                f"no files to export: {model} is missing or empty, because its files were removed after the "
-                "training or the program saved none. Restore them, or train again with any new text in "
-                "`startFromScratch`"
+                f"no files to export: {model} is missing or empty, because its files were removed after the training "
+                "or the program saved none. Restore them, or train again with any new text in `startFromScratch`"
             )
         found += [root / name for name in RUN_FILES if (root / name).is_file()]
         names = {path.relative_to(root).as_posix(): path for path in found}

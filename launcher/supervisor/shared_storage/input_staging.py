@@ -135,9 +135,8 @@ def _stage_program(
                 "training.programSha256 (PADDLE_LAUNCHER_PROGRAM_SHA256)",
                 expected,
                 f"the sha256 of the program on the storage, {found}",
-                f"{program} is not the program that these values were made for: it was pushed again since "
-                "then, "
-                "or never",
+                f"{program} is not the program that these values were made for: it was pushed again since then, or "
+                "never",
                 "Push the right program, and set the value that `python -m launcher push` prints",
             )
         )
@@ -146,9 +145,8 @@ def _stage_program(
 
 def _bad_copy(source: Path, target: Path) -> UnfitError:
     return UnfitError(
-        f"{target} differs from {source}, from which it was copied: this pod's own disk is faulty. The pod "
-        "exits, "
-        "and Kubernetes starts another one. Fix: if this happens again, check the node's disk."
+        f"{target} differs from {source}, from which it was copied: this pod's own disk is faulty. The pod exits, and "
+        "Kubernetes starts another one. Fix: if this happens again, check the node's disk."
     )
 
 

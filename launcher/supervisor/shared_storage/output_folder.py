@@ -151,12 +151,10 @@ def _read_earlier_run(output: OutputPaths, pause: Callable[[float], None]) -> Ru
     checkpoints = [name for name in files.list_names(output.root, pause) if name.startswith("pass-")]
     if found is None and checkpoints:
         raise DataError(
-            f"{output.run_json} {why}, but {output.root} contains checkpoints ({checkpoints[0]} to "
-            f"{checkpoints[-1]}): "
-            "it is unknown which run saved them, so nothing was moved or started from scratch. Fix: restore "
-            "run.json or run.copy.json from a backup of the volume; or, to start from scratch, move the "
-            "folder "
-            f"away: mv {output.root} {output.root}-kept."
+            f"{output.run_json} {why}, but {output.root} contains checkpoints ({checkpoints[0]} to {checkpoints[-1]}): "
+            "it is unknown which run saved them, so nothing was moved or started from scratch. Fix: restore run.json "
+            "or run.copy.json from a backup of the volume; or, to start from scratch, move the folder away: mv "
+            f"{output.root} {output.root}-kept."
         )
     return found
 
@@ -293,8 +291,7 @@ def _replace_output(
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
                 raise LeaseLostError(
-                    f"another run created {layout.output} while this one moved the earlier output to runs/, "
-                    "and writes "
+                    f"another run created {layout.output} while this one moved the earlier output to runs/, and writes "
                     "there now. Fix: set another jobName in one of the two releases that use this folder."
                 ) from error
             raise

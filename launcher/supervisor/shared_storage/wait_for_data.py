@@ -60,15 +60,13 @@ def wait_for_manifest(
             raise DataError(f"{seen}. {make_again_fix(layout)}")
         if now >= deadline:
             raise DataError(
-                f"no data: the data Job showed no activity for {settings.data_wait_seconds} s "
-                f"(data.waitSeconds). This run waits for {layout.manifest} with dataDigest "
-                f"{settings.data_digest}, but {seen}. Fix: run `python -m launcher status` to see why the "
-                "data Job's pod does not run, and correct that."
+                f"no data: the data Job showed no activity for {settings.data_wait_seconds} s (data.waitSeconds). This "
+                f"run waits for {layout.manifest} with dataDigest {settings.data_digest}, but {seen}. Fix: run `python "
+                "-m launcher status` to see why the data Job's pod does not run, and correct that."
             )
         if now >= log_at:
             log.info(
-                "waiting for data %s, for up to %.0f s more if the data Job shows no activity "
-                "(data.waitSeconds): %s",
+                "waiting for data %s, for up to %.0f s more if the data Job shows no activity (data.waitSeconds): %s",
                 settings.data_digest,
                 deadline - now,
                 seen,
