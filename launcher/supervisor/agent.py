@@ -22,7 +22,7 @@ from typing import Any
 from launcher import runtimes
 from launcher.errors import LauncherError, StoppedError, UnfitError
 from launcher.io import files
-from launcher.io.stop_signals import handle_signals
+from launcher.io.stop_signals import handle_signals, stopped_by
 from launcher.log import log, start_logging
 from launcher.paths import OutputPaths
 from launcher.reporting.failure_messages import write_termination_message
@@ -32,30 +32,78 @@ from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.coordinator.status import render_metrics
-from launcher.supervisor.exit_signals import StopRequest
 from launcher.supervisor.helpers.helper_process import convert_shard
 from launcher.supervisor.order_executor import OrderExecutor
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
-from launcher.supervisor.peers.coordinator_link import CoordinatorLink
-from launcher.supervisor.peers.messages import Failure, MemberState, Order
+from launcher.supervisor.peers.coordinator_link import CoordinatorLink, Rank0Wait, RunEndedError
+from launcher.supervisor.peers.messages import SIGTERM_CAUSE, Failure, MemberState, Order
 from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.peers.rank0_locator import Rank0Locator
 from launcher.supervisor.peers.trainer_store import build_store_prefix
 from launcher.supervisor.process_group import ProcessGroup
-from launcher.supervisor.process_watchdog import ProcessWatchdog
+from launcher.supervisor.process_watchdog import ProcessWatchdog, StorageProbe
 from launcher.supervisor.progress import read_progress
-from launcher.supervisor.rank0_wait import Rank0Wait, RunEndedError
 from launcher.supervisor.shared_storage.input_staging import (
     describe_overfull_work_dir,
     find_program,
     stage_inputs,
 )
 from launcher.supervisor.shared_storage.output_folder import archive_logs, run_fingerprint
-from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
 from launcher.supervisor.timings import Timings
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+SPARE_SECONDS = 5.0  # for a busy node, and for the state and the order between this rank and rank 0
+
+
+class StopRequest:
+    """Records stop signals and decides when the agent obeys them.
+
+    After the first SIGTERM the agent stays while its trainer trains, rank 0's order is still to train, and the
+    pod's grace period leaves time to stop the processes: rank 0 may have all ranks save a checkpoint first, and
+    otherwise orders them to stop. It obeys every other signal, and a second SIGTERM, at once.
+    """
+
+    def __init__(self, grace: float, exit_seconds: float) -> None:
+        """Create the object; nothing was received yet.
+
+        Args:
+            grace: seconds from SIGTERM until Kubernetes kills the pod.
+            exit_seconds: seconds that the launcher needs to stop its processes and to copy their logs.
+        """
+        self._stay = grace - exit_seconds - SPARE_SECONDS
+        self._signals: list[int] = []
+        self._leave_by = 0.0
+
+    def record(self, number: int) -> None:
+        """Record a received signal; may be called in a signal handler."""
+        if not self._signals:
+            self._leave_by = time.monotonic() + self._stay
+        self._signals.append(number)
+
+    def seconds_left(self) -> float | None:
+        """Return after how many seconds the agent stops its processes.
+
+        None if no signal was received, or if the grace period is too short to wait for a checkpoint.
+        """
+        if not self._signals or self._stay <= 0:
+            return None
+        return max(0.0, self._leave_by - time.monotonic())
+
+    def stop_seconds(self) -> float:
+        """Return for how long a user's script may react to SIGTERM; 0 without SIGTERM, and after a second signal."""
+        return (self.seconds_left() or 0.0) if self._signals == [signal.SIGTERM] else 0.0
+
+    def check(self, phase: str, order: Order | None) -> None:
+        """Raise `StoppedError` if the agent must exit now because of a signal."""
+        if not self._signals:
+            return
+        may_stay = self._signals == [signal.SIGTERM] and time.monotonic() < self._leave_by
+        if may_stay and phase == "training" and order is not None and order.do == "train":
+            return
+        cause = (order.cause if order is not None else "") or ""
+        raise stopped_by(self._signals[0], cause.partition(SIGTERM_CAUSE)[2])
 
 
 def run_rank(settings: TrainSettings) -> int:

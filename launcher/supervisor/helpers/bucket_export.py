@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from launcher.errors import EXIT_UNFIT, ExportError, SettingsError, UnfitError, setting_message
+from launcher.errors import EXIT_UNFIT, ExportError, UnfitError, setting_error
 from launcher.io.bucket_export_format import run_folder_url
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.log import log
@@ -44,14 +44,12 @@ class BucketExport:
             done = self._run("reserve", output_id, self._timings.reach)
         except ExportError as error:
             reason, fix = _split_fix(error)
-            raise SettingsError(
-                setting_message(
-                    "training.exportTo (PADDLE_LAUNCHER_EXPORT_TO)",
-                    self._settings.export_to,
-                    "a bucket and prefix that the pods can reach and write to, and that no other training uses",
-                    reason,
-                    f"{fix or 'Correct that'}; or set another training.exportTo (empty: none), or set another runId",
-                )
+            raise setting_error(
+                "training.exportTo (PADDLE_LAUNCHER_EXPORT_TO)",
+                self._settings.export_to,
+                "a bucket and prefix that the pods can reach and write to, and that no other training uses",
+                reason,
+                f"{fix or 'Correct that'}; or set another training.exportTo (empty: none), or set another runId",
             ) from error
         log.info("the model will be exported to %s", self.url)
         latest: dict[str, str] | None = done.get("latest")

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Collection
 from pathlib import Path
 
-from launcher.errors import GangError, SettingsError, setting_message
+from launcher.errors import GangError, setting_error
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _IF_INET6 = Path("/proc/net/if_inet6")
@@ -94,14 +94,12 @@ def find_advertised_address(network: PodNetwork, nic: str) -> str:
     listed = "; ".join(
         f"{name} {', '.join(found) or 'without address'}" for name, found in interfaces.items()
     )
-    raise SettingsError(
-        setting_message(
-            "nic (CONF_PADDLE_NIC)",
-            nic,
-            "a network interface of the pod with an IPv4 address",
-            f"Paddle's servers do not support IPv6; this pod has only: {listed}",
-            "Set nic to an interface with an IPv4 address",
-        )
+    raise setting_error(
+        "nic (CONF_PADDLE_NIC)",
+        nic,
+        "a network interface of the pod with an IPv4 address",
+        f"Paddle's servers do not support IPv6; this pod has only: {listed}",
+        "Set nic to an interface with an IPv4 address",
     )
 
 

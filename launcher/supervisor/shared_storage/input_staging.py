@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.dataprep.publish_data import list_shard_files, make_again_fix
-from launcher.errors import DataError, SettingsError, UnfitError, setting_error, setting_message
+from launcher.errors import DataError, UnfitError, setting_error
 from launcher.io import disk_space, files
 from launcher.io.program_folders import BUILT_IN
 from launcher.log import log
@@ -32,26 +32,22 @@ def find_program(settings: TrainSettings, built_in: Path = BUILT_IN) -> Path:
     own = settings.layout.program(settings.config_dir)
     folder = own if own.is_dir() else built_in / settings.config_dir
     if not folder.is_dir():
-        raise SettingsError(
-            setting_message(
-                "training.config (TRAIN_CONFIG_DIR)",
-                settings.config_dir,
-                "the folder of a training program",
-                f"there is neither {own} nor a built-in program with that name; your own programs: "
-                f"{_list(_own_programs(settings.layout))}; built-in programs: {_list(_folders(built_in))}",
-                "Set it to one of them, or upload your own with `python -m launcher push`",
-            )
+        raise setting_error(
+            "training.config (TRAIN_CONFIG_DIR)",
+            settings.config_dir,
+            "the folder of a training program",
+            f"there is neither {own} nor a built-in program with that name; your own programs: "
+            f"{_list(_own_programs(settings.layout))}; built-in programs: {_list(_folders(built_in))}",
+            "Set it to one of them, or upload your own with `python -m launcher push`",
         )
     if not (folder / settings.config_file).is_file():
         there = sorted(path.name for path in folder.iterdir() if path.is_file())
-        raise SettingsError(
-            setting_message(
-                "training.config (PADDLE_LAUNCHER_CONFIG_FILE)",
-                settings.config_file,
-                f"a file in {folder}",
-                f"there are only {_list(there)}",
-                "Set the part of training.config after the / to one of them",
-            )
+        raise setting_error(
+            "training.config (PADDLE_LAUNCHER_CONFIG_FILE)",
+            settings.config_file,
+            f"a file in {folder}",
+            f"there are only {_list(there)}",
+            "Set the part of training.config after the / to one of them",
         )
     return folder
 
@@ -130,15 +126,13 @@ def _stage_program(
     if copied != before:
         raise _bad_copy(program, target)
     if expected and (found := files.folder_sha256(target)) != expected:
-        raise SettingsError(
-            setting_message(
-                "training.programSha256 (PADDLE_LAUNCHER_PROGRAM_SHA256)",
-                expected,
-                f"the sha256 of the program on the storage, {found}",
-                f"{program} is not the program that these values were made for: it was pushed again since then, or "
-                "never",
-                "Push the right program, and set the value that `python -m launcher push` prints",
-            )
+        raise setting_error(
+            "training.programSha256 (PADDLE_LAUNCHER_PROGRAM_SHA256)",
+            expected,
+            f"the sha256 of the program on the storage, {found}",
+            f"{program} is not the program that these values were made for: it was pushed again since then, or "
+            "never",
+            "Push the right program, and set the value that `python -m launcher push` prints",
         )
     return copied
 

@@ -25,7 +25,6 @@ from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
 from launcher.supervisor.helpers.report_process import write_report
 from launcher.supervisor.peers import coordinator_link, peer_server, rank0_locator
-from launcher.supervisor.shared_storage import storage_probe
 from tests.launcher.supervisor import simulated_pod, virtual_time
 from tests.launcher.supervisor.simulated_pod import Ignored, SimulatedNetwork, SimulatedPod, running_pod
 from tests.launcher.supervisor.simulated_processes import start_child
@@ -85,7 +84,7 @@ def simulated_machine() -> Iterator[None]:
             put(target, name, wrap(getattr(target, name)))
         put(os, "_exit", simulated_pod.exit_now)
         put(process_watchdog, "WATCHDOG_SECONDS", 2.0)
-        put(storage_probe, "PERIOD", 15.0)
+        put(process_watchdog, "PROBE_SECONDS", 15.0)
         yield
 
 

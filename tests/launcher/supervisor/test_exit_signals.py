@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from launcher.errors import StoppedError
-from launcher.supervisor.exit_signals import SPARE_SECONDS, StopRequest
+from launcher.supervisor.agent import SPARE_SECONDS, StopRequest
 from launcher.supervisor.peers.messages import Order
 
 TRAIN = Order(0, "train")

@@ -23,9 +23,8 @@ from launcher.supervisor.coordinator.member_states import GangLimits, Member, St
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import MemberState, Order
-from launcher.supervisor.process_watchdog import ProcessWatchdog
+from launcher.supervisor.process_watchdog import ProcessWatchdog, StorageProbe
 from launcher.supervisor.shared_storage.output_folder import run_fingerprint
-from launcher.supervisor.shared_storage.storage_probe import StorageProbe
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import train_settings
