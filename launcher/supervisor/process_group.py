@@ -348,9 +348,9 @@ class ProcessGroup:
             if isinstance(before, str) and before != "training":
                 self._longest_stays[before] = max(self._longest_stays.get(before, 0.0), now - entered)
             self._state = now, state
+        running = [trainer for trainer in self._trainers if not trainer.done.is_set()]
         if not isinstance(state, str):
             silent = settings.progress_deadline_seconds
-            running = [trainer for trainer in self._trainers if not trainer.done.is_set()]
             if not follows_log or now - self._place[0] < silent or not running:
                 return None
             return self._explain(running[0], SILENT_LOG.format(silent), None, SILENT_LOG_FIX)
@@ -366,16 +366,12 @@ class ProcessGroup:
             return None
         what = {"training": "no batch", "done": "done, but not exited"}.get(state, f"still {state}")
         fix = FIXES.get(state, "see the last lines of its log")
+        quoted = quote_log(running[0].spec.log) if running else ""
         return ProcessError(
             f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {(place[0] or 0) + 1}, "
-            f"batch {place[1]}{self._quote_trainer()}\nFix: {fix}",
+            f"batch {place[1]}{quoted}\nFix: {fix}",
             process="trainer",
         )
-
-    def _quote_trainer(self) -> str:
-        """Return the last lines of the log of the first trainer that still runs, for a message."""
-        running = [trainer for trainer in self._trainers if not trainer.done.is_set()]
-        return quote_log(running[0].spec.log) if running else ""
 
     def train(self) -> None:
         """Begin the phase `training` if this rank is `ready`, and start its trainers unless they run already.

@@ -52,12 +52,8 @@ def describe_wait(plan: AttemptPlan, members: Sequence[Member], now: float, sile
         for m in members
         if m.state is not None and m.state.storage > 0
     ]
-    return "; ".join(hung) or _describe_wait_of_plan(plan, members, now, silence)
-
-
-def _describe_wait_of_plan(
-    plan: AttemptPlan, members: Sequence[Member], now: float, silence: float
-) -> str | None:
+    if hung:
+        return "; ".join(hung)
     if plan.do == "wait":
         missing = find_missing(members, now, silence)
         present = [m for m in members if m not in missing]

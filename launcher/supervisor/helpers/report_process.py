@@ -30,12 +30,8 @@ def write_report(
     )
     try:
         run_helper(spec, settings.work, timings, pause, seconds=seconds, show_log=False)
-    except (
-        HelperError,
-        ProcessError,
-        StorageError,
-        StorageFailedError,
-    ) as error:  # `pause` raises other ones
+    # `pause` raises other ones.
+    except (HelperError, ProcessError, StorageError, StorageFailedError) as error:
         log.warning(
             "the run is not affected, but its plots and report were not made, because their process failed: %s%s\n"
             "Fix: if you need them, run `python -m launcher results --to DIR`, then `python -m "

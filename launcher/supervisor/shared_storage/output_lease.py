@@ -319,9 +319,8 @@ class OutputLease:
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
             is_own = _token(self.path.read_bytes()) == self.token
-            if (
-                is_own and not self.is_lost and self._left() > 0
-            ):  # else another pod may have taken it during the read
+            # Without time left, another pod may have taken it during the read.
+            if is_own and not self.is_lost and self._left() > 0:
                 self.path.unlink()
 
 
