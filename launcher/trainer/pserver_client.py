@@ -285,7 +285,8 @@ class PserverClient(FleetProcess):
         self.exe = paddle.static.Executor(paddle.CPUPlace())
         self.exe.run(self.network.startup)
         self.feeds = list(program.inputs)
-        self.test = self._test_program()
+        self.test = self.network.main.clone(for_test=True)
+        _remove_operators(self.test, PUSHING)
         self._unscale()
         apply = self._apply_step if self.mode == "sync" else self.pull_dense
         self.threads = TrainerThreads(settings.trainer_count, self.scope, self._step, apply)
@@ -342,12 +343,6 @@ class PserverClient(FleetProcess):
             runtime._send_ctx, self._dense_tables, text, runtime.string_hosts, self.scope
         )
         _remove_operators(self.network.main, ("send_barrier",))
-
-    def _test_program(self) -> Any:
-        """Return the network for predictions, without the operators that push gradients."""
-        clone = self.network.main.clone(for_test=True)
-        _remove_operators(clone, PUSHING)
-        return clone
 
     def _unscale(self) -> None:
         """Keep Paddle from multiplying the tables' gradients by the number of ids in the batch.

@@ -19,7 +19,7 @@ from launcher.trainer.checkpoint.save_schedule import SaveSchedule
 from launcher.trainer.checkpoint.saving import CheckpointSaver
 from launcher.trainer.evaluation import Evaluator, finite_scores
 from launcher.trainer.export.export_from_servers import ModelExporter, ScoringProcess
-from launcher.trainer.graph import shape_checks
+from launcher.trainer.graph import network_builder
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.pserver_client import PserverClient
@@ -101,9 +101,9 @@ class TrainingLoop:
         )
         metric = self.settings.keep_best
         if self.first and (self.settings.resume is None or (metric and not self.scores)):
-            sample = next(self.train.blocks(shape_checks.ROWS))
-            found = shape_checks.check_batch(self.program, trainer.predict, sample)
-            shape_checks.check_metric(self.program, metric, found)
+            sample = next(self.train.blocks(network_builder.ROWS))
+            found = network_builder.check_batch(self.program, trainer.predict, sample)
+            network_builder.check_metric(self.program, metric, found)
         if self.settings.init_model and self.settings.resume is None:
             self._evaluate_initial_model()
         done = start.passes
@@ -199,7 +199,7 @@ class TrainingLoop:
         """
         metric, scores = self.settings.keep_best, self.scores
         if self.first:  # the check before training may have had no scores
-            shape_checks.check_metric(self.program, metric, tests)
+            network_builder.check_metric(self.program, metric, tests)
         value = float(f"{tests.get(metric, math.nan) if self.first else 0.0:.6g}")
         scores.append((done, float(self.trainer.gather([value])[0, 0])))
         return metrics.rank_passes(metric, scores)[:1] == [done]
@@ -268,9 +268,8 @@ class TrainingLoop:
 
     def _export(self, at: Position) -> None:
         """Export the model with the values of the checkpoint `at`."""
-        exporter = ModelExporter(self.settings, self.program, self.trainer, self.log, self.scorer)
         self.progress.set(state="writing")
-        exporter.export(at)
+        ModelExporter(self.settings, self.program, self.trainer, self.log, self.scorer).export(at)
 
 
 def _format_scores(tests: Mapping[str, float]) -> str:

@@ -150,7 +150,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
     from launcher.serving.paddle_served import Model
     from launcher.trainer import program_loader
     from launcher.trainer.export import model_writer
-    from launcher.trainer.graph import shape_checks, training_graph
+    from launcher.trainer.graph import network_builder, training_graph
     from launcher.trainer.records import row_parsing
     from launcher.trainer.single_process import single_process_trainer, trial_data
 
@@ -165,7 +165,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
             options.data, form, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS)
         )
         found, _ = row_parsing.parse_records(first_rows, program, places)
-        batch = row_parsing.split_inputs(found[: shape_checks.ROWS]) if len(found) else None
+        batch = row_parsing.split_inputs(found[: network_builder.ROWS]) if len(found) else None
         graph = training_graph.GraphSettings("async", options.batch_size, 0)
         single_process_trainer.check_program(program, batch, graph)
         limits: dict[str, Any] = {"limit": options.rows, "report": report}

@@ -60,7 +60,7 @@ def check_program(
     os.environ.setdefault("GLOG_minloglevel", "1")
     from launcher.dataprep.csv_records import RowPlaces
     from launcher.trainer import program_loader
-    from launcher.trainer.graph import shape_checks, training_graph
+    from launcher.trainer.graph import network_builder, training_graph
     from launcher.trainer.records import row_parsing
     from launcher.trainer.single_process import single_process_trainer, trial_data
 
@@ -84,12 +84,12 @@ def check_program(
             found, skipped = row_parsing.parse_records(rows, program, places)
             if not len(found):
                 raise row_parsing.no_usable_rows(source.name, program, skipped)
-            batch = row_parsing.split_inputs(found[: shape_checks.ROWS])
+            batch = row_parsing.split_inputs(found[: network_builder.ROWS])
             count = len(batch[program.label])
             checked = f"it parses the first {len(rows):,} rows ({skipped:,} skipped) and trains on {count}"
         graph = (training["mode"], training["batchSize"], training["incrementalCheckpoints"])
         scores = single_process_trainer.check_program(program, batch, training_graph.GraphSettings(*graph))
-    shape_checks.check_metric(program, training["keepBest"], scores)
+    network_builder.check_metric(program, training["keepBest"], scores)
     if by is not None and scores and by not in scores:
         raise UsageError(
             f"--by {by}: the program has no such score; nothing was sent",

@@ -18,8 +18,7 @@ from paddle.distributed import fleet
 
 from launcher.trainer.checkpoint.table_files import TableRows, choose_shard_count
 from launcher.trainer.evaluation import evaluate
-from launcher.trainer.graph.network_builder import build_network, prepare_paddle
-from launcher.trainer.graph.shape_checks import ROWS, check_batch
+from launcher.trainer.graph.network_builder import ROWS, build_network, check_batch, prepare_paddle
 from launcher.trainer.graph.table_optimizers import OptimizerRule
 from launcher.trainer.graph.training_graph import GraphSettings, TrainingGraph
 from launcher.trainer.program_loader import TrainingProgram
@@ -189,10 +188,6 @@ class SingleProcessTrainer:
         [found] = self.exe.run(self.test_program, feed=feed, fetch_list=[name], scope=self.scope)
         return np.asarray(found)
 
-    def score(self, test: Records) -> dict[str, float]:
-        """Return the program's metrics of a test set."""
-        return evaluate(self.program, self.predict, test.blocks(CHUNK))
-
     def passes(
         self,
         train: Records,
@@ -224,7 +219,8 @@ class SingleProcessTrainer:
                     shown = f"{step:,} of {steps:,} batches, {rate:,.0f} samples/s, loss={total / rows:.4f}"
                     report(f"pass {number + 1}: {shown}")
             done = {"samples": train.rows, "seconds": time.monotonic() - began, "loss": total / train.rows}
-            yield {"pass": number, **done, **self.score(test)}
+            scores = evaluate(self.program, self.predict, test.blocks(CHUNK))
+            yield {"pass": number, **done, **scores}
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """Return all dense parameters by name."""
@@ -246,7 +242,7 @@ def check_program(program: TrainingProgram, batch: Arrays | None, settings: Grap
     """Build the network for one process and for training with pservers, and train one batch of rows.
 
     Args:
-        batch: at most `shape_checks.ROWS` rows; None: no rows are available, and nothing is trained.
+        batch: at most `network_builder.ROWS` rows; None: no rows are available, and nothing is trained.
 
     Returns:
         The names of the program's scores; empty if metrics() cannot be calculated from these rows.
