@@ -104,24 +104,21 @@ def flag(value: str) -> bool:
     return value == "true"
 
 
-def dns_label(value: str) -> str:
-    """Return the text if it is a DNS label (RFC 1123); reject any other text."""
-    if not _DNS_LABEL.fullmatch(value) or len(value) > 63:
-        raise BadValueError(
-            "a DNS label (a-z, 0-9 and -, at most 63 characters, no - at either end)",
-            "the value becomes a name in DNS",
-        )
-    return value
+def _label(longest: int, why: str) -> Parser:
+    """Return a parser of DNS labels (RFC 1123) of at most `longest` characters; `why` is the reason in the message."""
+
+    def parse(value: str) -> str:
+        if not _DNS_LABEL.fullmatch(value) or len(value) > longest:
+            limit = f"a DNS label of at most {longest} characters (a-z, 0-9 and -, no - at either end)"
+            raise BadValueError(limit, why)
+        return value
+
+    return parse
 
 
-def job_name(value: str) -> str:
-    """Return the text if it is a DNS label that leaves room for the digest in the names of Jobs and pods."""
-    if not _DNS_LABEL.fullmatch(value) or len(value) > JOB_NAME_MAX:
-        raise BadValueError(
-            f"a DNS label of at most {JOB_NAME_MAX} characters (a-z, 0-9 and -, no - at either end)",
-            "the names of Jobs and pods contain it and have at most 63 characters",
-        )
-    return value
+dns_label = _label(63, "the value becomes a name in DNS")
+job_name = _label(JOB_NAME_MAX, "the names of Jobs and pods contain it and have at most 63 characters")
+"""Parse a name that leaves room for the digest in the names of Jobs and pods."""
 
 
 def folder_name(value: str) -> str:
