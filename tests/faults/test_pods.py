@@ -236,7 +236,7 @@ def test_a_stopped_run_of_a_script_continues_with_another_number_of_trainers(sta
     run = start_run(**pace_first_attempt(0.05))
     run.reach(1, batch=200)
     run.cluster.launcher("stop", "--release", run.training.release, "-n", run.training.namespace)
-    stopped_at = max(path.parent.name for path in run.output.glob("pass-00001-batch-*/done"))
+    stopped_at = max(path.parent.name for path in run.output.glob("pass-*-batch-*/done"))
     run.broken()
     run.training.upgrade({"trainers": 2})
     run.recovered(180)

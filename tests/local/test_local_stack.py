@@ -56,7 +56,7 @@ def test_write_settings_keeps_other_settings_and_comments_and_other_stacks_files
     )
     assert local_stack.read_stack_example(clone) == "ctr"
     assert local_stack.read_settings(clone)["kubeconfig"]["context"] == "other"
-    assert local_stack.read_settings(clone)["values"] == {"trainers": 2}, "what was not chosen stays"
+    assert local_stack.read_settings(clone)["values"]["trainers"] == 2, "what was not chosen stays"
     assert "# {launcher} is the digest" in local_stack.settings_file(clone).read_text(), "comments too"
 
     dev = (clone / "Pulumi.dev.yaml").read_text()

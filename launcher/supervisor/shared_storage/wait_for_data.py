@@ -110,7 +110,7 @@ def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[st
             f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} trainers: "
             "each trainer reads one shard. Fix: remove data.splitCount, or set it to trainers."
         )
-    if why := schema.mismatch(manifest, ManifestOrigin):
+    if why := schema.mismatch(manifest, schema.ManifestFile):
         raise DataError(f"{where} is damaged: {why}. {make_again_fix(settings.layout)}")
     if [shard["index"] for shard in manifest["shards"]] != list(range(settings.trainers)):
         raise DataError(

@@ -237,7 +237,9 @@ def test_reports_without_credential_are_rejected_and_http_pages_are_served(tmp_p
         state = json.dumps({"state": {"rank": 1, "incarnation": "x", "phase": "idle"}, "seen": 0})
         assert send_request("POST", "/state", state)[0] == 401
         assert send_request("POST", "/state", state, "guess")[0] == 401
-        token = f"paddle/{gang.run}/" + json.loads((gang.output / "run.lock").read_text())["token"]
+        token = f"paddle/{gang.run}/" + (gang.output.parent / ".run-secret").read_text()
+        hashed = json.loads((gang.output / "run.lock").read_text())["token"]
+        assert send_request("POST", "/state", state, f"paddle/{gang.run}/{hashed}")[0] == 401
         assert send_request("POST", "/state", state, token.replace(gang.run, "another-run"))[0] == 401
         assert send_request("POST", "/state", '{"state": 1}', token)[0] == 400
         assert send_request("POST", "/state", state.replace('"rank": 1', '"rank": 7'), token)[0] == 400

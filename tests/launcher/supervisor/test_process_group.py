@@ -282,7 +282,7 @@ def test_a_stopped_launcher_reports_and_exits_although_processes_survive_sigkill
 ) -> None:
     group = start_training(build_group(ScriptRuntime([SLEEP])))
     group.stop(time.monotonic())
-    group._stop = SimpleNamespace(poll=lambda now: False)  # type: ignore[assignment]
+    group._stop = SimpleNamespace(poll=lambda now: False, shorten=lambda deadline: None)  # type: ignore[assignment]
     group._stop_by = time.monotonic()
     message = tmp_path / "termination"
     settings = replace(group._gang.settings, termination_log=message)

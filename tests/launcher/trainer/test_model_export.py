@@ -115,7 +115,8 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     publish(folder, config, 3, tables={"pooled": CheckpointTable("000", 1, "sgd")})
     table = SimpleNamespace(network=SimpleNamespace(tables=[SimpleNamespace(name="pooled")]))
     ranks: list[Any] = [
-        SimpleNamespace(output_dir=output, passes=1, rank=rank, trainers=2, attempt=0) for rank in (0, 1)
+        SimpleNamespace(layout=SimpleNamespace(output=output), passes=1, rank=rank, trainers=2, attempt=0)
+        for rank in (0, 1)
     ]
     exporters = [
         ModelExporter(rank, cast(Any, None), cast(Any, table), *cast(Any, [None, None])) for rank in ranks
