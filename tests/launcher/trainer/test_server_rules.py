@@ -238,7 +238,9 @@ def test_servers_train_layers_as_one_process_does(tmp_path: Path, port: int) -> 
 
 def test_moving_statistics_are_those_of_all_trainers_and_are_restored(tmp_path: Path, port: int) -> None:
     changes = hidden('fc(paddle.static.nn.batch_norm(numbers, name="bn"), 3)')
-    changes[SGD] = "optim.SGD(0.001)"  # with 0.05, delayed gradients of a busy machine let the training diverge
+    changes[SGD] = (
+        "optim.SGD(0.001)"  # with 0.05, delayed gradients of a busy machine let the training diverge
+    )
     gang = training(tmp_path, port, changes, (0.0, 10.0), CHECKPOINT_EVERY_BATCHES="3").finish()
     mean = parameters(gang, 1)["bn.w_1"]
     assert (mean > 1).all(), "trainer 0 alone has the mean 0"
