@@ -128,10 +128,10 @@ def check_devices(training: Training) -> None:
         "NCCL_SOCKET_IFNAME",
     )
     assert [[environ.get(name) for name in names] for environ in environs] == [
-        ["0", "0", "0", "0,1", "eth0"],
-        ["1", "1", "0", "0,1", "eth0"],
-        ["0", "0", "1", "0,1", "eth0"],
-        ["1", "1", "1", "0,1", "eth0"],
+        ["0", "0", "0", "0,1", "=eth0"],
+        ["1", "1", "0", "0,1", "=eth0"],
+        ["0", "0", "1", "0,1", "=eth0"],
+        ["1", "1", "1", "0,1", "=eth0"],
     ]
     assert not [environ for environ in environs if "PADDLE_DISTRI_BACKEND" in environ]
     assert {one["sharedMemory"] for one in seen} == {96 * MIB}
