@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.cluster.releases import merge_values
-from launcher.paths import Position
+from launcher.paths import Position, position
 from testkit.local_cluster import Training
 from testkit.waiting import until
 from tests.e2e import job_processes
@@ -236,12 +236,13 @@ def test_a_stopped_run_of_a_script_continues_with_another_number_of_trainers(sta
     run = start_run(**pace_first_attempt(0.05))
     run.reach(1, batch=200)
     run.cluster.launcher("stop", "--release", run.training.release, "-n", run.training.namespace)
-    stopped_at = max(path.parent.name for path in run.output.glob("pass-*-batch-*/done"))
+    # On a busy machine the script may finish its pass before it is stopped.
+    stopped_at = max(filter(None, (position(path.parent.name) for path in run.output.glob("pass-*/done"))))
     run.broken()
     run.training.upgrade({"trainers": 2})
     run.recovered(180)
     passes, batches = run.json("run.json")["resume"]
-    assert Position(passes, batches).folder == stopped_at
+    assert Position(passes, batches) == stopped_at
     run.ends_complete(what="2 trainers instead of 3; ")
     assert run.json("run.json")["fingerprint"]["trainers"] == 2
     assert not (run.training.job / "runs").exists(), "the output was continued, not moved away"
