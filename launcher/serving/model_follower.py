@@ -132,12 +132,14 @@ class ModelFollower:
     def open_first(self) -> Path:
         """Return the folder of the newest model; copy it unless an earlier process has done so.
 
-        If it cannot be found or copied, return the last copy of an earlier process. Without one raise the error.
+        If it cannot be found, copied or opened, return the last copy of an earlier process. Without one raise the error.
 
         Raises:
             SettingsError: there is no model.
         """
-        copies = sorted(self._work.glob(f"{_digest(self._address)}-*/model"), key=_changed)
+        copies = sorted(
+            self._work.glob(f"{_digest(self._address)}-*/model"), key=lambda copy: copy.parent.stat().st_mtime
+        )
         for path in self._work.glob("*"):
             if not copies or path != copies[-1].parent:
                 files.remove_path(path)
@@ -151,11 +153,12 @@ class ModelFollower:
                     "there is no model",
                     "Wait until a training has finished there, or correct the address",
                 )
-            self._served = self._copy(found)
-        except LauncherError as error:
+            # The last copy was checked, but since then a newer model may have appeared.
+            self._served = self._copy(found, check_in_subprocess if copies else lambda _: None)
+        except (LauncherError, ServedError) as error:
             if not copies:
                 raise
-            log.error("the newest model cannot be copied; the server starts with its last copy: %s", error)
+            log.error("the newest model cannot be served; the server starts with its last copy: %s", error)
             self._served = copies[-1]
         return self._served
 
@@ -176,17 +179,16 @@ class ModelFollower:
 
     def look(self, server: ModelServer) -> None:
         """Search once: copy and check the newest model unless it is served, and set `newer`; log why if that fails."""
+
+        def check(copy: Path) -> None:
+            require_memory(copy)
+            check_in_subprocess(copy, server.model)
+
         found = None
         try:
             found = self._newest()
             if found is not None and self._folder(found) not in (self._served, self._rejected):
-                folder = self._copy(found)
-                try:
-                    require_memory(folder)
-                    check_in_subprocess(folder, server.model)
-                except BaseException:
-                    files.remove_path(folder.parent)
-                    raise
+                self._copy(found, check)
                 self.newer = found.address
             self._problem = ""
         except Exception as error:  # of any kind: the thread must search again
@@ -210,15 +212,16 @@ class ModelFollower:
     def _folder(self, found: FoundModel) -> Path:
         return self._work / f"{_digest(self._address)}-{_digest(found.identity)}" / "model"
 
-    def _copy(self, found: FoundModel) -> Path:
-        """Return the folder with the verified copy of a model. It has its name only when the copy is complete."""
-        folder = self._folder(found)
+    def _copy(self, found: FoundModel, check: Callable[[Path], None]) -> Path:
+        """Return the folder with the copy of a model. It has its name only when `check` has accepted the copy."""
+        folder, new = self._folder(found), self._work / "new"
         if not folder.exists():
             log.info("copying %s to %s", found.address, folder)
             try:
-                found.copy(folder.parent, self._require_room)
+                check(found.copy(new, self._require_room))
+                new.rename(folder.parent)
             except BaseException:
-                files.remove_path(folder.parent)
+                files.remove_path(new)
                 raise
         return folder
 
@@ -240,10 +243,6 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _changed(copy: Path) -> float:
-    return copy.parent.stat().st_mtime
-
-
 def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
     """Raise `ModelError` if a second model does not fit into the container's memory next to the present one.
 
@@ -262,8 +261,10 @@ def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
         )
 
 
-def check_in_subprocess(folder: Path, served: Model, seconds: int = CHECK_SECONDS) -> None:
+def check_in_subprocess(folder: Path, served: Model | None = None, seconds: int = CHECK_SECONDS) -> None:
     """Open the model in another process, and check that it answers the requests that the model `served` answers.
+
+    Without `served` check only that the model can be opened and predicts a row of zeros.
 
     Paddle's inference kills its process when it reads certain damaged files (seen with a network.pdmodel of the right
     size and wrong content: SIGSEGV), and a training program may hang. Neither may happen to the server.
@@ -273,7 +274,7 @@ def check_in_subprocess(folder: Path, served: Model, seconds: int = CHECK_SECOND
             process failed, was killed or timed out.
     """
     command = [sys.executable, "-m", "launcher.serving.model_follower", str(folder), str(seconds)]
-    facts = {
+    facts = served and {
         "row": served.last_row,
         "needed": served.columns,
         "columns": served.program.columns,
@@ -300,14 +301,17 @@ def check_in_subprocess(folder: Path, served: Model, seconds: int = CHECK_SECOND
         )
 
 
-def require_compatible(folder: Path, served: dict[str, Any]) -> None:
+def require_compatible(folder: Path, served: dict[str, Any] | None) -> None:
     """Raise `ModelError` if the model in `folder` does not answer the requests that the served model answers.
 
     `served` has the served model's columns that a row must have (`needed`), all its `columns`, the `shape` of its
-    predictions, and the last `row` that it predicted, or null.
+    predictions, and the last `row` that it predicted, or null. Without it, only check that the model predicts.
     """
     model = Model(folder)
-    shape, before = model.self_check(served["row"]), tuple(served["shape"])
+    shape = model.self_check(served and served["row"])
+    if served is None:
+        return
+    before = tuple(served["shape"])
     new = [column for column in model.columns if column not in served["needed"]]
     gone = [column for column in served["columns"] if column not in model.program.columns]
     if not new and not gone and shape == before:

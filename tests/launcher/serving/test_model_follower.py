@@ -294,8 +294,29 @@ def test_a_start_without_a_model_that_can_be_copied_serves_the_newest_copy(
         monkeypatch.setattr(files, "free_bytes", lambda _: 0)
         reason = "no space left for a copy of the model"
     assert following.restarted().about["created"] == 2
-    assert "the newest model cannot be copied; the server starts with its last copy: " in caplog.text
+    assert "the newest model cannot be served; the server starts with its last copy: " in caplog.text
     assert reason in caplog.text
+
+
+def test_a_start_while_the_newest_model_is_damaged_serves_the_checked_copy(following: Following) -> None:
+    """Regression: a model that appeared before the restart was opened without a check, and the checked copy removed."""
+    following.publish(lambda _: None)
+    following.look()
+    following.publish(lambda folder: (folder / "network.pdiparams").unlink(), 3)
+    for _ in range(2):
+        assert following.restarted().about["created"] == 2
+    assert len(list(following.work.iterdir())) == 1, "the damaged copy is removed"
+
+
+def test_a_copy_whose_check_was_killed_is_checked_again(
+    following: Following, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    following.publish(lambda folder: (folder / "network.pdiparams").unlink())
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove_path", lambda _: None)  # as if the process had been killed before
+        following.look()
+    assert len(list(following.work.iterdir())) == 2
+    assert following.restarted().version == following.first.version
 
 
 def test_a_copy_of_another_address_is_not_served(following: Following, tmp_path: Path) -> None:
