@@ -112,20 +112,20 @@ def read_rows(body: bytes, model: Model, form: str) -> list[dict[str, Any]]:
         if not condition:
             raise RowError(f"{problem}. Fix: send {form}")
 
-    require(bool(body), "the body: is empty")
+    require(bool(body), "the body is empty")
     try:
         with _parsing:
             value = json.loads(body)
     except json.JSONDecodeError as error:
         raise RowError(
-            f"the body: is not JSON ({error.msg}, character {error.pos}). Fix: send {form}"
+            f"the body is not JSON ({error.msg}, character {error.pos}). Fix: send {form}"
         ) from error
     except (ValueError, RecursionError) as error:
         raise RowError(
             f"the body is not JSON in UTF-8, or has too many levels or digits. Fix: send {form}"
         ) from error
-    require(value is not None, "the body: is null")
-    require(isinstance(value, dict), "the body: is no JSON object")
+    require(value is not None, "the body is null")
+    require(isinstance(value, dict), "the body is no JSON object")
     require("rows" in value, "rows: Field required")
     rows: list[dict[str, Any]] = value["rows"]
     require(isinstance(rows, list), "rows: Input should be a valid list")

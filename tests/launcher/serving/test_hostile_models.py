@@ -90,11 +90,11 @@ def test_rows_with_all_or_some_columns_are_read() -> None:
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"", "the body: is empty"),
-        (b"null", "the body: is null"),
-        (b"[1]", "the body: is no JSON object"),
+        (b"", "the body is empty"),
+        (b"null", "the body is null"),
+        (b"[1]", "the body is no JSON object"),
         (b"{}", "rows: Field required"),
-        (b"{", "the body: is not JSON (Expecting property name"),
+        (b"{", "the body is not JSON (Expecting property name"),
         (b'{"rows": [' + b"[" * 500_000, "too many levels"),
         (b'{"rows": ' + b"9" * 10_000 + b"}", "too many levels or digits"),
         (b"\xff\xfe\x00", "not JSON in UTF-8"),
