@@ -6,6 +6,9 @@ plan and takes parts that no other pod has locked, so that any number of running
 pod that cannot be scheduled delays nothing. A finished part stays finished: an evicted pod loses only the
 part that it was reading. No file gets its final name before the complete source was read, and the result does
 not depend on the number of pods.
+
+If this job has data of the same source and settings, only the manifest is written again. If another job on the
+storage has it, its files are linked (hard links).
 """
 
 from __future__ import annotations
@@ -176,10 +179,10 @@ class DataPod:
             if publish_data.is_replaced(manifest, self._settings):
                 raise DataError(publish_data.describe_conflict(manifest, self._settings))
 
-    def _context(self, settings: DataSettings) -> sources.SourceContext:
+    def _context(self, settings: DataSettings) -> source_parts.SourceContext:
         given = "data.sourceSecret" if settings.source_secret else "data.source"
         key = "data.testSource" if settings is self._test else given
-        return sources.SourceContext(settings, self._tmp, self._progress, self._retry, key)
+        return source_parts.SourceContext(settings, self._tmp, self._progress, self._retry, key)
 
     def _open(self, settings: DataSettings) -> sources.MultiFileSource | None:
         return sources.open_multi_file_source(self._context(settings))
@@ -460,9 +463,8 @@ def link_from_other_job(
             if not manifest or manifest.get("content") != content:
                 continue
             _link_files(other, manifest, tmp, check)
-            if (
-                storage.read_json(path) == manifest
-            ):  # a data Job that replaces data removes the manifest first
+            # A data Job that replaces data removes the manifest first.
+            if storage.read_json(path) == manifest:
                 log.info("linked the data of job %s, which has the same content", other.job_name)
                 manifest.pop("rows", None)  # a file of older launchers, which is not linked
                 return manifest | {"reusedFrom": _reader(manifest)}

@@ -25,6 +25,8 @@ from launcher.settings import DataSettings, PodSettings
 
 PUBLICATION = "publish.json"
 """File of the work folder with the manifest of a publication that has begun."""
+LIST = "files.json"
+"""File next to a shard of several files, with their names, sizes and sha256."""
 REPLACED = 20
 """How many replaced releases a manifest lists at most: more than ever share a folder by mistake."""
 
@@ -217,9 +219,6 @@ def make_job_folder(layout: JobPaths) -> None:
         layout.job.mkdir(exist_ok=True)
         if not os.access(layout.job, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(layout.job))
-
-
-LIST = "files.json"
 
 
 def make_again_fix(layout: JobPaths) -> str:

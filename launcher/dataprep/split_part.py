@@ -27,7 +27,6 @@ from launcher.dataprep.csv_records import RowPlaces
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.publish_data import LIST
 from launcher.dataprep.shard_writers import FileWriters
-from launcher.dataprep.source import PartSource, display_name, source_name
 from launcher.errors import DataError
 from launcher.io.disk_space import require_space
 from launcher.io.files import fsync_dir, fsync_tree, storage_errors, write_atomically
@@ -64,7 +63,7 @@ class PartSplitter:
         settings: DataSettings,
         folder: Path,
         progress: DataProgress,
-        source: sources.SingleFileSource | PartSource,
+        source: sources.SingleFileSource | sources.PartSource,
     ) -> None:
         self._settings, self._folder, self._progress, self._source = settings, folder, progress, source
         self._stop = threading.Event()
@@ -404,13 +403,13 @@ def assemble_shards(
     return {
         "version": MANIFEST_VERSION,
         "dataDigest": settings.data_digest,
-        "source": source_name(settings),
+        "source": sources.source_name(settings),
         "sha256": sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest(),
         "member": settings.member,
         "format": settings.format,
         "seed": settings.seed,
         "testFraction": settings.test_fraction,
-        "testSource": display_name(settings.test_source),
+        "testSource": sources.display_name(settings.test_source),
         "testRows": settings.test_rows,
         "splitCount": settings.split_count,
         "lines": sum(lines),
@@ -450,7 +449,7 @@ def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: lis
 
     `lines` has the train lines of each shard, `parts` those of each part of the source, `held` those of the test set.
     """
-    name, train = source_name(settings), sum(lines)
+    name, train = sources.source_name(settings), sum(lines)
     if train >= settings.split_count and min(lines) == 0:
         raise DataError(
             f"data.source {name} has {train} train lines in {len(parts)} parts, but shard {lines.index(0)} of "
@@ -467,8 +466,8 @@ def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: lis
         )
     if settings.test_source and not held:
         raise DataError(
-            f"data.testSource {display_name(settings.test_source)} has no line. Fix: set it to a file with rows, "
-            "or leave it empty to hold out a part of the data."
+            f"data.testSource {sources.display_name(settings.test_source)} has no line. Fix: set it to a file with "
+            "rows, or leave it empty to hold out a part of the data."
         )
     if settings.test_fraction and not held:
         raise DataError(
