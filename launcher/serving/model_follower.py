@@ -132,7 +132,7 @@ class ModelFollower:
     def open_first(self) -> Path:
         """Return the folder of the newest model; copy it unless an earlier process has done so.
 
-        If it cannot be found, copied or opened, return the last copy of an earlier process. Without one raise the error.
+        If that fails, or the model cannot be opened, return the last copy of an earlier process. Without one raise.
 
         Raises:
             SettingsError: there is no model.
