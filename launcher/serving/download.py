@@ -78,7 +78,8 @@ class ExportedModels:
         called with the model's size in bytes; it raises if there is no room.
         """
         model = into / "model"
-        temporary = files.temporary_path(model)
+        temporary = model.with_name(".model.tmp")
+        files.remove_path(temporary)  # of a process that was killed: the disk need not have room for both
         with self._rejections(), contextlib.ExitStack() as undo:
             marker = folder.read(MARKER)
             if marker is None:

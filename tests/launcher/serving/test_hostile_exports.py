@@ -151,6 +151,22 @@ def test_a_file_with_another_size_or_sha256_leaves_the_earlier_model(
     assert tree(tmp_path) == before
 
 
+def test_a_download_removes_what_a_killed_download_left(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: each container that was killed during the download left its part of the model on the pod's disk."""
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            download.shutil, "rmtree", lambda *_, **__: None
+        )  # as if the process had been killed before
+        patch.setattr(download.files, "sha256_file", lambda _: "")
+        with pytest.raises(DataError):
+            download.download_model(f"s3://bucket/{RUN}", tmp_path, "--model")
+    assert tree(tmp_path), "a part of the model was downloaded"
+    download.download_model(f"s3://bucket/{RUN}", tmp_path, "--model")
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
 def test_an_object_that_is_larger_than_listed_is_not_downloaded(
     bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
