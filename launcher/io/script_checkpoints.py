@@ -78,7 +78,7 @@ def publish_checkpoint(folder: Path, output_dir: Path, at: Position, attempt: in
 
     Raises:
         StorageError, StorageFailedError: the storage cannot be written; the checkpoint is not complete.
-        ValueError: the folder contains no file.
+        ValueError: the folder contains no file, or one with a name that a restore would reject.
     """
     final = OutputPaths(output_dir).checkpoint(at)
     with files.storage_errors(folder):

@@ -1,1 +1,1 @@
-"""Predict with an exported model: a package without the launcher, an HTTP server, downloads, restarts for newer models."""
+"""Predict with an exported model: a package without the launcher, an HTTP server, downloads, newer models."""
