@@ -84,14 +84,20 @@ class DiskFullError(CliError):
     exit_code = EXIT_STORAGE
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-_FULL_TEXTS = (*map(os.strerror, FULL), "no space left", "bytes free, but", "No usable temporary directory")
+_FULL_TEXTS = (
+    *map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
+    *("no space left", "bytes free, but", "No usable temporary directory"),
+)
 """Parts of messages about a full or read-only disk: of the system, of the reader's commands, and of Python."""
+
+
+def _is_disk_full(text: str) -> bool:
+    return any(part in text for part in _FULL_TEXTS)
 
 
 def storage_failure(text: str) -> CliError:
     """Return the error for a message of a reader's command, or of this system; DiskFullError for a full disk."""
-    return (DiskFullError if any(part in text for part in _FULL_TEXTS) else CliError)(text)
+    return DiskFullError(text) if _is_disk_full(text) else CliError(text)
 
 
 def describe_os_error(error: Exception, where: object = "") -> LauncherError:
@@ -105,12 +111,11 @@ def describe_os_error(error: Exception, where: object = "") -> LauncherError:
     text = f"{cause.strerror or cause}: {cause.filename or where}".rstrip(": ")
     if cause is not error:  # the fix of a StorageError is for a pod and its storage
         text = str(error).partition(" Fix:")[0].rstrip(".")
-    failure = type(storage_failure(text))
-    if failure is DiskFullError:
-        return failure(
+    if _is_disk_full(text):
+        return DiskFullError(
             text, "free space on this disk, or use another one that is not read-only, then try again"
         )
-    return failure(text, "check that this path exists and that you may use it")
+    return CliError(text, "check that this path exists and that you may use it")
 
 
 def missing_package(error: ModuleNotFoundError) -> CliError:

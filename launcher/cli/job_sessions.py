@@ -65,6 +65,8 @@ from launcher.io.open_below import refuse_links
 from launcher.paths import OutputPaths
 from launcher.reporting.failure_messages import last_lines
 
+FILES_SECONDS = 5.0  # `poll_view` reads the files at most once in this time
+LOG_LINES = 5
 _OTHER_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
 
 
@@ -145,10 +147,6 @@ def find_own_job(storage: Storage, release: str) -> Storage:
         f"Jobs there: {listed}",
         f"choose one with --job NAME; or {_OTHER_FIX}",
     )
-
-
-FILES_SECONDS = 5.0  # `poll_view` reads the files at most once in this time
-LOG_LINES = 5
 
 
 class FolderSession:

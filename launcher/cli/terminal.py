@@ -25,6 +25,13 @@ from rich.table import Table
 
 from launcher.reporting import text_formats
 
+INSTALLED = "paddle-training"  # the name of the command after `pip install`
+Passes = Sequence[Mapping[str, Any]]
+_SPEED = {
+    "samples": lambda value: f"{value:,}",
+    "seconds": lambda value: f"{value:.1f}",
+    "samples_per_second": text_formats.rate,
+}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PIPE_WIDTH = 400  # of a line that is not printed on a terminal
 # C0 without tab and newline, C1, marks and overrides of the direction of text, line separators, lone surrogates.
@@ -55,7 +62,10 @@ def reserve_stdout() -> None:
 
 
 def release_stdout() -> None:
-    """Undo `reserve_stdout` in a test. Else the process exits now, and may run functions of users' programs."""
+    """Undo `reserve_stdout` if a test has replaced stdout.
+
+    In a command it stays, because users' programs may still print when the process exits.
+    """
     copy, replaced = _reserved[0] if _reserved else (1, None)
     if replaced is not None:
         _reserved.clear()
@@ -154,9 +164,6 @@ def _replace_non_finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-INSTALLED = "paddle-training"  # the name of the command after `pip install`
-
-
 def program_name() -> str:
     """Return how this command line was started: `paddle-training` or `python -m launcher`."""
     return INSTALLED if Path(sys.argv[0]).stem == INSTALLED else "python -m launcher"
@@ -165,14 +172,6 @@ def program_name() -> str:
 def command_text(*arguments: str) -> str:
     """Return a command of this command line with these arguments, quoted for a shell."""
     return f"{program_name()} {shlex.join(arguments)}"
-
-
-Passes = Sequence[Mapping[str, Any]]
-_SPEED = {
-    "samples": lambda value: f"{value:,}",
-    "seconds": lambda value: f"{value:.1f}",
-    "samples_per_second": text_formats.rate,
-}
 
 
 def score_columns(*runs: Passes) -> list[str]:

@@ -1,4 +1,4 @@
-"""The Kubernetes API for the commands: objects go in and come out as plain JSON.
+"""The Kubernetes API for the commands: objects as plain JSON, logs, and commands in containers.
 
 All other modules of `launcher.cli` work on dicts as the API server sends them, so that tests need no server.
 """
@@ -32,6 +32,9 @@ CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0  # between two reads of an answer
 GROUPS = {"job": "apis/batch/v1", "lease": "apis/coordination.k8s.io/v1"}
 """API group and version of each kind that is not in `api/v1`."""
+_STDIN, _STDOUT, _STDERR, _ERROR = b"\0", 1, 2, 3  # channels of an exec stream
+_SEND_BYTES = 32 * 1024
+_STDERR_KEPT = 8 * 1024
 
 Object = dict[str, Any]
 
@@ -393,11 +396,6 @@ def _short_reason(error: Exception) -> str:
     reason = getattr(error, "reason", None) or error
     text = str(reason)
     return text.split(": ", 1)[1] if text.startswith("<urllib3") and ": " in text else text
-
-
-_STDIN, _STDOUT, _STDERR, _ERROR = b"\0", 1, 2, 3
-_SEND_BYTES = 32 * 1024
-_STDERR_KEPT = 8 * 1024
 
 
 def token_header(configuration: Any) -> dict[str, str]:

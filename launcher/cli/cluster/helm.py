@@ -29,7 +29,7 @@ _CONFLICTS = (
     "cannot reuse a name",  # Helm 4
 )
 _FIELD_CONFLICT = "conflict occurred while applying object"
-"""Helm 4, which applies on the server: another client has changed a field that the release has with another value."""
+"""Part of Helm 4's message if another client has set a field to another value than the release."""
 _HELM_FIX = "correct what helm reports, then run the same command again"
 
 

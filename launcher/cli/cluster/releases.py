@@ -82,7 +82,7 @@ class ReleaseRun:
 
     @property
     def source_files(self) -> list[str]:
-        """Every name in the addresses of the uploaded files (in `sources/` on the storage) of the run's values."""
+        """All parts of the paths of the run's `file://` addresses; one of each is its name in `sources/`."""
         urls = [str(self.data.get(key) or "") for key in ("source", "testSource")]
         return [name for url in urls if url.startswith(_FILE_SCHEME) for name in url.split("/")[2:]]
 

@@ -46,13 +46,9 @@ def run(
     After a change to the program, or to continue a stopped or failed training, run the same command again.
     """
     options = dataclasses.replace(options, release=release, keep=keep, replace=replace)
-    helm = options.helm()
-    (plan,) = plan_trainings(options, helm)
+    (plan,) = plan_trainings(options, options.helm())
     cluster = options.connect()
-    options = dataclasses.replace(
-        options, context=cluster.context or None
-    )  # so that helm uses the same cluster
-    launched = launch(plan, options, options.helm(), cluster)
+    launched = launch(plan, options, options.helm(cluster.context), cluster)
     session = launched.session
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")

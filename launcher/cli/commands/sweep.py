@@ -115,10 +115,7 @@ def sweep(
     folder = Path(f"{plans[0].job}.sweep")
     folder.mkdir(parents=True, exist_ok=True)
     cluster = options.connect()
-    options = dataclasses.replace(
-        options, context=cluster.context or None
-    )  # so that helm uses the same cluster
-    helm = options.helm()
+    helm = options.helm(cluster.context)
     numbered = {plan.job: plan for plan in (one.numbered(number) for number, one in enumerate(plans, 1))}
     check_releases_are_free(cluster, list(numbered))
     trials = [Trial(job, chosen) for job, chosen in zip(numbered, combinations, strict=True)]

@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.1
 """Share of the rows to test on, without --test."""
+MODEL_MARKS = ("model.json", "score.json")
+"""Files of which a model has at least one."""
+PACKAGE_ROOT = Path(__file__).parents[3]
+"""The folder from which a script imports `launcher.program`."""
+SEED = 1  # of the choice of the rows to test on
+STDERR = 2  # file descriptor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,10 +107,6 @@ def parse_columns(text: str) -> tuple[str | int, ...]:
     """Return the columns of `--columns a,b` as names, or of `--columns 0,3` as numbers."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     return tuple(int(name) for name in names) if all(n.isdecimal() for n in names) else tuple(names)
-
-
-MODEL_MARKS = ("model.json", "score.json")
-"""Files of which a model has at least one."""
 
 
 @with_options(options=TryOptions)
@@ -202,11 +204,6 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         "prediction": answer.predictions[0].tolist(),
         "words": words,
     }
-
-
-PACKAGE_ROOT = Path(__file__).parents[3]
-"""The folder from which the script imports `launcher.program`."""
-SEED, STDERR = 1, 2
 
 
 def find_script(program: Path) -> Path | None:

@@ -29,6 +29,12 @@ from launcher.cli.views.status_text import describe_wait
 from launcher.io import files
 from launcher.io.program_folders import find_program_folder
 
+_FILE_MARK = "# Written by `run` of paddle-training:"
+_FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those that `base` prints.\n"
+SCRIPT_RUNTIME = "collective"
+"""The chart's runtime for users' scripts, which only the image can run and which may read data of their own."""
+_REMOTE = ("s3://", "https://", "http://", "file://")
+
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
@@ -91,20 +97,16 @@ class LaunchOptions:
     replace: bool = False
     """Stop the training that the release runs now."""
 
-    def helm(self) -> Helm:
-        """Return helm for the namespace and cluster of the options. Raises UsageError without a chart."""
-        return Helm(find_chart(), self.namespace, self.kubeconfig, self.context)
+    def helm(self, context: str = "") -> Helm:
+        """Return helm for the namespace and cluster of the options. Raises UsageError without a chart.
+
+        `context` is that of `connect`: helm uses the same one although another is made current meanwhile.
+        """
+        return Helm(find_chart(), self.namespace, self.kubeconfig, context or self.context)
 
     def connect(self) -> Cluster:
         """Return a client for the cluster of the options. Raises UsageError for an unusable kubeconfig."""
         return connect(self.kubeconfig, self.context, self.namespace)
-
-
-_FILE_MARK = "# Written by `run` of paddle-training:"
-_FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those that `base` prints.\n"
-SCRIPT_RUNTIME = "collective"
-"""The chart's runtime for users' scripts, which only the image can run and which may read data of their own."""
-_REMOTE = ("s3://", "https://", "http://", "file://")
 
 
 @dataclass(frozen=True)
@@ -276,9 +278,8 @@ def launch(
             f"  {shlex.join(helm.upgrade_command(options.release, keep))}"
         )
         helm.upgrade(options.release, base, values, keep, f"run by {user_and_host()}")
-        is_continued = continue_training(
-            cluster, session.run(), is_held=bool(held_by)
-        )  # helm leaves them as they are
+        # helm neither resumes a suspended Job nor starts a failed one again.
+        is_continued = continue_training(cluster, session.run(), is_held=bool(held_by))
     session.expected_job = k8s_job
     return LaunchResult(session, is_new or is_continued, keep, held_by)
 

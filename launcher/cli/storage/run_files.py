@@ -17,7 +17,6 @@ from launcher.cli.storage.storage_access import Storage, read_small_files
 from launcher.dataprep.publish_data import make_again_fix
 from launcher.errors import DataError
 from launcher.io import run_record
-from launcher.metrics import best_pass, higher_is_better
 from launcher.paths import JobPaths, OutputPaths
 from launcher.reporting import run_settings
 from launcher.schema import DataFailure, ManifestFile, ProgramFile, RunFile, StatusFile, read_fields
@@ -27,6 +26,7 @@ OUTPUT = OutputPaths(Path("output"))
 _JOB = JobPaths(Path(), "")
 MANIFEST, DATA_FAILED = _JOB.manifest.as_posix(), _JOB.data_failed.as_posix()
 STATUS = OUTPUT.status_json.as_posix()
+RUNS, CURRENT = "runs", OUTPUT.root.as_posix()
 AGAIN_SECONDS = 3.0
 """A damaged status.json is read again after this time: rank 0 of a live run writes it every 2 s."""
 Damage = dict[str, str]
@@ -63,7 +63,7 @@ def _describe_damage(name: str, why: str) -> str:
     """Return the sentence for `Damage` about a file; `why` has its path and what is wrong with it."""
     fix = "Fix: restore it from a backup of the storage; without one, delete it, so that it counts as absent."
     if name in (MANIFEST, DATA_FAILED):
-        fix = make_again_fix(JobPaths(Path(), "")).replace(MANIFEST, name)
+        fix = make_again_fix(_JOB).replace(MANIFEST, name)
     elif name.endswith(OUTPUT.run_json.name):
         fix = f"Fix: restore it, or its copy {OUTPUT.run_copy.name}, from a backup of the storage."
     return f"{why} {fix}"
@@ -123,10 +123,6 @@ def read_job_files(storage: Storage, *, again: bool = True) -> JobFiles:
     )
 
 
-RUNS = "runs"
-CURRENT = OUTPUT.root.as_posix()
-
-
 @dataclass(frozen=True)
 class SavedRun:
     """A run of a job, with what `runs` and `compare` show of it. `folder` is `output`, or `runs/<name>`."""
@@ -171,7 +167,7 @@ class SavedRun:
     @property
     def best(self) -> dict[str, Any]:
         """The run's best pass, as `launcher.metrics.best_pass` returns it."""
-        return best_pass(self.record.content, self.passes)
+        return metrics.best_pass(self.record.content, self.passes)
 
     @property
     def pod_hours(self) -> float | None:
@@ -241,6 +237,6 @@ def differing_settings(runs: Sequence[SavedRun]) -> list[str]:
 def best_run(runs: Sequence[SavedRun]) -> SavedRun | None:
     """Return the run with the best first score of the newest run that has one; None if no run has a score."""
     name = next((next(iter(run.record.score)) for run in runs if run.record.score), "")
-    pick = max if higher_is_better(name) else min
+    pick = max if metrics.higher_is_better(name) else min
     having = [run for run in runs if isinstance(run.record.score.get(name), int | float)]
     return pick(having, key=lambda run: run.record.score[name], default=None)

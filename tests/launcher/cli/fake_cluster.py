@@ -17,7 +17,7 @@ from launcher.cli.storage.storage_access import folder_storage
 from .conftest import RUN_JSON
 
 BASE = "storage: {type: hostPath, hostPath: {path: /volume}}"
-"""base.yaml of a release."""
+"""The values of a release that describe the cluster, as YAML."""
 Thing = dict[str, Any]
 
 

@@ -13,7 +13,8 @@ import pytest
 
 from launcher.cli.storage import reader_commands
 from launcher.io import tar_stream
-from launcher.io.tar_stream import ReaderError
+from launcher.io.files import write_atomically
+from launcher.io.open_below import ReaderError
 
 
 def archive_of(root, *patterns):
@@ -152,7 +153,7 @@ def test_following_a_file_prints_new_lines_and_the_file_of_a_new_attempt(tmp_pat
         log.rename(tmp_path / "old")
         log.write_text("three\n")
         wait_for(b"three\n")
-        status.write_text('{"state": "complete"}')
+        write_atomically(status, '{"state": "complete"}')  # as rank 0 does
 
     writer = threading.Thread(target=write, daemon=True)
     writer.start()

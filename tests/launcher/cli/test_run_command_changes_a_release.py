@@ -149,7 +149,7 @@ def test_run_does_not_follow_a_training_that_scheduling_suspend_holds_back(
     cluster.add_release()
     session = ClusterSession(cast(Cluster, cluster), "paddle-training")
     monkeypatch.setattr(run, "plan_trainings", lambda *_: [launch_training.TrainingPlan([], {})])
-    monkeypatch.setattr(run.LaunchOptions, "helm", lambda _: None)
+    monkeypatch.setattr(run.LaunchOptions, "helm", lambda *_: None)
     monkeypatch.setattr(run.LaunchOptions, "connect", lambda _: cluster)
     monkeypatch.setattr(run, "launch", lambda *_: launch_training.LaunchResult(session, True, here, "FILE"))
     code, out, err = cli("run", "x", "--timeout", "0", "-o", output)
