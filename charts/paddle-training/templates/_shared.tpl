@@ -41,36 +41,39 @@ Templates that both charts have: tests/chart/test_shared_templates.py compares t
 {{- end -}}
 
 {{/* Whether a variable or option holds a secret: "true" or "false". By its name: passwords, tokens, keys, credentials; not
-     settings about them (TOKENIZERS_PARALLELISM, MAX_TOKENS, SECRET_NAME, …_TOKEN_FILE). By its value: "paddle.hasSecret".
-     Takes (list <name> <value>). */}}
+     settings about them (TOKENIZERS_PARALLELISM, MAX_TOKENS, SECRET_NAME, …_TOKEN_FILE). By its value: addresses of
+     webhooks, and "paddle.hasSecret". A reference to another variable, $(NAME), is no secret. Takes (list <name> <value>). */}}
 {{- define "paddle.isSecret" -}}
 {{- $name := regexReplaceAll "([a-z0-9])([A-Z])" (index . 0) "${1}_${2}" | upper | replace "-" "_" | replace "." "_" -}}
-{{- $value := index . 1 | toString -}}
-{{- $about := regexMatch "_(ARN|COUNT|DIM|DIR|ENABLED|ENDPOINT|FILE|HOST|IDS|INDEX|LEN|LENGTH|LIMIT|MODE|NAME|PATH|PORT|PROVIDER|REGION|REQUIRED|SECONDS|SIZE|TIMEOUT|TTL|TYPE|URI|URL|VERSION)$" $name -}}
-{{- $isSwitch := regexMatch "(?i)^(|true|false|yes|no|on|off|none|null)$" $value -}}
-{{- $isSetting := or $isSwitch (regexMatch "^([0-9.eE+-]+|[<\\[].*[>\\]])$" $value) -}}
+{{- $value := regexReplaceAll "\\$\\([A-Za-z0-9_.-]+\\)" (index . 1 | toString) "" -}}
+{{- $about := regexMatch "_(ARN|COLUMN|COUNT|DIM|DIR|ENABLED|ENDPOINT|ENV|FIELD|FILE|HEADER|HELPER|HOST|IDS|INDEX|LEN|LENGTH|LIMIT|MODE|NAME|PATH|PORT|PROVIDER|REGION|REQUIRED|SECONDS|SERVER|SIZE|TIMEOUT|TTL|TYPE|URI|URL|VAR|VERSION)$" $name -}}
+{{- $isSwitch := regexMatch "(?i)^(|true|false|yes|no|on|off|none|null|[a-z]+_id)$" $value -}}
+{{- $isSetting := or $isSwitch (regexMatch "^([0-9.eE+-]+|[<\\[].*[>\\]]|[^A-Za-z0-9]+)$" $value) -}}
 {{- $isPath := regexMatch "^(/[A-Za-z0-9._-]+)+/?$" $value -}}
-{{- $key := "(ACCESS|ACCOUNT|ADMIN|AES|API|APP|AUTH|CLIENT|CONSUMER|DEPLOY|ENCRYPTION|HMAC|JWT|LICENSE|MASTER|PRIVATE|RSA|SECRET|SERVICE|SESSION|SHARED|SIGNING|SSH|STORAGE|SUBSCRIPTION|WANDB|WEBHOOK)_?KEY" -}}
-{{- $token := and (regexMatch "TOKEN(_|$)|(ACCESS|API|AUTH|BEARER|REFRESH)_?TOKENS(_|$)" $name) (not (regexMatch "(^|_)TIKTOKEN|(^|_)(BOS|CLS|END|EOS|IMAGE|MASK|MAX|MIN|NUM|PAD|PER|SEP|SPECIAL|START|STOP|UNK)_TOKEN|TOKEN_ID$" $name)) -}}
+{{- $key := "(ACCESS|ACCOUNT|ADMIN|AES|ANTHROPIC|API|APP|AUTH|AZURE|CLIENT|CONSUMER|DEPLOY|ENCRYPTION|HMAC|JWT|KAGGLE|LICENSE|MASTER|OPENAI|PRIVATE|RSA|SECRET|SERVICE|SESSION|SHARED|SIGNING|SSH|STORAGE|SUBSCRIPTION|WANDB|WEBHOOK)_?KEY" -}}
+{{- $token := and (regexMatch "TOKEN(_|$)|(ACCESS|API|AUTH|BEARER|REFRESH)_?TOKENS(_|$)" $name) (not (regexMatch "(^|_)TIKTOKEN|(^|_)(BOS|CLASS|CLS|END|EOS|IMAGE|MASK|MAX|MIN|NUM|PAD|PER|SEP|SEPARATOR|SPECIAL|START|STOP|UNK)_TOKEN|TOKEN_ID$|TOKEN_(CLASS|DROP|EMBED|LABEL|LEVEL|LOSS|MASK|MERG|MIX|POOL|PRUN|TYPE)" $name)) -}}
 {{- or (and (regexMatch (printf "PASSWORD|PASSWD|PASSPHRASE|SECRET|%s(S|ID)?(_|$)" $key) $name) (not $about) (not $isSwitch))
   (and (regexMatch "CREDENTIAL" $name) (not $about) (not $isSwitch) (not $isPath))
   (and $token (not $about) (not $isSetting))
-  (and (regexMatch "(^|_)(AUTH|COOKIE|PASS|PAT|PWD)$" $name) (not $isSetting) (not $isPath) (not (regexMatch "^[a-z]+$" $value)))
+  (and (regexMatch "(^|_)(AUTH|AUTHORIZATION|COOKIE|(DB|PG|SMTP|SQL)?PASS|PAT|PW|PWD)$" $name) (not $isSetting) (not $isPath) (not (regexMatch "^[a-z]+$" $value)))
+  (and (regexMatch "(^|_)KEY$" $name) (regexMatch "^[A-Za-z0-9]{20,}=*$" $value) (regexMatch "[0-9]" $value))
+  (regexMatch "(?i)https://(hooks\\.slack\\.com|[^\\s?#]*/(web)?hook(s|b2)?)/\\S" $value)
   (eq (include "paddle.hasSecret" $value) "true") -}}
 {{- end -}}
 
 {{/* Whether a text contains a secret: "true" or "false": a password or token in an address, a signed address, a connection
-     string, a private key, or a well-known token. Takes the text. */}}
+     string, a header with credentials, a private key, or a well-known token. Takes the text. */}}
 {{- define "paddle.hasSecret" -}}
 {{- or (regexMatch "://[^/@\\s]*:[^/@\\s]+@|(?i)https?://[^/@\\s]+@" .)
   (eq (include "paddle.isSignedUrl" .) "true")
-  (regexMatch "(?i)(^|[;:\\s])(AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd|_authToken)=[^;\\s]" .)
+  (regexMatch "(?i)(^|[?&;:\\s])[a-z.-]*(AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd|_authToken)=[^;\\s]" .)
+  (regexMatch "(?i)\\bauthorization[\"']?\\s*[:=]\\s*\\S|^(basic|bearer) [a-z0-9+/=._-]{12}" .)
   (regexMatch "-----BEGIN [A-Z ]*PRIVATE KEY" .)
   (regexMatch "\\b((AKIA|ASIA)[0-9A-Z]{16}\\b|(gh[opsur]_|github_pat_|glpat-|hf_|xox[abeoprs]-|sk-|sk_live_|dckr_pat_|npm_|AIza|ya29\\.)[A-Za-z0-9_-]*[A-Za-z0-9]{16}|eyJ[A-Za-z0-9_-]{10,}\\.[A-Za-z0-9_-]{10,}\\.)" .) -}}
 {{- end -}}
 
 {{/* Whether a web address is signed or has a token in its query: "true" or "false". Takes the address. */}}
 {{- define "paddle.isSignedUrl" -}}
-{{- $word := "(signature|(auth|access|bearer|download|sas)?token|(client|app)?secret|password|passwd|passphrase|credentials?|(api|access|private|subscription|account)[-_]?key([-_]?id)?)" -}}
-{{- regexMatch (printf "(?i)^https?://[^?#]*[?#](.*[&;])?(([^=&#]*[-_.])?%s|[a-z]*accesskeyid|googleaccessid|sig|sign|hmac|jwt|auth)=[^&#]" $word) . -}}
+{{- $word := "(signature|(auth|access|bearer|download|sas)?token|(client|app)?secret|password|passwd|passphrase|credentials?|(api|access|auth|private|subscription|account)[-_]?key([-_]?id)?)" -}}
+{{- regexMatch (printf "(?i)^https?://[^?#]*[?#](.*[&;~])?(([^=&#]*[-_.])?%s|[a-z]*accesskeyid|googleaccessid|sig|sign|hmac|jwt|auth|authorization)=[^&#]" $word) . -}}
 {{- end -}}
