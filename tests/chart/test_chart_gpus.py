@@ -214,15 +214,18 @@ def test_a_runtime_class_is_that_of_the_training_pods_only():
 def test_a_patch_of_the_pods_spec_is_merged_and_replaces_lists_and_removes_null():
     patch = {
         "dnsConfig": {"options": [{"name": "ndots", "value": "1"}]},
-        "securityContext": {"fsGroup": 7},
+        "securityContext": {"fsGroup": 1000650000, "runAsNonRoot": False, "seccompProfile": None},
+        "nodeSelector": {"kubernetes.io/arch": None, "a": "b"},
         "tolerations": [{"operator": "Exists"}],
+        "serviceAccountName": None,
     }
     before, after = pod(), pod(podSpecPatch=patch)
+    del before["serviceAccountName"], before["securityContext"]["seccompProfile"]
     assert after == {
         **before,
-        "dnsConfig": patch["dnsConfig"],
-        "securityContext": {**before["securityContext"], "fsGroup": 7},
-        "tolerations": patch["tolerations"],
+        **{field: patch[field] for field in ("dnsConfig", "tolerations")},
+        "securityContext": {**before["securityContext"], "fsGroup": 1000650000, "runAsNonRoot": False},
+        "nodeSelector": {"a": "b"},
     }
 
 

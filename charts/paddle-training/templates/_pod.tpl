@@ -51,12 +51,18 @@
 {{- $patch := index . 1 -}}
 {{- if $patch -}}
 {{- $spec := mustMergeOverwrite (index . 0 | fromYaml) (deepCopy $patch) -}}
-{{- range $field, $value := $patch -}}
-{{- if kindIs "invalid" $value -}}{{- $_ := unset $spec $field -}}{{- end -}}
-{{- end -}}
+{{- include "paddle-training.removeNulls" $spec -}}
 {{- toYaml $spec -}}
 {{- else -}}
 {{- index . 0 -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Remove the fields that are null from a dict and from the dicts in it, not from those in lists. */}}
+{{- define "paddle-training.removeNulls" -}}
+{{- range $field, $value := . -}}
+{{- if kindIs "invalid" $value -}}{{- $_ := unset $ $field -}}{{- end -}}
+{{- if kindIs "map" $value -}}{{- include "paddle-training.removeNulls" $value -}}{{- end -}}
 {{- end -}}
 {{- end -}}
 

@@ -345,9 +345,8 @@ TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TRAI
 
 {{/* Check podSpecPatch and data.podSpecPatch: fields without which the pods do not work. */}}
 {{- define "paddle-training.validate.patches" -}}
-{{- $volumes := "Use extraVolumes and extraVolumeMounts" -}}
 {{- range $key, $patch := dict "podSpecPatch" .Values.podSpecPatch "data.podSpecPatch" .Values.data.podSpecPatch -}}
-{{- range $field, $fix := dict "containers" "Use resources, extraEnv and extraVolumeMounts" "initContainers" "Remove it" "volumes" $volumes "restartPolicy" "Remove it" "subdomain" "Remove it" "terminationGracePeriodSeconds" "Set training.terminationGracePeriodSeconds" -}}
+{{- range $field, $fix := dict "containers" "Use resources, extraEnv and extraVolumeMounts" "initContainers" "Remove it" "volumes" "Use extraVolumes and extraVolumeMounts" "restartPolicy" "Remove it" "subdomain" "Remove it" "terminationGracePeriodSeconds" "Remove it; training.terminationGracePeriodSeconds sets that of the training pods" -}}
 {{- if hasKey $patch $field -}}
 {{- include "paddle-training.fault" (list (printf "%s.%s" $key $field) (index $patch $field) "absent" "a merge patch replaces this field as a whole, and the chart's own one is needed" $fix) -}}
 {{- end -}}
