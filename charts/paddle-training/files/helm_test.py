@@ -93,7 +93,7 @@ def check_policy(lock: Path, reached: str, server: str, required: str, listen: f
         reached: what `check_rank_0` returned.
         server: `host:port`, with `{run}` in the place of the run's id; empty: there are no NetworkPolicies.
         required: `true` if the cluster must enforce NetworkPolicies (networkPolicy.requireEnforced).
-        listen: seconds until the server must listen.
+        listen: seconds in which the server may start.
         connect: seconds after which an attempt to connect counts as stopped.
 
     Raises:
@@ -102,7 +102,7 @@ def check_policy(lock: Path, reached: str, server: str, required: str, listen: f
     if not server:
         return "policies: WARNING: networkPolicy.enabled is false, so every pod can read and change the model"
     if " answered " not in reached:
-        return "policies: not checked, because no training runs. Run helm test again during a training"
+        return "policies: not checked, because no running training answered. Run helm test again during a training"
     host, _, port = server.replace("{run}", str(json.loads(lock.read_bytes()).get("runId"))).rpartition(":")
     deadline = time.monotonic() + listen
     while True:
@@ -113,7 +113,8 @@ def check_policy(lock: Path, reached: str, server: str, required: str, listen: f
             return f"policies: {host}:{port} is closed to this pod"
         except OSError as error:
             if time.monotonic() > deadline:
-                return f"policies: not checked, because {host}:{port} did not listen for {listen:.0f} s ({error})"
+                # No server has started, or the network plugin rejects connections instead of dropping their packets.
+                return f"policies: not checked, because {host}:{port} refused for {listen:.0f} s ({error})"
         time.sleep(1)
     problem = f"this pod could connect to {host}:{port}, so the cluster does not enforce NetworkPolicies"
     if required == "true":
