@@ -23,7 +23,7 @@ from local.toolchain.pinned_tools import KUEUE_PACKAGE, KUEUE_SOURCES, TOOLS, VA
 CLUSTER = ("kubernetes", "coredns")
 """Tools that the local cluster needs; it starts while the others are still being built."""
 _REPLACED = {"kubectl": ("kubernetes",), "helm": ("helm",), "pulumi": ("pulumi", "language")}
-_TESTS = ("helm-unittest", "helm-docs", "helm3")
+_TESTS = ("helm", "helm3", "helm-unittest", "helm-docs")  # both Helms, whatever the user has installed
 _FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false")  # no debug information: it takes a tenth of the time
 _BUILD_GB = 9.0  # Go's module and build caches; they are deleted when all tools are built
 _PROGRESS_SECONDS = 30.0  # between two progress lines

@@ -35,9 +35,9 @@ def tool(name: str) -> str:
     return found
 
 
-def helm3() -> Path:
-    """Return the path of the pinned Helm 3, which `make tools` builds and does not put on PATH."""
-    found = find_tool("helm3").folder / "helm"
+def pinned_helm(major: int) -> Path:
+    """Return the path of the pinned Helm 3 or 4, whatever helm is on PATH."""
+    found = find_tool({3: "helm3", 4: "helm"}[major]).folder / "helm"
     if not found.is_file():
         pytest.fail(f"{found} is missing; `make tools` builds it")
     return found

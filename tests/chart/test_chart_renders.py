@@ -15,8 +15,8 @@ from chart_tools import (
     KUBE_VERSION,
     ONE_MACHINE,
     SCENARIOS,
-    helm3,
     helm_template,
+    pinned_helm,
     render,
     run,
     tool,
@@ -56,14 +56,14 @@ def test_each_scenario_passes_strict_lint_and_renders_without_a_template_error_o
 )
 def test_helm_3_and_4_render_each_scenario_alike(scenario):
     chart = scenario.parent.parent
-    newer, older = (helm_template(scenario, chart=chart, helm=helm) for helm in (None, helm3()))
+    newer, older = (helm_template(scenario, chart=chart, helm=helm) for helm in map(pinned_helm, (4, 3)))
     assert newer.returncode == older.returncode == 0, newer.stderr + older.stderr
     assert list(yaml.safe_load_all(newer.stdout)) == list(yaml.safe_load_all(older.stdout))
 
 
 def test_helm_3_and_4_reject_wrong_values_with_the_same_message_of_the_chart():
     wrong = {"trainers": 2, "gradientNum": 3}
-    newer, older = (helm_template(ONE_MACHINE, values=wrong, helm=helm) for helm in (None, helm3()))
+    newer, older = (helm_template(ONE_MACHINE, values=wrong, helm=helm) for helm in map(pinned_helm, (4, 3)))
     for ended in (newer, older):
         assert ended.returncode == 1
         assert "gradientNum" in ended.stderr.replace("\n", " ")

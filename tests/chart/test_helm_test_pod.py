@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from chart_tools import CHART, ONE_MACHINE, env, one, render, run, run_json, tool
+from chart_tools import CHART, ONE_MACHINE, env, one, pinned_helm, render, run, run_json
 
 JOB = "moods-0123abcd"
 
@@ -227,4 +227,4 @@ def test_notes_name_the_secret_of_the_source_and_not_an_empty_address():
 def notes(*words):
     """Return what helm prints after an installation with these options."""
     argv = ("install", "demo", CHART, "-f", ONE_MACHINE, "--dry-run=client", "--kubeconfig", "/dev/null")
-    return run(tool("helm"), *argv, *words).stdout.partition("\nNOTES:\n")[2]
+    return run(pinned_helm(4), *argv, *words).stdout.partition("\nNOTES:\n")[2]

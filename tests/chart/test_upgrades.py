@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chart_tools import CHART, helm3, kubectl, new_namespace, run, tool
+from chart_tools import CHART, kubectl, new_namespace, pinned_helm, run, tool
 
 from infra.chart_values import merge_values
 from launcher.cli.cluster import job_restart
@@ -36,10 +36,10 @@ ELSEWHERE = {"storage": {"hostPath": {"path": "/srv/elsewhere"}}}
 
 @dataclass
 class Release:
-    """A release in its own namespace, changed by the Helm on PATH (4), or by another `helm`."""
+    """A release in its own namespace, changed by this `helm`."""
 
     namespace: str
-    helm: str | Path = "helm"
+    helm: Path
 
     def upgrade(self, changes: dict[str, Any] | None = None, *words: str) -> str:
         """Run `helm upgrade --install`; return helm's error message, empty on success."""
@@ -94,15 +94,14 @@ class Release:
 @pytest.fixture
 def release(local_cluster: None) -> Iterator[Release]:
     with new_namespace() as name:
-        yield Release(name, tool("helm"))
+        yield Release(name, pinned_helm(4))
     run(tool("kubectl"), "delete", "pv", "-l", f"paddle-training/namespace={name}", "--wait=false")
 
 
 @pytest.fixture(params=[4, 3], ids=lambda major: f"helm{major}")
 def each_helm(request: pytest.FixtureRequest, release: Release) -> Release:
     """Return the release, once for Helm 4, which applies on the server, and once for Helm 3, which does not."""
-    if request.param == 3:
-        release.helm = helm3()
+    release.helm = pinned_helm(request.param)
     return release
 
 
@@ -151,7 +150,7 @@ def test_helm_4_reports_that_a_held_training_was_resumed_and_helm_3_suspends_it_
     resumed = run("python", "-m", "launcher", "resume", "-n", each_helm.namespace, "--release", "demo")
     assert resumed.returncode == 0, resumed.stderr
     error = each_helm.upgrade(held)
-    if each_helm.helm == helm3():
+    if each_helm.helm == pinned_helm(3):
         assert not error
         assert each_helm.training()["spec"]["suspend"] is True
     else:
@@ -168,7 +167,7 @@ def test_helm_4_can_roll_back_a_failed_upgrade_and_helm_3_cannot(each_helm: Rele
     each_helm.allow_one_job()
     assert "exceeded quota" in each_helm.upgrade({"training": {"passes": 3}})
     rolled = run(each_helm.helm, "rollback", "demo", "1", "-n", each_helm.namespace)
-    if each_helm.helm == helm3():
+    if each_helm.helm == pinned_helm(3):
         assert rolled.returncode == 1
         assert "with the name" in rolled.stderr
     else:
@@ -184,7 +183,7 @@ def test_helm_4_names_a_field_that_another_client_has_changed_and_helm_3_sets_it
     name = each_helm.training()["metadata"]["name"]
     object_api().patch("jobs", each_helm.namespace, name, {"spec": {"parallelism": 1}})
     error = each_helm.upgrade({"networkPolicy": {"enabled": False}})
-    if each_helm.helm == helm3():
+    if each_helm.helm == pinned_helm(3):
         assert not error
     else:
         assert "conflict occurred while applying object" in error

@@ -74,6 +74,7 @@ def test_an_installed_pulumi_replaces_language_host_and_provider_too():
 
 def test_tools_of_the_cluster_are_built_first_and_each_go_module_by_one_command():
     everything = go_build.tools_to_build(tests=True)
+    assert go_build.tools_to_build(tests=True, fitting=["helm"]) == everything, "tests compare both Helms"
     assert tuple(one.name for one in everything[:2]) == go_build.CLUSTER
     assert [folder.name for folder, _, _ in go_build._group_by_go_module(everything)] == [
         *("src", "helm", "src", "language")
