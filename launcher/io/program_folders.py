@@ -43,10 +43,12 @@ def check_module_names(folder: Path) -> None:
 
     One of both would be imported in place of the other.
     """
-    loaded = {
-        name for name in sys.modules if "site-packages" in str(getattr(sys.modules[name], "__file__", ""))
+    names, ours = module_names(folder), folder.resolve()
+    files = {name: Path(getattr(sys.modules.get(name), "__file__", None) or "/").resolve() for name in names}
+    other = {
+        name for name in names if "site-packages" in files[name].parts and ours not in files[name].parents
     }
-    if taken := [file for name, file in module_names(folder).items() if name in TAKEN | loaded]:
+    if taken := [file for name, file in names.items() if name in TAKEN | other]:
         raise SettingsError(
             f"the program's folder {folder} has {', '.join(taken)}, but Python or the launcher has a module of this "
             f"name, and imports would get the wrong one. Fix: rename it, for example to my_{taken[0]}, and change the "

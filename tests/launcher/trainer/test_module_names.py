@@ -69,6 +69,17 @@ def test_a_name_of_any_loaded_package_is_rejected(program: Path) -> None:
         load(program)
 
 
+def test_a_program_inside_an_installed_package_can_be_checked_after_its_own_modules_are_loaded(
+    tmp_path: Path,
+) -> None:
+    """An installed launcher has the example programs in site-packages."""
+    path = write_program(tmp_path / "site-packages" / "own", "from its_helper import VALUE\n" + PROGRAM)
+    (path.parent / "its_helper.py").write_text("VALUE = 1\n")
+    for _ in range(2):
+        load(path)
+        assert uploads.plan_program(path.parent, None).values["training.config"] == "own/trainer_config.py"
+
+
 def test_other_names_work(program: Path) -> None:
     folder = program.parent
     for name in (
@@ -124,7 +135,9 @@ def test_the_names_are_those_of_all_locked_packages() -> None:
         for module, owners in importlib.metadata.packages_distributions().items()
         if packages.intersection(re.sub(r"[-_.]+", "-", owner).lower() for owner in owners)
     }
-    assert {"numpy", "paddle"} <= modules <= TAKEN | {"_foo"}
+    assert {"numpy", "paddle"} <= modules <= TAKEN | {"_foo"}, (
+        "_foo is a file of Paddle's package without use"
+    )
 
 
 @pytest.mark.slow
