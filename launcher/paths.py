@@ -16,7 +16,8 @@ training pod copies its shard to its own disk.
     ├── tables/<name>                    side tables: files of data.tables that the program reads
     ├── <TRAIN_CONFIG_DIR>/              a user's own program
     ├── output/                          the present run's output
-    │   ├── run.lock, run.json, run.copy.json, status.json, program.json, metrics.csv, curve.png, report.html,
+    │   ├── run.lock, run.json, run.copy.json, status.json, program.json, metrics.csv, before.json, curve.png,
+    │   │   report.html, .checkpoint-request
     │   ├── model/
     │   ├── checkpoints/                 a script's own files (runtime collective); the launcher only creates it
     │   ├── node_<i>/{server.log,server-<k>.log,train.log,train-<k>.log,attempt-<k>/}
@@ -244,10 +245,6 @@ class OutputPaths:
     def unfinished(self, at: Position, attempt: int) -> Path:
         """Return the temporary folder in which attempt number `attempt` writes the checkpoint at `at`."""
         return self.root / f".{at.folder}.attempt-{attempt}.tmp"
-
-    def pass_dir(self, number: int) -> Path:
-        """Return the folder of the checkpoint at the end of pass `number`, which counts from 0."""
-        return self.checkpoint(Position(number + 1))
 
 
 @dataclass(frozen=True)

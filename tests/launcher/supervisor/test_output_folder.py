@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import DataError, StorageError, StorageFailedError
 from launcher.io import files, run_record
-from launcher.paths import OutputPaths
+from launcher.paths import OutputPaths, Position
 from launcher.schema import RestartRecord, RunFile
 from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.output_folder import (
@@ -100,8 +100,8 @@ class RunOutput:
     def write_checkpoints(self, *numbers: int) -> None:
         """Create finished checkpoints of these passes."""
         for number in numbers:
-            self.output.pass_dir(number).mkdir(parents=True)
-            (self.output.pass_dir(number) / "done").touch()
+            self.output.checkpoint(Position(number + 1)).mkdir(parents=True)
+            (self.output.checkpoint(Position(number + 1)) / "done").touch()
 
 
 def test_a_new_output_starts_with_attempt_0(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_storage_error_of_run_json_never_moves_an_output(tmp_path: Path, code:
         else:
             with pytest.raises(StorageFailedError):
                 run.open_output()
-    assert run.output.pass_dir(40).is_dir()
+    assert run.output.checkpoint(Position(41)).is_dir()
     assert not run.settings.layout.runs.exists()
 
 
@@ -152,7 +152,7 @@ def test_checkpoints_without_a_readable_run_json_raise_and_are_not_moved(
         match=r"\(pass-00000 to pass-00001\): it is unknown which run saved them.*move the folder away: mv",
     ):
         run.open_output()
-    assert run.output.pass_dir(1).is_dir()
+    assert run.output.checkpoint(Position(2)).is_dir()
     assert not run.settings.layout.runs.exists()
 
 
@@ -170,13 +170,13 @@ def test_run_json_with_a_flipped_bit_is_read_from_its_copy(tmp_path: Path) -> No
         flipped[place] ^= 1 << (place % 8)
         run.output.run_json.write_bytes(flipped)
         assert run.open_output()[1] == as_written
-    assert run.output.pass_dir(0).is_dir()
+    assert run.output.checkpoint(Position(1)).is_dir()
     assert not run.settings.layout.runs.exists()
     run.output.run_copy.write_bytes(intact[:-9])
     run.output.run_json.write_bytes(intact.replace(b'"fingerprint"', b'"fingerprins"'))
     with pytest.raises(DataError, match=r"checksum does not match(.|\n)*restore run.json or run.copy.json"):
         run.open_output()
-    assert run.output.pass_dir(0).is_dir()
+    assert run.output.checkpoint(Position(1)).is_dir()
 
 
 @pytest.mark.parametrize("field", ["fingerprint", "attempt", "restarts", "incarnations", "resume", "started"])
@@ -256,7 +256,7 @@ def test_another_run_archives_the_output_and_the_first_run_restores_it(tmp_path:
     first.write_checkpoints(0)
     assert second.open_output()[0] == 0
     assert second.token == second.lock.token, "the new folder contains the lease"
-    assert OutputPaths(first.settings.layout.run("run-1")).pass_dir(0).is_dir()
+    assert OutputPaths(first.settings.layout.run("run-1")).checkpoint(Position(1)).is_dir()
     assert not OutputPaths(first.settings.layout.run("run-1")).lock.exists()
     second.write_record()
     broken = first.settings.layout.run("broken")
@@ -270,7 +270,7 @@ def test_another_run_archives_the_output_and_the_first_run_restores_it(tmp_path:
     (removed / "run.json").write_text(json.dumps(newer))
     attempt, earlier = first.open_output()
     assert (attempt, earlier.run_id) == (1, "run-1")
-    assert first.output.pass_dir(0).is_dir()
+    assert first.output.checkpoint(Position(1)).is_dir()
     assert json.loads((first.settings.layout.run("run-2") / "run.json").read_text())["runId"] == "run-2"
 
 

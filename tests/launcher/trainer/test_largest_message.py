@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.errors import SettingsError
+from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
 
 from .conftest import stage, write_program
@@ -64,7 +65,7 @@ def test_a_message_above_the_default_limit_of_brpc_arrives_completely(tmp_path: 
     started = gang(tmp_path, port)
     codes = started.run()
     assert set(codes.values()) == {0}, f"{codes}\n{started.log()[-3000:]}\n{started.server_log()[-2000:]}"
-    parts = (started.output.pass_dir(0) / "tables" / "000").iterdir()
+    parts = (started.output.checkpoint(Position(1)) / "tables" / "000").iterdir()
     assert sum(len(gzip.decompress(path.read_bytes()).splitlines()) for path in parts) == EACH * ROWS
 
 

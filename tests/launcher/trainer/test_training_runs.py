@@ -78,7 +78,7 @@ def test_a_run_writes_the_expected_files_and_log_lines(tmp_path: Path, staged: S
     seen: set[int] = set()
     gang.finish(watch=lambda _: seen.update(i for i in range(-1, 5) if listens("127.0.0.1", port + i)))
     assert seen == {0, 1, 4}, "two pservers from `port` on, no process on the sparse ports, then peerPort"
-    folder = gang.output.pass_dir(1)
+    folder = gang.output.checkpoint(Position(2))
     names = {path.name for path in folder.iterdir()}
     assert {"done", "path.txt", "trainer_config.py", "params.npz", "tables"} <= names
     assert {p.name[5:8] for p in (folder / "tables" / "000").iterdir()} == {"000", "001"}, (
