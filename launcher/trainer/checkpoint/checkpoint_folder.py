@@ -11,7 +11,7 @@ pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
   contents.json            position, seed, sums of the unfinished pass, size and sha256 of every file, rows for
                            the comparison after a restore, the checkpoints that an incremental one continues
   done                     the checkpoint is complete
-  rejected.json             a restore found other values than were saved; the checkpoint is never used again
+  rejected.json            a restore found other values than were saved; the checkpoint is never used again
 """
 
 from __future__ import annotations

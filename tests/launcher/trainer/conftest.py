@@ -107,8 +107,5 @@ def port() -> int:
 
 
 def listens(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=1):
-            return True
-    except OSError:
-        return False
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0

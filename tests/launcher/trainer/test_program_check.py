@@ -74,6 +74,7 @@ def test_a_valid_program_passes_in_each_mode_without_paddle_output(
          r"label bought of shape \[batch, 2\] with a value of shape \[batch, 1\]"),
         ({"fc(both, 16": "fc(paddle.reshape(both, [-1, 10]), 16"}, r"trainer_config.py:29: .*InvalidArgument"),
         ({LOSS: 'paddle.mean(data["bought"])'}, "the loss depends on no parameter of network"),
+        ({LOSS: 'paddle.mean(paddle.static.nn.fc(data["visits"], 1))'}, "loss does not depend on embedding 'word'"),
         ({"both = paddle.concat([words, data[\"visits\"]], axis=1)": "both = words",
           'paddle.static.nn.fc(both, 16, activation="relu", name="hidden")': "both",
           "paddle.static.nn." + SCORE: "paddle.sum(hidden, axis=1, keepdim=True)"}, "no parameter except its emb"),

@@ -122,7 +122,7 @@ OPERATORS = [
     (hidden("paddle.sum(paddle.nn.Embedding(9, 3, sparse=True, weight_attr=ParamAttr(trainable=False))(ids), 1)"),
      "embedding_0.w_0 .*sparse gradients"),
     (hidden("fc(numbers, 3) + paddle.static.nn.nce(numbers, ids[:, :1], 9, is_sparse=True)"),
-     "operator nce nce_0.b_0 nce_0.w_0|operator nce .*nce_0.w_0"),
+     "operator nce .*nce_0.w_0.* sparse gradients"),
     (hidden("fc(paddle.static.nn.data_norm(numbers, name='dn'), 3)"), "operator data_norm dn.* uses data_norm"),
     (hidden("paddle.static.nn.cond(paddle.mean(numbers) > 0, lambda: fc(numbers, 3), lambda: 2 * fc(numbers, 3))"),
      "operator conditional_block .*loop or a branch .*paddle.where"),
@@ -130,12 +130,13 @@ OPERATORS = [
             '[paddle.full([1], 0, "int64"), fc(numbers, 3)])[1]'), "operator while .*loop or a branch"),
     ({RETURN: "[g] = paddle.static.gradients([guess], [numbers])\n"
               '    return guess, paddle.mean(paddle.square(guess - data["y"])) + paddle.mean(g * g)'},
-     "paddle.static.gradients"),
-    ({RETURN: "paddle.static.ExponentialMovingAverage(0.9).update()\n    " + RETURN}, "ExponentialMovingAverage"),
+     "operator .* calculates gradients or updates parameters itself"),
+    ({RETURN: "paddle.static.ExponentialMovingAverage(0.9).update()\n    " + RETURN},
+     "operator .* calculates gradients or updates parameters itself"),
     ({HIDDEN: 'seen = paddle.static.create_global_var([1], 0.0, "float32", persistable=True, name="seen")\n    '
               "paddle.increment(seen)\n    hidden = fc(numbers, 3) * seen"},
      r"variable 'seen' at trainer_config.py:\d+: `paddle.increment\(seen\)` is changed by the network"),
-    ({HIDDEN: HIDDEN + '\n    block = guess_of = numbers.block\n    own = block.var("hidden.w_0")\n'
+    ({HIDDEN: HIDDEN + '\n    block = numbers.block\n    own = block.var("hidden.w_0")\n'
               "    paddle.assign(paddle.clip(own, -1, 1), own)"}, "variable 'hidden.w_0' .*is changed by the network"),
     (hidden("paddle.nn.utils.weight_norm(paddle.nn.Linear(4, 3))(numbers)"), "'linear_0.w_1' .*is changed by"),
     ({HIDDEN: 'hidden = fc(numbers, 3, weight_attr=ParamAttr(trainable=False), bias_attr=False)',
@@ -167,7 +168,7 @@ OPTIMIZERS = [
 def test_what_the_servers_cannot_train_is_rejected_by_name(
     tmp_path: Path, changes: dict[str, str], message: str
 ) -> None:
-    with pytest.raises(SettingsError, match=f"(?s){message}.*Fix: |{message}") as caught:
+    with pytest.raises(SettingsError, match=f"(?s){message}") as caught:
         check(changed(tmp_path / "own", changes))
     assert "Fix: " in str(caught.value)
     assert "paddle/base" not in str(caught.value), "Paddle's own stack is left out"
@@ -180,6 +181,8 @@ def test_what_the_servers_cannot_train_is_rejected_by_name(
         weight("learning_rate=1.0, regularizer=L2Decay(0.0), need_clip=False, do_model_average=False"),
         weight("trainable=False, learning_rate=0.5, regularizer=L2Decay(0.1)"),
         adam("weight_decay=0.0, lazy_mode=True, multi_precision=True"),
+        adam("beta1=0.9, beta2=0.999, epsilon=1e-8, parameters=None, weight_decay=None, grad_clip=None"),
+        table("Adagrad(0.1, epsilon=1e-6, initial_accumulator_value=0.1)"),
         table("Adam(0.1, beta1=0.5, epsilon=0.01)"),
         {
             RETURN: "p = paddle.nn.functional.sigmoid(guess)\n    "
