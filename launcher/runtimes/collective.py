@@ -58,9 +58,10 @@ FATAL = {
 SMALL = "The shared memory is too small. Fix: increase training.sharedMemory, if need be with resources.limits.memory"
 MEANINGS = (
     LogMeaning(
-        r"uncorrectable (ECC|NVLink|tensor memory) error|(ECC|NVLink)_?Uncorrectable|hardware (stack )?error|NVRM: Xid"
-        r"|\bXid ?(\(|error|\d)|(fallen|fell) off the bus|GPU is lost|GPU requires reset|busy or unavailable"
-        r"|devices?.?unavailable|Unable to determine the device handle|system not yet initialized",
+        r"uncorrectable (ECC|NVLink|tensor memory) error|(ECC|NVLink)_?Uncorrectable|NVRM: Xid|\bXid ?(\(|error|\d)"
+        r"|(fallen|fell) off the bus|GPU is lost|GPU requires reset|device(\(s\) is/are|s are) busy or unavailable"
+        r"|CUDA_?Error_?Devices?_?Unavailable|(CUDA|HIP).{0,40}(hardware (stack )?error|system not yet initialized)"
+        r"|Unable to determine the device handle",
         "A GPU of this pod, or its connection, failed. This pod exits, and Kubernetes creates a new one. Fix: keep new "
         "pods off this node until it is repaired: kubectl cordon {node}",
         priority=0,
