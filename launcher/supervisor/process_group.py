@@ -295,7 +295,7 @@ class ProcessGroup:
             child: the process; the `log_meanings` of its runtime explain its log.
             what: what the process did, such as `exited with exit code 1`.
             code: its exit code; None if it still runs.
-            fix: cause and fix if the log has no known meaning.
+            fix: cause and fix if the log does not show them.
         """
         spec = child.spec
         lines = last_lines(spec.log, *_TAIL).splitlines()
@@ -308,7 +308,7 @@ class ProcessGroup:
         meaning, line = next(known, (LogMeaning("", fix), ""))
         quoted = quote_log(spec.log)
         found = f"\nIts log contains: {line[:300]}" if line not in quoted else ""
-        why = meaning.why.replace("{node}", self._gang.settings.node_name or "NODE")
+        why = (meaning.why or fix).replace("{node}", self._gang.settings.node_name or "NODE")
         text = "\n".join(filter(None, [f"{spec.name} {what}{quoted}{found}", why]))
         return ProcessError(text, code, spec.name, meaning.priority, ends_pod=meaning.ends_pod)
 

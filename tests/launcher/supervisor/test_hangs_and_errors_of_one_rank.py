@@ -15,7 +15,7 @@ from launcher.errors import DataError, ProcessError, SettingsError, StorageError
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import WorkPaths
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
+from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt
 from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
@@ -95,7 +95,7 @@ def test_a_silent_log_of_a_script_is_reported_as_a_hang_and_a_growing_one_ends_i
 ) -> None:
     """The processes run on: only all ranks together can hang, which the coordinator decides."""
     runtime = SleepRuntime()
-    runtime.is_user_script = True
+    runtime.is_user_script, runtime.log_meanings = True, (LogMeaning("reset by peer", priority=3),)
     group, start = start_training(runtime), time.monotonic()
     log = tmp_path / "work" / "logs" / "train.log"
     for seconds, hangs in ((0, False), (590, False), (610, True), (1210, True)):
@@ -110,8 +110,11 @@ def test_a_silent_log_of_a_script_is_reported_as_a_hang_and_a_growing_one_ends_i
     log.unlink()  # a script may remove it: then it does not grow
     group.poll(start + 1225)
     assert (group.hang, group.failure, group.running) == (None, None, True)
+    log.write_text("Connection reset by peer\n")
+    group.poll(start + 1226)
     group.poll(start + 1830)
     assert group.hang is not None
+    assert "Fix: let any process" in group.hang.text, "that line has a meaning, but no fix"
 
 
 @pytest.mark.parametrize(("code", "kind"), [(errno.EROFS, StorageError), (errno.EIO, StorageFailedError)])
