@@ -43,7 +43,7 @@ INTERNAL = (
     "internal error of the launcher: {!r}. Fix: report it as a bug, with the stack trace in the log of rank 0"
 )
 TRAINED_ALONE = (
-    "no process of this run has been connected to one of another pod, so each of the {} processes has most likely "
+    "the processes of this run have never been connected to each other, so each of the {} processes has most likely "
     "trained alone, and its model knows a part of the data only. Fix: call paddle.distributed.init_parallel_env, or "
     "torch.distributed.init_process_group, in every process"
 )

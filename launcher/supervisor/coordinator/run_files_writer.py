@@ -53,7 +53,7 @@ class RunFilesWriter:
         """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
         self.score = earlier.score
         """The model's test scores from model/score.json; while that does not exist, those of an earlier run.json."""
-        self.warning = earlier.warning if earlier.run_id == settings.run_id else None
+        self.warning: str | None = None
         """What is doubtful about the complete run, for `status`; None: nothing."""
         self._started = time.time()
         self._trained: float | None = None
@@ -67,8 +67,9 @@ class RunFilesWriter:
         )
 
     def open(self, plan: AttemptPlan, *, is_complete: bool) -> None:
-        """Write the first run.json; if training was complete before this start, it keeps its times."""
+        """Write the first run.json; if training was complete before this start, it keeps its times and its warning."""
         if is_complete:
+            self.warning = self._earlier.warning
             self._started = self._earlier.started or self._started
             self._trained = self._earlier.finished or time.time()
         self.write_plan(plan)

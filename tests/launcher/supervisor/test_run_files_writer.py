@@ -113,10 +113,15 @@ def test_run_json_has_a_cause_only_after_a_failure_and_keeps_the_score(tmp_path:
 
 def test_a_run_that_was_complete_keeps_its_times_and_its_export(tmp_path: Path) -> None:
     done = RunFile(run_id=pod_environ()["PADDLE_LAUNCHER_K8S_JOB"], output_id="o", started=1.0, finished=2.0)
-    run = Run(tmp_path, replace(done, exported={"to": "s3://b"}))
+    run = Run(tmp_path, replace(done, exported={"to": "s3://b"}, warning="trained alone"))
     run.writer.open(run.plan, is_complete=True)
     record = run.read()
     assert (record["started"], record["finished"], record["state"]) == (1.0, 2.0, "complete")
     assert (record["outputId"], record["exported"]) == ("o", {"to": "s3://b"})
-    run = Run(tmp_path, replace(done, run_id="another run", exported={"to": "s3://b"}))
+    run = Run(tmp_path, replace(from_json(RunFile, record), run_id="another run"))
     assert run.writer.exported is None
+    run.writer.open(run.plan, is_complete=True)
+    assert run.read()["warning"] == "trained alone", "the model is the same"
+    run.writer = Run(tmp_path, from_json(RunFile, run.read())).writer
+    run.writer.open(run.plan, is_complete=False)
+    assert run.read().get("warning") is None, "this training may go better"
