@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +19,8 @@ from launcher.settings import TrainSettings
 
 RECORDS_PER_BYTE = 0.75
 """Bytes of records for a byte of text, as a low estimate: each id has 8 bytes and each number 4."""
+COUNTED_FILES = 10_000
+"""A script may have made many files, and its launcher counts their bytes before it stops the script."""
 TEST_ALONE = 200_000
 """Rank 0 alone evaluates a test set of at most so many rows; a larger one is divided among all ranks
 (launcher/trainer/evaluation.py)."""
@@ -177,7 +180,8 @@ def _check_space(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -
 def describe_overfull_work_dir(settings: TrainSettings) -> str:
     """Return why Kubernetes evicts this pod if its work folder is above `workDir.sizeLimit`, to append to a message."""
     with contextlib.suppress(OSError):
-        used = sum(path.lstat().st_blocks * 512 for path in settings.work.root.rglob("*"))
+        paths = itertools.islice(settings.work.root.rglob("*"), COUNTED_FILES)
+        used = sum(path.lstat().st_blocks * 512 for path in paths)
         if 0 < settings.work_limit_bytes < used:
             return (
                 f"; the pod's own disk has {used:,} bytes of this run, above workDir.sizeLimit "

@@ -6,7 +6,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -235,6 +235,21 @@ def test_a_shard_larger_than_the_work_limit_raises_before_anything_is_copied(
     settings = train_settings(tmp_path, PADDLE_LAUNCHER_WORK_LIMIT_BYTES="2000")
     input_staging.stage_inputs(settings, 1, manifest, job / "mine")
     assert settings.work.data.is_dir()
+
+
+def test_the_size_of_the_work_folder_is_known_soon_when_a_script_made_many_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher stops its processes after it has measured the folder, and the grace period continues to count."""
+    settings, counted = train_settings(tmp_path, PADDLE_LAUNCHER_WORK_LIMIT_BYTES="1"), [0]
+
+    def rglob(folder: Path, pattern: str) -> Iterator[Path]:
+        for counted[0] in range(1, 100_001):
+            yield folder.parent
+
+    monkeypatch.setattr(Path, "rglob", rglob)
+    input_staging.describe_overfull_work_dir(settings)
+    assert counted == [input_staging.COUNTED_FILES]
 
 
 @pytest.mark.parametrize(("runtime", "fits"), [("fleet", False), ("collective", True)])
