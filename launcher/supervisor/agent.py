@@ -435,8 +435,8 @@ class Agent:
 
     def _build_status(self) -> StatusFile | None:
         """Return the content of status.json; None on other ranks than 0 and before rank 0 holds the output lease."""
-        files = self.coordinator.run_files if self.coordinator is not None else None
-        return files.build_status() if files is not None else None
+        run_files = self.coordinator.run_files if self.coordinator is not None else None
+        return run_files.build_status() if run_files is not None else None
 
     def _serve_status(self) -> tuple[int, str, bytes]:
         """Return the page of GET /status (HTTP status, content type, body)."""

@@ -1,6 +1,7 @@
 """Run a helper process: send its request, and wait for its answer (launcher/io/helper_protocol.py).
 
-`convert_shard` runs the one that parses the staged shard before the rendezvous."""
+`convert_shard` runs the one that parses the staged shard before the rendezvous.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Access to the shared storage: output/ and its lease, the wait for the data, copies to the pod, detection of hangs.
+"""Access to the shared storage: output/ and its lease, the wait for the data, copies to the pod.
 
 Functions that use the storage retry temporary errors; then they raise `StorageError` or `StorageFailedError`.
 """
