@@ -267,11 +267,14 @@ def _is_replaced(opened: BinaryIO, path: Path) -> bool:
 
 
 def _read_json_object(root: Path, name: str) -> dict[str, object]:
-    """Return the JSON object in the file `root`/`name`; {} if it is absent. Raise UnreadableError if damaged."""
+    """Return the JSON object in a file; {} if it is absent, or the storage fails now: callers read it again.
+
+    Raises UnreadableError if the file is damaged.
+    """
     try:
         with open_file(root, name) as file:
             return parse_json_object(name, file.read())
-    except FileNotFoundError:
+    except OSError:
         return {}
 
 

@@ -1,5 +1,6 @@
 """Archives and reader commands: what is received is complete and verified, or nothing is written."""
 
+import errno
 import hashlib
 import io
 import json
@@ -12,7 +13,7 @@ import time
 import pytest
 
 from launcher.cli.storage import reader_commands
-from launcher.io import tar_stream
+from launcher.io import open_below, tar_stream
 from launcher.io.files import write_atomically
 from launcher.io.open_below import ReaderError
 
@@ -160,6 +161,22 @@ def test_following_a_file_prints_new_lines_and_the_file_of_a_new_attempt(tmp_pat
     reader_commands.follow_file(tmp_path, log.name, status.name, out, seconds=30, pause=0.01)
     writer.join(30)
     assert out.getvalue() == b"one\ntwo\nthree\n"
+
+
+def test_a_storage_that_fails_for_a_moment_does_not_end_a_followed_log(tmp_path, monkeypatch):
+    (tmp_path / "train.log").write_text("one\n")
+    (tmp_path / "status.json").write_text('{"state": "complete"}')
+    errors = [OSError(errno.ESTALE, "Stale file handle")]
+
+    def open_file(root, name):
+        if name == "status.json" and errors:
+            raise errors.pop()
+        return open_below.open_file(root, name)
+
+    monkeypatch.setattr(reader_commands, "open_file", open_file)
+    out = io.BytesIO()
+    reader_commands.follow_file(tmp_path, "train.log", "status.json", out, seconds=30, pause=0.01)
+    assert (out.getvalue(), errors) == (b"one\n", [])
 
 
 @pytest.mark.slow
