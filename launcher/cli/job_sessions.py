@@ -210,9 +210,14 @@ class ClusterSession:
         """Return the chart values that describe the cluster and not one training, as YAML.
 
         Raises:
-            CliError: as `run`; the release's claim or helm's Secret of the release does not exist.
+            CliError: as `run`; an earlier version of the chart wrote the ConfigMap; the release's claim or helm's
+                Secret of the release does not exist.
         """
         run = self.run()
+        if (
+            not run.cluster_values
+        ):  # with no values, an upgrade would change image and storage to the defaults
+            raise self._other_chart_error("it has no clusterValues")
         require_claim(self.cluster, run)
         values = read_release_values(self.cluster, self.release)
         chosen = {name: values[name] for name in run.cluster_values if name in values}
@@ -230,11 +235,7 @@ class ClusterSession:
         try:
             run = ReleaseRun.from_json(self.release, self.cluster.namespace, json.loads(files["run.json"]))
         except (KeyError, ValueError, TypeError) as error:
-            raise CliError(
-                f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} was written by another "
-                f"version of the chart: {error!r}",
-                "upgrade the release with this version of the chart (helm upgrade with --reset-then-reuse-values)",
-            ) from error
+            raise self._other_chart_error(repr(error)) from error
         if run.cron_job:
             jobs = self.cluster.list_objects("job", labels(self.release))
             run = run.with_newest_job(jobs)
@@ -247,6 +248,13 @@ class ClusterSession:
                 "training then resumes from the newest checkpoint",
             )
         return run
+
+    def _other_chart_error(self, why: str) -> CliError:
+        return CliError(
+            f"ConfigMap {self.release}-run in namespace {self.cluster.namespace} was written by another version of the "
+            f"chart: {why}",
+            "upgrade the release with this version of the chart (helm upgrade with --reset-then-reuse-values)",
+        )
 
     def run_if_installed(self) -> ReleaseRun | None:
         """Return the run that the release's ConfigMap describes, or None if the release is not installed."""

@@ -349,6 +349,17 @@ def test_base_prints_the_values_of_the_cluster_from_helms_secret(
     assert "Fix: install the release with helm or Pulumi" in err
 
 
+def test_a_release_of_an_earlier_chart_is_not_upgraded_to_the_defaults_of_image_and_storage(
+    here: Path,
+) -> None:
+    """Its ConfigMap does not say which of its values describe the cluster."""
+    cluster = make_cluster("paddle-training")
+    cluster.add_release(clusterValues=None)
+    with pytest.raises(CliError, match=r"another version of the chart.*Fix: upgrade the release"):
+        launch(cluster, launch_options(replace=True))
+    assert not (here / "kept.yaml").exists()
+
+
 def test_values_of_a_release_are_those_of_its_deployed_revision_over_the_defaults() -> None:
     cluster = make_cluster("mine")
     secrets = [
