@@ -134,7 +134,8 @@ def poll_until_over(
             check_intact(view.damage, view.where)
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(
-                f"--timeout {text_formats.duration(timeout)} expired; the run still waits for: {describe_wait(view)}",
+                f"the time-out of {text_formats.duration(timeout)} expired; the run still waits for: "
+                f"{describe_wait(view)}",
                 f"follow it again with a larger --timeout: {command_text('wait', *options)}",
             )
         time.sleep(min(PAUSE_SECONDS, max(0.1, deadline - time.monotonic())))

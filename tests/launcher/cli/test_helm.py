@@ -61,7 +61,7 @@ def test_a_conflict_with_another_helm_is_reported_with_a_fix(
         assert raised.value.exit_code == 3, "the values are not to blame"
 
 
-def test_a_failed_upgrade_of_run_removes_what_it_has_created() -> None:
+def test_run_upgrades_with_the_option_that_removes_what_a_failed_upgrade_has_created() -> None:
     assert "--cleanup-on-fail" in Helm(CHART, "paddle").upgrade_command("x", Path("kept.yaml"))
 
 

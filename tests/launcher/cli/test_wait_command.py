@@ -88,7 +88,7 @@ def test_an_expired_timeout_is_exit_code_2_with_what_the_run_waits_for():
     assert isinstance(error, WaitTimeoutError)
     assert error.exit_code == 2
     waits = "the run still waits for: data job still running: quick-start-data"
-    assert str(error).startswith(f"--timeout 1 min 00 s expired; {waits}. Fix: ")
+    assert str(error).startswith(f"the time-out of 1 min 00 s expired; {waits}. Fix: ")
 
 
 def test_a_run_replaced_by_an_upgrade_is_reported_and_the_new_one_followed():
