@@ -171,7 +171,7 @@ class ModelFollower:
             time.sleep(self._seconds * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
             self.look(server)
         wait = random.uniform(0, WAITS * self._seconds)  # noqa: S311
-        log.info("the model of %s is newer, and at hand; the server ends in %.0f s", self.newer, wait)
+        log.info("the newer model of %s is copied; the server exits in %.0f s", self.newer, wait)
         time.sleep(wait)
         server.is_leaving = True
         time.sleep(LEAVE_SECONDS)
@@ -281,7 +281,7 @@ def check_in_subprocess(folder: Path, served: Model | None = None, seconds: int 
         "shape": served.self_check(None),
     }
     streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    done = subprocess.run(command, input=json.dumps(facts), check=False, text=True, **streams)
+    done = subprocess.run(command, input=json.dumps(facts), check=False, errors="replace", **streams)
     code = done.returncode
     if code == -signal.SIGALRM:
         raise ModelError(

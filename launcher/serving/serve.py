@@ -76,10 +76,9 @@ def _serve_and_follow(given: argparse.Namespace, work: Path) -> None:
     serve(follower.open_first(), given.host, given.port, given.workers, follower.follow)
     if follower.newer:
         log.info(
-            "the server ends, because the model of %s is newer and at hand in %s: start the server again to serve "
-            "it. Kubernetes does so by itself",
-            follower.newer,
-            work,
+            "the newer model of %s is copied to %s: the server exits, and its next start serves that model. Kubernetes "
+            "starts it again",
+            *(follower.newer, work),
         )
 
 

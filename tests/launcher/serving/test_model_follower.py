@@ -136,6 +136,10 @@ def test_a_model_that_cannot_replace_the_served_one_is_rejected_once(
             replace_in(PROGRAM, "words = [int", 'row["words"] = "x"; raise ValueError("no"); words = [int'),
             "rejects a row that was predicted before: row 1: no. Fix: correct its program and",
         ),
+        (
+            replace_in(PROGRAM, "COLUMNS =", 'import os; os.write(2, b"\\xff\\n"); raise ValueError("no")\nCOLUMNS ='),
+            "trainer_config.py of the model cannot be imported: ValueError: no. Fix: ",
+        ),
     ],
 )  # fmt: skip
 def test_a_model_is_rejected_by_a_process_of_its_own(

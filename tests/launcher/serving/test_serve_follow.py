@@ -72,7 +72,8 @@ def test_a_server_ends_for_a_newer_model_without_a_lost_request_and_its_next_sta
         assert f"{folder} is rejected; the server keeps model " in log
         assert "was killed by SIGSEGV: a file of the model is damaged" in log
         assert (
-            f"the model of {folder} is newer and at hand in {work / 'served'}: start the server again" in log
+            f"the newer model of {folder} is copied to {work / 'served'}: the server exits, and its next start"
+            in log
         )
         assert {answer[2][0] for answer in server.answers} == {first[0]}
 
