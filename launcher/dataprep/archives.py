@@ -21,6 +21,7 @@ from typing import IO, Any, Self
 
 from launcher.dataprep.byte_streams import BLOCK, BlockReader, Readable, buffered
 from launcher.errors import DataError
+from launcher.io.files import storage_errors
 
 NAMES_SHOWN = 12  # existing names in the message about a missing one
 _ZIP = b"PK\x03\x04"
@@ -59,7 +60,9 @@ def _damage_errors(name: str) -> Iterator[None]:
     except (*_DAMAGED, *_DAMAGED_ZIP) as error:
         # bz2 reports invalid data without a number; zipfile seeks to the positions that the file has in its fields.
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
-            raise
+            error.filename = error.filename or name
+            with storage_errors(Path(name)):
+                raise
         raise _damaged_error(name, error) from error
 
 

@@ -6,6 +6,7 @@ The tools are part of every Debian; a test without its tool is skipped with the 
 from __future__ import annotations
 
 import bz2
+import errno
 import gzip
 import io
 import lzma
@@ -20,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from launcher.dataprep import archives, text_lines
-from launcher.errors import DataError
+from launcher.errors import DataError, StorageFailedError
 from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
 
 STREAMS = [b"".join(b"%d\tstream %d of a file\n" % (n, k) for n in range(400)) for k in range(3)]
@@ -244,6 +245,21 @@ def test_a_damaged_zip_file_is_an_error_or_has_the_rows_of_unzip(tmp_path: Path,
             f"seed {seed}, unzip exits with {code}"
         )
     assert rejected > MUTANTS / 20
+
+
+def test_a_temporary_error_of_the_storage_is_no_damage_and_no_unexpected_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the data Job reported a bug of the launcher, and the run ended."""
+    path = tmp_path / "in.zip"
+    path.write_bytes(zip_variants()["stored"])
+
+    def fail(*_: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(zipfile.ZipExtFile, "read", fail)
+    with pytest.raises(StorageFailedError, match=r"failed at file://in\.zip!d/in\.txt: Input/output error"):
+        next(archives.zip_files(path, "file://in.zip", "d/in.txt", ()))
 
 
 def tar_variants() -> dict[str, bytes]:
