@@ -224,4 +224,4 @@ def files_to_read(context: SourceContext, found: Mapping[str, SourceObject | Non
     if skipped:
         text = "%s: %d files are read; %d hidden, temporary or empty ones are not: %s"
         log.info(text, source, len(chosen), len(skipped), listed)
-    return [one for one in chosen.values() if one is not None]
+    return list(chosen.values())

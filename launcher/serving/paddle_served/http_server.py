@@ -124,7 +124,6 @@ def read_rows(body: bytes, model: Model, form: str) -> list[dict[str, Any]]:
         raise RowError(
             f"the body is not JSON in UTF-8, or has too many levels or digits. Fix: send {form}"
         ) from error
-    require(value is not None, "the body is null")
     require(isinstance(value, dict), "the body is no JSON object")
     require("rows" in value, "rows: Field required")
     rows: list[dict[str, Any]] = value["rows"]

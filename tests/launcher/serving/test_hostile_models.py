@@ -91,7 +91,7 @@ def test_rows_with_all_or_some_columns_are_read() -> None:
     ("body", "message"),
     [
         (b"", "the body is empty"),
-        (b"null", "the body is null"),
+        (b"null", "the body is no JSON object"),
         (b"[1]", "the body is no JSON object"),
         (b"{}", "rows: Field required"),
         (b"{", "the body is not JSON (Expecting property name"),

@@ -76,7 +76,7 @@ def test_rows_are_answered_with_vectors_labels_and_unknown_ids(client: Client, m
         ({"rows": [{"words": ["5"], "size": 1}]}, 422, "rows.0.words"),
         ({"rows": None}, 422, "rows: Input should be a valid list"),
         ("no object", 422, "the body is no JSON object"),
-        (b"null", 422, "the body is null"),
+        (b"null", 422, "the body is no JSON object"),
         (b"", 422, "the body is empty"),
         (b"{rows: 1}", 422, "the body is not JSON"),
         (b'{"rows": [{"words": "\xe9", "size": 1}]}', 422, "the body is not JSON in UTF-8"),
