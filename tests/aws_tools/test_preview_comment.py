@@ -131,7 +131,10 @@ def test_code_of_the_branch_never_runs_with_the_right_to_write_the_comment() -> 
         "actions/download-artifact",
         "actions/github-script",
     ]
-    assert "${{" not in steps[1]["with"]["script"], "a text of the branch would become code"
+    script = steps[1]["with"]["script"]
+    assert "${{" not in script, "a text of the branch would become code"
+    marker = comments.MARKER.format(stack="${process.env.STACK}")
+    assert f"const marker = `{marker}`;" in script, "a text of the branch would select another comment"
     uploads = [
         step for step in workflow["jobs"]["preview"]["steps"] if "upload-artifact" in step.get("uses", "")
     ]
