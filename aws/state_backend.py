@@ -10,13 +10,17 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from botocore.exceptions import ClientError
+
 from aws.stack_access import Client, call_if_exists
 from infra.iam_policies import STATE_ALIAS, STATE_BUCKETS, STATE_TAG, bucket_policy
 
 # Days that old versions of the state are kept, to undo a change.
 KEEP_DAYS = 90
-# KMS is eventually consistent: for some seconds a new key may be unknown to the next call.
-_SETTLE_SECONDS = 60
+# KMS is eventually consistent: for some seconds a new key may be unknown to the next call, and for up to five minutes
+# rights that depend on its tag may not apply (infra/deployer_permissions.yaml).
+_SETTLE_SECONDS = 300
+_UNSETTLED = ("NotFoundException", "AccessDeniedException")
 _TAGS = {"Project": "paddle-training", "ManagedBy": STATE_TAG}
 
 
@@ -53,8 +57,8 @@ def _key(kms: Any) -> str:
             try:
                 kms.create_alias(AliasName=STATE_ALIAS, TargetKeyId=known["KeyMetadata"]["KeyId"])
                 break
-            except kms.exceptions.NotFoundException:
-                if time.monotonic() > deadline:
+            except ClientError as error:
+                if error.response["Error"]["Code"] not in _UNSETTLED or time.monotonic() > deadline:
                     raise
                 time.sleep(2)
     key = str(known["KeyMetadata"]["KeyId"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+from botocore.exceptions import ClientError
 from typer.testing import CliRunner
 
 from aws import state_backend
@@ -31,6 +33,25 @@ def test_state_backend_second_run_creates_nothing(account, client) -> None:
     assert state_backend.create_state_backend(client, REGION) == first
     assert len(client("kms").list_keys()["Keys"]) == 1
     assert len(client("s3").list_buckets()["Buckets"]) == 1
+
+
+@pytest.mark.parametrize("code", ["NotFoundException", "AccessDeniedException"])
+def test_state_backend_waits_until_kms_knows_the_new_key_and_its_tag(account, monkeypatch, code) -> None:
+    answers, waited, kms = [code, code], [], make_clients(REGION)("kms")
+    really = kms.create_alias
+
+    def create_alias(**request: str) -> None:
+        if answers:
+            raise ClientError({"Error": {"Code": answers.pop(), "Message": "no"}}, "CreateAlias")
+        really(**request)
+
+    monkeypatch.setattr(kms, "create_alias", create_alias)
+    monkeypatch.setattr(state_backend.time, "sleep", waited.append)
+    state_backend.create_state_backend(
+        lambda name: kms if name == "kms" else make_clients(REGION)(name), REGION
+    )
+    assert len(waited) == 2
+    assert len(kms.list_keys()["Keys"]) == 1
 
 
 def test_state_command_prints_next_commands(account) -> None:
