@@ -149,7 +149,9 @@ def write_policies(
     place = make_clients(target.region)("iam").meta.partition
     if who == "deployer":
         own = target.settings
-        documents = iam_policies.deployer(target.prefix, own.iam, partition=place, dns=own.dns)
+        documents = iam_policies.deployer(
+            target.prefix, own.iam, partition=place, dns=own.dns, key_arn=own.kms.key_arn
+        )
     else:
         documents = iam_policies.preview(place)
         trust = json.dumps(json.loads(iam_policies.preview_trust(place, repository)), indent=2)

@@ -284,8 +284,10 @@ def check_actions(stack: AwsStack, client: Client) -> Findings:
         )
         return
     _, partition, _, _, account, _ = arn.split(":", 5)
-    iam, dns = stack.settings.iam, stack.settings.dns
-    documents = iam_policies.deployer(stack.prefix, iam, partition=partition, account=account, dns=dns)
+    own = stack.settings
+    documents = iam_policies.deployer(
+        stack.prefix, own.iam, partition=partition, account=account, dns=own.dns, key_arn=own.kms.key_arn
+    )
     simulator = client("iam").get_paginator("simulate_principal_policy")
     denied: list[str] = []
     count = 0
@@ -295,7 +297,8 @@ def check_actions(stack: AwsStack, client: Client) -> Findings:
         resources = statement["Resource"]
         if resources != "*":
             arn_pattern = resources if isinstance(resources, str) else resources[0]
-            more["ResourceArns"] = [arn_pattern.replace(":*:", f":{stack.region}:", 1).replace("*", "doctor")]
+            placed = arn_pattern.replace(":*:*:", f":*:{account}:").replace(":*:", f":{stack.region}:")
+            more["ResourceArns"] = [placed.replace("*", "doctor")]
         entries = [
             {
                 "ContextKeyName": key,

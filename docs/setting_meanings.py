@@ -62,7 +62,7 @@ MEANINGS = {
     "the default is six types of one size.",
     "nodes.min": "Smallest number of nodes.",
     "nodes.desired": "Number of nodes; has no effect with `auto`.",
-    "nodes.max": "Largest number of nodes.",
+    "nodes.max": "Largest number of nodes. With `auto` and `singleZone: false`, each zone may have this number.",
     "nodes.auto": "The cluster autoscaler adds nodes for pending pods and removes empty ones, between `min` and "
     "`max`.",
     "nodes.fallback": "With `auto` and `SPOT`: on-demand nodes of the same types, up to `max`, while EC2 "

@@ -230,14 +230,6 @@ def full_names(rule: Mapping[str, Any]) -> Iterator[list[str]]:
         yield [f"{service}:{name}" for name in names.split()]
 
 
-UNSCOPED = {
-    rule["reason"]: [name for names in full_names(rule) for name in names]
-    for rule in RULES
-    if "reason" in rule
-}
-"""Actions that are allowed on all resources, by reason."""
-
-
 def actions() -> list[str]:
     """Return all actions of RULES as `service:Name`, sorted."""
     return sorted({name for rule in RULES for names in full_names(rule) for name in names})
@@ -259,12 +251,14 @@ def deployer(
     partition: str = "aws",
     account: str = "*",
     dns: DnsSettings = DEFAULT_DNS,
+    key_arn: str = "",
 ) -> list[str]:
     """Return policy documents that let a user create, change and remove a stack; each fits the size limit of a policy.
 
-    The user can change only what has the stack's tag or name prefix; `UNSCOPED` has the rest. The
+    The user can change only what has the stack's tag or name prefix; the rules with a `reason` have the rest. The
     user can put any inline policy on the stack's roles; only a permissions boundary limits what the roles may do.
-    Of DNS records, the user can change only those of `dns`.
+    Of DNS records, the user can change only those of `dns`. `key_arn` is the setting `kms.keyArn`: EKS creates a grant
+    for this key in the user's name.
 
     `account` `*` has the same effect as the account's id, because an IAM policy applies only in its own account.
     """
@@ -288,7 +282,8 @@ def deployer(
         **{"zone": dns.zone or "paddle.internal", "externalName": dns.external_name or "api.paddle.internal"},
         **{"stateAlias": STATE_ALIAS, "stateBuckets": STATE_BUCKETS, "stateTag": STATE_TAG},
     }
-    return _packed([*_scoped(names), *limited])
+    grants = [_allow(["kms:CreateGrant"], key_arn)] if key_arn != "" else []
+    return _packed([*_scoped(names), *limited, *grants])
 
 
 def _scoped(names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
@@ -309,8 +304,8 @@ def preview(partition: str) -> list[str]:
     unreviewed program of the branch with this role.
     """
     kinds = ("Describe", "Get", "List")
-    excluded = {"s3:GetObject", "s3:GetObjectTagging", "s3:ListBucketVersions", "ecr:GetAuthorizationToken"}
-    excluded.add("ssm:GetParameter")
+    excluded = ["s3:GetObject", "s3:GetObjectTagging", "s3:ListBucketVersions"]
+    excluded += ["ecr:GetAuthorizationToken", "ssm:GetParameter"]
     reads = [name for name in actions() if name.partition(":")[2].startswith(kinds)]
     by_alias = {"ForAnyValue:StringEquals": {"kms:ResourceAliases": STATE_ALIAS}}
     return _packed(

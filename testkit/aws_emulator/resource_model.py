@@ -265,7 +265,8 @@ class Model:
         """
         service = _service(kind)
         common = {f"aws:RequestTag/{key}": str(text) for key, text in (asked.get("tags") or {}).items()}
-        common |= {"kms:GrantIsForAWSResource": "true", f"{service}:CreateAction": "Create"}
+        if service != "eks":  # "Encrypt Kubernetes secrets with KMS" in the EKS user guide
+            common["kms:GrantIsForAWSResource"] = "true"
         if service != "kms":
             common["kms:ViaService"] = f"{service}.{self.cloud.region}.amazonaws.com"
         if kind == "aws:route53/record:Record":

@@ -139,6 +139,11 @@ def test_doctor_simulates_rights_on_own_roles_with_their_conditions(examine) -> 
     assert iam.simulated["iam:CreateRole"] == (role, {"iam:PermissionsBoundary": boundary})
     assert iam.simulated["iam:PassRole"] == (role, {"iam:PassedToService": "ec2.amazonaws.com"})
     assert iam.simulated["iam:GetRole"] == ([], {})
+    arns = [arn.split(":") for asked, _ in iam.simulated.values() for arn in asked]
+    assert {arn[4] for arn in arns} == {"123456789012", ""}, "the simulator accepts only ids of accounts"
+    key = "arn:aws:kms:us-west-2:123456789012:key/1-2"
+    examine(f"kms.keyArn={key}", iam=iam)
+    assert iam.simulated["kms:CreateGrant"] == ([key], {})
 
 
 SSO = "AWSReservedSSO_AdministratorAccess_0123456789abcdef"

@@ -109,8 +109,8 @@ def test_deployer_policy_passes_roles_only_to_used_services() -> None:
 def test_deployer_policy_limits_every_action_without_a_reason() -> None:
     free = [s for s in _statements(DEPLOYER) if s["Resource"] == "*" and "Condition" not in s]
     actions = {action for statement in free for action in statement["Action"]}
-    assert actions == {action for row in iam_policies.UNSCOPED.values() for action in row}
-    assert all(len(reason) > 30 for reason in iam_policies.UNSCOPED)
+    unscoped = [rule for rule in iam_policies.RULES if len(rule.get("reason", "")) > 30]
+    assert actions == {name for rule in unscoped for names in iam_policies.full_names(rule) for name in names}
     reads = ("Describe", "Get", "List", "Simulate")
     changes = {a for a in actions if not a.partition(":")[2].startswith(reads)}
     assert {action.partition(":")[0] for action in changes} == {"route53"}
@@ -144,7 +144,7 @@ BY_TAG = [
     ),
     *(
         (f"kms:{name}", f"arn:aws:kms:us-west-2:{ACCOUNT}:key/1")
-        for name in ("ScheduleKeyDeletion", "PutKeyPolicy", "DisableKeyRotation", "UpdateKeyDescription")
+        for name in ("CreateGrant", "ScheduleKeyDeletion", "PutKeyPolicy", "UpdateKeyDescription")
     ),
 ]
 # Action and resource; the name of the stack makes it sufficient.
@@ -178,14 +178,6 @@ def _tags(kind: str, tags: dict[str, str]) -> dict[str, str]:
     return {f"aws:{kind}/{key}": value for key, value in tags.items()}
 
 
-@pytest.mark.parametrize(("action", "arn"), BY_TAG)
-def test_deployer_changes_only_resources_with_the_stacks_tag(action: str, arn: str) -> None:
-    granted = authorization.statements(DEPLOYER)
-    assert authorization.is_allowed(granted, action, arn, _tags("ResourceTag", STACK))
-    for tags in (OTHER, {}):
-        assert not authorization.is_allowed(granted, action, arn, _tags("ResourceTag", tags)), tags
-
-
 @pytest.mark.parametrize(("action", "arn"), BY_NAME)
 def test_deployer_changes_only_resources_with_the_stacks_name(action: str, arn: str) -> None:
     granted = authorization.statements(DEPLOYER)
@@ -205,12 +197,17 @@ CREATIONS = [
 ]
 
 
-@pytest.mark.parametrize(("action", "arn"), CREATIONS)
-def test_deployer_creates_only_resources_with_the_stacks_tag(action: str, arn: str) -> None:
+@pytest.mark.parametrize(
+    ("kind", "action", "arn"),
+    [*(("ResourceTag", *row) for row in BY_TAG), *(("RequestTag", *row) for row in CREATIONS)],
+)
+def test_deployer_creates_and_changes_only_resources_with_the_stacks_tag(
+    kind: str, action: str, arn: str
+) -> None:
     granted = authorization.statements(DEPLOYER)
-    assert authorization.is_allowed(granted, action, arn, _tags("RequestTag", STACK))
+    assert authorization.is_allowed(granted, action, arn, _tags(kind, STACK))
     for tags in (OTHER, {}):
-        assert not authorization.is_allowed(granted, action, arn, _tags("RequestTag", tags)), tags
+        assert not authorization.is_allowed(granted, action, arn, _tags(kind, tags)), tags
 
 
 @pytest.mark.parametrize(
@@ -226,14 +223,24 @@ def test_deployer_gives_the_stacks_tag_only_to_new_resources(service: str, creat
         assert not authorization.is_allowed(granted, action, arn, context), context
 
 
-@pytest.mark.parametrize("action", ["Decrypt", "Encrypt", "GenerateDataKey", "CreateGrant"])
+@pytest.mark.parametrize("action", ["Decrypt", "Encrypt", "GenerateDataKey"])
 def test_deployer_uses_keys_only_through_services(action: str) -> None:
     granted, key = authorization.statements(DEPLOYER), f"arn:aws:kms:us-west-2:{ACCOUNT}:key/1"
-    through = {"kms:ViaService": "s3.us-west-2.amazonaws.com", "kms:GrantIsForAWSResource": "true"}
+    through = {"kms:ViaService": "s3.us-west-2.amazonaws.com"}
     assert authorization.is_allowed(granted, f"kms:{action}", key, through)
-    other = {"kms:ViaService": "ssm.us-west-2.amazonaws.com", "kms:GrantIsForAWSResource": "false"}
+    other = {"kms:ViaService": "ssm.us-west-2.amazonaws.com"}
     for context in ({}, other, _tags("ResourceTag", STACK)):
         assert not authorization.is_allowed(granted, f"kms:{action}", key, context), context
+
+
+def test_deployer_creates_grants_of_other_keys_only_by_services_and_of_the_key_in_the_settings() -> None:
+    """EKS creates a grant without kms:GrantIsForAWSResource."""
+    key, other = (f"arn:aws:kms:us-west-2:{ACCOUNT}:key/{number}" for number in (1, 2))
+    granted = authorization.statements(iam_policies.deployer(PREFIX, IamSettings(), key_arn=key))
+    by_service = {"kms:GrantIsForAWSResource": "true"}
+    assert authorization.is_allowed(granted, "kms:CreateGrant", other, by_service)
+    assert authorization.is_allowed(granted, "kms:CreateGrant", key)
+    assert not authorization.is_allowed(granted, "kms:CreateGrant", other)
 
 
 def test_deployer_changes_only_the_stacks_dns_records() -> None:
