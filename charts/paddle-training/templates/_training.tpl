@@ -120,7 +120,8 @@ karpenter.sh/do-not-disrupt: "true"
 {{/* Tolerations of a training pod: the user's, and 30 s for a lost node (Kubernetes' default is 300 s) unless the user
      sets one for it. As in Kubernetes, a toleration without a key or an effect matches all of them. A pod with GPUs also
      tolerates the taint with the name of the resource (and nvidia.com/gpu with all of NVIDIA's), by which clusters keep
-     other pods from these nodes, unless the user sets a toleration for it. The admission plugin ExtendedResourceToleration adds it too, but not every cluster has it. */}}
+     other pods from these nodes, unless the user sets a toleration for it. The admission plugin
+     ExtendedResourceToleration adds it too, but not every cluster has it. */}}
 {{- define "paddle-training.trainingTolerations" -}}
 {{- $all := .Values.scheduling.tolerations -}}
 {{- range $taint := list "node.kubernetes.io/not-ready" "node.kubernetes.io/unreachable" -}}
