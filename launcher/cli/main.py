@@ -83,6 +83,7 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup ignores it
         signal.signal(signal.SIGHUP, _exit_on_signal)
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - it may be closed (>&-)
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - so may this (2>&-)
     try:
         return _call_command(args, prog_name or program_name())
     except BrokenPipeError:

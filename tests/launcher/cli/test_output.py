@@ -202,10 +202,12 @@ def test_a_closed_pipe_ends_a_command_as_it_ends_other_tools(job: Path, argv: tu
 
 
 @pytest.mark.parametrize("argv", [("status",), ("logs",), ("status", "-o", "json")])
-def test_a_stdout_that_is_closed_is_no_bug(job: Path, argv: tuple[str, ...]) -> None:
-    words = ["sh", "-c", 'exec "$@" >&-', "sh", sys.executable, "-m", "launcher", *argv, "--path", str(job)]
-    done = subprocess.run(words, cwd=ROOT, stderr=subprocess.PIPE, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stdout_or_stderr_that_is_closed_is_no_bug(job: Path, closed: str, argv: tuple[str, ...]) -> None:
+    call = f'exec "$@" {closed}'
+    words = ["sh", "-c", call, "sh", sys.executable, "-m", "launcher", *argv, "--path", str(job)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, bool(done.stdout), done.stderr) == (0, closed == "2>&-", "")
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
