@@ -118,35 +118,26 @@ def test_deployer_policy_limits_every_action_without_a_reason() -> None:
 
 
 STACK, OTHER = {"KubernetesCluster": PREFIX}, {"KubernetesCluster": "paddle-training-other"}
-EC2, ACCOUNT = "arn:aws:ec2:us-west-2:123456789012", "123456789012"
-# Action, ARN of a resource, and the condition keys that only the tags of the stack make sufficient.
-BY_TAG = [
-    *((f"ec2:{name}", f"{EC2}:vpc/vpc-1") for name in ("DeleteVpc", "ModifyVpcAttribute", "CreateSubnet")),
-    *((f"ec2:{name}", f"{EC2}:instance/i-1") for name in ("TerminateInstances", "StopInstances")),
-    *(
-        (f"ec2:{name}", f"{EC2}:security-group/sg-1")
-        for name in ("AuthorizeSecurityGroupIngress", "DeleteSecurityGroup")
+ACCOUNT = "123456789012"
+# Resources, and the actions on them that only the tag of the stack makes sufficient.
+BY_TAG = {
+    "ec2/vpc/vpc-1": "CreateSubnet CreateTags DeleteTags DeleteVpc ModifyVpcAttribute",
+    "ec2/instance/i-1": "StopInstances TerminateInstances",
+    "ec2/security-group/sg-1": "AuthorizeSecurityGroupIngress DeleteSecurityGroup",
+    "ec2/route-table/rtb-1": "CreateRoute DeleteRoute ReplaceRoute",
+    "ec2/elastic-ip/eipalloc-1": "ReleaseAddress",
+    "ec2/launch-template/lt-1": "CreateLaunchTemplateVersion",
+    "elasticfilesystem/file-system/fs-1": (
+        "CreateMountTarget DeleteFileSystem PutFileSystemPolicy TagResource UpdateFileSystem"
     ),
-    *((f"ec2:{name}", f"{EC2}:route-table/rtb-1") for name in ("CreateRoute", "DeleteRoute", "ReplaceRoute")),
-    ("ec2:CreateTags", f"{EC2}:vpc/vpc-1"),
-    ("ec2:DeleteTags", f"{EC2}:vpc/vpc-1"),
-    ("ec2:ReleaseAddress", f"{EC2}:elastic-ip/eipalloc-1"),
-    ("ec2:CreateLaunchTemplateVersion", f"{EC2}:launch-template/lt-1"),
-    *(
-        (f"elasticfilesystem:{name}", f"arn:aws:elasticfilesystem:us-west-2:{ACCOUNT}:file-system/fs-1")
-        for name in (
-            "DeleteFileSystem",
-            "PutFileSystemPolicy",
-            "CreateMountTarget",
-            "TagResource",
-            "UpdateFileSystem",
-        )
-    ),
-    *(
-        (f"kms:{name}", f"arn:aws:kms:us-west-2:{ACCOUNT}:key/1")
-        for name in ("CreateGrant", "ScheduleKeyDeletion", "PutKeyPolicy", "UpdateKeyDescription")
-    ),
-]
+    "kms/key/1": "CreateGrant DisableKeyRotation PutKeyPolicy ScheduleKeyDeletion UpdateKeyDescription",
+}
+CREATIONS = {
+    "ec2/x/1": "AllocateAddress CreateLaunchTemplate CreateVpc RunInstances",
+    "elasticfilesystem/x/1": "CreateFileSystem",
+    "kms/x/1": "CreateKey",
+    "eks/x/1": "CreateCluster",
+}
 # Action and resource; the name of the stack makes it sufficient.
 BY_NAME = [
     ("eks:DeleteCluster", "arn:aws:eks:us-west-2:123456789012:cluster/{}"),
@@ -186,24 +177,20 @@ def test_deployer_changes_only_resources_with_the_stacks_name(action: str, arn: 
         assert not authorization.is_allowed(granted, action, arn.format(other)), other
 
 
-CREATIONS = [
-    *(
-        (f"ec2:{name}", f"{EC2}:x/1")
-        for name in ("CreateVpc", "AllocateAddress", "CreateLaunchTemplate", "RunInstances")
-    ),
-    ("elasticfilesystem:CreateFileSystem", "*"),
-    ("kms:CreateKey", "*"),
-    ("eks:CreateCluster", "*"),
-]
-
-
 @pytest.mark.parametrize(
-    ("kind", "action", "arn"),
-    [*(("ResourceTag", *row) for row in BY_TAG), *(("RequestTag", *row) for row in CREATIONS)],
+    ("kind", "resource", "name"),
+    [
+        (kind, resource, name)
+        for kind, table in (("ResourceTag", BY_TAG), ("RequestTag", CREATIONS))
+        for resource, names in table.items()
+        for name in names.split()
+    ],
 )
 def test_deployer_creates_and_changes_only_resources_with_the_stacks_tag(
-    kind: str, action: str, arn: str
+    kind: str, resource: str, name: str
 ) -> None:
+    service, _, rest = resource.partition("/")
+    action, arn = f"{service}:{name}", f"arn:aws:{service}:us-west-2:{ACCOUNT}:{rest}"
     granted = authorization.statements(DEPLOYER)
     assert authorization.is_allowed(granted, action, arn, _tags(kind, STACK))
     for tags in (OTHER, {}):
