@@ -178,6 +178,9 @@ def test_policy_check_says_when_it_could_not_check(checks, lock):
     assert said.startswith(f"policies: not checked, because 127.0.0.1:{port} refused")
     said = checks.check_policy(lock, "rank 0: no training runs", f"127.0.0.1:{port}", "true", 0, 5)
     assert said.startswith("policies: not checked, because no running training answered. Run helm test again")
+    lock.unlink()
+    said = checks.check_policy(lock, REACHED, f"127.0.0.1:{port}", "true", 0, 5)
+    assert said.startswith("policies: not checked"), "the run ended after rank 0 had answered"
     assert "networkPolicy.enabled is false" in checks.check_policy(lock, REACHED, "", "true", 0, 5)
 
 

@@ -26,6 +26,7 @@ SECRET = (
     ("X", "https://h/f?sig=abc"), ("X", "https://h/f?X-Amz-Signature=a"), ("X", "https://h/f?hdnts=exp=1~hmac=a"),
     ("SLACK", "https://hooks.slack.com/services/T/B/x"), ("BOT", "https://discord.com/api/webhooks/1/x"),
     ("AUTHORIZATION", "Token a1"), ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20eA"),
+    ("HEADERS", '{"Authorization": "Bearer x"}'),
 )  # fmt: skip
 PLAIN = (
     ("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "512"), ("MAX_TOKEN", "12"), ("TOKENIZER", "bert"),
@@ -38,6 +39,7 @@ PLAIN = (
     ("AWS_ENDPOINT_URL", "https://store:9000"), ("U", "https://h/x?tokenizer=bert"), ("REPO", "git@h:a/b"),
     ("KEYWORDS", "a"), ("MONKEY", "a"), ("TIKTOKEN_CACHE_DIR", "/x"), ("NCCL_DEBUG", "INFO"), ("SHARED_KEYSPACE", "a"),
     ("DB_URL", "postgres://u:$(DB_PASSWORD)@h/db"), ("WANDB_API_KEY", "$(WANDB)"), ("DOCS", "https://h/hooker/a"),
+    ("HADOOP_OPTS", "-Dhadoop.security.authorization=true"),
 )  # fmt: skip
 
 

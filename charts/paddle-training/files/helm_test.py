@@ -101,7 +101,7 @@ def check_policy(lock: Path, reached: str, server: str, required: str, listen: f
     """
     if not server:
         return "policies: WARNING: networkPolicy.enabled is false, so every pod can read and change the model"
-    if " answered " not in reached:
+    if " answered " not in reached or not lock.exists():
         return "policies: not checked, because no running training answered. Run helm test again during a training"
     host, _, port = server.replace("{run}", str(json.loads(lock.read_bytes()).get("runId"))).rpartition(":")
     deadline = time.monotonic() + listen

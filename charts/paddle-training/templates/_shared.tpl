@@ -67,7 +67,7 @@ Templates that both charts have: tests/chart/test_shared_templates.py compares t
 {{- or (regexMatch "://[^/@\\s]*:[^/@\\s]+@|(?i)https?://[^/@\\s]+@" .)
   (eq (include "paddle.isSignedUrl" .) "true")
   (regexMatch "(?i)(^|[?&;:\\s])[a-z.-]*(AccountKey|SharedAccessKey|SharedAccessSignature|Password|Pwd|_authToken)=[^;\\s]" .)
-  (regexMatch "(?i)\\bauthorization[\"']?\\s*[:=]\\s*\\S|^(basic|bearer) [a-z0-9+/=._-]{12}" .)
+  (regexMatch "(?i)\\bauthorization[\"']?\\s*[:=]\\s*[\"']?(aws4|basic|bearer|digest|token)|^(basic|bearer) [a-z0-9+/=._-]{12}" .)
   (regexMatch "-----BEGIN [A-Z ]*PRIVATE KEY" .)
   (regexMatch "\\b((AKIA|ASIA)[0-9A-Z]{16}\\b|(gh[opsur]_|github_pat_|glpat-|hf_|xox[abeoprs]-|sk-|sk_live_|dckr_pat_|npm_|AIza|ya29\\.)[A-Za-z0-9_-]*[A-Za-z0-9]{16}|eyJ[A-Za-z0-9_-]{10,}\\.[A-Za-z0-9_-]{10,}\\.)" .) -}}
 {{- end -}}
