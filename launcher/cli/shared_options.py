@@ -37,6 +37,13 @@ Format = Annotated[
         "--output", "-o", callback=_reserve_stdout_for_json, help="Print text, or JSON for scripts."
     ),
 ]
+Program = Annotated[
+    Path,
+    typer.Argument(
+        metavar="PROGRAM",
+        help="A program's folder (for `try` also its file), or the name of an example: quick_start, ctr, …",
+    ),
+]
 PathOption = Annotated[
     Path | None,
     typer.Option(

@@ -17,7 +17,7 @@ import typer
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch.check_before_upload import CHECKED_ROWS, row_format
 from launcher.cli.launch.uploads import SCRIPT, defines_script
-from launcher.cli.shared_options import Format, OutputFormat, with_options
+from launcher.cli.shared_options import Format, OutputFormat, Program, with_options
 from launcher.cli.terminal import print_json, print_line, report
 from launcher.errors import DataError
 from launcher.io import files
@@ -42,12 +42,7 @@ STDERR = 2  # file descriptor
 class TryOptions:
     """The options of `try`."""
 
-    program: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PROGRAM", help="A program's folder or file, or the name of an example: ctr, …"
-        ),
-    ]
+    program: Program
     data: Annotated[
         Path, typer.Option(metavar="FILE", help="Rows to train on, also compressed (.gz, .bz2, .xz).")
     ]

@@ -22,7 +22,7 @@ from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch import training_values, uploads
 from launcher.cli.launch.check_before_upload import check_program
 from launcher.cli.launch.training_values import Values
-from launcher.cli.shared_options import Context, Kubeconfig, Namespace
+from launcher.cli.shared_options import Context, Kubeconfig, Namespace, Program
 from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
 from launcher.cli.views.status_text import describe_wait
@@ -40,12 +40,7 @@ _REMOTE = ("s3://", "https://", "http://", "file://")
 class LaunchOptions:
     """The options of `run`, or of `sweep` for one of its trainings; fields of type `Annotated` are options of both."""
 
-    program: Annotated[
-        Path,
-        typer.Argument(
-            metavar="PROGRAM", help="A program's folder, or the name of an example: quick_start, ctr, …"
-        ),
-    ]
+    program: Program
     data: Annotated[
         str | None,
         typer.Option(
