@@ -252,7 +252,7 @@ def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
     network.untrained = sorted({*network.dense()}.difference(parameter.name for parameter in trained))
     needed = network.names_needed([network.prediction, network.loss])
     for op in block.ops:
-        for name in needed.intersection(op.output_arg_names):
+        for name in sorted(needed.intersection(op.output_arg_names)):  # in one order on all ranks
             if not block.var(name).persistable:
                 continue
             if op.type != "batch_norm" or name not in network.untrained:

@@ -256,6 +256,17 @@ def test_moving_statistics_are_those_of_all_trainers_and_are_restored(tmp_path: 
     )
 
 
+def test_all_ranks_sum_moving_statistics_in_one_order(tmp_path: Path) -> None:
+    """A set of names has another order in each pod."""
+    from launcher.trainer.graph.network_builder import build_network, prepare_paddle
+
+    layers = "".join(f"\n    hidden = paddle.static.nn.batch_norm(hidden, name='bn{i}')" for i in range(10))
+    program = load(changed(tmp_path / "own", hidden(f"numbers{layers}")))
+    prepare_paddle(1)
+    expected = [f"bn{i}.w_{n}" for i in range(10) for n in (1, 2)]
+    assert build_network(program, "served").statistics == expected
+
+
 RANDOM = weight('name="own", trainable=False, initializer=paddle.nn.initializer.Assign(np.random.rand(4, 3))')
 
 
