@@ -81,11 +81,9 @@ class Position:
 
     def __str__(self) -> str:
         """Return the position for messages: `the end of pass 3` or `pass 4, batch 500`, counted from 1."""
-        return (
-            f"pass {self.passes + 1}, batch {self.batches}"
-            if self.batches
-            else f"the end of pass {self.passes}"
-        )
+        if self.batches:
+            return f"pass {self.passes + 1}, batch {self.batches}"
+        return f"the end of pass {self.passes}"
 
 
 def position(name: str) -> Position | None:

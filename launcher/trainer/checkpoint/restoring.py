@@ -197,11 +197,9 @@ class CheckpointRestorer:
         if checkpoint_folder.digest(saved) != contents.dense:
             return f"{PARAMETERS} does not hold the parameters that the servers had at the save"
         wrong = [name for name, values in given.items() if table_files.values_differ(values, saved[name])]
-        return (
-            f"after the load the servers' values of {', '.join(wrong)} differ from {PARAMETERS}"
-            if wrong
-            else None
-        )
+        if not wrong:
+            return None
+        return f"after the load the servers' values of {', '.join(wrong)} differ from {PARAMETERS}"
 
     def _rows_mismatch(self, contents: CheckpointContents) -> str | None:
         """Return how the servers' rows differ from those that they had at the save, or None."""

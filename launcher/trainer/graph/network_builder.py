@@ -222,6 +222,7 @@ STATE = _Rule(
     "is changed by the network in each batch, but servers, checkpoints and exported models do not have the change",
     "calculate it from the batch, or in parse()",
 )
+PYTHON = _Rule(bool, "runs a Python function, which exported models do not have", "use it in the loss only")
 
 
 def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
@@ -250,8 +251,11 @@ def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
             if parameter.name not in tables and rule.rejects(parameter):
                 reject(rule, f"parameter {parameter.name!r}")
     network.untrained = sorted({*network.dense()}.difference(parameter.name for parameter in trained))
+    exported = network.names_needed([network.prediction])
     needed = network.names_needed([network.prediction, network.loss])
     for op in block.ops:
+        if op.type == "py_func" and exported.intersection(op.output_arg_names):
+            reject(PYTHON, "operator py_func", op)
         for name in sorted(needed.intersection(op.output_arg_names)):  # in one order on all ranks
             if not block.var(name).persistable:
                 continue

@@ -56,10 +56,7 @@ class OptimizerRule:
         kind = kind.lower()
         ignored = {
             "grad_clip": (optimizer._grad_clip is not None, "remove it"),
-            "weight_decay": (
-                coefficient(optimizer.regularization),
-                "remove it, and add the penalty to the loss",
-            ),
+            "weight_decay": (coefficient(optimizer.regularization), "add the penalty to the loss instead"),
             "parameters": (
                 optimizer._parameter_list is not None,
                 "remove it; trainable=False in a ParamAttr keeps a parameter as it is",
@@ -67,9 +64,7 @@ class OptimizerRule:
             "use_multi_tensor": (optimizer._use_multi_tensor, "remove it"),
         }
         if not table or kind == "adagrad":
-            fix = "remove it" + (
-                "" if table else "; a table can have its own with job.embedding(…, optimizer=…)"
-            )
+            fix = "remove it" if table else "remove it; a table may have it: job.embedding(…, optimizer=…)"
             for key, default in DEFAULTS[kind].items():
                 ignored[key] = (getattr(optimizer, f"_{key}") != default, fix)
         for key, (given, fix) in ignored.items():

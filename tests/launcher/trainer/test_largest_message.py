@@ -22,7 +22,7 @@ EACH, ROWS = 4000, 40
 PROGRAM = """
 import numpy as np
 import paddle
-from launcher.trainer.graph import training_graph as limits
+from launcher.trainer.graph import training_graph
 from launcher.program import Ids, Real
 
 COLUMNS = ("first",)
@@ -38,7 +38,7 @@ def parse(row, job):
 
 def network(data, job):
     if job.options["limit"]:
-        limits.raise_limit(job.options["limit"])
+        training_graph.raise_limit(job.options["limit"])
     found = job.embedding(data["ids"], 128, "wide", pool="mean")
     guess = paddle.static.nn.fc(found, 1, name="guess")
     return guess, paddle.mean(paddle.square(guess - data["label"]))

@@ -112,7 +112,13 @@ PARAMETERS = [
     (hidden('paddle.cast(paddle.matmul(paddle.cast(numbers, "float64"), paddle.create_parameter([4, 3], "float64", '
             'name="double")), "float32")'), "parameter 'double' is not float32"),
 ]  # fmt: skip
+PY_FUNC = """
+    y = x.block.create_var(name="squares", shape=x.shape, dtype="float32")
+    paddle.static.py_func(lambda x: np.array(x) ** 2, x, y, lambda x, y, slope: 2 * np.array(x) * np.array(slope))
+"""
 OPERATORS = [
+    ({HIDDEN: HIDDEN + "\n    x = hidden" + PY_FUNC + "    hidden = y"},
+     r"operator py_func at trainer_config.py:\d+: .* runs a Python function, which exported models do not have"),
     (hidden("paddle.sum(paddle.nn.Embedding(9, 3, sparse=True)(ids), 1)"),
      r"lookup_table_v2 embedding_0.w_0 at trainer_config.py:\d+: .*sparse gradients.*Fix: use job.embedding"),
     (hidden('paddle.sum(paddle.static.nn.embedding(ids, [9, 3], is_sparse=True, param_attr="own"), 1)'),
@@ -183,6 +189,7 @@ def test_what_the_servers_cannot_train_is_rejected_by_name(
         adam("weight_decay=0.0, lazy_mode=True, multi_precision=True"),
         adam("beta1=0.9, beta2=0.999, epsilon=1e-8, parameters=None, weight_decay=None, grad_clip=None"),
         table("Adagrad(0.1, epsilon=1e-6, initial_accumulator_value=0.1)"),
+        {RETURN: 'x = guess - data["y"]' + PY_FUNC + "    return guess, paddle.mean(y)"},
         table("Adam(0.1, beta1=0.5, epsilon=0.01)"),
         {
             RETURN: "p = paddle.nn.functional.sigmoid(guess)\n    "
