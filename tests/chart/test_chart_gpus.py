@@ -49,6 +49,12 @@ def test_pods_without_gpus_have_neither_the_toleration_nor_an_own_shared_memory(
         assert not {SHM, "nvidia.com/gpu"} & set(texts(manifest)), manifest["metadata"]["name"]
 
 
+def test_pods_with_zero_gpus_do_not_tolerate_the_taint_of_gpu_nodes():
+    assert (
+        FOR_GPUS not in pod(CPUS, resources={"limits": {"memory": "2Gi", "nvidia.com/gpu": 0}})["tolerations"]
+    )
+
+
 def texts(value):
     """Return all keys and texts of a manifest."""
     if isinstance(value, dict):
@@ -171,6 +177,8 @@ def settings_of(spec):
         ({"nvidia.com/mig-1g.5gb.shared": 1}, "1"),
         ({"amd.com/gpu": 4}, "4"),
         ({"gpu.intel.com/xe": 2}, "2"),
+        ({"nvidia.com/gpu-a100": 4}, "4"),
+        ({"nvidia.com/gpu.H100-80GB.shared": 2}, "2"),
         ({"aliyun.com/gpu-mem": 8}, "1"),
         ({"nvidia.com/gpu": 1, "nvidia.com/gpumem": 3000}, "1"),
         ({"volcano.sh/vgpu-number": 2, "volcano.sh/vgpu-memory": 4000}, "2"),

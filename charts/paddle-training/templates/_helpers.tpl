@@ -46,19 +46,19 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- end -}}
 
 {{/* The resources of a training pod that are GPUs or shares of one, as a JSON list of names: every name with "gpu", and
-     nvidia.com/mig-…. Also those that stand in resources.requests only. */}}
+     nvidia.com/mig-…, whose number is not 0. Also those that stand in resources.requests only. */}}
 {{- define "paddle-training.gpuResources" -}}
 {{- $names := list -}}
-{{- range $name, $_ := merge (dict) .Values.resources.limits .Values.resources.requests -}}
-{{- if regexMatch "gpu|/mig-" $name -}}{{- $names = append $names $name -}}{{- end -}}
+{{- range $name, $number := merge (dict) .Values.resources.limits .Values.resources.requests -}}
+{{- if and (regexMatch "gpu|/mig-" $name) (ne (toString $number) "0") -}}{{- $names = append $names $name -}}{{- end -}}
 {{- end -}}
 {{- $names | sortAlpha | toJson -}}
 {{- end -}}
 
-{{/* Whether a resource counts GPUs (nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-…, amd.com/gpu), not memory or
-     cores of one GPU (aliyun.com/gpu-mem): "true" or "false". Takes the name. */}}
+{{/* Whether a resource counts GPUs (nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/gpu-a100, nvidia.com/mig-…), not memory
+     or cores of one GPU (aliyun.com/gpu-mem): "true" or "false". Takes the name. */}}
 {{- define "paddle-training.countsGpus" -}}
-{{- regexMatch "(/(v?gpu(-number|-count)?|mig-[^/]+)(\\.shared)?|^gpu\\.intel\\.com/(i915|xe))$" . -}}
+{{- regexMatch "(/(v?gpu(-number|-count|[-._][A-Za-z]*[0-9][A-Za-z0-9-]*)?|mig-[^/]+)(\\.shared)?|^gpu\\.intel\\.com/(i915|xe))$" . -}}
 {{- end -}}
 
 {{/* GPUs per training pod; a share of a GPU's memory is one. */}}
