@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import io
 import json
 import math
 import os
@@ -94,14 +95,15 @@ def print_line(text: str) -> None:
 
 def print_blocks(blocks: Iterable[bytes]) -> None:
     """Write the bytes of a log or file to stdout: unchanged to a file or pipe, on a terminal as escaped text."""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder = io.IncrementalNewlineDecoder(utf8, translate=True)  # \r, of progress bars, becomes \n
     for block in blocks:
         if sys.stdout.isatty():
-            lines = decoder.decode(block).replace("\r\n", "\n").replace("\r", "\n")  # of progress bars
-            print(escape_controls(lines), end="", flush=True)
+            print(escape_controls(decoder.decode(block)), end="", flush=True)
         else:
             sys.stdout.buffer.write(block)
             sys.stdout.buffer.flush()
+    print(escape_controls(decoder.decode(b"", final=True)), end="", flush=True)
 
 
 def text_table(

@@ -16,7 +16,7 @@ import pytest
 from launcher.cli import main
 from launcher.cli.commands import results
 from launcher.cli.errors import describe_os_error, storage_failure
-from launcher.cli.terminal import escape_controls
+from launcher.cli.terminal import escape_controls, print_blocks
 from launcher.errors import EXIT_STORAGE, StorageError
 
 from .conftest import update_json
@@ -173,6 +173,14 @@ def test_a_log_is_escaped_on_a_terminal_and_unchanged_in_a_pipe(cli: Any, job: P
     assert "\\u001b" in shown
     assert "\x1b]0;" not in shown and "\u202e" not in shown
     assert "\x1b[32mcomplete" in shown, "its own colours stay"
+
+
+def test_a_log_on_a_terminal_is_the_same_for_every_size_of_its_blocks(capsys: Any, monkeypatch: Any) -> None:
+    log = "caf\u00e9\r\n10 %\r20 %\nend".encode() + b"\xc3"
+    for size in range(1, len(log) + 1):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+        print_blocks(log[at : at + size] for at in range(0, len(log), size))
+        assert capsys.readouterr().out == "caf\u00e9\n10 %\n20 %\nend\ufffd"
 
 
 def test_text_of_users_stays_readable() -> None:
