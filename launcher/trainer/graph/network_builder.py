@@ -222,6 +222,7 @@ STATE = _Rule(
     "is changed by the network in each batch, but servers, checkpoints and exported models do not have the change",
     "calculate it from the batch, or in parse()",
 )
+CLIP = _Rule(bool, "is clipped by set_gradient_clip, which fails with the servers' tables", "remove it")
 PYTHON = _Rule(bool, "runs a Python function, which exported models do not have", "use it in the loss only")
 
 
@@ -246,6 +247,9 @@ def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
         for rule in OPERATORS:
             if not tables.intersection(names) and rule.rejects(op):
                 reject(rule, " ".join([f"operator {op.type}", *names]), op)
+    clipped = {p.name for p in network.main.all_parameters() if getattr(p, "gradient_clip_attr", None)}
+    if clipped_tables := sorted(clipped & tables):
+        reject(CLIP, f"embedding {clipped_tables[0]!r}")
     for parameter in (trained := _trained(network)):
         for rule in PARAMETERS:
             if parameter.name not in tables and rule.rejects(parameter):

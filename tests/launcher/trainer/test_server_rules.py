@@ -16,7 +16,7 @@ from .conftest import load, stage, write_program
 from .loopback_training import LoopbackTraining, prepare_training
 
 # Paddle warns of its own expressions, and here it runs in the tests' process.
-pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Caution!")]
 
 PROGRAM = """
 import numpy as np
@@ -159,6 +159,9 @@ OPTIMIZERS = [
     (adam("grad_clip=paddle.nn.ClipGradByGlobalNorm(1.0)"), "the Adam of the network has grad_clip"),
     ({SGD: "optim.SGD(0.1, grad_clip=paddle.nn.ClipGradByNorm(1.0))"}, "the SGD of the network has grad_clip"),
     ({SGD: "optim.SGD(0.1, grad_clip=paddle.nn.ClipGradByValue(1.0))"}, "the SGD of the network has grad_clip"),
+    *((table("SGD(0.1)") | {RETURN: f"paddle.nn.clip.set_gradient_clip(paddle.nn.{name}(1.0))\n    " + RETURN},
+       "embedding 'words' is clipped by set_gradient_clip")
+      for name in ("ClipGradByValue", "ClipGradByNorm", "ClipGradByGlobalNorm")),
     ({SGD: "optim.SGD(0.1, parameters=[paddle.create_parameter([1], 'float32')])"}, "has parameters"),
     ({SGD: "optim.SGD(optim.lr.StepDecay(0.1, 5))"}, "the learning rate is a StepDecay"),
     *(({SGD: f"optim.{name}(0.1)"}, f"the network cannot be trained with {name}")
