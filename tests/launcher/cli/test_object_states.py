@@ -149,6 +149,7 @@ def test_explain_pending_storage_driver_that_is_not_ready_has_fix(message, is_dr
 
 
 FULL = 'Usage of EmptyDir volume "work" exceeds the limit "12Mi". '
+LOW_MEMORY = "The node was low on resource: memory. Container train was using 2Gi."
 GONE = {"type": "DisruptionTarget", "status": "True"}
 
 
@@ -167,36 +168,16 @@ GONE = {"type": "DisruptionTarget", "status": "True"}
             "Evicted: Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. Fix: increase "
             "workDir.sizeLimit, which is also the pod's request for disk, or use nodes with more disk",
         ),
-        (
-            {
-                "reason": "Evicted",
-                "message": "The node was low on resource: memory. Container train was using 2Gi.",
-            },
-            "Evicted: The node was low on resource: memory. Container train was using 2Gi.",
-        ),
-        (
-            {
-                "reason": "DeadlineExceeded",
-                "message": "Pod was active longer than its deadline",
-            },
-            "DeadlineExceeded: Pod was active longer than its deadline",
-        ),
+        ({"reason": "Evicted", "message": LOW_MEMORY}, f"Evicted: {LOW_MEMORY}"),
+        ({"reason": "DeadlineExceeded", "message": "Pod was active"}, "DeadlineExceeded: Pod was active"),
         ({"reason": "NodeLost"}, "NodeLost"),
         (
-            {
-                "conditions": [
-                    {**GONE, "reason": "PreemptionByScheduler", "message": "preempting for another"}
-                ]
-            },
-            "PreemptionByScheduler: preempting for another",
+            {"conditions": [{**GONE, "reason": "PreemptionByScheduler", "message": "for another"}]},
+            "PreemptionByScheduler: for another",
         ),
         (
-            {
-                "conditions": [
-                    {**GONE, "reason": "DeletionByTaintManager", "message": "deleting due to a taint"}
-                ]
-            },
-            "DeletionByTaintManager: deleting due to a taint",
+            {"conditions": [{**GONE, "reason": "DeletionByTaintManager", "message": "a taint"}]},
+            "DeletionByTaintManager: a taint",
         ),
     ],
 )

@@ -56,7 +56,7 @@ exec({NOISE!r}, {{}})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"a": None, "b": "\x9b\u202e\x7f\udce9"}
     assert done.stdout.isascii()
-    for text in (
+    printed = (
         "printed by import",
         "written",
         "original",
@@ -65,7 +65,8 @@ exec({NOISE!r}, {{}})
         "from C",
         "logged",
         "thread",
-    ):
+    )
+    for text in printed:
         assert text in done.stderr
 
 
@@ -95,13 +96,8 @@ def hostile(job: Path) -> None:
         output / "status.json", runId=HOSTILE, cause=HOSTILE, ranks=status["ranks"], restarts=restarts
     )
     fingerprint = {"trainers": 3, HOSTILE: HOSTILE, "extraArgs": [f"--{HOSTILE}={HOSTILE}"]}
-    changes = {
-        "runId": HOSTILE,
-        "score": {HOSTILE: 0.5},
-        "exported": {"to": HOSTILE},
-        "fingerprint": fingerprint,
-    }
-    update_json(output / "run.json", restarts=restarts, config=HOSTILE, **changes)
+    changes = {"runId": HOSTILE, "score": {HOSTILE: 0.5}, "exported": {"to": HOSTILE}, "config": HOSTILE}
+    update_json(output / "run.json", restarts=restarts, fingerprint=fingerprint, **changes)
     (output / "program.json").write_text(json.dumps({"files": {HOSTILE: HOSTILE}}))
     (output / "metrics.csv").write_text(
         "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_\x1b[2J\u202e\n0,0,0,1,1,1,1,1\n"
@@ -109,20 +105,13 @@ def hostile(job: Path) -> None:
     (output / "node_0" / "train.log").write_text(f"{HOSTILE}\nsecond line\n")
 
 
+JSON = ("wait", "-o", "json")
 CONTROLS = set(HOSTILE) - set("]0;title[2J1Aname")
 
 
 @pytest.mark.parametrize(
     "argv",
-    [
-        ("status",),
-        ("wait",),
-        ("results",),
-        ("runs",),
-        ("compare",),
-        ("clean", "--keep", "0"),
-        ("wait", "-o", "json"),
-    ],
+    [*((name,) for name in ("status", "wait", "results", "runs", "compare")), ("clean", "--keep", "0"), JSON],
 )
 def test_control_characters_of_files_are_printed_as_escapes(
     cli: Any, job: Path, argv: tuple[str, ...]
