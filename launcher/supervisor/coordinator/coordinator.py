@@ -332,8 +332,11 @@ class Coordinator:
         self._stop_attempt(error)
 
     def _stop_attempt(self, error: LauncherError) -> None:
-        now = time.monotonic()
-        self.plan = replace(self.plan, do="stop", cause=Failure.from_error(error, now, 0), since=now)
+        now, plan = time.monotonic(), self.plan
+        # An attempt that waits has not started. Its number stays free, because logs are archived as the one before.
+        attempt = plan.attempt - (plan.do == "wait" and plan.attempt > 0)
+        cause = Failure.from_error(error, now, 0)
+        self.plan = replace(plan, attempt=attempt, do="stop", cause=cause, since=now)
         self.membership.publish(self.plan.order())
 
     def wait_and_close(

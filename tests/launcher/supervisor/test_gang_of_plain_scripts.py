@@ -109,7 +109,9 @@ def test_a_broken_gpu_ends_its_pod_and_counts_once(tmp_path: Path, broken: int) 
         gang.start(broken)
         assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
-        assert (run["state"], run["countedRestarts"], len(run["restarts"])) == ("complete", 1, 1)
+        assert (run["state"], run["attempt"], run["countedRestarts"]) == ("complete", 1, 1)
+        assert [restart["attempt"] for restart in run["restarts"]] == [0]
+        assert "uncorrectable ECC" in (gang.output / f"node_{broken}" / "attempt-0" / "train.log").read_text()
         assert f"kubectl cordon node-{broken}" in run["restarts"][0]["cause"]
 
 
