@@ -20,12 +20,7 @@ class BucketExport:
     `output_id` is `outputId` of run.json, which identifies the training.
     """
 
-    def __init__(
-        self,
-        settings: TrainSettings,
-        timings: Timings,
-        pause: Callable[[float], None],
-    ) -> None:
+    def __init__(self, settings: TrainSettings, timings: Timings, pause: Callable[[float], None]) -> None:
         self._settings, self._timings, self._pause = settings, timings, pause
         self.url = run_folder_url(settings)
 

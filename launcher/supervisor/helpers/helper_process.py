@@ -104,10 +104,7 @@ def run_helper(
 
 
 def convert_shard(
-    spec: HelperSpec | None,
-    work: WorkPaths,
-    timings: Timings,
-    pause: Callable[[float], None],
+    spec: HelperSpec | None, work: WorkPaths, timings: Timings, pause: Callable[[float], None]
 ) -> None:
     """Run the helper process that parses this rank's shard into binary records; do nothing if `spec` is None.
 
