@@ -1,7 +1,7 @@
 """The cluster autoscaler (`nodes.auto`): adds nodes for pending pods and removes empty nodes.
 
 This project does not use EKS Auto Mode, because its nodes cannot use the stack's launch template or zones and cost
-an eighth more (docs/adr/0005-kept-data-and-empty-node-groups.md). Both need one node that
+an eighth more (docs/explanation/decisions.md). Both need one node that
 always runs, for the controller of the storage driver; here it is a small system node.
 """
 

@@ -19,7 +19,7 @@ LauncherError                 70  any error below; `exit_code` is the exit code 
 └── StoppedError             143  stopped by SIGTERM or SIGINT
 
 When a pod exits with 64, 65, 70 or 75, the chart's podFailurePolicy fails the whole Job. 69 and 143 do not
-fail it, and after 71 Kubernetes starts another pod (docs/adr/0004-the-gang-restarts-in-place.md).
+fail it, and after 71 Kubernetes starts another pod (docs/explanation/decisions.md).
 """
 
 from __future__ import annotations

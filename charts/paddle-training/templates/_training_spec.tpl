@@ -2,7 +2,7 @@
 The immutable part of the training Job, whose name contains a digest of it.
 A lost pod is replaced (backoffLimitPerIndex), but only after the old one has terminated: two pods of one rank would both
 write. One index that fails for good fails the Job, because the gang cannot train without it. The launcher counts the
-restarts (docs/adr/0004). Kubernetes' own count does not know about checkpoints, so its limit is ten times as high and
+restarts (docs/explanation/decisions.md). Kubernetes' own count does not know about checkpoints, so its limit is ten times as high and
 only bounds pods that fail before the launcher can count them.
 */}}
 {{- define "paddle-training.trainingSpec" -}}

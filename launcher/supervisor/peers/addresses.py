@@ -79,7 +79,7 @@ class PodNetwork:
 
 
 def find_advertised_address(network: PodNetwork, nic: str) -> str:
-    """Return the IPv4 address of the interface `nic`, which this rank advertises to its peers (docs/adr/0004).
+    """Return the IPv4 address of the interface `nic`, which this rank advertises to its peers.
 
     It is always an address and never a name: Paddle resolves names repeatedly, and DNS may be outdated or
     unavailable.

@@ -9,7 +9,7 @@ rank 0       GET /status    the content of status.json, without access to the st
              to save a checkpoint (`TrainerStore`)
 
 The credential of POST /state, and the secret in the paths below /trainers/, are derived from the run's secret on the
-shared storage (docs/adr/0004-the-gang-restarts-in-place.md). Other pods may reach this port
+shared storage (docs/explanation/decisions.md). Other pods may reach this port
 (networkPolicy.metricsFrom), so a sender is authenticated by the head of its request before the body is read, and one
 that is not may send little, and only for a short time. Of connections that are not authenticated, new ones replace the
 oldest ones, so that such a sender cannot keep out a rank or the kubelet.

@@ -3,7 +3,7 @@
 The launchers are the product: each pod runs a real `Agent`, with its threads, and rank 0's also the real
 coordinator, lease and run record, on real files. What they use of the machine is replaced in
 simulated_machine.py. A seed determines a run. `InvariantBrokenError` is raised by the first event that breaks
-an invariant of docs/adr/0004-the-gang-restarts-in-place.md.
+an invariant of docs/explanation/decisions.md.
 run_simulation.py runs it from the command line.
 """
 
