@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from benchmarks._example_trainings import RANKS, events, read
-from launcher.cli.launch.training_values import merge_values
+from launcher.cli.launch_training import merge_values
 from local.paths import KUBECONFIG
 from testkit.local_cluster import CHART, Training, find_cluster
 from testkit.waiting import until

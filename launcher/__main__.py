@@ -21,7 +21,7 @@ def _pod_command(command: str, arguments: list[str]) -> int:
 
         return data_job.main(DataSettings.from_environ())
     if command == "reader":
-        from launcher.cli.storage import reader_commands
+        from launcher.cli import reader_commands
 
         return int(reader_commands.main(arguments) or 0)
     if command == "serve":

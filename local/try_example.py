@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import yaml
 
-from launcher.cli.cluster.releases import merge_values
+from launcher.cli.releases import merge_values
 from local import console, example_data, local_stack, sample_prediction
 from local.collective_python import ensure_collective_python
 from local.errors import LocalError

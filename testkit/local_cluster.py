@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import yaml
 
-from launcher.cli.launch.training_values import merge_values
+from launcher.cli.launch_training import merge_values
 from local.images import launcher_image
 from local.paths import CLONE as ROOT
 from local.paths import KUBECONFIG, SHARED

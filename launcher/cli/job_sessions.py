@@ -15,8 +15,8 @@ from typing import Any
 
 import yaml
 
-from launcher.cli.cluster import object_states
-from launcher.cli.cluster.cluster_api import (
+from launcher.cli import object_states
+from launcher.cli.cluster_api import (
     CHART,
     COMPONENT_LABEL,
     NAMESPACE,
@@ -26,32 +26,16 @@ from launcher.cli.cluster.cluster_api import (
     UnreachableError,
     labels,
 )
-from launcher.cli.cluster.releases import (
+from launcher.cli.errors import CliError, OtherRunError, UsageError
+from launcher.cli.releases import (
     SOURCES,
     ReleaseNotFoundError,
     ReleaseRun,
     list_releases,
     read_release_values,
 )
-from launcher.cli.errors import CliError, OtherRunError, UsageError
-from launcher.cli.storage.reader_pod import (
-    READER,
-    UnschedulableError,
-    claim_problem,
-    open_reader_pod,
-    require_claim,
-)
-from launcher.cli.storage.run_files import OUTPUT, FoundFiles, JobFiles, check_intact, read_job_files
-from launcher.cli.storage.storage_access import (
-    READ_SECONDS,
-    Storage,
-    StorageRequest,
-    folder_storage,
-    pod_storage,
-    read_small_files,
-    storage_of_job,
-)
-from launcher.cli.views.run_view import (
+from launcher.cli.run_files import OUTPUT, FoundFiles, JobFiles, check_intact, read_job_files
+from launcher.cli.run_view import (
     FINAL_STATES,
     ClusterSnapshot,
     RunView,
@@ -60,6 +44,20 @@ from launcher.cli.views.run_view import (
     newest_pod,
     owned_by,
     rank_of,
+)
+from launcher.cli.storage import (
+    READ_SECONDS,
+    READER,
+    Storage,
+    StorageRequest,
+    UnschedulableError,
+    claim_problem,
+    folder_storage,
+    open_reader_pod,
+    pod_storage,
+    read_small_files,
+    require_claim,
+    storage_of_job,
 )
 from launcher.io.open_below import refuse_links
 from launcher.paths import OutputPaths

@@ -15,24 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from launcher.cli.commands import (
-    base,
-    clean,
-    compare,
-    logs,
-    predict,
-    push,
-    results,
-    resume,
-    run,
-    runs,
-    serve,
-    status,
-    stop,
-    sweep,
-    try_,
-    wait,
-)
+from launcher.cli.commands import clean, logs, predict, push, results, run, runs, status, stop, sweep, try_
 from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, describe_os_error, missing_package
 from launcher.cli.terminal import INSTALLED, program_name, release_stdout, report
 from launcher.errors import LauncherError
@@ -53,22 +36,22 @@ for command in (
     sweep.sweep,
     status.status,
     logs.logs,
-    wait.wait,
+    status.wait,
     results.results,
     stop.stop,
-    resume.resume,
+    stop.resume,
     runs.runs,
-    compare.compare,
+    runs.compare,
     clean.clean,
     push.push,
-    base.base,
+    run.base,
 ):
     typer_app.command()(command)
 typer_app.command("try")(try_.try_program)
 typer_app.command()(predict.predict)
 typer_app.command(
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
-)(serve.serve)
+)(predict.serve)
 
 
 def app(args: list[str] | None = None, prog_name: str | None = None) -> NoReturn:

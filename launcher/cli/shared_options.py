@@ -11,10 +11,10 @@ from typing import Annotated, Any, get_origin
 
 import typer
 
-from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, connect
+from launcher.cli.cluster_api import CHART, NAMESPACE, connect
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, FolderSession, Session
-from launcher.cli.storage.storage_access import StorageRequest
+from launcher.cli.storage import StorageRequest
 from launcher.cli.terminal import reserve_stdout
 
 

@@ -8,7 +8,7 @@ from functools import reduce
 import yaml
 from chart_tools import CHART, EXAMPLES, ONE_MACHINE, helm_template, one, render, run_json
 
-from launcher.cli.cluster.releases import merge_values
+from launcher.cli.releases import merge_values
 
 TRAININGS = {
     *(

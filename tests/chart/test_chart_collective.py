@@ -9,7 +9,7 @@ import pytest
 import yaml
 from chart_tools import CHART, ONE_MACHINE, env, helm_template, one, render, run_json
 
-from launcher.cli.launch.training_values import nest_keys
+from launcher.cli.launch_training import nest_keys
 
 SCRIPT = CHART / "ci" / "collective.yaml"
 GPUS = {kind: {"cpu": 1, "memory": "2Gi", "nvidia.com/gpu": 4} for kind in ("requests", "limits")}

@@ -9,7 +9,7 @@ import yaml
 from chart_tools import CHART, ONE_MACHINE, helm_template
 from jsonschema import Draft7Validator
 
-from launcher.cli.launch.training_values import merge_values, nest_keys
+from launcher.cli.launch_training import merge_values, nest_keys
 
 EFS = {"storage": {"type": "efs-csi"}}
 NFS = {"storage": {"type": "nfs"}}

@@ -15,9 +15,9 @@ import pytest
 from chart_tools import CHART, kubectl, new_namespace, pinned_helm, run, tool
 
 from infra.chart_values import merge_values
-from launcher.cli.cluster import job_restart
-from launcher.cli.cluster.helm import Helm
+from launcher.cli import launch_training
 from launcher.cli.errors import CliError
+from launcher.cli.releases import Helm
 from testkit.object_api import object_api
 from testkit.waiting import until
 
@@ -271,7 +271,7 @@ def test_failed_upgrade_can_be_reverted_and_that_of_run_leaves_nothing(each_helm
     until(lambda: each_helm.volumes() == {volume}, "the other volume is gone", 60, 0.3)
     assert each_helm.pods() == pods
 
-    again = job_restart.reset_job(each_helm.training())
+    again = launch_training.reset_job(each_helm.training())
     again["metadata"]["name"] += "-again"
     kubectl("delete", "quota", "jobs", "-n", each_helm.namespace)
     kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(again))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli.cluster.releases import merge_values
+from launcher.cli.releases import merge_values
 from local.paths import KUBECONFIG
 from testkit.local_cluster import CHART, Cluster, Training, find_cluster
 

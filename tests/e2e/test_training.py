@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.cluster.releases import merge_values
+from launcher.cli.releases import merge_values
 from testkit.local_cluster import Cluster, Serving, Training, run_checked
 from testkit.waiting import until
 from tests.e2e import job_processes

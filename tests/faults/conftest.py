@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.cluster.releases import merge_values
+from launcher.cli.releases import merge_values
 from testkit.local_cluster import ROOT, Cluster, Training
 from testkit.shared_fixtures import create_once
 from tests.e2e.conftest import cluster, create_trainings, train

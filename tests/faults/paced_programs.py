@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.cluster.releases import merge_values
+from launcher.cli.releases import merge_values
 from local.images import launcher_image
 from local.paths import POD_UID
 from testkit.local_cluster import ROOT, Training

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.cluster.releases import merge_values
+from launcher.cli.releases import merge_values
 from launcher.paths import Position, position
 from testkit.local_cluster import Training
 from testkit.waiting import until

@@ -1,1 +1,1 @@
-"""One module for each command that users type, with its options and what only this command does."""
+"""The commands that users type, each with its options and what only this command does."""

@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.cluster.releases import LIVE_STATES, SOURCES, Release, list_storage_users
-from launcher.cli.cluster.run_lease import hold_lease
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
+from launcher.cli.releases import LIVE_STATES, SOURCES, Release, list_storage_users
+from launcher.cli.run_files import CURRENT, OUTPUT, SavedRun, best_run, check_intact, read_runs
+from launcher.cli.run_lease import hold_lease
 from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, with_session
-from launcher.cli.storage.run_files import CURRENT, OUTPUT, SavedRun, best_run, check_intact, read_runs
-from launcher.cli.storage.storage_access import (
+from launcher.cli.storage import (
     COPY_SECONDS,
     Storage,
     StorageRequest,

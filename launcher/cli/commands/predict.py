@@ -1,4 +1,4 @@
-"""`predict`: predict rows with a trained model, in this process."""
+"""`predict`: predict rows with a trained model, in this process. `serve`: serve a model over HTTP."""
 
 from __future__ import annotations
 
@@ -122,3 +122,13 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
             )
         rows.append(row)
     return rows
+
+
+def serve(context: typer.Context) -> None:
+    """Serve a model (--model DIR or --model s3://BUCKET/PREFIX) over HTTP until the process is stopped.
+
+    POST /predict returns predictions. /healthz and /metrics are for monitoring, /docs describes the API.
+    """
+    from launcher.serving import serve as server
+
+    raise typer.Exit(server.main(context.args))

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
+from launcher.cli import uploads
 from launcher.cli.job_sessions import ClusterSession, Session
-from launcher.cli.launch import uploads
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
-from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
+from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import print_json, print_line
 
 

@@ -14,10 +14,10 @@ import typer
 
 from launcher.cli.errors import CliError, DiskFullError, UsageError, describe_os_error
 from launcher.cli.job_sessions import Session
+from launcher.cli.reader_commands import move_into_place
+from launcher.cli.run_files import OUTPUT, FoundFiles, check_intact, find_run, read_runs
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
-from launcher.cli.storage.reader_commands import move_into_place
-from launcher.cli.storage.run_files import OUTPUT, FoundFiles, check_intact, find_run, read_runs
-from launcher.cli.storage.storage_access import (
+from launcher.cli.storage import (
     COPY_SECONDS,
     Storage,
     StorageRequest,

@@ -1,4 +1,4 @@
-"""`run`: train a program on the cluster."""
+"""`run`: train a program on the cluster. `base`: print the values of the cluster that such a training uses."""
 
 from __future__ import annotations
 
@@ -8,17 +8,34 @@ from typing import Annotated
 
 import typer
 
-from launcher.cli.cluster.cluster_api import CHART
-from launcher.cli.launch.launch_training import (
+from launcher.cli.cluster_api import CHART
+from launcher.cli.job_sessions import Session
+from launcher.cli.launch_training import (
     SCRIPT_RUNTIME,
     LaunchOptions,
     describe_next_steps,
     launch,
     plan_trainings,
 )
-from launcher.cli.shared_options import MAX_WAIT, Format, OutputFormat, Release, with_options
-from launcher.cli.terminal import command_text, console, curve_table, print_json, print_line, report
-from launcher.cli.views.follow_run import describe_following, explain_interrupt, follow_run
+from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
+from launcher.cli.shared_options import (
+    MAX_WAIT,
+    Format,
+    OutputFormat,
+    Release,
+    require_cluster,
+    with_options,
+    with_session,
+)
+from launcher.cli.terminal import (
+    command_text,
+    console,
+    curve_table,
+    print_blocks,
+    print_json,
+    print_line,
+    report,
+)
 
 
 @with_options(options=LaunchOptions)
@@ -72,3 +89,14 @@ def run(
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them
         out.print(curve_table({"": view.passes}))
     print_line(describe_next_steps(session, launched.keep, plan.values.get("runtime") != SCRIPT_RUNTIME))
+
+
+@with_session
+def base(session: Session) -> None:
+    """Print the values that describe the cluster, not one training: image, storage, scheduling, network.
+
+    Redirect them to base.yaml: `helm upgrade --reset-values -f base.yaml -f TRAINING.yaml` then applies one
+    training, without values of the previous one.
+    """
+    values = require_cluster(session, "base").read_base_values()
+    print_blocks([f"{values.rstrip()}\n".encode()])

@@ -1,4 +1,4 @@
-"""`stop`: save a checkpoint and suspend a training's Jobs; `resume` continues the same run from it."""
+"""`stop`: save a checkpoint and suspend a training's Jobs. `resume`: continue a stopped or failed training."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from launcher.cli.cluster import object_states
+from launcher.cli import object_states
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
+from launcher.cli.launch_training import continue_training
+from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
+from launcher.cli.run_files import STATUS, check_intact
+from launcher.cli.run_view import FINAL_STATES, owned_by, rank_of
 from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
-from launcher.cli.storage.run_files import STATUS, check_intact
-from launcher.cli.storage.storage_access import buffered_reader
+from launcher.cli.storage import buffered_reader
 from launcher.cli.terminal import command_text, confirm, print_line, report
-from launcher.cli.views.run_view import FINAL_STATES, owned_by, rank_of
 from launcher.errors import DataError
 from launcher.paths import position
 from launcher.reporting import text_formats
@@ -189,3 +191,24 @@ def suspend_jobs(session: ClusterSession, names: Sequence[str]) -> None:
             last = text
             report(f"waiting for pods to exit: {text}")
         time.sleep(1.0)
+
+
+FOLLOW_SECONDS = 24 * 3600.0
+
+
+@with_session
+def resume(
+    session: Session,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Then follow the run until it is over, for at most a day.")
+    ] = False,
+) -> None:
+    """Continue a stopped or failed training from its newest checkpoint."""
+    session = require_cluster(session, "resume")
+    if not continue_training(session.cluster, session.run()):
+        raise describe_wrong_state(session, "resume", "suspended")
+    if follow:
+        with explain_interrupt(lambda: describe_following(session.options())):
+            follow_run(session, FOLLOW_SECONDS)
+    else:
+        print_line(f"  follow it:    {command_text('wait', *session.options())}")

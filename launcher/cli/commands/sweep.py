@@ -13,14 +13,23 @@ import typer
 from rich.console import RenderableType
 from rich.text import Text
 
-from launcher.cli.cluster.cluster_api import Cluster, UnreachableError
-from launcher.cli.cluster.releases import list_releases
+from launcher.cli.cluster_api import Cluster, UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch.launch_training import LaunchOptions, launch, plan_trainings
-from launcher.cli.launch.training_values import expand_grid
+from launcher.cli.launch_training import LaunchOptions, expand_grid, launch, plan_trainings
+from launcher.cli.releases import list_releases
+from launcher.cli.run_display import (
+    UNREACHABLE_SECONDS,
+    LinePrinter,
+    Report,
+    ViewSource,
+    explain_interrupt,
+    open_screen,
+    progress_text,
+)
+from launcher.cli.run_files import check_intact
+from launcher.cli.run_view import RunView
 from launcher.cli.shared_options import Format, OutputFormat, with_options
-from launcher.cli.storage.run_files import check_intact
 from launcher.cli.terminal import (
     command_text,
     console,
@@ -30,16 +39,6 @@ from launcher.cli.terminal import (
     spark_line,
     text_table,
 )
-from launcher.cli.views.follow_run import (
-    UNREACHABLE_SECONDS,
-    LinePrinter,
-    Report,
-    ViewSource,
-    explain_interrupt,
-    open_screen,
-)
-from launcher.cli.views.run_view import RunView
-from launcher.cli.views.status_text import progress_text
 from launcher.errors import LauncherError
 from launcher.metrics import higher_is_better
 from launcher.reporting import text_formats

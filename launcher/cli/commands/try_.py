@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.launch.check_before_upload import CHECKED_ROWS, row_format
-from launcher.cli.launch.uploads import SCRIPT, defines_script
 from launcher.cli.shared_options import Format, OutputFormat, Program, with_options
 from launcher.cli.terminal import print_json, print_line, report
+from launcher.cli.uploads import CHECKED_ROWS, SCRIPT, defines_script, row_format
 from launcher.errors import DataError
 from launcher.io import files
 from launcher.io.program_folders import BUILT_IN, CONFIG, find_program_file

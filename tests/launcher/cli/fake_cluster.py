@@ -1,4 +1,4 @@
-"""A cluster in memory, with the methods of `launcher.cli.cluster.cluster_api.Cluster` that commands call."""
+"""A cluster in memory, with the methods of `launcher.cli.cluster_api.Cluster` that commands call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 import yaml
 
-from launcher.cli.cluster.cluster_api import ConflictError
+from launcher.cli.cluster_api import ConflictError
 from launcher.cli.errors import CliError
-from launcher.cli.storage.storage_access import folder_storage
+from launcher.cli.storage import folder_storage
 
 from .conftest import RUN_JSON
 

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.cli import shared_options
 from launcher.cli.commands import clean
-from launcher.cli.storage.run_files import SavedRun
+from launcher.cli.run_files import SavedRun
 from launcher.schema import RunFile
 
 from .conftest import DATA_JOB, DONE, K8S_JOB, add_run, make_job, update_json

@@ -10,8 +10,8 @@ import kubernetes
 import pytest
 
 from launcher.cli import errors
-from launcher.cli.cluster.cluster_api import Cluster, ConflictError, UnreachableError, user_and_host
-from launcher.cli.cluster.releases import ReleaseNotFoundError, list_releases
+from launcher.cli.cluster_api import Cluster, ConflictError, UnreachableError, user_and_host
+from launcher.cli.releases import ReleaseNotFoundError, list_releases
 
 from .fake_cluster import FakeCluster
 

@@ -10,8 +10,8 @@ import typer
 from launcher.cli import main, terminal
 from launcher.cli.commands import predict, results
 from launcher.cli.errors import CliError
-from launcher.cli.storage.run_files import OUTPUT, FoundFiles
-from launcher.cli.storage.storage_access import Storage, list_folder
+from launcher.cli.run_files import OUTPUT, FoundFiles
+from launcher.cli.storage import Storage, list_folder
 from launcher.io.files import with_checksum
 
 from .conftest import update_json

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from launcher.cli import shared_options
-from launcher.cli.storage import run_files
+from launcher.cli import run_files, shared_options
 from launcher.errors import EXIT_DATA
 from launcher.io.files import with_checksum
 from launcher.reporting import html_report

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from websocket import ABNF, WebSocketTimeoutException
 
-from launcher.cli.cluster import cluster_api
-from launcher.cli.cluster.cluster_api import ExecStream
+from launcher.cli import cluster_api
+from launcher.cli.cluster_api import ExecStream
 from launcher.cli.errors import CliError
 
 IDLE_SECONDS = 60.0

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from launcher.cli.cluster import helm as helm_module
-from launcher.cli.cluster.helm import Helm
+from launcher.cli import releases
 from launcher.cli.errors import CliError
+from launcher.cli.releases import Helm
 
 CHART = str(Path(__file__).resolve().parents[3] / "charts" / "paddle-training")
 HELM = """#!/bin/sh
@@ -86,9 +86,9 @@ def test_a_helm_that_times_out_does_not_blame_the_values(monkeypatch: pytest.Mon
         raise subprocess.TimeoutExpired(argv, options["timeout"])
 
     monkeypatch.setattr(
-        helm_module, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+        releases, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
     )
-    monkeypatch.setattr(helm_module.shutil, "which", lambda _: "helm")
+    monkeypatch.setattr(releases.shutil, "which", lambda _: "helm")
     helm = Helm(CHART, "paddle")
     with pytest.raises(
         CliError, match=r"^helm upgrade timed out .* Fix: check that the cluster answers"

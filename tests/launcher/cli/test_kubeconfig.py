@@ -11,10 +11,10 @@ import yaml
 from kubernetes.config import incluster_config
 
 from launcher.cli import main
-from launcher.cli.cluster.cluster_api import connect
-from launcher.cli.cluster.helm import Helm
+from launcher.cli.cluster_api import connect
 from launcher.cli.commands import run, sweep
 from launcher.cli.errors import UsageError
+from launcher.cli.releases import Helm
 
 COMMANDS = ("status", "wait", "logs", "results", "runs", "compare", "clean", "stop", "resume", "base")
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import shared_options
-from launcher.cli.storage import reader_commands
+from launcher.cli import reader_commands, shared_options
 from launcher.io.open_below import ReaderError, open_file
 
 from .fake_cluster import FakeCluster

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.cli.cluster import object_states
+from launcher.cli import object_states
 
 from .conftest import DONE, FAILED, make_job, make_pod
 

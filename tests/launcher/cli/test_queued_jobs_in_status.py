@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.cli.views import status_text
+from launcher.cli import run_display
 
 from .conftest import DATA_JOB, K8S_JOB, make_job, make_pod, make_view, print_screen
 
@@ -58,8 +58,8 @@ def test_a_job_in_a_queue_shows_why_kueue_has_not_admitted_it(found, reason):
     seen = make_view(*jobs, workloads=[workload("other"), *found(K8S_JOB)])
     expected = f"queue research (Kueue) has not admitted it{reason.replace('JOB', K8S_JOB)}"
     assert seen.state == "suspended"
-    assert status_text.describe_wait(seen).startswith(f"training Job {K8S_JOB}: {expected}")
-    assert expected in status_text.status_line(seen)
+    assert run_display.describe_wait(seen).startswith(f"training Job {K8S_JOB}: {expected}")
+    assert expected in run_display.status_line(seen)
     shown = " ".join(print_screen(seen))
     assert expected in shown
     assert shown.count(expected) == 1
@@ -71,7 +71,7 @@ def test_a_data_job_without_quota_that_its_training_holds_is_shown_with_the_fix(
     pods = [make_pod("p0", rank=0, phase="Pending")]
     seen = make_view(*jobs, pods=pods, workloads=[workload(DATA_JOB, QuotaReserved=("False", QUOTA))])
     held = f"data Job {DATA_JOB}: queue research (Kueue) has not admitted it: {QUOTA}"
-    assert held in status_text.describe_wait(seen)
+    assert held in run_display.describe_wait(seen)
     shown = " ".join(print_screen(seen))
     assert f"{DATA_JOB}: queue research (Kueue) has not admitted it: {QUOTA}" in shown
     assert "uses quota of queue research while it waits for the data Job" in shown

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from launcher.cli.storage import reader_commands
+from launcher.cli import reader_commands
 from launcher.io import open_below, tar_stream
 from launcher.io.files import write_atomically
 from launcher.io.open_below import ReaderError

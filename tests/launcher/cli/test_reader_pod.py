@@ -2,8 +2,8 @@
 
 import pytest
 
-from launcher.cli.cluster.releases import ReleaseRun
-from launcher.cli.storage import reader_pod
+from launcher.cli import storage
+from launcher.cli.releases import ReleaseRun
 
 from .conftest import RUN_JSON
 
@@ -14,7 +14,7 @@ def run():
 
 
 def pod_of(run, writable=False, template=None):
-    return reader_pod.build_pod(run, "r-1", "host:1", seconds=300, writable=writable, template=template)
+    return storage.build_pod(run, "r-1", "host:1", seconds=300, writable=writable, template=template)
 
 
 def test_the_pod_meets_restricted_pod_security_and_has_no_token_and_a_deadline(run):
@@ -67,5 +67,5 @@ def test_the_pod_has_the_runs_image_user_release_and_tolerations(run):
     ],
 )
 def test_a_reader_pod_is_stale_when_it_or_its_creator_has_exited(owner, phase, stale):
-    pod = {"metadata": {"annotations": {reader_pod.OWNER: owner}}, "status": {"phase": phase}}
-    assert reader_pod.is_stale(pod, "here", lambda pid: pid == 1) is stale
+    pod = {"metadata": {"annotations": {storage.OWNER: owner}}, "status": {"phase": phase}}
+    assert storage.is_stale(pod, "here", lambda pid: pid == 1) is stale

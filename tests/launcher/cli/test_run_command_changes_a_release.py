@@ -12,15 +12,13 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from launcher.cli.cluster import run_lease
-from launcher.cli.cluster.cluster_api import Cluster
-from launcher.cli.cluster.helm import Helm
-from launcher.cli.cluster.releases import list_releases, merge_values, read_release_values
+from launcher.cli import launch_training, run_lease
+from launcher.cli.cluster_api import Cluster
 from launcher.cli.commands import run, sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch import launch_training
-from launcher.cli.views.follow_run import describe_following, explain_interrupt
+from launcher.cli.releases import Helm, list_releases, merge_values, read_release_values
+from launcher.cli.run_display import describe_following, explain_interrupt
 
 from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
 from .fake_cluster import FakeCluster, helm_secret

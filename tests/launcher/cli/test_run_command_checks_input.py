@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 import yaml
 
-from launcher.cli.cluster.helm import Helm
+from launcher.cli import launch_training
 from launcher.cli.errors import UsageError
-from launcher.cli.launch import launch_training, training_values
+from launcher.cli.releases import Helm
 
 ROOT = Path(__file__).resolve().parents[3]
 CHART = str(ROOT / "charts" / "paddle-training")
@@ -68,7 +68,7 @@ def launch_options(**more: object) -> launch_training.LaunchOptions:
 def test_a_setting_is_a_value_of_the_chart_or_an_option_of_the_program(
     setting: str, path: tuple[str, ...], value: object
 ) -> None:
-    found: object = training_values.apply_settings(
+    found: object = launch_training.apply_settings(
         {"training": {"extraArgs": ["--width=4"]}}, [setting], DEFAULTS
     )
     for key in path:
@@ -80,7 +80,7 @@ def test_a_setting_is_a_value_of_the_chart_or_an_option_of_the_program(
 @pytest.mark.parametrize("setting", ["batchSize", "=1", "trainin.passes=1", "data.columns=[a"])
 def test_an_invalid_setting_is_rejected(setting: str) -> None:
     with pytest.raises(UsageError):
-        training_values.apply_settings({}, [setting], DEFAULTS)
+        launch_training.apply_settings({}, [setting], DEFAULTS)
 
 
 @pytest.mark.slow

@@ -9,11 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.cli.cluster import run_lease
-from launcher.cli.cluster.cluster_api import Cluster, NotFoundError
+from launcher.cli import launch_training, run_lease
+from launcher.cli.cluster_api import Cluster, NotFoundError
 from launcher.cli.errors import CliError, OtherRunError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch import launch_training
 from testkit.waiting import until
 
 from .conftest import K8S_JOB

@@ -9,14 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from launcher.cli.cluster.cluster_api import Cluster
-from launcher.cli.cluster.helm import Helm
-from launcher.cli.cluster.job_restart import continue_training
-from launcher.cli.cluster.releases import list_storage_users
+from launcher.cli import launch_training
+from launcher.cli.cluster_api import Cluster
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch import launch_training
-from launcher.cli.launch.launch_training import LaunchOptions
+from launcher.cli.launch_training import LaunchOptions, continue_training
+from launcher.cli.releases import Helm, list_storage_users
 
 from .conftest import DONE, FAILED, RUN_JSON, make_job
 from .fake_cluster import FakeCluster

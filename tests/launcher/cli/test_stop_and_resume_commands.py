@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import shared_options
-from launcher.cli.cluster import object_states
+from launcher.cli import object_states, shared_options
 from launcher.paths import OutputPaths, Position
 from testkit.waiting import until
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from launcher.cli import job_sessions
+from launcher.cli import storage as reader_storage
 from launcher.cli.errors import CliError
-from launcher.cli.storage import reader_pod
-from launcher.cli.storage.storage_access import StorageRequest
+from launcher.cli.storage import StorageRequest
 
 from .conftest import DATA_JOB, DONE, K8S_JOB, make_job, make_pod
 from .fake_cluster import FakeCluster
@@ -70,7 +70,7 @@ def test_status_after_the_run_creates_a_reader_pod_and_always_deletes_it():
 
 def test_a_reader_pod_that_may_not_be_created_is_reported_with_that_reason(monkeypatch):
     cluster, release = open_release(ended(DONE), [])
-    monkeypatch.setattr(reader_pod, "time", SimpleNamespace(sleep=lambda _: None))
+    monkeypatch.setattr(reader_storage, "time", SimpleNamespace(sleep=lambda _: None))
 
     def reject(verb):
         def call(*_, **__):
@@ -103,7 +103,7 @@ def test_progress_but_no_copy_is_read_through_a_running_init_container():
 def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(monkeypatch, statuses):
     pod = make_pod("p0", rank=0, **{statuses: [{"name": "x", "state": {"running": {}}}]})
     cluster, release = open_release(ended(), [pod])
-    monkeypatch.setattr(reader_pod, "UNBOUND_SECONDS", -1.0)
+    monkeypatch.setattr(reader_storage, "UNBOUND_SECONDS", -1.0)
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: too many pods"}
     found = cluster.find
     cluster.find = lambda kind, name: (
@@ -117,7 +117,7 @@ def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(monkeypatc
     assert len(cluster.created) == 1
     cluster.pods = []
     with (
-        pytest.raises(reader_pod.UnschedulableError, match="too many pods"),
+        pytest.raises(reader_storage.UnschedulableError, match="too many pods"),
         release.storage(StorageRequest(writable=True)),
     ):
         pass

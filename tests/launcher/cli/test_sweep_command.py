@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from launcher.cli.cluster.cluster_api import UnreachableError
+from launcher.cli import launch_training
+from launcher.cli.cluster_api import UnreachableError
 from launcher.cli.commands import sweep
 from launcher.cli.commands.sweep import Trial
 from launcher.cli.errors import CliError, RunFailedError, UsageError
-from launcher.cli.launch import training_values
-from launcher.cli.launch.launch_training import TrainingPlan
-from launcher.cli.views.run_view import RunView
+from launcher.cli.launch_training import TrainingPlan
+from launcher.cli.run_view import RunView
 
 from .fake_cluster import FakeCluster
 
@@ -97,14 +97,14 @@ def test_trials_without_the_score_are_an_error() -> None:
 
 
 def test_a_grid_expands_to_all_combinations_the_last_key_fastest() -> None:
-    assert training_values.expand_grid(["a=1,2", "b=x,y"]) == [
+    assert launch_training.expand_grid(["a=1,2", "b=x,y"]) == [
         ("a=1", "b=x"),
         ("a=1", "b=y"),
         ("a=2", "b=x"),
         ("a=2", "b=y"),
     ]
     with pytest.raises(UsageError, match="this is not KEY=A,B"):
-        training_values.expand_grid(["a="])
+        launch_training.expand_grid(["a="])
 
 
 def test_an_unknown_score_stops_the_sweep_after_the_first_scored_trial() -> None:

@@ -6,11 +6,11 @@ import io
 import pytest
 from rich.console import Console
 
-from launcher.cli.cluster.cluster_api import UnreachableError
-from launcher.cli.cluster.releases import ReleaseNotFoundError
+from launcher.cli import run_display
+from launcher.cli.cluster_api import UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
-from launcher.cli.views import follow_run
-from launcher.cli.views.run_view import JobView, RunProgress, RunView
+from launcher.cli.releases import ReleaseNotFoundError
+from launcher.cli.run_view import JobView, RunProgress, RunView
 from launcher.schema import RestartRecord
 
 from .conftest import K8S_JOB, make_job, make_view
@@ -21,8 +21,10 @@ class Time:
     def __init__(self):
         self.now = 0.0
 
-    def monotonic(self):
+    def time(self):
         return self.now
+
+    monotonic = time
 
     def sleep(self, seconds):
         self.now += seconds
@@ -31,7 +33,7 @@ class Time:
 @pytest.fixture(autouse=True)
 def time(monkeypatch):
     fake = Time()
-    monkeypatch.setattr(follow_run, "time", fake)
+    monkeypatch.setattr(run_display, "time", fake)
     return fake
 
 
@@ -59,9 +61,9 @@ def follow(views, timeout=1000.0):
             raise found
         return found
 
-    printer = follow_run.LinePrinter(printed.append)
+    printer = run_display.LinePrinter(printed.append)
     try:
-        follow_run.poll_until_over(poll, printer.print_view, printed.append, timeout)
+        run_display.poll_until_over(poll, printer.print_view, printed.append, timeout)
     except CliError as error:
         return printed, error
     return printed, None
@@ -144,7 +146,7 @@ def test_an_api_server_that_never_answered_is_not_retried():
 @pytest.mark.parametrize(("seconds", "lines"), [(4.0, 1), (5.0, 2)])
 def test_figures_are_printed_at_most_every_five_seconds(time, seconds, lines):
     printed = []
-    printer = follow_run.LinePrinter(printed.append)
+    printer = run_display.LinePrinter(printed.append)
     printer.print_view(a_view(batch=1))
     time.now = seconds
     printer.print_view(a_view(batch=2))
@@ -153,7 +155,7 @@ def test_figures_are_printed_at_most_every_five_seconds(time, seconds, lines):
 
 def test_a_new_pass_is_printed_immediately_and_equal_figures_once(time):
     printed = []
-    printer = follow_run.LinePrinter(printed.append)
+    printer = run_display.LinePrinter(printed.append)
     for number in (0, 0, 1):
         printer.print_view(a_view(number=number))
     time.now = 100
@@ -215,7 +217,7 @@ def test_an_expired_timeout_names_the_rank_that_the_run_waits_for():
 
 def test_a_new_score_is_printed_although_nothing_else_changed():
     printed: list[str] = []
-    printer = follow_run.LinePrinter(printed.append)
+    printer = run_display.LinePrinter(printed.append)
     printer.print_view(a_view("complete"))
     printer.print_view(a_view("complete", score={"error": 0.25}))
     assert "score error 0.2500" in printed[-1]
@@ -223,7 +225,7 @@ def test_a_new_score_is_printed_although_nothing_else_changed():
 
 def test_an_equal_line_is_printed_once():
     printed: list[str] = []
-    printer = follow_run.LinePrinter(printed.append)
+    printer = run_display.LinePrinter(printed.append)
     failed = a_view("failed")
     printer.print_view(dataclasses.replace(failed, progress=None))
     printer.print_view(failed)
@@ -248,7 +250,7 @@ class Session:
 
 def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
     complete = a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
-    follow_run.follow_run(Session(complete), 10)
+    run_display.follow_run(Session(complete), 10)
     assert capsys.readouterr().out.endswith("3 passes already\n")
 
 
@@ -259,21 +261,21 @@ def test_the_cause_of_a_failure_is_the_one_that_only_the_files_have():
     with pytest.raises(
         RunFailedError, match=r"^the run failed: rank 1: SIGSEGV\. Fix: .*logs --release mine$"
     ):
-        follow_run.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_display.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
 
 
 def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
     drawn = io.StringIO()
     screen = Console(file=drawn, force_terminal=True, width=200)
-    monkeypatch.setattr(follow_run, "console", lambda: screen)
+    monkeypatch.setattr(run_display, "console", lambda: screen)
     with pytest.raises(RunFailedError, match=r"^the run failed\. Fix: correct the cause that is shown above"):
-        follow_run.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_display.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
     assert "cause: rank 1: SIGSEGV" in drawn.getvalue()
 
 
 def test_suggested_commands_select_the_followed_release():
     with pytest.raises(WaitTimeoutError, match=r"larger --timeout: python -m launcher wait --release mine$"):
-        follow_run.follow_run(Session(a_view()), 0)
+        run_display.follow_run(Session(a_view()), 0)
 
 
 @pytest.mark.parametrize("command", ["wait", "stop", "run"])

@@ -308,7 +308,7 @@ def test_an_invalid_model_folder_exits_with_one_message(tmp_path: Path) -> None:
 def test_other_commands_do_not_import_the_http_server() -> None:
     script = (
         "import sys, launcher.supervisor.agent, launcher.dataprep.data_job, launcher.runtimes.fleet, "
-        "launcher.cli.storage.reader_commands, "
+        "launcher.cli.reader_commands, "
         "launcher.supervisor.helpers.bucket_export_process, launcher.trainer.training_loop, "
         "launcher.trainer.pserver_client\n"
         "heavy = {'fastapi', 'starlette', 'uvicorn', 'pydantic'}\n"

@@ -211,7 +211,7 @@ def test_the_installed_command_contains_the_launcher_and_the_chart(tmp_path: Pat
     typed = {"COMP_WORDS": "paddle-training sw", "COMP_CWORD": "1"}
     assert run(command, **typed, _PADDLE_TRAINING_COMPLETE="complete_bash").split() == ["sweep"]
     found = run(
-        sys.executable, "-c", "from launcher.cli.cluster import helm; print(helm.find_chart())"
+        sys.executable, "-c", "from launcher.cli import releases as helm; print(helm.find_chart())"
     ).strip()
     assert Path(found) == site / "launcher" / "charts" / "paddle-training"
     assert (site / "launcher" / "reporting" / "report.html").is_file()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.launch import uploads
+from launcher.cli import uploads
 from launcher.errors import SettingsError
 from launcher.io.program_folders import TAKEN
 from launcher.serving.paddle_served import model_program

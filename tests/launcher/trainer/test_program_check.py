@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.launch import check_before_upload
+from launcher.cli import uploads
 from launcher.errors import LauncherError, SettingsError
 
 from .loopback_training import PROGRAMS
@@ -40,9 +40,7 @@ def check(folder: Path, changes: dict[str, str], **training: object) -> str:
     folder.mkdir(exist_ok=True)
     (folder / "trainer_config.py").write_text(text)
     (folder / "rows.txt").write_text(ROWS)
-    return check_before_upload.check_program(
-        folder / "trainer_config.py", TRAINING | training, folder / "rows.txt", DATA
-    )
+    return uploads.check_program(folder / "trainer_config.py", TRAINING | training, folder / "rows.txt", DATA)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
@@ -155,6 +153,6 @@ def test_a_label_that_is_repeated_on_purpose_is_accepted(tmp_path: Path) -> None
 def test_without_paddle_the_unchecked_parts_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(check_before_upload.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(uploads.importlib.util, "find_spec", lambda name: None)
     assert "paddle is not installed here" in check(tmp_path, {SCORE: "no network at all"})
     assert "Trainer 0 checks its network on the cluster" in check(tmp_path, {})

@@ -1,10 +1,16 @@
-"""Start a training on the cluster: compute its values from the options of `run` or `sweep`, upload, upgrade."""
+"""Start a training on the cluster: compute its values from the options of `run` or `sweep`, upload, upgrade.
+
+A stopped or failed training continues.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import re
 import shlex
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,21 +18,17 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from launcher.cli.cluster import run_lease
-from launcher.cli.cluster.cluster_api import CHART, NAMESPACE, Cluster, connect, user_and_host
-from launcher.cli.cluster.helm import Helm, find_chart
-from launcher.cli.cluster.job_restart import continue_training
-from launcher.cli.cluster.releases import ReleaseRun, list_releases, merge_values, volume_identity
+from launcher.cli import object_states, run_lease, uploads
+from launcher.cli.cluster_api import CHART, NAMESPACE, Cluster, Object, connect, user_and_host
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.launch import training_values, uploads
-from launcher.cli.launch.check_before_upload import check_program
-from launcher.cli.launch.training_values import Values
+from launcher.cli.releases import Helm, ReleaseRun, find_chart, list_releases, merge_values, volume_identity
+from launcher.cli.run_display import describe_wait
 from launcher.cli.shared_options import Context, Kubeconfig, Namespace, Program
-from launcher.cli.storage.storage_access import COPY_SECONDS, StorageRequest
+from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
-from launcher.cli.views.status_text import describe_wait
-from launcher.io import files
+from launcher.cli.uploads import check_program
+from launcher.io import files, spelling
 from launcher.io.program_folders import find_program_folder
 
 _FILE_MARK = "# Written by `run` of paddle-training:"
@@ -119,7 +121,7 @@ class TrainingPlan:
     def numbered(self, number: int) -> TrainingPlan:
         """Return the same training with another jobName, which ends with `number`."""
         end = f"-{number}"
-        name = self.job[: training_values.JOB_NAME_LENGTH - len(end)].rstrip("-") + end
+        name = self.job[: JOB_NAME_LENGTH - len(end)].rstrip("-") + end
         return dataclasses.replace(self, values={**self.values, "jobName": name})
 
 
@@ -146,7 +148,7 @@ def plan_trainings(
     Raises LauncherError if the program, a row or a value is invalid; nothing was sent.
     """
     folder = find_program_folder(options.program)
-    name = training_values.make_storage_name(folder.resolve().name)
+    name = make_storage_name(folder.resolve().name)
     given = _read_values(options)
     training = given.get("training")
     main = str(training.get("config") or "") if isinstance(training, dict) else ""
@@ -156,15 +158,15 @@ def plan_trainings(
     program = uploads.plan_program(folder, name, options.check, main.rpartition("/")[2])
     source = None
     if options.data is not None and not options.data.startswith(_REMOTE):
-        name = training_values.make_storage_name(Path(options.data).name)
+        name = make_storage_name(Path(options.data).name)
         source = uploads.plan_source(Path(options.data), name)
     defaults = helm.read_defaults()
     values = _compute_values(options, given, program, source, defaults)
     plans: list[TrainingPlan] = []
     for settings in grid:
-        chosen = training_values.apply_settings(values, settings, defaults)
+        chosen = apply_settings(values, settings, defaults)
         complete = merge_values(defaults, chosen)
-        training_values.check_types(complete, defaults)
+        check_types(complete, defaults)
         if complete["runtime"] == SCRIPT_RUNTIME:
             report(
                 f"program {folder}: {complete['training']['config']} is a script, which is not run before the upload"
@@ -208,12 +210,12 @@ def _compute_values(
         given |= {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
     given |= {"trainers": options.trainers} if options.trainers else {}
     given |= {"training.passes": options.passes} if options.passes else {}
-    values = merge_values(values, training_values.nest_keys(given))
-    values = training_values.apply_settings(values, options.settings or (), defaults)
-    training_values.check_types(merge_values(defaults, values), defaults)
-    values = merge_values(values, training_values.nest_keys(program.values))
+    values = merge_values(values, nest_keys(given))
+    values = apply_settings(values, options.settings or (), defaults)
+    check_types(merge_values(defaults, values), defaults)
+    values = merge_values(values, nest_keys(program.values))
     if "jobName" not in values:
-        values = {"jobName": training_values.make_job_name(program.name), **values}
+        values = {"jobName": make_job_name(program.name), **values}
     complete = merge_values(defaults, values)
     own_data = complete["runtime"] == SCRIPT_RUNTIME and not complete["data"]["enabled"]
     if not (complete["data"]["source"] or own_data):
@@ -394,3 +396,194 @@ def describe_next_steps(session: ClusterSession, keep: Path, is_program: bool) -
         ("values", str(keep)),
     ]
     return "\n".join(f"  {title + ':':21}{how}" for title, how in lines)
+
+
+Values = dict[str, Any]
+JOB_NAME_LENGTH = 45
+_TYPES = {list: "a list", bool: "true or false", int: "an integer", str: "a text"}
+
+
+def nest_keys(flat: Mapping[str, Any]) -> Values:
+    """Return values with dotted keys as nested objects: {"a.b": 1} becomes {"a": {"b": 1}}."""
+    values: Values = {}
+    for key, value in flat.items():
+        branch = value
+        for part in reversed(key.split(".")):
+            branch = {part: branch}
+        values = merge_values(values, branch)
+    return values
+
+
+def apply_settings(values: Mapping[str, Any], settings: Iterable[str], defaults: Mapping[str, Any]) -> Values:
+    """Return `values` with each `key=value` of `--set` or `--grid`.
+
+    A key whose first part is a value of the chart (`defaults`) sets that value: `training.batchSize=128`. Any
+    other key is an option of the program: `learning_rate=0.01`.
+
+    Raises UsageError if a setting is no `key=value`, or its key is unknown.
+    """
+    changed = dict(values)
+    for setting in settings:
+        key, equals, text = setting.partition("=")
+        if not equals or not key:
+            raise UsageError(
+                f"--set {setting}: this is not KEY=VALUE",
+                "set a value of the chart (training.batchSize=128) or an option of the program "
+                "(learning_rate=0.01)",
+            )
+        first = key.split(".")[0]
+        if first in defaults:
+            changed = merge_values(changed, nest_keys({key: _parse(key, text, defaults)}))
+        elif "." in key:
+            hint = spelling.suggest(first, defaults)
+            raise UsageError(
+                f"--set {setting}: the chart has no value {first}, and options of a program contain no dot"
+                f"{'; ' + hint if hint else ''}",
+                f"choose a value of the chart: {', '.join(sorted(defaults))}",
+            )
+        else:
+            training = dict(changed.get("training") or {})
+            others = [a for a in training.get("extraArgs") or [] if _option_name(a) != _option_name(key)]
+            changed["training"] = {**training, "extraArgs": [*others, f"--{key}={text}"]}
+    return changed
+
+
+def _option_name(argument: str) -> str:
+    return argument.lstrip("-").partition("=")[0].replace("-", "_")
+
+
+def _parse(key: str, text: str, defaults: Mapping[str, Any]) -> Any:
+    """Return the text itself if the chart's value is a text; else its value as YAML (`[a, b]`: a list)."""
+    default: Any = defaults
+    for part in key.split("."):
+        default = default.get(part) if isinstance(default, Mapping) else None
+    if isinstance(default, str):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(f"--set {key}={text}: the value is not YAML: {error}", "quote it as YAML") from error
+
+
+def check_types(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    """Raise UsageError if `training`, `data` or a value below them has another type than its default.
+
+    This machine uses these values before helm checks all values against the chart's schema.
+    """
+    for part in ("training", "data"):
+        found = values[part]
+        if not isinstance(found, Mapping):
+            raise _type_error(part, found, "an object, such as {KEY: VALUE}")
+        for key, default in defaults[part].items():
+            value, wanted = found.get(key), _TYPES.get(type(default))
+            is_removed = value is None and isinstance(default, int | str)  # null removes helm's default
+            if wanted and type(value) is not type(default) and not is_removed:
+                raise _type_error(f"{part}.{key}", value, wanted)
+
+
+def _type_error(key: str, value: Any, wanted: str) -> UsageError:
+    shown = "null" if value is None else repr(value)
+    return UsageError(
+        f"{key} is {shown}, but must be {wanted}", "correct it where you set it (--set, --grid, -f)"
+    )
+
+
+def make_storage_name(name: str) -> str:
+    """Return a file's or folder's name with the characters that are valid on the storage."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._")[:63]
+
+
+def make_job_name(folder: str) -> str:
+    """Return a jobName for a program's folder. Raises UsageError if its name has no usable characters."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")[:JOB_NAME_LENGTH].strip("-")
+    if not name or not name[0].isalpha():
+        raise UsageError(
+            f"no jobName can be made of the folder name {folder!r}: it has no letter to begin with",
+            "choose one with --set jobName=NAME",
+        )
+    return name
+
+
+def expand_grid(grid: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return all combinations of `key=a,b,…`, each as (`key=a`, …); the last key changes fastest.
+
+    Raises UsageError if an entry of the grid has no key or no values.
+    """
+    axes = []
+    for axis in grid:
+        key, equals, values = axis.partition("=")
+        found = [value for value in values.split(",") if value]
+        if not key or not equals or not found:
+            raise UsageError(
+                f"--grid {axis}: this is not KEY=A,B,…", "write for example --grid learning_rate=0.01,0.03"
+            )
+        axes.append([f"{key}={value}" for value in dict.fromkeys(found)])
+    return list(itertools.product(*axes))
+
+
+GONE_SECONDS = 120.0  # for a deleted Job to disappear
+_SERVER_FIELDS = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
+_SERVER_LABELS = {
+    f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")
+}
+
+
+def continue_training(cluster: Cluster, run: ReleaseRun, *, is_held: bool = False) -> bool:
+    """Resume a release's suspended Jobs, and start its training Job again if it has failed; return whether one was.
+
+    Jobs with a Kueue queue stay suspended: the queue starts them. So does the training Job if `is_held`, because the
+    release has `scheduling.suspend: true`. A failed training is not started again after a failure of the data Job: it
+    needs another data Job, and so another `runId`.
+    """
+    jobs = [job for name in (run.k8s_job, run.k8s_data_job) if name and (job := cluster.find("job", name))]
+    states = {object_states.name_of(job): object_states.job_state(job)[0] for job in jobs}
+    is_stopped = False
+    for job in jobs:
+        name = object_states.name_of(job)
+        stays = object_states.queue_of(job) or (is_held and name == run.k8s_job)
+        if states[name] == "suspended" and not stays:
+            report(f"resumed: {name}")
+            cluster.suspend_job(name, False)
+            is_stopped = True
+    has_failed = states.get(run.k8s_job) == "failed" and states.get(run.k8s_data_job) != "failed"
+    if has_failed:
+        report(
+            f"the training has failed: starting Job {run.k8s_job} again, which resumes from the newest checkpoint"
+        )
+        recreate_job(cluster, jobs[0])
+    return has_failed or is_stopped
+
+
+def recreate_job(cluster: Cluster, job: Object) -> None:
+    """Delete a Job, and create it again with the same name and spec, so that its pods start again.
+
+    Raises CliError if the Job still exists after GONE_SECONDS, or the cluster rejects a request.
+    """
+    name = object_states.name_of(job)
+    cluster.delete("job", name)
+    deadline = time.monotonic() + GONE_SECONDS
+    while cluster.find("job", name) is not None:
+        if time.monotonic() > deadline:
+            raise CliError(
+                f"the Job {name} still exists {GONE_SECONDS:.0f} s after it was deleted",
+                f"check why its pods do not exit (kubectl get pods -n {cluster.namespace} -l "
+                f"job-name={name}), then run the same command again",
+            )
+        time.sleep(0.5)
+    cluster.create("job", reset_job(job))
+
+
+def reset_job(job: Object) -> Object:
+    """Return a Job without the fields that the API server added, so that it can be created again.
+
+    Its owner stays: a Job without its CronJob would not be the newest run of the schedule.
+    """
+    meta = {key: value for key, value in job["metadata"].items() if key not in _SERVER_FIELDS}
+    meta["annotations"] = {
+        key: value for key, value in (meta.get("annotations") or {}).items() if not key.startswith("batch.")
+    }
+    spec = {key: value for key, value in job["spec"].items() if key != "selector"}
+    template = dict(spec["template"])
+    kept = {k: v for k, v in template["metadata"].get("labels", {}).items() if k not in _SERVER_LABELS}
+    spec["template"] = {**template, "metadata": {**template["metadata"], "labels": kept}}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": meta, "spec": spec}

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from launcher import metrics
-from launcher.cli.cluster import object_states
-from launcher.cli.cluster.cluster_api import Object
-from launcher.cli.cluster.releases import ReleaseRun
-from launcher.cli.storage.reader_commands import FINAL_STATES
-from launcher.cli.storage.run_files import DATA_FAILED, MANIFEST, JobFiles
+from launcher.cli import object_states
+from launcher.cli.cluster_api import Object
+from launcher.cli.reader_commands import FINAL_STATES
+from launcher.cli.releases import ReleaseRun
+from launcher.cli.run_files import DATA_FAILED, MANIFEST, JobFiles
 from launcher.paths import OutputPaths, Position
 from launcher.schema import RankStatus, RunFile, StatusFile
 

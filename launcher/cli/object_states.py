@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from launcher import errors
-from launcher.cli.cluster.cluster_api import Object
+from launcher.cli.cluster_api import Object
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
-from launcher.cli.cluster.cluster_api import (
+from launcher.cli.cluster_api import (
     CHART,
     NAME_LABEL,
     RELEASE_LABEL,

@@ -13,7 +13,7 @@ from typing import Any
 
 from launcher import metrics
 from launcher.cli.errors import UsageError
-from launcher.cli.storage.storage_access import Storage, read_small_files
+from launcher.cli.storage import Storage, read_small_files
 from launcher.dataprep.publish_data import make_again_fix
 from launcher.errors import DataError
 from launcher.io import run_record

@@ -1,1 +1,0 @@
-"""What `run`, `sweep` and `push` share: check a program, compute values, upload files, upgrade."""
