@@ -60,13 +60,13 @@ endif
 test: tools ## run all tests except those of test-faults and test-kueue
 	@$(RUN) -m tests.run
 
-test-faults: tools ## inject every fault of docs/explanation/reliability.md, restart the cluster, and run other long tests (45 to 65 minutes)
+test-faults: tools ## inject every fault of docs/explanation/tested.md, restart the cluster, and run other long tests (45 to 65 minutes)
 	@$(RUN) -m tests.run cluster long faults restarts
 
 test-kueue: tools ## build the Kueue controller (about five minutes), and test scheduling.queue with it on the local cluster
 	@$(RUN) -m tests.run cluster kueue
 
-reliability: tools ## inject the faults and write the results to docs/explanation/reliability.md
+reliability: tools ## inject the faults and write the results to docs/explanation/tested.md
 	@FAULT_RESULTS=docs/reliability.json $(RUN) -m tests.run cluster faults
 	@$(RUN) docs/reliability.py
 

@@ -1,4 +1,4 @@
-"""What other systems do after a fault, by kind of fault: the second table of docs/explanation/reliability.md."""
+"""What other systems do after a fault, by kind of fault: the second table of docs/explanation/tested.md."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ COMMANDS = """# Commands of the launcher
 
 This page lists the commands with which you start, follow and stop trainings and use their models. In a clone a command is `python -m launcher COMMAND`; after `pip install .` it is `paddle-training COMMAND`. `COMMAND --help` prints the same text as this page.
 
-See also the [exit codes](exit-codes.md), the [rights](../how-to/clusters.md#rights-of-the-command-line) that the commands need in the cluster, and the [list of terms](../README.md#terms), which explains words such as release, rank and side table.
+See also the [exit codes](../how-to/troubleshooting.md#exit-codes), the [rights](../how-to/clusters.md#rights-of-the-command-line) that the commands need in the cluster, and the [list of terms](../README.md#terms), which explains words such as release, rank and side table.
 
 | command | what it does |
 | --- | --- |

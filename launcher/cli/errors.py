@@ -27,7 +27,7 @@ EXIT_UNKNOWN = 3
 EXIT_OTHER_RUN = 4
 EXIT_USAGE = 64
 
-# docs/reference/exit-codes.md lists these next to the exit codes of the pods.
+# docs/how-to/troubleshooting.md lists these next to the exit codes of the pods.
 EXIT_CODES = {
     EXIT_OK: "done",
     EXIT_RUN_FAILED: "the training failed",

@@ -14,7 +14,7 @@ EMULATOR = ROOT / "testkit/aws_emulator"
 
 
 def test_parity_page_tests_exist() -> None:
-    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/explanation/parity.md").read_text())
+    named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs/explanation/tested.md").read_text())
     assert len(named) > 40
     missing = [f"{f}::{t}" for f, t in named if f"def {t}(" not in (ROOT / f).read_text()]
     assert missing == []

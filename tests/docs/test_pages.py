@@ -74,7 +74,7 @@ def test_commands_page_has_every_command_and_every_pod_command(tables: dict[str,
 
 
 def test_exit_codes_page_has_the_codes_of_commands_and_pods() -> None:
-    page = (REFERENCE / "exit-codes.md").read_text()
+    page = (ROOT / "docs" / "how-to" / "troubleshooting.md").read_text()
     rows = re.findall(r"^\| (\d+) \|([^|]*)\|([^|]*)\|", page, re.MULTILINE)
     assert {int(code): typed.strip() for code, typed, _ in rows if typed.strip()} == EXIT_CODES
     typed = {value for name, value in vars(cli_errors).items() if re.fullmatch(r"EXIT_(?!CODES).*", name)}

@@ -135,7 +135,7 @@ envFrom: {{- toYaml . | nindent 2 }}
 resources: {{- toYaml . | nindent 2 }}
 {{- end -}}
 
-{{/* How the Job treats a failed pod, by the launcher's exit code (docs/reference/exit-codes.md). The first matching rule
+{{/* How the Job treats a failed pod, by the launcher's exit code (docs/how-to/troubleshooting.md). The first matching rule
      applies. The rule for disruptions comes first: an evicted pod may exit with a final code only because of its node
      (a full disk). If the failure is final for the run, its replacement or the other ranks exit with the code too. */}}
 {{- define "paddle-training.podFailurePolicy" -}}
