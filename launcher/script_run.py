@@ -13,14 +13,15 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from launcher import metrics
 from launcher.errors import LauncherError
-from launcher.io import checkpoint_checks, files, metrics_file, requested_checkpoints, script_checkpoints
+from launcher.io import checkpoints, files, metrics_file, requested_checkpoints
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position, position
+from launcher.schema import CheckpointPosition, ScriptCheckpoint
 
 ASK_SECONDS = 5.0
 """Seconds between two questions to the launcher whether somebody requested a checkpoint."""
@@ -88,14 +89,14 @@ class ScriptRun:
     def _find_checkpoint(self, name: str | None) -> Path | None:
         """Return the folder of the checkpoint `name`, verified; of the newest one if `name` is None (no launcher)."""
         if name is None:
-            found = checkpoint_checks.find_newest_usable(self.output, script_checkpoints.unusable_reason)
+            found = checkpoints.newest_checkpoint(self.output)
             name = found.folder if found else ""
         if not name:
             return None
         folder = self.output / name
         self._progress.set(state="loading")
-        if (damage := script_checkpoints.find_damage(folder)) is not None:
-            raise checkpoint_checks.reject(folder, damage, self._attempt)
+        if (damage := checkpoints.find_damage(folder)) is not None:
+            raise checkpoints.reject(folder, damage, self._attempt)
         return folder
 
     def init_parallel_env(self) -> None:
@@ -171,13 +172,23 @@ class ScriptRun:
         at = Position(epoch, step * self.world_size)
         if at <= Position(0):
             raise ValueError(f"run.save({epoch}, {step}): there is nothing to save before the first step")
-        folder = script_checkpoints.temporary_folder(self.output, at)
-        with self._writing(folder, "saving"):
-            yield folder
-            size = script_checkpoints.publish_checkpoint(folder, self.output, at, self._attempt)
+        made = checkpoints.CheckpointFolder(self.output, at, self._attempt)
+        with self._writing(made.folder, "saving", made.create):
+            yield made.folder
+            size = made.publish(
+                ScriptCheckpoint(
+                    script=checkpoints.SCRIPT_VERSION,
+                    position=CheckpointPosition(at.passes, at.batches),
+                    attempt=self._attempt,
+                    output_id=checkpoints.read_output_id(self.output) or "",
+                    files=made.list_files(),
+                )
+            )
             if self._requests:
-                OutputPaths(self.output).checkpoint_request.unlink(missing_ok=True)
-            removed = script_checkpoints.prune_checkpoints(self.output, self._keep)
+                made.output.checkpoint_request.unlink(missing_ok=True)
+            removed: list[str] = []
+            with contextlib.suppress(OSError, LauncherError):  # the next save tries again
+                removed = checkpoints.prune_checkpoints(made.output, self._attempt, self._keep)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
         self._progress.set(saved={"pass": at.passes, "batch": at.batches}, bytes=size)
         gone = "".join(f", removed {name}" for name in removed)
@@ -190,8 +201,13 @@ class ScriptRun:
         It becomes `output/model/`, which `training.exportTo` uploads. The scores of the last epoch (`end_epoch`) are
         added as score.json, unless the block writes that file. Only process 0 may call this.
         """
-        folder, model = self.output / ".model.script.tmp", OutputPaths(self.output).model
-        with self._writing(folder, "writing"):
+        folder, model = self.output / f".model.attempt-{self._attempt}.tmp", OutputPaths(self.output).model
+
+        def create() -> None:
+            files.remove_path(folder)
+            folder.mkdir(parents=True)
+
+        with self._writing(folder, "writing", create):
             yield folder
             if not (folder / SCORE_JSON).exists() and (scores := self._last_scores()):
                 files.write_json(folder / SCORE_JSON, scores)
@@ -207,8 +223,8 @@ class ScriptRun:
         return {name: score for name, score in rows[-1].tests.items() if math.isfinite(score)} if rows else {}
 
     @contextlib.contextmanager
-    def _writing(self, folder: Path, state: str) -> Iterator[None]:
-        """Create the empty folder `folder` for the block; report `state`; remove the folder after an error."""
+    def _writing(self, folder: Path, state: str, create: Callable[[], None]) -> Iterator[None]:
+        """Call `create`, which makes `folder` for the block; report `state`; remove the folder after an error."""
         if self.rank:
             raise RuntimeError(
                 f"process {self.rank} must not save: all processes have the same parameters. Fix: call it in "
@@ -217,8 +233,7 @@ class ScriptRun:
         with self._in_state(state), _exit_on_error():
             try:
                 with files.storage_errors(self.output):
-                    files.remove_path(folder)
-                    folder.mkdir(parents=True)
+                    create()
                     yield
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)

@@ -19,8 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.errors import setting_error
-from launcher.io import files, run_record, script_checkpoints
-from launcher.io.checkpoint_checks import find_newest_usable
+from launcher.io import checkpoints, files, run_record
 from launcher.io.helper_protocol import python_environ
 from launcher.io.program_folders import read_program_texts
 from launcher.paths import OutputPaths, Position
@@ -150,7 +149,7 @@ class CollectiveRuntime(Runtime):
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         """Return the newest usable checkpoint that `ScriptRun.save` saved; None if there is none."""
-        return find_newest_usable(output_dir, script_checkpoints.unusable_reason)
+        return checkpoints.newest_checkpoint(output_dir)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether all processes have exited with 0 in a run of at least `training.passes`, by run.json."""

@@ -20,13 +20,12 @@ from pathlib import Path
 
 from launcher import metrics
 from launcher.errors import setting_error
-from launcher.io import files
+from launcher.io import checkpoints, files
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.settings import TrainSettings
 from launcher.trainer import process_settings
-from launcher.trainer.checkpoint import contents_file
 
 PADDLE_VARIABLES = (
     "PADDLE_PS",
@@ -124,7 +123,7 @@ class FleetRuntime(Runtime):
         Raises:
             DataError: there are checkpoints, but none is complete and intact.
         """
-        return contents_file.newest_checkpoint(output_dir)
+        return checkpoints.newest_checkpoint(output_dir)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether the run in `output_dir` is complete.
@@ -132,17 +131,17 @@ class FleetRuntime(Runtime):
         A run is complete if it has trained all passes or early stopping ended it, and output/model was exported
         from the right checkpoint (the best one with `training.keepBest`, else the newest).
         """
-        made = contents_file.model_checkpoint(OutputPaths(output_dir).model)
-        newest = contents_file.newest_checkpoint(output_dir) if made else None
+        made = checkpoints.model_checkpoint(OutputPaths(output_dir).model)
+        newest = checkpoints.newest_checkpoint(output_dir) if made else None
         if newest is None:
             return False
         metric = settings.keep_best
-        scores = contents_file.scores_by(
-            contents_file.read_contents(OutputPaths(output_dir).checkpoint(newest)), metric
+        scores = checkpoints.scores_by(
+            checkpoints.read_contents(OutputPaths(output_dir).checkpoint(newest)), metric
         )
         if newest.passes < settings.passes and not metrics.stops_early(metric, scores, settings.patience):
             return False
-        source = contents_file.choose_model_checkpoint(output_dir, metric, scores, newest.passes, made)
+        source = checkpoints.choose_model_checkpoint(output_dir, metric, scores, newest.passes, made)
         return source is None or source.folder == made
 
 

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 
 from launcher.errors import SettingsError, setting_error
-from launcher.io import checkpoint_checks
+from launcher.io import checkpoints
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.settings import TrainSettings
@@ -119,7 +119,7 @@ class V1Runtime(Runtime):
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         """Return the position of the newest pass folder with the file `done`; its content is not verified."""
-        return next((at for at in checkpoint_checks.finished_checkpoints(output_dir) if not at.batches), None)
+        return next((at for at in checkpoints.finished_checkpoints(output_dir) if not at.batches), None)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether `output_dir` has a checkpoint of the last pass."""

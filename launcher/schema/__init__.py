@@ -210,13 +210,31 @@ class RankFiles:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointContents:
-    """`contents.json`: describes and verifies one checkpoint (docs/reference/file-formats.md)."""
+class SavedCheckpoint:
+    """The fields of `contents.json` that every checkpoint has, also that of a user's script."""
 
-    version: int
     position: CheckpointPosition
     attempt: Count
     output_id: str = field(default="", metadata={KEY: "outputId"})
+    chain: list[ChainLink] = field(default_factory=list)
+    """The checkpoints that an incremental one continues, the full one first; empty in a full checkpoint."""
+    files: dict[FileName, CheckpointFile]
+    """All files, by their paths in the checkpoint's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScriptCheckpoint(SavedCheckpoint):
+    """`contents.json` of a checkpoint that a user's script saved (runtime collective)."""
+
+    script: int
+    """Version of the format; a checkpoint of the parameter server has the key `version` instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointContents(SavedCheckpoint):
+    """`contents.json` of a checkpoint of the parameter servers (docs/reference/file-formats.md)."""
+
+    version: int
     seed: int
     batches: Count
     """Batches per pass."""
@@ -231,23 +249,8 @@ class CheckpointContents:
     """sha256 (hex) of the dense parameters' names, shapes and values."""
     tables: dict[str, CheckpointTable]
     scores: CheckpointScores | None = None
-    chain: list[ChainLink] = field(default_factory=list)
-    """The checkpoints that an incremental one continues, the full one first; empty in a full checkpoint."""
-    files: dict[FileName, CheckpointFile]
     rows: dict[str, CheckpointRows]
     """Sample rows by table name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ScriptCheckpoint:
-    """`contents.json` of a checkpoint that a user's script saved (runtime collective)."""
-
-    script: int
-    """Version of the format; a checkpoint of the parameter server has the key `version` instead."""
-    position: CheckpointPosition
-    attempt: Count
-    files: dict[FileName, CheckpointFile]
-    """All files of the script, by their paths in the checkpoint's folder."""
 
 
 # model.json, the description of an exported model.

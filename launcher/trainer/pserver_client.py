@@ -28,8 +28,8 @@ from paddle.base import core
 from paddle.distributed import fleet
 
 from launcher.errors import DeadlineError, SettingsError, setting_error
+from launcher.io import checkpoints
 from launcher.paths import OutputPaths
-from launcher.trainer.checkpoint import contents_file
 from launcher.trainer.checkpoint.table_files import (
     choose_shard_count,
     every_server_has_shards,
@@ -231,7 +231,7 @@ class FleetProcess(TrainingGraph):
         if at is None:
             return choose_shard_count(servers)
         folder = OutputPaths(self.settings.layout.output).checkpoint(at)
-        found = contents_file.read_contents(folder).shards
+        found = checkpoints.read_contents(folder).shards
         if not every_server_has_shards(found, servers):
             ports = servers // self.settings.trainers
             fit = usable_ports_nums(found, self.settings.trainers)

@@ -9,11 +9,10 @@ import numpy as np
 
 from launcher import metrics
 from launcher.errors import DataError
-from launcher.io import files, requested_checkpoints
+from launcher.io import checkpoints, files, requested_checkpoints
 from launcher.io.metrics_file import write_metrics
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
-from launcher.trainer.checkpoint import contents_file
 from launcher.trainer.checkpoint.restoring import CheckpointRestorer
 from launcher.trainer.checkpoint.save_schedule import SaveSchedule
 from launcher.trainer.checkpoint.saving import CheckpointSaver
@@ -254,9 +253,9 @@ class TrainingLoop:
         """
         output, passes = OutputPaths(self.settings.layout.output), 0
         if self.first:
-            made = contents_file.model_checkpoint(output.model) if done == self.start.passes else ""
+            made = checkpoints.model_checkpoint(output.model) if done == self.start.passes else ""
             metric, scores = self.settings.keep_best, self.scores
-            source = contents_file.choose_model_checkpoint(output.root, metric, scores, done, made)
+            source = checkpoints.choose_model_checkpoint(output.root, metric, scores, done, made)
             passes = -1 if source is None else 0 if made == source.folder else source.passes
         passes = int(self.trainer.gather([passes])[0, 0])
         if passes < 0:

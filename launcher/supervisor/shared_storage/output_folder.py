@@ -25,13 +25,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from launcher.errors import DataError, StorageError, setting_error
-from launcher.io import files, run_record
+from launcher.io import checkpoints, files, run_record
 from launcher.log import log
 from launcher.paths import JobPaths, OutputPaths
 from launcher.schema import RunFile, StatusFile, from_json, read_fields
 from launcher.settings import PREVIOUS, TrainSettings
 from launcher.supervisor.shared_storage.output_lease import LeaseLostError, OutputLease
-from launcher.trainer.checkpoint import contents_file
 
 T = TypeVar("T")
 _PARTS = "(program, data, trainers, mode, batch size and others)"
@@ -222,7 +221,7 @@ def find_previous_model(
     for output, record in read_earlier_runs(layout, pause):
         if record.state != "complete":
             continue
-        if not contents_file.is_model_complete(output.model):
+        if not checkpoints.is_model_complete(output.model):
             log.warning(
                 "%s is not used as the initial model: its run is complete, but its folder model/ is not. Fix: if this "
                 "run must start with that model, restore model/ from a copy, then start the run again",

@@ -17,14 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import DataError, GangError, SettingsError, setting_error
-from launcher.io import checkpoint_checks, files, s3
+from launcher.io import checkpoints, files, s3
 from launcher.paths import OutputPaths, is_safe_name
 from launcher.schema import CheckpointContents, CheckpointTable
 from launcher.serving import download
 from launcher.serving.paddle_served import model as served_model
 from launcher.serving.paddle_served.errors import ServedError
 from launcher.serving.paddle_served.mapped_table import MappedTable
-from launcher.trainer.checkpoint import checkpoint_folder, contents_file, table_files
+from launcher.trainer.checkpoint import table_files
 from launcher.trainer.checkpoint.table_files import TableRows
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.training_log import TrainerLog
@@ -80,9 +80,9 @@ class InitialModel:
         if not is_safe_name(given.rstrip("/")):
             raise _invalid(given, "the path must be relative to JOB_PATH, without ..")
         output = OutputPaths(settings.job_path / given)
-        if contents_file.is_model_complete(output.model):
+        if checkpoints.is_model_complete(output.model):
             return cls(*_read_model(output.model), f"{given}/model")
-        newest = contents_file.newest_checkpoint(output.root)
+        newest = checkpoints.newest_checkpoint(output.root)
         if newest is None:
             raise _invalid(given, f"there is neither a complete model nor a checkpoint in {output.root}")
         return cls(*_read_checkpoint(output.checkpoint(newest)), f"{given}/{newest.folder}")
@@ -147,11 +147,11 @@ def _in_memory(rows: TableRows) -> InitialTable:
 
 def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
     """Return dense parameters and embedding tables of a checkpoint, by name; tables are read later."""
-    contents = contents_file.read_contents(folder)
-    _require_unchanged(folder, [checkpoint_folder.PARAMETERS], contents)
-    values = checkpoint_folder.load_arrays(folder / checkpoint_folder.PARAMETERS)
-    chain = reversed(contents_file.chain_folders(folder, contents))
-    members = [(member, contents_file.read_contents(member)) for member in chain]
+    contents = checkpoints.read_contents(folder)
+    _require_unchanged(folder, [table_files.PARAMETERS], contents)
+    values = table_files.load_arrays(folder / table_files.PARAMETERS)
+    chain = reversed(checkpoints.chain_folders(folder, contents))
+    members = [(member, checkpoints.read_contents(member)) for member in chain]
     return values, {
         name: _overlay([_checkpoint_table(*member, name, table) for member in members])
         for name, table in contents.tables.items()
@@ -161,7 +161,7 @@ def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
 def _checkpoint_table(
     folder: Path, contents: CheckpointContents, name: str, table: CheckpointTable
 ) -> InitialTable:
-    place = f"{checkpoint_folder.TABLES}/{table.folder}/"
+    place = f"{table_files.TABLES}/{table.folder}/"
     every = sorted(name for name in contents.files if name.startswith(place))
     if not every:
         raise DataError(
@@ -207,7 +207,7 @@ def _overlay(members: list[InitialTable]) -> InitialTable:
 
 
 def _require_unchanged(folder: Path, names: list[str], contents: CheckpointContents) -> None:
-    if reason := checkpoint_checks.check_files(folder, names, contents.files):
+    if reason := checkpoints.check_files(folder, names, contents.files):
         raise DataError(f"training.initModelPath: {folder}: {reason}. Fix: specify another run.")
 
 

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from launcher.errors import CheckpointError, SettingsError
-from launcher.io import checkpoint_checks, files
+from launcher.io import checkpoints, files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointContents
-from launcher.trainer.checkpoint import checkpoint_folder, contents_file, initial_model, table_files
-from launcher.trainer.checkpoint.checkpoint_folder import PARAMETERS, TABLES
+from launcher.trainer.checkpoint import initial_model, table_files
 from launcher.trainer.checkpoint.initial_model import InitialModel
+from launcher.trainer.checkpoint.table_files import PARAMETERS, TABLES
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.pserver_client import PserverClient
 from launcher.trainer.training_log import PassTotals, TrainerLog
@@ -54,13 +54,16 @@ class CheckpointRestorer:
 
     def size(self, at: Position) -> int:
         """Return the total bytes of a checkpoint's files, of all ranks, including the checkpoints it continues."""
-        return sum(map(contents_file.checkpoint_bytes, contents_file.chain_folders(*self._open(at))))
+        return sum(
+            checkpoints.total_bytes(checkpoints.read_contents(member))
+            for member in checkpoints.chain_folders(*self._open(at))
+        )
 
     def _open(self, at: Position) -> tuple[Path, CheckpointContents]:
         """Return a checkpoint's folder and its contents.json. Raise `CheckpointError` if that is damaged."""
         folder = OutputPaths(self.settings.layout.output).checkpoint(at)
         try:
-            return folder, contents_file.read_contents(folder)
+            return folder, checkpoints.read_contents(folder)
         except CheckpointError as error:
             raise CheckpointError(
                 f"training cannot resume from {folder}: {error}. The next attempt resumes from the checkpoint before "
@@ -111,8 +114,10 @@ class CheckpointRestorer:
         self.log.line(f"resumed from {folder.name}; the servers' values are verified")
         return RestoredState(
             PassTotals(*contents.ranks[self.settings.rank]),
-            contents_file.scores_by(contents, self.settings.keep_best),
-            contents_file.checkpoint_bytes(contents_file.chain_folders(folder, contents)[0]),
+            checkpoints.scores_by(contents, self.settings.keep_best),
+            checkpoints.total_bytes(
+                checkpoints.read_contents(checkpoints.chain_folders(folder, contents)[0])
+            ),
         )
 
     def restore(self, at: Position) -> None:
@@ -130,14 +135,14 @@ class CheckpointRestorer:
 
     def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
         """Reject the checkpoint and raise if a file changed since the save; each rank checks a part of the files."""
-        for member in contents_file.chain_folders(folder, contents):
-            listed = contents_file.read_contents(member)
+        for member in checkpoints.chain_folders(folder, contents):
+            listed = checkpoints.read_contents(member)
             # Each rank verifies a share, whichever servers will load it.
             tables = sorted(name for name in listed.files if name.startswith(f"{TABLES}/"))
             names = tables[self.settings.rank :: self.settings.trainers]
             names += [PARAMETERS] if self.first else []
-            if reason := checkpoint_checks.check_files(member, names, listed.files):
-                raise checkpoint_checks.reject(member, reason, self.settings.attempt)
+            if reason := checkpoints.check_files(member, names, listed.files):
+                raise checkpoints.reject(member, reason, self.settings.attempt)
 
     def _table_mismatch(self, contents: CheckpointContents) -> str | None:
         """Return how the program's tables differ from those of the checkpoint, or None."""
@@ -154,7 +159,7 @@ class CheckpointRestorer:
 
     def _load_servers(self, folder: Path, contents: CheckpointContents) -> None:
         if untrained := self.trainer.network.untrained:
-            values = checkpoint_folder.load_arrays(folder / PARAMETERS)
+            values = table_files.load_arrays(folder / PARAMETERS)
             self.trainer.set_parameters({name: values[name] for name in untrained})
         if self.first:
             self._load_and_compare(folder, contents)
@@ -164,7 +169,7 @@ class CheckpointRestorer:
     def _load_and_compare(self, folder: Path, contents: CheckpointContents) -> None:
         """Load all tables from trainer 0; reject the checkpoint and raise when the servers' values differ."""
         for number in range(1, LOAD_TRIES + 1):
-            for member in contents_file.chain_folders(folder, contents):
+            for member in checkpoints.chain_folders(folder, contents):
                 for table in self.trainer.network.tables:
                     self.trainer.load_table(table.name, member / TABLES)
             self._load_dense(folder, contents.servers)
@@ -173,7 +178,7 @@ class CheckpointRestorer:
             if reason is None:
                 return
             self.log.line(f"load {number} of at most {LOAD_TRIES} of {folder.name} failed: {reason}")
-        raise checkpoint_checks.reject(folder, reason or "", self.settings.attempt)
+        raise checkpoints.reject(folder, reason or "", self.settings.attempt)
 
     def _load_dense(self, folder: Path, saved_by: int) -> None:
         """Load the dense parameters of a checkpoint, whose files `saved_by` servers wrote."""
@@ -192,9 +197,9 @@ class CheckpointRestorer:
     def _dense_mismatch(self, folder: Path, contents: CheckpointContents) -> str | None:
         """Return how the servers' dense parameters differ from the checkpoint's, or None."""
         given = self.trainer.parameters()
-        found = checkpoint_folder.load_arrays(folder / PARAMETERS)
+        found = table_files.load_arrays(folder / PARAMETERS)
         saved = {name: found[name] for name in given if name in found}
-        if checkpoint_folder.digest(saved) != contents.dense:
+        if table_files.digest(saved) != contents.dense:
             return f"{PARAMETERS} does not hold the parameters that the servers had at the save"
         wrong = [name for name, values in given.items() if table_files.values_differ(values, saved[name])]
         if not wrong:

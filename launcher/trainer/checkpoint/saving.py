@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 
 from launcher import metrics
 from launcher.errors import DataError, DivergedError, StorageFailedError
-from launcher.io import files
+from launcher.io import checkpoints, files
+from launcher.io.checkpoints import CheckpointFolder
 from launcher.paths import Position
 from launcher.schema import (
     ChainLink,
@@ -32,8 +33,8 @@ from launcher.schema import (
     CheckpointTable,
     RankFiles,
 )
-from launcher.trainer.checkpoint import checkpoint_folder, contents_file, table_files
-from launcher.trainer.checkpoint.checkpoint_folder import PARAMETERS, TABLES, CheckpointFolder
+from launcher.trainer.checkpoint import table_files
+from launcher.trainer.checkpoint.table_files import PARAMETERS, TABLES
 from launcher.trainer.graph.network_builder import EmbeddingTable
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.pserver_client import PserverClient
@@ -81,7 +82,9 @@ class CheckpointSaver:
         if first:
             newest = (self._incremental_bytes if incremental else 0) or self.full_bytes
             folder.create(newest or sum(values.nbytes for values in parameters.values()))
-            written.files.update(folder.write_arrays(PARAMETERS, parameters))
+            written.files.update(
+                folder.write_file(PARAMETERS, lambda file: np.savez(file, **dict(parameters)))
+            )
         trainer.barrier()
         if first:
             trainer.save_tables(folder.folder / TABLES, delta=incremental)
@@ -100,7 +103,7 @@ class CheckpointSaver:
             self.log.line(f"saved {folder.final} in {time.monotonic() - began:.2f} s{note}")
         self.full_bytes = int(trainer.gather([self.full_bytes])[0, 0])  # trainer 0's; all wait for it here
         if settings.incremental_checkpoints:
-            self._chain.append(contents_file.chain_link(folder.final) if first else None)
+            self._chain.append(checkpoints.chain_link(folder.final) if first else None)
         if first:
             self._prune(folder, scores)
 
@@ -121,25 +124,24 @@ class CheckpointSaver:
         chain = [link for link in self._chain if link]
         passes = [[at, value if np.isfinite(value) else None] for at, value in scores]
         contents = CheckpointContents(
-            version=contents_file.INCREMENTAL_VERSION if chain else contents_file.VERSION,
+            version=checkpoints.INCREMENTAL_VERSION if chain else checkpoints.VERSION,
             position=CheckpointPosition(folder.at.passes, folder.at.batches),
             attempt=settings.attempt,
-            output_id=contents_file.read_output_id(settings.layout.output) or "",
+            output_id=checkpoints.read_output_id(settings.layout.output) or "",
             seed=self.seed,
             batches=steps,
             mode=settings.mode,
             servers=len(trainer.servers),
             shards=trainer.shards,
             ranks=ranks,
-            dense=checkpoint_folder.digest(parameters),
+            dense=table_files.digest(parameters),
             tables={table.name: self._describe(table) for table in trainer.network.tables},
             scores=CheckpointScores(settings.keep_best, passes) if settings.keep_best else None,
             chain=chain,
             files=written.files,
             rows=written.rows,
         )
-        folder.publish(contents)
-        return sum(entry.bytes for entry in written.files.values())
+        return folder.publish(contents)
 
     def _describe(self, table: EmbeddingTable) -> CheckpointTable:
         rule = self.trainer.rules[table.name].kind
@@ -149,7 +151,7 @@ class CheckpointSaver:
         keep = self.settings.keep_checkpoints
         try:
             best = [Position(passes) for passes in metrics.rank_passes(self.settings.keep_best, scores)[:1]]
-            for name in checkpoint_folder.prune_checkpoints(folder.output, folder.attempt, keep, best):
+            for name in checkpoints.prune_checkpoints(folder.output, folder.attempt, keep, best):
                 self.log.line(f"removed {name}: training.keepCheckpoints is {keep}")
         except Exception as error:  # the new checkpoint is complete, and the next save prunes again
             self.log.line(f"cannot remove an older checkpoint, the next save tries again: {error}")
@@ -162,7 +164,11 @@ class CheckpointSaver:
                 table = tables.get(name)
                 samples, ids = self._read_table(folder.folder, name, table, written)
                 if table:
-                    written.files.update(folder.write_ids(name, self.settings.rank, ids))
+                    written.files.update(
+                        folder.write_file(
+                            f"ids/{name}-{self.settings.rank}.npy", partial(np.save, arr=np.sort(ids))
+                        )
+                    )
                     if rows := self._compare_rows(table.name, samples):
                         written.rows[table.name] = rows
         except DivergedError:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import os
 import re
 import zlib
@@ -42,6 +43,8 @@ DEFAULT_SHARDS = 60
 nothing compared to 4; 240 doubled the CPU of two servers; Paddle's default of 1000 takes 5 s per save."""
 TOLERANCE = 1e-5
 """Largest accepted relative difference of a value: twice the error of six significant digits."""
+PARAMETERS, TABLES = "params.npz", "tables"
+"""Names of the file with the dense parameters, and of the folder with the tables' folders, in a checkpoint."""
 FIRST_WEIGHT = 6  # column of w[0] in a line
 CHUNK_ROWS = 1 << 16
 _NAME = re.compile(r"part-(\d+)(?:-(\d+))?(?:\.gz)?")
@@ -248,6 +251,20 @@ def redistribute_dense(source: Path, folder: Path, rule: OptimizerRule, servers:
             own = [[*own[0], *(f"{value:.9g}".encode() for value in once)]]
         with gzip.open(folder / f"part-{server:03d}.gz", "wb", compresslevel=1) as file:
             file.writelines(b" ".join(line) + b"\n" for line in own)
+
+
+def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of a .npz file, by name."""
+    with files.storage_errors(path), np.load(path) as found:
+        return {name: found[name] for name in found.files}
+
+
+def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the hex sha256 of names, shapes and values."""
+    found = hashlib.sha256()
+    for name in sorted(arrays):
+        found.update(f"{name}{arrays[name].shape}".encode() + np.ascontiguousarray(arrays[name]).tobytes())
+    return found.hexdigest()
 
 
 def values_differ(given: NDArray[Any], expected: NDArray[Any]) -> bool:

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from launcher.errors import EXIT_GANG, EXIT_OK, DataError, LauncherError
-from launcher.io import checkpoint_checks, files
+from launcher.io import checkpoints, files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelTable
 from launcher.serving.paddle_served import Model, ServedError
 from launcher.serving.paddle_served.mapped_table import map_array
 from launcher.serving.paddle_served.model import table_folder
-from launcher.trainer.checkpoint import contents_file
 from launcher.trainer.evaluation import evaluate_model
 from launcher.trainer.export import model_writer
 from launcher.trainer.export.model_writer import ModelWriter
@@ -103,15 +102,15 @@ class ModelExporter:
         """
         settings = self.settings
         folder = OutputPaths(settings.layout.output).checkpoint(at)
-        contents = contents_file.read_contents(folder)
+        contents = checkpoints.read_contents(folder)
         names = {
             table: sorted(name for name in contents.files if name.startswith(f"ids/{about.folder}-"))
             for table, about in contents.tables.items()
         }
         every = [name for own in names.values() for name in own]
         own_share = every[settings.rank :: settings.trainers]  # each rank verifies a share of the files
-        if reason := checkpoint_checks.check_files(folder, own_share, contents.files):
-            raise checkpoint_checks.reject(folder, reason, settings.attempt)
+        if reason := checkpoints.check_files(folder, own_share, contents.files):
+            raise checkpoints.reject(folder, reason, settings.attempt)
         return {
             # A file of no ids is smaller than a page.
             table.name: [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import StorageFailedError
-from launcher.io import checkpoint_checks, files, script_checkpoints
+from launcher.io import checkpoints, files
 from launcher.paths import Position
 from tests.launcher.io.test_script_run import build_run, save
 from tests.launcher.supervisor.failing_calls import fail_calls
@@ -23,9 +23,8 @@ def test_a_temporary_error_while_checkpoints_are_looked_for_is_retried(
 ) -> None:
     save(build_run(tmp_path), 1, 0)
     monkeypatch.setattr(files, "RETRY_WAITS", (0.0,))
-    find = script_checkpoints.unusable_reason
     with fail_calls(call, path, errno.ESTALE, 1) as fault:
-        assert checkpoint_checks.find_newest_usable(tmp_path / "output", find) == Position(1)
+        assert checkpoints.newest_checkpoint(tmp_path / "output") == Position(1)
         assert fault.hits == 1
     with fail_calls(call, path, errno.ESTALE), pytest.raises(StorageFailedError):
-        checkpoint_checks.find_newest_usable(tmp_path / "output", find)
+        checkpoints.newest_checkpoint(tmp_path / "output")

@@ -12,10 +12,9 @@ import pytest
 from launcher import schema
 from launcher.dataprep import publish_data
 from launcher.errors import CheckpointError, DataError
-from launcher.io import files, script_checkpoints
+from launcher.io import checkpoints, files
 from launcher.paths import JobPaths, OutputPaths, Position, is_safe_name, position
 from launcher.supervisor.shared_storage import output_folder
-from launcher.trainer.checkpoint import contents_file
 from tests.launcher.test_schema import FULL
 
 NAMES = [
@@ -70,7 +69,7 @@ def write_contents(output: Path, **changed: Any) -> Path:
 
 
 def test_the_contents_before_a_change_are_accepted(tmp_path: Path) -> None:
-    assert contents_file.read_contents(write_contents(tmp_path)).shards == 60
+    assert checkpoints.read_contents(write_contents(tmp_path)).shards == 60
 
 
 @pytest.mark.parametrize(
@@ -97,8 +96,8 @@ def test_contents_with_a_hostile_value_are_one_reason(tmp_path: Path, key: str, 
     folder = write_contents(tmp_path, **{key: value})
     (folder / "done").touch()
     with pytest.raises(CheckpointError, match=r"contents\.json"):
-        contents_file.read_contents(folder)
-    assert "contents.json" in str(contents_file.unusable_reason(folder))
+        checkpoints.read_contents(folder)
+    assert "contents.json" in str(checkpoints.unusable_reason(folder))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,15 +106,15 @@ def test_a_scripts_checkpoint_with_a_hostile_name_is_not_used(tmp_path: Path, na
     folder.mkdir()
     value = {"script": 1, "position": {"pass": 1, "batch": 0}, "attempt": 0, "files": {name: {"bytes": 0}}}
     files.write_json(folder / "contents.json", files.with_checksum(value))
-    assert "contents.json" in str(script_checkpoints.unusable_reason(folder))
+    assert "contents.json" in str(checkpoints.unusable_reason(folder))
 
 
 def test_a_script_cannot_save_a_file_whose_name_a_restore_would_reject(tmp_path: Path) -> None:
-    folder = script_checkpoints.temporary_folder(tmp_path, Position(1))
-    folder.mkdir()
-    (folder / "a\\b").write_text("x")
+    made = checkpoints.CheckpointFolder(tmp_path, Position(1), 0)
+    made.create()
+    (made.folder / "a\\b").write_text("x")
     with pytest.raises(ValueError, match=r"Fix: use another file name"):
-        script_checkpoints.publish_checkpoint(folder, tmp_path, Position(1), 0)
+        made.list_files()
 
 
 SHARD = {"index": 0, "bytes": 2, "sha256": "0", "lines": 1}

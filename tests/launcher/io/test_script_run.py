@@ -15,7 +15,7 @@ import pytest
 
 from launcher import script_run
 from launcher.errors import DataError, StorageError
-from launcher.io import checkpoint_checks, requested_checkpoints, script_checkpoints
+from launcher.io import checkpoints, requested_checkpoints
 from launcher.metrics import parse_metrics
 from launcher.paths import OutputPaths, Position
 from launcher.program import ScriptRun
@@ -45,18 +45,18 @@ def read_progress(root: Path) -> dict[str, object]:
 
 
 def find_newest(output: Path) -> Position | None:
-    return checkpoint_checks.find_newest_usable(output, script_checkpoints.unusable_reason)
+    return checkpoints.newest_checkpoint(output)
 
 
-def checkpoints(root: Path) -> list[Position]:
-    return checkpoint_checks.finished_checkpoints(root / "output")
+def finished(root: Path) -> list[Position]:
+    return checkpoints.finished_checkpoints(root / "output")
 
 
 def test_a_saved_checkpoint_is_verified_and_continued(tmp_path: Path) -> None:
     run = build_run(tmp_path)
     save(run, 0, 5)
     save(run, 1, 0, "the end of epoch 0")
-    assert checkpoints(tmp_path) == [Position(1), Position(0, 5)]
+    assert finished(tmp_path) == [Position(1), Position(0, 5)]
     assert find_newest(tmp_path / "output") == Position(1)
     assert read_progress(tmp_path)["saved"] == {"pass": 1, "batch": 0}
     again = build_run(tmp_path, PADDLE_LAUNCHER_RESUME=Position(1).folder)
@@ -73,7 +73,7 @@ def test_an_interrupted_save_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert not list((tmp_path / "output").iterdir())
     with pytest.raises(ValueError, match="no file was saved"), run.save(0, 5):
         pass
-    assert checkpoints(tmp_path) == []
+    assert finished(tmp_path) == []
     with pytest.raises(ValueError, match="nothing to save before the first step"), run.save(0, 0):
         pass
 
@@ -108,7 +108,7 @@ def test_the_launcher_skips_an_unusable_checkpoint_and_logs_why(
         text = (newest / "contents.json").read_text()
         (newest / "contents.json").write_text(text.replace('"bytes": 1', '"bytes": 2'))
     elif damage == "rejected":
-        checkpoint_checks.reject(newest, "other bytes", 1)
+        checkpoints.reject(newest, "other bytes", 1)
     else:
         newest.rename(output.checkpoint(Position(3)))
     assert find_newest(output.root) == Position(1)
@@ -135,17 +135,17 @@ def test_old_checkpoints_are_removed_but_not_counted_if_they_are_unusable(tmp_pa
     run = build_run(tmp_path, PADDLE_LAUNCHER_KEEP_CHECKPOINTS="2")
     for epoch in (1, 2, 3):
         save(run, epoch, 0)
-    assert checkpoints(tmp_path) == [Position(3), Position(2)]
-    checkpoint_checks.reject(tmp_path / "output" / Position(3).folder, "other bytes", 0)
+    assert finished(tmp_path) == [Position(3), Position(2)]
+    checkpoints.reject(tmp_path / "output" / Position(3).folder, "other bytes", 0)
     save(run, 4, 0)
-    assert checkpoints(tmp_path) == [Position(4), Position(3), Position(2)]
+    assert finished(tmp_path) == [Position(4), Position(3), Position(2)]
     assert not list((tmp_path / "output").glob(".*")), "no temporary folder is left"
 
 
 def test_a_checkpoint_that_was_saved_again_replaces_the_rejected_one(tmp_path: Path) -> None:
     run = build_run(tmp_path)
     save(run, 1, 0, "first")
-    checkpoint_checks.reject(tmp_path / "output" / Position(1).folder, "other bytes", 0)
+    checkpoints.reject(tmp_path / "output" / Position(1).folder, "other bytes", 0)
     save(run, 1, 0, "second")
     assert build_run(tmp_path, PADDLE_LAUNCHER_RESUME=Position(1).folder).start == (1, 0)
 

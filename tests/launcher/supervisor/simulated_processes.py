@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import EXIT_STORAGE, EXIT_UNFIT, LauncherError
-from launcher.io import files
+from launcher.io import checkpoints, files
+from launcher.io.checkpoints import CheckpointFolder
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.runtimes.v1 import V1Runtime
 from launcher.schema import CheckpointContents, CheckpointPosition, RankFiles
 from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
-from launcher.trainer.checkpoint import contents_file
-from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from tests.launcher.supervisor import virtual_time
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class SimulatedRuntime(V1Runtime):
         return [_spec("trainer", attempt)]
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
-        return contents_file.newest_checkpoint(output_dir)
+        return checkpoints.newest_checkpoint(output_dir)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         return files.read_bytes(OutputPaths(output_dir).model / "model.json") is not None
@@ -263,7 +262,7 @@ class SimulatedTrainer(SimulatedChild):
         position = CheckpointPosition(at.passes, at.batches)
         folder.publish(
             CheckpointContents(
-                version=contents_file.VERSION, position=position, attempt=self.attempt, output_id="", seed=0,
+                version=checkpoints.VERSION, position=position, attempt=self.attempt, output_id="", seed=0,
                 batches=30, mode="sync", servers=world.ranks, shards=world.ranks, ranks=[], dense="", tables={},
                 scores=None, chain=[], files=written.files, rows=written.rows,
             )

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from launcher.errors import EXIT_GANG, FINAL, RUN_ENDS
-from launcher.io import checkpoint_checks
+from launcher.io import checkpoints
 from launcher.paths import JobPaths, OutputPaths, Position
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.peers.messages import Order
-from launcher.trainer.checkpoint import contents_file
 from tests.launcher.supervisor.simulated_faults import Faults
 from tests.launcher.supervisor.simulated_pod import EXIT_SECONDS, SimulatedPod
 from tests.launcher.supervisor.simulated_processes import SimulatedChild
@@ -146,7 +145,7 @@ class World:
         if self.failed is None:
             self.run_record = json.loads(OutputPaths(self.output).run_json.read_text())
             if (
-                contents_file.newest_checkpoint(self.output) != self.points[-1]
+                checkpoints.newest_checkpoint(self.output) != self.points[-1]
                 or not (self.output / "model").is_dir()
             ):
                 self._fail("all ranks are done, but the last checkpoint or the model is missing")
@@ -305,7 +304,7 @@ class World:
             return
         self._restarted += 1
         newest = max(
-            (self.points.index(at) for at in checkpoint_checks.finished_checkpoints(self.output)), default=-1
+            (self.points.index(at) for at in checkpoints.finished_checkpoints(self.output)), default=-1
         )
         if newest > self._newest_checkpoint:
             self._newest_checkpoint, self._restarts_since_checkpoint = newest, 0
@@ -373,7 +372,5 @@ class World:
             if child.resume is None or self.points.index(child.resume) < granted:
                 self.report_broken_invariant(f"the requested checkpoint at {self.points[granted]} was lost")
         self.newest_attempt = child.attempt
-        if child.resume is not None and child.resume not in checkpoint_checks.finished_checkpoints(
-            self.output
-        ):
+        if child.resume is not None and child.resume not in checkpoints.finished_checkpoints(self.output):
             self.report_broken_invariant(f"there is no checkpoint at {child.resume} to resume from")

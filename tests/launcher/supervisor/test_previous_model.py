@@ -10,11 +10,11 @@ import pytest
 
 from launcher.errors import SettingsError
 from launcher.io import run_record
+from launcher.io.checkpoints import MODEL_FILES
 from launcher.paths import OutputPaths
 from launcher.schema import RunFile, from_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.output_folder import find_previous_model
-from launcher.trainer.checkpoint.contents_file import MODEL_FILES
 from tests.launcher.supervisor.loopback_gang import LoopbackGang, pod_environ, write_data
 
 MODEL = {"model": dict.fromkeys(MODEL_FILES, 10)}

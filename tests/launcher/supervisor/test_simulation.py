@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from launcher.io.checkpoints import CheckpointFolder
 from launcher.schema import RankFiles
 from launcher.supervisor.coordinator import coordinator, decisions
 from launcher.supervisor.coordinator.coordinator import Coordinator
@@ -17,7 +18,6 @@ from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.order_executor import OrderExecutor
 from launcher.supervisor.process_watchdog import ProcessWatchdog
 from launcher.supervisor.shared_storage.output_lease import OutputLease
-from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from tests.launcher.supervisor.simulated_machine import simulated_machine
 from tests.launcher.supervisor.simulation import InvariantBrokenError, World
 

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from launcher.io import checkpoint_checks
+from launcher.io import checkpoints
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.schema import CheckpointContents
-from launcher.trainer.checkpoint import contents_file
 
 from . import loopback_training
 from .conftest import stage, write_program
@@ -77,27 +76,27 @@ def prepare_training(root: Path, port: int, ranks: int = 2, best: int = 2, **val
 
 
 def next_attempt(gang: LoopbackTraining, **values: str) -> LoopbackTraining:
-    return gang.next_attempt(contents_file.newest_checkpoint(gang.output.root), **values)
+    return gang.next_attempt(checkpoints.newest_checkpoint(gang.output.root), **values)
 
 
 def model(gang: LoopbackTraining) -> tuple[str, float]:
     """Return the model's checkpoint and error."""
     score = json.loads((gang.output.model / "score.json").read_text())
-    return str(contents_file.model_checkpoint(gang.output.model)), score["error"]
+    return str(checkpoints.model_checkpoint(gang.output.model)), score["error"]
 
 
 def errors(gang: LoopbackTraining) -> list[float]:
-    return [score for _, score in contents_file.scores_by(contents(gang), "error")]
+    return [score for _, score in checkpoints.scores_by(contents(gang), "error")]
 
 
 def contents(gang: LoopbackTraining) -> CheckpointContents:
-    newest = contents_file.newest_checkpoint(gang.output.root)
+    newest = checkpoints.newest_checkpoint(gang.output.root)
     assert newest is not None
-    return contents_file.read_contents(gang.output.checkpoint(newest))
+    return checkpoints.read_contents(gang.output.checkpoint(newest))
 
 
-def checkpoints(gang: LoopbackTraining) -> list[Position]:
-    return checkpoint_checks.finished_checkpoints(gang.output.root)
+def finished(gang: LoopbackTraining) -> list[Position]:
+    return checkpoints.finished_checkpoints(gang.output.root)
 
 
 def is_complete(gang: LoopbackTraining) -> bool:
@@ -110,7 +109,7 @@ def test_a_run_that_ends_early_keeps_the_best_checkpoint_and_exports_it(
 ) -> None:
     gang = prepare_training(tmp_path, port, ranks, MODE=mode, SAVING_PERIOD=period).finish()
     assert errors(gang) == pytest.approx([STEP[ranks] * n for n in (1, 0, 1, 2)], abs=1e-4)
-    assert checkpoints(gang) == [Position(4), Position(2)], (
+    assert finished(gang) == [Position(4), Position(2)], (
         "keepCheckpoints is 1, and the best one is kept in addition"
     )
     assert model(gang) == ("pass-00001", pytest.approx(0, abs=1e-4))
@@ -127,12 +126,12 @@ def test_a_restart_before_the_early_end_changes_neither_the_end_nor_the_model(
     gang = prepare_training(tmp_path, port, 1)
     (gang.program / "die-at").write_text(str(3.5 * STEP[1]))  # at the end of pass 4
     assert gang.run()["0/trainer"] == -signal.SIGKILL
-    assert checkpoints(gang) == [Position(3), Position(2)]
+    assert finished(gang) == [Position(3), Position(2)]
     assert not is_complete(gang)
     gang = next_attempt(gang).finish()
     assert "resumed from pass-00002" in gang.log()
     assert errors(gang) == pytest.approx([2, 0, 2, 4], abs=1e-4)
-    assert checkpoints(gang) == [Position(4), Position(2)]
+    assert finished(gang) == [Position(4), Position(2)]
     assert model(gang) == ("pass-00001", pytest.approx(0, abs=1e-4))
 
 
@@ -150,7 +149,7 @@ def test_a_later_start_with_other_patience_or_metric_resumes_and_exports_the_rig
     assert not is_complete(more)
     more.finish()
     assert errors(more) == pytest.approx([2, 0, 2, 4, 6], abs=1e-4)
-    assert checkpoints(more) == [Position(5), Position(2)]
+    assert finished(more) == [Position(5), Position(2)]
     assert model(more) == ("pass-00001", pytest.approx(0, abs=1e-4))
     assert is_complete(more)
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError, StorageError, StorageFailedError
-from launcher.io import checkpoint_checks, files
+from launcher.io import checkpoints, files
+from launcher.io.checkpoints import CheckpointFolder
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.schema import (
@@ -26,8 +27,6 @@ from launcher.schema import (
     CheckpointTable,
     RankFiles,
 )
-from launcher.trainer.checkpoint import checkpoint_folder, contents_file
-from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
 from tests.launcher.supervisor.failing_calls import fail_calls
 
 if TYPE_CHECKING:
@@ -38,10 +37,10 @@ def publish(folder: CheckpointFolder, config: Path, ranks: int = 1, **more: Any)
     """Finish a checkpoint with plausible contents. `more`: other fields of contents.json."""
     written = folder.collect_rank_files(config, ranks)
     fields: dict[str, Any] = {
-        "version": contents_file.INCREMENTAL_VERSION if more.get("chain") else contents_file.VERSION,
+        "version": checkpoints.INCREMENTAL_VERSION if more.get("chain") else checkpoints.VERSION,
         "position": CheckpointPosition(folder.at.passes, folder.at.batches),
         "attempt": folder.attempt,
-        "output_id": contents_file.read_output_id(folder.output.root) or "",
+        "output_id": checkpoints.read_output_id(folder.output.root) or "",
         "tables": {"words": CheckpointTable("000", 1, "adam")},
     }
     numbers = {"seed": 1, "batches": 20, "servers": 2, "shards": 60, "ranks": [[0.0, 0.0, 0.0]]}
@@ -70,13 +69,13 @@ def write(
     if finish:
         config = output.parent / "trainer_config.py"
         config.write_text("LABEL = 'x'\n")
-        links = [contents_file.chain_link(OutputPaths(output).checkpoint(member)) for member in chain]
+        links = [checkpoints.chain_link(OutputPaths(output).checkpoint(member)) for member in chain]
         publish(folder, config, chain=links, **more)
     return folder
 
 
 def prune(last: CheckpointFolder, keep: int, best: Collection[Position] = ()) -> list[str]:
-    return checkpoint_folder.prune_checkpoints(last.output, last.attempt, keep, best)
+    return checkpoints.prune_checkpoints(last.output, last.attempt, keep, best)
 
 
 def write_chain(output: Path) -> list[Position]:
@@ -97,45 +96,45 @@ def output(tmp_path: Path) -> Path:
 
 
 def test_newest_checkpoint_returns_the_last_usable_position(output: Path) -> None:
-    assert contents_file.newest_checkpoint(output) is None
+    assert checkpoints.newest_checkpoint(output) is None
     for at in (Position(1), Position(1, 500), Position(2), Position(2, 10)):
         write(output, at)
     write(output, Position(3), finish=False)
     assert FleetRuntime().newest_checkpoint(output) == Position(2, 10)
     (output / "pass-00002-batch-0000010" / "done").unlink()
-    assert contents_file.newest_checkpoint(output) == Position(2)
+    assert checkpoints.newest_checkpoint(output) == Position(2)
     (output / "pass-00001" / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
-    assert contents_file.newest_checkpoint(output) == Position(1, 500), (
+    assert checkpoints.newest_checkpoint(output) == Position(1, 500), (
         "a checkpoint with `done` but a truncated file is unusable"
     )
-    about = checkpoint_checks.reject(output / "pass-00001-batch-0000500", "rows differ", 3)
+    about = checkpoints.reject(output / "pass-00001-batch-0000500", "rows differ", 3)
     assert isinstance(about, StorageFailedError)
-    assert contents_file.newest_checkpoint(output) == Position(1)
-    assert contents_file.checkpoint_bytes(output / "pass-00000") > 256
+    assert checkpoints.newest_checkpoint(output) == Position(1)
+    assert checkpoints.total_bytes(checkpoints.read_contents(output / "pass-00000")) > 256
 
 
 def test_read_output_id_uses_the_copy_of_a_damaged_run_record(output: Path) -> None:
     output.mkdir(exist_ok=True)
     OutputPaths(output).run_json.write_text("{")
-    assert contents_file.read_output_id(output) is None
+    assert checkpoints.read_output_id(output) is None
     OutputPaths(output).run_copy.write_text('{"outputId": "here"}')
-    assert contents_file.read_output_id(output) == "here"
+    assert checkpoints.read_output_id(output) == "here"
 
 
 def test_newest_checkpoint_raises_when_no_finished_checkpoint_is_usable(output: Path) -> None:
     write(output, Position(1))
     write(output, Position(2))
     (output / "pass-00000" / "contents.json").write_text("{}")
-    checkpoint_checks.reject(output / "pass-00001", "rows differ", 0)
+    checkpoints.reject(output / "pass-00001", "rows differ", 0)
     with pytest.raises(
         DataError,
         match=r"no usable checkpoint(.|\n)*rejected by an earlier load: rows differ(.|\n)*another version",
     ) as error:
-        contents_file.newest_checkpoint(output)
+        checkpoints.newest_checkpoint(output)
     assert "start from scratch, with any new text in startFromScratch" in str(error.value)
     (output / "pass-00000" / "contents.json").write_text("not json")
     with pytest.raises(DataError, match="no usable checkpoint"):
-        contents_file.newest_checkpoint(output)
+        checkpoints.newest_checkpoint(output)
 
 
 def test_newest_checkpoint_raises_storage_errors_instead_of_skipping_a_checkpoint(
@@ -152,7 +151,7 @@ def test_newest_checkpoint_raises_storage_errors_instead_of_skipping_a_checkpoin
 
     monkeypatch.setattr(Path, "stat", stale)
     with pytest.raises(StorageFailedError, match="Stale file handle"):
-        contents_file.newest_checkpoint(output)
+        checkpoints.newest_checkpoint(output)
 
 
 def test_create_without_free_space_raises_before_anything_is_written(
@@ -167,7 +166,7 @@ def test_create_without_free_space_raises_before_anything_is_written(
     assert not list(output.iterdir())
 
 
-def test_create_removes_only_unfinished_folders_of_earlier_attempts(output: Path) -> None:
+def test_create_removes_the_unfinished_folders_of_this_attempt_and_of_earlier_ones(output: Path) -> None:
     for attempt in (1, 2, 5):
         write(output, Position(2, 7), attempt, finish=False)
     assert names(output) == [".pass-00002-batch-0000007.attempt-5.tmp"], (
@@ -175,30 +174,31 @@ def test_create_removes_only_unfinished_folders_of_earlier_attempts(output: Path
     )
     other = output / ".run.json.1.tmp"
     other.touch()
-    write(output, Position(3), 5)
-    assert names(output) == sorted([other.name, ".pass-00002-batch-0000007.attempt-5.tmp", "pass-00002"])
     write(output, Position(4), 4)
     assert ".pass-00002-batch-0000007.attempt-5.tmp" in names(output), "those of later attempts stay"
+    (output / ".pass-00001.script.tmp").mkdir()  # an earlier launcher's, of a script
+    write(output, Position(3), 5)
+    assert names(output) == sorted([other.name, "pass-00002", "pass-00003"])
 
 
 def test_pruning_removes_only_usable_checkpoints_older_than_the_newest_few(output: Path) -> None:
     for at in (Position(1), Position(2), Position(2, 5), Position(3), Position(4)):
         last = write(output, at)
     (output / "pass-00000" / "done").unlink()
-    checkpoint_checks.reject(output / "pass-00003", "rows differ", 0)
+    checkpoints.reject(output / "pass-00003", "rows differ", 0)
     (output / "model").mkdir()
     assert prune(last, 2) == ["pass-00001"]
     assert names(output) == ["model", "pass-00000", "pass-00002", "pass-00002-batch-0000005", "pass-00003"]
-    assert contents_file.newest_checkpoint(output) == Position(3)
+    assert checkpoints.newest_checkpoint(output) == Position(3)
 
 
 def test_an_incremental_checkpoint_is_usable_only_with_its_whole_chain(output: Path) -> None:
     base, first, second, third = write_chain(output)
-    assert contents_file.newest_checkpoint(output) == third
-    found = contents_file.read_contents(output / third.folder)
-    assert found.version == contents_file.INCREMENTAL_VERSION != contents_file.VERSION
-    assert contents_file.read_contents(output / base.folder).version == contents_file.VERSION
-    assert contents_file.chain_folders(output / third.folder, found) == [
+    assert checkpoints.newest_checkpoint(output) == third
+    found = checkpoints.read_contents(output / third.folder)
+    assert found.version == checkpoints.INCREMENTAL_VERSION != checkpoints.VERSION
+    assert checkpoints.read_contents(output / base.folder).version == checkpoints.VERSION
+    assert checkpoints.chain_folders(output / third.folder, found) == [
         output / at.folder for at in (base, first, second, third)
     ]
     backup = output.with_name("backup")
@@ -207,23 +207,21 @@ def test_an_incremental_checkpoint_is_usable_only_with_its_whole_chain(output: P
     for broken in (
         (output / second.folder / "done").unlink,
         lambda: part.write_bytes(b"short"),
-        lambda: checkpoint_checks.reject(output / second.folder, "other bytes", 1),
+        lambda: checkpoints.reject(output / second.folder, "other bytes", 1),
         lambda: shutil.rmtree(output / second.folder),
     ):
         broken()
-        assert contents_file.newest_checkpoint(output) == first
-        assert str(contents_file.unusable_reason(output / third.folder)).startswith(
+        assert checkpoints.newest_checkpoint(output) == first
+        assert str(checkpoints.unusable_reason(output / third.folder)).startswith(
             f"it continues {second.folder}"
         )
         shutil.rmtree(output)
         shutil.copytree(backup, output)
     write(output, second, 1, chain=(base, first))
-    assert contents_file.newest_checkpoint(output) == second, (
-        "the third one continues the replaced checkpoint"
-    )
+    assert checkpoints.newest_checkpoint(output) == second, "the third one continues the replaced checkpoint"
     (output / base.folder / "done").unlink()
     with pytest.raises(DataError, match=r"it continues pass-00000, which is missing, unfinished or rejected"):
-        contents_file.newest_checkpoint(output)
+        checkpoints.newest_checkpoint(output)
 
 
 def test_pruning_keeps_the_chain_of_a_kept_incremental_checkpoint(output: Path) -> None:
@@ -243,7 +241,7 @@ def test_pruning_does_not_count_an_incremental_checkpoint_on_a_truncated_one(out
     _, first, second, _ = write_chain(output)
     (output / second.folder / "tables" / "000" / "part-000-00000.gz").write_bytes(b"short")
     assert prune(last, 1) == [older.folder]
-    assert contents_file.newest_checkpoint(output) == first
+    assert checkpoints.newest_checkpoint(output) == first
 
 
 def test_pruning_does_not_count_an_incremental_checkpoint_without_its_chain(output: Path) -> None:
@@ -251,15 +249,15 @@ def test_pruning_does_not_count_an_incremental_checkpoint_without_its_chain(outp
     base, first, second, third = write_chain(output)
     last = write(output, second, 1)
     assert prune(last, 1) == [first.folder, base.folder]
-    assert contents_file.newest_checkpoint(output) == second
+    assert checkpoints.newest_checkpoint(output) == second
     assert (output / third.folder).exists(), "it is unusable, and not removed"
 
 
 def test_a_rejected_checkpoint_is_replaced_by_a_new_one_at_the_same_position(output: Path) -> None:
     write(output, Position(1))
-    checkpoint_checks.reject(output / "pass-00000", "rows differ", 0)
+    checkpoints.reject(output / "pass-00000", "rows differ", 0)
     write(output, Position(1), 1)
-    assert contents_file.newest_checkpoint(output) == Position(1)
+    assert checkpoints.newest_checkpoint(output) == Position(1)
 
 
 def test_contents_list_the_files_of_all_ranks_and_a_missing_rank_prevents_done(output: Path) -> None:
@@ -268,12 +266,12 @@ def test_contents_list_the_files_of_all_ranks_and_a_missing_rank_prevents_done(o
     config.touch()
     with pytest.raises(StorageFailedError, match=r"rank-1.json is missing"):
         publish(folder, config, 2)
-    assert checkpoint_checks.finished_checkpoints(output) == []
+    assert checkpoints.finished_checkpoints(output) == []
     folder = write(output, Position(2, 8), finish=False)
     rows = {"words": CheckpointRows([9], [[0.25]])}
-    folder.add_rank_files(1, RankFiles(folder.write_arrays("params.npz", {}), rows))
+    folder.add_rank_files(1, RankFiles(folder.write_file("params.npz", np.savez), rows))
     publish(folder, config, 2)
-    found = contents_file.read_contents(OutputPaths(output).checkpoint(Position(2, 8)))
+    found = checkpoints.read_contents(OutputPaths(output).checkpoint(Position(2, 8)))
     assert found.position == CheckpointPosition(2, 8)
     assert found.rows == {"words": CheckpointRows([2, 9], [[0.5], [0.25]])}
     assert {"params.npz", "tables/000/part-000-00000.gz", "c.py", "path.txt"} == set(found.files)
@@ -286,10 +284,10 @@ def test_files_of_trainer_0_are_synced_to_disk_before_done_is_written(output: Pa
     config.write_text("LABEL = 'x'\n")
     done: list[bool] = []
     with fail_calls(
-        "fsync", f"*/{name}", then=lambda: done.append(bool(checkpoint_checks.finished_checkpoints(output)))
+        "fsync", f"*/{name}", then=lambda: done.append(bool(checkpoints.finished_checkpoints(output)))
     ):
         folder = write(output, Position(1), finish=False)
-        folder.add_rank_files(1, RankFiles(folder.write_arrays("params.npz", {"bias": np.ones(1)}), {}))
+        folder.add_rank_files(1, RankFiles(folder.write_file("params.npz", np.savez), {}))
         publish(folder, config, 2)
     assert done == [False]
 
@@ -297,15 +295,15 @@ def test_files_of_trainer_0_are_synced_to_disk_before_done_is_written(output: Pa
 def test_check_files_finds_changed_bytes_of_the_same_length(output: Path) -> None:
     write(output, Position(1))
     folder = output / "pass-00000"
-    contents = contents_file.read_contents(folder)
+    contents = checkpoints.read_contents(folder)
     name = "tables/000/part-000-00000.gz"
-    assert checkpoint_checks.check_files(folder, [name], contents.files) is None
+    assert checkpoints.check_files(folder, [name], contents.files) is None
     (folder / name).write_bytes(bytes(256))
-    assert contents_file.newest_checkpoint(output) == Position(1), "its size is unchanged"
-    assert checkpoint_checks.check_files(folder, [name], contents.files) == (
+    assert checkpoints.newest_checkpoint(output) == Position(1), "its size is unchanged"
+    assert checkpoints.check_files(folder, [name], contents.files) == (
         f"the content of {name} has changed since it was saved (its sha256 differs)"
     )
-    assert checkpoint_checks.check_files(folder, ["params.npz"], contents.files) is not None, (
+    assert checkpoints.check_files(folder, ["params.npz"], contents.files) is not None, (
         "a missing file is a fault"
     )
 
@@ -316,7 +314,7 @@ def settings(passes: int, keep_best: str = "", patience: int = 0) -> TrainSettin
 
 def make_model(output: Path, checkpoint: str) -> None:
     (output / "model").mkdir(exist_ok=True)
-    for name in contents_file.MODEL_FILES:
+    for name in checkpoints.MODEL_FILES:
         (output / "model" / name).write_text("{}")
     files.write_json(output / "model" / "model.json", {"checkpoint": checkpoint})
 
@@ -362,4 +360,4 @@ def test_pruning_keeps_the_best_checkpoint(output: Path) -> None:
     for number in range(1, 5):
         last = write(output, Position(number))
     assert prune(last, 1, [Position(2), Position(9)]) == ["pass-00002", "pass-00000"]
-    assert checkpoint_checks.finished_checkpoints(output) == [Position(4), Position(2)]
+    assert checkpoints.finished_checkpoints(output) == [Position(4), Position(2)]

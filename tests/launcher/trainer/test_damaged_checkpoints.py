@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import EXIT_UNFIT, DataError, LauncherError
-from launcher.io import checkpoint_checks, files
+from launcher.io import checkpoints, files
 from launcher.paths import OutputPaths, Position
-from launcher.trainer.checkpoint import contents_file
 
 from .test_checkpoint_folder import prune, write, write_chain
 
@@ -61,13 +60,13 @@ def test_a_flipped_bit_in_contents_json_is_harmless_or_makes_only_that_checkpoin
     write(output, NEWEST)
     path = output / NEWEST.folder / "contents.json"
     intact = path.read_bytes()
-    as_saved = contents_file.read_contents(path.parent)
+    as_saved = checkpoints.read_contents(path.parent)
     unusable = 0
     for content in flips(path):
         path.write_bytes(content)
-        found = contents_file.newest_checkpoint(output)
+        found = checkpoints.newest_checkpoint(output)
         if found == NEWEST:  # white space, or the name of the checksum
-            assert contents_file.read_contents(path.parent) == as_saved
+            assert checkpoints.read_contents(path.parent) == as_saved
         else:
             assert found == OLDER
             unusable += 1
@@ -80,16 +79,16 @@ def test_every_changed_key_and_value_of_contents_json_is_rejected_with_a_reason(
     write(output, NEWEST)
     path = output / NEWEST.folder / "contents.json"
     path.write_text(json.dumps(unsealed(path)))
-    assert contents_file.newest_checkpoint(output) == NEWEST, "an older launcher's checkpoint is usable"
+    assert checkpoints.newest_checkpoint(output) == NEWEST, "an older launcher's checkpoint is usable"
     intact = path.read_text()
     reasons = set()
     for damage in damages(json.loads(intact)):
         value = json.loads(intact)
         damage(value)  # type: ignore[call-arg]
         path.write_text(json.dumps(value))
-        found = contents_file.newest_checkpoint(output)
+        found = checkpoints.newest_checkpoint(output)
         if found == OLDER:
-            reasons.add(str(contents_file.unusable_reason(path.parent)))
+            reasons.add(str(checkpoints.unusable_reason(path.parent)))
         else:
             assert found == NEWEST
     assert any("'bytes'" in reason for reason in reasons)
@@ -101,11 +100,11 @@ def test_every_changed_key_and_value_of_contents_json_is_rejected_with_a_reason(
 def test_a_damaged_member_of_a_chain_makes_only_later_members_unusable(output: Path, name: str) -> None:
     base, first, second, third = write_chain(output)
     if name == "rejected.json":
-        checkpoint_checks.reject(output / second.folder, "other bytes", 1)
+        checkpoints.reject(output / second.folder, "other bytes", 1)
     path = output / second.folder / name
     for content in flips(path, every=3):  # all bits: 3 and 8 have no common divisor
         path.write_bytes(content)
-        assert contents_file.newest_checkpoint(output) in (first, second), (
+        assert checkpoints.newest_checkpoint(output) in (first, second), (
             "never the third one, which continues it"
         )
     path = output / third.folder / "contents.json"
@@ -115,29 +114,29 @@ def test_a_damaged_member_of_a_chain_makes_only_later_members_unusable(output: P
     for folder in ("", "..", "a/b", "pass-1", 7):
         value["chain"][0]["folder"] = folder
         path.write_text(json.dumps(value))
-        assert contents_file.newest_checkpoint(output) == second
+        assert checkpoints.newest_checkpoint(output) == second
     assert base.passes == 1
 
 
 def test_a_rejected_checkpoint_stays_rejected_when_refused_json_is_damaged(output: Path) -> None:
     write(output, OLDER)
     write(output, NEWEST)
-    path = output / NEWEST.folder / checkpoint_checks.REJECTED
+    path = output / NEWEST.folder / checkpoints.REJECTED
     for content in (b"", b"\xff\xfe", b"[]", b"{}", b'{"reason": 1}'):
         path.write_bytes(content)
-        assert contents_file.newest_checkpoint(output) == OLDER
+        assert checkpoints.newest_checkpoint(output) == OLDER
 
 
 def test_a_copied_checkpoint_folder_is_unusable_and_not_counted_by_pruning(output: Path) -> None:
     last = write(output, OLDER)
     shutil.copytree(output / OLDER.folder, output / "pass-99999")
-    assert contents_file.newest_checkpoint(output) == OLDER
-    reason = str(contents_file.unusable_reason(output / "pass-99999"))
+    assert checkpoints.newest_checkpoint(output) == OLDER
+    reason = str(checkpoints.unusable_reason(output / "pass-99999"))
     assert "contents.json describes the end of pass 1, not the end of pass 100000" in reason
     assert prune(last, 1) == [], "the copy is not counted"
     shutil.rmtree(output / OLDER.folder)
     with pytest.raises(DataError, match=r"pass-99999: contents.json describes"):
-        contents_file.newest_checkpoint(output)
+        checkpoints.newest_checkpoint(output)
 
 
 def test_a_checkpoint_of_another_output_is_unusable(output: Path) -> None:
@@ -148,16 +147,16 @@ def test_a_checkpoint_of_another_output_is_unusable(output: Path) -> None:
     for at in (NEWEST, Position(3)):
         write(output.with_name("other"), at)
         shutil.copytree(output.with_name("other") / at.folder, output / at.folder)
-    assert contents_file.newest_checkpoint(output) == OLDER
+    assert checkpoints.newest_checkpoint(output) == OLDER
     assert prune(last, 2) == []
-    assert contents_file.newest_checkpoint(output) == OLDER, (
+    assert checkpoints.newest_checkpoint(output) == OLDER, (
         "copies from another output do not count for keepCheckpoints"
     )
     (output / OLDER.folder / "done").unlink()
     with pytest.raises(
         DataError, match=r"pass-00001: contents.json has outputId b+, but run.json next to the folder has a+"
     ):
-        contents_file.newest_checkpoint(output)
+        checkpoints.newest_checkpoint(output)
 
 
 def test_pruning_keeps_the_checkpoint_that_a_run_resumed_from_before_a_truncated_one(output: Path) -> None:
@@ -165,11 +164,11 @@ def test_pruning_keeps_the_checkpoint_that_a_run_resumed_from_before_a_truncated
     write(output, NEWEST)
     part = next((output / NEWEST.folder).rglob("part-*"))
     part.write_bytes(part.read_bytes()[:-1])
-    assert contents_file.newest_checkpoint(output) == OLDER
+    assert checkpoints.newest_checkpoint(output) == OLDER
     inside = Position(1, 4)
     last = write(output, inside, 1)
     assert prune(last, 1) == [OLDER.folder]
-    assert contents_file.newest_checkpoint(output) == inside, "the truncated one is not counted"
+    assert checkpoints.newest_checkpoint(output) == inside, "the truncated one is not counted"
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])
@@ -183,10 +182,10 @@ def test_publish_replaces_a_link_or_file_under_the_final_name(
         (output / NEWEST.folder).symlink_to(there)
     else:
         (output / NEWEST.folder).touch()
-    assert contents_file.newest_checkpoint(output) == OLDER
+    assert checkpoints.newest_checkpoint(output) == OLDER
     last = write(output, NEWEST, 1)
     assert (there / "done").is_file()
-    assert contents_file.newest_checkpoint(output) == NEWEST
+    assert checkpoints.newest_checkpoint(output) == NEWEST
     assert prune(last, 1) == [OLDER.folder]
 
 
@@ -195,5 +194,5 @@ def test_a_damaged_checkpoint_is_an_error_with_the_exit_code_for_another_attempt
     write(output, NEWEST)
     (output / NEWEST.folder / "contents.json").write_text("{")
     with pytest.raises(LauncherError, match=r"contents\.json") as caught:
-        contents_file.read_contents(output / NEWEST.folder)
+        checkpoints.read_contents(output / NEWEST.folder)
     assert caught.value.exit_code == EXIT_UNFIT

@@ -15,8 +15,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from launcher.io import checkpoints
 from launcher.paths import Position
-from launcher.trainer.checkpoint import contents_file, table_files
+from launcher.trainer.checkpoint import table_files
 from launcher.trainer.checkpoint.initial_model import InitialModel
 from testkit.shared_fixtures import create_once
 
@@ -82,7 +83,7 @@ def interrupted(finished: LoopbackTraining, tmp_path: Path) -> LoopbackTraining:
 
 def state(of: LoopbackTraining, at: Position) -> State:
     """Return each row of a checkpoint with its chain: appearances, weights and optimizer state."""
-    chain = contents_file.read_contents(of.output.checkpoint(at)).chain
+    chain = checkpoints.read_contents(of.output.checkpoint(at)).chain
     members = [Position(1) if "batch" not in m.folder else Position(1, int(m.folder[-7:])) for m in chain]
     found: State = {}
     for name in NAMES:
@@ -102,7 +103,7 @@ def assert_alike(found: State, expected: State) -> None:
 
 def size(of: LoopbackTraining, at: Position) -> int:
     """Return the bytes of the embedding tables' files."""
-    about = contents_file.read_contents(of.output.checkpoint(at))
+    about = checkpoints.read_contents(of.output.checkpoint(at))
     places = tuple(f"tables/{table.folder}/" for table in about.tables.values())
     return sum(entry.bytes for name, entry in about.files.items() if name.startswith(places))
 
@@ -120,17 +121,17 @@ def test_incremental_checkpoints_hold_changed_rows_and_other_servers_resume_from
             assert set(saved(finished, at, name)) == changed, (at, name)
         assert size(finished, at) < size(finished, Position(1))
         assert_alike(state(finished, at), state(plain, at))
-    versions = {at: contents_file.read_contents(plain.output.checkpoint(at)).version for at in order}
-    assert set(versions.values()) == {contents_file.VERSION}
-    assert not any(contents_file.read_contents(plain.output.checkpoint(at)).chain for at in order)
+    versions = {at: checkpoints.read_contents(plain.output.checkpoint(at)).version for at in order}
+    assert set(versions.values()) == {checkpoints.VERSION}
+    assert not any(checkpoints.read_contents(plain.output.checkpoint(at)).chain for at in order)
     chains = [
-        [link.folder for link in contents_file.read_contents(finished.output.checkpoint(at)).chain]
+        [link.folder for link in checkpoints.read_contents(finished.output.checkpoint(at)).chain]
         for at in [Position(0, 3), Position(0, 6), Position(1), *INCREMENTAL, END]
     ]
     names = [at.folder for at in order]
     assert chains == [[], [Position(0, 3).folder], [], names[:1], names[:2], names[:3], []]
 
-    assert contents_file.newest_checkpoint(interrupted.output.root) == INCREMENTAL[-1]
+    assert checkpoints.newest_checkpoint(interrupted.output.root) == INCREMENTAL[-1]
     more = {"CONF_PADDLE_PORTS_NUM": "3"}
     resumed = replace(interrupted, resume=INCREMENTAL[-1], values=interrupted.values | more).finish()
     assert f"resumed from {INCREMENTAL[-1].folder}; the servers' values are verified" in resumed.log()
@@ -152,9 +153,9 @@ def test_a_run_killed_during_an_incremental_save_resumes_from_the_one_before(
             os.killpg(trainer.pid, signal.SIGKILL)
 
     assert started.run(watch=kill)["0/trainer"] == -signal.SIGKILL
-    assert contents_file.newest_checkpoint(started.output.root) == INCREMENTAL[0]
+    assert checkpoints.newest_checkpoint(started.output.root) == INCREMENTAL[0]
     resumed = started.next_attempt(INCREMENTAL[0]).finish()
-    assert not contents_file.read_contents(resumed.output.checkpoint(INCREMENTAL[1])).chain, (
+    assert not checkpoints.read_contents(resumed.output.checkpoint(INCREMENTAL[1])).chain, (
         "the first checkpoint of an attempt is full"
     )
     assert_alike(state(resumed, END), state(finished, END))
@@ -163,7 +164,7 @@ def test_a_run_killed_during_an_incremental_save_resumes_from_the_one_before(
 def test_two_trainers_save_and_restore_a_chain_in_async_mode(tmp_path: Path) -> None:
     one_each = {"INCREMENTAL_CHECKPOINTS": "2", "CONF_PADDLE_PORTS_NUM": "1"}
     started = prepare_training(tmp_path, 2, MODE="async", **one_each).finish()
-    about = [contents_file.read_contents(started.output.checkpoint(at)) for at in INCREMENTAL]
+    about = [checkpoints.read_contents(started.output.checkpoint(at)) for at in INCREMENTAL]
     assert [bool(contents.chain) for contents in about] == [True, True, False], (
         "a full checkpoint after two incremental ones"
     )
@@ -184,17 +185,17 @@ def test_a_changed_member_of_a_chain_makes_only_later_checkpoints_unusable(
 ) -> None:
     part = sorted((interrupted.output.checkpoint(INCREMENTAL[1]) / "tables/000").iterdir())[2]
     flip(part)
-    assert contents_file.newest_checkpoint(interrupted.output.root) == INCREMENTAL[2], "its size is unchanged"
+    assert checkpoints.newest_checkpoint(interrupted.output.root) == INCREMENTAL[2], "its size is unchanged"
     assert replace(interrupted, resume=INCREMENTAL[2]).run()["0/trainer"] == 71
     assert f"training cannot resume from {INCREMENTAL[1].folder}: " in interrupted.log()
-    assert contents_file.newest_checkpoint(interrupted.output.root) == INCREMENTAL[0]
+    assert checkpoints.newest_checkpoint(interrupted.output.root) == INCREMENTAL[0]
 
 
 def test_an_incremental_checkpoint_lists_rows_of_every_member_of_its_chain(
     interrupted: LoopbackTraining,
 ) -> None:
     """A restore that left one of them out would be detected."""
-    about = contents_file.read_contents(interrupted.output.checkpoint(INCREMENTAL[2]))
+    about = checkpoints.read_contents(interrupted.output.checkpoint(INCREMENTAL[2]))
     last = saved(interrupted, INCREMENTAL[2], "sgd")
     for at in (Position(1), *INCREMENTAL[:2]):
         own = set(saved(interrupted, at, "sgd")) - set(last)

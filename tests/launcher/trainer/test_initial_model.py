@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError, SettingsError
-from launcher.io import files, s3
+from launcher.io import checkpoints, files, s3
 from launcher.paths import Position
 from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
-from launcher.trainer.checkpoint import contents_file, initial_model, table_files
+from launcher.trainer.checkpoint import initial_model, table_files
 from launcher.trainer.graph.table_optimizers import OptimizerRule
 
 from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
@@ -131,7 +131,7 @@ def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes
     monkeypatch.setattr(
         initial_model,
         "_read_model",
-        lambda folder: ({"w": np.array([len(contents_file.files.folder_files(folder))])}, {}),
+        lambda folder: ({"w": np.array([len(checkpoints.files.folder_files(folder))])}, {}),
     )
     return objects
 

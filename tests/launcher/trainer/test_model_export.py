@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -15,12 +16,13 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError, StorageFailedError
+from launcher.io import checkpoints
+from launcher.io.checkpoints import CheckpointFolder
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
-from launcher.trainer.checkpoint import contents_file, table_files
-from launcher.trainer.checkpoint.checkpoint_folder import CheckpointFolder
+from launcher.trainer.checkpoint import table_files
 from launcher.trainer.export import export_from_servers
 
 from .conftest import stage, write_program
@@ -84,7 +86,7 @@ def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang:
     every = np.sort(np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     assert (pooled.ids == every).all()
     checkpoint = gang.output.checkpoint(Position(1))
-    about = contents_file.read_contents(checkpoint).tables["pooled"]
+    about = checkpoints.read_contents(checkpoint).tables["pooled"]
     files = sorted((checkpoint / "tables" / about.folder).iterdir())
     ids, vectors = table_files.TableRows.concatenate(table_files.read_rows(files, 3, about.rule), 3)
     assert (ids == every).all()
@@ -109,7 +111,8 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     folder.create(100)
     held = [np.array(ids, np.uint64) for ids in ([7, 2**64 - 1, 3], [], [5])]
     for rank, ids in enumerate(held):
-        folder.add_rank_files(rank, RankFiles(folder.write_ids("000", rank, ids), {}))
+        written = folder.write_file(f"ids/000-{rank}.npy", functools.partial(np.save, arr=np.sort(ids)))
+        folder.add_rank_files(rank, RankFiles(written, {}))
     config = tmp_path / "trainer_config.py"
     config.touch()
     publish(folder, config, 3, tables={"pooled": CheckpointTable("000", 1, "sgd")})
@@ -128,7 +131,7 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     flipped.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(StorageFailedError, match=r"content of ids/000-0\.npy has changed"):
         exporters[0]._map_ids(Position(1))
-    assert "has changed" in str(contents_file.unusable_reason(flipped.parents[1])), (
+    assert "has changed" in str(checkpoints.unusable_reason(flipped.parents[1])), (
         "the next attempt trains that pass again"
     )
     exporters[1]._map_ids(Position(1))  # each rank verifies a share of the files

@@ -20,10 +20,9 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError
-from launcher.io import files
+from launcher.io import checkpoints, files
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
-from launcher.trainer.checkpoint import contents_file
 from testkit.waiting import until
 
 from .loopback_training import PROGRAMS, LoopbackTraining, Process, prepare_training
@@ -65,7 +64,7 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
 
     assert gang.run(watch=kill)["0/trainer"] == -signal.SIGKILL
     killed = len(losses(gang.log()))
-    newest = contents_file.newest_checkpoint(gang.output.root)
+    newest = checkpoints.newest_checkpoint(gang.output.root)
     assert newest is not None
     assert newest.passes == 0
     assert killed - 3 <= newest.batches <= killed, "at most one interval is lost"
@@ -93,11 +92,11 @@ def test_two_ranks_resume_inside_a_pass(tmp_path: Path, staged: Staged, port: in
     kept = sorted(p.name for p in gang.output.root.glob("pass-*"))
     last = Position(0, (steps - 1) // 8 * 8)
     assert kept == ["pass-00000", last.folder], "the newest two"
-    size = contents_file.checkpoint_bytes(gang.output.root / "pass-00000")
+    size = checkpoints.total_bytes(checkpoints.read_contents(gang.output.root / "pass-00000"))
     assert [progress(gang, rank)["bytes"] for rank in (0, 1)] == [size, size], (
         "the size bounds the deadline of the next save"
     )
-    contents = contents_file.read_contents(gang.output.checkpoint(last))
+    contents = checkpoints.read_contents(gang.output.checkpoint(last))
     assert len(contents.ranks) == 2
     assert len(contents.rows["feature"].ids) >= 8, "each of eight files contributes a row"
     shutil.rmtree(gang.output.model)
@@ -150,21 +149,21 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
         (no_rows, "rows of table word_weight have other values"),
     ):
         damage(gang.output.checkpoint(newest) / NAME)
-        assert contents_file.newest_checkpoint(root) == newest, "the sizes are unchanged"
+        assert checkpoints.newest_checkpoint(root) == newest, "the sizes are unchanged"
         gang = gang.next_attempt(newest, PASSES="2")
         assert gang.run()["0/trainer"] == 71, gang.log()[-2000:]
         assert reason in gang.log()
         rejection = json.loads((gang.output.checkpoint(newest) / "rejected.json").read_text())
         assert reason in rejection["reason"]
-        assert contents_file.newest_checkpoint(root) == older
+        assert checkpoints.newest_checkpoint(root) == older
         shutil.rmtree(root)
         shutil.copytree(backup, root)
     part = gang.output.checkpoint(newest) / NAME
     part.write_bytes(part.read_bytes()[:-1])
-    assert contents_file.newest_checkpoint(root) == older
+    assert checkpoints.newest_checkpoint(root) == older
     (gang.output.checkpoint(older) / "params.npz").unlink()
     with pytest.raises(DataError, match=r"params.npz is missing(.|\n)*Fix: restore one of these folders"):
-        contents_file.newest_checkpoint(root)
+        checkpoints.newest_checkpoint(root)
     shutil.rmtree(root)
     shutil.copytree(backup, root)
     gang.output.unfinished(newest, 0).mkdir()
@@ -235,4 +234,4 @@ def test_a_requested_checkpoint_is_saved_and_training_continues(
     assert len(saved) == 2, f"one requested checkpoint, one at the end: {saved}"
     assert "-batch-" in saved[0]
     assert not gang.output.checkpoint_request.exists(), "the request is removed once it is fulfilled"
-    assert len(contents_file.read_contents(gang.output.root / f"pass-{saved[0]}").ranks) == 3
+    assert len(checkpoints.read_contents(gang.output.root / f"pass-{saved[0]}").ranks) == 3

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.io import checkpoints
 from launcher.paths import Position
-from launcher.trainer.checkpoint import contents_file
 
 from .conftest import listens
 from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
@@ -53,7 +53,7 @@ def test_every_mode_trains_every_program_and_resumes(  # noqa: PLR0917
     # synchronous steps the loss of a busy machine varies (seen at a load of 30: 2.15, then 2.44).
     noise = 1.3 if ranks > 1 and mode != "sync" else 1.0
     assert first[1] < first[0] * (1.01 if config == "trainer_config.emb.py" else noise)
-    assert contents_file.newest_checkpoint(gang.output.root) == Position(2)
+    assert checkpoints.newest_checkpoint(gang.output.root) == Position(2)
     assert {int(row["rank"]) for row in rows(gang)} == set(range(ranks))
     live = float([row for row in rows(gang) if row["rank"] == "0"][-1][f"test_{metric(program)}"])
     alone = json.loads((gang.output.model / "score.json").read_text())[metric(program)]
@@ -121,7 +121,7 @@ def test_threads_count_each_batch_once_and_a_checkpoint_inside_a_pass_has_those_
     assert int(row["samples"]) == used
     even, more = divmod(used, 9)
     for batches in (4, 8):
-        contents = contents_file.read_contents(gang.output.checkpoint(Position(0, batches)))
+        contents = checkpoints.read_contents(gang.output.checkpoint(Position(0, batches)))
         [samples, _, _] = contents.ranks[0]
         assert samples == batches * even + min(more, batches)
     assert float(row["train_loss"]) < 1
@@ -179,7 +179,7 @@ def test_a_checkpoint_without_enough_space_has_no_done_file(
         gang = prepare_training(tmp_path, staged(rows=200), port, QUICK, "trainer_config.emb.py", **many)
         assert gang.run()["0/trainer"] == 75, gang.log()[-2000:]
         assert "no space left" in gang.log()
-        newest = contents_file.newest_checkpoint(output)
+        newest = checkpoints.newest_checkpoint(output)
         assert (newest is None) == (kilobytes == 600)
         done = {path.parent.name for path in output.glob("pass-*/done")}
         assert max(done, default=None) == (None if newest is None else newest.folder)

@@ -1,0 +1,493 @@
+"""Write, verify, choose and remove checkpoints: those of the parameter servers, and those of users' scripts.
+
+A checkpoint is written under a temporary name, synced to disk, and renamed once it is complete:
+
+pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
+  …                        the files of the parameter servers (launcher/trainer/checkpoints.py), or a script's own ones
+  contents.json            position, size and sha256 of every file, the checkpoints that an incremental one continues,
+                           and a checksum of itself; what the trainer adds is described in `CheckpointContents`
+  done                     written last, before the folder gets this name: the checkpoint is complete
+  rejected.json            a restore found other values than were saved; the checkpoint is never used again
+
+At the end of this file: the exported model, and the checkpoint that it has to be made of. A pod's launcher imports this
+module, so it imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import IO
+
+from launcher import metrics, schema
+from launcher.errors import CheckpointError, DataError, LauncherError, StorageFailedError
+from launcher.io import disk_space, files, run_record
+from launcher.log import log
+from launcher.paths import OutputPaths, Position, is_safe_name, position
+from launcher.schema import (
+    ChainLink,
+    CheckpointContents,
+    CheckpointFile,
+    CheckpointRows,
+    RankFiles,
+    SavedCheckpoint,
+    ScriptCheckpoint,
+)
+
+CONTENTS = "contents.json"
+DONE = "done"
+REJECTED = "rejected.json"
+VERSION = 3
+"""Version of contents.json. Version 2 had a number of shards that depended on the number of servers."""
+INCREMENTAL_VERSION = 4
+"""Version of an incremental checkpoint's contents.json. Launchers that do not know incremental checkpoints
+reject it, because they would take the checkpoint for a full one."""
+SCRIPT_VERSION = 1
+"""Version of contents.json of a script's checkpoint, which has the key `script` instead of `version`."""
+TOTALS = 3
+"""Numbers of each rank in `ranks`."""
+MAX_SHARDS = 100_000
+"""More than any number of parameter servers needs; Paddle reserves memory for each shard."""
+MARGIN_BYTES = 1 << 20  # room for names, lists and logs in addition to the data
+_UNFINISHED = re.compile(r"\..+\.(?:attempt-(\d+)|script)\.tmp")
+"""Names of temporary folders; earlier launchers wrote those of scripts without the attempt."""
+
+
+class CheckpointFolder:
+    """Writes the folder of one checkpoint: `create`, then the files, then `publish`.
+
+    The trainers of parameter servers write it together: trainer 0 calls `create`, all of them write files and call
+    `add_rank_files`, then trainer 0 calls `collect_rank_files` and `publish`.
+    """
+
+    def __init__(self, output_dir: Path, at: Position, attempt: int) -> None:
+        self.output = OutputPaths(output_dir)
+        self.at = at
+        self.attempt = attempt
+        self.final = self.output.checkpoint(at)
+        self.folder = self.output.unfinished(at, attempt)
+
+    def create(self, least_bytes: int = 0) -> None:
+        """Create the temporary folder, and remove temporary folders of this attempt and of earlier ones.
+
+        Args:
+            least_bytes: estimated size of the checkpoint.
+
+        Raises:
+            StorageError: less than `least_bytes` are free.
+        """
+        with files.storage_errors(self.output.root):
+            self.output.root.mkdir(parents=True, exist_ok=True)
+            for path in list(self.output.root.iterdir()):
+                unfinished = _UNFINISHED.fullmatch(path.name)
+                if unfinished and int(unfinished[1] or 0) <= self.attempt:
+                    files.remove_path(path)
+            self.require_space(least_bytes)
+            self.folder.mkdir()
+
+    def require_space(self, least_bytes: int) -> None:
+        """Raise `StorageError` unless the storage has `least_bytes` and a margin free."""
+        what = f"the checkpoint of {self.at}"
+        disk_space.require_space(self.final, least_bytes + MARGIN_BYTES, what, disk_space.RESTART_RUN)
+
+    def write_file(self, name: str, write: Callable[[IO[bytes]], None]) -> dict[str, CheckpointFile]:
+        """Let `write` write the file `name`, sync it to disk, and return {name: size and sha256}."""
+        path = self.folder / name
+        with files.storage_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            with path.open("wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())  # the file must be on disk before `done` is
+        return {name: self.describe_file(path)}
+
+    def describe_file(self, path: Path) -> CheckpointFile:
+        """Read a file of the folder, and return its size and sha256."""
+        with files.storage_errors(path):
+            return CheckpointFile(path.stat().st_size, files.sha256_file(path))
+
+    def add_rank_files(self, rank: int, written: RankFiles) -> None:
+        """Write rank-<rank>.json: a rank's files, and rows to compare after a restore.
+
+        Trainer 0 reads it in `collect_rank_files`.
+        """
+        files.write_json(self._rank_file(rank), schema.to_json(written))
+
+    def _rank_file(self, rank: int) -> Path:
+        return self.folder / f"rank-{rank}.json"
+
+    def collect_rank_files(self, config: Path, ranks: int) -> RankFiles:
+        """Return what all ranks recorded with `add_rank_files`; add the program's file and path.txt to the checkpoint.
+
+        Raises:
+            StorageFailedError: a rank's record is missing.
+        """
+        entries: dict[str, CheckpointFile] = {}
+        rows: dict[str, CheckpointRows] = {}
+        with files.storage_errors(self.folder):
+            for rank in range(ranks):
+                value = files.read_json(self._rank_file(rank))
+                if value is None:
+                    raise StorageFailedError(
+                        f"the checkpoint of {self.at} is incomplete: {self._rank_file(rank)} is missing. "
+                        "This attempt fails, and the next one resumes from the checkpoint before it. Fix: see the "
+                        f"log of that rank: python -m launcher logs --rank {rank}"
+                    )
+                written = schema.from_json(RankFiles, value)
+                entries |= written.files
+                for table, found in written.rows.items():
+                    into = rows.setdefault(table, CheckpointRows([], []))
+                    into.ids.extend(found.ids)
+                    into.values.extend(found.values)
+                self._rank_file(rank).unlink()
+            files.write_atomically(self.folder / config.name, config.read_bytes())
+            files.write_atomically(self.folder / "path.txt", f"{self.final}\n")
+            for name in (config.name, "path.txt"):
+                entries[name] = CheckpointFile((self.folder / name).stat().st_size)
+        return RankFiles(entries, rows)
+
+    def list_files(self) -> dict[str, CheckpointFile]:
+        """Sync all files of the folder to disk, read them, and return their sizes and sha256 by name.
+
+        Raises:
+            ValueError: there is no file, or one with a name that a restore would reject.
+        """
+        found = {path.relative_to(self.folder).as_posix(): path for path in files.folder_files(self.folder)}
+        if not found:
+            raise ValueError(f"no file was saved in {self.folder}")
+        if wrong := [name for name in found if not is_safe_name(name)]:
+            raise ValueError(f"the file {wrong[0]!r} cannot be in a checkpoint. Fix: use another file name")
+        with files.storage_errors(self.folder):
+            files.fsync_tree(self.folder)
+        return {name: self.describe_file(path) for name, path in found.items()}
+
+    def publish(self, contents: SavedCheckpoint) -> int:
+        """Write contents.json and `done`, and give the folder its final name. Return the size of the files in bytes."""
+        with files.storage_errors(self.folder):
+            files.write_json(self.folder / CONTENTS, files.with_checksum(schema.to_json(contents)))
+            files.write_atomically(self.folder / DONE, "")
+            # What is there is rejected or unfinished: training would have resumed from a usable checkpoint.
+            if self.final.is_dir() and not self.final.is_symlink():
+                (self.final / DONE).unlink(missing_ok=True)
+            files.remove_path(self.final)
+            self.folder.rename(self.final)
+            files.fsync_dir(self.final.parent)
+        return total_bytes(contents)
+
+
+def prune_checkpoints(
+    output: OutputPaths, attempt: int, keep: int, best: Collection[Position] = ()
+) -> list[str]:
+    """Remove old usable checkpoints of a run, and return their folder names; unusable ones stay.
+
+    A checkpoint is usable if training can resume from it. Of these, the newest `keep` stay, those at the positions
+    `best`, and those that a kept incremental checkpoint continues.
+    """
+    removed = []
+    with files.storage_errors(output.root):
+        chains = {
+            at: chain for at in finished_checkpoints(output.root) if (chain := _chain(output, at)) is not None
+        }
+        intact = {at.folder for at in chains}
+        usable = {at: chain for at, chain in chains.items() if intact.issuperset(m.name for m in chain)}
+        kept = {*list(usable)[:keep], *(at for at in best if at in usable)}
+        needed = {member.name for at in kept for member in usable[at]}
+        # The newest first: an incremental checkpoint is removed before those that it continues.
+        for at in [at for at in usable if at.folder not in needed]:
+            doomed = output.unfinished(at, attempt)  # an interrupted removal must not leave a partial folder
+            output.checkpoint(at).rename(doomed)
+            shutil.rmtree(doomed)
+            removed.append(at.folder)
+    return removed
+
+
+def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
+    """Return the folders to load for the checkpoint at `at`, the last is its own; None if it is unusable itself.
+
+    The files of the checkpoints that it continues are not checked.
+    """
+    folder = output.checkpoint(at)
+    try:
+        contents = _read_checked(folder)
+    except CheckpointError:
+        return None
+    return None if broken_chain_reason(folder, contents) else chain_folders(folder, contents)
+
+
+def finished_checkpoints(output_dir: Path) -> list[Position]:
+    """Return the positions of all checkpoints that have the file `done`, the newest first."""
+    found = {at for name in files.list_names(output_dir) if (at := position(name))}
+    output = OutputPaths(output_dir)
+    return [at for at in sorted(found, reverse=True) if _is_done(output.checkpoint(at))]
+
+
+def _is_done(folder: Path) -> bool:
+    return files.retry_storage(folder, (folder / DONE).is_file)
+
+
+def newest_checkpoint(output_dir: Path) -> Position | None:
+    """Return the newest checkpoint that training can resume from; None when none was ever finished.
+
+    Raises:
+        DataError: there are finished checkpoints, but training can resume from none of them.
+    """
+    reasons: list[str] = []
+    for at in finished_checkpoints(output_dir):
+        folder = OutputPaths(output_dir).checkpoint(at)
+        reason = unusable_reason(folder)
+        if reason is None:
+            for skipped in reasons:
+                log.warning("skipped checkpoint %s", skipped)
+            return at
+        reasons.append(f"{folder.name}: {reason}")
+    if reasons:
+        raise DataError(
+            f"no usable checkpoint in {output_dir}; refusing to start from scratch.\n  "
+            + "\n  ".join(reasons)
+            + "\nFix: restore one of these folders from a copy; or start from scratch, with "
+            "any new text in startFromScratch."
+        )
+    return None
+
+
+def unusable_reason(folder: Path) -> str | None:
+    """Return why training cannot resume from a finished checkpoint, None when it can.
+
+    The reasons are an earlier rejection, another outputId than that of run.json, a missing file or one of another
+    size, for the checkpoint itself and for each checkpoint that an incremental one continues. The content of the files
+    is not read.
+    """
+    try:
+        contents = _read_checked(folder)
+    except CheckpointError as error:
+        return str(error)
+    if (reason := broken_chain_reason(folder, contents)) is not None:
+        return reason
+    for member in chain_folders(folder, contents)[:-1]:
+        try:
+            _read_checked(member)
+        except CheckpointError as error:
+            return f"it continues {member.name}: {error}"
+    return None
+
+
+def find_damage(folder: Path) -> str | None:
+    """Read all files of a checkpoint. Return what is wrong with them; None if each has its recorded sha256."""
+    if (reason := unusable_reason(folder)) is not None:
+        return reason
+    listed = read_any_contents(folder).files
+    return check_files(folder, sorted(listed), listed)
+
+
+def _read_checked(folder: Path) -> SavedCheckpoint:
+    """Return a checkpoint's contents.json after checking that all listed files exist with their sizes.
+
+    Raises:
+        CheckpointError: `unusable_reason` lists the reasons; the checkpoints that it continues are not checked.
+    """
+    try:
+        if files.retry_storage(folder, folder.is_symlink):
+            raise CheckpointError("it is a symbolic link")
+        rejection = files.read_json(folder / REJECTED)
+    except files.UnreadableError as error:
+        raise CheckpointError(f"rejected by an earlier load, and {error}") from error
+    if rejection is not None:
+        raise CheckpointError(f"rejected by an earlier load: {rejection.get('reason')}")
+    contents = read_any_contents(folder)
+    recorded, present = contents.output_id, read_output_id(folder.parent)
+    if recorded and present and recorded != present:
+        raise CheckpointError(
+            f"{CONTENTS} has outputId {recorded}, but run.json next to the folder has {present}: the checkpoint "
+            "was copied from another run, whose parameters may differ"
+        )
+    for name, entry in contents.files.items():
+        try:
+            size = files.retry_storage(folder / name, (folder / name).stat).st_size
+        except files.NOT_FOUND:
+            raise CheckpointError(f"{name} is missing") from None
+        if size != entry.bytes:
+            raise CheckpointError(f"{name} has {size} bytes, but was saved with {entry.bytes}")
+    return contents
+
+
+def read_any_contents(folder: Path) -> SavedCheckpoint:
+    """Return a checkpoint's `contents.json`: a `CheckpointContents`, or a `ScriptCheckpoint` if a script saved it.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, of another version, or of another checkpoint. The message
+            is only this reason; callers add the folder and a fix.
+    """
+    content = files.read_bytes(folder / CONTENTS)
+    if content is None:
+        raise CheckpointError(f"{CONTENTS} is missing")
+    try:
+        value = files.parse_json_object(CONTENTS, content)
+        shape: type[SavedCheckpoint] = CheckpointContents
+        version, supported = value.get("version"), [VERSION, INCREMENTAL_VERSION]
+        if "script" in value:
+            shape, version, supported = ScriptCheckpoint, value["script"], [SCRIPT_VERSION]
+        if version not in supported:
+            raise CheckpointError(
+                f"{CONTENTS} was written by another version of the launcher: its format is {version}, "
+                f"and this launcher reads {' and '.join(map(str, supported))}"
+            )
+        contents = schema.from_json(shape, value)
+    except files.UnreadableError as error:
+        raise CheckpointError(str(error)) from error
+    except ValueError as error:
+        raise CheckpointError(f"{CONTENTS} is damaged: {error}") from error
+    at = Position(contents.position.passes, contents.position.batch)
+    if at != position(folder.name):
+        raise CheckpointError(
+            f"{CONTENTS} describes {at}, not {position(folder.name)}: the folder was copied or renamed"
+        )
+    plausible = {"chain": all(position(link.folder) for link in contents.chain)}
+    if isinstance(contents, CheckpointContents):
+        scores = contents.scores.passes if contents.scores else []
+        plausible |= {
+            "rows": all(_fits_tables(contents, name, rows) for name, rows in contents.rows.items()),
+            "ranks": all(len(totals) == TOTALS for totals in contents.ranks),
+            "shards": 0 < contents.shards <= MAX_SHARDS,
+            "scores": all(len(score) == 2 and score[0] is not None for score in scores),
+        }
+    if wrong := [key for key, fits in plausible.items() if not fits]:
+        raise CheckpointError(f"{CONTENTS} is damaged: the value of {wrong[0]!r} is impossible")
+    return contents
+
+
+def read_contents(folder: Path) -> CheckpointContents:
+    """Return `contents.json` of a checkpoint of the parameter servers. Raise as `read_any_contents` does."""
+    contents = read_any_contents(folder)
+    if not isinstance(contents, CheckpointContents):
+        raise CheckpointError(f"{CONTENTS} is that of a script's checkpoint")
+    return contents
+
+
+def _fits_tables(contents: CheckpointContents, name: str, rows: CheckpointRows) -> bool:
+    """Return whether sample rows have int64 ids, and a vector of the table's width for each of them."""
+    widths = {len(values) for values in rows.values}
+    is_int64 = all(-(2**63) <= number < 2**63 for number in rows.ids)
+    known = name in contents.tables and widths <= {contents.tables[name].width}
+    return is_int64 and known and len(rows.ids) == len(rows.values)
+
+
+def check_files(folder: Path, names: Iterable[str], listed: Mapping[str, CheckpointFile]) -> str | None:
+    """Return what is wrong with the files `names` of a checkpoint; None if all have their recorded sha256."""
+    for name in names:
+        entry = listed.get(name)
+        if entry is None:
+            return f"{name} is not listed in {CONTENTS}"
+        try:
+            found = files.retry_storage(folder / name, functools.partial(files.sha256_file, folder / name))
+        except FileNotFoundError:
+            return f"{name} is missing"
+        if found != entry.sha256:
+            return f"the content of {name} has changed since it was saved (its sha256 differs)"
+    return None
+
+
+def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
+    """Mark a checkpoint as unusable forever by a file `rejected.json`; return the error, which the caller must raise.
+
+    The error ends this attempt; the next attempt resumes from the checkpoint before this one.
+    """
+    about = {"reason": reason, "attempt": attempt, "time": time.time()}
+    files.write_json(folder / REJECTED, about)
+    return StorageFailedError(
+        f"training cannot resume from {folder.name}: {reason}. The launcher recorded this in "
+        f"{folder.name}/{REJECTED}; the next attempt resumes from the checkpoint before it. Fix: if "
+        "this repeats, look for I/O errors of the shared storage's server."
+    )
+
+
+def chain_folders(folder: Path, contents: SavedCheckpoint) -> list[Path]:
+    """Return the folders to load for a checkpoint, in this order: those that it continues, the full one first; its own.
+
+    A full checkpoint continues no other one.
+    """
+    return [*(folder.with_name(link.folder) for link in contents.chain), folder]
+
+
+def chain_link(folder: Path) -> ChainLink:
+    """Return the entry by which later incremental checkpoints refer to the checkpoint in `folder`."""
+    content = files.read_bytes(folder / CONTENTS) or b""
+    return ChainLink(folder.name, hashlib.sha256(content).hexdigest())
+
+
+def broken_chain_reason(folder: Path, contents: SavedCheckpoint) -> str | None:
+    """Return why an incremental checkpoint cannot be applied to the checkpoints that it continues, or None.
+
+    Of those checkpoints, only `done`, `rejected.json` and `contents.json` are read.
+    """
+    for member, link in zip(chain_folders(folder, contents), contents.chain, strict=False):
+        with files.storage_errors(member):
+            usable = (member / DONE).is_file() and not (member / REJECTED).exists()
+        if not usable:
+            return f"it continues {member.name}, which is missing, unfinished or rejected"
+        if chain_link(member) != link:
+            return f"it continues {member.name}, but another checkpoint has replaced it"
+    return None
+
+
+def read_output_id(output_dir: Path) -> str | None:
+    """Return `outputId` of the run record; None when the record is missing or damaged (rank 0 repairs it)."""
+    return (run_record.read(OutputPaths(output_dir))[0] or {}).get("outputId")
+
+
+def total_bytes(contents: SavedCheckpoint) -> int:
+    """Return the total size in bytes of a checkpoint's files, without those that it continues."""
+    return sum(entry.bytes for entry in contents.files.values())
+
+
+# The exported model, and the checkpoint that it has to be made of.
+
+MODEL_FILES = ("network.pdmodel", "network.pdiparams", "interface.py", "model.json", "score.json")
+
+
+def is_model_complete(folder: Path) -> bool:
+    """Return whether `folder` has all MODEL_FILES; an export gives the folder its name only when it is complete."""
+    with files.storage_errors(folder):
+        return all((folder / name).is_file() for name in MODEL_FILES)
+
+
+def model_checkpoint(folder: Path) -> str:
+    """Return the folder name of the checkpoint that a model was made from; "" when there is no complete model."""
+    try:
+        about = files.read_json(folder / "model.json") if is_model_complete(folder) else None
+    except files.UnreadableError:  # the model is exported again
+        about = None
+    return str((about or {}).get("checkpoint") or "")
+
+
+def scores_by(contents: CheckpointContents, metric: str) -> list[tuple[int, float]]:
+    """Return a checkpoint's scores of `metric` as (finished passes, value); NaN for a pass without a value.
+
+    The list is empty when the checkpoint was saved with another `training.keepBest`.
+    """
+    if not metric or contents.scores is None or contents.scores.metric != metric:
+        return []
+    passes = [(at, value) for at, value in contents.scores.passes if at is not None]
+    return [(int(at), math.nan if value is None else float(value)) for at, value in passes]
+
+
+def choose_model_checkpoint(
+    output_dir: Path, metric: str, scored: metrics.Scores, passes: int, made: str
+) -> Position | None:
+    """Return the checkpoint that the exported model has to be made of: the best pass, else the last pass.
+
+    A checkpoint that is unusable or was removed is skipped, unless the present model was `made` from it. If all are
+    skipped, the result is None.
+    """
+    finished = finished_checkpoints(output_dir)
+    for at in map(Position, [*metrics.rank_passes(metric, scored), passes]):
+        usable = at in finished and unusable_reason(OutputPaths(output_dir).checkpoint(at)) is None
+        if made == at.folder or usable:
+            return at
+    return None
