@@ -84,7 +84,7 @@ def measure_loss(folder: Path, job: Path, *, notice: bool) -> tuple[int, float]:
         gang.start(1)
         wait_until(lambda: gang.trains(signalled), "the first batches of the next attempt", gang)
         seconds = max(gang.marks(rank)["first_batch"] for rank in RANKS) - signalled
-        passes, batches = read(gang.output / "run.json")["resume"]
+        passes, batches = read(gang.output / "run.json")["resume"].values()
         each = int(read(gang.work_dir(0) / "progress.json")["batches"])
         return max(0, reached - passes * each - batches), seconds
 

@@ -22,14 +22,12 @@ def json_schema(shape: Any, title: str) -> dict[str, Any]:
     return {"$schema": DIALECT, "title": title, **_schema(shape)}
 
 
-def _schema(shape: Any) -> dict[str, Any]:  # noqa: PLR0911 - one case for each kind of type
+def _schema(shape: Any) -> dict[str, Any]:
     kind = get_origin(shape) or shape
     if kind is types.UnionType:
         return {"anyOf": [_schema(each) for each in get_args(shape)]}
-    if kind is list:
+    if kind in (list, tuple):
         return {"type": "array", "items": _schema(get_args(shape)[0])}
-    if kind is tuple:
-        return {"type": "array", "prefixItems": [_schema(each) for each in get_args(shape)]}
     if kind is dict:
         values = get_args(shape)[1] if get_args(shape) else Any
         return {"type": "object", "additionalProperties": _schema(values)}

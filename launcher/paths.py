@@ -40,8 +40,9 @@ training pod copies its shard to its own disk.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, Any
 
 SHARD_LISTS = ("train.list", "test.list")
 RESERVED_FOLDERS = frozenset({"output", "runs", "tables", "sources"})
@@ -62,15 +63,28 @@ def is_safe_name(name: str) -> bool:
     return not dots and not {"\0", "\\"}.intersection(name) and 0 < min(sizes) <= max(sizes) <= 255
 
 
+FileName = Annotated[str, is_safe_name]
+"""The path of a file or folder below another folder, which may be joined to that folder."""
+Count = Annotated[int, range(2**53).__contains__]
+"""A number of bytes, rows, passes and so on. 2**53 is the first integer that not all JSON parsers can read."""
+
+
 @dataclass(frozen=True, order=True)
 class Position:
     """How far a run has trained: `passes` finished passes, and `batches` finished batches of the next pass.
 
-    A pass is PaddlePaddle's word for an epoch. Every checkpoint has a position, which gives its folder's name.
+    A pass is PaddlePaddle's word for an epoch. Every checkpoint has a position, which gives its folder's name. In
+    every file and message it is the JSON object `{"pass": passes, "batch": batches}`.
     """
 
-    passes: int
-    batches: int = 0
+    passes: Count = field(metadata={"key": "pass"})
+    batches: Count = field(default=0, metadata={"key": "batch", "required": True})
+
+    @staticmethod
+    def upgrade(value: Any) -> Any:
+        """Return the JSON object of a position; earlier launchers wrote [passes, batches] to run.json."""
+        is_old = isinstance(value, list) and len(value) == 2
+        return dict(zip(("pass", "batch"), value, strict=True)) if is_old else value
 
     @property
     def folder(self) -> str:

@@ -21,7 +21,7 @@ from launcher.errors import LauncherError
 from launcher.io import checkpoints, files, metrics_file, requested_checkpoints
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position, position
-from launcher.schema import CheckpointPosition, ScriptCheckpoint
+from launcher.schema import ScriptCheckpoint
 
 ASK_SECONDS = 5.0
 """Seconds between two questions to the launcher whether somebody requested a checkpoint."""
@@ -178,7 +178,7 @@ class ScriptRun:
             size = made.publish(
                 ScriptCheckpoint(
                     script=checkpoints.SCRIPT_VERSION,
-                    position=CheckpointPosition(at.passes, at.batches),
+                    position=at,
                     attempt=self._attempt,
                     output_id=checkpoints.read_output_id(self.output) or "",
                     files=made.list_files(),
@@ -190,7 +190,7 @@ class ScriptRun:
             with contextlib.suppress(OSError, LauncherError):  # the next save tries again
                 removed = checkpoints.prune_checkpoints(made.output, self._attempt, self._keep)
         self._saved_at, self._steps_since_save = time.monotonic(), 0
-        self._progress.set(saved={"pass": at.passes, "batch": at.batches}, bytes=size)
+        self._progress.set(saved=at, bytes=size)
         gone = "".join(f", removed {name}" for name in removed)
         print(f"saved {at.folder} ({size:,} bytes){gone}", flush=True)  # noqa: T201
 

@@ -65,7 +65,7 @@ def build_progress(status: StatusFile | None, run: RunFile | None, run_id: str |
     if status is None or (run_id is not None and status.run_id != run_id):
         return None
     resume = run.resume if run and run.run_id == status.run_id else None
-    return RunProgress(**vars(status), resume=Position(*resume) if resume else None)
+    return RunProgress(**vars(status), resume=resume)
 
 
 @dataclass(frozen=True)
@@ -502,7 +502,7 @@ def describe_running_data(data: JobView) -> str:
 
 def _note_surplus_passes(files: JobFiles, requested: int) -> list[str]:
     """Return a note if the output of a complete run has more passes than were requested."""
-    resumed = files.run.resume[0] if files.run and files.run.resume else 0
+    resumed = files.run.resume.passes if files.run and files.run.resume else 0
     trained = max([resumed, *(row["pass"] + 1 for row in files.passes)])
     if trained <= requested:
         return []

@@ -343,7 +343,7 @@ def read_any_contents(folder: Path) -> SavedCheckpoint:
         raise CheckpointError(str(error)) from error
     except ValueError as error:
         raise CheckpointError(f"{CONTENTS} is damaged: {error}") from error
-    at = Position(contents.position.passes, contents.position.batch)
+    at = contents.position
     if at != position(folder.name):
         raise CheckpointError(
             f"{CONTENTS} describes {at}, not {position(folder.name)}: the folder was copied or renamed"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from launcher.io import files
+from launcher.schema import to_json
 
 WRITE_SECONDS = 0.5
 """Shortest time between two writes of progress.json, unless the state changes."""
@@ -90,5 +91,5 @@ class ProgressFile:
         """
         self._written = self._clock()
         with files.storage_errors(self._path):
-            self._temp.write_text(json.dumps(self._values), "utf-8")
+            self._temp.write_text(json.dumps(to_json(self._values)), "utf-8")
             self._temp.replace(self._path)

@@ -24,6 +24,7 @@ from launcher.io import checkpoints, files
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
+from launcher.schema import to_json
 from launcher.settings import TrainSettings
 from launcher.trainer import process_settings
 
@@ -168,9 +169,8 @@ def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSp
         name, copy = "trainer", output.train_log(rank)
         variables = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(rank)}
     path = s.work_dir / f"process-{name.replace(' ', '-')}.json"
-    resume = None if attempt.resume is None else [attempt.resume.passes, attempt.resume.batches]
     values = {"rank": rank, "server": server, "hosts": list(attempt.hosts), "attempt": attempt.attempt}
-    files.write_json(path, values | {"resume": resume, "store": attempt.store})
+    files.write_json(path, values | {"resume": to_json(attempt.resume), "store": attempt.store})
     # Every process must get the same sequence.
     servers = [f"{host}:{each}" for host in attempt.hosts for each in s.pserver_ports]
     variables |= {

@@ -10,12 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
+from launcher.paths import Count, FileName, Position
 from launcher.schema.json_conversion import (
     ALWAYS,
     KEY,
     REQUIRED,
-    Count,
-    FileName,
     from_json,
     is_required,
     mismatch,
@@ -144,16 +143,6 @@ class DataFailure:
 
 
 @dataclass(frozen=True)
-class CheckpointPosition:
-    """How far training was when a checkpoint was saved."""
-
-    passes: Count = field(metadata={KEY: "pass"})
-    """Finished passes (epochs)."""
-    batch: Count
-    """Finished batches of the pass after them."""
-
-
-@dataclass(frozen=True)
 class CheckpointFile:
     """Size in bytes and sha256 (hex) of one file of a checkpoint. Small text files have no sha256."""
 
@@ -213,7 +202,7 @@ class RankFiles:
 class SavedCheckpoint:
     """The fields of `contents.json` that every checkpoint has, also that of a user's script."""
 
-    position: CheckpointPosition
+    position: Position
     attempt: Count
     output_id: str = field(default="", metadata={KEY: "outputId"})
     chain: list[ChainLink] = field(default_factory=list)
@@ -462,8 +451,8 @@ class RunFile:
     """Failures since the newest checkpoint, which `training.restarts` limits."""
     incarnations: list[str] = field(default_factory=list, metadata=ALWAYS)
     """Random identifier of each rank's pod in the newest attempt, in rank order."""
-    resume: list[int] | None = field(default=None, metadata=ALWAYS)
-    """Finished passes and batches of the checkpoint from which the newest attempt resumed."""
+    resume: Position | None = field(default=None, metadata=ALWAYS)
+    """The checkpoint from which the newest attempt resumed."""
     init_model: str | None = field(default=None, metadata={KEY: "initModel"})
     """With `training.initModelPath: previous`: the model that the run started from; empty: from scratch."""
     cause: str | None = None

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import types
 from collections.abc import Mapping
-from typing import (
-    Annotated,
-    Any,
-    NamedTuple,
-    TypeVar,
-    cast,
-    get_args,
-    get_origin,
-    get_type_hints,
-    is_typeddict,
-)
-
-from launcher.paths import is_safe_name
+from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints, is_typeddict
 
 T = TypeVar("T")
 
@@ -29,37 +18,18 @@ ALWAYS = {"always": True}
 REQUIRED = {"required": True}
 """Metadata of a field that every file has, although it has a default for `read_fields`."""
 
-
-FileName = Annotated[str, is_safe_name]
-"""The path of a file or folder below another folder, which may be joined to that folder."""
-Count = Annotated[int, range(2**53).__contains__]
-"""A number of bytes, rows, passes and so on. 2**53 is the first integer that not all JSON parsers can read."""
-
-_hints = functools.cache(functools.partial(get_type_hints, include_extras=True))
-
-
-@functools.cache
-def _plain_types(shape: Any) -> frozenset[type]:
-    """Return the classes of the JSON values that fit bool, int, float, str, None or a union of these; empty for others.
-
-    With them, long lists of numbers (the rows in a checkpoint's contents.json) are checked without a call for each
-    number. A value of another class may still fit.
-    """
-    if isinstance(shape, types.UnionType):
-        parts = [_plain_types(part) for part in get_args(shape)]
-        return frozenset[type]().union(*parts) if all(parts) else frozenset()
-    plain: dict[Any, set[type]] = {
-        bool: {bool},
-        int: {int},
-        float: {int, float},
-        str: {str},
-        type(None): {type(None)},
-    }
-    return frozenset(plain.get(shape, ()))
+_PLAIN: dict[Any, tuple[type, ...]] = {
+    bool: (bool,),
+    int: (int,),
+    float: (float, int),
+    str: (str,),
+    type(None): (type(None),),
+}
+"""Type of a field → classes of the JSON values that fit."""
 
 
 class _Field(NamedTuple):
-    """One field of a dataclass: its JSON key, its name, its type, and whether every file has it."""
+    """One field of a dataclass or TypedDict: its JSON key, its name, its type, and whether every file has it."""
 
     key: str
     name: str
@@ -68,54 +38,12 @@ class _Field(NamedTuple):
 
 
 @functools.cache
-def _layout(cls: Any) -> tuple[_Field, ...]:
-    """Return the fields of a dataclass."""
-    hints = _hints(cls)
-    return tuple(_Field(_key(f), f.name, hints[f.name], is_required(f)) for f in dataclasses.fields(cls))
-
-
-def mismatch(value: object, shape: Any, at: str = "") -> str | None:
-    """Compare a parsed JSON value with a type; return a description of the first difference, or None.
-
-    Args:
-        value: the parsed JSON value.
-        shape: bool, int, float, str, None, Any, FileName, Count, a union, list[…], dict[…, …], or a TypedDict or
-            dataclass of these types.
-        at: the key of `value` in its file, with dots between levels, for the description.
-    """
-    if shape is Any or type(value) in _plain_types(shape):
-        return None
-    kind = get_origin(shape) or shape
-    if kind is Annotated:
-        plain, fits = get_args(shape)
-        return mismatch(value, plain, at) or (None if fits(value) else f"{at} is {value!r:.60}")
-    inner: list[tuple[object, Any, str]] = []
-    why = None
-    if kind is types.UnionType:
-        whys = [mismatch(value, other, at) for other in get_args(shape)]
-        why = None if None in whys else whys[0]
-    elif is_typeddict(shape) and isinstance(value, dict):
-        missing = sorted(key for key in shape.__required_keys__ if key not in value)
-        why = f"{at or 'it'} has no {missing[0]!r}" if missing else None
-        inner = [(value[key], hint, key) for key, hint in _hints(shape).items() if key in value]
-    elif dataclasses.is_dataclass(shape) and isinstance(value, dict):
-        layout = _layout(cast(Any, shape))
-        missing = sorted(f.key for f in layout if f.required and f.key not in value)
-        why = f"{at or 'it'} has no {missing[0]!r}" if missing else None
-        inner = [(value[f.key], f.hint, f.key) for f in layout if f.key in value]
-    elif kind is list and isinstance(value, list):
-        [entry_shape] = get_args(shape)
-        if not _plain_types(entry_shape).issuperset(map(type, value)):
-            inner = [(entry, entry_shape, str(number)) for number, entry in enumerate(value)]
-    elif kind is dict and isinstance(value, dict):
-        keys, entries = get_args(shape)
-        inner = [part for key, one in value.items() for part in ((key, keys, key), (one, entries, key))]
-    else:
-        plain = {float: (int, float)}.get(kind, dict if _is_object(shape) else kind)
-        fits = isinstance(value, plain) and not isinstance(value, bool)
-        why = None if fits else f"{at} is {value!r:.60}"
-    found = (mismatch(entry, hint, f"{at}.{key}".lstrip(".")) for entry, hint, key in inner)
-    return why or next(filter(None, found), None)
+def _layout(shape: Any) -> tuple[_Field, ...]:
+    """Return the fields of a dataclass or TypedDict."""
+    hints = get_type_hints(shape, include_extras=True)
+    if is_typeddict(shape):
+        return tuple(_Field(key, key, hint, key in shape.__required_keys__) for key, hint in hints.items())
+    return tuple(_Field(_key(f), f.name, hints[f.name], is_required(f)) for f in dataclasses.fields(shape))
 
 
 def to_json(value: Any) -> Any:
@@ -139,10 +67,8 @@ def from_json(shape: type[T], value: Any) -> T:
     Raises:
         ValueError: a required key is missing, or a value has the wrong type; the message has the key.
     """
-    if why := mismatch(value, shape):
-        raise ValueError(why)
-    built: T = _build(shape, value)
-    return built
+    found: T = _convert(shape, value, "")
+    return found
 
 
 def read_fields(shape: type[T], value: Mapping[str, Any]) -> T:
@@ -150,37 +76,106 @@ def read_fields(shape: type[T], value: Mapping[str, Any]) -> T:
 
     All fields must have defaults. A field with the KEY "" receives the whole object.
     """
-    cls: Any = shape
-    found: dict[str, Any] = {}
-    for one in dataclasses.fields(cls):
-        key, hint = _key(one), _hints(cls)[one.name]
-        entry: Any = value.get(key) if key else value
-        inner = get_args(hint)[0] if get_origin(hint) is list else None
-        if dataclasses.is_dataclass(inner):
-            entries = entry if isinstance(entry, list) else []
-            objects = [part for part in entries if isinstance(part, dict)]
-            found[one.name] = [read_fields(cast(type[Any], inner), part) for part in objects]
-        elif entry is not None and mismatch(entry, hint) is None:
-            found[one.name] = float(entry) if hint in (float, float | None) else entry
-    made: T = cls(**found)
-    return made
+    found: T = _convert(shape, value, "", lenient=True)
+    return found
 
 
-def _build(shape: Any, value: Any) -> Any:
+def mismatch(value: object, shape: Any) -> str | None:
+    """Return what makes a parsed JSON value no `shape` (see `_convert`), with its key; None if it fits."""
+    try:
+        _convert(shape, value, "")
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def _convert(shape: Any, value: Any, at: str, *, lenient: bool = False) -> Any:
+    """Convert a parsed JSON value to `shape`.
+
+    Args:
+        shape: bool, int, float, str, None, Any, FileName, Count, an enumeration of texts, a union, list[…],
+            tuple[…, ...], dict[…, …], or a TypedDict or dataclass of these types.
+        value: the parsed JSON value. The value of a TypedDict stays a dict.
+        at: the key of `value` in its file, with dots between levels.
+        lenient: leave out wrong fields of dataclasses and wrong entries of lists of them, instead of raising.
+
+    Raises:
+        ValueError: the value does not fit.
+    """
     kind = get_origin(shape) or shape
-    if _plain_types(shape) or kind is Annotated:
-        return value
     if kind is types.UnionType:
-        shape = next(other for other in get_args(shape) if mismatch(value, other) is None)
-        return _build(shape, value)
-    if dataclasses.is_dataclass(shape):
-        return kind(**{f.name: _build(f.hint, value[f.key]) for f in _layout(kind) if f.key in value})
-    if kind is list:
-        [entry_shape] = get_args(shape)
-        return list(value) if _plain_types(entry_shape) else [_build(entry_shape, inner) for inner in value]
-    if kind is dict and get_args(shape):
-        return {key: _build(get_args(shape)[1], inner) for key, inner in value.items()}
-    return value
+        return _convert_union(get_args(shape), value, at, lenient=lenient)
+    if kind is Annotated:
+        plain, fits = get_args(shape)
+        if not fits(_convert(plain, value, at)):
+            raise _wrong(value, at)
+    elif is_typeddict(kind) or dataclasses.is_dataclass(kind):
+        return _convert_object(kind, value, at, lenient=lenient)
+    elif kind in (list, tuple) and isinstance(value, list):
+        return kind(_convert_entries(get_args(shape)[0], value, at, lenient=lenient))
+    elif kind is dict and isinstance(value, dict):
+        keys, entries = get_args(shape)
+        return {
+            _convert(keys, key, _join(at, key)): _convert(entries, entry, _join(at, key))
+            for key, entry in value.items()
+        }
+    elif isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return kind(value)
+    elif shape is not Any and type(value) not in _PLAIN.get(kind, ()):
+        raise _wrong(value, at)
+    return float(value) if kind is float else value
+
+
+def _convert_union(shapes: tuple[Any, ...], value: Any, at: str, *, lenient: bool) -> Any:
+    first: ValueError | None = None
+    for shape in shapes:
+        try:
+            return _convert(shape, value, at, lenient=lenient)
+        except ValueError as error:
+            first = first or error
+    raise first or _wrong(value, at)
+
+
+def _convert_object(kind: Any, value: Any, at: str, *, lenient: bool) -> Any:
+    """Convert a JSON object to the dataclass or TypedDict `kind`; a method `upgrade` converts earlier forms."""
+    value = getattr(kind, "upgrade", lambda old: old)(value)
+    if not isinstance(value, dict):
+        raise _wrong(value, at)
+    found: dict[str, Any] = {}
+    for key, name, hint, required in _layout(kind):
+        if key == "":
+            found[name] = value if lenient else {}
+        elif key in value:
+            try:
+                found[name] = _convert(hint, value[key], _join(at, key), lenient=lenient)
+            except ValueError:
+                if not lenient:
+                    raise
+        elif required and not lenient:
+            raise ValueError(f"{at or 'it'} has no {key!r}")
+    return value if is_typeddict(kind) else kind(**found)
+
+
+def _convert_entries(shape: Any, entries: list[Any], at: str, *, lenient: bool) -> list[Any]:
+    """Convert the entries of a list; long lists of numbers (a checkpoint's rows) without a call for each number."""
+    if {type(entry) for entry in entries} <= set(_PLAIN.get(shape, ())):
+        return entries
+    found = []
+    for number, entry in enumerate(entries):
+        try:
+            found.append(_convert(shape, entry, _join(at, str(number)), lenient=lenient))
+        except ValueError:
+            if not (lenient and dataclasses.is_dataclass(shape)):
+                raise
+    return found
+
+
+def _wrong(value: object, at: str) -> ValueError:
+    return ValueError(f"{at} is {value!r:.60}")
+
+
+def _join(at: str, key: str) -> str:
+    return f"{at}.{key}".lstrip(".")
 
 
 def _key(found: dataclasses.Field[Any]) -> str:
@@ -199,7 +194,3 @@ def is_required(found: dataclasses.Field[Any]) -> bool:
 
 def _is_written(found: dataclasses.Field[Any], value: Any) -> bool:
     return "always" in found.metadata or is_required(found) or bool(value != _default(found))
-
-
-def _is_object(shape: Any) -> bool:
-    return is_typeddict(shape) or dataclasses.is_dataclass(shape)

@@ -17,6 +17,7 @@ from pathlib import Path
 from launcher.errors import SettingsError
 from launcher.io import files
 from launcher.paths import Position
+from launcher.schema import from_json
 from launcher.settings import TrainSettings
 
 VARIABLE = "PADDLE_LAUNCHER_PROCESS_FILE"
@@ -62,5 +63,5 @@ class ProcessSettings(TrainSettings):
             )
         pod = TrainSettings.from_environ(environ)
         part["hosts"] = tuple(part["hosts"])
-        part["resume"] = None if part["resume"] is None else Position(*part["resume"])
+        part["resume"] = None if part["resume"] is None else from_json(Position, part["resume"])
         return cls(**{field.name: getattr(pod, field.name) for field in dataclasses.fields(pod)}, **part)

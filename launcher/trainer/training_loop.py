@@ -143,7 +143,7 @@ class TrainingLoop:
 
     def _report_checkpoint(self, at: Position) -> None:
         """Write the position `at` of the newest checkpoint to progress.json; count batches from 0 to the next one."""
-        self.progress.set(saved={"pass": at.passes, "batch": at.batches})
+        self.progress.set(saved=at)
         self.schedule.reset()
 
     def _train_pass(self, number: int, done: int, totals: PassTotals) -> None:

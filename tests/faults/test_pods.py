@@ -61,7 +61,7 @@ def test_a_deleted_pod_of_rank_0_is_replaced_and_resumes_from_run_json(start_run
     run.broken()
     delete(run.training, 0)
     run.recovered()
-    assert run.json("run.json")["resume"][0] >= 1, "it resumed and did not start from scratch"
+    assert run.json("run.json")["resume"]["pass"] >= 1, "it resumed and did not start from scratch"
     run.ends_complete(*run.ends())
 
 
@@ -195,7 +195,9 @@ def test_a_suspended_run_stops_cleanly_and_resumes_when_it_is_allowed_to(start_r
     run.broken()
     suspend(False)
     run.recovered()
-    assert run.json("run.json")["resume"][0] >= len(stopped_at[1]), "it resumed from the newest checkpoint"
+    assert run.json("run.json")["resume"]["pass"] >= len(stopped_at[1]), (
+        "it resumed from the newest checkpoint"
+    )
     run.ends_complete(*run.ends())
 
 
@@ -218,7 +220,7 @@ def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: Start
     run.broken()
     run.cluster.launcher("resume", *place)
     run.recovered()
-    passes, batches = run.json("run.json")["resume"]
+    passes, batches = run.json("run.json")["resume"].values()
     assert (passes, f"{batches:07d}") == (0, saved[-7:])
     assert batches >= 100
     run.training.complete()
@@ -241,7 +243,7 @@ def test_a_stopped_run_of_a_script_continues_with_another_number_of_trainers(sta
     run.broken()
     run.training.upgrade({"trainers": 2})
     run.recovered(180)
-    passes, batches = run.json("run.json")["resume"]
+    passes, batches = run.json("run.json")["resume"].values()
     assert Position(passes, batches) == stopped_at
     run.ends_complete(what="2 trainers instead of 3; ")
     assert run.json("run.json")["fingerprint"]["trainers"] == 2
@@ -273,8 +275,8 @@ def test_a_drained_node_loses_no_work_of_its_pod(
     run.cluster.kubectl("drain", node, pods, "--delete-emptydir-data", "--timeout=150s")
     try:
         run.recovered()
-        resumed = run.json("run.json")["resume"]
-        assert resumed >= [number, at], "no batch from before the drain is trained again"
+        resumed = tuple(run.json("run.json")["resume"].values())
+        assert resumed >= (number, at), "no batch from before the drain is trained again"
         [cause] = run.ends()
     finally:
         run.cluster.kubectl("uncordon", node)
@@ -290,7 +292,7 @@ def test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume(start_run: St
     run.broken()
     job_processes.signal_all(run.processes("launcher"), signal.SIGTERM)
     run.recovered()
-    assert run.json("run.json")["resume"][0] >= 1
+    assert run.json("run.json")["resume"]["pass"] >= 1
     run.ends_complete(*run.ends())
 
 
@@ -305,7 +307,7 @@ def test_a_run_of_one_pass_whose_processes_all_die_loses_at_most_one_checkpoint_
     at = max(run.progress(rank)["batch"] for rank in range(3))
     job_processes.signal_all(run.processes(), signal.SIGKILL)
     run.recovered()
-    passes, batches = run.json("run.json")["resume"]
+    passes, batches = run.json("run.json")["resume"].values()
     assert passes == 0
     assert at - 2 * every < batches <= at + every, (
         "a checkpoint that was being saved may be lost in addition to the interval"

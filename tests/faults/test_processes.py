@@ -108,5 +108,5 @@ def test_the_processes_of_two_pods_that_die_at_once_cause_one_restart(start_run:
     at = max(one.progress()["batch"] for one in run.processes("trainer"))
     job_processes.signal_all(run.processes("trainer", 1) + run.processes("trainer", 2), signal.SIGKILL)
     run.recovered()
-    assert run.json("run.json")["resume"] == [1, 360]
+    assert run.json("run.json")["resume"] == {"pass": 1, "batch": 360}
     run.ends_complete("exited with signal SIGKILL", what=f"{at // 6 - 60} steps done again; ")

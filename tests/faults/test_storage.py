@@ -53,7 +53,7 @@ def test_a_damaged_newest_checkpoint_is_rejected_and_the_one_before_it_is_restor
     run.recovered()
     assert (newest / "rejected.json").exists()
     before = int(newest.name.removeprefix("pass-"))  # pass-00001 is behind two passes
-    assert run.json("run.json")["resume"] == [before, 0]
+    assert run.json("run.json")["resume"] == {"pass": before, "batch": 0}
     causes = [restart["cause"].partition("\n")[0] for restart in run.json("run.json")["restarts"]]
     assert len(causes) == 2
     assert "SIGKILL" in causes[0]
@@ -110,7 +110,7 @@ def test_a_full_volume_fails_the_run_which_resumes_once_there_is_space(
     volume.free()
     run.training.upgrade({"runId": "again"})
     run.recovered()
-    assert run.json("run.json")["resume"][0] >= 1
+    assert run.json("run.json")["resume"]["pass"] >= 1
     run.ends_complete(what="rejected with the reason (75); freed and started again: ")
 
 
@@ -126,5 +126,5 @@ def test_a_read_only_volume_fails_the_run_which_resumes_once_it_is_writable(
     volume.accept_writes()
     run.training.upgrade({"runId": "again"})
     run.recovered()
-    assert run.json("run.json")["resume"][0] >= 1
+    assert run.json("run.json")["resume"]["pass"] >= 1
     run.ends_complete(what="rejected with the reason (75); made writable and started again: ")

@@ -264,7 +264,11 @@ def test_training_exports_model_and_resumes_after_protected_destroy(
     assert again.code == 0, again.text
     assert engine.outputs()["kept"] == kept, "the next up must use the kept resources"
     more = json.loads((output / "run.json").read_text(encoding="utf-8"))
-    assert (more["state"], more["outputId"], more["resume"]) == ("complete", run["outputId"], [1, 0])
+    assert (more["state"], more["outputId"], more["resume"]) == (
+        "complete",
+        run["outputId"],
+        {"pass": 1, "batch": 0},
+    )
     assert list(passes(output)) == ["0", "1"]
     assert next(iter(passes(output).items())) == first, "the first pass must not be trained again"
     assert s3.head_object(Bucket=bucket, Key=f"{folder}_SUCCESS.json"), "the first model must still exist"

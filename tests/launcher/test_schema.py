@@ -8,11 +8,11 @@ from typing import Any, TypedDict
 import pytest
 
 from launcher import schema
+from launcher.paths import Position
 from launcher.schema import (
     ChainLink,
     CheckpointContents,
     CheckpointFile,
-    CheckpointPosition,
     CheckpointRows,
     CheckpointScores,
     CheckpointTable,
@@ -20,7 +20,7 @@ from launcher.schema import (
 
 FULL: dict[str, Any] = {
     "version": 3,
-    "position": CheckpointPosition(1, 20),
+    "position": Position(1, 20),
     "attempt": 2,
     "seed": 1,
     "batches": 30,

@@ -113,7 +113,7 @@ def plan_first_attempt(
     plan = AttemptPlan(
         attempt,
         since=now,
-        resume=Position(*earlier.resume) if earlier.resume else None,
+        resume=earlier.resume,
         restarts=tuple(earlier.restarts),
         # A failed run is only started again by a user, who expects all restarts.
         counted_restarts=0 if earlier.state == "failed" else earlier.counted_restarts,

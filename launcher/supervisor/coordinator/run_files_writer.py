@@ -151,7 +151,7 @@ class RunFilesWriter:
             holder=self._lock.token,
             counted_restarts=plan.counted_restarts,
             incarnations=list(plan.incarnations),
-            resume=[plan.resume.passes, plan.resume.batches] if plan.resume is not None else None,
+            resume=plan.resume,
             init_model=plan.init_model,
             cause=cause.text if cause is not None else None,
             exit_code=cause.code if cause is not None else None,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from launcher.errors import EXIT_UNFIT, LauncherError, ProcessError
 from launcher.paths import Position
 from launcher.reporting.failure_messages import clip
+from launcher.schema import from_json, to_json
 
 OrderAction = Literal["wait", "serve", "train", "finish", "stop", "end"]
 PHASES = ("staging", "idle", "serving", "ready", "training", "done", "ended", "leaving")
@@ -167,7 +168,7 @@ class Order:
 
     def to_json(self) -> dict[str, Any]:
         """Return this order as a dict for JSON."""
-        return {**vars(self), "resume": None if self.resume is None else asdict(self.resume)}
+        return {**vars(self), "resume": to_json(self.resume)}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Order:
@@ -177,6 +178,6 @@ class Order:
             **{
                 **value,
                 "addresses": tuple(value["addresses"]),
-                "resume": Position(**resume) if resume else None,
+                "resume": from_json(Position, resume) if resume else None,
             }
         )

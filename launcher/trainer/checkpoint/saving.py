@@ -27,7 +27,6 @@ from launcher.schema import (
     ChainLink,
     CheckpointContents,
     CheckpointFile,
-    CheckpointPosition,
     CheckpointRows,
     CheckpointScores,
     CheckpointTable,
@@ -125,7 +124,7 @@ class CheckpointSaver:
         passes = [[at, value if np.isfinite(value) else None] for at, value in scores]
         contents = CheckpointContents(
             version=checkpoints.INCREMENTAL_VERSION if chain else checkpoints.VERSION,
-            position=CheckpointPosition(folder.at.passes, folder.at.batches),
+            position=folder.at,
             attempt=settings.attempt,
             output_id=checkpoints.read_output_id(settings.layout.output) or "",
             seed=self.seed,

@@ -15,7 +15,7 @@ from launcher.io.checkpoints import CheckpointFolder
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.runtimes.v1 import V1Runtime
-from launcher.schema import CheckpointContents, CheckpointPosition, RankFiles
+from launcher.schema import CheckpointContents, RankFiles, to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor import virtual_time
@@ -146,7 +146,7 @@ class SimulatedTrainer(SimulatedChild):
             / self.world.seconds,
             "state": state,
             "bytes": 30_000_000,
-            "saved": saved and {"pass": saved.passes, "batch": saved.batches},
+            "saved": to_json(saved),
         }
         work = self.spec.attempt.settings.work
         work.progress.write_text(json.dumps(progress))
@@ -259,10 +259,9 @@ class SimulatedTrainer(SimulatedChild):
             return  # completed already
         world.check_output_write(self.pod, "a checkpoint")
         written = folder.collect_rank_files(world.config_file, world.ranks)
-        position = CheckpointPosition(at.passes, at.batches)
         folder.publish(
             CheckpointContents(
-                version=checkpoints.VERSION, position=position, attempt=self.attempt, output_id="", seed=0,
+                version=checkpoints.VERSION, position=at, attempt=self.attempt, output_id="", seed=0,
                 batches=30, mode="sync", servers=world.ranks, shards=world.ranks, ranks=[], dense="", tables={},
                 scores=None, chain=[], files=written.files, rows=written.rows,
             )

@@ -50,7 +50,7 @@ def test_the_example_learns_and_continues_with_another_number_of_processes(
         assert gang.start().wait_for_exit(120) == [0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert run["state"] == "complete"
-        assert run["resume"][0] >= 1, "the checkpoint of two processes was continued"
+        assert run["resume"]["pass"] >= 1, "the checkpoint of two processes was continued"
         rows = parse_metrics((gang.output / "metrics.csv").read_text())
         assert [row.number for row in rows] == list(range(PASSES))
         assert rows[-1].samples > 1000, "neutral texts are skipped, all others are trained"

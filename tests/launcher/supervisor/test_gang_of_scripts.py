@@ -97,7 +97,7 @@ def test_a_killed_process_restarts_all_of_them_from_the_newest_checkpoint(tmp_pa
     with build_gang(tmp_path, processes=2, fake=fault, FAKE_STEP_SECONDS="0.1") as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
-        assert (run["state"], run["attempt"], run["resume"]) == ("complete", 1, [1, 0])
+        assert (run["state"], run["attempt"], run["resume"]) == ("complete", 1, {"pass": 1, "batch": 0})
         assert "exited with signal SIGKILL" in run["restarts"][0]["cause"]
         for rank in range(2):
             assert f"starts at (1, 0) with {STEPS}" in gang.read_log(rank)
@@ -176,7 +176,7 @@ def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path
         run = gang.read_json("run.json")
         assert "SIGTERM: saved a checkpoint at " in run["restarts"][0]["cause"]
         assert (run["state"], run["attempt"]) == ("complete", 1)
-        assert run["resume"] > [1, 4]
+        assert tuple(run["resume"].values()) > (1, 4)
         assert read_model(gang) == 3 * STEPS
 
 

@@ -21,7 +21,6 @@ from launcher.runtimes.fleet import FleetRuntime
 from launcher.schema import (
     CheckpointContents,
     CheckpointFile,
-    CheckpointPosition,
     CheckpointRows,
     CheckpointScores,
     CheckpointTable,
@@ -38,7 +37,7 @@ def publish(folder: CheckpointFolder, config: Path, ranks: int = 1, **more: Any)
     written = folder.collect_rank_files(config, ranks)
     fields: dict[str, Any] = {
         "version": checkpoints.INCREMENTAL_VERSION if more.get("chain") else checkpoints.VERSION,
-        "position": CheckpointPosition(folder.at.passes, folder.at.batches),
+        "position": folder.at,
         "attempt": folder.attempt,
         "output_id": checkpoints.read_output_id(folder.output.root) or "",
         "tables": {"words": CheckpointTable("000", 1, "adam")},
@@ -272,7 +271,7 @@ def test_contents_list_the_files_of_all_ranks_and_a_missing_rank_prevents_done(o
     folder.add_rank_files(1, RankFiles(folder.write_file("params.npz", np.savez), rows))
     publish(folder, config, 2)
     found = checkpoints.read_contents(OutputPaths(output).checkpoint(Position(2, 8)))
-    assert found.position == CheckpointPosition(2, 8)
+    assert found.position == Position(2, 8)
     assert found.rows == {"words": CheckpointRows([2, 9], [[0.5], [0.25]])}
     assert {"params.npz", "tables/000/part-000-00000.gz", "c.py", "path.txt"} == set(found.files)
 
