@@ -47,84 +47,49 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Clu
     context is given and ~/.kube/config does not exist. Raises UsageError if the file, the context or its cluster does
     not exist or cannot be read.
     """
-    import kubernetes
-    from kubernetes.config import ConfigException
-    from kubernetes.config.kube_config import KubeConfigLoader
+    from kubernetes import client, config
+    from kubernetes.config import kube_config
 
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # its retry warnings would mix with our output
-    if kubeconfig is not None and not kubeconfig.is_file():
-        raise UsageError(f"--kubeconfig {kubeconfig}: no such file", "give the path of a kubeconfig file")
-    configuration = kubernetes.client.Configuration()
-    given = str(kubeconfig) if kubeconfig else os.environ.get("KUBECONFIG", "")
+    given = str(kubeconfig or os.environ.get("KUBECONFIG") or "")
     used = given or "~/.kube/config"
-    files = [used] if kubeconfig else list(filter(None, used.split(os.pathsep)))
-    files = [file for file in map(os.path.expanduser, files) if os.path.lexists(file)]
-    if not files:
-        problem = f"no usable kubeconfig at {used}: no such file"
-        fix = "give one with --kubeconfig FILE, or read a job's folder directly with --path DIR"
-        if given or context:
-            raise UsageError(problem, fix)
-        try:
-            kubernetes.config.load_incluster_config(client_configuration=configuration)
-        except ConfigException as error:
-            raise UsageError(problem, fix) from error
-        return Cluster(configuration, namespace, "this pod's cluster")
+    configuration = client.Configuration()
+    configuration.host = ""  # the library's default is localhost
+    names: list[str] = []
+
+    def load() -> str | None:
+        """Load the kubeconfig; return the name of its chosen context, or None for the service account of this pod."""
+        merger = kube_config.KubeConfigMerger(used)
+        if merger.config is None:
+            if given or context or os.path.lexists(Path(used).expanduser()):
+                raise FileNotFoundError("no such file")
+            config.load_incluster_config(client_configuration=configuration)
+            return None
+        names.extend(sorted(str(entry.value["name"]) for entry in merger.config.value["contexts"]))
+        current = (file.get("current-context") for file in merger.config_files.values())
+        chosen = context or next(filter(None, current), None)  # the first file wins, as for kubectl
+        if chosen not in names:
+            raise ValueError(f"it has no context {chosen}" if chosen else "it has no current context")
+        kube_config.KubeConfigLoader(merger.config, chosen, config_base_path=None).load_and_set(configuration)
+        if not configuration.host:
+            raise ValueError(f"the cluster of context {chosen} has no server address")
+        return chosen
+
     try:
-        merged, current = _merge_kubeconfigs(files)
-        names = [entry.value["name"] for entry in merged.value["contexts"]]
+        chosen = load()
     except Exception as error:  # YAML errors of many kinds
+        choice = f"--context: {', '.join(names)}" if names else "--kubeconfig FILE"
         raise UsageError(
-            f"{used} cannot be read as a kubeconfig: {error}", "give another file with --kubeconfig FILE"
+            f"the kubeconfig {used} cannot be used: {error}",
+            f"choose another one with {choice}; or read a job's folder directly with --path DIR",
         ) from error
-    chosen = context or current
-    if chosen not in names:
-        raise UsageError(
-            f"--context {context}: {used} has no such context"
-            if context
-            else f"{used} has no current context{f' with the name {current}' if current else ''}",
-            f"with --context, choose one of: {', '.join(sorted(names)) or '(the file has none)'}",
-        )
-    try:
-        _check_context(merged, chosen)
-        loader = KubeConfigLoader(merged, chosen, config_base_path=None)
-        loader.load_and_set(configuration)
-    except Exception as error:
-        raise UsageError(
-            f"context {chosen} of {used} cannot be used: {error}",
-            "correct it there, or give another one with --context or --kubeconfig FILE",
-        ) from error
+    if chosen is None:
+        return Cluster(configuration, namespace, "this pod's cluster")
     configuration.retries = False  # the commands decide themselves which calls are retried
-    options = ["--kubeconfig", given] if kubeconfig else []
-    options += ["--context", context] if context else []
-    return Cluster(configuration, namespace, f"context {chosen} ({configuration.host})", options, chosen)
-
-
-def _merge_kubeconfigs(files: Sequence[str]) -> tuple[Any, str]:
-    """Return (the merged kubeconfig, its current context): of several, the first file that has an entry wins."""
-    from kubernetes.config.kube_config import KubeConfigMerger
-
-    merger, current = KubeConfigMerger(""), ""
-    for file in files:
-        merger.load_config(file)
-        current = current or str(merger.config_files[file].get("current-context") or "")
-    return merger.config, current
-
-
-def _check_context(merged: Any, name: str) -> None:
-    """Raise ValueError if the context has no cluster with an address, or its user does not exist.
-
-    The Kubernetes client would connect to localhost, or without credentials.
-    """
-
-    def find(kind: str, name: object) -> Mapping[str, Any] | None:
-        entries = (entry.value for entry in merged.value[kind])
-        return next((entry.get(kind[:-1]) or {} for entry in entries if entry["name"] == name), None)
-
-    context = find("contexts", name) or {}
-    if not (find("clusters", context.get("cluster")) or {}).get("server"):
-        raise ValueError(f"there is no cluster {context.get('cluster')!r} with a server address")
-    if context.get("user") and find("users", context["user"]) is None:
-        raise ValueError(f"there is no user {context['user']!r}")
+    cluster = Cluster(configuration, namespace, f"context {chosen} ({configuration.host})", chosen)
+    cluster.kubeconfig_options = ["--kubeconfig", given] if kubeconfig else []
+    cluster.options = [*cluster.kubeconfig_options, *(["--context", context] if context else [])]
+    return cluster
 
 
 def labels(release: str, component: str | None = None) -> str:
@@ -151,16 +116,15 @@ class Cluster:
     import takes half a second.
     """
 
-    def __init__(
-        self, configuration: Any, namespace: str, name: str, options: Sequence[str] = (), context: str = ""
-    ) -> None:
-        """Store the client's configuration and the options that selected the cluster, for suggested commands.
-
-        `context` is the context of the kubeconfig, for helm; empty for the cluster of this pod.
-        """
-        self.configuration, self.options, self.context = configuration, options, context
+    def __init__(self, configuration: Any, namespace: str, name: str, context: str = "") -> None:
+        """Store the client's configuration and the context of the kubeconfig; empty for the cluster of this pod."""
+        self.configuration, self.context = configuration, context
         self.namespace = namespace
         self.name = name
+        self.options: Sequence[str] = ()
+        """The options of a command that select the cluster."""
+        self.kubeconfig_options: Sequence[str] = ()
+        """Those of the options that helm has too."""
         self.has_hidden_namespaces = False
         """Whether `list_in_all_namespaces` could not list the other namespaces."""
 
@@ -308,10 +272,10 @@ class Cluster:
         action = f"create {_words(kind)} {thing['metadata']['name']}"
         return self._call_json("POST", self._path(kind), action, body=thing)
 
-    def replace(self, kind: str, thing: Object) -> Object:
-        """Replace an object, and return it as stored. Raises ConflictError if it has changed since `thing` was read."""
-        name = thing["metadata"]["name"]
-        return self._call_json("PUT", self._path(kind, name), f"update {_words(kind)} {name}", body=thing)
+    def patch(self, kind: str, name: str, changes: Object, action: str) -> Object:
+        """Merge `changes` into an object, and return it as stored."""
+        query = {"fieldManager": f"{CHART}:{user_and_host()}"[:128]}  # the API server keeps who did it
+        return self._call_json("PATCH", self._path(kind, name), action, query=query, body=changes)
 
     def delete(
         self, kind: str, name: str, version: str | None = None, grace_seconds: int | None = None
@@ -331,9 +295,7 @@ class Cluster:
     def suspend_job(self, name: str, suspended: bool) -> None:
         """Suspend a Job, which deletes its pods; or resume it, which creates them again."""
         action = f"{'suspend' if suspended else 'resume'} job {name}"
-        query = {"fieldManager": f"{CHART}:{user_and_host()}"[:128]}  # the API server keeps who did it
-        body = {"spec": {"suspend": suspended}}
-        self._call_json("PATCH", self._path("job", name), action, query=query, body=body)
+        self.patch("job", name, {"spec": {"suspend": suspended}}, action)
 
     def stream_log(self, pod: str, container: str, follow: bool, lines: int | None = None) -> Iterator[bytes]:
         """Yield a container's log in blocks of bytes: all of it, or only its last `lines`.

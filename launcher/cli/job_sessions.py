@@ -13,8 +13,6 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-import yaml
-
 from launcher.cli import object_states
 from launcher.cli.cluster_api import (
     CHART,
@@ -29,10 +27,10 @@ from launcher.cli.cluster_api import (
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.releases import (
     SOURCES,
+    Helm,
     ReleaseNotFoundError,
     ReleaseRun,
     list_releases,
-    read_release_values,
 )
 from launcher.cli.run_files import OUTPUT, FoundFiles, JobFiles, check_intact, read_job_files
 from launcher.cli.run_view import (
@@ -204,22 +202,21 @@ class ClusterSession:
         options += ["-n", self.cluster.namespace] if self.cluster.namespace != NAMESPACE else []
         return [*options, *self.cluster.options]
 
-    def read_base_values(self) -> str:
-        """Return the chart values that describe the cluster and not one training, as YAML.
+    def read_base_values(self, helm: Helm) -> dict[str, Any]:
+        """Return the values given to the release that describe the cluster and not one training.
 
         Raises:
-            CliError: as `run`; an earlier version of the chart wrote the ConfigMap; the release's claim or helm's
-                Secret of the release does not exist.
+            CliError: as `run`; an earlier version of the chart wrote the ConfigMap; the release's claim does not exist,
+                or helm cannot read the release.
         """
         run = self.run()
         if (
             not run.cluster_values
-        ):  # with no values, an upgrade would change image and storage to the defaults
+        ):  # without these values, an upgrade would change image and storage to the defaults
             raise self._other_chart_error("it has no clusterValues")
         require_claim(self.cluster, run)
-        values = read_release_values(self.cluster, self.release)
-        chosen = {name: values[name] for name in run.cluster_values if name in values}
-        return yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
+        values = helm.read_values(self.release)
+        return {name: values[name] for name in run.cluster_values if name in values}
 
     def run(self) -> ReleaseRun:
         """Return the run that the release's ConfigMap `<release>-run` describes.

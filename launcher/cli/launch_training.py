@@ -22,12 +22,18 @@ from launcher.cli import object_states, run_lease, uploads
 from launcher.cli.cluster_api import CHART, NAMESPACE, Cluster, Object, connect, user_and_host
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.releases import Helm, ReleaseRun, find_chart, list_releases, merge_values, volume_identity
+from launcher.cli.releases import (
+    Helm,
+    ReleaseRun,
+    list_releases,
+    merge_values,
+    read_defaults,
+    volume_identity,
+)
 from launcher.cli.run_display import describe_wait
 from launcher.cli.shared_options import Context, Kubeconfig, Namespace, Program
 from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
-from launcher.cli.uploads import check_program
 from launcher.io import files, spelling
 from launcher.io.program_folders import find_program_folder
 
@@ -94,13 +100,6 @@ class LaunchOptions:
     replace: bool = False
     """Stop the training that the release runs now."""
 
-    def helm(self, context: str = "") -> Helm:
-        """Return helm for the namespace and cluster of the options. Raises UsageError without a chart.
-
-        `context` is that of `connect`: helm uses the same one although another is made current meanwhile.
-        """
-        return Helm(find_chart(), self.namespace, self.kubeconfig, context or self.context)
-
     def connect(self) -> Cluster:
         """Return a client for the cluster of the options. Raises UsageError for an unusable kubeconfig."""
         return connect(self.kubeconfig, self.context, self.namespace)
@@ -138,91 +137,69 @@ class LaunchResult:
     """The values with `scheduling.suspend: true`, described for a message; empty if nothing holds the training back."""
 
 
-def plan_trainings(
-    options: LaunchOptions, helm: Helm, grid: Sequence[tuple[str, ...]] = ((),)
-) -> list[TrainingPlan]:
+def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = ((),)) -> list[TrainingPlan]:
     """Check program and data on this machine; return a plan for each combination of settings in `grid`.
 
     Every plan uploads the program, but only the first one a local data file.
 
     Raises LauncherError if the program, a row or a value is invalid; nothing was sent.
     """
+    defaults = read_defaults()
     folder = find_program_folder(options.program)
-    name = make_storage_name(folder.resolve().name)
-    given = _read_values(options)
-    training = given.get("training")
-    main = str(training.get("config") or "") if isinstance(training, dict) else ""
-    for setting in options.settings or ():
-        if setting.startswith("training.config="):
-            main = setting.partition("=")[2]
-    program = uploads.plan_program(folder, name, options.check, main.rpartition("/")[2])
     source = None
     if options.data is not None and not options.data.startswith(_REMOTE):
-        name = make_storage_name(Path(options.data).name)
-        source = uploads.plan_source(Path(options.data), name)
-    defaults = helm.read_defaults()
-    values = _compute_values(options, given, program, source, defaults)
+        source = uploads.plan_source(Path(options.data), make_storage_name(Path(options.data).name))
+    values = _compute_values(options, source, defaults)
+    main = str((values.get("training") or {}).get("config") or "").rpartition("/")[2]
+    program = uploads.plan_program(folder, make_storage_name(folder.resolve().name), options.check, main)
+    values = merge_values(values, nest_keys(program.values))
+    if "jobName" not in values:
+        values = {"jobName": make_job_name(program.name), **values}
     plans: list[TrainingPlan] = []
     for settings in grid:
         chosen = apply_settings(values, settings, defaults)
-        complete = merge_values(defaults, chosen)
-        check_types(complete, defaults)
-        if complete["runtime"] == SCRIPT_RUNTIME:
+        complete = check_types(merge_values(defaults, chosen), defaults)
+        is_script = complete["runtime"] == SCRIPT_RUNTIME
+        if not complete["data"]["source"] and (complete["data"]["enabled"] or not is_script):
+            raise UsageError(
+                "there is no data to train on",
+                "give --data FILE, --data s3://…, or data.source in a values file (-f)",
+            )
+        if is_script:
             report(
                 f"program {folder}: {complete['training']['config']} is a script, which is not run before the upload"
             )
         elif options.check:
             config = folder / program.values["training.config"].partition("/")[2]
             file = source.entries[0][1] if source else None
-            checked = check_program(config, complete["training"], file, complete["data"], options.by)
+            checked = uploads.check_program(config, complete["training"], file, complete["data"], options.by)
             report(f"{' '.join(['program', str(folder), *settings])}: {checked}")
         plans.append(TrainingPlan([program, *([source] if source and not plans else [])], chosen))
     return plans
 
 
-def _read_values(options: LaunchOptions) -> Values:
-    """Return the values of the files of `-f`, merged. Raises UsageError if a file cannot be read."""
+def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defaults: Values) -> Values:
+    """Return the values of the files of `-f` and of the options; `source` is the data file to upload.
+
+    Raises UsageError if a file cannot be read, or a value is invalid.
+    """
     values: Values = {}
     for file in options.values or ():
         try:
             read: Any = yaml.safe_load(file.read_text("utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            values = merge_values(values, dict(read))
+        except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
             raise UsageError(
-                f"-f {file} cannot be read: {error}", "give a YAML file, in UTF-8, with chart values"
+                f"-f {file} is not a file with chart values: {error}",
+                "give a YAML file, in UTF-8, with values such as training: {passes: 3}",
             ) from error
-        if not isinstance(read, dict):
-            raise UsageError(f"-f {file} is not a YAML object", "write values such as training: {passes: 3}")
-        values = merge_values(values, read)
-    return values
-
-
-def _compute_values(
-    options: LaunchOptions,
-    values: Values,
-    program: uploads.Upload,
-    source: uploads.Upload | None,
-    defaults: Values,
-) -> Values:
-    given: dict[str, Any] = {}
-    if source is not None:
-        given |= source.values
-    elif options.data is not None and options.data != (values.get("data") or {}).get("source"):
-        given |= {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
+    given: dict[str, Any] = dict(source.values) if source else {}
+    if source is None and options.data not in (None, (values.get("data") or {}).get("source")):
+        given = {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
     given |= {"trainers": options.trainers} if options.trainers else {}
     given |= {"training.passes": options.passes} if options.passes else {}
-    values = merge_values(values, nest_keys(given))
-    values = apply_settings(values, options.settings or (), defaults)
+    values = apply_settings(merge_values(values, nest_keys(given)), options.settings or (), defaults)
     check_types(merge_values(defaults, values), defaults)
-    values = merge_values(values, nest_keys(program.values))
-    if "jobName" not in values:
-        values = {"jobName": make_job_name(program.name), **values}
-    complete = merge_values(defaults, values)
-    own_data = complete["runtime"] == SCRIPT_RUNTIME and not complete["data"]["enabled"]
-    if not (complete["data"]["source"] or own_data):
-        raise UsageError(
-            "there is no data to train on",
-            "give --data FILE, --data s3://…, or data.source in a values file (-f)",
-        )
     return values
 
 
@@ -245,36 +222,35 @@ def launch(
         raise UsageError(
             f"the file {keep} exists, and `run` did not write it", "give another file with --keep FILE"
         )
-    values = _FILE_TITLE + yaml.safe_dump(plan.values, sort_keys=False, allow_unicode=True)
     session = ClusterSession(cluster, options.release)
     with (
         run_lease.hold_lease(cluster, options.release) as check_release,
         run_lease.hold_lease(cluster, options.release, plan.job) as check_job,
     ):
         current = session.run_if_installed()
-        base_session = session if current else _choose_base_release(session, options.base_release)
-        base = base_session.read_base_values()
-        complete = merge_values(yaml.safe_load(base) or {}, plan.values)
-        held_by = _find_hold(plan, complete, base_session)
+        base = session if current else _choose_base_release(session, options.base_release)
+        values = merge_values(base.read_base_values(helm), plan.values)
+        held_by = _find_hold(plan, values, base)
         if held_by and not may_be_held:
             raise UsageError(
                 f"scheduling.suspend is true in {held_by}, so the training would not start",
                 "add --set scheduling.suspend=false",
             )
-        check_job_name_is_free(session, complete)
-        k8s_job = helm.check(options.release, base, values, keep)
+        check_job_name_is_free(session, merge_values(read_defaults(), values))
+        k8s_job = helm.check(options.release, values)
         is_new = current is None or current.k8s_job != k8s_job
         if current and is_new and not options.replace:
             _confirm_replacement(session, current, plan.job)
-        files.write_atomically(keep, values)
-        _upload(plan, base_session, options.yes)
+        text = _FILE_TITLE + yaml.safe_dump(plan.values, sort_keys=False, allow_unicode=True)
+        files.write_atomically(keep, text)
+        _upload(plan, base, options.yes)
         check_release()
         check_job()
         report(
-            f"upgrading the release, as if you ran:\n  {command_text('base', *base_session.options())} |\n"
-            f"  {shlex.join(helm.upgrade_command(options.release, keep))}"
+            f"upgrading the release, as if you ran:\n  {command_text('base', *base.options())} |\n"
+            f"  {shlex.join(helm.upgrade_command(options.release, '-', str(keep)))}"
         )
-        helm.upgrade(options.release, base, values, keep, f"run by {user_and_host()}")
+        helm.upgrade(options.release, values, f"run by {user_and_host()}")
         # helm neither resumes a suspended Job nor starts a failed one again.
         is_continued = continue_training(cluster, session.run(), is_held=bool(held_by))
     session.expected_job = k8s_job
@@ -465,8 +441,8 @@ def _parse(key: str, text: str, defaults: Mapping[str, Any]) -> Any:
         raise UsageError(f"--set {key}={text}: the value is not YAML: {error}", "quote it as YAML") from error
 
 
-def check_types(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
-    """Raise UsageError if `training`, `data` or a value below them has another type than its default.
+def check_types(values: Values, defaults: Mapping[str, Any]) -> Values:
+    """Return `values`. Raise UsageError if `training`, `data` or a value below them has another type than its default.
 
     This machine uses these values before helm checks all values against the chart's schema.
     """
@@ -479,6 +455,7 @@ def check_types(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
             is_removed = value is None and isinstance(default, int | str)  # null removes helm's default
             if wanted and type(value) is not type(default) and not is_removed:
                 raise _type_error(f"{part}.{key}", value, wanted)
+    return values
 
 
 def _type_error(key: str, value: Any, wanted: str) -> UsageError:

@@ -6,15 +6,13 @@ Secret of helm, because the variables of the pods (`extraEnv`) are not for every
 
 from __future__ import annotations
 
-import base64
-import gzip
+import functools
 import json
 import os
 import shlex
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +24,6 @@ import launcher
 from launcher.cli import object_states
 from launcher.cli.cluster_api import CHART, NAME_LABEL, RELEASE_LABEL, Cluster, Object
 from launcher.cli.errors import CliError, UsageError
-from launcher.io import spelling
 from launcher.schema import KEY, from_json
 
 SOURCES = "sources"
@@ -147,27 +144,6 @@ def list_releases(cluster: Cluster, *, all_namespaces: bool = True) -> list[Rele
     return sorted(found, key=lambda release: (release.namespace, release.name))
 
 
-def read_release_values(cluster: Cluster, release: str) -> dict[str, Any]:
-    """Return the values of a release in the cluster's namespace, with the chart's defaults, from helm's Secret.
-
-    Raises CliError if this user may not read it, or if helm stores its releases elsewhere (HELM_DRIVER).
-    """
-    revisions = []
-    for secret in cluster.list_objects("secret", f"owner=helm,name={release}"):
-        with suppress(KeyError, ValueError, OSError, EOFError):
-            packed = base64.b64decode(base64.b64decode(secret["data"]["release"]))
-            found = json.loads(gzip.decompress(packed))
-            values = merge_values(found["chart"].get("values") or {}, found.get("config") or {})
-            revisions.append((found["info"]["status"] == "deployed", found["version"], values))
-    if not revisions:
-        raise CliError(
-            f"namespace {cluster.namespace} on {cluster.name} has no readable Secret of helm with the values of "
-            f"release {release}",
-            "install the release with helm or Pulumi, with helm's default storage (HELM_DRIVER=secret)",
-        )
-    return dict(max(revisions, key=lambda revision: revision[:2])[2])
-
-
 def merge_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with `overrides`, as helm merges values files: objects are merged by key, all else is replaced.
 
@@ -227,124 +203,88 @@ def list_storage_users(cluster: Cluster, claim: str) -> list[Release]:
 
 
 COMMAND_SECONDS = 300.0  # one helm command may take so long
-_CONFLICTS = (
-    "another operation (install/upgrade/rollback) is in progress",
-    "release: already exists",  # two upgrades that create the same revision
-    'secrets "sh.helm.release',  # two first installations
-    "cannot re-use a name",
-    "cannot reuse a name",  # Helm 4
-)
-_FIELD_CONFLICT = "conflict occurred while applying object"
-"""Part of Helm 4's message if another client has set a field to another value than the release."""
-_HELM_FIX = "correct what helm reports, then run the same command again"
 
 
-def find_chart() -> str:
+def find_chart() -> Path:
     """Return the folder of the chart that comes with the launcher. Raises UsageError if it is absent."""
     package = Path(launcher.__file__).resolve().parent
     for charts in (package / "charts", package.parent / "charts"):  # installed; a clone
         if (charts / CHART / "Chart.yaml").is_file():
-            return str(charts / CHART)
+            return charts / CHART
     raise UsageError(
         f"the chart {CHART} is not next to the launcher in {package}",
         "run the command in a clone of the project, or pip install '.' there again",
     )
 
 
-class HelmFailedError(CliError):
-    """A helm command exited with an error; the message has what helm printed."""
+def read_defaults() -> dict[str, Any]:
+    """Return the default values of the chart that comes with the launcher."""
+    return dict(yaml.safe_load((find_chart() / "values.yaml").read_text("utf-8")))
 
 
-class HelmConflictError(CliError):
-    """Raised when another helm process changes the release at the same time, or was killed while it did."""
-
-
-@dataclass(frozen=True)
 class Helm:
-    """Runs helm from PATH for one namespace. Raises CliError with helm's own message if a command fails.
+    """Runs helm from PATH for the releases of a cluster's namespace.
 
-    In its methods, `base` is the YAML of the values that describe the cluster, and `values` that of the training's
-    values, which override them. `keep` is the path that messages show for `values`; this file is not read.
+    Its methods raise CliError with helm's own message if a command fails.
     """
 
-    chart: str
-    namespace: str
-    kubeconfig: Path | None = None
-    context: str | None = None
+    def __init__(self, cluster: Cluster) -> None:
+        """Store the cluster. helm uses its context although another one is made current meanwhile."""
+        self._options = ["-n", cluster.namespace, *cluster.kubeconfig_options]
+        self._options += ["--kube-context", cluster.context] if cluster.context else []
 
-    def read_defaults(self) -> dict[str, Any]:
-        """Return the default values of the chart."""
-        return dict(yaml.safe_load(self._run(["show", "values", self.chart])))
+    def read_values(self, release: str) -> dict[str, Any]:
+        """Return the values that were given to the deployed revision of a release, without the chart's defaults."""
+        return json.loads(self._run(["get", "values", release, "-o", "json", *self._options])) or {}
 
-    def upgrade_command(self, release: str, values: Path) -> list[str]:
-        """Return the helm command line (argv) that installs or upgrades a release.
+    def upgrade_command(self, release: str, *files: str) -> list[str]:
+        """Return the command line (argv) that installs or upgrades a release to the values of these files.
 
-        helm reads the values that describe the cluster from stdin; those in the file `values` override them. Without
-        --cleanup-on-fail, helm would forget the objects that a failed upgrade has created.
+        Without --cleanup-on-fail, helm would forget the objects that a failed upgrade has created.
         """
+        chart, here = find_chart(), Path.cwd()
+        short = chart.relative_to(here) if chart.is_relative_to(here) else chart
+        argv = ["helm", "upgrade", "--install", release, str(short), *self._options]
         return [
-            *("helm", "upgrade", "--install", release, _short(self.chart), "-n", self.namespace),
-            *("--reset-values", "--cleanup-on-fail", "-f", "-", "-f", str(values), *self._options()),
+            *argv,
+            "--reset-values",
+            "--cleanup-on-fail",
+            *(word for file in files for word in ("-f", file)),
         ]
 
-    def check(self, release: str, base: str, values: str, keep: Path) -> str:
+    def check(self, release: str, values: Mapping[str, Any]) -> str:
         """Return the name of the training Job that an upgrade to these values would create; nothing is changed.
 
         Raises UsageError if the chart or the cluster rejects the values.
         """
         try:
-            answer = self._upgraded(release, base, values, keep, "--dry-run=server", "-o", "json")
-        except HelmFailedError as error:
-            hints = "".join(f"\n{line}" for line in _suggest_keys(error.problem, self.read_defaults()))
+            answer = self._upgrade(release, values, "--dry-run=server", "-o", "json")
+        except CliError as error:
             raise UsageError(
-                f"helm rejects the values of release {release}, and nothing was changed: {error.problem}{hints}",
-                "correct the values that helm reports, then run the same command again",
+                f"release {release} cannot be upgraded, and nothing was changed: {error}"
             ) from error
-        run_json = _run_json(release, json.loads(answer)["manifest"])
-        if run_json.get("cronJob"):
+        manifest = yaml.safe_load_all(json.loads(answer)["manifest"])
+        name = ("ConfigMap", f"{release}-run")
+        found = next(one for one in manifest if one and (one["kind"], one["metadata"]["name"]) == name)
+        about = json.loads(found["data"]["run.json"])
+        if about.get("cronJob"):
             raise UsageError(
                 f"training.schedule is set, but `run` starts a training now; nothing of {release} was changed",
                 "remove training.schedule here; once the training works, set it with helm upgrade",
             )
-        return str(run_json["k8sJob"])
+        return str(about["k8sJob"])
 
-    def upgrade(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
-        """Install or upgrade a release. Raises HelmConflictError if another helm process changes the release."""
-        self._upgraded(release, base, values, keep, "--description", description)
+    def upgrade(self, release: str, values: Mapping[str, Any], description: str) -> None:
+        """Install or upgrade a release."""
+        self._upgrade(release, values, "--description", description)
 
-    def _upgraded(self, release: str, base: str, values: str, keep: Path, *more: str) -> str:
-        with tempfile.TemporaryDirectory() as folder:
-            private = Path(folder) / keep.name
-            private.write_text(values, "utf-8")
-            try:
-                return self._run([*self.upgrade_command(release, private)[1:], *more], base)
-            except HelmFailedError as error:
-                text = error.problem.replace(str(private), str(keep))
-                if any(part in text for part in _CONFLICTS):
-                    at = f"{release} -n {self.namespace}"
-                    raise HelmConflictError(
-                        f"{text}\nAnother helm (`pulumi up`, or one started by hand) changes this release, "
-                        "or was killed while it did",
-                        f"run this again once `helm history {at}` shows no pending revision; if one stays "
-                        f"pending: helm rollback {at} (if it is the only one: helm uninstall {at})",
-                    ) from error
-                if _FIELD_CONFLICT in text:
-                    raise HelmFailedError(
-                        f"{text}\nAnother client (kubectl, Kueue, `stop` or `resume`) has changed these fields in "
-                        "the cluster, and Helm 4 does not overwrite them; helm may have changed other objects of the "
-                        "release",
-                        "remove the fields from your values, or give them the value that they have in the cluster; "
-                        "then run the same command again",
-                    ) from error
-                raise HelmFailedError(text, _HELM_FIX) from error
+    def _upgrade(self, release: str, values: Mapping[str, Any], *more: str) -> str:
+        text = yaml.safe_dump(dict(values), sort_keys=False, allow_unicode=True)
+        return self._run([*self.upgrade_command(release, "-")[1:], *more], text)
 
     def uninstall(self, release: str) -> None:
         """Uninstall a release. The storage keeps its data and results."""
-        self._run(["uninstall", release, "-n", self.namespace, *self._options()])
-
-    def _options(self) -> list[str]:
-        options = ["--kubeconfig", str(self.kubeconfig)] if self.kubeconfig else []
-        return [*options, "--kube-context", self.context] if self.context else options
+        self._run(["uninstall", release, *self._options])
 
     def _run(self, words: Sequence[str], given: str = "") -> str:
         program = shutil.which("helm")
@@ -354,47 +294,21 @@ class Helm:
                 "install helm 3.14 or newer (https://helm.sh/docs/intro/install); in a clone, "
                 'eval "$(make -s env)" adds the clone\'s helm to PATH',
             )
+        # Variables such as HELM_KUBECONTEXT and HELM_KUBEAPISERVER may select another cluster than ours.
+        env = {name: text for name, text in os.environ.items() if not name.startswith("HELM_KUBE")}
+        run = functools.partial(subprocess.run, capture_output=True, text=True, timeout=COMMAND_SECONDS)
         try:
-            ended = subprocess.run(
-                [program, *words],
-                input=given,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=COMMAND_SECONDS,
-                # Variables such as HELM_KUBECONTEXT and HELM_KUBEAPISERVER may select another cluster than ours.
-                env={name: text for name, text in os.environ.items() if not name.startswith("HELM_KUBE")},
-            )
+            ended = run([program, *words], input=given, env=env)
         except subprocess.TimeoutExpired as error:
             raise CliError(
                 f"helm {words[0]} timed out after {COMMAND_SECONDS:.0f} s",
-                f"check that the cluster answers (kubectl get pods -n {self.namespace}), and run this again",
+                "check that the cluster answers (kubectl get pods), and run this again",
             ) from error
         if ended.returncode:
-            raise HelmFailedError(f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}", _HELM_FIX)
+            raise CliError(
+                f"{shlex.join(['helm', *words])} failed: {ended.stderr.strip()}",
+                "correct what helm reports, then run the same command again. While `helm history` shows a pending "
+                "revision, another helm changes the release, or was killed while it did: then helm rollback (or, if "
+                "it is the only revision, helm uninstall)",
+            )
         return ended.stdout
-
-
-def _run_json(release: str, manifest: str) -> dict[str, Any]:
-    """Return `run.json` of the run ConfigMap in a release's manifest; {} if there is none."""
-    for thing in yaml.safe_load_all(manifest):
-        if thing and (thing["kind"], thing["metadata"]["name"]) == ("ConfigMap", f"{release}-run"):
-            return dict(json.loads(thing["data"]["run.json"]))
-    return {}
-
-
-def _suggest_keys(message: str, defaults: Mapping[str, Any]) -> Iterator[str]:
-    """Yield `KEY: did you mean KNOWN?` for each unknown key of the values that helm's message rejects."""
-    for path, problem in spelling.AT.findall(message):
-        known: Any = defaults
-        for key in filter(None, path.split("/")):
-            known = known.get(key) if isinstance(known, Mapping) else None
-        name = spelling.find_unknown_name(problem)
-        if name is not None and (hint := spelling.suggest(name, known or ())):
-            yield f"{name}: {hint}"
-
-
-def _short(chart: str) -> str:
-    """Return the chart's path relative to the current folder if it is inside it, else the path unchanged."""
-    path, here = Path(chart), Path.cwd()
-    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else chart

@@ -1,4 +1,8 @@
-"""Leases in the cluster: only one `run` at a time changes a release, and only one uses a job's name."""
+"""Leases in the cluster: only one `run` at a time changes a release, and only one uses a job's name.
+
+The lock of helm covers only the upgrade itself. The lease also covers what comes before it: the check whether a
+training runs, and the upload, which would replace the program of a training that another `run` starts meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
-from typing import Any
 
 from launcher.cli.cluster_api import (
     CHART,
@@ -17,6 +20,7 @@ from launcher.cli.cluster_api import (
     Cluster,
     ConflictError,
     NotFoundError,
+    Object,
     user_and_host,
 )
 from launcher.cli.errors import CliError, OtherRunError
@@ -40,107 +44,74 @@ def hold_lease(cluster: Cluster, release: str, job: str = "") -> Iterator[Callab
         OtherRunError: another process holds and renews the lease. An expired lease is taken over.
         CliError: the cluster cannot be reached or rejects the request.
     """
-    renewer = _Renewer(cluster, _acquire(cluster, release, job))
-    try:
-        yield renewer.check
-    finally:
-        renewer.release()
-
-
-def _acquire(cluster: Cluster, release: str, job: str) -> dict[str, Any]:
     name = f"{job}.job" if job else f"{release}-run"
-    meta = {"name": name, "labels": {NAME_LABEL: CHART, RELEASE_LABEL: release}}
-    seen, since = "", time.monotonic()
-    while True:
-        with contextlib.suppress(ConflictError):  # another process was faster: try again
-            lease = cluster.find("lease", name)
-            if lease is None:
-                return cluster.create("lease", {"metadata": meta, "spec": _spec()})
-            version = str(lease["metadata"]["resourceVersion"])
-            if version != seen and seen:
-                raise _held_error(f"job {job}" if job else f"release {release}", lease["spec"])
-            if seen and time.monotonic() - since >= EXPIRED_SECONDS:
-                with contextlib.suppress(NotFoundError):  # its holder deleted it in the meantime
-                    return cluster.replace("lease", {**lease, "spec": _spec()})
-            seen = version
-        time.sleep(POLL_SECONDS)
+    holder = f"{user_and_host()}:{os.getpid()}"
+    now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    spec = {"holderIdentity": holder, "acquireTime": now, "leaseDurationSeconds": int(EXPIRED_SECONDS)}
+    labels = {NAME_LABEL: CHART, RELEASE_LABEL: release}
+    what = f"job {job}" if job else f"release {release}"
+    lease = _create(cluster, {"metadata": {"name": name, "labels": labels}, "spec": spec}, what)
+    ended, renewed, is_lost = threading.Event(), time.monotonic(), False
 
-
-def _spec() -> dict[str, Any]:
-    now = _now()
-    return {
-        "holderIdentity": f"{user_and_host()}:{os.getpid()}",
-        "acquireTime": now,
-        "renewTime": now,
-        "leaseDurationSeconds": int(EXPIRED_SECONDS),
-    }
-
-
-def _now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-
-
-def _held_error(what: str, spec: dict[str, Any]) -> OtherRunError:
-    holder, _, pid = str(spec.get("holderIdentity")).rpartition(":")
-    since = str(spec.get("acquireTime")).partition(".")[0].replace("T", " ")
-    return OtherRunError(
-        f"{holder} (process {pid}) has been using {what} since {since}Z and holds its lease; nothing was sent",
-        "run the same command again when that command has finished; or start another release and job now: "
-        "--release NAME --set jobName=NAME",
-    )
-
-
-class _Renewer:
-    """A thread that renews a lease until `release` is called."""
-
-    def __init__(self, cluster: Cluster, lease: dict[str, Any]) -> None:
-        self._cluster, self._lease = cluster, lease
-        self._renewed, self._lost = time.monotonic(), False
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise OtherRunError if the lease is lost or may have expired."""
-        if self._lost or time.monotonic() - self._renewed >= EXPIRED_SECONDS:
-            raise OtherRunError(
-                f"lost the lease {self._lease['metadata']['name']}: it was not renewed for "
-                f"{EXPIRED_SECONDS:.0f} s, or another command took it over. The release was not changed",
-                "run the same command again",
-            )
-
-    def release(self) -> None:
-        """Stop renewing the lease, and delete it unless another process holds it; if that fails, it expires."""
-        self._end.set()
-        self._thread.join()
-        meta = self._lease["metadata"]
-        with contextlib.suppress(CliError):
-            if not self._lost:
-                self._cluster.delete("lease", meta["name"], version=meta["resourceVersion"])
-
-    def _run(self) -> None:
-        while not self._end.wait(RENEW_SECONDS):
+    def renew() -> None:
+        nonlocal lease, renewed, is_lost
+        while not ended.wait(RENEW_SECONDS) and not is_lost:
             sent = time.monotonic()
+            renewal = {"spec": {"renewTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}}
             try:
-                spec = {**self._lease["spec"], "renewTime": _now()}
-                self._lease = self._cluster.replace("lease", {**self._lease, "spec": spec})
-                self._renewed = sent
-            except (ConflictError, NotFoundError):
-                if not self._is_still_held():
-                    self._lost = True
-                    return
+                lease, renewed = cluster.patch("lease", name, renewal, f"renew lease {name}"), sent
+                is_lost = (lease["spec"].get("holderIdentity"), lease["spec"].get("acquireTime")) != (
+                    holder,
+                    now,
+                )
+            except NotFoundError:
+                is_lost = True
             except CliError:
                 continue  # `check` decides how long the cluster may be unreachable
 
-    def _is_still_held(self) -> bool:
-        """Return whether the lease is still this command's, although its version is another one.
+    def check() -> None:
+        if is_lost or time.monotonic() - renewed >= EXPIRED_SECONDS:
+            raise OtherRunError(
+                f"lost the lease {name}: it was not renewed for {EXPIRED_SECONDS:.0f} s, or another command took it "
+                "over. The release was not changed",
+                "run the same command again",
+            )
 
-        So it is after a renewal whose answer was lost. The next renewal then continues from the new version.
-        """
-        with contextlib.suppress(CliError):
-            current = self._cluster.find("lease", self._lease["metadata"]["name"])
-            mine, found = self._lease["spec"], (current or {}).get("spec", {})
-            if current and all(found.get(key) == mine[key] for key in ("holderIdentity", "acquireTime")):
-                self._lease = current
-                return True
-        return False
+    thread = threading.Thread(target=renew, name="lease", daemon=True)
+    thread.start()
+    try:
+        yield check
+    finally:
+        ended.set()
+        thread.join()
+        if not is_lost:
+            with contextlib.suppress(CliError):  # then it expires
+                cluster.delete("lease", name, version=lease["metadata"]["resourceVersion"])
+
+
+def _create(cluster: Cluster, lease: Object, what: str) -> Object:
+    """Create the lease, after an expired one of another process was deleted; return it as stored.
+
+    `what` is the release or job, for the message.
+    """
+    name, seen, since = lease["metadata"]["name"], "", time.monotonic()
+    while True:
+        with contextlib.suppress(ConflictError):  # another process holds it, or was faster
+            return cluster.create("lease", lease)
+        other = cluster.find("lease", name)
+        version = str(other["metadata"]["resourceVersion"]) if other else ""
+        if other and seen and version != seen:
+            holder, _, pid = str(other["spec"].get("holderIdentity")).rpartition(":")
+            acquired = str(other["spec"].get("acquireTime")).partition(".")[0].replace("T", " ")
+            raise OtherRunError(
+                f"{holder} (process {pid}) has been using {what} since {acquired}Z and holds its lease; nothing was "
+                "sent",
+                "run the same command again when that command has finished; or start another release and job now: "
+                "--release NAME --set jobName=NAME",
+            )
+        if other and seen and time.monotonic() - since >= EXPIRED_SECONDS:
+            with contextlib.suppress(ConflictError):
+                cluster.delete("lease", name, version=version)
+                continue
+        seen = version
+        time.sleep(POLL_SECONDS)

@@ -16,6 +16,7 @@ from chart_tools import CHART, kubectl, new_namespace, pinned_helm, run, tool
 
 from infra.chart_values import merge_values
 from launcher.cli import launch_training
+from launcher.cli.cluster_api import connect
 from launcher.cli.errors import CliError
 from launcher.cli.releases import Helm
 from testkit.object_api import object_api
@@ -241,9 +242,9 @@ def test_failed_upgrade_can_be_reverted_and_that_of_run_leaves_nothing(each_helm
     each_helm.allow_one_job()
 
     failing = {"training": {"passes": 3}, **ELSEWHERE}
-    of_run = Helm(str(CHART), each_helm.namespace)
+    of_run = Helm(connect(None, None, each_helm.namespace))
     with pytest.raises(CliError, match="exceeded quota"):
-        of_run.upgrade("demo", json.dumps(VALUES), json.dumps(failing), Path("values.yaml"), "run by a test")
+        of_run.upgrade("demo", merge_values(VALUES, failing), "run by a test")
     until(lambda: each_helm.volumes() == {volume}, "helm has removed the volume that it had made", 60, 0.3)
     assert "exceeded quota" in each_helm.upgrade(failing)
     assert len(each_helm.volumes()) == 2, "without --cleanup-on-fail"

@@ -127,6 +127,7 @@ def test_every_message_on_the_troubleshooting_page_is_in_the_sources() -> None:
     """A quoted text of the first column is in the sources, or belongs to helm or Kubernetes."""
     others = {"values don't meet the specifications of the schema", "Insufficient cpu", "Insufficient memory"}
     others |= {"ErrImageNeverPull", "ImagePullBackOff", "Terminating", "helm upgrade", "runs/"}
+    others |= {"conflict occurred while applying object"}
     sources = "".join(
         path.read_text()
         for folder in ("launcher", "infra", "aws", "charts")

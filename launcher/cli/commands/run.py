@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 
 from launcher.cli.cluster_api import CHART
 from launcher.cli.job_sessions import Session
@@ -17,6 +18,7 @@ from launcher.cli.launch_training import (
     launch,
     plan_trainings,
 )
+from launcher.cli.releases import Helm
 from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
 from launcher.cli.shared_options import (
     MAX_WAIT,
@@ -63,9 +65,9 @@ def run(
     After a change to the program, or to continue a stopped or failed training, run the same command again.
     """
     options = dataclasses.replace(options, release=release, keep=keep, replace=replace)
-    (plan,) = plan_trainings(options, options.helm())
+    (plan,) = plan_trainings(options)
     cluster = options.connect()
-    launched = launch(plan, options, options.helm(cluster.context), cluster)
+    launched = launch(plan, options, Helm(cluster), cluster)
     session = launched.session
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")
@@ -98,5 +100,8 @@ def base(session: Session) -> None:
     Redirect them to base.yaml: `helm upgrade --reset-values -f base.yaml -f TRAINING.yaml` then applies one
     training, without values of the previous one.
     """
-    values = require_cluster(session, "base").read_base_values()
-    print_blocks([f"{values.rstrip()}\n".encode()])
+    session = require_cluster(session, "base")
+    values = yaml.safe_dump(
+        session.read_base_values(Helm(session.cluster)), sort_keys=False, allow_unicode=True
+    )
+    print_blocks([values.encode()])

@@ -17,7 +17,7 @@ from launcher.cli.cluster_api import Cluster, UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch_training import LaunchOptions, expand_grid, launch, plan_trainings
-from launcher.cli.releases import list_releases
+from launcher.cli.releases import Helm, list_releases
 from launcher.cli.run_display import (
     UNREACHABLE_SECONDS,
     LinePrinter,
@@ -108,13 +108,12 @@ def sweep(
 ) -> None:
     """Train with each combination of a grid, each in its own release and job; keep the best release."""
     options = dataclasses.replace(options, by=by)
-    helm = options.helm()
     combinations = expand_grid(grid)
-    plans = plan_trainings(options, helm, combinations)
+    plans = plan_trainings(options, combinations)
     folder = Path(f"{plans[0].job}.sweep")
     folder.mkdir(parents=True, exist_ok=True)
     cluster = options.connect()
-    helm = options.helm(cluster.context)
+    helm = Helm(cluster)
     numbered = {plan.job: plan for plan in (one.numbered(number) for number, one in enumerate(plans, 1))}
     check_releases_are_free(cluster, list(numbered))
     trials = [Trial(job, chosen) for job, chosen in zip(numbered, combinations, strict=True)]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -21,17 +19,11 @@ BASE = "storage: {type: hostPath, hostPath: {path: /volume}}"
 Thing = dict[str, Any]
 
 
-def helm_secret(values: Thing, version: int = 1, status: str = "deployed", **defaults: Any) -> Thing:
-    """Return the Secret in which helm stores a revision of a release."""
-    record = {"config": values, "chart": {"values": defaults}, "info": {"status": status}, "version": version}
-    packed = base64.b64encode(gzip.compress(json.dumps(record).encode()))
-    return {"data": {"release": base64.b64encode(packed).decode()}}
-
-
 class FakeCluster:
     """Objects by kind; pods that are created run at once, and their commands run on this machine."""
 
-    namespace, name, options, context = "paddle", "context test", (), "test"
+    namespace, name, context = "paddle", "context test", "test"
+    options = kubeconfig_options = ()
     has_hidden_namespaces = False
 
     def __init__(self, root: Path | None = None) -> None:
@@ -39,7 +31,7 @@ class FakeCluster:
         self.root = root
         self.config_maps: dict[str, Thing] = {}
         self.values: dict[str, Thing] = {}
-        """The values in helm's Secret of each release."""
+        """The values given to each release."""
         self.jobs: list[Thing] = []
         self.pods: list[Thing] = []
         self.claims: dict[str, str] = {}
@@ -89,9 +81,6 @@ class FakeCluster:
         data["run.json"] = json.dumps({**known, **yaml.safe_load(storage)})
 
     def list_objects(self, kind: str, selector: str = "") -> list[Thing]:
-        if kind == "secret":
-            name = selector.partition("name=")[2]
-            return [helm_secret(self.values[name])] if name in self.values else []
         found = self.list_in_all_namespaces(kind) if "reader" not in selector else []
         return [one for one in found if one["metadata"].get("namespace", self.namespace) == self.namespace]
 
@@ -123,15 +112,17 @@ class FakeCluster:
             return thing
         if name in self.leases:
             raise ConflictError(name)
-        return self.replace("lease", {**thing, "metadata": {"name": name, "resourceVersion": "0"}})
+        self.leases[name] = {**thing, "metadata": {"name": name, "resourceVersion": "1"}}
+        return self.leases[name]
 
-    def replace(self, kind: str, lease: Thing) -> Thing:
-        name, version = lease["metadata"]["name"], lease["metadata"]["resourceVersion"]
-        if version != self.leases.get(name, lease)["metadata"]["resourceVersion"]:
-            raise ConflictError(name)
-        new = {**lease, "metadata": {"name": name, "resourceVersion": f"{int(version) + 1}"}}
-        self.leases[name] = new
-        return new
+    def patch(self, kind: str, name: str, changes: Thing, action: str) -> Thing:
+        lease = self.leases[name]
+        version = str(int(lease["metadata"]["resourceVersion"]) + 1)
+        self.leases[name] = {
+            "metadata": {"name": name, "resourceVersion": version},
+            "spec": {**lease["spec"], **changes["spec"]},
+        }
+        return self.leases[name]
 
     def delete(
         self, kind: str, name: str, version: str | None = None, grace_seconds: int | None = None

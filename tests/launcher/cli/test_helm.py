@@ -1,97 +1,96 @@
-"""Errors of helm, and which fix their messages give."""
+"""helm as `run` calls it: its values, its cluster, and its own messages."""
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
 
 from launcher.cli import releases
-from launcher.cli.errors import CliError
+from launcher.cli.cluster_api import Cluster
+from launcher.cli.errors import CliError, UsageError
 from launcher.cli.releases import Helm
 
-CHART = str(Path(__file__).resolve().parents[3] / "charts" / "paddle-training")
+from .fake_cluster import FakeCluster
+
 HELM = """#!/bin/sh
-[ $1 = show ] && exec cat {chart}/values.yaml
+echo "$@" >> calls
+env | grep ^HELM_KUBE >> calls
 case "$*" in
-*--dry-run*) cat dry.json ;;
-*) echo "jobName: theirs" > kept.yaml; cat $(echo "$*" | grep -o '[^ ]*kept.yaml') > sent.yaml ;;
+get*) echo '{{"image": "x", "training": {{"passes": null}}}}' ;;
+*--dry-run*) cat > checked.yaml; cat dry.json ;;
+*) cat > sent.yaml ;;
 esac
 {end}
 """
 
 
 def fake_helm(here: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Helm:
-    """Put a stand-in for helm on PATH; an upgrade overwrites kept.yaml, and writes the received values to sent.yaml."""
+    """Put a stand-in for helm on PATH, and return its Helm; it writes calls and the values of an upgrade to files."""
     run = {"kind": "ConfigMap", "metadata": {"name": "paddle-training-run"}}
     manifest = yaml.safe_dump({**run, "data": {"run.json": json.dumps({"k8sJob": "mine-1"})}})
     (here / "dry.json").write_text(json.dumps({"manifest": manifest}))
     (here / "bin").mkdir()
-    (here / "bin" / "helm").write_text(HELM.format(chart=CHART, end=end))
+    (here / "bin" / "helm").write_text(HELM.format(end=end))
     (here / "bin" / "helm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{here / 'bin'}:{os.environ['PATH']}")
-    return Helm(CHART, "paddle")
+    return Helm(cast(Cluster, FakeCluster()))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "printed",
-    [
-        "Error: UPGRADE FAILED: release: already exists",
-        "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress",
-        'Error: create: failed to create: secrets "sh.helm.release.v1.x.v1" already exists',
-        "Error: INSTALLATION FAILED: cannot reuse a name that is still in use",
-    ],
-)
-def test_a_conflict_with_another_helm_is_reported_with_a_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str
+def test_helm_gets_the_values_and_the_cluster_of_the_command(
+    here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    helm = fake_helm(tmp_path, monkeypatch, f"echo '{printed}' >&2; exit 1")
-    for call in (helm.check, functools.partial(helm.upgrade, description="mine")):
-        with pytest.raises(CliError, match=r"Fix: .*helm history x -n paddle.*helm rollback x") as raised:
-            call("x", "", "", Path("kept.yaml"))
-        assert raised.value.exit_code == 3, "the values are not to blame"
-
-
-def test_run_upgrades_with_the_option_that_removes_what_a_failed_upgrade_has_created() -> None:
-    assert "--cleanup-on-fail" in Helm(CHART, "paddle").upgrade_command("x", Path("kept.yaml"))
+    for name in ("HELM_KUBECONTEXT", "HELM_KUBEAPISERVER", "HELM_KUBETOKEN"):
+        monkeypatch.setenv(name, "other")
+    helm = fake_helm(here, monkeypatch)
+    values = {**helm.read_values("paddle-training"), "jobName": "é"}
+    assert helm.check("paddle-training", values) == "mine-1"
+    helm.upgrade("paddle-training", values, "run by me")
+    for file in ("checked.yaml", "sent.yaml"):
+        assert yaml.safe_load((here / file).read_text()) == {
+            "image": "x",
+            "training": {"passes": None},
+            "jobName": "é",
+        }, "without the null, helm would use the chart's default again"
+    cluster = "-n paddle --kube-context test"
+    calls = (here / "calls").read_text().splitlines()
+    assert calls[0] == f"get values paddle-training -o json {cluster}"
+    upgrade = f"upgrade --install paddle-training {releases.find_chart()} {cluster} --reset-values"
+    assert calls[1:] == [
+        f"{upgrade} --cleanup-on-fail -f - --dry-run=server -o json",
+        f"{upgrade} --cleanup-on-fail -f - --description run by me",
+    ]
 
 
 @pytest.mark.slow
-def test_a_field_that_another_client_has_changed_is_reported_with_its_name_and_a_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    printed = (
-        "Error: UPGRADE FAILED: conflict occurred while applying object paddle/x-1 batch/v1, Kind=Job: Apply failed "
-        'with 1 conflict: conflict with "kubectl-patch" using batch/v1: .spec.suspend'
-    )
-    monkeypatch.chdir(tmp_path)
-    helm = fake_helm(tmp_path, monkeypatch, f"echo '{printed}' >&2; exit 1")
-    with pytest.raises(
-        CliError, match=r"\.spec\.suspend\nAnother client .* Fix: remove the fields from your values"
-    ):
-        helm.upgrade("x", "", "", Path("kept.yaml"), "mine")
+def test_a_message_of_helm_is_passed_on_with_a_fix(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = "Error: UPGRADE FAILED: another operation (install/upgrade/rollback) is in progress"
+    helm = fake_helm(here, monkeypatch, f"echo '{printed}' >&2; exit 1")
+    expected = r"is in progress. Fix: correct what helm reports.* helm rollback"
+    with pytest.raises(UsageError, match=expected):
+        helm.check("x", {})
+    with pytest.raises(CliError, match=expected):
+        helm.upgrade("x", {}, "mine")
 
 
-def test_a_helm_that_times_out_does_not_blame_the_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_helm_and_a_time_out_are_reported_with_a_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     def run(argv: list[str], **options: Any) -> None:
         raise subprocess.TimeoutExpired(argv, options["timeout"])
 
+    helm = Helm(cast(Cluster, FakeCluster()))
     monkeypatch.setattr(
         releases, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
     )
     monkeypatch.setattr(releases.shutil, "which", lambda _: "helm")
-    helm = Helm(CHART, "paddle")
-    with pytest.raises(
-        CliError, match=r"^helm upgrade timed out .* Fix: check that the cluster answers"
-    ) as raised:
-        helm.check("x", "", "", Path("kept.yaml"))
-    assert raised.value.exit_code == 3
+    with pytest.raises(CliError, match=r"^helm uninstall timed out .* Fix: check that the cluster answers"):
+        helm.uninstall("x")
+    monkeypatch.setattr(releases.shutil, "which", lambda _: None)
+    with pytest.raises(UsageError, match="helm is not on PATH"):
+        helm.uninstall("x")

@@ -10,11 +10,8 @@ import pytest
 import yaml
 from kubernetes.config import incluster_config
 
-from launcher.cli import main
 from launcher.cli.cluster_api import connect
-from launcher.cli.commands import run, sweep
 from launcher.cli.errors import UsageError
-from launcher.cli.releases import Helm
 
 COMMANDS = ("status", "wait", "logs", "results", "runs", "compare", "clean", "stop", "resume", "base")
 
@@ -82,7 +79,6 @@ BROKEN = {
     "no server": lambda path: kubeconfig(
         path, "prod", current="prod", clusters=[{"name": "prod", "cluster": {}}]
     ),
-    "no user": lambda path: kubeconfig(path, "prod", current="prod", users=[]),
     "contexts of another type": lambda path: kubeconfig(path, current="prod", contexts={"prod": {}}),
     "a context without a name": lambda path: kubeconfig(path, current="prod", contexts=[{"context": {}}]),
 }
@@ -140,53 +136,7 @@ def test_of_several_files_the_first_with_an_entry_wins_as_for_helm(
         cluster = connect(None, context, "paddle")
         assert cluster.configuration.host == f"http://{host}:9"
         assert cluster.context == host.partition("-")[2]
-    assert connect(two, None, "paddle").configuration.host == "http://two-test:9", "--kubeconfig overrides"
-
-
-HELM = """#!/bin/sh
-echo "$@" >> "$OUT"
-env | grep ^HELM_KUBE >> "$OUT"
-echo fail >&2
-exit 1
-"""
-
-
-def test_helm_gets_the_cluster_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "helm").write_text(HELM)
-    (tmp_path / "bin" / "helm").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
-    monkeypatch.setenv("OUT", str(tmp_path / "out"))
-    for name in ("HELM_KUBECONTEXT", "HELM_KUBEAPISERVER", "HELM_KUBETOKEN"):
-        monkeypatch.setenv(name, "other")
-    path = kubeconfig(tmp_path / "config", "prod", current="prod")
-    used = []
-
-    def launch(plan: Any, options: Any, helm: Helm, cluster: Any, **_: Any) -> None:
-        kubeconfig(path, "prod", "other", current="other")  # another terminal changes the current context
-        with pytest.raises(Exception, match="fail"):
-            helm.uninstall("r")
-        used.append(cluster.context)
-        raise UsageError("stop here", "none")
-
-    for module in (run, sweep):
-        monkeypatch.setattr(module, "launch", launch)
-        monkeypatch.setattr(module, "plan_trainings", lambda *_: [Plan()])
-    monkeypatch.setattr(sweep, "check_releases_are_free", lambda *_: None)
-    for command, argv in (("run", ()), ("sweep", ("--grid", "a=1"))):
-        kubeconfig(path, "prod", current="prod")
-        (tmp_path / "out").write_text("")
-        monkeypatch.setattr(main.signal, "signal", lambda *_: None)
-        assert main.run_command([command, "p", "--kubeconfig", str(path), *argv]) == 64
-        called = (tmp_path / "out").read_text()
-        assert called == f"uninstall r -n paddle --kubeconfig {path} --kube-context prod\n"
-    assert used == ["prod", "prod"]
-
-
-class Plan:
-    """Stands for a TrainingPlan."""
-
-    job = "p"
-
-    def numbered(self, number: int) -> Plan:
-        return self
+        assert cluster.options == (["--context", context] if context else [])
+    cluster = connect(two, None, "paddle")
+    assert cluster.configuration.host == "http://two-test:9", "--kubeconfig overrides"
+    assert cluster.kubeconfig_options == cluster.options == ["--kubeconfig", str(two)]

@@ -17,12 +17,11 @@ from launcher.cli.cluster_api import Cluster
 from launcher.cli.commands import run, sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.releases import Helm, list_releases, merge_values, read_release_values
+from launcher.cli.releases import Helm, list_releases, merge_values
 from launcher.cli.run_display import describe_following, explain_interrupt
 
 from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
-from .fake_cluster import FakeCluster, helm_secret
-from .test_helm import fake_helm
+from .fake_cluster import FakeCluster
 
 
 def launch_options(**more: Any) -> launch_training.LaunchOptions:
@@ -46,15 +45,18 @@ class FakeHelm:
     def __init__(self, cluster: FakeCluster, before: Callable[[], object] = str) -> None:
         self.cluster, self.before = cluster, before
 
-    def check(self, release: str, base: str, values: str, keep: Path) -> str:
-        return f"mine-{yaml.safe_load(values)['training']['batchSize']}"
+    def read_values(self, release: str) -> dict[str, Any]:
+        return self.cluster.values[release]
 
-    def upgrade_command(self, release: str, values: Path) -> list[str]:
+    def check(self, release: str, values: dict[str, Any]) -> str:
+        return f"mine-{values['training']['batchSize']}"
+
+    def upgrade_command(self, release: str, *files: str) -> list[str]:
         return ["helm"]
 
-    def upgrade(self, release: str, base: str, values: str, keep: Path, description: str) -> None:
+    def upgrade(self, release: str, values: dict[str, Any], description: str) -> None:
         self.before()
-        self.cluster.add_release(release, base="image: x\n", k8sJob=self.check(release, base, values, keep))
+        self.cluster.add_release(release, base="image: x\n", k8sJob=self.check(release, values))
 
 
 def launch(
@@ -147,7 +149,6 @@ def test_run_does_not_follow_a_training_that_scheduling_suspend_holds_back(
     cluster.add_release()
     session = ClusterSession(cast(Cluster, cluster), "paddle-training")
     monkeypatch.setattr(run, "plan_trainings", lambda *_: [launch_training.TrainingPlan([], {})])
-    monkeypatch.setattr(run.LaunchOptions, "helm", lambda *_: None)
     monkeypatch.setattr(run.LaunchOptions, "connect", lambda _: cluster)
     monkeypatch.setattr(run, "launch", lambda *_: launch_training.LaunchResult(session, True, here, "FILE"))
     code, out, err = cli("run", "x", "--timeout", "0", "-o", output)
@@ -236,19 +237,6 @@ def test_a_replaced_run_is_not_followed(here: Path) -> None:
         first.session.poll_view()
 
 
-@pytest.mark.slow
-def test_helm_gets_the_checked_values_even_if_the_kept_file_is_replaced(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cluster, made = (
-        make_cluster("paddle-training"),
-        launch_training.TrainingPlan([], {"jobName": "mine"}),
-    )
-    helm = fake_helm(here, monkeypatch)
-    launch_training.launch(made, launch_options(replace=True), helm, cluster)  # type: ignore[arg-type]
-    assert yaml.safe_load((here / "sent.yaml").read_text()) == {"jobName": "mine"}
-
-
 @pytest.mark.parametrize("release", ["paddle-training", "new"])
 def test_a_missing_claim_is_reported_with_a_fix(here: Path, release: str) -> None:
     cluster = make_cluster("paddle-training")
@@ -331,20 +319,16 @@ def test_a_file_that_run_did_not_write_is_not_overwritten(here: Path) -> None:
     assert (here / "kept.yaml").read_text() == "trainers: 3\n"
 
 
-def test_base_prints_the_values_of_the_cluster_from_helms_secret(
-    cli: Any, monkeypatch: pytest.MonkeyPatch
+def test_base_prints_the_values_of_the_cluster_and_not_of_the_training(
+    cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make_cluster("paddle-training")
     cluster.add_release(base="image: x\nextraEnv: [{name: A, value: b}]\n")
     monkeypatch.setattr("launcher.cli.shared_options.connect", lambda *_: cluster)
+    given = {**cluster.values["paddle-training"], "training": {"passes": 9}}
+    monkeypatch.setattr(Helm, "read_values", lambda *_: given)
     code, out, _ = cli("base")
     assert (code, yaml.safe_load(out)) == (0, {"image": "x", "extraEnv": [{"name": "A", "value": "b"}]})
-    assert out.count("\n\n") == 0
-    cluster.values.clear()
-    code, _, err = cli("base")
-    assert code
-    assert "no readable Secret of helm with the values of release paddle-training" in err
-    assert "Fix: install the release with helm or Pulumi" in err
 
 
 def test_a_release_of_an_earlier_chart_is_not_upgraded_to_the_defaults_of_image_and_storage(
@@ -356,20 +340,3 @@ def test_a_release_of_an_earlier_chart_is_not_upgraded_to_the_defaults_of_image_
     with pytest.raises(CliError, match=r"another version of the chart.*Fix: upgrade the release"):
         launch(cluster, launch_options(replace=True))
     assert not (here / "kept.yaml").exists()
-
-
-def test_values_of_a_release_are_those_of_its_deployed_revision_over_the_defaults() -> None:
-    cluster = make_cluster("mine")
-    secrets = [
-        helm_secret({"a": 1}, 8, "superseded"),
-        helm_secret({"a": {"b": None, "c": 2}, "n": None}, 9, a={"b": 1, "d": 3}, n=1, e="é"),
-        helm_secret({"a": 5}, 10, "failed"),
-        {"data": {"release": "damaged"}},
-        {"data": {}},
-    ]
-    cluster.list_objects = lambda kind, selector="": secrets  # type: ignore[method-assign]
-    found = read_release_values(cluster, "mine")  # type: ignore[arg-type]
-    kept_nulls = {"a": {"b": None, "c": 2, "d": 3}, "n": None, "e": "é"}
-    assert found == kept_nulls, "without the nulls, the next upgrade would get the chart's defaults again"
-    del secrets[1]
-    assert read_release_values(cluster, "mine") == {"a": 5}  # type: ignore[arg-type]

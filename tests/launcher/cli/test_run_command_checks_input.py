@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import pytest
 import yaml
 
 from launcher.cli import launch_training
 from launcher.cli.errors import UsageError
-from launcher.cli.releases import Helm
 
 ROOT = Path(__file__).resolve().parents[3]
-CHART = str(ROOT / "charts" / "paddle-training")
 DEFAULTS = yaml.safe_load((ROOT / "charts" / "paddle-training" / "values.yaml").read_text())
 Cli = Callable[..., tuple[int, str, str]]
 
@@ -95,17 +91,6 @@ def test_a_misspelt_value_is_reported_with_the_most_similar_one(
     code, _, err = cli("sweep", "My Line", "--data", "rows.txt", "--grid", "dta.seed=1,2")
     assert code == 64
     assert "did you mean data?" in err
-    # What lies deeper, helm knows: a stand-in for it on a cluster, with the real one's words.
-    text = "- at '/training': additional properties 'passs' not allowed"
-    fake = here / "bin" / "helm"
-    fake.parent.mkdir()
-    fake.write_text(f'#!/bin/sh\n[ $1 = show ] && exec cat {CHART}/values.yaml\necho "{text}" >&2\nexit 1\n')
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:{os.environ['PATH']}")
-    with pytest.raises(
-        UsageError, match=r"'passs' not allowed\npasss: did you mean passes\? Fix: correct the values"
-    ):
-        Helm(CHART, "paddle").check("paddle-training", "", "", here / "mine.yaml")
 
 
 @pytest.mark.slow
@@ -114,8 +99,7 @@ def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None
     (made,) = launch_training.plan_trainings(
         launch_options(
             values=[here / "mine.yaml"], settings=["rate=0.5", "data.seed=4"], trainers=2, passes=1
-        ),
-        Helm(CHART, "paddle"),
+        )
     )
     assert made.values["jobName"] == "my-line"
     training = made.values["training"]
@@ -125,7 +109,7 @@ def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None
     assert made.values["data"]["source"] == "file://rows.txt"
     assert made.values["trainers"] == 2
     (here / "My Line" / "trainer_config.py").write_text(PROGRAM + "# edited\n")
-    (again,) = launch_training.plan_trainings(launch_options(), Helm(CHART, "paddle"))
+    (again,) = launch_training.plan_trainings(launch_options())
     assert again.values["training"]["programSha256"] != training["programSha256"], "an edit trains again"
 
 
@@ -142,21 +126,13 @@ def test_the_file_of_training_config_is_trained(here: Path, values: str, setting
     (here / "mine.yaml").write_text(values)
     (here / "My Line" / "other.py").write_text(PROGRAM)
 
-    class Defaults:
-        def read_defaults(self) -> object:
-            return DEFAULTS
-
-    (made,) = launch_training.plan_trainings(
-        launch_options(values=[here / "mine.yaml"], settings=settings), cast(Helm, Defaults())
-    )
+    (made,) = launch_training.plan_trainings(launch_options(values=[here / "mine.yaml"], settings=settings))
     assert made.values["training"]["config"] == "My-Line/other.py"
     (here / "My Line" / "other.py").unlink()
     with pytest.raises(
         UsageError, match=r"names the file other\.py, but My Line has only trainer_config\.py"
     ):
-        launch_training.plan_trainings(
-            launch_options(values=[here / "mine.yaml"], settings=settings), cast(Helm, Defaults())
-        )
+        launch_training.plan_trainings(launch_options(values=[here / "mine.yaml"], settings=settings))
 
 
 @pytest.mark.slow
@@ -196,31 +172,25 @@ def test_rows_in_an_archive_are_checked_with_its_tables(cli: Cli, here: Path) ->
     options = ("--set", "data.member=rows.txt", "--set", "data.tables=[side.csv]")
     _, _, err = cli("run", "My Line", "--data", "packed.zip", *options, "--kubeconfig", "not-there")
     assert "parses the first 2 rows (0 skipped)" in err
-    assert "--kubeconfig not-there: no such file" in err
-
-
-def test_a_missing_helm_is_reported(cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(here))
-    code, _, err = cli("run", "My Line", "--data", "rows.txt")
-    assert code == 64
-    assert "helm is not on PATH" in err
+    assert "the kubeconfig not-there cannot be used: no such file" in err
 
 
 def test_errors_of_run_mention_the_options_of_run(here: Path) -> None:
     with pytest.raises(UsageError, match=r"^gone\.txt: no such file"):
-        launch_training.plan_trainings(launch_options(data="gone.txt"), Helm(CHART, "paddle"))
+        launch_training.plan_trainings(launch_options(data="gone.txt"))
     (here / "My Line").rename(here / "output")
     with pytest.raises(
         UsageError, match=r"^a program cannot have the name output: .* Fix: rename your folder or file"
     ):
-        launch_training.plan_trainings(launch_options(program=Path("output")), Helm(CHART, "paddle"))
+        launch_training.plan_trainings(launch_options(program=Path("output")))
 
 
 @pytest.mark.slow
 def test_a_values_file_that_is_not_utf_8_is_an_error_with_its_name(here: Path) -> None:
     (here / "my.yaml").write_bytes(b"jobName: \xff\n")
-    with pytest.raises(UsageError, match=r"^-f my\.yaml cannot be read: .* Fix: give a YAML file, in UTF-8"):
-        launch_training.plan_trainings(launch_options(values=[Path("my.yaml")]), Helm(CHART, "paddle"))
+    expected = r"^-f my\.yaml is not a file with chart values: .* Fix: give a YAML file, in UTF-8"
+    with pytest.raises(UsageError, match=expected):
+        launch_training.plan_trainings(launch_options(values=[Path("my.yaml")]))
 
 
 @pytest.mark.slow
@@ -239,15 +209,8 @@ def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cl
         assert "--by mae: the program has no such score; nothing was sent. Fix: choose one of: error" in err
 
 
-class Defaults:
-    """Helm with the chart's defaults, without the program helm."""
-
-    def read_defaults(self) -> dict[str, object]:
-        return dict(DEFAULTS)
-
-
 def plan(**more: object) -> launch_training.TrainingPlan:
-    (made,) = launch_training.plan_trainings(launch_options(**more), cast(Helm, Defaults()))
+    (made,) = launch_training.plan_trainings(launch_options(**more))
     return made
 
 

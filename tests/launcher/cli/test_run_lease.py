@@ -59,8 +59,7 @@ def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pyte
     def taken_over(*_: object) -> None:
         lease = cluster.leases["paddle-training-run"]
         spec = {**lease["spec"], "holderIdentity": "eve@there:1"}
-        taken = {"metadata": {**lease["metadata"], "resourceVersion": "99"}, "spec": spec}
-        cluster.leases["paddle-training-run"] = taken
+        cluster.leases["paddle-training-run"] = {**lease, "spec": spec}
         until(lambda: sum(one.name == "lease" for one in threading.enumerate()) == 1, "the renewal's end")
 
     monkeypatch.setattr(launch_training, "_upload", taken_over)
@@ -75,17 +74,16 @@ def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pyte
 def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.02)
     cluster = make_cluster()
-    replace, sent = cluster.replace, []
+    patch, sent = cluster.patch, []
 
-    def lose_the_first_answer(kind: str, lease: Any) -> Any:
-        new = replace(kind, lease)
-        sent.append(new)
+    def lose_the_first_answer(*given: Any) -> Any:
+        sent.append(patch(*given))
         if len(sent) == 1:
             raise CliError("the connection was closed")
-        return new
+        return sent[-1]
 
+    monkeypatch.setattr(cluster, "patch", lose_the_first_answer)
     with run_lease.hold_lease(cast(Cluster, cluster), "mine") as check:
-        monkeypatch.setattr(cluster, "replace", lose_the_first_answer)
         until(lambda: len(sent) > 2, "more renewals")
         check()
     assert not cluster.leases, "it is deleted at the end"

@@ -90,7 +90,7 @@ def test_a_failed_job_that_is_started_again_stays_the_newest_run_of_its_cron_job
 
 def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: Path) -> None:
     plan = launch_training.TrainingPlan([], {"jobName": "mine"})
-    helm = SimpleNamespace(check=lambda *_: "mine-1")
+    helm = SimpleNamespace(check=lambda *_: "mine-1", read_values=cluster.values.get)
     options = LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml")
     with pytest.raises(UsageError, match=r"training\.schedule, which training mine would remove.*--replace"):
         launch_training.launch(plan, options, cast(Helm, helm), cast(Cluster, cluster))
@@ -99,7 +99,7 @@ def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: 
 def test_run_rejects_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     run_json = json.dumps({**RUN_JSON, **CRON})
     manifest = f"kind: ConfigMap\nmetadata: {{name: r-run}}\ndata: {{run.json: '{run_json}'}}\n"
-    monkeypatch.setattr(Helm, "_upgraded", lambda *_: json.dumps({"manifest": manifest}))
-    helm = Helm("chart", "paddle", None, None)
+    monkeypatch.setattr(Helm, "_upgrade", lambda *_: json.dumps({"manifest": manifest}))
+    helm = Helm(cast(Cluster, FakeCluster()))
     with pytest.raises(UsageError, match=r"training\.schedule is set.*Fix: remove training\.schedule here"):
-        helm.check("r", "", "", Path("mine.yaml"))
+        helm.check("r", {})

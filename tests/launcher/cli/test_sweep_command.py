@@ -196,7 +196,6 @@ def run_sweep(
 
         monkeypatch.setattr(sweep, "plan_trainings", lambda *_: [TrainingPlan([], {"jobName": "t"})] * 2)
         monkeypatch.setattr(sweep, "launch", launch)
-        monkeypatch.setattr(sweep.LaunchOptions, "helm", lambda *_: None)
         monkeypatch.setattr(sweep.LaunchOptions, "connect", lambda _: FakeCluster())
         given = ("--grid", "rate=1,2", "--parallel", "2", "-o", "json")
         return cli("sweep", "x", *given)
