@@ -5,15 +5,21 @@ training pod copies its shard to its own disk.
 
 <JOB_PATH>/
 ├── sources/                             input files of data.source with a file:// address
+├── .data/                               JobPaths.all_data: the prepared data of all jobs
+│   ├── <content>/                       DataPaths: data that is complete; <content> is a digest of source and settings
+│   │   ├── manifest.json                list of its files
+│   │   ├── <i>/{train.txt,train.list,test.list}    shard i; a shard in several files has train-<part>.txt and
+│   │   │                                files.json instead of train.txt
+│   │   ├── test.txt                     the test set, common to all shards
+│   │   └── tables/<name>                side tables: files of data.tables that the program reads
+│   ├── <dataDigest>.json                the manifest of the data with this digest; it has the name <content>
+│   ├── .<content>.<uid>.tmp/            work in progress of data Jobs
+│   └── .<dataDigest>.alive              a file that data Jobs at work touch
 └── <JOB_NAME>/                          JobPaths.job
-    ├── manifest.json                    list of the data files; the data Job writes it last
-    ├── data-failed.json                 why the data Job failed (instead of a manifest)
+    ├── manifest.json                    the manifest of the job's newest data; the data Job writes it last
+    ├── <i>/data, test.txt, tables       relative links to that data
+    ├── data-failed.json                 why the data Job failed
     ├── .run-secret                      what the ranks of the newest run authenticate with; mode 0600
-    ├── .<digest>.tmp/                   work in progress of the data Job
-    ├── <i>/data/{train.txt,train.list,test.list}   shard i; a shard in several files has train-<part>.txt and
-    │                                    files.json instead of train.txt
-    ├── test.txt                         the test set, common to all shards
-    ├── tables/<name>                    side tables: files of data.tables that the program reads
     ├── <TRAIN_CONFIG_DIR>/              a user's own program
     ├── output/                          the present run's output
     │   ├── run.lock, run.json, run.copy.json, status.json, program.json, metrics.csv, before.json, curve.png,
@@ -39,12 +45,12 @@ training pod copies its shard to its own disk.
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-SHARD_LISTS = ("train.list", "test.list")
 RESERVED_FOLDERS = frozenset({"output", "runs", "tables", "sources"})
 _SAVE = re.compile(r"pass-([0-9]{5,18})(?:-batch-([0-9]{7,18}))?")
 
@@ -137,14 +143,6 @@ class JobPaths:
         return self.job / ".run-secret"
 
     @property
-    def tables(self) -> Path:
-        return self.job / "tables"
-
-    @property
-    def test(self) -> Path:
-        return self.job / "test.txt"
-
-    @property
     def output(self) -> Path:
         return self.job / "output"
 
@@ -152,21 +150,30 @@ class JobPaths:
     def runs(self) -> Path:
         return self.job / "runs"
 
-    def data_tmp(self, digest: str) -> Path:
-        """Return the folder in which the data Job writes the data with this `dataDigest` before it publishes them."""
-        return self.job / f".{digest}.tmp"
+    @property
+    def all_data(self) -> Path:
+        """Folder of the prepared data of all jobs of the storage."""
+        return self.job_path / ".data"
+
+    def data(self, content: str) -> DataPaths:
+        """Return the paths of the prepared data with this digest of its content (`content` in the manifest)."""
+        return DataPaths(self.all_data / content)
+
+    def data_record(self, digest: str) -> Path:
+        """Return the manifest of the data with this `dataDigest`; it says in `content` where the data is."""
+        return self.all_data / f"{digest}.json"
+
+    def data_tmp(self, content: str) -> Path:
+        """Return the folder in which data Jobs of this user prepare data, which they rename to `data(content)`."""
+        return self.all_data / f".{content}.{os.getuid()}.tmp"
 
     def data_alive(self, digest: str) -> Path:
         """Return the file that the pods of a data Job touch every few seconds while they run."""
-        return self.data_tmp(digest) / "alive"
+        return self.all_data / f".{digest}.alive"
 
     def output_tmp(self, run_id: str) -> Path:
         """Return the temporary path of run `run_id`'s new output folder, until it is renamed to output/."""
         return self.job / f".output-{run_id}.tmp"
-
-    def shard(self, index: int) -> Path:
-        """Return the folder with the rows of shard `index` (train.txt, train.list, test.list)."""
-        return self.job / str(index) / "data"
 
     def program(self, name: str) -> Path:
         """Return the folder of the user's own training program `name`."""
@@ -175,6 +182,34 @@ class JobPaths:
     def run(self, run_id: str) -> Path:
         """Return the folder to which the output of the earlier run `run_id` was moved: `runs/<run_id>`."""
         return self.runs / run_id
+
+
+@dataclass(frozen=True)
+class DataPaths:
+    """Paths below `root`, a folder of prepared data: `<job_path>/.data/<content>`, or the work folder of a data Job."""
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        return self.root / "manifest.json"
+
+    @property
+    def tables(self) -> Path:
+        return self.root / "tables"
+
+    @property
+    def test(self) -> Path:
+        return self.root / "test.txt"
+
+    @property
+    def parts(self) -> Path:
+        """Folder of a work folder with the parts of the source: their locks, markers and test sets."""
+        return self.root / "parts"
+
+    def shard(self, index: int) -> Path:
+        """Return the folder with the rows of shard `index` (train.txt, train.list, test.list)."""
+        return self.root / str(index)
 
 
 @dataclass(frozen=True)

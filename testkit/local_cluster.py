@@ -16,6 +16,8 @@ import httpx
 import yaml
 
 from launcher.cli.launch_training import merge_values
+from launcher.dataprep.prepared_data import read_manifest, remove_data
+from launcher.paths import JobPaths
 from local.images import launcher_image
 from local.paths import CLONE as ROOT
 from local.paths import KUBECONFIG, SHARED
@@ -146,7 +148,7 @@ class Training:
         )
 
     def remove(self) -> None:
-        """Remove all releases of the namespace, the namespace and the job's folder; fail if the pods do not terminate.
+        """Remove the releases of the namespace, the namespace, the job's folder and its data; fail if pods stay.
 
         The releases are removed first: in a terminating namespace a Job with a limit per index never
         completes. It keeps the finalizer of its last failed pod until the next pod is created, and the API
@@ -165,6 +167,10 @@ class Training:
             lambda: self.cluster.kubectl("describe", "pods", *there, check=False),
         )
         shutil.rmtree(self.job, ignore_errors=True)
+        layout = JobPaths(self.job.parent, self.job.name)
+        for record in map(read_manifest, layout.all_data.glob("*.json")):
+            if record and (record.get("madeBy") or {}).get("namespace") == self.namespace:
+                remove_data(layout, record)
 
     def described(self) -> dict[str, Any]:
         """Return the description of the release's run: key `run.json` of the ConfigMap `<release>-run`."""

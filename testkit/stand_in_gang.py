@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 from launcher.paths import OutputPaths
 from local.launcher_gang import LauncherGang, job_environment
+from testkit.written_data import write_data
 
 JOB = "job"
 STAND_IN = """
@@ -31,41 +29,14 @@ time.sleep(3600)
 pass; both then sleep."""
 
 
-def write_small_job(job: Path, shards: int, digest: str) -> None:
-    """Write the job folder `job` as the data Job leaves it, with one line per shard and a program `mine`.
-
-    `digest` is the data digest in its manifest.json.
-    """
-
-    def write(path: Path, text: str) -> dict[str, Any]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return {"bytes": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-    entries = []
-    for index in range(shards):
-        folder = job / str(index) / "data"
-        entries.append({"index": index, "lines": 1, **write(folder / "train.txt", f"line {index}\n")})
-        write(folder / "train.list", "./data/train.txt\n")
-        write(folder / "test.list", "./data/test.txt\n")
-    manifest = {
-        **{"version": 2, "dataDigest": digest, "source": "file://x", "sha256": "", "member": ""},
-        **{"format": "lines", "seed": 0, "testFraction": 0.1, "splitCount": shards, "lines": shards},
-        "shards": entries,
-        "test": {"lines": 1, **write(job / "test.txt", "test line\n")},
-        "tables": [],
-    }
-    write(job / "mine" / "trainer_config.py", "settings()\n")
-    write(job / "manifest.json", json.dumps(manifest))
-
-
 class StandInGang(LauncherGang):
     """A gang of launchers with runtime v1 that start the program `STAND_IN`; its trainers never finish."""
 
     def __init__(self, folder: Path, trainers: int, **environ: str) -> None:
         """Write the job and the stand-in to `folder`; `environ` is added to all launchers' environment."""
         base = job_environment(folder / "shared", JOB, trainers)
-        write_small_job(folder / "shared" / JOB, trainers, base["PADDLE_LAUNCHER_DATA_DIGEST"])
+        lines = [[f"line {rank}"] for rank in range(trainers)]
+        write_data(folder / "shared" / JOB, lines, digest=base["PADDLE_LAUNCHER_DATA_DIGEST"])
         program = folder / "bin" / "paddle"
         program.parent.mkdir()
         program.write_text(f"#!{sys.executable} -S\n{STAND_IN}")

@@ -14,7 +14,7 @@ from typing import Any
 from launcher import metrics
 from launcher.cli.errors import UsageError
 from launcher.cli.storage import Storage, read_small_files
-from launcher.dataprep.publish_data import make_again_fix
+from launcher.dataprep.prepared_data import make_again_fix
 from launcher.errors import DataError
 from launcher.io import run_record
 from launcher.paths import JobPaths, OutputPaths

@@ -537,14 +537,14 @@ def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> list[st
     if not manifest and state in FINAL_STATES:
         return []
     by = manifest.made_by if manifest else {}
-    other = ""
     if by.get("release") and (by["release"], by.get("namespace")) != (run.release, run.namespace):
-        other = (
-            f": release {by['release']} in namespace {by.get('namespace')} has the same jobName {run.job_name!r} "
-            "and replaced it; give one of the two another jobName"
-        )
+        return [
+            f"release {by['release']} in namespace {by.get('namespace')} has the same jobName {run.job_name!r}: the "
+            "job's folder has links to its data. The data of this release stays. Fix: give one of the two another "
+            "jobName"
+        ]
     return [
-        f"the storage does not contain the data of Job {data.name}{other}. Fix: delete that Job, so that the same "
+        f"the storage does not contain the data of Job {data.name}. Fix: delete that Job, so that the same "
         f"`run` or helm upgrade creates it again: kubectl delete job {data.name} -n {run.namespace}"
     ]
 

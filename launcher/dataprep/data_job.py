@@ -1,14 +1,14 @@
 """Prepare data in one pod of the data Job, or in a training pod: `python -m launcher prepare`.
 
 The source is planned as parts; each part is read by one pod and split into one file for each shard; the last
-pod to finish publishes the shards under their final names and writes the manifest. Every pod makes the same
+pod to finish renames the complete data to its final name and writes the manifest. Every pod makes the same
 plan and takes parts that no other pod has locked, so that any number of running pods completes the data: a
 pod that cannot be scheduled delays nothing. A finished part stays finished: an evicted pod loses only the
 part that it was reading. No file gets its final name before the complete source was read, and the result does
 not depend on the number of pods.
 
-If this job has data of the same source and settings, only the manifest is written again. If another job on the
-storage has it, its files are linked (hard links).
+The name of the data is a digest of everything that decides its bytes. Pods of several data Jobs with equal data work in
+one folder; and data that is there already is used without reading the source again.
 """
 
 from __future__ import annotations
@@ -20,26 +20,24 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep import publish_data, source_parts
+from launcher.dataprep import prepared_data, source_parts
 from launcher.dataprep import source as sources
-from launcher.dataprep.job_lock import DataJobLock
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.split_part import PartSplitter, assemble_shards, shard_file_name
 from launcher.dataprep.text_lines import warn_of_quotes
-from launcher.errors import RUN_ENDS, DataError, DeadlineError, LauncherError, StoppedError
+from launcher.errors import RUN_ENDS, DeadlineError, LauncherError
 from launcher.io import files as storage
 from launcher.io.disk_space import require_space
 from launcher.io.retry import Retry
 from launcher.io.stop_signals import raise_on_stop_signal
 from launcher.log import log, start_logging
-from launcher.paths import JobPaths
-from launcher.schema import MANIFEST_VERSION, ManifestFile, ManifestOrigin, Publication
+from launcher.paths import DataPaths
+from launcher.schema import MANIFEST_VERSION
 from launcher.settings import DataSettings
 
 _SWITCH_SECONDS = 0.0005  # the default of 5 ms makes a thread that returns from hashing wait for the GIL
@@ -57,12 +55,11 @@ def main(settings: DataSettings, retry: Retry | None = None) -> int:
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     try:
-        # The lock is held until the reason of a failure is written: a new Job must not take that for its own.
-        with raise_on_stop_signal("nothing was published"), contextlib.ExitStack() as locked:
+        prepared_data.make_job_folder(settings.layout)
+        with raise_on_stop_signal("nothing was published"):
             try:
-                publish_data.make_job_folder(settings.layout)
-                lock = locked.enter_context(DataJobLock(settings, progress))
-                DataPod(settings, lock, progress, retry or Retry()).run()
+                prepared_data.make_data_folder(settings.layout)
+                DataPod(settings, progress, retry or Retry()).run()
             except LauncherError as error:
                 if error.exit_code in RUN_ENDS:
                     _write_failure(settings, str(error))
@@ -102,87 +99,92 @@ def _write_failure(settings: DataSettings, reason: str) -> None:
 
 
 class DataPod:
-    """Prepares the data together with the other pods of its Job."""
+    """Prepares the data together with the other pods of its Job, and of other Jobs with equal data."""
 
-    def __init__(
-        self, settings: DataSettings, lock: DataJobLock, progress: DataProgress, retry: Retry
-    ) -> None:
-        self._settings, self._lock, self._progress, self._retry = settings, lock, progress, retry
+    def __init__(self, settings: DataSettings, progress: DataProgress, retry: Retry) -> None:
+        self._settings, self._progress, self._retry = settings, progress, retry
         self._layout = settings.layout
-        self._tmp = settings.layout.data_tmp(settings.data_digest)
-        self._content = ""
+        self._alive = self._layout.data_alive(settings.data_digest)
+        self._data = self._work = DataPaths(self._layout.all_data)
+        """The folder of the complete data and the work folder; set once the source was listed."""
         self._test = replace(
             settings, source=settings.test_source, source_secret="", member="", tables=(), sha256=""
         )
 
     def run(self) -> None:
-        """Prepare parts of the data; return once all data is published, by this pod or another one.
+        """Prepare parts of the data; return once all data is complete and the job has it.
 
         Raises:
             LauncherError: the data cannot be prepared.
         """
-        if publish_data.is_published(self._settings):
-            self._finish()
+        record = prepared_data.read_record(self._settings)
+        if record is not None:
+            log.info("the data with digest %s is already prepared: nothing to do", self._settings.data_digest)
+            self._give(record)
             return
-        self._check_conflict()
         sources.check_secret_address(self._settings)
         source, test = self._open(self._settings), None
         try:
             test = self._open(self._test) if self._settings.test_source else None
             parts = self._plan(source, test)
-            plan, size = [part.to_json() for part in parts], sum(part.bytes for part in parts)
             identified = (source is not None or bool(self._settings.sha256)) and (
                 test is not None or not self._settings.test_source
             )
-            self._content = content_digest(self._settings, plan) if identified else ""
-            self._progress.set_deadline(size or None, self._settings.workers)
-            if not self._start_or_join(plan, size):
-                self._finish()
-                return
-            self._progress.alive = self._layout.data_alive(self._settings.data_digest)
-            try:
-                self._make_parts(parts, source, test)
-            except storage.UnreadableError as error:
-                self._remove_tmp()
-                raise DataError(f"{error} Fix: start the run again with another runId.") from error
-            except LauncherError as error:
-                if error.exit_code in RUN_ENDS:
-                    self._remove_tmp()  # after other errors the next pod continues with the finished parts
-                raise
-            self._remove_tmp()  # a pod that was looking for work may have made it again
+            content = content_digest(self._settings, parts, identified)
+            self._data, self._work = self._layout.data(content), DataPaths(self._layout.data_tmp(content))
+            self._prepare(parts, source, test)
         finally:
             for each in (source, test):
                 if each is not None:
                     each.close()
 
-    def _remove_tmp(self) -> None:
-        if self._lock.try_exclusive():
-            publish_data.remove_folder(self._tmp)
+    def _prepare(
+        self,
+        parts: list[source_parts.PlannedPart],
+        source: sources.MultiFileSource | None,
+        test: sources.MultiFileSource | None,
+    ) -> None:
+        """Read and split parts that no other pod has locked until the data is complete; then give it to the job.
 
-    def _finish(self) -> None:
-        log.info("the data with digest %s is already published: nothing to do", self._settings.data_digest)
-        with storage.storage_errors(self._layout.data_failed):
-            self._layout.data_failed.unlink(missing_ok=True)
-        if self._lock.try_exclusive():
-            publish_data.remove_leftover_folders(self._layout)
-
-    def _check_conflict(self) -> None:
-        """Raise `DataError` if another release has replaced the data of this training pod's release.
-
-        A data Job that is complete does not run again, but a training pod is replaced when it is lost: the pods of
-        the two releases would replace each other's data.
+        Raises:
+            DeadlineError: the data Job took longer than data.deadlineSeconds.
         """
-        if not self._settings.in_training_pod:
-            return
-        with contextlib.suppress(storage.UnreadableError):
-            manifest = storage.read_json(self._layout.manifest, shape=ManifestOrigin) or {}
-            if publish_data.is_replaced(manifest, self._settings):
-                raise DataError(publish_data.describe_conflict(manifest, self._settings))
+        size = sum(part.bytes for part in parts)
+        self._progress.set_deadline(size or None, self._settings.workers)
+        self._progress.touch = self._touch
+        self._touch()
+        prepared_data.remove_leftovers(self._layout, self._alive)
+        logged = False
+        try:
+            while (manifest := self._read_complete()) is None:
+                if self._make_work_folder(size):
+                    continue  # another pod may have renamed the complete one just before
+                missing = [part for part in parts if self._read_marker(part) is None]
+                if (
+                    not self._publish(parts)
+                    if not missing
+                    else not self._make_one(missing, parts, source, test)
+                ):
+                    if not logged:
+                        log.info("waiting for %d parts that other pods are making", len(missing))
+                        logged = True
+                    self._progress.report("waiting for other pods to finish their parts")
+                    time.sleep(_POLL_SECONDS)
+            self._give(manifest)
+        except LauncherError as error:
+            # After other errors the next pod continues with the finished parts.
+            if error.exit_code in RUN_ENDS and not isinstance(error, DeadlineError):
+                prepared_data.remove_folder(self._work.root)
+            raise
+        finally:
+            with contextlib.suppress(OSError):
+                self._alive.unlink()
+        prepared_data.remove_folder(self._work.root)  # a pod that was looking for work may have made it again
 
     def _context(self, settings: DataSettings) -> source_parts.SourceContext:
         given = "data.sourceSecret" if settings.source_secret else "data.source"
         key = "data.testSource" if settings is self._test else given
-        return source_parts.SourceContext(settings, self._tmp, self._progress, self._retry, key)
+        return source_parts.SourceContext(settings, self._layout.all_data, self._progress, self._retry, key)
 
     def _open(self, settings: DataSettings) -> sources.MultiFileSource | None:
         return sources.open_multi_file_source(self._context(settings))
@@ -210,285 +212,167 @@ class DataPod:
             parts.append(source_parts.PlannedPart("test", tuple(own), s.test_rows))
         return parts
 
-    def _start_or_join(self, plan: list[Any], size: int) -> bool:
-        """Write plan.json if this pod is the first one; else check that it has the plan of this pod.
+    def _touch(self) -> None:
+        """Set the times of files and folders by which others see that data Jobs use them."""
+        with contextlib.suppress(OSError):  # a missed touch is repeated with the next log line
+            self._alive.touch()
+        for folder in (self._work.root, self._data.root):
+            with contextlib.suppress(OSError):
+                os.utime(folder)
 
-        `size` is the source's, in bytes; 0 if it is unknown. Return whether there are parts to read: if not, the data
-        is already published, or was linked from another job.
+    def _read_complete(self) -> dict[str, Any] | None:
+        """Return the manifest of the folder with the data if all its files exist."""
+        manifest = prepared_data.read_manifest(self._data.manifest)
+        shards = self._settings.split_count
+        if manifest is None or not prepared_data.is_complete(self._layout, manifest, shards):
+            return None
+        return manifest
 
-        Raises:
-            DataError: another pod of this Job failed, or the plans of two pods differ.
-        """
-        path = self._tmp / "plan.json"
-        wanted = json.loads(json.dumps({"parts": plan}))
-        while True:
-            alone = self._lock.try_exclusive()
-            if not alone and not self._lock.try_shared():
-                self._progress.report("waiting for the pod that writes plan.json")
-                time.sleep(_POLL_SECONDS / 10)
-                continue
-            if publish_data.is_published(self._settings):
-                return False
-            failed = self._failure()
-            if failed is not None and failed.get("job") == self._settings.k8s_job_uid != "":
-                raise DataError(str(failed.get("reason")))
-            if failed is not None and failed.get("job") != self._settings.k8s_job_uid and not alone:
-                # The new Job must not join the work of the failed one, nor take its failure for its own.
-                self._lock.unlock()
-                self._progress.report("waiting for the pods of an earlier Job, which failed, to exit")
-                time.sleep(_POLL_SECONDS / 10)
-                continue
-            try:
-                same = storage.read_json(path) == wanted
-            except storage.UnreadableError:
-                same = False
-            if alone:
-                if not same or failed is not None:
-                    publish_data.remove_folder(self._tmp)
-                publish_data.remove_leftover_folders(self._layout, keep=self._tmp)
-                if not self._tmp.exists() and self._reuse():
-                    return False
-                self._make_folders(size)
-                storage.write_json(path, wanted)
-                self._lock.try_shared()
-                return True
-            if same:
-                return True
-            test = sources.display_name(self._settings.test_source)
-            names = [("data.source", sources.source_name(self._settings)), ("data.testSource", test)]
-            listed = " or ".join(f"{key} {name}" for key, name in names if name)
-            raise DataError(
-                f"{listed} changed while the pods of this Job listed it: this pod sees other objects than the first "
-                "one. Fix: wait until nothing writes there, then start the run again with another runId."
-            )
-
-    def _make_folders(self, size: int) -> None:
-        if not self._tmp.exists():
-            require_space(self._tmp, size, "the shards and the test set")
-        with storage.storage_errors(self._tmp):
-            self._layout.data_failed.unlink(missing_ok=True)
-            if (self._tmp / publish_data.PUBLICATION).exists():
-                return  # the shards are being moved to their final names
-            for index in range(self._settings.split_count):
-                (self._tmp / "shards" / str(index)).mkdir(parents=True, exist_ok=True)
-
-    def _reuse(self) -> bool:
-        """Publish this job's present data again, or another job's by hard links. Return False without such data."""
-        if keep_unchanged_data(self._settings, self._content):
-            return True
-        self._progress.alive = self._layout.data_alive(self._settings.data_digest)
-        check = partial(self._progress.report, "comparing another job's data with its manifest")
-        manifest = link_from_other_job(self._layout, self._content, self._tmp, check)
-        if manifest is None:
-            publish_data.remove_folder(self._tmp)
+    def _make_work_folder(self, size: int) -> bool:
+        """Return whether the work folder was absent and is there now; `size` is the source's, in bytes."""
+        if self._work.parts.is_dir():
             return False
-        manifest |= {"dataDigest": self._settings.data_digest, **publish_data.origin(self._settings)}
-        publish_data.publish(self._tmp, self._layout, manifest)
+        require_space(self._work.root, size, "the shards and the test set")
+        with storage.storage_errors(self._work.root):
+            for index in range(self._settings.split_count):
+                self._work.shard(index).mkdir(parents=True, exist_ok=True)
+            self._work.parts.mkdir(exist_ok=True)
         return True
 
-    def _failure(self) -> dict[str, Any] | None:
-        """Return the content of `data-failed.json`; None if there is none, or it is about other data."""
-        try:
-            found = storage.read_json(self._layout.data_failed)
-        except storage.UnreadableError:
-            return None
-        mine = found is not None and found.get("dataDigest") == self._settings.data_digest
-        return found if mine else None
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[bool]:
+        """Lock a part, or `publish`, for the block; yield False if another pod holds the lock."""
+        with prepared_data.lock_file(self._work.parts / f"{name}.lock", self._settings) as locked:
+            yield locked
 
-    def _make_parts(
+    def _make_one(
         self,
+        missing: list[source_parts.PlannedPart],
         parts: list[source_parts.PlannedPart],
         source: sources.MultiFileSource | None,
         test: sources.MultiFileSource | None,
-    ) -> None:
-        """Read and split parts that no other pod has locked, until all parts exist; then one pod publishes.
-
-        Raises:
-            DataError: another pod failed.
-            DeadlineError: the data Job took longer than data.deadlineSeconds.
-        """
-        logged = False
-        while not publish_data.is_published(self._settings):
-            finished = set(storage.list_names(self._tmp))  # one request for all parts
-            missing = [part for part in parts if self._marker(part).name not in finished]
-            if not missing:
-                with self._lock.of("publish") as locked:
-                    if locked and not publish_data.is_published(self._settings):
-                        self._publish(parts)
-                        return
-            made = False
-            for part in missing:
-                with self._lock.of(part.key) as locked:
-                    # After a publication the markers are gone; the manifest was written before that.
-                    if (
-                        locked
-                        and not self._marker(part).is_file()
-                        and not publish_data.is_published(self._settings)
-                    ):
-                        made = True
-                        text = "preparing part %s; %d of %d parts are not finished"
-                        log.info(text, part.key, len(missing), len(parts))
-                        self._make(part, len(parts), test if part.key == "test" else source)
-                        break
-            if not made:
-                if not logged:
-                    log.info("waiting for %d parts that other pods are making", len(missing))
-                    logged = True
-                self._progress.report("waiting for other pods to finish their parts")
-                time.sleep(_POLL_SECONDS)
-            failed = self._failure()
-            if failed is not None:
-                raise DataError(str(failed.get("reason")))
+    ) -> bool:
+        """Read and split the first of the `missing` parts that no other pod has locked; return whether there is one."""
+        for part in missing:
+            with self._locked(part.key) as locked:
+                if not locked or self._read_marker(part) is not None:
+                    continue
+                text = "preparing part %s; %d of %d parts are not finished"
+                log.info(text, part.key, len(missing), len(parts))
+                self._make(part, len(parts), test if part.key == "test" else source)
+                return True
+        return False
 
     def _marker(self, part: source_parts.PlannedPart) -> Path:
-        return self._tmp / f"{part.key}.json"
+        return self._work.parts / f"{part.key}.json"
+
+    def _read_marker(self, part: source_parts.PlannedPart) -> dict[str, Any] | None:
+        """Return what `PartSplitter.run` returned for a finished part; None if it is not finished."""
+        try:
+            return storage.read_json(self._marker(part))
+        except storage.UnreadableError as error:
+            log.info("%s The part is prepared again.", error)
+            return None
 
     def _make(
         self, part: source_parts.PlannedPart, count: int, files: sources.MultiFileSource | None
     ) -> None:
         """Read and split `part`, one of `count` parts; `files` opens the source's objects (None: it is one stream).
 
-        The files are written to a temporary folder and moved to their final names; then a marker file
-        (`<key>.json`) records that the part is finished.
+        The files are written to a temporary folder and moved to the shards; then a marker file (`<key>.json`) records
+        that the part is finished.
         """
         settings = self._test if part.key == "test" else self._settings
         self._progress.start_part(part.bytes or None)  # a source that is one stream sets the number of bytes
-        folder = self._tmp / f"work-{part.key}-{time.monotonic_ns():x}"
-        source: sources.SingleFileSource | sources.PartSource
-        if files is not None:
-            source = sources.PartSource(files, part.ranges)
-        else:
+        folder = self._work.parts / f"work-{part.key}-{time.monotonic_ns():x}"
+        source: sources.SingleFileSource | sources.PartSource | None = None
+        try:
             with storage.storage_errors(folder):
                 folder.mkdir()
-            source = sources.open_single_file(replace(self._context(settings), tmp=folder))
-        try:
+            if files is not None:
+                source = sources.PartSource(files, part.ranges)
+            else:
+                source = sources.open_single_file(replace(self._context(settings), tmp=folder))
             splitter = PartSplitter(settings, folder, self._progress, source)
             number = None if part.key == "test" else int(part.key)
             made = splitter.run(number, part.test_rows)
             train_parts = count - bool(self._settings.test_source)
-            with storage.storage_errors(self._tmp):
+            with storage.storage_errors(folder):
                 for index in range(len(made["files"])):
                     name = shard_file_name(number or 0, train_parts)
-                    (folder / str(index) / "train.txt").replace(self._tmp / "shards" / str(index) / name)
-                (folder / "test.txt").replace(self._tmp / f"{part.key}.test")
+                    (folder / str(index) / "train.txt").replace(self._work.shard(index) / name)
+                (folder / "test.txt").replace(self._work.parts / f"{part.key}.test")
                 if (folder / "tables").is_dir():
-                    shutil.rmtree(self._tmp / "tables", ignore_errors=True)
-                    (folder / "tables").rename(self._tmp / "tables")
-                storage.fsync_dir(self._tmp)
+                    storage.remove_path(self._work.tables)
+                    (folder / "tables").rename(self._work.tables)
+                storage.fsync_dir(self._work.root)
             name = sources.source_name(settings)
             if part.ranges and files is not None:
                 name = files.display_name(part.ranges[0].object)
-            storage.write_json(self._marker(part), {**made, "name": name})
+            storage.write_json(self._marker(part), storage.with_checksum({**made, "name": name}))
+        except FileNotFoundError:
+            if folder.exists():
+                raise
+            log.info("another pod has completed or given up the work folder: looking for work again")
         finally:
-            source.close()
+            if source is not None:
+                source.close()
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _publish(self, parts: list[source_parts.PlannedPart]) -> None:
-        # Of a pod that was killed while it published.
-        manifest = storage.read_json(self._tmp / publish_data.PUBLICATION, shape=Publication)
-        if manifest is None or manifest.get("splitCount") != self._settings.split_count:
-            markers = [storage.read_json(self._marker(part)) or {} for part in parts]
-            spanning = [marker.get("spanning") or (0, "") for marker in markers]
+    def _publish(self, parts: list[source_parts.PlannedPart]) -> bool:
+        """Combine the parts and rename the work folder to its final name; return False if another pod does that."""
+        with self._locked("publish") as locked:
+            markers = [marker for part in parts if (marker := self._read_marker(part)) is not None]
+            if not locked or len(markers) < len(parts):
+                return False
+            spanning = [marker["spanning"] for marker in markers]
             warn_of_quotes(sum(n for n, _ in spanning), next((first for n, first in spanning if n), ""))
-            tests = [f"{part.key}.test" for part in parts]
-            manifest = assemble_shards(self._settings, self._tmp, markers, tests, self._progress)
-            manifest |= {"content": self._content, **publish_data.origin(self._settings)}
-        publish_data.publish(self._tmp, self._layout, manifest)
+            tests = [self._work.parts / f"{part.key}.test" for part in parts]
+            manifest = assemble_shards(self._settings, self._work, markers, tests, self._progress)
+            made_by = {
+                "namespace": self._settings.namespace,
+                "release": self._settings.release,
+                "job": self._settings.k8s_job,
+                "runId": self._settings.chart_run_id,
+            }
+            manifest |= {"content": self._data.root.name, "madeBy": made_by}
+            storage.write_json(self._work.manifest, storage.with_checksum(manifest))
+            with storage.storage_errors(self._data.root):
+                if self._data.root.exists():
+                    prepared_data.remove_folder(self._data.root)  # it was incomplete
+                self._work.root.rename(self._data.root)
+                storage.fsync_dir(self._layout.all_data)
+                shutil.rmtree(self._data.parts, ignore_errors=True)
         log.info(
             "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",
             *(self._progress.clock() - self._progress.started, manifest["lines"], self._settings.split_count),
             *(manifest["test"].get("lines"), manifest["sha256"]),
         )
+        return True
+
+    def _give(self, manifest: Mapping[str, Any]) -> None:
+        """Make complete data that of this pod's job, unless it is already."""
+        layout = self._layout
+        while True:
+            with prepared_data.lock_file(layout.all_data / ".lock", self._settings) as locked:
+                if locked:
+                    prepared_data.give_to_job(self._settings, manifest)
+                    break
+            self._progress.report("waiting for another data Job that publishes")
+            time.sleep(_POLL_SECONDS / 10)
+        with storage.storage_errors(layout.data_failed):
+            layout.data_failed.unlink(missing_ok=True)
 
 
-def content_digest(s: DataSettings, plan: list[Any]) -> str:
+def content_digest(s: DataSettings, parts: list[source_parts.PlannedPart], identified: bool) -> str:
     """Return a digest of everything that determines the shards' bytes; the job's name does not.
 
-    `plan` is the parts as JSON, with name, size and version of each object.
+    The `parts` have name, size and version of each object of the source. If that does not identify the source's
+    content, the digest includes the data digest, so that no other job uses this data.
     """
     shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
     name = sources.source_name(s) if s.source_secret else s.source
     source = [name, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
-    return hashlib.sha256(json.dumps([MANIFEST_VERSION, shape, source, plan]).encode()).hexdigest()
-
-
-def keep_unchanged_data(settings: DataSettings, content: str) -> bool:
-    """Publish this job's data again for this Job if its source has not changed since it was read.
-
-    Only the manifest is written: with this Job's data digest, and with `reusedFrom`. The pod must hold the exclusive
-    lock. `content` is the data's `content_digest`; empty if it is unknown, and then no data is reused.
-
-    Returns:
-        False when the present data is incomplete or has other content.
-    """
-    layout = settings.layout
-    try:
-        manifest = storage.read_json(layout.manifest, shape=ManifestFile) if content else None
-    except storage.UnreadableError:
-        return False
-    if not manifest or manifest.get("content") != content or not publish_data.is_complete(settings, manifest):
-        return False
-    reader = _reader(manifest)
-    log.info("the source has not changed since Job %s read it: its data is used again", reader)
-    manifest |= {"dataDigest": settings.data_digest, "reusedFrom": reader, **publish_data.origin(settings)}
-    with storage.storage_errors(layout.manifest):
-        storage.write_json(layout.manifest, storage.with_checksum(manifest))
-        layout.data_failed.unlink(missing_ok=True)
-    return True
-
-
-def _reader(manifest: dict[str, Any]) -> str:
-    """Return the name of the Job that read the source."""
-    return str(manifest.get("reusedFrom") or (manifest.get("madeBy") or {}).get("job") or "unknown")
-
-
-def link_from_other_job(
-    layout: JobPaths, content: str, tmp: Path, check: Callable[[], None]
-) -> dict[str, Any] | None:
-    """Hard-link the data files of another job with the same content into `tmp`.
-
-    Removing or replacing the other job's data leaves these files as they are. If one of them does not have the sha256
-    that the manifest lists for it, that job's data is not used.
-    `content` is as in `keep_unchanged_data`. `check` is called while files are read; it may raise `DeadlineError`.
-
-    Returns:
-        The other job's manifest, with `reusedFrom`; None when no job has such data.
-    """
-    for path in sorted(layout.job_path.glob("*/manifest.json")) if content else ():
-        other = JobPaths(layout.job_path, path.parent.name)
-        if other.job in {layout.job, layout.sources}:
-            continue
-        try:
-            manifest = storage.read_json(path, shape=ManifestFile)
-            if not manifest or manifest.get("content") != content:
-                continue
-            _link_files(other, manifest, tmp, check)
-            # A data Job that replaces data removes the manifest first.
-            if storage.read_json(path) == manifest:
-                log.info("linked the data of job %s, which has the same content", other.job_name)
-                manifest.pop("rows", None)  # a file of older launchers, which is not linked
-                return manifest | {"reusedFrom": _reader(manifest)}
-        except (DeadlineError, StoppedError):
-            raise
-        except (LauncherError, OSError, KeyError, TypeError, ValueError) as error:
-            log.info(
-                "not using the data of job %s (%s); trying other jobs, then the source", other.job_name, error
-            )
-    return None
-
-
-def _link_files(other: JobPaths, manifest: dict[str, Any], tmp: Path, check: Callable[[], None]) -> None:
-    (tmp / "shards").mkdir(parents=True, exist_ok=True)  # `check` touches a file there
-    for path, entry in publish_data.files_of_manifest(manifest, other).items():
-        # The size first, since it costs nothing. Staging would reject wrong bytes in each job that links them.
-        if path.stat().st_size != entry["bytes"] or storage.sha256_file(path, check) != entry["sha256"]:
-            raise ValueError(f"{path} does not have the sha256 of its manifest")
-    targets = {other.tables: tmp / "tables"} if manifest["tables"] else {}
-    for shard in manifest["shards"]:
-        targets[other.shard(shard["index"])] = tmp / "shards" / str(shard["index"])
-    os.link(other.test, tmp / other.test.name)
-    for source, target in targets.items():
-        target.mkdir(parents=True)
-        for file in source.iterdir():
-            os.link(file, target / file.name)
-        storage.fsync_dir(target)
+    plan = [part.to_json() for part in parts]
+    own = [] if identified else [s.data_digest]
+    return hashlib.sha256(json.dumps([MANIFEST_VERSION, shape, source, plan, *own]).encode()).hexdigest()

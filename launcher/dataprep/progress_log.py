@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from launcher.errors import DeadlineError
 from launcher.log import log
@@ -30,8 +28,8 @@ class DataProgress:
     total: int | None = None
     """Bytes of the current part, when they are known."""
     lines: int = 0
-    alive: Path | None = None
-    """A file that is touched with each log line: training pods wait as long as it changes."""
+    touch: Callable[[], None] = lambda: None
+    """Called with each log line: training pods wait as long as data Jobs touch a file."""
     started: float = field(init=False)
     part_started: float = field(init=False)
     _log_at: float = field(init=False)
@@ -65,9 +63,7 @@ class DataProgress:
             )
         if now >= self._log_at:
             self._log_at = now + LOG_SECONDS
-            if self.alive is not None:
-                with contextlib.suppress(OSError):  # a missed touch is repeated with the next line
-                    self.alive.touch()
+            self.touch()
             log.info("%s: %s", activity, self.describe())
 
     def describe(self) -> str:

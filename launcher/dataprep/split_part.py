@@ -24,12 +24,13 @@ from launcher.dataprep import text_lines
 from launcher.dataprep.archives import SourceFile
 from launcher.dataprep.byte_streams import BLOCK, Prefetch
 from launcher.dataprep.csv_records import RowPlaces
+from launcher.dataprep.prepared_data import LIST
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.publish_data import LIST
 from launcher.dataprep.shard_writers import FileWriters
 from launcher.errors import DataError
 from launcher.io.disk_space import require_space
 from launcher.io.files import fsync_dir, fsync_tree, storage_errors, write_atomically
+from launcher.paths import DataPaths
 from launcher.schema import MANIFEST_VERSION
 from launcher.settings import DataSettings
 
@@ -98,8 +99,7 @@ class PartSplitter:
         shards = [self._folder / str(i) for i in range(settings.split_count)] if splitter else []
         with storage_errors(self._folder):
             for shard in shards:
-                shard.mkdir(parents=True)
-            self._folder.mkdir(parents=True, exist_ok=True)
+                shard.mkdir()
         held = self._folder / "held.tmp"
         writers = FileWriters([*(shard / "train.txt" for shard in shards), self._folder / "test.txt"])
         blocks = Prefetch(self._read(), _AHEAD, self._progress.report)
@@ -357,15 +357,19 @@ class LineSplitter:
 
 
 def assemble_shards(
-    settings: DataSettings, tmp: Path, markers: list[dict[str, Any]], tests: list[str], progress: DataProgress
+    settings: DataSettings,
+    work: DataPaths,
+    markers: list[dict[str, Any]],
+    tests: list[Path],
+    progress: DataProgress,
 ) -> dict[str, Any]:
-    """Complete `tmp/shards/<i>/` and `tmp/test.txt`, and return the manifest.
+    """Complete the shards and the test set in the folder `work`, and return the manifest.
 
     Args:
         settings: the settings of this pod.
-        tmp: the folder in which the pods of this data Job work.
+        work: the folder in which the pods of this data Job work.
         markers: what `PartSplitter.run` returned for each part of the source; that of data.testSource is the last one.
-        tests: file names of the parts' test sets in `tmp`.
+        tests: the parts' test sets.
         progress: enforces the deadline.
 
     Raises:
@@ -377,13 +381,13 @@ def assemble_shards(
     held = sum(marker["test"]["lines"] for marker in markers)
     _check_lines(settings, lines, held, [sum(part["lines"]) for part in parts])
     _check_columns(settings, markers)
-    test = _join_files([tmp / name for name in tests], tmp / "test.txt", progress)
+    test = _join_files(tests, work.test, progress)
     shards = []
     for index, count in enumerate(lines):
         progress.report("completing the shards")
         files = [part["files"][index] for part in parts]
         entry = {"index": index, "lines": count, "bytes": sum(file["bytes"] for file in files)}
-        folder = tmp / "shards" / str(index)
+        folder = work.shard(index)
         if len(parts) == 1:
             entry["sha256"] = files[0]["sha256"]
         else:
@@ -396,13 +400,12 @@ def assemble_shards(
         with storage_errors(folder):
             fsync_dir(folder)
         shards.append(entry)
-    if (tmp / "tables").is_dir():
-        with storage_errors(tmp):
-            fsync_tree(tmp / "tables")
+    if work.tables.is_dir():
+        with storage_errors(work.tables):
+            fsync_tree(work.tables)
     sums = [part["sha256"] for part in parts]
     return {
         "version": MANIFEST_VERSION,
-        "dataDigest": settings.data_digest,
         "source": sources.source_name(settings),
         "sha256": sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest(),
         "member": settings.member,
@@ -430,8 +433,6 @@ def shard_file_name(part: int, parts: int) -> str:
 def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict[str, Any]:
     """Write the content of `paths` to `target`, in order; return {"bytes", "sha256"}."""
     digest, size = hashlib.sha256(), 0
-    with storage_errors(target):
-        target.unlink(missing_ok=True)  # may be a hard link to another job's test set (`link_from_other_job`)
     with storage_errors(target), target.open("wb") as joined:
         for path in paths:
             with path.open("rb") as file:

@@ -256,7 +256,8 @@ def write_json(path: Path, value: Mapping[str, Any], check: Callable[[], None] =
     write_atomically(path, text.encode(errors="backslashreplace"), check)
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file in blocks of at most `BLOCK` bytes. An OSError has the path."""
     try:
         with path.open("rb", buffering=0) as file:
             while block := file.read(BLOCK):
@@ -272,7 +273,7 @@ def sha256_file(path: Path, check: Callable[[], None] = lambda: None) -> str:
     An OSError is not converted, because the command line uses this function for files on the user's machine too.
     """
     digest = hashlib.sha256()
-    for block in _blocks(path):
+    for block in read_blocks(path):
         check()
         digest.update(block)
     return digest.hexdigest()
@@ -286,7 +287,7 @@ def copy_file(source: Path, target: Path, check: Callable[[], None] = lambda: No
     digest = hashlib.sha256()
     total = 0
     with storage_errors(target), target.open("wb", buffering=0) as writer:
-        for block in _blocks(source):
+        for block in read_blocks(source):
             check()
             digest.update(block)
             view = memoryview(block)

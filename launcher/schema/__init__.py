@@ -64,30 +64,10 @@ class Shard(_ShardSize, total=False):
 class DataRelease(TypedDict, total=False):
     """The Helm release whose data Job made the data that a manifest describes."""
 
-    dataDigest: str | None
     namespace: str
     release: str
     job: str
     runId: str
-
-
-class ManifestOrigin(TypedDict, total=False):
-    """The fields of manifest.json that say whose data it is, and whose data it replaced."""
-
-    dataDigest: str | None
-    madeBy: DataRelease
-    replaced: list[DataRelease]
-
-
-class Publication(TypedDict):
-    """The fields that publish.json needs: the manifest of a publication that has begun."""
-
-    splitCount: Count
-    lines: Count
-    sha256: str
-    test: DataFile
-    tables: list[SideTable]
-    shards: list[Shard]
 
 
 @dataclass(frozen=True)
@@ -97,6 +77,7 @@ class ManifestFile:
     version: int = 0
     data_digest: str = field(default="", metadata={KEY: "dataDigest"})
     content: str = ""
+    """Name of the data's folder in `.data/`; empty in some manifests of older launchers, whose data is elsewhere."""
     source: str = ""
     sha256: str = ""
     member: str = ""
@@ -111,7 +92,6 @@ class ManifestFile:
     test: DataFile | None = None
     tables: list[SideTable] = field(default_factory=list)
     made_by: DataRelease = field(default_factory=DataRelease, metadata={KEY: "madeBy"})
-    replaced: list[DataRelease] = field(default_factory=list)
     reused_from: str = field(default="", metadata={KEY: "reusedFrom"})
     """The Job that read the source, if this Job did not because its content had not changed; else empty."""
     checksum: str = ""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.releases import merge_values
-from launcher.paths import Position, position
+from launcher.paths import JobPaths, Position, position
 from testkit.local_cluster import Training
 from testkit.waiting import until
 from tests.e2e import job_processes
@@ -342,5 +342,5 @@ def caught(run: FaultyRun) -> list[job_processes.JobProcess]:
 
 def unfinished(run: FaultyRun) -> bool:
     """Return whether the data Job has begun to write and has not finished."""
-    job = run.training.job
-    return any(job.glob(".*.tmp/*")) and not (job / "manifest.json").exists()
+    layout = JobPaths(run.training.job.parent, run.training.job.name)
+    return layout.data_alive(run.training.described()["dataDigest"]).exists() and not layout.manifest.exists()

@@ -69,7 +69,7 @@ def test_a_damaged_shard_is_reported_and_the_run_resumes_once_it_is_repaired(sta
     flip(shard)
     run.broken()
     delete(run.training, 2)  # its replacement reads the shard
-    fails(run, "2/data/train.txt")
+    fails(run, "2/train.txt")
     shard.write_bytes(whole)
     run.training.upgrade({"runId": "again"})
     run.recovered()

@@ -1,14 +1,15 @@
-"""`clean`: remove earlier runs or a job's folder, and uploaded data that no release refers to."""
+"""`clean`: remove earlier runs or a job's folder, and uploaded and prepared data that nothing refers to."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +27,9 @@ from launcher.cli.storage import (
     run_json_command,
 )
 from launcher.cli.terminal import confirm, print_line, report
+from launcher.dataprep.prepared_data import unused_data
+from launcher.io import files
+from launcher.paths import JobPaths
 from launcher.reporting import text_formats
 
 LOCK_SECONDS = 8.0  # rank 0 renews run.lock every 2 s while a run writes to the output
@@ -62,7 +66,7 @@ def clean(
     claim: ClaimOption = None,
     image: ImageOption = None,
 ) -> None:
-    """Remove earlier runs or a job's folder, and uploaded data that no release refers to.
+    """Remove earlier runs or a job's folder, and uploaded and prepared data that nothing refers to.
 
     Nothing that a live run may use is removed. The command lists what it keeps and what it would remove, and asks.
     """
@@ -81,7 +85,12 @@ def clean(
                 found = [find_job_folder(session, storage, releases)]
             else:
                 found = find_earlier_runs(session, storage, keep, keep_best)
-            return [*found, *find_sources(session, root, releases)]
+            removed = job if job is not None and not found[0].kept else ""
+            return [
+                *found,
+                *find_sources(session, root, releases),
+                *find_prepared_data(session, storage, releases, removed),
+            ]
 
         found = find()
         for one in found:
@@ -195,12 +204,8 @@ def find_sources(session: Session, root: Storage, releases: Sequence[Release]) -
     """
     entries = run_json_command(root, "ls", "--optional", SOURCES)
     users = {name: str(one) for one in releases if one.run for name in one.run.source_files}
-    doubt = _explain_unreadable(releases)
-    if not isinstance(session, ClusterSession):
-        doubt = "only the cluster knows which releases train on it. Fix: use --release and --namespace, not --path"
-    elif session.cluster.has_hidden_namespaces:
-        doubt = "a release in a namespace that this user may not list may train on it"
-    elif any(one["type"] == "other" and one["name"] in users for one in entries):
+    doubt = _explain_doubt(session, releases)
+    if not doubt and any(one["type"] == "other" and one["name"] in users for one in entries):
         doubt = "a release trains on a link in this folder, which may lead to it"
     found = []
     for one in entries:
@@ -208,10 +213,61 @@ def find_sources(session: Session, root: Storage, releases: Sequence[Release]) -
         kept = (
             f"{users[name]} trains on it. Fix: helm uninstall that release first" if name in users else doubt
         )
-        if not kept and time.time() - one["mtime"] < YOUNG_SECONDS:
-            kept = f"it is younger than {YOUNG_SECONDS / 3600:g} h: a run may be about to use it"
-        found.append(Candidate(f"{SOURCES}/{name}", kept=kept))
+        found.append(Candidate(f"{SOURCES}/{name}", kept=kept or _explain_age(one)))
     return found
+
+
+def find_prepared_data(
+    session: Session, storage: Storage, releases: Sequence[Release], removed_job: str
+) -> list[Candidate]:
+    """Return the prepared data that nothing refers to (`unused_data`), with the reasons why some must stay.
+
+    `releases` are those that use the storage. The manifest of `removed_job`, which is removed in the same call, does
+    not count.
+    """
+    root, data = storage.sibling("."), JobPaths(Path(), "").all_data.name
+    entries = {one["name"]: one for one in run_json_command(root, "ls", "--optional", data)}
+    if not entries:
+        return []
+    manifests = read_small_files(root, ["*/manifest.json"])
+    digests = {
+        _read_field(content, "dataDigest")
+        for path, content in manifests.items()
+        if path != f"{removed_job}/manifest.json"
+    }
+    digests |= {release.run.data_digest for release in releases if release.run}
+    contents = read_small_files(storage.sibling(data), ["*.json"])
+    records = {name: _read_field(content, "content") for name, content in contents.items()}
+    doubt = _explain_doubt(session, releases)
+    return [
+        Candidate(f"{data}/{name}", kept=doubt or _explain_age(entries[name]))
+        for name in unused_data(entries, records, digests)
+    ]
+
+
+def _read_field(content: bytes, key: str) -> str:
+    """Return a text of a JSON object; empty if the file is damaged."""
+    try:
+        value = files.parse_json_object(key, content).get(key)
+    except files.UnreadableError:
+        return ""
+    return value if isinstance(value, str) else ""
+
+
+def _explain_age(entry: Mapping[str, Any]) -> str:
+    """Return why a file or folder that nothing refers to stays because of its age; empty if it is old."""
+    if time.time() - entry["mtime"] >= YOUNG_SECONDS:
+        return ""
+    return f"it is younger than {YOUNG_SECONDS / 3600:g} h: a run may be about to use it"
+
+
+def _explain_doubt(session: Session, releases: Sequence[Release]) -> str:
+    """Return why it is not certain which data the releases on this storage use; empty if it is."""
+    if not isinstance(session, ClusterSession):
+        return "only the cluster knows which releases train on it. Fix: use --release and --namespace, not --path"
+    if session.cluster.has_hidden_namespaces:
+        return "a release in a namespace that this user may not list may train on it"
+    return _explain_unreadable(releases)
 
 
 def _explain_unreadable(releases: Sequence[Release]) -> str:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from launcher import schema
-from launcher.dataprep.publish_data import describe_conflict, describe_maker, is_replaced, make_again_fix
+from launcher.dataprep.prepared_data import make_again_fix
 from launcher.errors import DataError
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.stop_signals import handle_signals, stopped_by
 from launcher.log import log, start_logging
-from launcher.schema import MANIFEST_VERSION, ManifestOrigin
+from launcher.schema import MANIFEST_VERSION, ManifestFile
 from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
 
@@ -25,27 +25,29 @@ def wait_for_manifest(
     clock: Callable[[], float] = time.monotonic,
     timings: Timings | None = None,
 ) -> dict[str, Any]:
-    """Wait until manifest.json describes the data of this run (has its data digest); return the manifest.
+    """Wait until the data of this run is complete (`.data/<dataDigest>.json` exists); return its manifest.
 
     Raises:
         DataError: the data Job failed or showed no activity for `data.waitSeconds`. Or it showed none for
-            `timings.data_again` seconds, and the manifest is damaged or another release has replaced this
-            run's data.
+            `timings.data_again` seconds, and the manifest is damaged.
     """
     timings = timings or Timings()
     layout = settings.layout
-    deadline = clock() + settings.data_wait_seconds
-    log_at = clock()
-    alive = None
-    start = clock()
+    path = layout.data_record(settings.data_digest)
+    alive, damage = None, ""
+    start = log_at = clock()
+    deadline = start + settings.data_wait_seconds
     while True:
-        manifest, seen = _read(layout.manifest, pause, ManifestOrigin)
-        if manifest is not None and manifest.get("dataDigest") == settings.data_digest:
-            return check_manifest(manifest, settings)
-        failed, _ = _read(layout.data_failed, pause, schema.DataFailure)
+        try:
+            manifest = read_json(path, pause)
+            if manifest is not None:
+                return check_manifest(manifest, path, settings)
+        except UnreadableError as error:  # the data Job will write it again
+            damage = str(error).rstrip(".")
+        failed = _read_failure(layout.data_failed, pause)
         # The failure of an earlier Job may still be there when a new runId has just started another Job.
-        ours = failed is not None and failed.get("runId") in (None, settings.chart_run_id)
-        if failed is not None and ours and failed.get("dataDigest") == settings.data_digest:
+        ours = failed.get("runId") in (None, settings.chart_run_id)
+        if ours and failed.get("dataDigest") == settings.data_digest:
             raise DataError(
                 f"the data Job of this run failed: {failed.get('reason', 'no reason was given')} "
                 f"(reported in {layout.data_failed}). When the reason is fixed, start the run again with another runId."
@@ -54,22 +56,19 @@ def wait_for_manifest(
         activity = _activity(layout.data_alive(settings.data_digest))
         if activity != alive:
             alive, deadline = activity, now + settings.data_wait_seconds
-        if alive is None and now - start >= timings.data_again and is_replaced(manifest, settings):
-            raise DataError(describe_conflict(manifest or {}, settings))
-        if alive is None and now - start >= timings.data_again and manifest == {}:
-            raise DataError(f"{seen}. {make_again_fix(layout)}")
+        if damage and alive is None and now - start >= timings.data_again:
+            raise DataError(f"{damage}. {make_again_fix(layout, path)}")
         if now >= deadline:
             raise DataError(
-                f"no data: the data Job showed no activity for {settings.data_wait_seconds} s (data.waitSeconds). This "
-                f"run waits for {layout.manifest} with dataDigest {settings.data_digest}, but {seen}. Fix: run `python "
-                "-m launcher status` to see why the data Job's pod does not run, and correct that."
+                f"no data: the data Job showed no activity for {settings.data_wait_seconds} s (data.waitSeconds), and "
+                f"{damage or f'there is no {path} yet'}. Fix: run `python -m launcher status` to see why the data "
+                "Job's pod does not run, and correct that."
             )
         if now >= log_at:
             log.info(
-                "waiting for data %s, for up to %.0f s more if the data Job shows no activity (data.waitSeconds): %s",
+                "waiting for data %s, for up to %.0f s more if the data Job shows no activity (data.waitSeconds)",
                 settings.data_digest,
                 deadline - now,
-                seen,
             )
             log_at = now + timings.log_again
         pause(min(timings.poll, deadline - now))
@@ -83,23 +82,17 @@ def _activity(path: Path) -> int | None:
         return None
 
 
-def _read(path: Path, pause: Callable[[float], None], shape: Any) -> tuple[dict[str, Any] | None, str]:
-    """Return the object in a file ({} if it is damaged, None if it is absent) and a text that describes it."""
+def _read_failure(path: Path, pause: Callable[[float], None]) -> dict[str, Any]:
+    """Return why the data Job failed; an empty object if data-failed.json is absent or damaged."""
     try:
-        found = read_json(path, pause, shape)
-    except UnreadableError as error:  # the data Job will write it again
-        return {}, str(error).rstrip(".")
-    if found is None:
-        return None, f"there is no {path} yet"
-    return (
-        found,
-        f"that manifest is of other data (dataDigest {found.get('dataDigest')}, made by {describe_maker(found)})",
-    )
+        return read_json(path, pause, schema.DataFailure) or {}
+    except UnreadableError as error:
+        log.info("%s It is ignored.", error)
+        return {}
 
 
-def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[str, Any]:
-    """Return `manifest` if its version, shards and fields fit this run; else raise `DataError`."""
-    where = settings.layout.manifest
+def check_manifest(manifest: dict[str, Any], where: Path, settings: TrainSettings) -> dict[str, Any]:
+    """Return `manifest`, read from `where`, if its version, shards and fields fit this run; else raise `DataError`."""
     if manifest.get("version") != MANIFEST_VERSION:
         raise DataError(
             f"{where} has version {manifest.get('version')!r}, but this launcher reads {MANIFEST_VERSION}: data and "
@@ -110,11 +103,12 @@ def check_manifest(manifest: dict[str, Any], settings: TrainSettings) -> dict[st
             f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} trainers: "
             "each trainer reads one shard. Fix: remove data.splitCount, or set it to trainers."
         )
-    if why := schema.mismatch(manifest, schema.ManifestFile):
-        raise DataError(f"{where} is damaged: {why}. {make_again_fix(settings.layout)}")
+    if why := schema.mismatch(manifest, ManifestFile):
+        raise DataError(f"{where} is damaged: {why}. {make_again_fix(settings.layout, where)}")
     if [shard["index"] for shard in manifest["shards"]] != list(range(settings.trainers)):
         raise DataError(
-            f"{where} does not list the shards 0 to {settings.trainers - 1} in order. {make_again_fix(settings.layout)}"
+            f"{where} does not list the shards 0 to {settings.trainers - 1} in order. "
+            f"{make_again_fix(settings.layout, where)}"
         )
     return manifest
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,7 @@ from launcher.cli import shared_options
 from launcher.cli.commands import clean
 from launcher.cli.run_files import SavedRun
 from launcher.schema import RunFile
+from testkit.written_data import data_folder, write_data
 
 from .conftest import DATA_JOB, DONE, K8S_JOB, add_run, make_job, update_json
 from .fake_cluster import BASE, FakeCluster
@@ -316,3 +318,29 @@ def test_a_run_is_used_if_a_live_pod_has_its_folder_in_its_spec(
     cluster.pods = [pod]
     assert cli("clean", "--keep", "0", "--yes")[0] == 0
     assert {path.name for path in (job_folder / "runs").iterdir()} == used
+
+
+def test_prepared_data_that_no_job_and_no_release_refers_to_is_removed(
+    cli: Cli, cluster: FakeCluster, job_folder: Path
+) -> None:
+    keep_sources(job_folder)
+    other = job_folder.parent / "another"
+    write_data(other, [["a"]], digest="of-another")
+    for digest in ("of-a-removed-job", "young", "d" * 64):  # the last one is that of the release
+        write_data(job_folder.parent / "gone", [["a"]], digest=digest)
+    shutil.rmtree(job_folder.parent / "gone")
+    data = job_folder.parent / ".data"
+    (data / ".00.10001.tmp").mkdir()
+    for path in data.iterdir():
+        if path.name not in ("young.json", data_folder(other, "young").root.name):
+            os.utime(path, (1, 1))
+    before = {path.name for path in data.iterdir()}
+    code, _, err = cli("clean", "--yes")
+    removed = {".00.10001.tmp", "of-a-removed-job.json", data_folder(other, "of-a-removed-job").root.name}
+    assert code == 0, err
+    assert before - {path.name for path in data.iterdir()} == removed
+    assert "kept: .data/young.json: it is younger than 24 h" in err
+    code, _, err = cli("clean", "--job", "another", "--yes")
+    assert code == 0, err
+    removed |= {"of-another.json", data_folder(other, "of-another").root.name}
+    assert before - {path.name for path in data.iterdir()} == removed

@@ -216,13 +216,13 @@ def test_an_export_of_another_run_is_not_shown():
 THEIRS = {"runId": "quick-start-other", "release": "theirs", "namespace": "team-b"}
 
 
-def test_data_replaced_by_another_release_is_noted_with_both_names_and_a_fix():
+def test_data_of_another_release_in_the_folder_is_noted_with_a_fix():
     made_by = {"release": "theirs", "namespace": "team-b"}
     pods = [make_pod("p0", rank=0, phase="Pending")]
     view = make_view(pods=pods, manifest={"dataDigest": "e" * 64, "madeBy": made_by})
     (note,) = view.notes
     assert "release theirs in namespace team-b has the same jobName 'quick-start'" in note
-    assert f"kubectl delete job {DATA_JOB} -n paddle" in note
+    assert "The data of this release stays. Fix: give one of the two another jobName" in note
     for manifest in (None, {"dataDigest": "e" * 64}):
         (note,) = make_view(pods=pods, manifest=manifest).notes
         assert f"kubectl delete job {DATA_JOB} -n paddle" in note

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.dataprep import data_job, source_parts, text_lines
-from launcher.dataprep.publish_data import list_shard_files
+from launcher.dataprep.prepared_data import data_of, list_shard_files
 from launcher.io import files
 from launcher.io.retry import Retry
 from launcher.paths import JobPaths
@@ -119,8 +119,9 @@ class Pod:
         found: list[bytes] = []
         for shard in manifest["shards"]:
             before = len(found)
-            for file in list_shard_files(layout, shard):
-                content = (layout.shard(shard["index"]) / file["name"]).read_bytes()
+            data = data_of(layout, manifest)
+            for file in list_shard_files(layout, data, shard):
+                content = (data.shard(shard["index"]) / file["name"]).read_bytes()
                 assert hashlib.sha256(content).hexdigest() == file["sha256"]
                 assert len(content) == file["bytes"]
                 found += content.split(b"\n")[:-1]
@@ -132,8 +133,23 @@ class Pod:
         return failed
 
     def leftovers(self) -> list[str]:
-        """Return names of temporary files and folders that are left in the job's folder."""
-        return [path.name for path in self.job.iterdir() if path.name.endswith(".tmp")]
+        """Return names of temporary files and folders that are left in `.data/` and in the job's folder."""
+        paths = (*self.job.iterdir(), *self.data.iterdir())
+        return [path.name for path in paths if path.suffix in (".tmp", ".alive")]
+
+    @property
+    def data(self) -> Path:
+        """Return the folder of the prepared data of all jobs."""
+        return self.storage / ".data"
+
+    def inode(self) -> int:
+        """Return a number that changes when the data is prepared again."""
+        return (self.job / "0" / "data" / "train.txt").stat().st_ino
+
+    def work_folder(self) -> Path:
+        """Return the only work folder of data Jobs."""
+        (found,) = self.data.glob(".*.tmp")
+        return found
 
 
 def make_pod(storage: Path) -> Pod:

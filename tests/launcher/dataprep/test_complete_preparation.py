@@ -7,21 +7,18 @@ import errno
 import gzip
 import hashlib
 import lzma
+import shutil
 from collections.abc import Callable
 
 import pytest
 
-from launcher.dataprep import data_job, publish_data, shard_writers, split_part
+from launcher.dataprep import data_job, shard_writers, split_part
 from launcher.dataprep.csv_records import split_fields
-from launcher.dataprep.publish_data import LIST
-from launcher.errors import DataError, StorageError, StorageFailedError
+from launcher.dataprep.prepared_data import LIST
+from launcher.errors import StorageFailedError
 from launcher.io import files
-from launcher.settings import TrainSettings
-from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
 from tests.launcher.dataprep.conftest import LINES, PART, Pod, tarred, zipped
 from tests.launcher.supervisor.failing_calls import fail_calls
-from tests.launcher.supervisor.fake_clock import FakeClock
-from tests.launcher.supervisor.loopback_gang import pod_environ
 
 
 def test_a_file_becomes_even_shards_one_test_set_and_a_manifest(pod: Pod) -> None:
@@ -70,7 +67,6 @@ def test_a_file_becomes_even_shards_one_test_set_and_a_manifest(pod: Pod) -> Non
             "job": "job-data-12345678",
             "runId": "",
         },
-        "replaced": [],
     }
     assert pod.leftovers() == []
     assert not (pod.job / "data-failed.json").exists()
@@ -86,29 +82,6 @@ def test_the_result_does_not_depend_on_the_block_size(new_pod: Callable[[], Pod]
     assert one.shards() == other.shards()
 
 
-def test_a_manifest_records_its_release_and_the_releases_it_replaced(pod: Pod) -> None:
-    pod.source(LINES)
-    pod.prepare()
-
-    def as_release(name: str, digest: str, seed: str) -> list[tuple[str, str]]:
-        pod.environ |= {"PADDLE_LAUNCHER_RELEASE": name, "PADDLE_LAUNCHER_DATA_DIGEST": digest}
-        manifest = pod.prepare(SEED=seed)
-        assert manifest["madeBy"]["release"] == name
-        return [(lost["release"], lost["dataDigest"]) for lost in manifest["replaced"]]
-
-    first = ("paddle-training", "0123456789abcdef")
-    assert as_release("other", "b", "1") == [first]
-    assert as_release("other", "c", "2") == [first], "its own earlier data is no conflict"
-    clock = FakeClock()
-    own = {"JOB_PATH": str(pod.storage), "JOB_NAME": "job", "PADDLE_LAUNCHER_DATA_DIGEST": first[1]}
-    with pytest.raises(DataError, match=r"release other in namespace paddle .*release paddle-training in"):
-        wait_for_manifest(TrainSettings.from_environ(pod_environ(**own)), clock.pause, clock)
-    assert as_release("paddle-training", first[1], "0") == [("other", "c")]
-    assert (
-        wait_for_manifest(TrainSettings.from_environ(pod_environ(**own)), clock.pause, clock)["lines"] == 1000
-    )
-
-
 def test_more_than_one_batch_for_the_writers_changes_nothing(
     pod: Pod, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +90,7 @@ def test_more_than_one_batch_for_the_writers_changes_nothing(
     monkeypatch.setattr(split_part, "_BATCH_BYTES", 1)
     monkeypatch.setattr(shard_writers, "FLUSH_BYTES", 1)
     assert pod.prepare(chunk=512, SHA256=before["sha256"]) == before
-    (pod.job / "manifest.json").unlink()
+    shutil.rmtree(pod.data)
     assert pod.prepare(chunk=512) == before
 
 
@@ -126,20 +99,24 @@ def test_an_unreadable_manifest_is_an_error_and_does_not_replace_data(
 ) -> None:
     pod.source(LINES)
     pod.prepare()
-    before = (pod.job / "0" / "data").stat().st_ino
+    before = pod.inode()
     monkeypatch.setattr(files, "RETRY_WAITS", (0.0,))
-    for call, path in (("open", "*/manifest.json"), ("stat", "*/0/data/train.txt")):
+    for call, path in (("open", "*/0123456789abcdef.json"), ("stat", "*/0/train.txt")):
         with fail_calls(call, path, errno.ESTALE, times=1):
             pod.prepare()
         with fail_calls(call, path, errno.ESTALE), pytest.raises(StorageFailedError):
             data_job.main(pod.settings())
-        assert (pod.job / "0" / "data").stat().st_ino == before
+        assert pod.inode() == before
 
 
-def test_a_manifest_that_is_not_json_is_replaced_with_the_data(pod: Pod) -> None:
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "../.data/0123456789abcdef.json", "../.data/*/manifest.json"]
+)
+def test_a_manifest_that_is_not_json_is_replaced(pod: Pod, name: str) -> None:
     pod.source(LINES)
     before = pod.prepare()
-    (pod.job / "manifest.json").write_text("{")
+    (path,) = pod.job.glob(name)
+    path.write_text("{")
     assert pod.prepare() == before
 
 
@@ -208,22 +185,13 @@ def test_csv_without_header_and_in_latin_1(pod: Pod) -> None:
     assert sorted(pod.train()) == ["1\té".encode(), "2\tè".encode(), "3\tê".encode()]
 
 
-def test_a_second_start_finds_the_data_and_does_nothing(pod: Pod) -> None:
-    pod.source(LINES)
-    pod.prepare()
-    before = {path: path.stat().st_mtime_ns for path in pod.job.rglob("*.txt")}
-    (pod.storage / "sources" / "in.txt").unlink()
-    pod.prepare()
-    assert {path: path.stat().st_mtime_ns for path in pod.job.rglob("*.txt")} == before
-
-
 @pytest.mark.parametrize("damage", ["0/data/train.txt", "test.txt", "tables/t", "1/data"])
 def test_incomplete_data_is_made_again(pod: Pod, damage: str) -> None:
     pod.source(zipped({"in": LINES, "t": b"table"}), "z")
     first = pod.prepare(MEMBER="in", TABLES=["t"], TEST_FRACTION=0.1)
-    path = pod.job / damage
+    path = (pod.job / damage).resolve()
     if path.is_dir():
-        path.rename(pod.job / "elsewhere")
+        path.rename(pod.storage / "elsewhere")
     else:
         path.write_bytes(b"")
     assert pod.prepare(MEMBER="in", TABLES=["t"], TEST_FRACTION=0.1) == first
@@ -240,56 +208,18 @@ def test_data_with_a_damaged_list_of_files_is_made_again(pod: Pod, damage: str) 
     assert len(pod.listed_lines()) == 1000
 
 
-def test_other_data_replaces_the_old_and_removes_shards_beyond_the_last(pod: Pod) -> None:
-    pod.source(zipped({"in": LINES, "t": b"table"}), "z")
-    pod.prepare(MEMBER="in", TABLES=["t"], SPLIT_COUNT="5")
-    (pod.job / "quick_start").mkdir()
-    (pod.job / "7").mkdir()
-    (pod.job / "output").mkdir()
-    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "fedcba"
-    pod.source(b"1\n2\n3\n")
-    assert pod.prepare(SPLIT_COUNT="2")["dataDigest"] == "fedcba"
-    names = sorted(path.name for path in pod.job.iterdir())
-    assert names == [
-        ".prepare.fedcba.lock",
-        "0",
-        "1",
-        "7",
-        "manifest.json",
-        "output",
-        "quick_start",
-        "test.txt",
-    ]
-
-
-def test_the_manifest_is_removed_first_and_written_last(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    pod.source(LINES)
-    pod.prepare()
-    pod.environ |= {"PADDLE_LAUNCHER_DATA_DIGEST": "fedcba", "PADDLE_LAUNCHER_DATA_SEED": "1"}
-
-    def broken(*_: object) -> None:
-        assert not (pod.job / "manifest.json").exists()
-        raise StorageError("in the middle of renaming")
-
-    monkeypatch.setattr(publish_data, "_swap", broken)
-    with pytest.raises(StorageError):
-        pod.prepare()
-    assert not (pod.job / "manifest.json").exists()
-    assert pod.failure()["reason"] == "in the middle of renaming"
-    monkeypatch.undo()
-    assert pod.prepare()["dataDigest"] == "fedcba"
-    assert not (pod.job / "data-failed.json").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "times"), [("train.txt", 3), ("test.txt", 1), (".train.list.*", 3), (".test.list.*", 3)]
 )
 def test_every_file_is_synced_before_the_manifest_is_written(pod: Pod, name: str, times: int) -> None:
     """The manifest must not survive a power loss without the files that it lists: these are synced first."""
     pod.source(LINES)
-    manifest = pod.job / "manifest.json"
     there = []
-    with fail_calls("fsync", f"*/{name}", then=lambda: there.append(manifest.exists())) as fault:
+
+    def look() -> None:
+        there.append(any(pod.data.glob("*/manifest.json")))
+
+    with fail_calls("fsync", f"*/{name}", then=look) as fault:
         pod.prepare(TEST_FRACTION=0.1)
     assert fault.hits >= times
     assert there[:times] == [False] * times

@@ -6,18 +6,20 @@ import hashlib
 import io
 import json
 import random
+import shutil
 import tarfile
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from launcher.dataprep.publish_data import LIST, PUBLICATION, list_shard_files
+from launcher.dataprep.prepared_data import LIST, data_of, list_shard_files
 from launcher.errors import DataError, StoppedError
 from launcher.io import tar_stream
 from launcher.io.open_below import ReaderError
 from launcher.paths import JobPaths
 from tests.launcher.dataprep.conftest import LINES, PART, Pod
+from tests.launcher.dataprep.test_concurrent_pods import evict_at_part
 
 WRONG: list[Any] = [None, True, -1, "x", [1], {}, [{}]]
 
@@ -39,77 +41,53 @@ def some_variants(value: Any) -> list[Any]:
     return random.Random(1).sample(found, min(len(found), 40))  # noqa: S311
 
 
-def write(pod: Pod, name: str, value: Any) -> None:
-    (pod.job / name).write_text(json.dumps(value))
-
-
-def prepare_or_fail(pod: Pod) -> None:
-    """Prepare the data; an error must be one of the data, with a fix."""
-    try:
-        pod.prepare(TEST_FRACTION=0.1)
-    except DataError as error:
-        assert "Fix: " in str(error)
-        assert "unexpected" not in str(error)
-
-
-def test_a_manifest_of_wrong_types_is_made_again(pod: Pod) -> None:
+@pytest.mark.parametrize(
+    "name", ["manifest.json", "../.data/0123456789abcdef.json", "../.data/*/manifest.json"]
+)
+def test_a_manifest_of_wrong_types_is_made_again(pod: Pod, name: str) -> None:
     pod.source(LINES)
     pod.prepare(TEST_FRACTION=0.1)
-    manifest = json.loads((pod.job / "manifest.json").read_text())
+    (path,) = pod.job.glob(name)
+    manifest = json.loads(path.read_text())
     del manifest["checksum"]
-    manifest["replaced"] = [{"dataDigest": "d", "release": "r", "namespace": "n"}]
     for wrong in some_variants(manifest):
-        write(pod, "manifest.json", wrong)
-        prepare_or_fail(pod)
+        path.write_text(json.dumps(wrong))
+        pod.prepare(TEST_FRACTION=0.1)
         assert len(pod.train()) + len(pod.test()) == 1000
 
 
-def test_a_data_failed_json_of_wrong_types_is_no_unexpected_error(pod: Pod) -> None:
+def test_a_damaged_marker_is_a_part_that_is_made_again(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     pod.source(LINES)
-    failed = {"dataDigest": "0123456789abcdef", "job": "", "runId": "", "reason": "r", "time": "t"}
-    pod.prepare()
-    for wrong in some_variants(failed):
-        (pod.job / "manifest.json").unlink(missing_ok=True)
-        write(pod, "data-failed.json", wrong)
-        prepare_or_fail(pod)
-        assert len(pod.train()) > 800
-
-
-def test_a_publish_json_of_wrong_types_is_an_error_with_a_fix(pod: Pod) -> None:
-    pod.source(LINES)
-    manifest = dict(pod.prepare(TEST_FRACTION=0.1))
-    tmp = pod.settings().layout.data_tmp(pod.settings().data_digest)
-
-    def killed(*_: object) -> None:
-        raise StoppedError("killed")
-
-    seen = 0
-    for wrong in wrong_variants(
-        {key: manifest[key] for key in ("version", "shards", "tables", "test", "splitCount")}
-    ):
-        (pod.job / "manifest.json").unlink(missing_ok=True)
-        (pod.job / "data-failed.json").unlink(missing_ok=True)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("launcher.dataprep.publish_data.publish", killed)
-            with pytest.raises(StoppedError, match="killed"):
-                pod.prepare(TEST_FRACTION=0.1)
-        (tmp / PUBLICATION).write_text(json.dumps(wrong))
-        prepare_or_fail(pod)
-        seen += (pod.job / "data-failed.json").exists()
-    assert seen > 3
+    evict_at_part(monkeypatch, 2)
+    with pytest.raises(StoppedError):
+        pod.prepare(part_bytes=PART)
+    work, saved = pod.work_folder(), pod.storage / "saved"
+    marker = work / "parts" / "00001.json"
+    intact = marker.read_bytes()
+    shutil.copytree(work, saved)
+    for place in range(0, len(intact), 29):
+        shutil.rmtree(pod.data)
+        shutil.copytree(saved, work)
+        flipped = bytearray(intact)
+        flipped[place] ^= 1 << (place % 8)
+        marker.write_bytes(flipped)
+        pod.prepare(part_bytes=PART)
+        assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
 
 
 def test_a_files_json_of_wrong_types_is_an_error_with_a_fix(pod: Pod) -> None:
     """Its sha256 is that of the manifest, as if the manifest were wrong as well."""
     pod.source(LINES)
-    shard = pod.prepare(part_bytes=PART)["shards"][1]
+    manifest = pod.prepare(part_bytes=PART)
+    shard = manifest["shards"][1]
     path = pod.job / "1" / "data" / LIST
+    layout = JobPaths(pod.storage, "job")
     for wrong in wrong_variants(json.loads(path.read_text())):
         content = json.dumps(wrong).encode()
         path.write_bytes(content)
         shard["sha256"] = hashlib.sha256(content).hexdigest()
         try:
-            found = list_shard_files(JobPaths(pod.storage, "job"), shard)
+            found = list_shard_files(layout, data_of(layout, manifest), shard)
         except DataError as error:
             assert "files.json" in str(error)
             assert "Fix: " in str(error)

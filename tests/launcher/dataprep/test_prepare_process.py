@@ -39,8 +39,8 @@ def test_a_stopped_data_job_publishes_nothing_and_can_be_started_again(
 ) -> None:
     pod.source(BIG)
     process = start(pod)
-    tmp = pod.job / ".0123456789abcdef.tmp"
-    until(lambda: any(path.stat().st_size > 0 for path in tmp.glob("work-*/0/train.txt")))
+    at_work = ".*.tmp/parts/work-*"
+    until(lambda: any(path.stat().st_size > 0 for path in pod.data.glob(f"{at_work}/0/train.txt")))
     process.send_signal(number)
     _, log = process.communicate(timeout=30)
     assert not (pod.job / "manifest.json").exists()
@@ -48,8 +48,8 @@ def test_a_stopped_data_job_publishes_nothing_and_can_be_started_again(
     if number == signal.SIGTERM:
         assert process.returncode == 143
         assert "received SIGTERM" in log
-        assert not list(tmp.glob("work-*"))
-    assert pod.leftovers() == [".0123456789abcdef.tmp"], "parts that are done stay done"
+        assert not list(pod.data.glob(at_work))
+    assert pod.work_folder().is_dir(), "parts that are done stay done"
     second = start(pod)
     _, log = second.communicate(timeout=60)
     assert second.returncode == 0, log
@@ -66,29 +66,6 @@ def test_exit_code_and_termination_message_report_the_cause(pod: Pod) -> None:
     assert process.returncode == 65
     assert "fewer than the 3 shards" in log
     assert "fewer than the 3 shards" in (pod.storage / "termination-log").read_text()
-
-
-def test_a_second_data_job_waits_for_the_first(pod: Pod) -> None:
-    pod.source(LINES)
-    pod.job.mkdir()
-    held = pod.job / ".prepare.another.lock"
-    code = (
-        "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); "
-        "print('held', flush=True); sys.stdin.read()"
-    )
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(held)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    second = start(pod)
-    assert second.stderr is not None
-    assert "waiting for another data Job" in second.stderr.readline()
-    assert not (pod.job / "manifest.json").exists()
-    holder.communicate("")
-    second.communicate(timeout=30)
-    assert second.returncode == 0
-    assert (pod.job / "manifest.json").exists()
 
 
 def test_a_folder_of_another_user_is_reported_with_owner_and_fix(pod: Pod) -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from launcher.dataprep import source_parts, split_part
 from launcher.dataprep.byte_streams import FileStream
+from launcher.dataprep.prepared_data import LIST, data_of, list_shard_files
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.publish_data import LIST, list_shard_files
 from launcher.errors import DataError, StorageFailedError
 from launcher.paths import JobPaths
 from tests.launcher.dataprep.conftest import LINES, PART, Pod
@@ -218,10 +218,10 @@ def test_a_link_in_a_source_folder_is_rejected(pod: Pod, tmp_path: Path) -> None
 def test_a_changed_files_json_is_rejected(pod: Pod) -> None:
     pod.source(LINES)
     manifest = pod.prepare(part_bytes=PART)
-    path = pod.job / "1" / "data" / LIST
+    path, layout = pod.job / "1" / "data" / LIST, JobPaths(pod.storage, "job")
     path.write_text(path.read_text().replace("00001", "00002"))
-    with pytest.raises(DataError, match=r"1/data/files\.json is missing, or its sha256 is not the one"):
-        list_shard_files(JobPaths(pod.storage, "job"), manifest["shards"][1])
+    with pytest.raises(DataError, match=r"/1/files\.json is missing, or its sha256 is not the one"):
+        list_shard_files(layout, data_of(layout, manifest), manifest["shards"][1])
 
 
 def test_the_default_deadline_depends_on_the_size_and_the_pods() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from launcher import schema
-from launcher.dataprep import publish_data
+from launcher.dataprep import prepared_data
 from launcher.errors import CheckpointError, DataError
 from launcher.io import checkpoints, files
 from launcher.paths import JobPaths, OutputPaths, Position, is_safe_name, position
@@ -120,6 +120,7 @@ def test_a_script_cannot_save_a_file_whose_name_a_restore_would_reject(tmp_path:
 SHARD = {"index": 0, "bytes": 2, "sha256": "0", "lines": 1}
 MANIFEST: dict[str, Any] = {
     "version": 2,
+    "content": "0" * 64,
     "shards": [SHARD],
     "tables": [{"name": "t", "bytes": 1, "sha256": "0"}],
     "test": {"bytes": 0, "sha256": "0", "lines": 0},
@@ -132,6 +133,7 @@ MANIFEST: dict[str, Any] = {
         *({"tables": [{"name": name, "bytes": 1, "sha256": "0"}]} for name in NAMES),
         *({"tables": [{"name": "t", "bytes": number, "sha256": "0"}]} for number in NUMBERS),
         *({"shards": [{**SHARD, "index": number}]} for number in [*NUMBERS, "../evil"]),
+        *({"content": name} for name in [*NAMES, 1]),
         {"tables": ["../evil"]},
         {"shards": {"../evil": SHARD}},
         {"test": "../evil"},
@@ -139,20 +141,21 @@ MANIFEST: dict[str, Any] = {
 )
 def test_a_manifest_with_a_hostile_value_lists_no_files(tmp_path: Path, changed: dict[str, Any]) -> None:
     layout = JobPaths(tmp_path, "job")
-    assert publish_data.files_of_manifest(MANIFEST, layout)
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        publish_data.files_of_manifest({**MANIFEST, **changed}, layout)
+    assert prepared_data.files_of_manifest(MANIFEST, layout)
+    with pytest.raises((DataError, KeyError, TypeError, ValueError)):
+        prepared_data.files_of_manifest({**MANIFEST, **changed}, layout)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_files_of_a_shard_have_names_below_its_folder(tmp_path: Path, name: str) -> None:
     layout = JobPaths(tmp_path, "job")
-    layout.shard(0).mkdir(parents=True)
+    data = layout.data("0")
+    data.shard(0).mkdir(parents=True)
     content = json.dumps({"files": [{"name": name, "bytes": 1, "sha256": "0"}]}).encode()
-    (layout.shard(0) / publish_data.LIST).write_bytes(content)
+    (data.shard(0) / prepared_data.LIST).write_bytes(content)
     shard = {"index": 0, "bytes": 1, "parts": 1, "sha256": hashlib.sha256(content).hexdigest()}
     with pytest.raises(DataError, match=r"files\.json is damaged"):
-        publish_data.list_shard_files(layout, shard)
+        prepared_data.list_shard_files(layout, data, shard)
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e400", "9" * 5000, "NaN"])

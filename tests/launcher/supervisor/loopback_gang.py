@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import signal
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.settings import TrainSettings
+from testkit import written_data
 from testkit.waiting import PATIENCE, until
 
 HERE = Path(__file__).parent
@@ -73,41 +73,9 @@ def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
 
 
 def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:
-    """Write a job's folder as the data Job leaves it, with the program `mine`; return the manifest."""
-
-    def write(path: Path, text: str) -> dict[str, Any]:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return {"bytes": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()}
-
-    manifest: dict[str, Any] = {
-        "version": 2, "dataDigest": digest, "source": "file://x", "sha256": "", "member": "",
-        "format": "lines", "seed": 0, "testFraction": 0.1, "splitCount": shards, "lines": shards,
-        "shards": [],
-    }  # fmt: skip
-    for i in range(shards):
-        entry = write(job / str(i) / "data" / "train.txt", f"line of {digest} shard {i}\n")
-        manifest["shards"].append({"index": i, "lines": 1, **entry})
-        (job / str(i) / "data" / "train.list").write_text("./data/train.txt\n")
-        (job / str(i) / "data" / "test.list").write_text("./data/test.txt\n")
-    manifest["test"] = {"lines": 1, **write(job / "test.txt", "test line\n")}
-    manifest["tables"] = [{"name": "items.txt", **write(job / "tables" / "items.txt", "1 item\n")}]
-    write(job / "mine" / "trainer_config.py", "settings()\n")
-    (job / "manifest.json").write_text(json.dumps(manifest))
-    return manifest
-
-
-def replace_data(job: Path, train: list[list[str]], test: list[str], digest: str = "d1") -> None:
-    """Write a job's folder as `write_data` does, with these lines in the shards and in the test set."""
-    manifest = write_data(job, len(train), digest)
-    for entry, path, lines in (
-        *((manifest["shards"][n], job / str(n) / "data" / "train.txt", part) for n, part in enumerate(train)),
-        (manifest["test"], job / "test.txt", test),
-    ):
-        path.write_text("".join(f"{line}\n" for line in lines))
-        content = path.read_bytes()
-        entry |= {"lines": len(lines), "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-    (job / "manifest.json").write_text(json.dumps(manifest))
+    """Write a job's data as the data Job leaves it, with the program `mine`; return the manifest."""
+    lines = [[f"line of {digest} shard {shard}"] for shard in range(shards)]
+    return written_data.write_data(job, lines, digest=digest, tables={"items.txt": "1 item\n"})
 
 
 def paddle_scripts(**env: str) -> dict[str, Any]:

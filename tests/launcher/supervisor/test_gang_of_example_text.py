@@ -13,7 +13,8 @@ import pytest
 from launcher.io.files import sha256_file
 from launcher.metrics import parse_metrics
 from local.collective_python import ensure_collective_python
-from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang, paddle_scripts, replace_data
+from testkit.written_data import write_data
+from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang, paddle_scripts
 from tests.launcher.trainer.conftest import texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.paddle]
@@ -33,7 +34,7 @@ def build_gang(root: Path, trainers: int, run: str, python: Path, **env: str) ->
         "PADDLE_LAUNCHER_SOURCE_DIGEST": "texts",
     }
     gang = LoopbackGang(root, trainers=trainers, run=run, python=python, **paddle_scripts(**settings, **env))
-    replace_data(gang.job, [lines[n::trainers] for n in range(trainers)], texts(200, 2), digest)
+    write_data(gang.job, [lines[n::trainers] for n in range(trainers)], texts(200, 2), digest)
     return gang
 
 

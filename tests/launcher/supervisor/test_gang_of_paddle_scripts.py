@@ -16,7 +16,8 @@ import pytest
 
 from launcher.metrics import parse_metrics
 from local.collective_python import ensure_collective_python
-from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang, paddle_scripts, replace_data
+from testkit.written_data import write_data
+from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang, paddle_scripts
 
 pytestmark = [pytest.mark.slow, pytest.mark.paddle]
 
@@ -55,7 +56,7 @@ def build_gang(root: Path, processes: int, epochs: int, python: str | Path = sys
         "PADDLE_LAUNCHER_RESTARTS": "3",
     }
     gang = LoopbackGang(root, trainers=2, python=python, **paddle_scripts(**settings))
-    replace_data(gang.job, [make_rows(1200 + shard * 40, shard) for shard in range(2)], make_rows(300, 9))
+    write_data(gang.job, [make_rows(1200 + shard * 40, shard) for shard in range(2)], make_rows(300, 9))
     (gang.job / "mine" / "train.py").write_text(script + DIGEST)
     return gang
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -182,7 +183,7 @@ def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path
 
 def test_a_script_without_data_of_the_launcher_needs_no_manifest(tmp_path: Path) -> None:
     with build_gang(tmp_path, PADDLE_LAUNCHER_DATA_DIGEST="none") as gang:
-        (gang.job / "manifest.json").unlink()
+        shutil.rmtree(gang.job.parent / ".data")
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         seen = gang.read_json("environment-1.json")
         assert seen["PADDLE_LAUNCHER_TRAIN_FILE"] == seen["PADDLE_LAUNCHER_TEST_FILE"] == ""

@@ -6,6 +6,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from launcher.io import files
 from launcher.supervisor.shared_storage import input_staging
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
 from launcher.supervisor.timings import Timings
+from testkit.written_data import data_folder
 from tests.launcher.supervisor.failing_calls import fail_calls
 from tests.launcher.supervisor.fake_clock import FakeClock
 from tests.launcher.supervisor.loopback_gang import train_settings, write_data
@@ -39,58 +41,30 @@ def test_wait_continues_while_the_data_has_another_digest(tmp_path: Path, job: P
     assert 100 <= clock.now < 102
 
 
-def write_data_of_another_release(job: Path, **lost: str) -> None:
-    """Write data of another release, which replaced this release's data (`lost`: fields of the latter)."""
-    manifest = write_data(job, 3, digest="other")
-    manifest["madeBy"] = {"namespace": "team-b", "release": "theirs", "job": "x", "runId": ""}
-    manifest["replaced"] = [{"dataDigest": "d1", "namespace": "paddle", "release": "paddle-training", **lost}]
-    (job / "manifest.json").write_text(json.dumps(manifest))
-
-
-def test_wait_raises_with_both_releases_if_another_one_replaced_the_data(tmp_path: Path, job: Path) -> None:
-    write_data_of_another_release(job, runId="")
+@pytest.mark.parametrize("job_has", ["manifest.json of another release", "nothing"])
+def test_wait_raises_at_its_deadline_with_what_it_found(tmp_path: Path, job: Path, job_has: str) -> None:
+    if job_has != "nothing":
+        write_data(job, 3, digest="old")
     clock = FakeClock()
-    both = "release theirs in namespace team-b .*release paddle-training in namespace paddle .*Fix: "
-    with pytest.raises(DataError, match=f"jobName is 'quick-start' in two releases .*{both}"):
-        wait_for_manifest(train_settings(tmp_path), clock.pause, clock)
-    assert clock.now < 90, "it does not wait for data.waitSeconds, an hour"
-
-
-@pytest.mark.parametrize("case", ["data-job-runs", "of-another-run-id"])
-def test_wait_continues_while_the_data_job_prepares_replaced_data_again(
-    tmp_path: Path, job: Path, case: str
-) -> None:
-    write_data_of_another_release(job, runId="" if case == "data-job-runs" else "earlier")
-    if case == "data-job-runs":
-        (job / ".d1.tmp").mkdir()
-        (job / ".d1.tmp" / "alive").touch()
-    clock = FakeClock(s200=lambda: write_data(job, 3))
-    assert wait_for_manifest(train_settings(tmp_path), clock.pause, clock)["dataDigest"] == "d1"
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ('{"dataDigest": "old"}', r"is of other data \(dataDigest old, made by an unknown release\)"),
-        (None, "there is no .*manifest.json yet"),
-    ],
-)
-def test_wait_raises_at_its_deadline_with_what_it_found(
-    tmp_path: Path, job: Path, content: str | None, reason: str
-) -> None:
-    job.mkdir()
-    if content:
-        (job / "manifest.json").write_text(content)
-    clock = FakeClock()
-    with pytest.raises(DataError, match=f"no activity for 60 s .*{reason}"):
+    with pytest.raises(DataError, match=r"no activity for 60 s .* there is no .*/\.data/d1\.json yet"):
         wait_for_manifest(
             train_settings(tmp_path, PADDLE_LAUNCHER_DATA_WAIT_SECONDS="60"), clock.pause, clock
         )
     assert 60 <= clock.now < 61
 
 
+def test_a_training_keeps_its_data_when_another_release_with_its_job_name_prepares_other_data(
+    tmp_path: Path, job: Path
+) -> None:
+    write_data(job, 3)
+    write_data(job, 3, digest="of another release")
+    manifest = wait_for_manifest(train_settings(tmp_path))
+    stage_shard_1(tmp_path, manifest)
+    assert (tmp_path / "work" / "data" / "train.txt").read_text() == "line of d1 shard 1\n"
+
+
 def test_each_activity_of_the_data_job_restarts_the_deadline(tmp_path: Path, job: Path) -> None:
-    alive = job / ".d1.tmp" / "alive"
+    alive = tmp_path / ".data" / ".d1.alive"
     alive.parent.mkdir(parents=True)
 
     def touch(at: int) -> Callable[[], None]:
@@ -111,9 +85,9 @@ def test_each_activity_of_the_data_job_restarts_the_deadline(tmp_path: Path, job
 def test_a_storage_error_does_not_count_as_missing_data(tmp_path: Path, job: Path) -> None:
     write_data(job, 3)
     clock = FakeClock()
-    with fail_calls("open", "*/manifest.json", errno.ESTALE, times=2):
+    with fail_calls("open", "*/d1.json", errno.ESTALE, times=2):
         assert wait_for_manifest(train_settings(tmp_path), clock.pause, clock)["splitCount"] == 3
-    with fail_calls("open", "*/manifest.json", errno.ESTALE), pytest.raises(StorageFailedError):
+    with fail_calls("open", "*/d1.json", errno.ESTALE), pytest.raises(StorageFailedError):
         wait_for_manifest(train_settings(tmp_path), clock.pause, clock)
 
 
@@ -122,7 +96,7 @@ def test_a_storage_error_does_not_count_as_missing_data(tmp_path: Path, job: Pat
 def test_a_damaged_manifest_raises_within_a_minute_or_is_harmless(
     tmp_path: Path, job: Path, sealed: bool
 ) -> None:
-    path, settings = job / "manifest.json", train_settings(tmp_path)
+    path, settings = tmp_path / ".data" / "d1.json", train_settings(tmp_path)
     manifest = write_data(job, 3)
     files.write_json(path, files.with_checksum(manifest) if sealed else manifest)
     intact = path.read_bytes()
@@ -160,7 +134,7 @@ def test_the_failure_of_an_earlier_data_job_is_ignored_and_that_of_its_own_raise
     clock = FakeClock(s5=lambda: write_data(job, 3))
     again = train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="2")
     assert wait_for_manifest(again, clock.pause, clock)["splitCount"] == 3
-    (job / "manifest.json").unlink()
+    (tmp_path / ".data" / "d1.json").unlink()
     with pytest.raises(DataError, match="no such member"):
         wait_for_manifest(train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="1"), clock.pause, clock)
 
@@ -286,20 +260,15 @@ def test_files_of_an_earlier_pod_in_the_work_folder_are_replaced(tmp_path: Path,
     assert not (tmp_path / "work" / "progress.json").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["data/train.txt", "data/train.list", "data/tables/items.txt", "program/x.py"]
-)
-def test_a_copy_that_reads_back_differently_is_an_error_of_this_pods_disk(
-    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch, name: str
+def test_a_program_that_reads_back_differently_is_an_error_of_this_pods_disk(
+    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = write_data(job, 3)
-    (job / "mine" / "x.py").write_text("1")
     copy = files.copy_file
 
     def bad_disk(source: Path, target: Path, *rest: Any) -> tuple[int, str]:
         found = copy(source, target, *rest)
-        if target.name == Path(name).name:
-            target.write_bytes(target.read_bytes().swapcase().replace(b"1", b"2"))
+        target.write_bytes(target.read_bytes().swapcase())
         return found
 
     monkeypatch.setattr(files, "copy_file", bad_disk)
@@ -308,30 +277,37 @@ def test_a_copy_that_reads_back_differently_is_an_error_of_this_pods_disk(
     assert caught.value.exit_code == 71
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("1/data/train.txt", "in the manifest"),
-        ("1/data/train.list", "when read again"),
-        ("tables/items.txt", "in the manifest"),
-        ("mine/trainer_config.py", "was changed while it was copied"),
-    ],
-)
-def test_a_source_that_changes_during_the_copy_raises(
-    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str
+@pytest.mark.parametrize("name", ["1/train.txt", "tables/items.txt"])
+@pytest.mark.parametrize("damage", ["changed", "a link to another file", "missing"])
+def test_damaged_data_is_an_error_that_says_what_to_delete(
+    tmp_path: Path, job: Path, name: str, damage: str
+) -> None:
+    manifest = write_data(job, 3)
+    path = data_folder(job, "d1").root / name
+    path.unlink()
+    if damage == "changed":
+        path.write_text("another")
+    elif damage != "missing":
+        (tmp_path / "secret").write_text("secret")
+        path.symlink_to(tmp_path / "secret")
+    with pytest.raises(
+        DataError, match=rf"{re.escape(name)} (has sha256|is missing).* Fix: delete .*/\.data/"
+    ):
+        stage_shard_1(tmp_path, manifest)
+
+
+def test_a_program_that_changes_during_the_copy_raises(
+    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = write_data(job, 3)
     copy = files.copy_file
 
     def copy_while_source_changes(source: Path, target: Path, *rest: Any) -> tuple[int, str]:
-        late = name.endswith("list")  # no checksum of this file exists
-        found = copy(source, target, *rest) if late else None
-        if source == job / name:
-            source.write_text("another")
-        return found or copy(source, target, *rest)
+        source.write_text("another")
+        return copy(source, target, *rest)
 
     monkeypatch.setattr(files, "copy_file", copy_while_source_changes)
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match="was changed while it was copied"):
         stage_shard_1(tmp_path, manifest)
 
 
@@ -340,7 +316,7 @@ def test_a_temporary_read_error_of_the_source_is_retried(
 ) -> None:
     monkeypatch.setattr(files, "RETRY_WAITS", (0.0, 0.0))
     manifest = write_data(job, 3)
-    with fail_calls("open", "*/1/data/train.txt", errno.ESTALE, times=2):
+    with fail_calls("open", "*/1/train.txt", errno.ESTALE, times=2):
         stage_shard_1(tmp_path, manifest)
     assert (tmp_path / "work" / "data" / "train.txt").read_text() == "line of d1 shard 1\n"
 
@@ -349,7 +325,7 @@ def test_a_shard_in_several_files_is_staged_as_one_file_after_verifying_each(
     tmp_path: Path, job: Path
 ) -> None:
     manifest = write_data(job, 3)
-    folder = job / "1" / "data"
+    folder = data_folder(job, "d1").shard(1)
     (folder / "train.txt").unlink()
     found = []
     for number, text in enumerate(("a\nb\n", "c\n")):
@@ -364,7 +340,6 @@ def test_a_shard_in_several_files_is_staged_as_one_file_after_verifying_each(
     assert (data / "train.txt").read_text() == "a\nb\nc\n"
     checksums = json.loads((data / "sums.json").read_text())
     assert checksums == {"train.txt": hashlib.sha256(b"a\nb\nc\n").hexdigest()}
-    assert not (data / "piece.tmp").exists()
     (folder / "train-00001.txt").write_text("d\n")
     with pytest.raises(DataError, match=r"train-00001\.txt has sha256"):
         stage_shard_1(tmp_path, manifest)

@@ -1,0 +1,332 @@
+"""The prepared data on the shared storage: which data is complete, which job uses it, and what nothing uses any more.
+
+Data lies in `.data/<content>/`, once for all jobs of the storage. A data Job works in a folder with a temporary name
+and renames it when everything in it is complete. Then it writes `.data/<dataDigest>.json`, the manifest from which the
+training pods of all releases with this digest read, and links the data into the job's folder, as the tutorial of 2017
+has it. Nothing reads through these links, so another release with the same jobName may replace them at any time, and a
+link that leads elsewhere is not followed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from launcher import schema
+from launcher.errors import DataError, StorageError, setting_error
+from launcher.io import files
+from launcher.io.open_below import ReaderError, refuse_links
+from launcher.log import log
+from launcher.paths import DataPaths, JobPaths
+from launcher.schema import ManifestFile, ShardFiles
+from launcher.settings import DataSettings
+
+LIST = "files.json"
+"""File next to a shard of several files, with their names, sizes and sha256."""
+UNUSED_SECONDS = 3600.0
+"""A temporary file of `.data/` that no pod has touched for so long belongs to a data Job that was killed."""
+_BUSY = (errno.EACCES, errno.EAGAIN)
+_SHARD = re.compile(r"0|[1-9][0-9]*")
+_DIGEST = re.compile(r"[A-Za-z0-9.-]+")
+_CONTENT = re.compile(r"[0-9a-f]{64}")
+
+
+def data_of(layout: JobPaths, manifest: Mapping[str, Any]) -> DataPaths:
+    """Return the folder of the data that a manifest describes. Raises `DataError` if it names none."""
+    content = str(manifest.get("content"))
+    if _CONTENT.fullmatch(content) is None:
+        raise DataError(
+            f"the manifest of the data has no usable folder in `content`: {content[:80]!r}. {make_again_fix(layout)}"
+        )
+    return layout.data(content)
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """Return a manifest; None if it is absent, or damaged: then the data is made again."""
+    try:
+        return files.read_json(path, shape=ManifestFile)
+    except files.UnreadableError as error:
+        log.info("%s The data and the manifest are made again.", error)
+        return None
+
+
+def read_record(settings: DataSettings) -> dict[str, Any] | None:
+    """Return the manifest of this pod's data if each file in it exists with its size; else None.
+
+    A training pod checks only the files of its own shard, and those without a shard: with hundreds of trainers,
+    all files would be so many that the check would take minutes in each pod.
+    """
+    shard = settings.completion_index if settings.in_training_pod else None
+    manifest = read_manifest(settings.layout.data_record(settings.data_digest))
+    if manifest is None or manifest.get("dataDigest") != settings.data_digest:
+        return None
+    return manifest if is_complete(settings.layout, manifest, settings.split_count, shard) else None
+
+
+def is_complete(
+    layout: JobPaths, manifest: dict[str, Any], shards: int, only_shard: int | None = None
+) -> bool:
+    """Return whether the data has so many shards, and each file of all shards, or of one, exists with its size."""
+    try:
+        listed = files_of_manifest(manifest, layout, only_shard)
+        sizes = {path: int(entry["bytes"]) for path, entry in listed.items()}
+        wrong = files.retry_storage(
+            layout.all_data,
+            lambda: [p for p, size in sizes.items() if not p.is_file() or p.stat().st_size != size],
+        )
+    except (KeyError, TypeError, ValueError, DataError):  # DataError: a damaged files.json
+        wrong = [layout.all_data]
+    if wrong or manifest.get("splitCount") != shards:
+        log.info("the prepared data is incomplete (wrong: %s): preparing it again", wrong or "splitCount")
+        return False
+    return True
+
+
+def files_of_manifest(
+    manifest: dict[str, Any], layout: JobPaths, only_shard: int | None = None
+) -> dict[Path, dict[str, Any]]:
+    """Return {"bytes", "sha256"} of each file that a manifest lists; of all shards, or of one.
+
+    Raises:
+        DataError, KeyError, TypeError, ValueError: the manifest is damaged.
+    """
+    if why := schema.mismatch(manifest, ManifestFile):
+        raise ValueError(why)
+    data = data_of(layout, manifest)
+    found = {data.tables / str(table["name"]): table for table in manifest["tables"]}
+    found[data.test] = manifest["test"]
+    for shard in manifest["shards"]:
+        if only_shard not in (None, int(shard["index"])):
+            continue
+        for file in list_shard_files(layout, data, shard):
+            found[data.shard(int(shard["index"])) / str(file["name"])] = file
+    return found
+
+
+def list_shard_files(layout: JobPaths, data: DataPaths, shard: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return [{"name", "bytes", "sha256"}] of a shard's files, in the order of the source.
+
+    `shard` is the shard's entry in the manifest.
+
+    Raises:
+        DataError: `files.json` is not the one of the manifest.
+    """
+    if not shard.get("parts"):
+        return [{"name": "train.txt", "bytes": shard["bytes"], "sha256": shard.get("sha256")}]
+    path = data.shard(int(shard["index"])) / LIST
+    content = files.read_bytes(path) or b""
+    if hashlib.sha256(content).hexdigest() != shard["sha256"]:
+        raise DataError(
+            f"{path} is missing, or its sha256 is not the one in manifest.json: it was changed after the data "
+            f"Job. {make_again_fix(layout, data.root)}"
+        )
+    try:
+        found: list[dict[str, Any]] = files.parse_json_object(path, content, ShardFiles)["files"]
+    except files.UnreadableError as error:
+        raise DataError(f"{error} {make_again_fix(layout, data.root)}") from error
+    return found
+
+
+def make_again_fix(layout: JobPaths, damaged: Path | None = None) -> str:
+    """Return the `Fix:` of messages about prepared data that is damaged, which says how to make the data again.
+
+    `damaged` is the file or folder to delete, by default the job's manifest. It must be deleted first: with it, the
+    training pods of the new run would use the damaged data at once.
+    """
+    return (
+        f"Fix: delete {damaged or layout.manifest} in a pod or on a machine that mounts the shared storage, then start "
+        "the run again with another runId (helm upgrade with --reset-then-reuse-values --set-string runId=TEXT), "
+        "which makes its data again."
+    )
+
+
+def make_job_folder(layout: JobPaths) -> None:
+    """Make the job's folder. Raises `StorageError` when the volume is not mounted or not writable, or it is a link."""
+    if not layout.job_path.is_dir():
+        raise StorageError(
+            f"JOB_PATH {layout.job_path} does not exist: the shared storage is not mounted. Fix: check the pod's "
+            "volume and its claim (kubectl describe pod)."
+        )
+    _make_folder(layout, layout.job, 0o755)
+
+
+def make_data_folder(layout: JobPaths) -> None:
+    """Make `.data/`, to which the pods of all releases add: each user may remove only what is their own.
+
+    Raises `StorageError` when it is not writable, or a link.
+    """
+    _make_folder(layout, layout.all_data, 0o1777)
+
+
+def _make_folder(layout: JobPaths, folder: Path, mode: int) -> None:
+    _refuse_link(layout, folder)
+    with files.storage_errors(folder):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            folder.chmod(mode)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
+
+
+def _refuse_link(layout: JobPaths, path: Path) -> None:
+    """Raise `StorageError` if a path on the storage, or a folder on the way to it, is a symbolic link."""
+    try:
+        refuse_links(layout.job_path, path.relative_to(layout.job_path).as_posix())
+    except ReaderError as error:
+        raise StorageError(f"{error}.") from error
+
+
+@contextlib.contextmanager
+def lock_file(path: Path, settings: DataSettings) -> Iterator[bool]:
+    """Lock a file for the block; yield False if another pod holds the lock, or the file's folder was removed.
+
+    The kernel (or the NFS server) holds the lock, so that a killed holder releases it. On a storage without locks one
+    pod continues without them, and several pods are rejected.
+    """
+    try:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            os.fchmod(fd, 0o666)  # pods of other users lock it, too
+    except FileNotFoundError:
+        yield False
+        return
+    try:
+        yield _try_lock(fd, settings)
+    finally:
+        os.close(fd)
+
+
+def _try_lock(fd: int, settings: DataSettings) -> bool:
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _BUSY:
+            return False
+        if settings.workers > 1:
+            reason = f"the storage does not support file locks ({error}), and several pods need them"
+            key, value, only = "data.workers", str(settings.workers), "1"
+            if settings.in_training_pod:
+                key, value, only = "data.preparedBy", "trainingPods", "dataJob"
+            raise setting_error(
+                key, value, f"{only} on this storage", reason, f"Set {key} to {only}"
+            ) from error
+        log.info(
+            "the storage does not support file locks (%s), so two data Jobs with the same source do not divide "
+            "the work: run only one at a time",
+            error,
+        )
+    return True
+
+
+def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> None:
+    """Make complete data that of this pod's digest and of its job: write the manifests and the links.
+
+    Data that an earlier upgrade of the same release left in the job is removed if no other job or release uses it. The
+    caller holds the lock of `.data/`.
+    """
+    layout = settings.layout
+    release = {"namespace": settings.namespace, "release": settings.release}
+    ours = {**release, "job": settings.k8s_job, "runId": settings.chart_run_id}
+    made_by = manifest.get("madeBy") or {}
+    reader = str(manifest.get("reusedFrom") or made_by.get("job") or "unknown")
+    record = {**manifest, "dataDigest": settings.data_digest, "madeBy": ours}
+    if made_by.get("job") != settings.k8s_job or made_by.get("release") != settings.release:
+        record["reusedFrom"] = reader
+        log.info("Job %s has read this source before: its data is used again", reader)
+    before = read_manifest(layout.manifest) or {}
+    files.write_json(layout.data_record(settings.data_digest), files.with_checksum(record))
+    with files.storage_errors(layout.job):
+        layout.manifest.unlink(missing_ok=True)
+        _link_data(layout, data_of(layout, record), record)
+        files.fsync_dir(layout.job)
+    files.write_json(layout.manifest, files.with_checksum(record))
+    is_other = before.get("dataDigest") not in (None, settings.data_digest)
+    if is_other and release.items() <= (before.get("madeBy") or {}).items():
+        remove_data(layout, before)
+
+
+def _link_data(layout: JobPaths, data: DataPaths, manifest: Mapping[str, Any]) -> None:
+    """Link data into the job's folder; remove links and folders of earlier data that it does not replace."""
+    links = {layout.job / str(index) / "data": data.shard(index) for index in range(manifest["splitCount"])}
+    links[layout.job / data.test.name] = data.test
+    if manifest["tables"]:
+        links[layout.job / data.tables.name] = data.tables
+    for link, target in links.items():
+        _refuse_link(layout, link.parent)
+        link.parent.mkdir(exist_ok=True)
+        temp = files.temporary_path(link)
+        temp.symlink_to(os.path.relpath(target, link.parent))
+        if not link.is_symlink():  # a file or folder of an older launcher
+            files.remove_path(link)
+        temp.replace(link)
+        files.fsync_dir(link.parent)
+    if not manifest["tables"]:
+        files.remove_path(layout.job / data.tables.name)
+    for folder in list(layout.job.iterdir()):
+        beyond = _SHARD.fullmatch(folder.name) and folder / "data" not in links
+        if beyond and not folder.is_symlink() and os.path.lexists(folder / "data"):
+            files.remove_path(folder)
+
+
+def remove_data(layout: JobPaths, manifest: Mapping[str, Any]) -> None:
+    """Remove the manifest of a data digest, and its data unless the manifest of another digest refers to that."""
+    digest, content = str(manifest.get("dataDigest")), str(manifest.get("content"))
+    with contextlib.suppress(OSError):
+        if _DIGEST.fullmatch(digest):
+            layout.data_record(digest).unlink(missing_ok=True)
+    others = (read_manifest(path) or {} for path in layout.all_data.glob("*.json"))
+    if _CONTENT.fullmatch(content) and content not in {other.get("content") for other in others}:
+        remove_folder(layout.data(content).root)
+
+
+def unused_data(names: Iterable[str], records: Mapping[str, str], digests: Collection[str]) -> list[str]:
+    """Return the names in `.data/` that nothing refers to. `clean` removes those that are old enough.
+
+    A manifest `<dataDigest>.json` is used while a job's manifest.json or a release has its digest, or begins a digest
+    of a schedule (`<dataDigest>-<Job>`). A folder is used while a manifest refers to it that is used itself.
+
+    Args:
+        names: all names in `.data/`.
+        records: for each `<dataDigest>.json` the name of the folder to which it refers; empty if it is damaged.
+        digests: the data digests of the manifests of all jobs, and of all releases on this storage.
+    """
+    used = {".lock"}
+    for name, content in records.items():
+        digest = name.removesuffix(".json")
+        if any(digest == one or digest.startswith(f"{one}-") for one in digests):
+            used |= {name, content}
+    return [name for name in names if name not in used]
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder of `.data/`: first rename it, so that no other pod finds a part of it under its name."""
+    removed = folder.with_name(f".{folder.name.strip('.')}.{os.urandom(4).hex()}.tmp")
+    with contextlib.suppress(OSError):
+        folder.rename(removed)
+        shutil.rmtree(removed, ignore_errors=True)
+
+
+def remove_leftovers(layout: JobPaths, alive: Path) -> None:
+    """Remove the temporary files and folders of data Jobs that were killed more than an hour ago.
+
+    `alive` is a file that this pod has just touched: its time is that of the storage's clock.
+    """
+    with files.storage_errors(layout.all_data):
+        now = alive.stat().st_mtime
+        for path in list(layout.all_data.iterdir()):
+            if not path.name.startswith(".") or path.suffix not in (".tmp", ".alive"):
+                continue
+            with contextlib.suppress(FileNotFoundError, PermissionError):
+                if now - path.lstat().st_mtime > UNUSED_SECONDS:
+                    log.info("removing %s, left by a data Job that was killed", path)
+                    files.remove_path(path)
