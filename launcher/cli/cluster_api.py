@@ -5,6 +5,7 @@ All other modules of `launcher.cli` work on dicts as the API server sends them, 
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import getpass
@@ -12,6 +13,7 @@ import io
 import json
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -20,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import quote, urlencode
 
-from launcher.cli.errors import CliError, UsageError, api_error, parse_handshake_error, storage_failure
+from launcher.cli.errors import CliError, UsageError, storage_failure
 
 NAME_LABEL = "app.kubernetes.io/name"
 RELEASE_LABEL = "app.kubernetes.io/instance"
@@ -182,21 +184,7 @@ class Cluster:
             ) from error
         if 200 <= status < 300:
             return answer
-        failure = api_error(status, text, action, self.name)
-        is_passing = status == 429 or status >= 500  # too many requests; etcd elects a leader
-        known = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError}
-        specific = UnreachableError if is_passing else known.get(status)
-        raise specific(str(failure)) if specific else failure
-
-    @contextlib.contextmanager
-    def _without_error(self) -> Iterator[None]:
-        """Suppress the error of a call whose answer only explains a state, such as a missing right."""
-        try:
-            yield
-        except UnreachableError:
-            raise
-        except CliError:
-            pass
+        raise api_error(status, text, action, self.name)
 
     def _call_json(self, method: str, path: str, action: str, **options: Any) -> Object:
         import urllib3
@@ -242,30 +230,15 @@ class Cluster:
         A user who may not read events gets an empty list and no error: events only explain a state.
         """
         selector = f"involvedObject.name={name}" if name else f"involvedObject.kind=Pod,reason={reason}"
-        found: Object = {}
-        with self._without_error():
+        try:
             query = {"fieldSelector": selector}
             found = self._call_json("GET", self._path("event"), "read events", query=query)
+        except UnreachableError:
+            raise
+        except CliError:
+            return []
         events = cast(list[Object], found.get("items") or [])
         return sorted(events, key=lambda event: event.get("lastTimestamp") or event.get("eventTime") or "")
-
-    def list_workloads(self) -> list[Object]:
-        """Return the Workloads of Kueue, which say why a queue holds a Job back.
-
-        A user who may not read them gets an empty list and no error, as for events.
-        """
-        for version in ("v1beta2", "v1beta1"):  # Kueue from 0.15 on serves the first
-            with self._without_error():
-                path = f"/apis/kueue.x-k8s.io/{version}/namespaces/{quote(self.namespace, safe='')}/workloads"
-                return self._list("workload", path)
-        return []
-
-    def is_namespace_terminating(self) -> bool:
-        """Return whether the namespace is being deleted; False if the user may not read it."""
-        found: Object = {}
-        with self._without_error():
-            found = self._call_json("GET", self._path("namespace", self.namespace), "read the namespace")
-        return (found.get("status") or {}).get("phase") == "Terminating"
 
     def create(self, kind: str, thing: Object) -> Object:
         """Create an object in this namespace, and return it as stored. Raises ConflictError if its name is taken."""
@@ -350,6 +323,45 @@ class UnreachableError(CliError):
     """
 
 
+_ERRORS = {403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 429: UnreachableError}
+_FIXES = {
+    401: "log in again (the credentials may have expired), or choose another cluster with --kubeconfig or --context",
+    403: "ask the owner of the cluster for this right",
+}
+
+
+def api_error(status: int, body: str, action: str, cluster: str) -> CliError:
+    """Return the error for an API call that failed with this HTTP status and answer (a Status as JSON, or text).
+
+    `action` is what was attempted, as an infinitive ("start the reader pod"); `cluster` is the cluster's name.
+    """
+    try:
+        answer = str(json.loads(body)["message"])
+    except (ValueError, KeyError, TypeError):
+        answer = body.strip()[:1000] or "(no message)"
+    kind = (
+        UnreachableError if status >= 500 else _ERRORS.get(status, CliError)
+    )  # at 500, etcd may elect a leader
+    fix = "correct what the API server reports; for a status from 500 on, run the same command again later"
+    problem = f"cannot {action}: {cluster} answered with HTTP status {status}: {answer}"
+    return kind(problem, _FIXES.get(status, fix))
+
+
+_HANDSHAKE = re.compile(r"Handshake status (?P<status>\d{3})")
+
+
+def parse_handshake_error(reason: str) -> tuple[int, str] | None:
+    """Return (HTTP status, answer) of a rejected websocket, which the Kubernetes client reports as text.
+
+    Returns None when `reason` is another error.
+    """
+    found = _HANDSHAKE.search(reason)
+    if not found:
+        return None
+    answer = re.search(r"\{\"kind\":\"Status\".*\}", reason, re.DOTALL)
+    return int(found["status"]), (answer[0] if answer else reason).replace('\\\\"', '"').replace('\\"', '"')
+
+
 def _words(kind: str) -> str:
     return kind.replace("_", " ")
 
@@ -366,7 +378,19 @@ def token_header(configuration: Any) -> dict[str, str]:
     return {token["key"]: token["value"]} if token else {}
 
 
-class ExecStream(io.RawIOBase):
+class CommandOutput(io.RawIOBase):
+    """The stdout of a command that may still run."""
+
+    def readable(self) -> bool:
+        """Return True; `io.BufferedReader` calls this before it accepts the stream."""
+        return True
+
+    @abc.abstractmethod
+    def result(self) -> None:
+        """Read stdout to its end. Raises CliError with the command's stderr unless the command succeeded."""
+
+
+class ExecStream(CommandOutput):
     """The stdout of a command in a container, readable while the command runs, in constant memory.
 
     `result()` raises an error if the command failed.
@@ -435,10 +459,6 @@ class ExecStream(io.RawIOBase):
             self._sender = threading.Thread(target=self._send, args=(stdin,), daemon=True)
             self._sender.start()
 
-    def readable(self) -> bool:
-        """Return True; `io.BufferedReader` calls this before it accepts the stream."""
-        return True
-
     def readinto(self, buffer: Any) -> int:
         """Read the next bytes of stdout into `buffer`; return their number, 0 at the end."""
         while not self._rest and not self._ended:
@@ -489,7 +509,6 @@ class ExecStream(io.RawIOBase):
             self._read_frame()
             self._rest = memoryview(b"")
         sent_all = self._sender is None or not self._sender.is_alive()
-        self.close()
         stderr = self._stderr.decode(errors="replace").strip()
         if (self._status or {}).get("status") == "Success" and not self._failure and sent_all:
             return

@@ -6,10 +6,7 @@ Other exit codes are those of launcher/errors.py: an invalid program or row is a
 from __future__ import annotations
 
 import errno
-import json
 import os
-import re
-from typing import Any
 
 from launcher.errors import (
     EXIT_DATA,
@@ -132,55 +129,3 @@ def missing_package(error: ModuleNotFoundError) -> CliError:
         f"this command needs the Python package {name}, which is not installed",
         f"pip install '.{extra}' in the project's folder, or run this in the launcher's image",
     )
-
-
-_DENIED = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
-
-
-def api_error(status: int, body: str, action: str, context: str) -> CliError:
-    """Return the error for an API call that failed with this HTTP status and answer (a Status as JSON, or text).
-
-    `action` is what was attempted, as an infinitive ("start the reader pod"); `context` is the cluster's name.
-    """
-    answer = _status_message(body)
-    if status == 401:
-        return CliError(
-            f"cannot {action}: {context} rejects the credentials (401); they may have expired",
-            "log in again, or choose another cluster with --kubeconfig or --context",
-        )
-    denied = _DENIED.search(answer)
-    if status == 403 and denied:
-        return CliError(
-            f"cannot {action}: {denied['user']} may not {denied['verb']} {denied['resource']} on "
-            f"{context} (403). The API server says: {answer}",
-            f"ask for a role with verb {denied['verb']} on {denied['resource']}",
-        )
-    return CliError(
-        f"cannot {action}: {context} answered with HTTP status {status}: {answer}",
-        "correct what the API server reports; for a status from 500 on, run the same command again later",
-    )
-
-
-def _status_message(body: str) -> str:
-    try:
-        value: Any = json.loads(body)
-    except ValueError:
-        return body.strip()[:1000] or "(no message)"
-    if isinstance(value, dict) and value.get("message"):
-        return str(value["message"])
-    return str(value)
-
-
-_HANDSHAKE = re.compile(r"Handshake status (?P<status>\d{3})")
-
-
-def parse_handshake_error(reason: str) -> tuple[int, str] | None:
-    """Return (HTTP status, answer) of a rejected websocket, which the Kubernetes client reports as text.
-
-    Returns None when `reason` is another error.
-    """
-    found = _HANDSHAKE.search(reason)
-    if not found:
-        return None
-    answer = re.search(r"\{\"kind\":\"Status\".*\}", reason, re.DOTALL)
-    return int(found["status"]), (answer[0] if answer else reason).replace('\\\\"', '"').replace('\\"', '"')

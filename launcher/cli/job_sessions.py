@@ -296,11 +296,7 @@ class ClusterSession:
         state, data_state = (
             object_states.job_state(by_name.get(name))[0] for name in (run.k8s_job, run.k8s_data_job)
         )
-        deleting = any(pod["metadata"].get("deletionTimestamp") for pod in pods)
         is_pending = any(pod.get("status", {}).get("phase") == "Pending" for pod in pods)
-        is_queued = any(
-            object_states.queue_of(job) and object_states.job_state(job)[0] == "suspended" for job in jobs
-        )
         log_of, lines = self._read_log(run, pods) if log else ("", [])
         return build_cluster_view(
             ClusterSnapshot(
@@ -308,10 +304,8 @@ class ClusterSession:
                 jobs=by_name,
                 pods=pods,
                 events=self._list_events(run, pods),
-                workloads=self.cluster.list_workloads() if is_queued else (),
                 claim=claim_problem(self.cluster, run) if is_pending else "",
                 files=self._read_files(run, data_state, pods, state in reader_states),
-                is_namespace_terminating=deleting and self.cluster.is_namespace_terminating(),
                 log=lines,
                 log_of=log_of,
             )

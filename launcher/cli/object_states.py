@@ -229,26 +229,12 @@ def queue_of(job: Object | None) -> str:
     return str(((job or {}).get("metadata", {}).get("labels") or {}).get(QUEUE_LABEL) or "")
 
 
-def explain_queue(queue: str, workload: Object | None) -> str:
-    """Return why Kueue keeps a Job of this LocalQueue suspended, and the fix.
-
-    `workload` is the Workload that Kueue made for the Job; None if there is none or the user may not read it.
-    """
-    if workload and workload.get("spec", {}).get("active") is False:
-        where = f"{name_of(workload)} -n {workload['metadata'].get('namespace')}"
-        why = "its Workload was deactivated"
-        fix = f'kubectl patch workload {where} --type merge -p \'{{"spec": {{"active": true}}}}\''
-    else:
-        reserved = find_condition(workload or {}, "QuotaReserved") or {}
-        admitted = find_condition(workload or {}, "Admitted") or {}
-        # After the quota is reserved, checks such as the one for new nodes may still hold the Job back.
-        waiting = admitted if reserved.get("status") == "True" else reserved
-        why = str(waiting.get("message") or "").rstrip(".")
-        fix = (
-            "wait until the queue has free quota, or ask its owner for more. If the request is above the quota, "
-            "lower `trainers` or the resources"
-        )
-    return f"queue {queue} (Kueue) has not admitted it{f': {why}' if why else ''}. Fix: {fix}"
+def explain_queue(queue: str) -> str:
+    """Return why Kueue keeps a Job of this LocalQueue suspended, and the fix."""
+    return (
+        f"queue {queue} (Kueue) has not admitted it. Fix: wait until the queue has free quota, or ask its owner for "
+        "more; `kubectl describe workloads` has the reason"
+    )
 
 
 def explain_claim(claim: Object | None, claim_name: str, events: Sequence[Object] = ()) -> str:

@@ -212,12 +212,11 @@ def build_job(
     job: Object | None,
     pods: Sequence[Object],
     events: Mapping[str, Sequence[Object]],
-    workloads: Sequence[Object] = (),
 ) -> JobView:
     """Return the view of a Job, with the reason that explains its state best.
 
     That is the failure of a pod, what a pod waits for, an event of the Job, or why its queue holds it back.
-    `events` are by object name; `workloads` are those of Kueue in the Job's namespace.
+    `events` are by object name.
     """
     state, reason = object_states.job_state(job)
     counts = (job or {}).get("status", {})
@@ -235,7 +234,7 @@ def build_job(
             reason = object_states.newest_warning(events.get(name, ())) or "its pods are not created yet"
             state = "waiting"
     elif state == "suspended" and queue:
-        reason = object_states.explain_queue(queue, next(filter(owned_by(name), workloads), None))
+        reason = object_states.explain_queue(queue)
     return JobView(
         name=name,
         state=state,
@@ -318,12 +317,9 @@ class ClusterSnapshot:
     jobs: Mapping[str, Object]
     pods: Sequence[Object]
     events: Mapping[str, Sequence[Object]] = field(default_factory=dict)
-    workloads: Sequence[Object] = ()
-    """The namespace's Workloads of Kueue; empty unless a queue keeps one of the Jobs suspended."""
     claim: str = ""
     """Why the claim cannot be mounted; empty if it can be."""
     files: JobFiles = field(default_factory=lambda: JobFiles(was_read=False))
-    is_namespace_terminating: bool = False
     log: Sequence[str] = ()
     log_of: str = ""
 
@@ -333,7 +329,7 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
     run, files = seen.run, seen.files
     progress = build_progress(files.status, files.run, run.k8s_job)
     pods = [pod for pod in seen.pods if owned_by(run.k8s_job)(pod)]
-    training = build_job(run.k8s_job, seen.jobs.get(run.k8s_job), pods, seen.events, seen.workloads)
+    training = build_job(run.k8s_job, seen.jobs.get(run.k8s_job), pods, seen.events)
     data = _build_data_view(seen, training, pods)
     reported = files.status.ranks if files.status and progress else ()
     state, cause = _state_and_cause(seen, progress, data, training, pods)
@@ -348,7 +344,7 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
         training=training,
         ranks=build_ranks(run.trainers, pods, seen.events, reported),
         progress=progress,
-        notes=tuple(_notes(seen, progress is not None, data, state) + _note_starved_data(data, training)),
+        notes=tuple(_notes(seen, progress is not None, data, state)),
         exported=record.exported_to,
         score=record.score,
         passes=passes,
@@ -370,7 +366,7 @@ def _build_data_view(seen: ClusterSnapshot, training: JobView, training_pods: Se
     if job is None and is_published:
         return JobView(run.k8s_data_job, "complete", "the Job was deleted; its manifest exists")
     pods = [pod for pod in seen.pods if owned_by(run.k8s_data_job)(pod)]
-    return build_job(run.k8s_data_job, job, pods, seen.events, seen.workloads)
+    return build_job(run.k8s_data_job, job, pods, seen.events)
 
 
 def _state_and_cause(
@@ -420,11 +416,6 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
     """Return sentences that users must know in addition to state and cause, such as a lost data set with its fix."""
     run, files = seen.run, seen.files
     notes = _note_script(files) if has_progress else []
-    if seen.is_namespace_terminating:
-        notes.append(
-            f"namespace {run.namespace} is being deleted, but its Jobs keep creating pods, so that the "
-            f"deletion never finishes. Fix: kubectl delete jobs --all -n {run.namespace}"
-        )
     if seen.claim:
         notes.append(
             f"{seen.claim.rstrip('.')}. Fix: correct the cause that this shows: kubectl describe pvc {run.claim} -n "
@@ -476,17 +467,6 @@ def _note_removed_pods(seen: ClusterSnapshot) -> list[str]:
         f"pod {name} was removed: {event['reason']}: {event.get('message')}"
         for name, event in found
         if name.startswith(f"{seen.run.k8s_job}-") and name not in known
-    ]
-
-
-def _note_starved_data(data: JobView, training: JobView) -> list[str]:
-    """Return a note if Kueue has admitted the training Job, but not the data Job for which it waits."""
-    if data.state != "suspended" or not data.queue or training.state not in ("running", "waiting"):
-        return []
-    return [
-        f"the training Job {training.name} uses quota of queue {data.queue} while it waits for the data Job, which "
-        "the queue has not admitted. Fix: set data.preparedBy to trainingPods, so that there is only one Job, or ask "
-        "the owner of the queue for a quota that holds both"
     ]
 
 

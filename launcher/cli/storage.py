@@ -17,14 +17,12 @@ import json
 import os
 import re
 import secrets
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from launcher.cli import object_states, reader_commands
 from launcher.cli.cluster_api import (
@@ -33,6 +31,7 @@ from launcher.cli.cluster_api import (
     NAME_LABEL,
     RELEASE_LABEL,
     Cluster,
+    CommandOutput,
     Object,
     labels,
 )
@@ -49,23 +48,7 @@ COPY_SECONDS = 3600  # deadline of a reader pod that copies data
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
-class ReaderStream(Protocol):
-    """The stdout of a subcommand of `launcher reader` that runs in a pod or in this process."""
-
-    def readinto(self, buffer: Any, /) -> int | None:
-        """Read the next bytes into `buffer`; return their number, 0 at the end."""
-        ...
-
-    def result(self) -> None:
-        """Read the command's stdout to its end. Raises CliError with its stderr if the command failed."""
-        ...
-
-    def close(self) -> None:
-        """Stop the command whose stdout this stream is."""
-        ...
-
-
-Start = Callable[[Sequence[str], IO[bytes] | None, float], ReaderStream]
+Start = Callable[[Sequence[str], IO[bytes] | None, float], CommandOutput]
 """Starts a reader command with these arguments, bytes for its stdin, and seconds without a byte until it fails."""
 
 
@@ -86,18 +69,28 @@ class Storage:
         """The job's folder and how it is reached (on this machine, or through which pod), for messages."""
         return f"{self.job} {self.through}".rstrip()
 
+    @contextlib.contextmanager
     def run(
         self,
         command: str,
         *arguments: str,
         stdin: IO[bytes] | None = None,
         idle_seconds: float = IDLE_SECONDS,
-    ) -> ReaderStream:
-        """Start a subcommand of `launcher reader` on the job's folder; return its stdout as a stream.
+    ) -> Iterator[io.BufferedReader[CommandOutput]]:
+        """Run a subcommand of `launcher reader` on the job's folder; yield its stdout, which the block reads.
 
-        The command fails after `idle_seconds` without a byte from a pod.
+        The command fails after `idle_seconds` without a byte from a pod. Raises CliError with the command's stderr if
+        it failed, also in place of an error of the block.
         """
-        return self.start([command, "--root", str(self.job), *arguments], stdin, idle_seconds)
+        argv = [command, "--root", str(self.job), *arguments]
+        with contextlib.closing(self.start(argv, stdin, idle_seconds)) as output:
+            reader = io.BufferedReader(output, 256 * 1024)
+            try:
+                yield reader
+            except Exception:
+                output.result()
+                raise
+            output.result()
 
     def sibling(self, job: str) -> Storage:
         """Return the folder of another job on the same storage; ".": the folder that contains all jobs."""
@@ -139,7 +132,7 @@ def storage_of_job(storage: Storage, job: str | None) -> Storage:
     return storage.sibling(check_name(job, "give the jobName of a training with --job NAME"))
 
 
-class _LocalReader(io.RawIOBase):
+class _LocalReader(CommandOutput):
     """Runs a subcommand of `launcher reader` in a thread of this process.
 
     After `close`, the subcommand ends when it writes to stdout the next time.
@@ -156,11 +149,8 @@ class _LocalReader(io.RawIOBase):
         self._thread.start()
 
     def _run(self, argv: Sequence[str], stdin: IO[bytes], out: IO[bytes]) -> None:
-        with stdin, suppress(OSError), out:
+        with stdin, contextlib.suppress(OSError), out:
             self._problem = reader_commands.run(argv, stdin, out)
-
-    def readable(self) -> bool:
-        return True
 
     def readinto(self, buffer: Any) -> int | None:
         return self._out.readinto(buffer)
@@ -169,7 +159,6 @@ class _LocalReader(io.RawIOBase):
         while self._out.read(65536):
             pass
         self._thread.join(IDLE_SECONDS)
-        self.close()
         if self._problem:
             raise storage_failure(self._problem)
 
@@ -186,30 +175,11 @@ def folder_storage(folder: Path) -> Storage:
 def pod_storage(cluster: Cluster, pod: str, container: str, job: PurePosixPath) -> Storage:
     """Return access to a job's folder through a container of a pod; `job` is its path in the container."""
 
-    def start(argv: Sequence[str], stdin: IO[bytes] | None, idle_seconds: float) -> ReaderStream:
-        return cluster.exec(
-            pod, container, ["python3", "-m", "launcher", "reader", *argv], stdin, idle_seconds
-        )
+    def start(argv: Sequence[str], stdin: IO[bytes] | None, idle_seconds: float) -> CommandOutput:
+        command = ["python3", "-m", "launcher", "reader", *argv]
+        return cluster.exec(pod, container, command, stdin, idle_seconds)
 
     return Storage(job, start, f"(through pod {pod})")
-
-
-class _KeepOpen(io.RawIOBase):
-    """Wrapper of a stream. Closing the wrapper does not close the stream, whose `result()` is called later."""
-
-    def __init__(self, stream: ReaderStream) -> None:
-        self._stream = stream
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int | None:
-        return self._stream.readinto(buffer)
-
-
-def buffered_reader(stream: ReaderStream) -> io.BufferedReader:
-    """Return a file object on the stream, whose `read(n)` returns n bytes unless the stream ends."""
-    return io.BufferedReader(_KeepOpen(stream), buffer_size=256 * 1024)
 
 
 def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]:
@@ -217,16 +187,11 @@ def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]
 
     `names` are paths or glob patterns below the folder.
     """
-    stream = storage.run("tar", "--optional", *names)
-    found: dict[str, bytes] = {}
-    try:
-        for name, _, content in read_tar(buffered_reader(stream)):
-            found[name] = b"".join(iter(functools.partial(content.read, 1 << 16), b""))
-    except Exception:
-        stream.result()  # raises the sender's own message, if there is one
-        raise
-    stream.result()
-    return found
+    with storage.run("tar", "--optional", *names) as stream:
+        return {
+            name: b"".join(iter(functools.partial(content.read, 1 << 16), b""))
+            for name, _, content in read_tar(stream)
+        }
 
 
 def list_folder(storage: Storage, folder: str) -> list[str]:
@@ -239,11 +204,9 @@ def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = Non
 
     Without `stdin` the command may be silent for SLOW_IDLE_SECONDS before the connection counts as lost.
     """
-    stream = storage.run(
-        *argv, stdin=stdin, idle_seconds=SLOW_IDLE_SECONDS if stdin is None else IDLE_SECONDS
-    )
-    answer = buffered_reader(stream).read()
-    stream.result()
+    idle_seconds = SLOW_IDLE_SECONDS if stdin is None else IDLE_SECONDS
+    with storage.run(*argv, stdin=stdin, idle_seconds=idle_seconds) as stream:
+        answer = stream.read()
     return json.loads(answer)
 
 
@@ -252,21 +215,14 @@ def stream_file(storage: Storage, name: str, follow_seconds: float, until: str |
 
     Following ends when the status file `until` says that the run is over.
     """
-    options = (
-        ["--follow", str(follow_seconds), *(["--until", until] if until else [])] if follow_seconds else []
-    )
-    stream = storage.run("cat", *options, name, idle_seconds=follow_seconds or IDLE_SECONDS)
-    buffer = bytearray(64 * 1024)
-    try:
-        while size := stream.readinto(buffer):
-            yield bytes(buffer[:size])
-        stream.result()
-    finally:
-        stream.close()
+    options = ["--follow", str(follow_seconds)] if follow_seconds else []
+    options += ["--until", until] if follow_seconds and until else []
+    with storage.run("cat", *options, name, idle_seconds=follow_seconds or IDLE_SECONDS) as stream:
+        while block := stream.read1(64 * 1024):
+            yield block
 
 
 READER = "reader"
-OWNER = "paddle-training/reader-owner"  # annotation: host:pid of the command that created the pod
 START_SECONDS = 120.0  # it starts in 2 s if the image is on the node; a pull of 900 MB takes about a minute
 UNBOUND_SECONDS = 45.0
 """A pod that is unscheduled for longer stays so until somebody acts. The controller that binds claims retries
@@ -277,13 +233,10 @@ class UnschedulableError(CliError):
     """No node can run the reader pod."""
 
 
-def build_pod(
-    run: ReleaseRun, name: str, owner: str, *, seconds: int, writable: bool, template: Object | None
-) -> Object:
+def build_pod(run: ReleaseRun, name: str, *, seconds: int, writable: bool, template: Object | None) -> Object:
     """Return the Kubernetes object of a reader pod, with the run's image, user and claim.
 
-    `owner` is the `host:pid` of the command that creates the pod, `template` the training Job's pod spec, whose
-    tolerations and node selector the pod has, too.
+    `template` is the training Job's pod spec, whose tolerations and node selector the pod has, too.
     """
     like = template or {}
     return {
@@ -292,7 +245,6 @@ def build_pod(
         "metadata": {
             "name": name,
             "labels": {NAME_LABEL: CHART, RELEASE_LABEL: run.release, COMPONENT_LABEL: READER},
-            "annotations": {OWNER: owner},
         },
         "spec": {
             "restartPolicy": "Never",
@@ -333,38 +285,6 @@ def build_pod(
     }
 
 
-def is_stale(pod: Object, host: str, alive: Callable[[int], bool]) -> bool:
-    """Return whether the pod has finished, or was created by a process of this `host` that is gone."""
-    if pod.get("status", {}).get("phase") in ("Succeeded", "Failed"):
-        return True
-    made_on, _, pid = str((pod["metadata"].get("annotations") or {}).get(OWNER, "")).rpartition(":")
-    return made_on == host and pid.isdigit() and not alive(int(pid))
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def remove_stale(cluster: Cluster, release: str) -> None:
-    """Delete the reader pods of commands that were killed before they could delete them."""
-    for pod in cluster.list_objects("pod", labels(release, READER)):
-        if is_stale(pod, socket.gethostname(), _alive):
-            cluster.delete("pod", object_states.name_of(pod), grace_seconds=1)
-
-
-def _training_template(cluster: Cluster, run: ReleaseRun) -> Object | None:
-    with contextlib.suppress(CliError):
-        job = cluster.find("job", run.k8s_job)
-        return dict(job["spec"]["template"]["spec"]) if job else None
-    return None
-
-
 @contextlib.contextmanager
 def open_reader_pod(
     cluster: Cluster,
@@ -382,10 +302,18 @@ def open_reader_pod(
         CliError: the claim does not exist, or the pod does not start for another reason.
     """
     require_claim(cluster, run)
-    remove_stale(cluster, run.release)
+    for pod in cluster.list_objects("pod", labels(run.release, READER)):
+        if pod.get("status", {}).get("phase") in (
+            "Succeeded",
+            "Failed",
+        ):  # of a killed command: its deadline expired
+            cluster.delete("pod", object_states.name_of(pod), grace_seconds=1)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"
-    owner, template = f"{socket.gethostname()}:{os.getpid()}", _training_template(cluster, run)
-    pod = build_pod(run, name, owner, seconds=seconds, writable=writable, template=template)
+    template = None
+    with contextlib.suppress(CliError):
+        job = cluster.find("job", run.k8s_job)
+        template = job["spec"]["template"]["spec"] if job else None
+    pod = build_pod(run, name, seconds=seconds, writable=writable, template=template)
     try:
         cluster.create("pod", pod)
         _await_running(cluster, run, name)
@@ -430,8 +358,7 @@ def require_claim(cluster: Cluster, run: ReleaseRun) -> None:
 
 
 def _await_running(cluster: Cluster, run: ReleaseRun, name: str) -> None:
-    started = time.monotonic()
-    last_reason = ""
+    started, last_reason = time.monotonic(), ""
     while True:
         pod = cluster.find("pod", name)
         if pod is None:
@@ -439,25 +366,27 @@ def _await_running(cluster: Cluster, run: ReleaseRun, name: str) -> None:
         phase = pod.get("status", {}).get("phase")
         if phase == "Running":
             return
-        waited = time.monotonic() - started
-        events: Sequence[Any] = cluster.list_events(name) if waited > 3 else ()
-        why = object_states.explain_pending(pod, events)
         if phase in ("Succeeded", "Failed"):
             raise CliError(
                 f"the reader pod {name} exited: {object_states.explain_failure(pod) or phase}",
                 "correct this cause, then run the same command again",
             )
+        waited = time.monotonic() - started
+        why = object_states.explain_pending(pod, cluster.list_events(name) if waited > 3 else ())
         waiting = object_states.unusual_wait(pod)
         if waiting and waiting[0] in object_states.PERMANENT_WAITS:
             raise CliError(
                 f"the reader pod {name} cannot start: {waiting[1]}",
                 f"make the run's image {run.image} available to node {pod['spec'].get('nodeName')}",
             )
-        scheduled = object_states.find_condition(pod, "PodScheduled")
-        if waited > UNBOUND_SECONDS and scheduled and scheduled.get("status") == "False":
-            problem = claim_problem(cluster, run)
+        scheduled = object_states.find_condition(pod, "PodScheduled") or {}
+        if waited > UNBOUND_SECONDS and scheduled.get("status") == "False":
             raise UnschedulableError(
-                f"no node can run the reader pod {name}: {why}" + (f". {problem}" if problem else ""),
+                ". ".join(
+                    filter(
+                        None, (f"no node can run the reader pod {name}: {why}", claim_problem(cluster, run))
+                    )
+                ),
                 "free a node or bind the claim (kubectl describe pod, pvc), then run the same command again",
             )
         if waited > START_SECONDS:

@@ -21,7 +21,6 @@ from launcher.cli.storage import (
     COPY_SECONDS,
     Storage,
     StorageRequest,
-    buffered_reader,
     list_folder,
     read_small_files,
 )
@@ -200,14 +199,9 @@ def _receive_once(storage: Storage, into: Path, output: OutputPaths) -> dict[str
     _remove_folder(into)
     into.mkdir(parents=True)
     patterns = [f"{output.root}/{name}" for name in (*COPIED, LOGS)]
-    stream = storage.run("tar", "--optional", *patterns)
     try:
-        saved = save_tar(buffered_reader(stream), into)
+        with storage.run("tar", "--optional", *patterns) as stream:
+            saved = save_tar(stream, into)
     except ReaderError as error:
-        stream.result()  # raises the sender's own message, if there is one
         raise TransientError(str(error)) from error
-    except BaseException:
-        stream.close()
-        raise
-    stream.result()
     return saved

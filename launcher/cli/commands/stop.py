@@ -18,7 +18,6 @@ from launcher.cli.run_display import describe_following, explain_interrupt, foll
 from launcher.cli.run_files import STATUS, check_intact
 from launcher.cli.run_view import FINAL_STATES, owned_by, rank_of
 from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
-from launcher.cli.storage import buffered_reader
 from launcher.cli.terminal import command_text, confirm, print_line, report
 from launcher.errors import DataError
 from launcher.paths import position
@@ -108,11 +107,9 @@ def describe_wrong_state(session: ClusterSession, action: str, wanted: str) -> U
     job = session.cluster.find("job", run.k8s_job)
     state, queue = object_states.job_state(job)[0], object_states.queue_of(job)
     if queue and state == wanted:
-        active = json.dumps({"spec": {"active": action == "resume"}})
         return UsageError(
             f"cannot {action} release {run.release}: Kueue suspends and resumes its Job (queue {queue})",
-            f"find the Job's Workload with kubectl get workloads -n {run.namespace}, then kubectl patch "
-            f"workload NAME -n {run.namespace} --type merge -p '{active}'",
+            f"set spec.active of the Job's Workload to {str(action == 'resume').lower()} (kubectl edit workloads)",
         )
     suggested = {"suspended": "resume", "running": "wait"}.get(state, "status")
     return UsageError(
@@ -139,16 +136,15 @@ def request_checkpoint(session: ClusterSession, seconds: float) -> CheckpointAns
         if storage is None:
             return CheckpointAnswer(problem="no pod of the run is running")
         report(f"waiting for a checkpoint, up to {text_formats.duration(seconds)}")
-        stream = storage.run("checkpoint", "--wait", str(seconds), idle_seconds=ANSWER_SECONDS)
         answer: dict[str, Any] = {}
         started = said_at = time.monotonic()
-        for line in buffered_reader(stream):
-            answer = json.loads(line)
-            now = time.monotonic()
-            if "saved" not in answer and now - said_at >= LINE_SECONDS:
-                said_at = now
-                report(f"waiting for a checkpoint for {now - started:.0f} s: {_describe_place(answer)}")
-        stream.result()
+        with storage.run("checkpoint", "--wait", str(seconds), idle_seconds=ANSWER_SECONDS) as stream:
+            for line in stream:
+                answer = json.loads(line)
+                now = time.monotonic()
+                if "saved" not in answer and now - said_at >= LINE_SECONDS:
+                    said_at = now
+                    report(f"waiting for a checkpoint for {now - started:.0f} s: {_describe_place(answer)}")
     except (CliError, DataError) as error:
         return CheckpointAnswer(problem=str(error))
     if answer.get("state") in FINAL_STATES:

@@ -98,12 +98,6 @@ def sweep(
     by: Annotated[
         str | None, typer.Option(metavar="SCORE", help="The score that decides; default: the first one.")
     ] = None,
-    highest: Annotated[
-        bool | None,
-        typer.Option(
-            "--highest/--lowest", help="Whether a higher score is better; default: by the score's name."
-        ),
-    ] = None,
     output: Format = OutputFormat.text,
 ) -> None:
     """Train with each combination of a grid, each in its own release and job; keep the best release."""
@@ -137,7 +131,7 @@ def sweep(
             report(describe_trials(trials))
             raise
     try:
-        best, why = choose_best(trials, by, highest)
+        best, why = choose_best(trials, by)
     except CliError:
         if output is OutputFormat.text:
             out.print(trial_table(trials))
@@ -234,10 +228,10 @@ def train_all(
             time.sleep(PAUSE_SECONDS)
 
 
-def choose_best(trials: Sequence[Trial], by: str | None, highest: bool | None) -> tuple[Trial, str]:
+def choose_best(trials: Sequence[Trial], by: str | None) -> tuple[Trial, str]:
     """Return (the trial with the best score, a description such as `lowest error`).
 
-    `by` and `highest` are the options of `sweep`.
+    `by` is the option of `sweep`.
 
     Raises:
         RunFailedError: no trial has a score.
@@ -253,7 +247,7 @@ def choose_best(trials: Sequence[Trial], by: str | None, highest: bool | None) -
     name = by if by is not None else next(iter(done[0].score))
     for trial in done:
         _check_score(trial, name)
-    more = highest if highest is not None else higher_is_better(name)
+    more = higher_is_better(name)
     chosen = (max if more else min)(done, key=lambda trial: trial.score[name])
     return chosen, f"{'highest' if more else 'lowest'} {name}"
 

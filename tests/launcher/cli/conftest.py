@@ -138,7 +138,7 @@ def make_files(**raw):
     return JobFiles(**{"was_read": "manifest" in raw, **parsed})
 
 
-def make_view(*jobs, pods=(), events=None, workloads=(), about=None, deleted=False, **files):
+def make_view(*jobs, pods=(), events=None, about=None, deleted=False, **files):
     """Return the view of a release whose data Job is complete and whose training Job runs, unless `jobs` replace them.
 
     `about` changes RUN_JSON. `deleted`: all Jobs were deleted. `files` are as for `make_files`.
@@ -147,9 +147,7 @@ def make_view(*jobs, pods=(), events=None, workloads=(), about=None, deleted=Fal
     standard = [make_job(run.k8s_job), *([make_job(run.k8s_data_job, DONE)] if run.k8s_data_job else [])]
     known = {job["metadata"]["name"]: job for job in (*standard, *jobs)}
     return build_cluster_view(
-        ClusterSnapshot(
-            run, {} if deleted else known, pods, events or {}, workloads, files=make_files(**files)
-        )
+        ClusterSnapshot(run, {} if deleted else known, pods, events or {}, files=make_files(**files))
     )
 
 

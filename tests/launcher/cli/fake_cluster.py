@@ -98,9 +98,6 @@ class FakeCluster:
     def list_events(self, name: str = "", reason: str = "") -> list[Thing]:
         return [event for event in self.events if event["reason"] == reason]
 
-    def list_workloads(self) -> list[Thing]:
-        return []
-
     def create(self, kind: str, thing: Thing) -> Thing:
         name = thing["metadata"]["name"]
         if kind == "pod":

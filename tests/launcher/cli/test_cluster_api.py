@@ -9,8 +9,9 @@ from urllib.parse import urlencode
 import kubernetes
 import pytest
 
-from launcher.cli import errors
+from launcher.cli import cluster_api
 from launcher.cli.cluster_api import Cluster, ConflictError, UnreachableError, user_and_host
+from launcher.cli.errors import CliError
 from launcher.cli.releases import ReleaseNotFoundError, list_releases
 
 from .fake_cluster import FakeCluster
@@ -24,13 +25,13 @@ DENIED = (
 @pytest.mark.parametrize(
     ("status", "body", "parts"),
     [
-        (403, DENIED, ["eve may not create pods on context local (403)", "role with verb create on pods"]),
+        (403, DENIED, ['HTTP status 403: pods is forbidden: User "eve" cannot create', "Fix: ask the owner"]),
         (403, '{"message":"pods is forbidden: violates PodSecurity"}', ["violates PodSecurity"]),
-        (401, "Unauthorized", ["rejects the credentials (401)"]),
+        (401, "Unauthorized", ["HTTP status 401: Unauthorized", "Fix: log in again"]),
     ],
 )
 def test_a_rejected_call_is_reported_with_the_reason(status, body, parts):
-    message = str(errors.api_error(status, body, "start the reader pod", "context local"))
+    message = str(cluster_api.api_error(status, body, "start the reader pod", "context local"))
     assert all(part in message for part in parts)
 
 
@@ -39,8 +40,8 @@ def test_a_rejected_websocket_is_parsed_from_the_clients_text():
         "Handshake status 403 Forbidden -+-+- {'audit-id': 'x'} -+-+- "
         'b\'{"kind":"Status","message":"cannot","code":403}\\n\''
     )
-    assert errors.parse_handshake_error(text) == (403, '{"kind":"Status","message":"cannot","code":403}')
-    assert errors.parse_handshake_error("connection refused") is None
+    assert cluster_api.parse_handshake_error(text) == (403, '{"kind":"Status","message":"cannot","code":403}')
+    assert cluster_api.parse_handshake_error("connection refused") is None
 
 
 def test_a_missing_release_is_reported_with_those_that_exist(monkeypatch):
@@ -53,7 +54,7 @@ def test_a_missing_release_is_reported_with_those_that_exist(monkeypatch):
     assert str(ReleaseNotFoundError(cluster, "a")) == f"{problem}. Fix: choose one of: {options}"
 
     def reject(*_):
-        raise errors.CliError("403")
+        raise CliError("403")
 
     monkeypatch.setattr(cluster, "list_in_all_namespaces", reject)
     assert "this user may not list which others exist" in str(ReleaseNotFoundError(cluster, "a"))
@@ -155,16 +156,6 @@ def test_each_call_is_sent_with_its_path_body_and_the_users_token(server):
     assert {token for _, _, token, _ in server.requests} == {"Bearer secret"}
 
 
-@pytest.mark.parametrize("served", ["v1beta2", "v1beta1", None])
-def test_workloads_are_read_in_the_version_that_kueue_serves(server, served):
-    server.rejected = {
-        f"/apis/kueue.x-k8s.io/{version}/namespaces/paddle/workloads": 404
-        for version in ("v1beta2", "v1beta1")
-        if version != served
-    }
-    assert names(server.cluster().list_workloads()) == (["a"] if served else [])
-
-
 @pytest.mark.parametrize("status", [403, 500])
 def test_only_a_user_who_may_not_list_other_namespaces_gets_the_objects_of_one(server, status):
     """Otherwise `clean` removes what a pod of another namespace uses."""
@@ -174,7 +165,7 @@ def test_only_a_user_who_may_not_list_other_namespaces_gets_the_objects_of_one(s
         assert names(cluster.list_in_all_namespaces("pod")) == ["a"]
         assert cluster.has_hidden_namespaces
         return
-    with pytest.raises(errors.CliError, match="cannot list every pod: test answered with HTTP status 500"):
+    with pytest.raises(CliError, match="cannot list every pod: test answered with HTTP status 500"):
         server.cluster().list_in_all_namespaces("pod")
 
 

@@ -14,7 +14,7 @@ def run():
 
 
 def pod_of(run, writable=False, template=None):
-    return storage.build_pod(run, "r-1", "host:1", seconds=300, writable=writable, template=template)
+    return storage.build_pod(run, "r-1", seconds=300, writable=writable, template=template)
 
 
 def test_the_pod_meets_restricted_pod_security_and_has_no_token_and_a_deadline(run):
@@ -54,18 +54,3 @@ def test_the_pod_has_the_runs_image_user_release_and_tolerations(run):
         "app.kubernetes.io/instance": "paddle-training",
         "app.kubernetes.io/component": "reader",
     }
-
-
-@pytest.mark.parametrize(
-    ("owner", "phase", "stale"),
-    [
-        ("here:1", "Running", False),
-        ("here:2", "Running", True),
-        ("elsewhere:2", "Running", False),
-        ("elsewhere:2", "Failed", True),
-        ("", "Running", False),
-    ],
-)
-def test_a_reader_pod_is_stale_when_it_or_its_creator_has_exited(owner, phase, stale):
-    pod = {"metadata": {"annotations": {storage.OWNER: owner}}, "status": {"phase": phase}}
-    assert storage.is_stale(pod, "here", lambda pid: pid == 1) is stale

@@ -267,3 +267,15 @@ def test_a_script_that_reports_no_step_is_noted(runtime, status, is_noted):
     files = make_files(status=make_idle(**status), run={"runId": "r", "fingerprint": {"runtime": runtime}})
     view = run_view.build_folder_view("here", files)
     assert any("has not reported a step yet" in note for note in view.notes) is is_noted
+
+
+def test_a_job_in_a_queue_shows_that_kueue_has_not_admitted_it_and_not_who_suspended_it():
+    labels = {"kueue.x-k8s.io/queue-name": "research"}
+    view = make_view(*(make_job(name, suspended=True, labels=labels) for name in (K8S_JOB, DATA_JOB)))
+    expected = "queue research (Kueue) has not admitted it. Fix: wait"
+    assert view.state == "suspended"
+    assert run_display.describe_wait(view).startswith(f"training Job {K8S_JOB}: {expected}")
+    assert expected in run_display.status_line(view)
+    shown = " ".join(print_screen(view))
+    assert shown.count(expected) == 1
+    assert "spec.suspend" not in shown

@@ -185,7 +185,7 @@ def test_a_complete_or_queued_run_is_rejected_with_a_fix(cli: Cli, cluster: Fake
         code, _, err = cli(command)
         assert code == 64
         assert "(queue research)" in err
-        assert f"""-p '{{"spec": {{"active": {active}}}}}'""" in err
+        assert f"set spec.active of the Job's Workload to {active}" in err
     cluster.jobs[0] = make_job(K8S_JOB, DONE)
     code, _, err = cli("stop")
     assert code == 64

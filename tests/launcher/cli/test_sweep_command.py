@@ -72,28 +72,27 @@ def test_at_most_parallel_trials_run_and_a_failure_does_not_affect_others() -> N
 
 
 @pytest.mark.parametrize(
-    ("by", "highest", "release", "why"),
+    ("by", "release", "why"),
     [
-        (None, None, "t-2", "lowest error"),
-        ("auc", None, "t-0", "highest auc"),
-        ("auc", False, "t-2", "lowest auc"),
+        (None, "t-2", "lowest error"),
+        ("auc", "t-0", "highest auc"),
     ],
 )
 def test_the_best_trial_is_chosen_by_the_first_or_the_given_score(
-    by: str | None, highest: bool | None, release: str, why: str
+    by: str | None, release: str, why: str
 ) -> None:
     trials, _, _ = train(ENDS, 3)
-    best, reason = sweep.choose_best(trials, by, highest)
+    best, reason = sweep.choose_best(trials, by)
     assert (best.release, reason) == (release, why)
 
 
 def test_trials_without_the_score_are_an_error() -> None:
     with pytest.raises(RunFailedError, match=r"none of the trainings has a score. t-0: no shoes"):
-        sweep.choose_best(train([("failed", {})], 1)[0], None, None)
+        sweep.choose_best(train([("failed", {})], 1)[0], None)
     with pytest.raises(
         UsageError, match=r"--by loss: t-0 has no such score.* Fix: choose one of: error, auc"
     ):
-        sweep.choose_best(train(ENDS[:1], 1)[0], "loss", None)
+        sweep.choose_best(train(ENDS[:1], 1)[0], "loss")
 
 
 def test_a_grid_expands_to_all_combinations_the_last_key_fastest() -> None:
@@ -159,7 +158,7 @@ def test_a_score_is_read_again_if_the_cluster_was_unreachable_when_its_run_ended
         return Unreachable(trial.release, "complete", scores[trial.release], [])
 
     sweep.train_all(trials, 2, launch, lambda: None, printed.append)
-    assert sweep.choose_best(trials, None, None)[0].release == "t-1"
+    assert sweep.choose_best(trials, None)[0].release == "t-1"
     assert "t-1: cannot be reached. Retrying." in printed
 
 
