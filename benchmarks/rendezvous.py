@@ -34,8 +34,7 @@ from benchmarks._processes import cpu_seconds, peak_megabytes
 from benchmarks._result_lines import print_ratio
 from launcher.settings import TrainSettings
 from launcher.supervisor.peers.messages import MemberState, Order
-from launcher.supervisor.peers.rank0_locator import build_credential
-from launcher.supervisor.peers.rank0_pod_watch import Rank0PodWatch
+from launcher.supervisor.peers.rank0_locator import Rank0PodWatch, build_credential
 from local.paths import CLONE
 from testkit.fake_api_server import FakeApiServer, make_pod
 from testkit.stand_in_gang import StandInGang

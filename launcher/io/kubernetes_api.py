@@ -38,7 +38,7 @@ class PodApi:
             raise SettingsError(
                 "rendezvous 'api' and notify.events need the API server, but this pod has no service account "
                 f"(no token in {account}, or no KUBERNETES_SERVICE_HOST). Fix: let the chart create one "
-                "(serviceAccount.create: true), or set rendezvous to dns and notify.events to false."
+                "(serviceAccount.create: true), or set rendezvous to lease and notify.events to false."
             )
         self._host, self._port, self._namespace, self._account = host, int(port), namespace, account
         self._socket: socket.socket | None = None

@@ -121,7 +121,7 @@ class TrainSettings(PodSettings):
     """Trainer processes of each pod; more than 1 with runtime collective only."""
     gpus_per_pod: int = variable(p.integer(0, 64), 0, "resources.limits (GPUs)")
     """GPUs of each pod, for runtime collective."""
-    rendezvous: str = variable(p.choice("dns", "api"), "dns", "rendezvous")
+    rendezvous: str = variable(p.choice("lease", "api"), "lease", "rendezvous")
     """`dns` or `api`: how ranks find rank 0."""
     rendezvous_seconds: int = variable(p.integer(1), 900, "rendezvousSeconds")
     """Seconds in which all ranks usually join."""

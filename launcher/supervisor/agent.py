@@ -226,7 +226,7 @@ class Agent:
 
     def _start_link(self) -> None:
         s, t = self.settings, self.timings
-        locator, send = Rank0Locator(s, self.network), self._read_state_to_send
+        locator, send = Rank0Locator(s), self._read_state_to_send
         link = CoordinatorLink(self.network, s.peer_port, t, locator, read_state=send, wake=self.wake)
         self._rank0_wait = Rank0Wait(s, self.runtime, t, link)
         self._rank0_wait.raise_if_run_is_over("complete")

@@ -99,13 +99,10 @@ def test_a_restart_works_without_dns(start_run: StartRun) -> None:
     run.ends_complete("trainer exited with signal SIGKILL")
 
 
-def test_a_new_pod_waits_until_dns_is_available_again(start_run: StartRun) -> None:
+def test_a_new_pod_joins_without_dns(start_run: StartRun) -> None:
     run = start_run()
     run.reach(1, batch=100)
     with cluster_faults.stopped_daemons("coredns"):
         run.kill("launcher", rank=1)
-        run.until(lambda: run.processes("launcher", 1), "rank 1's new launcher", 60)
-        time.sleep(10)
-        assert run.json("status.json")["state"] == "rendezvous", "it cannot know yet where rank 0 is"
-    run.recovered()
+        run.recovered()
     run.ends_complete("rank 1")

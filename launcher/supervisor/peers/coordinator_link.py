@@ -24,7 +24,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.member_states import RETRY, SEE_WHY
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import MemberState, Order
-from launcher.supervisor.peers.rank0_locator import Rank0Locator, hash_credential
+from launcher.supervisor.peers.rank0_locator import Rank0, Rank0Locator, hash_credential
 from launcher.supervisor.shared_storage.output_folder import read_run_record
 from launcher.supervisor.timings import Timings
 
@@ -97,9 +97,10 @@ class CoordinatorLink:
         self.rejection: Rejection | None = None
         self._version = 0
         self.credential = ""
-        """The credential that this pod last read from run.lock."""
+        """The credential of the rank 0 that this pod last found."""
         self._connection: HttpConnection | None = None
-        self._host = "rank 0"
+        self._rank0: Rank0 | None = None
+        """Where to connect again after a connection has ended; None: find rank 0 first."""
         self._deadline = float("inf")
         self._urgent = threading.Event()
         self._finished = threading.Event()
@@ -128,18 +129,20 @@ class CoordinatorLink:
             try:
                 accepted = state is not None and self._exchange(state)
             except (OSError, http.client.HTTPException, ValueError, LauncherError) as error:
-                where = f"{self._host}:{self._port}" if self._connection is None else "rank 0"
+                where = "rank 0" if self._rank0 is None else self._rank0.address
                 self.problem = (
                     f"no answer from {where} (peerPort {self._port}): {error or type(error).__name__}"
                 )
-                self._disconnect()
+                # Rank 0 is most likely still there if only the connection broke that has brought an order.
+                self._disconnect(forget=not (self._version and isinstance(error, ConnectionError)))
                 self.rejection = None
                 if self.order is not None and self.order.do == "end":
                     break  # rank 0 has exited after the end of the run
             if self._finished.is_set() or (accepted and state is not None and state.phase == "leaving"):
                 break
-            if not accepted:
-                time.sleep(self._timings.poll)
+            if not accepted:  # ever more slowly: each rank reads run.lock meanwhile
+                silence = time.monotonic() - self.heard
+                time.sleep(min(max(self._timings.poll, silence / 10), self._timings.hold))
         self._finished.set()
         self._disconnect()
 
@@ -149,21 +152,23 @@ class CoordinatorLink:
                 continue
             self._urgent.clear()
             state = self._read_state()
-            if state is None or self._connection is None:
+            rank0 = self._rank0
+            if state is None or rank0 is None or self._connection is None:
                 continue  # the other thread sends it as soon as it is connected
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-                connection = HttpConnection(self._network, self._host, self._port)
+                connection = HttpConnection(self._network, rank0.address, self._port)
                 with contextlib.closing(connection):
-                    code, _ = connection.post_state(self.credential, _encode(state, -1))
+                    code, _ = connection.post_state(rank0.credential, _encode(state, -1))
                 if code == 200 and state.phase == "leaving":
                     self._finished.set()
 
     def _exchange(self, state: MemberState) -> bool:
         """Send `state` to rank 0 and store the order that it answers; return whether rank 0 accepted the state."""
         if self._connection is None:
-            self.credential = self.credential or self._locator.read_credential() or ""
-            self._host = self._locator.find_address()
-            self._connection, self._version = HttpConnection(self._network, self._host, self._port), 0
+            # A connection that has ended is opened again without the storage, which may hang.
+            self._rank0 = self._rank0 or self._locator.find()
+            self.credential = self._rank0.credential
+            self._connection = HttpConnection(self._network, self._rank0.address, self._port)
         sent = time.monotonic()
         code, body = self._connection.post_state(self.credential, _encode(state, self._version))
         if code == 200:
@@ -183,13 +188,14 @@ class CoordinatorLink:
             self.rejection = Rejection(bool(answer.get("replaced")), since)
             self._wake()
             return False
-        if code == 401:
-            self.credential = ""  # read again before the next connection
         self.rejection = None
-        self._disconnect()  # rank 0 may be another pod by now, and another server have its earlier address
+        self._disconnect(forget=True)  # rank 0 may be another pod by now, and another server have its address
         return False
 
-    def _disconnect(self) -> None:
+    def _disconnect(self, *, forget: bool = False) -> None:
+        self._version = 0
+        if forget:
+            self._rank0 = None
         if self._connection is not None:
             self._connection.close()
             self._connection = None

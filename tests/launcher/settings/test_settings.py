@@ -28,7 +28,7 @@ def test_the_smallest_environment_gets_the_defaults_of_the_chart() -> None:
         Path("/home/jobpath"), "eth0", 7164, 2, 2,
     )  # fmt: skip
     assert (s.gradient_num, s.trainer_count, s.peer_port) == (3, 1, 7168)
-    assert (s.runtime, s.rendezvous, s.mode, s.passes, s.batch_size) == ("fleet", "dns", "async", 10, 256)
+    assert (s.runtime, s.rendezvous, s.mode, s.passes, s.batch_size) == ("fleet", "lease", "async", 10, 256)
     assert (list(s.pserver_ports), list(s.sparse_ports)) == ([7164, 7165], [7166, 7167])
     assert s.run_id == "quick-start-0a1b2c3d"
 

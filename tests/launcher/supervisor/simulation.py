@@ -99,8 +99,6 @@ class World:
         self.given_up: set[int] = set()
         self.pods: list[SimulatedPod] = []
         self.current: list[SimulatedPod | None] = [None] * self.ranks
-        self.before: tuple[float, SimulatedPod | None] = (0.0, None)
-        """(time until which DNS may resolve to it, the earlier pod of rank 0)."""
         for rank in range(self.ranks):
             self._create_pod(rank)
         if faults:
@@ -189,8 +187,6 @@ class World:
 
     def replace_pod(self, rank: int, *, soon: bool) -> None:
         """Delete the pod of a rank, and create its replacement later (`soon`: within 3 s)."""
-        if rank == 0:
-            self.before = self.now + self.rng.choice((0, 10, 30)), self.current[0]
         self.current[rank] = None
         self.clock.schedule(
             self.rng.uniform(0.5, 3) if soon else self.rng.uniform(1, 20), lambda: self._create_pod(rank)
@@ -231,11 +227,6 @@ class World:
         """Count a failure of the rank, and return whether Kubernetes gives the rank up."""
         self._lost[rank] += 1
         return self._lost[rank] > 10 * self.restarts
-
-    def resolve(self) -> SimulatedPod | None:
-        """Return rank 0's pod as DNS resolves it, which may be the previous one."""
-        until, before = self.before
-        return before if self.now < until and self.rng.random() < 0.3 else self.current[0]
 
     # The network.
 

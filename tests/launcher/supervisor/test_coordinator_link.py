@@ -17,6 +17,7 @@ from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
 from launcher.supervisor.peers.messages import MemberState, Order
 from launcher.supervisor.peers.peer_server import PeerServer
+from launcher.supervisor.peers.rank0_locator import Rank0 as Rank0Place
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 
@@ -61,14 +62,11 @@ class Rank1:
             wake=lambda: None,
         )
 
-    def find_address(self) -> str:
-        return self.host
-
-    def read_credential(self) -> str:
+    def find(self) -> Rank0Place:
         self.reads += 1
         if self.credential == "unreadable":
             raise StorageFailedError("run.lock: Stale file handle")
-        return self.credential
+        return Rank0Place(self.host, self.credential)
 
 
 Pair = tuple[Rank0, Rank1]

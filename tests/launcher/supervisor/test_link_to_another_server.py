@@ -13,6 +13,7 @@ import pytest
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
 from launcher.supervisor.peers.messages import MemberState, Order
+from launcher.supervisor.peers.rank0_locator import Rank0
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 
@@ -55,17 +56,14 @@ def serve() -> Iterator[Serve]:
 
 
 class Locator:
-    """Returns addresses in turn, as `Rank0Locator` does."""
+    """Finds rank 0 at addresses in turn, as if run.lock changed."""
 
     def __init__(self, *addresses: str) -> None:
         self._addresses, self._lookups = addresses, 0
 
-    def find_address(self) -> str:
+    def find(self) -> Rank0:
         self._lookups += 1
-        return self._addresses[(self._lookups - 1) % len(self._addresses)]
-
-    def read_credential(self) -> str:
-        return "right"
+        return Rank0(self._addresses[(self._lookups - 1) % len(self._addresses)], "right")
 
 
 @pytest.fixture
