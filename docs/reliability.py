@@ -196,12 +196,6 @@ ROWS = (
         collective=AS_FLEET,
     ),
     Row(
-        "CoreDNS is down when a pod is replaced",
-        "test_nodes_and_network.py::test_a_new_pod_waits_until_dns_is_available_again",
-        "the new pod retries until the name resolves",
-        collective=AS_FLEET,
-    ),
-    Row(
         "the data Job is killed halfway",
         "test_pods.py::test_a_killed_data_job_starts_again_and_the_training_waits_for_it",
         "the data Job's next pod starts again; trainings never read data without a manifest",

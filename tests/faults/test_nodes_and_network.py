@@ -97,12 +97,3 @@ def test_a_restart_works_without_dns(start_run: StartRun) -> None:
         run.kill("trainer", rank=1)
         run.recovered()
     run.ends_complete("trainer exited with signal SIGKILL")
-
-
-def test_a_new_pod_joins_without_dns(start_run: StartRun) -> None:
-    run = start_run()
-    run.reach(1, batch=100)
-    with cluster_faults.stopped_daemons("coredns"):
-        run.kill("launcher", rank=1)
-        run.recovered()
-    run.ends_complete("rank 1")

@@ -5,6 +5,7 @@ launcher/supervisor/__init__.py explains the words rank, attempt, order and leas
 
 from __future__ import annotations
 
+import functools
 import os
 import time
 from collections.abc import Callable
@@ -124,8 +125,9 @@ class Coordinator:
         """
         check_folders(self._settings.layout)
         self.lock.acquire()
-        self.lock.start_renewing(on_lease_lost)
-        write_secret(self._settings.layout.run_secret, self._secret)
+        keep_secret = functools.partial(write_secret, self._settings.layout.run_secret, self._secret)
+        self.lock.start_renewing(on_lease_lost, keep_secret)
+        keep_secret()
         self.membership.open(self.credential)
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:

@@ -129,10 +129,8 @@ class CoordinatorLink:
             try:
                 accepted = state is not None and self._exchange(state)
             except (OSError, http.client.HTTPException, ValueError, LauncherError) as error:
-                where = "rank 0" if self._rank0 is None else self._rank0.address
-                self.problem = (
-                    f"no answer from {where} (peerPort {self._port}): {error or type(error).__name__}"
-                )
+                where = "" if self._rank0 is None else f"no answer from {self._rank0.address}:{self._port}: "
+                self.problem = f"{where}{error or type(error).__name__}"
                 # Rank 0 is most likely still there if only the connection broke that has brought an order.
                 self._disconnect(forget=not (self._version and isinstance(error, ConnectionError)))
                 self.rejection = None

@@ -44,13 +44,17 @@ def hash_credential(credential: str) -> str:
 
 
 def write_secret(path: Path, secret: str) -> None:
-    """Write the secret of a run that has just acquired the output lease.
+    """Write the secret of the run that holds the output lease, unless the file contains it already.
 
     The file is overwritten in place: NFS clients may cache its name, and then open an earlier file, for up to a minute.
+    A write of a pod that lost the lease may arrive late, so the holder calls this again and again.
     """
+    if files.read_bytes(path) == secret.encode():
+        return
     with files.storage_errors(path):
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)  # of a file that somebody else created
             file.write(secret)
             file.flush()
             os.fsync(file.fileno())
@@ -84,11 +88,15 @@ class Rank0Locator:
         lock = OutputPaths(s.layout.output).lock
         holder = read_lease_holder(lock)
         if (holder.get("runId"), holder.get("namespace")) != (s.run_id, s.namespace):
-            raise OSError(f"no rank 0 of this run holds {lock} (its pod is not scheduled, or waits for the lease)")
+            raise OSError(
+                f"no rank 0 of this run holds {lock} (its pod is not scheduled, or waits for the lease)"
+            )
         secret = files.read_bytes(s.layout.run_secret)
         credential = build_credential(s, (secret or b"").decode(errors="replace"))
         if hash_credential(credential) != holder.get("token"):
-            raise OSError(f"{s.layout.run_secret} is not that of the pod {holder.get('pod')}, which holds {lock}")
+            raise OSError(
+                f"{s.layout.run_secret} is not that of the pod {holder.get('pod')}, which holds {lock}"
+            )
         if self._pod_watch is not None:
             return Rank0(self._pod_watch.find_address(), credential)
         return Rank0(str(holder.get("address")), credential)

@@ -105,6 +105,7 @@ class OutputLease:
         self._end = threading.Event()
         self._renewer = threading.Thread(target=self._renew_on, name="run.lock", daemon=True)
         self._lost: Callable[[LauncherError], None] = lambda _: None
+        self._after_renewal: Callable[[], None] = lambda: None
 
     @property
     def is_lost(self) -> bool:
@@ -228,9 +229,14 @@ class OutputLease:
             yield
             self.check()
 
-    def start_renewing(self, lost: Callable[[LauncherError], None]) -> None:
-        """Start the threads that renew the lease; one calls `lost`, once, when the lease may be lost."""
-        self._lost = lost
+    def start_renewing(
+        self, lost: Callable[[LauncherError], None], renewed: Callable[[], None] = lambda: None
+    ) -> None:
+        """Start the threads that renew the lease; one calls `lost`, once, when the lease may be lost.
+
+        `renewed` is called after each renewal; if it raises, it is called again after the next one.
+        """
+        self._lost, self._after_renewal = lost, renewed
         self._renewer.start()
         threading.Thread(target=self._watch, name="lease", daemon=True).start()
 
@@ -264,6 +270,7 @@ class OutputLease:
             try:
                 with self._still:
                     self.renew()
+                self._after_renewal()
             except LeaseLostError as error:
                 self._lose(error)
             except Exception as error:  # any failed renewal is retried until the lease expires

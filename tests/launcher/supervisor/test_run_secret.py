@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import stat
+import time
 from pathlib import Path
 
 import pytest
 
-from launcher.supervisor.peers.rank0_locator import build_credential
-from tests.launcher.supervisor.loopback_gang import LoopbackGang, train_settings
+from launcher.runtimes import load_runtime
+from launcher.supervisor.coordinator.coordinator import Coordinator
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.peers.rank0_locator import Rank0Locator, build_credential
+from launcher.supervisor.timings import Timings
+from testkit.waiting import until
+from tests.launcher.supervisor.loopback_gang import FAST, LoopbackGang, train_settings
 
 pytestmark = pytest.mark.slow
 
@@ -31,6 +38,32 @@ def post_state(gang: LoopbackGang, secret: str) -> int:
         return connection.getresponse().status
     finally:
         connection.close()
+
+
+def test_a_late_write_of_an_earlier_rank_0_keeps_no_rank_out(tmp_path: Path) -> None:
+    """A storage that hung may write the secret of a pod that lost its lease after that of its successor."""
+    settings = train_settings(tmp_path)
+    settings.layout.run_secret.parent.mkdir()
+    settings.layout.run_secret.touch(0o644)
+    rank_0 = Coordinator(
+        settings, load_runtime("v1"), PodNetwork(), Timings(**FAST),
+        address="10.0.0.1", pause=time.sleep, wake=lambda: None,
+    )  # fmt: skip
+    rank_0.acquire_output(lambda error: None)
+    locator = Rank0Locator(settings)
+    assert locator.find() == ("10.0.0.1", rank_0.credential)
+    settings.layout.run_secret.write_text("the secret of an earlier pod")
+    with pytest.raises(OSError, match="is not that of the pod"):
+        locator.find()
+
+    def is_found() -> bool:
+        with contextlib.suppress(OSError):
+            return locator.find().credential == rank_0.credential
+        return False
+
+    until(is_found, "the secret of the pod that holds the lease")
+    assert stat.S_IMODE(settings.layout.run_secret.stat().st_mode) == 0o600
+    rank_0.lock.release()
 
 
 def test_nothing_that_others_may_read_contains_the_secret_of_a_run(tmp_path: Path) -> None:
