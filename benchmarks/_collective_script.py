@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks._example_trainings import ExampleGang, read
-from launcher.metrics import parse_metrics
 from local import try_example
 from local.collective_python import ensure_collective_python
 from local.external_commands import free_port
@@ -39,15 +38,6 @@ def prepare_text(folder: Path, trainers: int) -> dict[str, str]:
     shutil.copyfile(CLONE / "benchmarks" / "_timed_script.py", program / SCRIPT)
     threads = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PADDLE_LAUNCHER_LOG_FORMAT": "json"}
     return {**env, **threads, "PADDLE_LAUNCHER_CONFIG_FILE": SCRIPT, "MARKS_DIR": str(folder)}
-
-
-def speed(output: Path) -> float:
-    """Return the samples per second of all processes in the fastest pass but the first, by metrics.csv.
-
-    Other work on the machine only makes passes slower, so the fastest one is disturbed least.
-    """
-    rows = parse_metrics((output / "metrics.csv").read_text())[1:]
-    return max(row.samples / row.seconds for row in rows)
 
 
 def read_marks(folder: Path, attempt: int, processes: int) -> list[dict[str, float]]:

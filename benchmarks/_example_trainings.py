@@ -64,7 +64,8 @@ class FleetGang(ExampleGang):
 
     def __init__(self, folder: Path, job: Path, example: str, **env: str) -> None:
         shared = folder / "shared"
-        shutil.copytree(job, shared / JOB, symlinks=True)
+        for source, target in ((job, JOB), (job.parent / ".data", ".data")):
+            shutil.copytree(source, shared / target, symlinks=True)
         example_env = {"TRAIN_CONFIG_DIR": example, "PADDLE_LAUNCHER_LOG_FORMAT": "json"}
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
         super().__init__(

@@ -2,26 +2,9 @@
 
 from __future__ import annotations
 
-import resource
-import time
 from pathlib import Path
 
 import psutil
-
-Clocks = tuple[float, float]
-"""Wall seconds, and CPU seconds of processes."""
-
-
-def read_clocks() -> Clocks:
-    """Return the wall clock's seconds, and the CPU seconds of all exited descendants of this process."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return time.monotonic(), used.ru_utime + used.ru_stime
-
-
-def since(earlier: Clocks) -> Clocks:
-    """Return how much both clocks have advanced since `earlier`."""
-    now = read_clocks()
-    return now[0] - earlier[0], now[1] - earlier[1]
 
 
 def cpu_seconds(pid: int) -> float:

@@ -149,7 +149,7 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
     peaks = {}
     make_text(source, options.lines // 10)
     _, peaks["tenth"] = run_prepare(storage)
-    shutil.rmtree(storage / "bench")
+    shutil.rmtree(storage / ".data")
     make_text(source, options.lines)
     seconds: dict[str, list[float]] = {"ours": [], "coreutils": [], "tutorial": []}
     written = {}
@@ -157,8 +157,8 @@ def measure(options: argparse.Namespace, folder: Path) -> int:
         os.sync()
         wall, peaks["all"] = run_prepare(storage)
         seconds["ours"].append(wall)
-        written["ours"] = size_of(storage / "bench")
-        shutil.rmtree(storage / "bench")
+        written["ours"] = size_of(storage / ".data")
+        shutil.rmtree(storage / ".data")
         for name, run in {"coreutils": run_coreutils, "tutorial": run_tutorial}.items():
             target = folder / name
             os.sync()
