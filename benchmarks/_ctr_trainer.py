@@ -22,30 +22,30 @@ from typing import Any
 import paddle
 
 from benchmarks._processes import cpu_seconds
+from launcher.trainer import conversion
 from launcher.trainer import program_loader as programs
+from launcher.trainer.fleet_trainer import FleetTrainer
 from launcher.trainer.process_settings import ProcessSettings
-from launcher.trainer.pserver_client import PserverClient, TrainerThreads
-from launcher.trainer.records import conversion
 
 BEFORE = 8
 """Batches before a pass of ours, by which new executors are prepared."""
 
 
-def ours(trainer: PserverClient, batches: Iterator[Any], steps: int) -> None:
+def ours(trainer: FleetTrainer, batches: Iterator[Any], steps: int) -> None:
     """Train the next `steps` batches with the launcher's training loop."""
     trainer.train(batches, steps, lambda *_: None)
 
 
-def renew(trainer: PserverClient, threads: int) -> None:
+def renew(trainer: FleetTrainer, threads: int) -> None:
     """Give `trainer` new executors with `threads` threads.
 
     A pass of Paddle's `train_from_dataset` deletes the variables that its executors had prepared.
     """
     trainer.exe = paddle.static.Executor(paddle.CPUPlace())
-    trainer.threads = TrainerThreads(threads, trainer.scope, trainer._step, trainer.pull_dense)
+    trainer.start_threads(threads)
 
 
-def theirs(trainer: PserverClient, files: list[str]) -> None:
+def theirs(trainer: FleetTrainer, files: list[str]) -> None:
     """Train a pass with Paddle's QueueDataset, which reads and parses the text while it trains."""
     block = trainer.network.main.global_block()
     dataset = paddle.distributed.QueueDataset()
@@ -66,7 +66,7 @@ def main() -> None:
     [rows] = conversion.convert_staged(
         program, settings.work.data, settings.work.records, settings.rank, test=False
     )
-    trainer = PserverClient(settings, program)
+    trainer = FleetTrainer(settings, program)
     trainer.join()
     files = [str(settings.work.data / name) for name in given["files"]]
     steps = -(-rows.rows // settings.batch_size)
@@ -77,7 +77,7 @@ def main() -> None:
             batches = rows.batches(steps + BEFORE, (1, number, settings.rank))
             ours(trainer, batches, BEFORE)
         trainer.settle()
-        trainer.barrier()
+        trainer.trainers.barrier()
         servers = json.loads(Path(given["pids"]).read_text())
         before = [cpu_seconds(os.getpid()), sum(map(cpu_seconds, servers)), time.monotonic()]
         if how == "theirs":
@@ -86,7 +86,7 @@ def main() -> None:
             ours(trainer, batches, steps)
         seconds = time.monotonic() - before[2]
         trainer.settle()  # what was pushed has arrived, and the servers' work for it is done
-        trainer.barrier()
+        trainer.trainers.barrier()
         cpu, served = cpu_seconds(os.getpid()) - before[0], sum(map(cpu_seconds, servers)) - before[1]
         found = {"how": how, "samples": rows.rows, "seconds": seconds, "cpu": cpu, "servers": served}
         print(json.dumps(found), flush=True)

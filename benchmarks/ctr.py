@@ -42,9 +42,9 @@ from benchmarks._result_lines import print_ratio
 from launcher.dataprep.csv_records import RowPlaces
 from launcher.programs.ctr import generated_rows, scores
 from launcher.runtimes.runtime_protocol import ProcessSpec
-from launcher.serving.paddle_served import mkl_kernels
+from launcher.serving.paddle_served import paddle_inference
 from launcher.trainer import program_loader as programs
-from launcher.trainer.records import row_parsing
+from launcher.trainer import record_files
 from local.gang_without_launchers import PROGRAMS, Process, TrainerProcesses
 from local.paths import CLONE
 
@@ -81,11 +81,11 @@ class Bench(TrainerProcesses):
         return process
 
 
-def parse(text: Path) -> row_parsing.Arrays:
+def parse(text: Path) -> record_files.Arrays:
     """Return the rows of a text file as the program ctr parses them."""
     with text.open(encoding="utf-8", newline="\n") as lines:
-        found, _ = row_parsing.parse_records(lines, CTR, RowPlaces(str(text)))
-        return row_parsing.split_inputs(found)
+        found, _ = record_files.parse_records(lines, CTR, RowPlaces(str(text)))
+        return record_files.split_inputs(found)
 
 
 def slots(rows: Path, files: list[Path]) -> None:
@@ -222,7 +222,7 @@ def torch(folder: Path) -> None:
     arrays = parse(data[0] / "train.txt")
     unique, places = np.unique(arrays.pop("ids"), return_inverse=True)
     np.savez(folder / "torch.npz", ids=places.reshape(rows, -1), known=len(unique), **arrays)
-    mkl_kernels.prefer_avx2()  # what we ask of our MKL is asked of PyTorch's, too
+    paddle_inference.prefer_avx2()  # what we ask of our MKL is asked of PyTorch's, too
     theirs = _json([python, "benchmarks/_ctr_torch.py", str(folder / "torch.npz"), hidden, str(BATCH)])
     ours, *ours_cpu = measure(folder / "torch-ours", data, hidden, 1, 1, "ours")[0, 0].tolist()
     print_ratio("ctr_torch", ours, theirs["rate"], "/s", digits=0)

@@ -27,9 +27,9 @@ from pathlib import Path
 from benchmarks._result_lines import print_ratio
 from launcher.dataprep.csv_records import split_fields
 from launcher.programs.ctr import generated_rows
+from launcher.trainer import conversion, record_files
 from launcher.trainer import program_loader as programs
-from launcher.trainer.records import conversion, row_parsing
-from launcher.trainer.records.record_files import INDEX, RecordFile, Records
+from launcher.trainer.record_files import INDEX, RecordFile, Records
 from local.gang_without_launchers import PROGRAMS, TrainerProcesses
 from local.paths import CLONE
 
@@ -45,12 +45,12 @@ import json, os, sys
 from pathlib import Path
 from benchmarks._processes import peak_megabytes
 from launcher.trainer import program_loader
-from launcher.trainer.records import row_parsing
-from launcher.trainer.records.record_files import INDEX, Records
+from launcher.trainer import record_files
+from launcher.trainer.record_files import INDEX, Records
 config, folder, batch = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 loaded = program_loader.load_program(config, config.parent / "tables")
 key = json.loads((folder / INDEX).read_text())["key"]
-rows = Records.open(folder, row_parsing.record_dtype(loaded.inputs), key)
+rows = Records.open(folder, record_files.record_dtype(loaded.inputs), key)
 count = sum(len(arrays[loaded.label]) for arrays in rows.batches(rows.rows // batch, (1, 0, 0)))
 assert count == rows.rows
 print(peak_megabytes(os.getpid()))
@@ -110,7 +110,7 @@ def measure_memory(folder: Path) -> bool:
         name = f"{again}-{part['name']}"
         (many / name).hardlink_to(few / part["name"])
         parts.append(RecordFile(**{**part, "name": name}))
-    dtype = row_parsing.record_dtype(program.inputs)
+    dtype = record_files.record_dtype(program.inputs)
     Records(many, dtype, tuple(parts), index["skipped"]).write_index(index["key"])
     used = []
     for place in (few, many):

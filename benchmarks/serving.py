@@ -43,9 +43,8 @@ from launcher.schema import ModelTable
 from launcher.serving.paddle_served import Model
 from launcher.serving.paddle_served.model import table_folder
 from launcher.trainer import program_loader as programs
-from launcher.trainer.export import model_writer
-from launcher.trainer.export.model_writer import ModelWriter
-from launcher.trainer.graph.network_builder import build_network
+from launcher.trainer.export import ModelWriter, write_rows
+from launcher.trainer.network import build_network
 from local.gang_without_launchers import PROGRAMS, TrainerProcesses
 from local.sample_prediction import serve_model
 
@@ -109,7 +108,7 @@ def make_model(root: Path, millions: float) -> tuple[Path, Callable[[int, int], 
     for slot in range(SLOTS):  # as the program's parse() numbers them
         ids = (np.uint64(slot + 1) << np.uint64(40)) + np.arange(1, each + 1, dtype=np.uint64)
         vectors = rng.normal(0, 0.05, (each, table.width)).astype(np.float32)
-        model_writer.write_rows(folder, slot * each, table.width, ids, [vectors])
+        write_rows(folder, slot * each, table.width, ids, [vectors])
     writer.finish(program, values, shapes, lambda _: {"auc": 0.5})
 
     columns = [column for column in program.columns if column != program.label]

@@ -323,7 +323,7 @@ class WorkPaths:
 
     @property
     def records(self) -> Path:
-        """Folder of this rank's rows in parsed, binary form (launcher/trainer/records/record_files.py)."""
+        """Folder of this rank's rows in parsed, binary form (launcher/trainer/record_files.py)."""
         return self.root / "records"
 
     @property

@@ -30,7 +30,7 @@ from launcher.settings import parsers
 from launcher.trainer.program_loader import FUNCTIONS, VALUES
 
 if TYPE_CHECKING:
-    from launcher.trainer.single_process.trial_data import RowFormat
+    from launcher.trainer.trial_data import RowFormat
 
 
 RENAME_FIX = "rename your folder or file"
@@ -215,7 +215,7 @@ def row_format(data: Mapping[str, Any], key_text: str = "data.{}") -> RowFormat:
 
     `key_text` shows a key in messages. Raises UsageError if delimiter, quoting or encoding is unusable.
     """
-    from launcher.trainer.single_process import trial_data
+    from launcher.trainer import trial_data
 
     parsed = {}
     for key in ("delimiter", "quoting", "encoding"):
@@ -251,10 +251,7 @@ def check_program(
         )
     os.environ.setdefault("GLOG_minloglevel", "1")
     from launcher.dataprep.csv_records import RowPlaces
-    from launcher.trainer import program_loader
-    from launcher.trainer.graph import network_builder, training_graph
-    from launcher.trainer.records import row_parsing
-    from launcher.trainer.single_process import single_process_trainer, trial_data
+    from launcher.trainer import network, program_loader, record_files, single_process, trial_data
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as temporary:
         rows, places = [], RowPlaces("")
@@ -273,15 +270,15 @@ def check_program(
         program = program_loader.load_program(config, Path(temporary), tuple(training["extraArgs"]))
         batch, checked = None, "its network can be built; its rows are not on this machine"
         if source is not None:
-            found, skipped = row_parsing.parse_records(rows, program, places)
+            found, skipped = record_files.parse_records(rows, program, places)
             if not len(found):
-                raise row_parsing.no_usable_rows(source.name, program, skipped)
-            batch = row_parsing.split_inputs(found[: network_builder.ROWS])
+                raise record_files.no_usable_rows(source.name, program, skipped)
+            batch = record_files.split_inputs(found[: network.ROWS])
             count = len(batch[program.label])
             checked = f"it parses the first {len(rows):,} rows ({skipped:,} skipped) and trains on {count}"
         graph = (training["mode"], training["batchSize"], training["incrementalCheckpoints"])
-        scores = single_process_trainer.check_program(program, batch, training_graph.GraphSettings(*graph))
-    network_builder.check_metric(program, training["keepBest"], scores)
+        scores = single_process.check_program(program, batch, network.GraphSettings(*graph))
+    network.check_metric(program, training["keepBest"], scores)
     if by is not None and scores and by not in scores:
         raise UsageError(
             f"--by {by}: the program has no such score; nothing was sent",

@@ -3,7 +3,7 @@
 A checkpoint is written under a temporary name, synced to disk, and renamed once it is complete:
 
 pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
-  …                        the files of the parameter servers (launcher/trainer/checkpoints.py), or a script's own ones
+  …                        a script's own files, or those that launcher/trainer/server_checkpoints.py describes
   contents.json            position, size and sha256 of every file, the checkpoints that an incremental one continues,
                            and a checksum of itself; what the trainer adds is described in `CheckpointContents`
   done                     written last, before the folder gets this name: the checkpoint is complete

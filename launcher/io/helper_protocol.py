@@ -12,7 +12,7 @@ A helper whose launcher dies is killed with all processes that it started.
 
 Other child processes do not use this protocol: parameter servers (pservers) and trainers have no request, the
 fork server (launcher/trainer/fork_server.py) must create children of the launcher, and the scorer
-(launcher/trainer/export/export_from_servers.py) must be forked by the trainer before Paddle starts threads.
+(launcher/trainer/export.py) must be forked by the trainer before Paddle starts threads.
 """
 
 from __future__ import annotations

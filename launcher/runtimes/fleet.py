@@ -54,7 +54,7 @@ FATAL = dict.fromkeys(
     "Fix: if this repeats, see the servers' logs: python -m launcher logs --role pserver --rank RANK",
 )
 """What Paddle 2.6.2 logs (with this typo) when a server did not answer a trainer, and when either dropped a
-message that was too long (launcher/trainer/graph/training_graph.py). Paddle continues nevertheless: it waits
+message that was too long (launcher/trainer/paddle_internals.py). Paddle continues nevertheless: it waits
 300 s per try. A successful run logs none of these texts."""
 QUIET = {"GLOG_minloglevel": "1"}  # Paddle's messages about every flush would interrupt the lines of dots
 
@@ -104,7 +104,7 @@ class FleetRuntime(Runtime):
             "test": (data_dir / "test.txt").is_file(),
         }
         environment = base_environment(settings)
-        return HelperSpec("parser", "launcher.trainer.records.conversion", request, environment)
+        return HelperSpec("parser", "launcher.trainer.conversion", request, environment)
 
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the parameter server processes of this rank, one for each pserver port."""

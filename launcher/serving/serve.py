@@ -1,21 +1,54 @@
-"""`python -m launcher serve`: serve a model over HTTP, from a folder or from an export in an S3 bucket."""
+"""`python -m launcher serve`: serve a model over HTTP, from a folder or an S3 bucket, and end in favour of newer ones.
+
+With --follow, `ModelFollower` copies and checks each newer model of a job, and ends the server, so that its next start
+serves that model. `python -m launcher.serving.serve FOLDER SECONDS` is the process that checks a model.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
+import hashlib
+import json
+import random
 import re
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from launcher.errors import DataError
-from launcher.io import files, s3
+from launcher.errors import DataError, LauncherError, StorageError, StorageFailedError, setting_error
+from launcher.io import cgroup_memory, disk_space, files, s3
 from launcher.log import log, start_logging
-from launcher.serving import download
+from launcher.serving.download import ExportedModels, download_model
+from launcher.serving.paddle_served import Model, ModelError, ServedError
 from launcher.serving.paddle_served.__main__ import build_parser, serve
-from launcher.serving.paddle_served.errors import ServedError
+from launcher.serving.paddle_served.model import read_description
 
+if TYPE_CHECKING:
+    import uvicorn
+
+    from launcher.serving.paddle_served.http_server import ModelServer
+
+WAITS = 10
+"""The server waits up to this many times the seconds between two searches before it ends: replicas end apart."""
+LEAVE_SECONDS = 20.0
+"""How long the server is not ready before it ends: the chart's readiness probe fails three times, every 5 s."""
+ENLARGE = "set a higher model.sizeLimit (two models must fit), or use nodes with more disk."
+CHECK_SECONDS = 300
+"""Deadline of the check."""
+PROCESS_BYTES = 64 << 20
+"""Memory of a Python process with Paddle's inference, without files: 62 MiB were measured."""
+BYTES_PER_BYTE = 2
+"""Memory per byte of a model's files without embeddings: Paddle keeps its parameters twice (measured)."""
+_MIB = 1 << 20
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
@@ -52,34 +85,27 @@ def main(arguments: Sequence[str]) -> int:
         command.error(
             f"--follow is {given.follow:g}, but must be more than 0 seconds. Fix: set the seconds between searches"
         )
-    work = given.work / "served"
+    work, address = given.work / "served", (given.host, given.port, given.workers)
     try:
         if given.follow is not None:
-            _serve_and_follow(given, work)
+            start_logging("serve")
+            follower = ModelFollower(given.model, work, given.follow, given.work_limit)
+            serve(follower.open_first(), *address, follower.follow)
+            if follower.newer:
+                log.info(
+                    "the newer model of %s is copied to %s: the server exits, and its next start serves that model. "
+                    "Kubernetes starts it again",
+                    *(follower.newer, work),
+                )
         elif given.model.startswith(s3.SCHEME):
             sys.stderr.write(f"downloading {given.model} to {given.work}\n")
             files.remove_path(work / "model")  # the disk need not have room for two
-            folder = download.download_model(given.model, work, "--model")
-            serve(folder, given.host, given.port, given.workers)
+            serve(download_model(given.model, work, "--model"), *address)
         else:
-            serve(Path(given.model), given.host, given.port, given.workers)
+            serve(Path(given.model), *address)
     except ServedError as error:
         raise DataError(str(error)) from error
     return 0
-
-
-def _serve_and_follow(given: argparse.Namespace, work: Path) -> None:
-    from launcher.serving.model_follower import ModelFollower
-
-    start_logging("serve")
-    follower = ModelFollower(given.model, work, given.follow, given.work_limit)
-    serve(follower.open_first(), given.host, given.port, given.workers, follower.follow)
-    if follower.newer:
-        log.info(
-            "the newer model of %s is copied to %s: the server exits, and its next start serves that model. Kubernetes "
-            "starts it again",
-            *(follower.newer, work),
-        )
 
 
 def _bytes(quantity: str) -> int:
@@ -90,3 +116,297 @@ def _bytes(quantity: str) -> int:
             f"{quantity!r} is not a size. Fix: give bytes, or a number with k, Ki, M, Mi, G, Gi, T or Ti: 10Gi"
         )
     return int(float(match[1]) * _UNITS[match[2]])
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """Describes a complete model that was found; nothing is copied yet."""
+
+    identity: str
+    """Text that differs from that of every other model at the address."""
+    address: str
+    """Address of the model, for messages."""
+    copy: Callable[[Path, Callable[[int], None]], Path]
+    """`copy(into, require)` copies the model to the folder `into`, verifies it, and returns the model's folder.
+
+    `require` is called with the model's size in bytes before; it raises if there is no room. Raises DataError or
+    ModelError if the model is damaged; another LauncherError may be temporary.
+    """
+
+
+def newest_export(exports: ExportedModels) -> FoundModel | None:
+    """Return the model that latest.json of a job's exports refers to, or None. A `LauncherError` may be temporary."""
+    latest = exports.latest()
+    if latest is None:
+        return None
+    run = exports.run_folder(latest)
+    identity = f"{run.prefix} {latest.get('finished')}"
+    return FoundModel(identity, run.url(""), functools.partial(exports.download, run))
+
+
+def newest_in_folder(folder: Path) -> FoundModel | None:
+    """Return the model in a folder that each training replaces, such as `output/model`; None if there is none.
+
+    A new `model.json` means a new model. The model is copied, because on NFS the files of a model can no longer be
+    read after it was replaced. A `LauncherError` may be temporary.
+    """
+    description = files.read_bytes(folder / "model.json")
+    if description is None:
+        return None
+
+    def copy(into: Path, require: Callable[[int], None]) -> Path:
+        try:
+            require(sum(path.stat().st_size for path in files.folder_files(folder)))
+            files.copy_folder(folder, into / "model")
+            if files.read_bytes(folder / "model.json") != description:
+                raise FileNotFoundError
+        except files.NOT_FOUND as error:
+            raise StorageFailedError(
+                f"{folder} was replaced or removed while it was copied. Fix: none is needed if a newer model is there, "
+                "which is copied next; else export the model again"
+            ) from error
+        return into / "model"
+
+    return FoundModel(hashlib.sha256(description).hexdigest(), str(folder), copy)
+
+
+class ModelFollower:
+    """Searches for a newer model at intervals, copies it next to the served one, checks it, and ends the server.
+
+    The server continues while there is no newer model, and when the newer one is damaged, does not fit, or does not
+    answer the requests that the served one answers. A rejected model is reported once and not tried again.
+    """
+
+    def __init__(self, address: str, work: Path, seconds: float, size_limit: int | None) -> None:
+        """Create the object; it reads nothing yet.
+
+        Args:
+            address: where new models appear, a folder or an S3 address (--model).
+            work: folder on the pod's own disk for the copies; its other content is removed.
+            seconds: mean time in seconds between two searches. Each wait is 0.8 to 1.2 times as long, so that the
+                pods of a release do not all copy a model at the same time.
+            size_limit: bytes that all copies together may have; None: as many as the disk has.
+        """
+        self._address = address
+        if address.startswith(s3.SCHEME):
+            self._newest = functools.partial(newest_export, ExportedModels(address, "--model"))
+        else:
+            self._newest = functools.partial(newest_in_folder, Path(address))
+        self._work, self._seconds, self._size_limit = work, seconds, size_limit
+        self._served = self._rejected = Path()
+        """Folders of the served model, and of the last one that was rejected."""
+        self._problem = ""
+        """Why the last search failed; empty if it did not."""
+        self.newer = ""
+        """Address of the newer model in favour of which the server ends; empty while there is none."""
+
+    def open_first(self) -> Path:
+        """Return the folder of the newest model; copy it unless an earlier process has done so.
+
+        If that fails, or the model cannot be opened, return the last copy of an earlier process. Without one raise.
+
+        Raises:
+            SettingsError: there is no model.
+        """
+        copies = sorted(
+            self._work.glob(f"{_digest(self._address)}-*/model"), key=lambda copy: copy.parent.stat().st_mtime
+        )
+        for path in self._work.glob("*"):
+            if not copies or path != copies[-1].parent:
+                files.remove_path(path)
+        try:
+            found = self._newest()
+            if found is None:
+                raise setting_error(
+                    "--model",
+                    self._address,
+                    "a folder with a complete model, or s3://BUCKET/PREFIX/JOB with latest.json in it (--follow)",
+                    "there is no model",
+                    "Wait until a training has finished there, or correct the address",
+                )
+            # The last copy was checked, but since then a newer model may have appeared.
+            self._served = self._copy(found, check_in_subprocess if copies else lambda _: None)
+        except (LauncherError, ServedError) as error:
+            if not copies:
+                raise
+            log.error("the newest model cannot be served; the server starts with its last copy: %s", error)
+            self._served = copies[-1]
+        return self._served
+
+    def follow(self, server: ModelServer, runner: uvicorn.Server) -> None:
+        """Start a thread that searches for a newer model, and stops `runner` when there is one."""
+        threading.Thread(target=self._run, args=(server, runner), name="follow", daemon=True).start()
+
+    def _run(self, server: ModelServer, runner: uvicorn.Server) -> None:
+        while not self.newer:
+            time.sleep(self._seconds * random.uniform(0.8, 1.2))  # noqa: S311 - no secret
+            self.look(server)
+        wait = random.uniform(0, WAITS * self._seconds)  # noqa: S311
+        log.info("the newer model of %s is copied; the server exits in %.0f s", self.newer, wait)
+        time.sleep(wait)
+        server.is_leaving = True
+        time.sleep(LEAVE_SECONDS)
+        runner.should_exit = True
+
+    def look(self, server: ModelServer) -> None:
+        """Search once: copy and check the newest model unless it is served, and set `newer`; log why if that fails."""
+
+        def check(copy: Path) -> None:
+            require_memory(copy)
+            check_in_subprocess(copy, server.model)
+
+        found = None
+        try:
+            found = self._newest()
+            if found is not None and self._folder(found) not in (self._served, self._rejected):
+                self._copy(found, check)
+                self.newer = found.address
+            self._problem = ""
+        except Exception as error:  # of any kind: the thread must search again
+            rejected = found if isinstance(error, DataError | ServedError) else None
+            self._report(server, rejected, error)
+
+    def _report(self, server: ModelServer, rejected: FoundModel | None, error: Exception) -> None:
+        """Count an error, after which the server keeps its model; log it unless it is the same as the last one.
+
+        `rejected` is the model that the server cannot use; None if the search or the copy failed.
+        """
+        what = "looking for a newer model failed"
+        if rejected is not None:
+            self._rejected = self._folder(rejected)
+            what = f"the model at {rejected.address} is rejected"
+        server.metrics.failures.labels("model" if rejected else "source").inc()
+        if str(error) != self._problem:
+            log.error("%s; the server keeps model %s: %s", what, server.model.version, error)
+        self._problem = str(error)
+
+    def _folder(self, found: FoundModel) -> Path:
+        return self._work / f"{_digest(self._address)}-{_digest(found.identity)}" / "model"
+
+    def _copy(self, found: FoundModel, check: Callable[[Path], None]) -> Path:
+        """Return the folder with the copy of a model. It has its name only when `check` has accepted the copy."""
+        folder, new = self._folder(found), self._work / "new"
+        if not folder.exists():
+            log.info("copying %s to %s", found.address, folder)
+            try:
+                check(found.copy(new, self._require_room))
+                new.rename(folder.parent)
+            except BaseException:
+                files.remove_path(new)
+                raise
+        return folder
+
+    def _require_room(self, size: int) -> None:
+        """Raise `StorageError` if the work volume has no room for a copy of `size` bytes.
+
+        Kubernetes evicts a pod that exceeds the volume's limit, and statvfs() does not know that limit.
+        """
+        disk_space.require_space(self._work, size, "a copy of the model", ENLARGE)
+        used = sum(path.stat().st_size for path in files.folder_files(self._work))
+        if self._size_limit is not None and used + size > self._size_limit:
+            raise StorageError(
+                f"model.sizeLimit is {self._size_limit:,} bytes, but must be at least {used + size:,}: the new "
+                f"model has {size:,} bytes and the present one {used:,}. Fix: set a higher model.sizeLimit."
+            )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
+    """Raise `ModelError` if a second model does not fit into the container's memory next to the present one.
+
+    Embedding tables do not count: they are memory-mapped. Without a limit nothing is checked.
+    """
+    limit = cgroup_memory.limit(root)
+    if limit is None:
+        return
+    needed = PROCESS_BYTES + BYTES_PER_BYTE * sum(read_description(folder)["files"].values())
+    used = cgroup_memory.used_bytes(root)
+    if used + needed > limit:
+        raise ModelError(
+            f"the model needs about {needed // _MIB} MiB while it is loaded next to the present one, but the "
+            f"container uses {used // _MIB} of its {limit // _MIB} MiB. Fix: set resources.requests.memory and "
+            f"resources.limits.memory to at least {-(-(used + needed) // _MIB)}Mi"
+        )
+
+
+def check_in_subprocess(folder: Path, served: Model | None = None, seconds: int = CHECK_SECONDS) -> None:
+    """Open the model in another process, and check that it answers the requests that the model `served` answers.
+
+    Without `served` check only that the model can be opened and predicts a row of zeros.
+
+    Paddle's inference kills its process when it reads certain damaged files (seen with a network.pdmodel of the right
+    size and wrong content: SIGSEGV), and a training program may hang. Neither may happen to the server.
+
+    Raises:
+        ModelError: the model cannot be opened, a prediction failed, it does not answer such requests, or the
+            process failed, was killed or timed out.
+    """
+    command = [sys.executable, "-m", "launcher.serving.serve", str(folder), str(seconds)]
+    facts = served and {
+        "row": served.last_row,
+        "needed": served.columns,
+        "columns": served.program.columns,
+        "shape": served.self_check(None),
+    }
+    streams: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    done = subprocess.run(command, input=json.dumps(facts), check=False, errors="replace", **streams)
+    code = done.returncode
+    if code == -signal.SIGALRM:
+        raise ModelError(
+            f"the check of the model did not end within {seconds} s. Fix: look for a loop or a wait in its program"
+        )
+    if code < 0:
+        raise ModelError(
+            f"the check of the model was killed by {signal.Signals(-code).name}: a file of the model is damaged, or "
+            "there was not enough memory. Fix: export the model again, or set a higher resources.limits.memory"
+        )
+    if code:
+        raise ModelError(
+            (
+                done.stderr.strip().splitlines()
+                or [f"the check of the model exited with code {code}. Fix: export the model again"]
+            )[-1]
+        )
+
+
+def require_compatible(folder: Path, served: dict[str, Any] | None) -> None:
+    """Raise `ModelError` if the model in `folder` does not answer the requests that the served model answers.
+
+    `served` has the served model's columns that a row must have (`needed`), all its `columns`, the `shape` of its
+    predictions, and the last `row` that it predicted, or null. Without it, only check that the model predicts.
+    """
+    model = Model(folder)
+    shape = model.self_check(served and served["row"])
+    if served is None:
+        return
+    before = tuple(served["shape"])
+    new = [column for column in model.columns if column not in served["needed"]]
+    gone = [column for column in served["columns"] if column not in model.program.columns]
+    if not new and not gone and shape == before:
+        return
+    reason = f"its predictions have the shape {shape} instead of {before}"
+    if new:
+        reason = f"it needs the columns {', '.join(new)}, which requests do not have"
+    if gone:
+        reason = f"it rejects the columns {', '.join(gone)}, which requests may have"
+    raise ModelError(f"{reason}. Fix: restart the pods to serve it nevertheless (kubectl rollout restart)")
+
+
+def check_model(folder: str, seconds: str) -> int:
+    """Check the model in `folder`, with the served model's facts on stdin. Return 1 if it cannot be used, else 0."""
+    signal.alarm(int(seconds))  # here, so that a program that hangs also ends if the server was killed
+    with contextlib.suppress(OSError):  # if memory is short, the kernel kills this process and not the server
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    try:
+        require_compatible(Path(folder), json.load(sys.stdin))
+    except ServedError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(check_model(*sys.argv[1:]))

@@ -2,11 +2,10 @@
 
 - `__main__`, `fork_server`, `process_settings`: start of a process, and its settings.
 - `program_loader`: loads the user's training program.
-- `records/`: the shard's rows as fixed-size records.
-- `graph/`: builds the program's network for servers and trainers.
-- `pserver_client`: communication with Paddle's servers, threads, and the steps that Paddle's training modes
-  (sync, async) leave out.
-- `training_loop`: the passes, with `training_log` (logs, progress.json, metrics.csv) and `evaluation`.
-- `checkpoint/`, `export/`: verified checkpoints, and the exported model.
-- `single_process/`: training and checks without servers, for `launcher try` and `launcher run`.
+- `conversion`, `record_files`: the shard's rows as fixed-size records.
+- `network`: builds the program's network for servers and trainers; `paddle_internals`: all private parts of Paddle.
+- `fleet_trainer`: a pserver, and a trainer with its threads; `server_tables`: the tables of the servers in files.
+- `training_loop`: the passes, with `training_log` (logs, sums of a pass), `save_schedule` and `evaluation`.
+- `server_checkpoints`, `initial_model`, `export`: verified checkpoints, a start from an earlier model, the model.
+- `single_process`, `trial_data`: training and checks without servers, for `launcher try` and `launcher run`.
 """

@@ -19,11 +19,11 @@ from launcher.trainer.training_log import TrainerLog
 
 
 def run_pserver(settings: ProcessSettings) -> None:
-    """Hold this pserver's share of the parameters, and answer the trainers until trainer 0 stops all servers."""
-    from launcher.trainer import program_loader, pserver_client
+    """Run as pserver until trainer 0 stops all servers."""
+    from launcher.trainer import fleet_trainer, program_loader
 
     loaded = program_loader.load_program(settings.program_file, settings.work.tables, settings.extra_args)
-    pserver_client.FleetProcess(settings, loaded).serve()
+    fleet_trainer.run_pserver(settings, loaded)
 
 
 def run_trainer(settings: ProcessSettings) -> None:
@@ -32,13 +32,12 @@ def run_trainer(settings: ProcessSettings) -> None:
     progress = ProgressFile(WorkPaths(settings.work_dir).progress)
     progress.write()
     try:
-        from launcher.trainer import program_loader, training_loop
-        from launcher.trainer.export import export_from_servers
+        from launcher.trainer import export, program_loader, training_loop
 
         progress.mark("imported")
         scorer = None
         if settings.rank == 0:  # before Paddle has threads
-            scorer = export_from_servers.ScoringProcess(settings.work.records / "test")
+            scorer = export.ScoringProcess(settings.work.records / "test")
         path = settings.program_file
         loaded = program_loader.load_program(path, settings.work.tables, settings.extra_args)
         log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 
 from launcher.serving.paddle_served import Model
 from launcher.trainer.program_loader import TrainingProgram
-from launcher.trainer.records.record_files import Records
-from launcher.trainer.records.row_parsing import Arrays
+from launcher.trainer.record_files import Arrays, Records
 
 if TYPE_CHECKING:  # it imports Paddle
-    from launcher.trainer.pserver_client import PserverClient
+    from launcher.trainer.fleet_trainer import FleetTrainer
 
 CHUNK = 65536  # rows that are predicted at once
 
@@ -61,18 +60,17 @@ def evaluate_model(program: TrainingProgram, model: Model, test: Records) -> dic
 class Evaluator:
     """Calculates the program's metrics on the test set. Each trainer has one object, and all trainers call `score`."""
 
-    def __init__(
-        self, program: TrainingProgram, trainer: PserverClient, rank: int, test: Records | None
-    ) -> None:
+    def __init__(self, program: TrainingProgram, trainer: FleetTrainer, test: Records | None) -> None:
         """Prepare to evaluate on the complete test set `test`, which trainer 0 must have and others may have."""
-        self._program, self._trainer, self._rank, self._test = program, trainer, rank, test
+        self._program, self._predict, self._test = program, trainer.predict, test
+        self._trainers, self._rank = trainer.trainers, trainer.trainers.rank
         self._is_shared: bool | None = None
 
     def score(self) -> dict[str, float]:
         """Evaluate the present parameters. Return {metric: value} on trainer 0, and {} on the others."""
         test = self._test
         if self._is_shared is None:
-            self._is_shared = bool(self._trainer.gather([float(test is not None)]).all())
+            self._is_shared = bool(self._trainers.gather([float(test is not None)]).all())
         if self._is_shared and test is not None:
             predictions = self._predict_together(test)
             if self._rank:
@@ -81,15 +79,15 @@ class Evaluator:
             return calculate_metrics(self._program, predictions, labels)
         if self._rank or test is None:
             return {}
-        return evaluate(self._program, self._trainer.predict, test.blocks(CHUNK))
+        return evaluate(self._program, self._predict, test.blocks(CHUNK))
 
     def _predict_together(self, test: Records) -> NDArray[np.float32]:
         """Predict this trainer's share of the rows; return the predictions of all rows, float32 [rows, …]."""
-        trainers = len(self._trainer.gather([0.0]))
-        first, last = (test.rows * rank // trainers for rank in (self._rank, self._rank + 1))
+        count = self._trainers.count
+        first, last = (test.rows * rank // count for rank in (self._rank, self._rank + 1))
         # With fewer rows than trainers this share may be empty: predict one row, only for the shape.
         blocks = test.blocks(CHUNK, first, max(last, first + 1))
-        mine = np.concatenate([self._trainer.predict(block) for block in blocks])[: last - first]
+        mine = np.concatenate([self._predict(block) for block in blocks])[: last - first]
         every = np.zeros((test.rows, *mine.shape[1:]))
         every[first:last] = mine
-        return self._trainer.total(every).astype(np.float32)
+        return self._trainers.total(every).astype(np.float32)

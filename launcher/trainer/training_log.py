@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from launcher.errors import DivergedError
-from launcher.io.progress_file import ProgressFile
 
 if TYPE_CHECKING:
-    from launcher.trainer.records.row_parsing import Arrays
+    from launcher.trainer.record_files import Arrays
 
 FIRST_SECONDS, REPORT_SECONDS = 1.0, 5.0
 """Seconds until the first progress line of a long step, and between later ones."""
@@ -42,17 +42,14 @@ class TrainerLog:
         self._dots = False
         self._began = time.monotonic()
 
-    def batch(self, number: int, batch: int, samples: int, average: float, current: float) -> None:
-        """Print a line or a dot for a batch, if one is due.
-
-        The pass `number` counts from 0, and `batch` from 1. The losses are the mean of the pass so far (`average`)
-        and that of this batch (`current`).
-        """
-        if batch % self.log_period == 0:
+    def batch(self, meter: PassMeter, loss: float) -> None:
+        """Print a line or a dot for the batch that `meter` has added last, if one is due. Its mean loss is `loss`."""
+        if meter.batch % self.log_period == 0:
             self.line(
-                f"Pass={number + 1} Batch={batch} samples={samples} AvgCost={average:.6g} CurrentCost={current:.6g}"
+                f"Pass={meter.number + 1} Batch={meter.batch} samples={int(meter.totals.samples)} "
+                f"AvgCost={meter.average:.6g} CurrentCost={loss:.6g}"
             )
-        elif batch % self.dot_period == 0:
+        elif meter.batch % self.dot_period == 0:
             sys.stdout.write(".")
             sys.stdout.flush()
             self._dots = True
@@ -75,17 +72,28 @@ class PassTotals:
 
 
 class PassMeter:
-    """Adds up rows, loss and seconds of one pass, and reports them to the log and to progress.json."""
+    """Adds up rows, loss and seconds of one pass of a trainer."""
 
     def __init__(
-        self, log: TrainerLog, progress: ProgressFile, number: int, done: int, totals: PassTotals
+        self, number: int, totals: PassTotals, show: Callable[[PassMeter, float], None], done: int = 0
     ) -> None:
-        """Prepare to measure the batches of pass `number` (from 0) after its first `done`; add them to `totals`."""
-        self.batch = done
-        self._log, self._progress, self._number, self._totals = log, progress, number, totals
-        self._samples = 0.0
-        self._seconds = 0.0
-        self._began = 0.0
+        """Prepare to measure the batches of pass `number` (from 0) after its first `done`; add them to `totals`.
+
+        `show` is called with this object and the loss of each batch.
+        """
+        self.number, self.batch, self.totals = number, done, totals
+        self._show = show
+        self._samples = self._seconds = self._began = 0.0
+
+    @property
+    def average(self) -> float:
+        """The mean loss of the pass so far."""
+        return self.totals.loss / self.totals.samples
+
+    @property
+    def rate(self) -> float:
+        """Samples per second of the measured batches; read it while the clock runs."""
+        return self._samples / max(self._seconds + time.monotonic() - self._began, 1e-9)
 
     def start_clock(self) -> None:
         """Start to measure time, before batches are trained."""
@@ -99,21 +107,18 @@ class PassMeter:
         """
         self.batch += 1
         if not math.isfinite(loss):
-            raise diverged_error(loss, self._number, self.batch)
+            raise diverged_error(loss, self.number, self.batch)
         rows = len(next(iter(batch.values())))
-        self._totals.loss += loss * rows
-        self._totals.samples += rows
+        self.totals.loss += loss * rows
+        self.totals.samples += rows
         self._samples += rows
-        average = self._totals.loss / self._totals.samples
-        self._log.batch(self._number, self.batch, int(self._totals.samples), average, loss)
-        seconds = self._seconds + time.monotonic() - self._began
-        self._progress.stepped(samples_per_second=round(self._samples / seconds, 1), loss=average)
+        self._show(self, loss)
 
     def stop_clock(self) -> float:
         """Return the seconds since `start_clock`, and add them to the totals."""
         seconds = time.monotonic() - self._began
         self._seconds += seconds
-        self._totals.seconds += seconds
+        self.totals.seconds += seconds
         return seconds
 
 

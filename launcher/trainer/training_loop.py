@@ -13,18 +13,15 @@ from launcher.io import checkpoints, files, requested_checkpoints
 from launcher.io.metrics_file import write_metrics
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
-from launcher.trainer.checkpoint.restoring import CheckpointRestorer
-from launcher.trainer.checkpoint.save_schedule import SaveSchedule
-from launcher.trainer.checkpoint.saving import CheckpointSaver
+from launcher.trainer import conversion, network
 from launcher.trainer.evaluation import Evaluator, finite_scores
-from launcher.trainer.export.export_from_servers import ModelExporter, ScoringProcess
-from launcher.trainer.graph import network_builder
+from launcher.trainer.export import ModelExporter, ScoringProcess
+from launcher.trainer.fleet_trainer import FleetTrainer
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
-from launcher.trainer.pserver_client import PserverClient
-from launcher.trainer.records import conversion
-from launcher.trainer.records.record_files import Records
-from launcher.trainer.records.row_parsing import Arrays
+from launcher.trainer.record_files import Arrays, Records
+from launcher.trainer.save_schedule import SaveSchedule
+from launcher.trainer.server_checkpoints import Checkpoints
 from launcher.trainer.training_log import PassMeter, PassTotals, TrainerLog
 
 
@@ -49,11 +46,11 @@ class TrainingLoop:
         self.train, *self.test = self._read()
         self.start = settings.resume or Position(0)
         self.seed = int(program.common_options["seed"])
-        self.trainer = PserverClient(settings, program)
+        self.trainer = FleetTrainer(settings, program)
+        self.trainers = self.trainer.trainers
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
-        self.evaluator = Evaluator(program, self.trainer, settings.rank, self.test[0] if self.test else None)
-        self.saver = CheckpointSaver(settings, self.trainer, log, self.seed)
-        self.restorer = CheckpointRestorer(settings, self.trainer, log)
+        self.evaluator = Evaluator(program, self.trainer, self.test[0] if self.test else None)
+        self.checkpoints = Checkpoints(self.trainer, log, self.seed)
         self.scores: list[tuple[int, float]] = []
         """(finished passes, score by training.keepBest) of the run's passes so far; the same on all ranks."""
         self.schedule = SaveSchedule(
@@ -64,7 +61,7 @@ class TrainingLoop:
 
     def _slowest(self, value: float) -> float:
         """Return the greatest `value` of all trainers, after all have called this."""
-        return float(self.trainer.gather([value]).max())
+        return float(self.trainers.gather([value]).max())
 
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
         """Ask rank 0 whether a user requested a checkpoint, as the argument `ask` of `SaveSchedule` describes."""
@@ -92,7 +89,7 @@ class TrainingLoop:
         """
         trainer, start, passes = self.trainer, self.start, self.settings.passes
         totals = self._join()
-        rows = trainer.gather([self.train.rows])[:, 0]
+        rows = self.trainers.gather([self.train.rows])[:, 0]
         self.steps = max(1, int(np.ceil(rows.max() / self.settings.batch_size)))
         self.log.line(
             f"training starts in pass {start.passes + 1}, after {start.batches} batches: {self.steps} batches "
@@ -100,9 +97,9 @@ class TrainingLoop:
         )
         metric = self.settings.keep_best
         if self.first and (self.settings.resume is None or (metric and not self.scores)):
-            sample = next(self.train.blocks(network_builder.ROWS))
-            found = network_builder.check_batch(self.program, trainer.predict, sample)
-            network_builder.check_metric(self.program, metric, found)
+            sample = next(self.train.blocks(network.ROWS))
+            found = network.check_batch(self.program, trainer.predict, sample)
+            network.check_metric(self.program, metric, found)
         if self.settings.init_model and self.settings.resume is None:
             self._evaluate_initial_model()
         done = start.passes
@@ -113,8 +110,8 @@ class TrainingLoop:
             self.log.line(f"stopped early after pass {done}: training.patience is {self.settings.patience}")
         if (source := self._model_source(done)) is not None:
             if source.passes != done or (done == start.passes and start.batches):
-                self.progress.set(state="loading", bytes=self.restorer.size(source))
-                self.restorer.restore(source)
+                self.progress.set(state="loading", bytes=self.checkpoints.size(source))
+                self.checkpoints.restore(source)
             self._export(source)
         self.progress.set(state="done")
         trainer.leave()
@@ -128,14 +125,14 @@ class TrainingLoop:
         """Connect to the servers and restore the checkpoint to resume from; return the unfinished pass' totals."""
         size = None if self.settings.init_model else 0
         if self.settings.resume is not None:
-            size = self.restorer.size(self.settings.resume)
+            size = self.checkpoints.size(self.settings.resume)
         position = {"pass": self.start.passes, "batch": self.start.batches}
         self.progress.set(**position, state="joining", bytes=size)
-        initial = self.restorer.prepare()
+        initial = self.checkpoints.prepare()
         self.trainer.join()
         self.progress.mark("joined", state="loading")
-        restored = self.restorer.load(initial)
-        self.scores, self.saver.full_bytes = restored.scores, restored.full_bytes
+        restored = self.checkpoints.load(initial)
+        self.scores = restored.scores
         self.progress.mark("loaded")
         if self.settings.resume is not None:
             self._report_checkpoint(self.settings.resume)
@@ -149,7 +146,7 @@ class TrainingLoop:
     def _train_pass(self, number: int, done: int, totals: PassTotals) -> None:
         """Train pass `number` (from 0) after its first `done` batches, whose totals are `totals`."""
         batches = self._report_position(number, done)
-        meter = PassMeter(self.log, self.progress, number, done, totals)
+        meter = PassMeter(number, totals, self._show_batch, done)
         self.progress.resume_training()
         while meter.batch < self.steps:
             span = self.schedule.next_span(self.steps - meter.batch)
@@ -161,6 +158,10 @@ class TrainingLoop:
                 self._save(Position(number, meter.batch), totals)
                 self.progress.resume_training()
         self._finish_pass(number, totals)
+
+    def _show_batch(self, meter: PassMeter, loss: float) -> None:
+        self.log.batch(meter, loss)
+        self.progress.stepped(samples_per_second=round(meter.rate, 1), loss=meter.average)
 
     def _report_position(self, number: int, done: int) -> Iterator[Arrays]:
         """Yield the batches of a pass after the first `done`; record each one's number for progress.json."""
@@ -176,7 +177,7 @@ class TrainingLoop:
         last = number == self.settings.passes - 1
         self._settle("testing")
         loss = totals.loss / totals.samples
-        gathered = self.trainer.gather([totals.samples, totals.seconds, loss]).tolist()
+        gathered = self.trainers.gather([totals.samples, totals.seconds, loss]).tolist()
         ranks = [(int(samples), seconds, mean) for samples, seconds, mean in gathered]
         shown = ""
         tests = self.evaluator.score()
@@ -198,9 +199,9 @@ class TrainingLoop:
         """
         metric, scores = self.settings.keep_best, self.scores
         if self.first:  # the check before training may have had no scores
-            network_builder.check_metric(self.program, metric, tests)
+            network.check_metric(self.program, metric, tests)
         value = float(f"{tests.get(metric, math.nan) if self.first else 0.0:.6g}")
-        scores.append((done, float(self.trainer.gather([value])[0, 0])))
+        scores.append((done, float(self.trainers.gather([value])[0, 0])))
         return metrics.rank_passes(metric, scores)[:1] == [done]
 
     def _settle(self, state: str) -> None:
@@ -212,7 +213,7 @@ class TrainingLoop:
 
         def barrier() -> None:
             self.progress.set(state="waiting")
-            self.trainer.barrier()
+            self.trainers.barrier()
             self.progress.set(state=state)
 
         self.progress.set(state=state)
@@ -227,13 +228,15 @@ class TrainingLoop:
             about = {"from": source, "attempt": self.settings.attempt, "score": finite_scores(tests)}
             files.write_json(OutputPaths(self.settings.layout.output).before_json, about)
             self.log.line(f"before training, with the parameters of {source}:{_format_scores(tests)}")
-        self.trainer.barrier()
+        self.trainers.barrier()
 
     def _save(self, at: Position, totals: PassTotals) -> None:
         """Save a checkpoint of the present state, and remove the file by which a user requested it."""
         self.progress.set(state="saving")
-        self.saver.save(at, totals, self.steps, self.scores)
-        self.progress.note(bytes=self.saver.full_bytes)  # for the launcher's deadline of the next checkpoint
+        self.checkpoints.save(at, totals, self.steps, self.scores)
+        self.progress.note(
+            bytes=self.checkpoints.full_bytes
+        )  # for the launcher's deadline of the next checkpoint
         self._report_checkpoint(at)
         if self.first:
             path = OutputPaths(self.settings.layout.output).checkpoint_request
@@ -257,7 +260,7 @@ class TrainingLoop:
             metric, scores = self.settings.keep_best, self.scores
             source = checkpoints.choose_model_checkpoint(output.root, metric, scores, done, made)
             passes = -1 if source is None else 0 if made == source.folder else source.passes
-        passes = int(self.trainer.gather([passes])[0, 0])
+        passes = int(self.trainers.gather([passes])[0, 0])
         if passes < 0:
             raise DataError(
                 f"cannot export a model: {output.root} has no intact checkpoint of pass {done}. Fix: restore "
@@ -268,7 +271,7 @@ class TrainingLoop:
     def _export(self, at: Position) -> None:
         """Export the model with the values of the checkpoint `at`."""
         self.progress.set(state="writing")
-        ModelExporter(self.settings, self.program, self.trainer, self.log, self.scorer).export(at)
+        ModelExporter(self.program, self.trainer, self.log, self.scorer).export(at)
 
 
 def _format_scores(tests: Mapping[str, float]) -> str:

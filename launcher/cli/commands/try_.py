@@ -25,7 +25,7 @@ from launcher.metrics import parse_metrics
 from launcher.paths import OutputPaths
 
 if TYPE_CHECKING:
-    from launcher.trainer.single_process.trial_data import RowFormat
+    from launcher.trainer.trial_data import RowFormat
 
 HELD_OUT = 0.1
 """Share of the rows to test on, without --test."""
@@ -144,11 +144,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         ) from error
     from launcher.dataprep.csv_records import RowPlaces
     from launcher.serving.paddle_served import Model
-    from launcher.trainer import program_loader
-    from launcher.trainer.export import model_writer
-    from launcher.trainer.graph import network_builder, training_graph
-    from launcher.trainer.records import row_parsing
-    from launcher.trainer.single_process import single_process_trainer, trial_data
+    from launcher.trainer import export, network, program_loader, record_files, single_process, trial_data
 
     form = options.row_format()
     config = find_program_file(options.program)
@@ -160,18 +156,18 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         first_rows = trial_data.read_rows(
             options.data, form, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS)
         )
-        found, _ = row_parsing.parse_records(first_rows, program, places)
-        batch = row_parsing.split_inputs(found[: network_builder.ROWS]) if len(found) else None
-        graph = training_graph.GraphSettings("async", options.batch_size, 0)
-        single_process_trainer.check_program(program, batch, graph)
+        found, _ = record_files.parse_records(first_rows, program, places)
+        batch = record_files.split_inputs(found[: network.ROWS]) if len(found) else None
+        graph = network.GraphSettings("async", options.batch_size, 0)
+        single_process.check_program(program, batch, graph)
         limits: dict[str, Any] = {"limit": options.rows, "report": report}
         share = 0.0 if options.test else HELD_OUT
-        records = trial_data.write_records(program, options.data, form, work / "data", share, **limits)
+        written = trial_data.write_records(program, options.data, form, work / "data", share, **limits)
         if options.test:
-            records |= trial_data.write_records(program, options.test, form, work / "data", 1.0, **limits)
-        train, test = records["train"], records["test"]
+            written |= trial_data.write_records(program, options.test, form, work / "data", 1.0, **limits)
+        train, test = written["train"], written["test"]
         report(f"{train.rows:,} rows to train on, {test.rows:,} to test on ({train.skipped:,} skipped)")
-        trainer = single_process_trainer.SingleProcessTrainer(program)
+        trainer = single_process.SingleProcessTrainer(program)
         passes = []
         for done in trainer.passes(train, test, options.passes, options.batch_size, report):
             passes.append(done)
@@ -182,7 +178,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
                 if key not in ("pass", "samples", "seconds")
             )
             report(f"pass {len(passes)}: {done['seconds']:.1f} s, {rate:,.0f} samples/s, {shown}")
-        score = model_writer.export_single_process(options.to, trainer, test)
+        score = export.export_single_process(options.to, trainer, test)
         tables = ", ".join(f"{name}: {len(table):,} ids" for name, table in trainer.tables.items())
         report(f"model written to {options.to} ({tables or 'no tables'})")
         row = trial_data.first_usable_row(program, options.test or options.data, form)
@@ -234,7 +230,7 @@ def train_script(script: Path, options: TryOptions, report: Callable[[str], None
         CliError: the script failed.
         DataError: there is no row to train on.
     """
-    from launcher.trainer.single_process import trial_data
+    from launcher.trainer import trial_data
 
     def read(file: Path) -> Iterator[str]:
         return trial_data.read_rows(file, options.row_format(), limit=options.rows)

@@ -11,7 +11,6 @@ rows are parsed as in training. `pip install ./served` installs this package as 
 and its image the package is `launcher.serving.paddle_served`.
 """
 
-from .errors import ModelError, RowError, ServedError
-from .model import Model, PredictionResult
+from .model import Model, ModelError, PredictionResult, RowError, ServedError
 
 __all__ = ["Model", "ModelError", "PredictionResult", "RowError", "ServedError"]

@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import ModelError, ServedError
-from .model import Model, read_description
+from .model import Model, ModelError, ServedError, read_description
 
 if TYPE_CHECKING:
     import uvicorn

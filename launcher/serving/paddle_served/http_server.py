@@ -27,8 +27,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from .errors import ModelError, RowError
-from .model import Model, PredictionResult
+from .model import Model, ModelError, PredictionResult, RowError
 
 MAX_ROWS = 10_000
 MAX_BYTES = 8 << 20

@@ -1,29 +1,58 @@
-"""Open an exported model and predict rows with it (`Model`)."""
+"""Open an exported model and predict rows with it (`Model`): description, embedding tables, program, network.
+
+The model's folder contains its training program, and the interface that the program was written with
+(`interface.py`), so the program runs with any version of the launcher, and without it: while the program is imported,
+`launcher.program` is that file. An embedding table is two memory-mapped files: sorted ids, and their vectors.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
+import importlib.util
 import json
+import sys
 import threading
-from collections.abc import Mapping, Sequence
+import traceback
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
 
-from . import light_import
-from .errors import ModelError, RowError
-from .mapped_table import MappedTable
-from .model_program import Arrays, ModelProgram
+from . import paddle_inference
 
+ID_MAX = 2**64 - 1
 VERSION = 2
 """Version of the folder's format. In version 1 the embedding tables were inside the network."""
 EMBEDDINGS = "embeddings"
 CHUNK = 8192
 """Rows of one call of the network: their vectors fit into the processor's cache."""
+IDS, VECTORS = "ids.npy", "vectors.npy"
+CANNOT_MAP = {errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+"""Errors of a file system that cannot map files, such as some FUSE file systems."""
+INTERFACE = "launcher.program"
+"""The module from which programs import the interface."""
+Arrays = dict[str, NDArray[Any]]
+_importing = threading.Lock()
+
+
+class ServedError(Exception):
+    """Base class. `str(error)` is the message for users."""
+
+
+class ModelError(ServedError):
+    """The model cannot be used."""
+
+
+class RowError(ServedError):
+    """A row cannot be predicted; the message contains the row's number (from 1) and the column."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +140,325 @@ def _has_valid_values(about: dict[str, Any]) -> bool:
     )
 
 
+class MappedTable:
+    """Reads a table: `ids.npy` is uint64 [rows] in ascending order, `vectors.npy` is float32 [rows, width]."""
+
+    def __init__(self, folder: Path, rows: int, width: int) -> None:
+        """Map the files.
+
+        Raises:
+            ModelError: a file is missing, or does not have `rows` rows or vectors of `width` numbers.
+        """
+        self.rows, self.width = rows, width
+        self.ids = _mapped(folder / IDS, (rows,), np.dtype(np.uint64))
+        self.vectors = _mapped(folder / VECTORS, (rows, width), np.dtype(np.float32))
+
+    def look_up(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], int]:
+        """Look up ids.
+
+        Args:
+            ids: int64 of any shape. Each has the bits of an unsigned 64-bit id, so it may be negative; 0 is padding.
+
+        Returns:
+            The vectors, shape [*ids.shape, width], zeros for padding and unknown ids; and the number of
+            unknown ids.
+        """
+        wanted = ids.reshape(-1).view(np.uint64)
+        if not self.rows:
+            return np.zeros((*ids.shape, self.width), np.float32), int(np.count_nonzero(wanted))
+        order = np.argsort(wanted)  # three times as fast: neighbours in the file are read together
+        at = np.empty(len(wanted), np.int64)
+        at[order] = np.searchsorted(self.ids, wanted[order])
+        np.minimum(at, self.rows - 1, out=at)
+        lost = self.ids[at] != wanted
+        found = np.take(self.vectors, at, axis=0)
+        found[lost] = 0
+        return found.reshape(*ids.shape, self.width), int(np.count_nonzero(lost & (wanted != 0)))
+
+
+def map_or_read(map_file: Callable[[], Any], read: Callable[[], Any]) -> NDArray[Any]:
+    """Return what `map_file` returns, or what `read` returns if the file system cannot map files."""
+    try:
+        return np.asarray(map_file())
+    except OSError as error:
+        if error.errno not in CANNOT_MAP:
+            raise
+        return np.asarray(read())
+
+
+def map_array(path: Path, empty: bool = False) -> NDArray[Any]:
+    """Return the array of a .npy file, memory-mapped if possible. numpy cannot map an array without items (`empty`)."""
+    mode: Any = None if empty else "r"
+    return map_or_read(
+        lambda: np.load(path, mmap_mode=mode, allow_pickle=False), lambda: np.load(path, allow_pickle=False)
+    )
+
+
+def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+    try:
+        array = map_array(path, empty=not shape[0])
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path} is missing: the copy of the model is incomplete. Fix: copy it again"
+        ) from None
+    except (OSError, ValueError, EOFError) as error:
+        raise ModelError(
+            f"{path} cannot be read ({error}). Fix: copy the model again; the copy may be incomplete"
+        ) from error
+    if array.shape != shape or array.dtype != kind:
+        raise ModelError(
+            f"{path} has {array.dtype} of shape {array.shape}, but model.json says {kind} of shape {shape}: "
+            "the files are from two models. Fix: copy the model again"
+        )
+    return array
+
+
+# The values that parse() returns for each input become arrays, in training and in prediction. The values of many rows
+# are kept flat and become one array at the end, which is twice as fast as an array per row.
+
+
+class IdColumn:
+    """Collects the ids of many rows; an id from 0 to 2**64-1 becomes the int64 with the same bits."""
+
+    def __init__(self, length: int, cut: bool) -> None:
+        self._length, self._cut = length, cut
+        self._flat, self._counts = array("Q"), array("L")
+
+    def add(self, value: Any) -> None:
+        """Add the next row's id or ids. Raise `ValueError` or `TypeError` if they are invalid."""
+        flat = self._flat
+        before = len(flat)
+        try:
+            if isinstance(value, int):
+                flat.append(value)
+            else:
+                flat.extend(value)
+        except OverflowError:
+            ids = [value] if isinstance(value, int) else value
+            wrong = next(each for each in ids if not 0 <= each <= ID_MAX)
+            raise ValueError(
+                f"{wrong} is not an id: ids are whole numbers from 0 to 2**64-1. Fix: return hash64(text) of "
+                "launcher.program, or another number in this range"
+            ) from None
+        count = len(flat) - before
+        if count > self._length:
+            if not self._cut:
+                raise ValueError(
+                    f"{count} ids, but Ids({self._length}) takes at most {self._length} per row. Fix: use "
+                    f"Ids({count}) for all of them, or Ids({self._length}, cut=True) for the first ones"
+                )
+            del flat[before + self._length :]
+            count = self._length
+        self._counts.append(count)
+
+    def fill(self, target: NDArray[Any]) -> int | None:
+        """Write all rows to `target`, of shape [rows, length]. Return None, as `add` has rejected invalid ids."""
+        flat = np.frombuffer(self._flat, np.uint64).view(np.int64)
+        counts = np.frombuffer(self._counts, np.dtype("L"))
+        if len(flat) == target.size:
+            target[:] = flat.reshape(target.shape)
+        else:  # pad with 0
+            target[np.arange(self._length) < counts[:, None]] = flat
+        return None
+
+
+class NumberColumn:
+    """Collects the numbers of many rows, which become float32."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._flat = array("d")
+
+    def add(self, value: Any) -> None:
+        """Add the next row's number or numbers. Raise `ValueError` or `TypeError` if they are invalid."""
+        flat = self._flat
+        before = len(flat)
+        if isinstance(value, int | float):
+            flat.append(value)
+        else:
+            flat.extend(value)
+        if len(flat) - before != self._width:
+            count = len(flat) - before
+            raise ValueError(
+                f"{count} numbers, but Real({self._width}) takes {self._width} per row. Fix: return {self._width}, "
+                f"or use Real({count})"
+            )
+
+    def fill(self, target: NDArray[Any]) -> int | None:
+        """Write all rows to `target`, of shape [rows, width].
+
+        Returns:
+            The index (from 0) of the first row with a number that is not finite in float32; None without one.
+        """
+        with np.errstate(over="ignore"):
+            target[:] = np.frombuffer(self._flat, np.float64).reshape(target.shape)
+        bad = ~np.isfinite(target).all(axis=1)
+        return int(bad.argmax()) if bad.any() else None
+
+
+def new_column(kind: Any) -> IdColumn | NumberColumn:
+    """Return an empty column for an `Ids` or a `Real`, of any version of the program's interface."""
+    return IdColumn(kind.length, kind.cut) if hasattr(kind, "length") else NumberColumn(kind.width)
+
+
+class ModelProgram:
+    """Calls the functions of a model's training program: parse() for rows, describe() for predictions."""
+
+    def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
+        """Import the program. Raise `ModelError` if it is missing or failed."""
+        self.path = folder / "program" / about["config"]
+        self.columns: list[str] = about["columns"]
+        self.features: list[str] = about["features"]
+        self.module = _load(self.path, folder / "interface.py")
+        self.blank: dict[str, str] = dict(getattr(self.module, "BLANK", {}))
+        """Texts for columns that are unknown when predicting, such as the label."""
+        interface: Any = sys.modules[self.module.__name__ + ".interface"]
+        sides = {path.name: path for path in sorted((folder / "tables").glob("*"))}
+        self.job = interface.Job(options=about["options"], tables=sides)
+        if hasattr(self.module, "prepare"):
+            with self._calling("prepare()"):
+                self.job.side = self.module.prepare(self.job)
+        with self._calling("inputs()"):
+            self.inputs: dict[str, Any] = dict(self.module.inputs(self.job))
+
+    @property
+    def needed(self) -> list[str]:
+        """Return the names of the columns that a row to predict must have."""
+        return [column for column in self.columns if column not in self.blank]
+
+    def arrays(self, rows: Sequence[Mapping[str, Any]]) -> Arrays:
+        """Return the network's inputs for some rows: int64 [rows, length] or float32 [rows, width] by name."""
+        columns = {name: new_column(self.inputs[name]) for name in self.features}
+        for number, row in enumerate(rows, 1):
+            sample = self._parse(row, number)
+            for name, column in columns.items():
+                try:
+                    column.add(sample[name])
+                except (KeyError, TypeError, ValueError, OverflowError) as error:
+                    why = "parse() returned no value" if isinstance(error, KeyError) else error
+                    raise _invalid_row(number, f"input {name}: {why}") from error
+        return {name: self._filled(name, column, len(rows)) for name, column in columns.items()}
+
+    def zeros(self) -> Arrays:
+        """Return the network's inputs for one row of padding and zeros."""
+        return {name: self._empty(name, 1) for name in self.features}
+
+    def _empty(self, name: str, rows: int) -> NDArray[Any]:
+        kind = self.inputs[name]
+        ids = hasattr(kind, "length")
+        return np.zeros((rows, kind.length if ids else kind.width), np.int64 if ids else np.float32)
+
+    def _filled(self, name: str, column: IdColumn | NumberColumn, rows: int) -> NDArray[Any]:
+        array = self._empty(name, rows)
+        bad = column.fill(array)
+        if bad is not None:
+            raise RowError(
+                f"row {bad + 1}: input {name} is {array[bad].tolist()}, which is not a finite float32 number. "
+                "Fix: correct the numbers in this row"
+            )
+        return array
+
+    def _parse(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
+        full = {**self.blank, **row}
+        try:
+            texts = {c: v if type(v := full[c]) is str else _text(v, c, number) for c in self.columns}
+        except KeyError:
+            missing = [column for column in self.columns if column not in full]
+            raise RowError(
+                f"row {number} has no {', '.join(missing)}: it has {', '.join(row) or 'no columns'}, but the "
+                f"model needs {', '.join(self.needed)}. Fix: add the missing columns to the row"
+            ) from None
+        with self._calling("parse()"):
+            try:
+                sample: dict[str, Any] | None = self.module.parse(texts, self.job)
+            except ValueError as error:
+                raise _invalid_row(number, str(error)) from error
+        if sample is None:
+            raise RowError(
+                f"row {number}: the program skips such rows in training, so it cannot predict them. "
+                "Fix: leave the row out"
+            )
+        return sample
+
+    def describe(self, prediction: NDArray[np.float32]) -> str | None:
+        """Return the program's describe(prediction) of one row; None if the program has no describe()."""
+        if not hasattr(self.module, "describe"):
+            return None
+        with self._calling("describe()"):
+            return str(self.module.describe(prediction))
+
+    @contextlib.contextmanager
+    def _calling(self, function: str) -> Iterator[None]:
+        try:
+            yield
+        except ServedError:
+            raise
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            where = f"{Path(last.filename).name}:{last.lineno}"
+            raise ModelError(
+                f"{function} of the model's program {self.path.name} failed at {where}: "
+                f"{type(error).__name__}: {error}. Fix: correct that function, and train the model again"
+            ) from error
+
+
+def _invalid_row(number: int, reason: str) -> RowError:
+    return RowError(f"row {number}: {reason}" + ("" if "Fix: " in reason else ". Fix: correct this row"))
+
+
+def _text(value: Any, column: str, number: int) -> str:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RowError(
+            f"row {number}: column {column} is {value!r}, but must be a text or a number. "
+            "Fix: send the value as a JSON string or number"
+        )
+    return str(value)
+
+
+def _load(path: Path, interface: Path) -> ModuleType:
+    """Import the program under a unique module name.
+
+    The modules in its folder are removed from sys.modules afterwards, so that programs of several models with
+    files of the same names do not mix.
+    """
+    name = f"paddle_served_program_{abs(hash(str(path.resolve()))):x}"
+    folder = path.parent.iterdir()
+    own = {file.stem for file in folder if file.suffix == ".py" or any(file.glob("*.py"))} - {"__main__"}
+
+    def remove() -> dict[str, ModuleType]:
+        found = [key for key in sys.modules if key == INTERFACE or key.partition(".")[0] in own]
+        return {key: sys.modules.pop(key) for key in found}
+
+    with _importing:
+        kept = remove()
+        sys.path.insert(0, str(path.parent))  # not removed: a program may import its files later
+        try:
+            sys.modules[f"{name}.interface"] = _import(interface, INTERFACE)
+            with paddle_inference.paddle_stand_in():
+                return _import(path, name)
+        finally:
+            remove()
+            sys.modules.update(kept)
+
+
+def _import(path: Path, name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ModelError(f"{path} is missing: the copy of the model is incomplete. Fix: copy it again")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look up their module while they are defined
+    try:
+        spec.loader.exec_module(module)
+    except ServedError:
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{path.name} of the model cannot be imported: {type(error).__name__}: {error}. Fix: install the "
+            "modules that it imports, or copy the model again"
+        ) from error
+    return module
+
+
 class Predictor:
     """The network in `<path>.pdmodel` and `<path>.pdiparams`; several threads may call `run`.
 
@@ -120,7 +468,7 @@ class Predictor:
     def __init__(self, path: Path, threads: int) -> None:
         """Load the network. Raise `ModelError` if Paddle is not installed or cannot read the files."""
         try:
-            paddle = light_import.import_inference()
+            paddle = paddle_inference.import_inference()
         except ImportError as error:
             raise ModelError(
                 f"Paddle cannot be imported ({error}). Fix: run pip install ./served in a clone of paddle-training"

@@ -10,7 +10,7 @@ from launcher.supervisor.coordinator.member_states import Member
 from launcher.supervisor.peers.messages import SIGTERM_CAUSE
 from launcher.supervisor.progress import finite_number, whole_number
 from launcher.supervisor.state_deadlines import BYTES_PER_SECOND
-from launcher.trainer.checkpoint.save_schedule import ASK_SECONDS
+from launcher.trainer.save_schedule import ASK_SECONDS
 
 _STATES = ("training", "testing", "waiting", "saving")
 """States of progress.json in which a trainer has trained batches that a checkpoint can save."""

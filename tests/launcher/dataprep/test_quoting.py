@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from launcher.dataprep import text_lines
 from launcher.dataprep.csv_records import RowPlaces, split_fields
-from launcher.trainer.single_process import trial_data
+from launcher.trainer import trial_data
 from tests.launcher.dataprep.conftest import Pod
 
 TITLES = ['"Heroes', "Low", 'The Idiot"', '12" Mix"', "Lust for Life", "Blackstar"]

@@ -337,7 +337,7 @@ sys.modules.update(dict.fromkeys(("numpy", "paddle", "boto3", "pandas", "matplot
 import launcher.__main__, launcher.program, launcher.settings, launcher.supervisor.agent
 from launcher import runtimes
 runtimes.load_runtime("collective")
-heavy = [name for name in sys.modules if name.startswith(("launcher.trainer.graph", "launcher.trainer.records"))]
+heavy = [name for name in sys.modules if name.startswith(("launcher.trainer.network", "launcher.trainer.record_files"))]
 assert not heavy, heavy
 """
 

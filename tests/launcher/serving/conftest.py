@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from launcher.trainer import export, server_tables
 from launcher.trainer import program_loader as programs
-from launcher.trainer.checkpoint import table_files
-from launcher.trainer.export import model_writer
 
 PROGRAM = """
 import numpy as np
@@ -81,7 +80,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     (root / "program" / "helper.py").write_text('LABELS = ["a", "b", "c"]\n')
     import paddle
 
-    from launcher.trainer.graph.network_builder import build_network
+    from launcher.trainer.network import build_network
 
     paddle.enable_static()
     program = programs.load_program(config, root / "tables")
@@ -90,14 +89,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     block = network.main.global_block()
     values = {name: rng.normal(size=block.var(name).shape).astype(np.float32) for name in network.dense()}
     tables = {
-        name: table_files.TableRows(
+        name: server_tables.TableRows(
             np.array(list(rows), np.uint64), np.array(list(rows.values()), np.float32)
         )
         for name, rows in TABLES.items()
     }
     folder = root / "model"
-    writer = model_writer.ModelWriter(folder)
-    model_writer.export_from_memory(writer, program, values, tables, lambda _: {"mean": 0.5})
+    writer = export.ModelWriter(folder)
+    export.export_from_memory(writer, program, values, tables, lambda _: {"mean": 0.5})
     weight = next(value for name, value in values.items() if value.ndim == 2)
     bias = next(value for name, value in values.items() if value.ndim == 1)
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[3]
 ROW = {"words": "5 77", "size": 0.5}
 LOOK_SECONDS = "0.2"
 START = (
-    "import runpy, sys; from launcher.serving import model_follower; model_follower.LEAVE_SECONDS = 3; "
+    "import runpy, sys; from launcher.serving import serve; serve.LEAVE_SECONDS = 3; "
     "runpy.run_module('launcher', run_name='__main__', alter_sys=True)"
 )
 """Starts `python -m launcher`; clients are told to leave 3 s before the server ends, instead of 20."""

@@ -12,7 +12,7 @@ import pytest
 
 from launcher.errors import DataError, LauncherError, SettingsError, StorageError
 from launcher.serving import download
-from launcher.serving.model_follower import newest_export
+from launcher.serving.serve import newest_export
 
 pytest.importorskip("moto", reason="moto is only in the environment of the tests")
 

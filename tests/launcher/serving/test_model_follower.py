@@ -16,10 +16,10 @@ import pytest
 
 from launcher.errors import GangError, SettingsError
 from launcher.io import cgroup_memory, files
-from launcher.serving import model_follower
-from launcher.serving.model_follower import ModelFollower
+from launcher.serving import serve
 from launcher.serving.paddle_served import Model, ModelError, ServedError
 from launcher.serving.paddle_served.http_server import ModelServer
+from launcher.serving.serve import ModelFollower
 
 from .following_server import (
     ROW,
@@ -69,12 +69,12 @@ def following(made: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def check(command: list[str], **given: Any) -> subprocess.CompletedProcess[str]:
         try:
-            model_follower.require_compatible(Path(command[3]), json.loads(given["input"]))
+            serve.require_compatible(Path(command[3]), json.loads(given["input"]))
         except ServedError as error:
             return subprocess.CompletedProcess(command, 1, "", str(error))
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(model_follower.subprocess, "run", check)
+    monkeypatch.setattr(serve.subprocess, "run", check)
     return Following(made, tmp_path)
 
 
@@ -173,10 +173,10 @@ def test_a_model_with_new_columns_or_another_shape_is_rejected(
     following.first.last_row = None  # no request yet
     following.publish(replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"))
     with pytest.raises(ModelError, match=r"needs the columns kind, which requests do not have"):
-        model_follower.check_in_subprocess(following.folder, following.first)
+        serve.check_in_subprocess(following.folder, following.first)
     monkeypatch.setattr(Model, "self_check", lambda model, _: (3,) if model is following.first else (5,))
     with pytest.raises(ModelError, match=r"predictions have the shape \(5,\) instead of \(3,\)"):
-        model_follower.check_in_subprocess(made.folder, following.first)
+        serve.check_in_subprocess(made.folder, following.first)
 
 
 def test_a_temporary_problem_is_logged_once_and_the_model_is_copied_afterwards(
@@ -223,16 +223,16 @@ def test_a_model_that_does_not_fit_into_memory_is_rejected_with_the_memory_it_ne
     with pytest.raises(
         ModelError, match=r"needs about 64 MiB .* uses 452 of its 512 MiB\. Fix: .* at least 517Mi"
     ):
-        model_follower.require_memory(following.folder, tmp_path)
+        serve.require_memory(following.folder, tmp_path)
     (tmp_path / "memory.current").write_text(f"{800 << 20}\n")
-    model_follower.require_memory(following.folder, tmp_path)
+    serve.require_memory(following.folder, tmp_path)
     old = tmp_path / "memory"
     old.mkdir()
     (tmp_path / "memory.current").unlink()
     (old / "memory.usage_in_bytes").write_text("1000\n")
     (old / "memory.stat").write_text("cache 300\ntotal_active_file 100\ntotal_inactive_file 200\n")
     assert cgroup_memory.used_bytes(tmp_path) == 700
-    monkeypatch.setattr(model_follower.cgroup_memory, "limit", lambda _: 1)
+    monkeypatch.setattr(serve.cgroup_memory, "limit", lambda _: 1)
     following.publish(lambda _: None)
     following.look()
     assert following.failures("model") == "1.0"
@@ -241,7 +241,7 @@ def test_a_model_that_does_not_fit_into_memory_is_rejected_with_the_memory_it_ne
 def test_a_program_that_hangs_is_stopped_at_the_deadline_of_the_check(isolated: Following) -> None:
     isolated.publish(replace_in(PROGRAM, "COLUMNS =", "while True: pass\nCOLUMNS ="))
     with pytest.raises(ModelError, match=r"did not end within 2 s\. Fix: "):
-        model_follower.check_in_subprocess(isolated.folder, isolated.first, seconds=2)
+        serve.check_in_subprocess(isolated.folder, isolated.first, seconds=2)
 
 
 def test_a_folder_that_is_replaced_while_it_is_copied_is_copied_again(

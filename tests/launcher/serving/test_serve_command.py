@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from launcher.errors import DataError
-from launcher.serving import download, serve
+from launcher.serving import serve
 from launcher.serving.paddle_served import ModelError
 
 
@@ -16,7 +16,7 @@ def test_an_exported_model_is_downloaded_to_the_work_folder_and_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[object] = []
-    monkeypatch.setattr(download, "download_model", lambda *given: asked.append(given) or tmp_path / "here")
+    monkeypatch.setattr(serve, "download_model", lambda *given: asked.append(given) or tmp_path / "here")
     monkeypatch.setattr(serve, "serve", lambda *given: asked.append(given))
     url = "s3://bucket/models/job/run-1"
     (tmp_path / "served" / "model" / "table-of-an-earlier-model").mkdir(parents=True)
@@ -34,16 +34,20 @@ def test_sizes_are_kubernetes_quantities(
     size: str, expected: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[object] = []
-    monkeypatch.setattr(serve, "_serve_and_follow", lambda options, work: given.extend((options, work)))
+
+    def follower(*arguments: object) -> SimpleNamespace:
+        given.extend(arguments)
+        return SimpleNamespace(open_first=lambda: tmp_path, follow=None, newer="")
+
+    monkeypatch.setattr(serve, "ModelFollower", follower)
+    monkeypatch.setattr(serve, "serve", lambda *_: None)
     command = ["--model", "x", "--work", str(tmp_path), "--follow", "60", "--work-limit", size]
     if expected is None:
         with pytest.raises(SystemExit):
             serve.main(command)
         return
     assert serve.main(command) == 0
-    [options, work] = given
-    assert isinstance(options, argparse.Namespace)
-    assert (options.follow, options.work_limit, work) == (60.0, expected, tmp_path / "served")
+    assert given == ["x", tmp_path / "served", 60.0, expected]
 
 
 def test_an_interval_of_zero_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from launcher.errors import DataError
-from launcher.serving.model_follower import ModelFollower
 from launcher.serving.paddle_served import Model
 from launcher.serving.paddle_served.http_server import ModelServer
+from launcher.serving.serve import ModelFollower
 from testkit.waiting import until
 
 from .following_server import (

@@ -14,7 +14,7 @@ from launcher.supervisor.coordinator.member_states import Member, admit_state
 from launcher.supervisor.coordinator.save_before_stop import SaveRequest
 from launcher.supervisor.coordinator.status import describe_wait
 from launcher.supervisor.peers.messages import Failure, MemberState
-from launcher.trainer.checkpoint.save_schedule import ASK_SECONDS
+from launcher.trainer.save_schedule import ASK_SECONDS
 from tests.launcher.supervisor.test_decisions import LIMITS, NOW
 
 PLAN = AttemptPlan(3, "train", NOW - 500, ("i0", "i1"), ("10.0.0.0", "10.0.0.1"))

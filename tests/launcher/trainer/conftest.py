@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from launcher.dataprep.csv_records import RowPlaces
+from launcher.trainer import record_files
 from launcher.trainer.program_loader import TrainingProgram, load_program
-from launcher.trainer.records import row_parsing
 from local.paths import CLONE
 
 GOOD = ["great", "lovely", "happy", "wonderful", "best", "enjoy", "sunny", "sweet"]
@@ -79,9 +79,9 @@ def load(path: Path, *arguments: str) -> TrainingProgram:
     return load_program(path, path.parent / "tables", arguments)
 
 
-def parse(lines: list[str], program: TrainingProgram) -> row_parsing.Arrays:
+def parse(lines: list[str], program: TrainingProgram) -> record_files.Arrays:
     """Parse lines of the file `f`."""
-    return row_parsing.split_inputs(row_parsing.parse_records(lines, program, RowPlaces("f"))[0])
+    return record_files.split_inputs(record_files.parse_records(lines, program, RowPlaces("f"))[0])
 
 
 def run_python(script: str, *arguments: str) -> str:

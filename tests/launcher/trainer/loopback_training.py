@@ -29,8 +29,8 @@ FORK_SERVER = f"""
 import os, sys
 from launcher.trainer import __main__ as trainer
 from launcher.trainer import fork_server
-from launcher.trainer.checkpoint import table_files
-table_files.DEFAULT_SHARDS = {SHARDS}
+from launcher.trainer import server_tables
+server_tables.DEFAULT_SHARDS = {SHARDS}
 fork_server.serve(trainer.import_all)
 code = trainer.main()
 sys.stdout.flush()

@@ -278,7 +278,7 @@ def test_contents_list_the_files_of_all_ranks_and_a_missing_rank_prevents_done(o
 
 @pytest.mark.parametrize("name", ["params.npz", ".c.py.*", ".path.txt.*", ".contents.json.*"])
 def test_files_of_trainer_0_are_synced_to_disk_before_done_is_written(output: Path, name: str) -> None:
-    """The tables' files are synced when they are read back (table_files.py)."""
+    """The tables' files are synced when they are read back (server_tables.py)."""
     config = output.parent / "c.py"
     config.write_text("LABEL = 'x'\n")
     done: list[bool] = []

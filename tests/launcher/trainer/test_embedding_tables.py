@@ -263,7 +263,7 @@ def optimizer(job): ...
 def test_vectors_are_pooled_without_padding_and_by_weight(tmp_path: Path) -> None:
     import paddle
 
-    from launcher.trainer.graph.network_builder import build_network
+    from launcher.trainer.network import build_network
 
     paddle.enable_static()
     network = build_network(load(write_program(tmp_path / "pooled", POOLED)), "served")

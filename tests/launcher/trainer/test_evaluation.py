@@ -11,12 +11,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from launcher.trainer import evaluation
+from launcher.trainer import conversion, evaluation, export
 from launcher.trainer import program_loader as programs
-from launcher.trainer.export import model_writer
-from launcher.trainer.records import conversion
-from launcher.trainer.records.record_files import Records
-from launcher.trainer.records.row_parsing import Arrays
+from launcher.trainer.record_files import Arrays, Records
 
 from .conftest import load, write_program
 
@@ -54,7 +51,8 @@ class Fake:
     """A trainer whose prediction is twice the id."""
 
     def __init__(self, all_reduce: AllReduce, rank: int) -> None:
-        self._all_reduce, self._rank = all_reduce, rank
+        self._all_reduce, self.rank, self.count = all_reduce, rank, all_reduce.trainers
+        self.trainers = self
         self.predicted = 0
 
     def predict(self, arrays: Arrays) -> Any:
@@ -63,11 +61,11 @@ class Fake:
 
     def gather(self, values: list[float]) -> Any:
         mine = np.zeros((self._all_reduce.trainers, len(values)))
-        mine[self._rank] = values
+        mine[self.rank] = values
         return self.total(mine)
 
     def total(self, values: Any) -> Any:
-        return self._all_reduce.total(self._rank, values)
+        return self._all_reduce.total(self.rank, values)
 
 
 @pytest.fixture
@@ -86,7 +84,7 @@ def scored(
     all_reduce = AllReduce(len(has))
     fakes = [Fake(all_reduce, rank) for rank in range(len(has))]
     testers = [
-        evaluation.Evaluator(program, cast(Any, fake), rank, test if has[rank] else None)
+        evaluation.Evaluator(program, cast(Any, fake), test if has[rank] else None)
         for rank, fake in enumerate(fakes)
     ]
     found: dict[int, dict[str, float]] = {}
@@ -122,9 +120,9 @@ def test_trainer_0_predicts_alone_when_only_it_has_the_test_set(
 def test_a_model_with_a_nan_score_is_written_with_its_other_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_writer, "_write_networks", lambda *_: ([], []))
+    monkeypatch.setattr(export, "_write_networks", lambda *_: ([], []))
     program = load(write_program(tmp_path / "program", PROGRAM))
-    writer = model_writer.ModelWriter(tmp_path / "model")
+    writer = export.ModelWriter(tmp_path / "model")
     writer.create({})
     assert set(writer.finish(program, {}, {}, lambda _: {"auc": float("nan"), "error": 0.5})) == {
         "auc",

@@ -17,8 +17,8 @@ import pytest
 
 from launcher.io import checkpoints
 from launcher.paths import Position
-from launcher.trainer.checkpoint import table_files
-from launcher.trainer.checkpoint.initial_model import InitialModel
+from launcher.trainer import server_tables
+from launcher.trainer.initial_model import InitialModel
 from testkit.shared_fixtures import create_once
 
 from .conftest import find_free_ports, stage, write_program
@@ -208,6 +208,6 @@ def test_an_initial_model_is_read_from_a_chain_of_checkpoints(interrupted: Loopb
     assert found.source == f"job/output/{INCREMENTAL[-1].folder}"
     expected = state(interrupted, INCREMENTAL[-1])["sgd"]
     for shards in (SHARDS, 7):  # the saved number of shards, and another one
-        rows = table_files.TableRows.concatenate(found.tables["sgd"].read(shards, range(shards)), 4)
+        rows = server_tables.TableRows.concatenate(found.tables["sgd"].read(shards, range(shards)), 4)
         assert rows.ids.tolist() == sorted(expected)
         assert np.allclose(rows.vectors, [expected[key][2:] for key in rows.ids.tolist()])

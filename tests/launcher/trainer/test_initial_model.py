@@ -17,8 +17,8 @@ from launcher.errors import DataError, SettingsError
 from launcher.io import checkpoints, files, s3
 from launcher.paths import Position
 from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
-from launcher.trainer.checkpoint import initial_model, table_files
-from launcher.trainer.graph.table_optimizers import OptimizerRule
+from launcher.trainer import initial_model, server_tables
+from launcher.trainer.server_tables import OptimizerRule
 
 from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 
@@ -156,9 +156,9 @@ def test_find_rejects_an_incomplete_or_changed_export(tmp_path: Path, exported: 
 
 def test_only_files_of_own_shards_are_read_when_the_number_of_shards_is_equal(tmp_path: Path) -> None:
     ids = np.arange(1, 200, dtype=np.uint64)
-    rows = table_files.TableRows(ids, np.arange(398, dtype=np.float32).reshape(-1, 2))
+    rows = server_tables.TableRows(ids, np.arange(398, dtype=np.float32).reshape(-1, 2))
     place = tmp_path / "tables" / "000"
-    table_files.write_table(
+    server_tables.write_table(
         place, rows.chunks(), OptimizerRule("sgd", 0.1), dict.fromkeys(range(12), 0), width=2, shards=12
     )
     listed = {
@@ -167,11 +167,11 @@ def test_only_files_of_own_shards_are_read_when_the_number_of_shards_is_equal(tm
     }
     contents = cast(CheckpointContents, SimpleNamespace(shards=12, files=listed))
     stored = initial_model._checkpoint_table(tmp_path, contents, "t", CheckpointTable("000", 2, "sgd"))
-    own = table_files.TableRows.concatenate(stored.read(12, {3, 7}), 2)
+    own = server_tables.TableRows.concatenate(stored.read(12, {3, 7}), 2)
     assert own.ids.tolist() == [key for key in ids.tolist() if key % 12 in (3, 7)]
     assert (own.vectors == rows.vectors[own.ids - 1]).all()
     (place / "part-000-00003").write_bytes(b"")
-    assert len(table_files.TableRows.concatenate(stored.read(12, {7}), 2).ids), (
+    assert len(server_tables.TableRows.concatenate(stored.read(12, {7}), 2).ids), (
         "files of other shards are not read"
     )
     for shards in (12, 5):  # with another number of shards all files are read

@@ -22,8 +22,7 @@ from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
-from launcher.trainer.checkpoint import table_files
-from launcher.trainer.export import export_from_servers
+from launcher.trainer import export, server_tables
 
 from .conftest import stage, write_program
 from .loopback_training import LoopbackTraining, prepare_training
@@ -88,9 +87,9 @@ def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang:
     checkpoint = gang.output.checkpoint(Position(1))
     about = checkpoints.read_contents(checkpoint).tables["pooled"]
     files = sorted((checkpoint / "tables" / about.folder).iterdir())
-    ids, vectors = table_files.TableRows.concatenate(table_files.read_rows(files, 3, about.rule), 3)
+    ids, vectors = server_tables.TableRows.concatenate(server_tables.read_rows(files, 3, about.rule), 3)
     assert (ids == every).all()
-    assert np.allclose(pooled.vectors, vectors, rtol=table_files.TOLERANCE)
+    assert np.allclose(pooled.vectors, vectors, rtol=server_tables.TOLERANCE)
     live = float(gang.output.metrics_csv.read_text().splitlines()[1].rpartition(",")[2])
     assert model.score["error"] == pytest.approx(live, rel=1e-4)
     assert json.loads((gang.output.model / "score.json").read_text()) == model.score
@@ -99,12 +98,14 @@ def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang:
     shutil.rmtree(gang.output.model)
     second = gang.next_attempt(Position(1)).finish()
     assert "Pass=" not in second.log(), "no pass was left to train"
-    assert np.allclose(Model(gang.output.model).tables["pooled"].vectors, before, rtol=table_files.TOLERANCE)
+    assert np.allclose(
+        Model(gang.output.model).tables["pooled"].vectors, before, rtol=server_tables.TOLERANCE
+    )
     assert not list(gang.output.root.glob(".model*"))
 
 
 def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
-    from launcher.trainer.export.export_from_servers import ModelExporter
+    from launcher.trainer.export import ModelExporter
 
     output = tmp_path / "output"
     folder = CheckpointFolder(output, Position(1), 0)
@@ -116,14 +117,15 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     config = tmp_path / "trainer_config.py"
     config.touch()
     publish(folder, config, 3, tables={"pooled": CheckpointTable("000", 1, "sgd")})
-    table = SimpleNamespace(network=SimpleNamespace(tables=[SimpleNamespace(name="pooled")]))
-    ranks: list[Any] = [
-        SimpleNamespace(layout=SimpleNamespace(output=output), passes=1, rank=rank, trainers=2, attempt=0)
+    network = SimpleNamespace(tables=[SimpleNamespace(name="pooled")])
+    layout = SimpleNamespace(output=output)
+    trainers: list[Any] = [
+        SimpleNamespace(
+            network=network, settings=SimpleNamespace(layout=layout, rank=rank, trainers=2, attempt=0)
+        )
         for rank in (0, 1)
     ]
-    exporters = [
-        ModelExporter(rank, cast(Any, None), cast(Any, table), *cast(Any, [None, None])) for rank in ranks
-    ]
+    exporters = [ModelExporter(cast(Any, None), each, *cast(Any, [None, None])) for each in trainers]
     found = exporters[0]._map_ids(Position(1))["pooled"]
     assert [ids.tolist() for ids in found] == [[3, 7, 2**64 - 1], [], [5]]
     flipped = OutputPaths(output).checkpoint(Position(1)) / "ids" / "000-0.npy"
@@ -147,9 +149,9 @@ def test_the_scoring_process_has_no_server_settings_and_reports_errors_and_its_o
             raise ZeroDivisionError(folder)
         return {"servers": float(any(name.startswith("PADDLE_") for name in os.environ)), "pid": os.getpid()}
 
-    monkeypatch.setattr(export_from_servers, "score_model", fake_score)
+    monkeypatch.setattr(export, "score_model", fake_score)
     monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:1")
-    own = export_from_servers.ScoringProcess(tmp_path / "test")
+    own = export.ScoringProcess(tmp_path / "test")
     for _ in range(2):
         found = own.score(tmp_path)
         assert found["servers"] == 0
@@ -170,23 +172,21 @@ def test_a_model_is_scored_whose_program_has_an_option_that_cannot_be_set(
     write_program(tmp_path / "program", PROGRAM + "OPTIONS = {'note': None, 'layers': [4], 'rate': 0.1}\n")
     about = {"config": "trainer_config.py", "options": {"note": None, "layers": [4], "rate": 0.5}}
     used = []
-    monkeypatch.setattr(export_from_servers, "Model", lambda _: SimpleNamespace(about=about))
-    monkeypatch.setattr(export_from_servers.Records, "open", lambda *_: SimpleNamespace())
-    monkeypatch.setattr(
-        export_from_servers, "evaluate_model", lambda program, *_: used.append(program.job.options)
-    )
-    export_from_servers.score_model(tmp_path, tmp_path / "test")
+    monkeypatch.setattr(export, "Model", lambda _: SimpleNamespace(about=about))
+    monkeypatch.setattr(export.Records, "open", lambda *_: SimpleNamespace())
+    monkeypatch.setattr(export, "evaluate_model", lambda program, *_: used.append(program.job.options))
+    export.score_model(tmp_path, tmp_path / "test")
     assert used == [{"note": None, "layers": [4], "rate": 0.5}]
 
 
 def test_scoring_a_missing_model_raises_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"cannot score the model .*model.json"):
-        export_from_servers.ScoringProcess(tmp_path / "test").score(tmp_path)
+        export.ScoringProcess(tmp_path / "test").score(tmp_path)
 
 
 def test_the_state_is_writing_while_a_rank_writes_its_part_of_the_model(tmp_path: Path, monkeypatch) -> None:
     from launcher.trainer import training_loop
-    from launcher.trainer.export.export_from_servers import ModelExporter
+    from launcher.trainer.export import ModelExporter
 
     monkeypatch.setattr(ModelExporter, "export", lambda *_: None)
     here = SimpleNamespace(

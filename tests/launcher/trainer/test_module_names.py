@@ -13,7 +13,7 @@ import pytest
 from launcher.cli import uploads
 from launcher.errors import SettingsError
 from launcher.io.program_folders import TAKEN
-from launcher.serving.paddle_served import model_program
+from launcher.serving.paddle_served import model as served_model
 from local.paths import CLONE
 
 from .conftest import load, write_program
@@ -106,7 +106,7 @@ def test_other_names_work(program: Path) -> None:
     import json
 
     (folder / "interface.py").write_text((CLONE / "launcher/program.py").read_text())
-    model_program._load(program, folder / "interface.py")
+    served_model._load(program, folder / "interface.py")
     assert sys.modules["json"] is json, "a folder with data is not a module"
     assert "__main__" in sys.modules
 
@@ -120,7 +120,7 @@ def test_modules_of_two_programs_with_equal_names_do_not_mix(tmp_path: Path) -> 
         (path.parent / "parts" / "layer.py").write_text(f"VALUE = {value}\n")
         (path.parent / "helper.py").write_text(f"OTHER = {value}\n")
         loaded = load(path).module
-        served = model_program._load(path, CLONE / "launcher/program.py")
+        served = served_model._load(path, CLONE / "launcher/program.py")
         found += [(one.VALUE, one.OTHER) for one in (loaded, served)]
     assert found == [(1, 1), (1, 1), (2, 2), (2, 2)]
 

@@ -12,7 +12,7 @@ from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import DataError, SettingsError
 from launcher.program import bucket
 from launcher.trainer import program_loader as programs
-from launcher.trainer.records import row_parsing
+from launcher.trainer import record_files
 
 from .conftest import load, parse, ratings, stage, write_program
 from .loopback_training import PROGRAMS
@@ -47,7 +47,7 @@ def clean_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_become_arrays_and_skipped_rows_are_counted(own: Path) -> None:
     lines = ["7\tabcd\t1\n", "8\tnobody\t0\n", "9\tb\\ta\t0\n"]
-    found, skipped = row_parsing.parse_records(lines, load(own), RowPlaces("f"))
+    found, skipped = record_files.parse_records(lines, load(own), RowPlaces("f"))
     assert skipped == 1
     assert found["name"].tolist() == [[97, 98, 99], [98, 9, 97]], "cut at 3; escapes of the line undone"
     assert found["age"].tolist() == [[7.0], [9.0]]

@@ -17,10 +17,10 @@ import pytest
 from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import DataError, SettingsError, StorageError, UnfitError
 from launcher.io import files
-from launcher.trainer.records import conversion, record_files, row_parsing
-from launcher.trainer.records.row_parsing import Arrays
-from launcher.trainer.single_process import trial_data
+from launcher.trainer import conversion, record_files, trial_data
+from launcher.trainer.record_files import Arrays
 from tests.launcher.dataprep.conftest import make_pod
+from tests.launcher.supervisor.failing_calls import fail_calls
 
 from .conftest import load, write_program
 
@@ -45,6 +45,12 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(record_files, "FILE_ROWS", 100)
     return write_program(tmp_path / "own", PROGRAM)
+
+
+@pytest.fixture
+def small_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let each process parse 500 bytes of text at a time."""
+    monkeypatch.setattr(conversion, "RANGE_BYTES", 500)
 
 
 def write(folder: Path, rows: int, extra: Iterable[str] = ()) -> Path:
@@ -145,6 +151,7 @@ def test_blocks_have_the_values_and_the_order_of_the_text(path: Path, tmp_path: 
     assert flat(numbers(data.blocks(60, 90, 210))) == list(range(90, 210))
 
 
+@pytest.mark.usefixtures("small_ranges")
 def test_several_processes_write_the_same_files_as_one(path: Path, tmp_path: Path) -> None:
     made(path, tmp_path, 1037, 1, "--skip=150")
     alone = {p.name: p.read_bytes() for p in (tmp_path / "rec").iterdir()}
@@ -153,15 +160,27 @@ def test_several_processes_write_the_same_files_as_one(path: Path, tmp_path: Pat
     data = made(path, tmp_path, 1037, 3, "--skip=150")
     assert {p.name: p.read_bytes() for p in (tmp_path / "rec").iterdir()} == alone
     assert (data.rows, data.skipped) == (1036, 1)
+    assert len(alone) > 20, "files of many ranges"
 
 
-def test_a_last_line_without_newline_is_a_row_at_any_position_in_a_record_file(
-    path: Path, tmp_path: Path
+@pytest.mark.parametrize("size", [1, 3, 4, 5, 8, 50, 1000])
+def test_each_line_is_in_one_range_wherever_the_ranges_end(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
-    for rows in (99, 100, 101):
-        text = write(tmp_path / "data", rows)
-        text.write_bytes(text.read_bytes().removesuffix(b"\n"))
-        assert conversion.convert_text(load(path), text, "f", tmp_path / "rec").rows == rows
+    monkeypatch.setattr(conversion, "RANGE_BYTES", size)
+    text = write(tmp_path / "data", 101)
+    for content in (text.read_bytes(), text.read_bytes().removesuffix(b"\n")):
+        text.write_bytes(content)
+        data = conversion.convert_text(load(path), text, "f", tmp_path / "rec", processes=1)
+        assert flat(numbers(data.blocks(1000))) == list(range(101))
+
+
+def test_the_text_is_read_once(path: Path, tmp_path: Path) -> None:
+    text = write(tmp_path / "data", 500)
+    (text.parent / conversion.CHECKSUMS).write_text(json.dumps({"train.txt": "checksum"}))
+    with fail_calls("open", "*/train.txt") as opened:
+        conversion.convert_text(load(path), text, "f", tmp_path / "rec", processes=1)
+    assert opened.hits == 2, "once for the estimate of the rows, from the first bytes, once to parse them"
 
 
 def test_rows_are_parsed_again_only_after_a_change_of_text_program_or_options(
@@ -179,7 +198,7 @@ def test_rows_are_parsed_again_only_after_a_change_of_text_program_or_options(
     assert [times(), times()] == [1, 0]
     path.write_text(PROGRAM + "\n# another\n")
     assert [times(), times()] == [1, 0]
-    (tmp_path / "rec" / "00000.rec").unlink()
+    (tmp_path / "rec" / "00000-0.rec").unlink()
     assert times() == 1, "a record file was removed"
 
 
@@ -195,6 +214,7 @@ def test_rows_are_parsed_again_only_after_a_change_of_text_program_or_options(
         ("7\\q\t1", r"'\\\\q' is not an escape"),
     ],
 )
+@pytest.mark.usefixtures("small_ranges")
 def test_the_message_about_an_invalid_row_has_its_file_and_row_number(
     path: Path, tmp_path: Path, line: str, why: str
 ) -> None:
@@ -204,6 +224,7 @@ def test_the_message_about_an_invalid_row_has_its_file_and_row_number(
         assert not (tmp_path / "rec" / "index.json").exists()
 
 
+@pytest.mark.usefixtures("small_ranges")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_an_invalid_csv_row_is_reported_by_its_line_where_the_file_is_read_and_by_its_text_everywhere(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
@@ -227,7 +248,7 @@ def test_an_invalid_csv_row_is_reported_by_its_line_where_the_file_is_read_and_b
         rows_csv, form, found, 300, member="", tables=(), into=tmp_path / "tables"
     )
     with pytest.raises(DataError) as error:
-        row_parsing.parse_records(first, program, found)
+        record_files.parse_records(first, program, found)
     messages.append(str(error.value))
     for shard in range(3):
         data = tmp_path / f"work-{shard}"
@@ -249,6 +270,7 @@ def test_an_invalid_csv_row_is_reported_by_its_line_where_the_file_is_read_and_b
     assert all(r"The row: '233\tx'" in message for message in messages)
 
 
+@pytest.mark.usefixtures("small_ranges")
 def test_the_first_of_several_invalid_rows_is_reported(path: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"f, row 151:"):
         made(path, tmp_path, 150, 2, extra=["x\t1", *(f"{i}\t1" for i in range(300)), "y\t1"])
@@ -317,7 +339,7 @@ def test_a_disk_with_too_little_space_is_rejected_before_a_row_is_parsed(
     monkeypatch.setattr(files, "free_bytes", lambda _: 1000)
     with pytest.raises(
         StorageError,
-        match=r"parsing f \(1,000 rows of 28 bytes each\): 28,000 bytes are needed, but 1,000 are free",
+        match=r"parsing f \(about 1,000 rows of 28 bytes each\): 28,000 bytes are needed, but 1,000 are free",
     ):
         made(path, tmp_path, 1000)
 
@@ -326,11 +348,11 @@ def test_a_damaged_record_file_is_detected_and_written_again_at_the_next_start(
     path: Path, tmp_path: Path
 ) -> None:
     data = made(path, tmp_path, 250)
-    file = tmp_path / "rec" / "00001.rec"
+    file = tmp_path / "rec" / "00000-1.rec"
     content = bytearray(file.read_bytes())
     content[40] ^= 1
     file.write_bytes(content)
-    with pytest.raises(UnfitError, match=r"00001\.rec does not read back"):
+    with pytest.raises(UnfitError, match=r"00000-1\.rec does not read back"):
         list(data.batches(5, (1,)))
     assert flat(numbers(made(path, tmp_path, 250).blocks(1000))) == list(range(250))
 
@@ -367,5 +389,6 @@ def test_a_checksum_of_staging_is_used_instead_of_hashing_the_text(path: Path, t
     key = conversion._origin_digest(program, "checksum")
     conversion.convert_text(program, text, "f", tmp_path / "rec")
     assert (
-        record_files.Records.open(tmp_path / "rec", row_parsing.record_dtype(program.inputs), key) is not None
+        record_files.Records.open(tmp_path / "rec", record_files.record_dtype(program.inputs), key)
+        is not None
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from launcher.trainer.checkpoint.save_schedule import SaveSchedule
+from launcher.trainer.save_schedule import SaveSchedule
 
 
 def no_request(step: int, proposed: int) -> tuple[bool, int]:

@@ -64,14 +64,13 @@ def changed(folder: Path, changes: dict[str, str]) -> Path:
 
 def check(path: Path) -> None:
     """Check a program as `try` and `run` do before anything else."""
-    from launcher.trainer.graph.training_graph import GraphSettings
-    from launcher.trainer.records import row_parsing
-    from launcher.trainer.single_process import single_process_trainer
+    from launcher.trainer import record_files, single_process
+    from launcher.trainer.network import GraphSettings
 
     program = load(path)
-    rows, _ = row_parsing.parse_records(rows_of(61), program, RowPlaces("rows"))
-    batch = row_parsing.split_inputs(rows)
-    single_process_trainer.check_program(program, batch, GraphSettings("async", 61, 0))
+    rows, _ = record_files.parse_records(rows_of(61), program, RowPlaces("rows"))
+    batch = record_files.split_inputs(rows)
+    single_process.check_program(program, batch, GraphSettings("async", 61, 0))
 
 
 def rows_of(count: int, seed: int = 1, shift: float = 0.0) -> list[str]:
@@ -232,8 +231,8 @@ def parameters(gang: LoopbackTraining, passes: int) -> dict[str, np.ndarray]:
 
 
 def test_servers_train_layers_as_one_process_does(tmp_path: Path, port: int) -> None:
-    from launcher.trainer.single_process.single_process_trainer import SingleProcessTrainer
-    from launcher.trainer.single_process.trial_data import RowFormat, write_records
+    from launcher.trainer.single_process import SingleProcessTrainer
+    from launcher.trainer.trial_data import RowFormat, write_records
 
     gang = training(tmp_path, port, MANY, MODE="sync", PASSES="2").finish()
     program = load(gang.program / "trainer_config.py")
@@ -268,7 +267,7 @@ def test_moving_statistics_are_those_of_all_trainers_and_are_restored(tmp_path: 
 
 def test_all_ranks_sum_moving_statistics_in_one_order(tmp_path: Path) -> None:
     """A set of names has another order in each pod."""
-    from launcher.trainer.graph.network_builder import build_network, prepare_paddle
+    from launcher.trainer.network import build_network, prepare_paddle
 
     layers = "".join(f"\n    hidden = paddle.static.nn.batch_norm(hidden, name='bn{i}')" for i in range(10))
     program = load(changed(tmp_path / "own", hidden(f"numbers{layers}")))

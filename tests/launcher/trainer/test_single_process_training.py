@@ -23,10 +23,10 @@ def static() -> None:
 
 
 def new_table(optimizer: object, width: int = 3):
-    from launcher.trainer.graph.table_optimizers import OptimizerRule
-    from launcher.trainer.single_process.single_process_trainer import MemoryTable
+    from launcher.trainer.paddle_internals import optimizer_rule
+    from launcher.trainer.single_process import MemoryTable
 
-    return MemoryTable(width, 0.1, OptimizerRule.of(optimizer), seed=1)
+    return MemoryTable(width, 0.1, optimizer_rule(optimizer), seed=1)
 
 
 def by_paddle(make: Callable[[list], Any], start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
@@ -122,8 +122,8 @@ def optimizer(job): return paddle.optimizer.Adam(0.05)
 
 
 def test_several_losses_and_labels_slots_of_one_table_and_computed_ids(tmp_path: Path) -> None:
-    from launcher.trainer.records import conversion
-    from launcher.trainer.single_process.single_process_trainer import SingleProcessTrainer
+    from launcher.trainer import conversion
+    from launcher.trainer.single_process import SingleProcessTrainer
 
     data = tmp_path / "data"
     data.mkdir()

@@ -12,10 +12,9 @@ import pytest
 
 from launcher.errors import StorageFailedError
 from launcher.paths import Position
-from launcher.serving.paddle_served.mapped_table import MappedTable
-from launcher.trainer.export import model_writer
-from launcher.trainer.records import record_files
-from launcher.trainer.records.record_files import Records
+from launcher.serving.paddle_served.model import MappedTable
+from launcher.trainer import export
+from launcher.trainer.record_files import Records, write_record_file
 
 from .test_server_rules import training
 
@@ -50,8 +49,8 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
 
 def test_a_table_of_a_model_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids, vectors = np.array([3, 7], np.uint64), np.array([[1, 2], [3, 4]], np.float32)
-    model_writer.create_table(tmp_path / "table", 2, 2)
-    model_writer.write_rows(tmp_path / "table", 0, 2, ids, [vectors])
+    export.create_table(tmp_path / "table", 2, 2)
+    export.write_rows(tmp_path / "table", 0, 2, ids, [vectors])
     fail_with(monkeypatch, errno.ENODEV)
     found, lost = MappedTable(tmp_path / "table", 2, 2).look_up(np.array([7, 4]))
     assert (found.tolist(), lost) == ([[3, 4], [0, 0]], 1)
@@ -63,7 +62,7 @@ def test_records_are_read_and_other_errors_are_raised(
     dtype = np.dtype([("label", np.float32, (1,)), ("ids", np.int64, (2,))])
     rows = np.zeros(5, dtype)
     rows["label"][:, 0] = range(5)
-    written = (record_files.write_record_file(tmp_path, 0, rows),)
+    written = (write_record_file(tmp_path, "00000", rows),)
     for code in (errno.ENODEV, errno.EIO):
         fail_with(monkeypatch, code)
         records = Records(tmp_path, dtype, written, 0)

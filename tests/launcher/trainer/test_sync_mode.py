@@ -15,13 +15,13 @@ from .test_embedding_tables import PROGRAM, gang, lines, saved, unpack
 STEPS = 4
 NO_FLUSH = """
 import time
-from launcher.trainer.pserver_client import PserverClient
+from launcher.trainer.fleet_trainer import FleetTrainer
 
-def end_step(client):
+def end_step(trainer):
     time.sleep(0.5)  # instead of the flush, which ends too early if the pushing thread is late
-    client.runtime._worker.barrier(0)
+    trainer.servers.barrier()
 
-PserverClient._apply_step = end_step
+FleetTrainer._apply_step = end_step
 """
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from launcher.errors import DataError
 from launcher.io import files
-from launcher.trainer.checkpoint import table_files
-from launcher.trainer.graph.table_optimizers import OptimizerRule
+from launcher.trainer import server_tables
+from launcher.trainer.server_tables import OptimizerRule
 
 FILE = Path("table.gz")
 WIDE = b"16 0 0 8.8 88 0 -0.0846907 8.34727 170.871 0.478297 0.993021 -0.105741 0.25 1 2 3 4 0.53 0.99\n"
@@ -19,15 +19,15 @@ WITHOUT_VECTOR = b"7 0 0 1 1 0 0.5 1 2 0.81 0.998\n"
 
 
 def test_parse_row_returns_the_servers_values_and_zeros_for_a_row_without_vector() -> None:
-    key, values = table_files.parse_row(FILE, WIDE, 3)
+    key, values = server_tables.parse_row(FILE, WIDE, 3)
     assert key == 16
     assert values.tolist() == np.array([-0.0846907, -0.105741, 0.25], np.float32).tolist()
-    assert table_files.parse_row(FILE, WITHOUT_VECTOR, 3)[1].tolist() == [0.5, 0, 0]
-    assert table_files.parse_row(FILE, WITHOUT_VECTOR, 1)[1].tolist() == [0.5]
+    assert server_tables.parse_row(FILE, WITHOUT_VECTOR, 3)[1].tolist() == [0.5, 0, 0]
+    assert server_tables.parse_row(FILE, WITHOUT_VECTOR, 1)[1].tolist() == [0.5]
     with pytest.raises(
         DataError, match=r"^table\.gz has a damaged line, which is not an id and the numbers of a row"
     ):
-        table_files.parse_row(FILE, b"16 0 0\n", 3)
+        server_tables.parse_row(FILE, b"16 0 0\n", 3)
 
 
 RULES = {
@@ -44,59 +44,59 @@ def test_a_written_table_reads_back_exactly_and_each_server_finds_its_shards(
 ) -> None:
     ids = np.array([*range(1, 100), 2**63, 2**64 - 1], np.uint64)
     vectors = np.random.default_rng(1).normal(size=(len(ids), width)).astype(np.float32)
-    folder, rows = tmp_path / "000", table_files.TableRows(ids, vectors)
-    owners = [dict.fromkeys(table_files.shards_of_server(12, 5, server), server) for server in range(5)]
+    folder, rows = tmp_path / "000", server_tables.TableRows(ids, vectors)
+    owners = [dict.fromkeys(server_tables.shards_of_server(12, 5, server), server) for server in range(5)]
     given = [
-        table_files.write_table(folder, rows.chunks(), RULES[rule], own, width=width, shards=12)
+        server_tables.write_table(folder, rows.chunks(), RULES[rule], own, width=width, shards=12)
         for own in owners
     ]
     paths = [folder / name for name in files.list_names(folder)]
-    assert [table_files.shard_of(path.name) for path in paths] == list(range(12))
-    found = table_files.TableRows.concatenate(table_files.read_rows(paths, width, rule), width)
+    assert [server_tables.shard_of(path.name) for path in paths] == list(range(12))
+    found = server_tables.TableRows.concatenate(server_tables.read_rows(paths, width, rule), width)
     assert np.array_equal(found.ids, ids)
     assert np.array_equal(found.vectors, vectors)
-    samples = table_files.TableRows.concatenate(given, width)
+    samples = server_tables.TableRows.concatenate(given, width)
     assert {key % 12 for key in samples.ids.tolist()} == set(range(12)), "one row of each shard"
     assert np.array_equal(samples.vectors, vectors[np.searchsorted(ids, samples.ids)])
-    names = [path.name for path in table_files.files_of_servers(folder, range(1, 2))]
+    names = [path.name for path in server_tables.files_of_servers(folder, range(1, 2))]
     assert names == [f"part-001-{shard:05d}" for shard in range(3, 6)]
     lines = gzip.decompress((folder / names[1]).read_bytes()).splitlines()
     assert [int(line.split()[0]) for line in lines] == [key for key in ids.tolist() if key % 12 == 4]
     assert {len(line.split()) for line in lines} == {
-        6 + width + table_files.state_size(rule, 1) + table_files.state_size(rule, width - 1)
+        6 + width + server_tables.state_size(rule, 1) + server_tables.state_size(rule, width - 1)
     }
 
 
 def test_every_shard_is_assigned_once_for_any_number_of_servers() -> None:
     for servers in range(1, 70):
         own = [
-            table_files.shards_of_server(table_files.choose_shard_count(servers), servers, server)
+            server_tables.shards_of_server(server_tables.choose_shard_count(servers), servers, server)
             for server in range(servers)
         ]
         assert [shard for each in own for shard in each] == list(
-            range(table_files.choose_shard_count(servers))
+            range(server_tables.choose_shard_count(servers))
         )
         assert all(own), "a server without a shard reads beyond its files"
-    assert {table_files.choose_shard_count(servers) for servers in (1, 2, 3, 4, 6, 10, 30)} == {60}
-    assert not table_files.every_server_has_shards(60, 11)
+    assert {server_tables.choose_shard_count(servers) for servers in (1, 2, 3, 4, 6, 10, 30)} == {60}
+    assert not server_tables.every_server_has_shards(60, 11)
 
 
 def test_usable_ports_nums_are_only_those_that_the_trainers_can_reach() -> None:
-    assert table_files.usable_ports_nums(60, 8) == [1]
-    assert table_files.usable_ports_nums(10, 1) == [1, 2, 3, 4, 5, 10]
-    assert table_files.usable_ports_nums(60, 61) == []
+    assert server_tables.usable_ports_nums(60, 8) == [1]
+    assert server_tables.usable_ports_nums(10, 1) == [1, 2, 3, 4, 5, 10]
+    assert server_tables.usable_ports_nums(60, 61) == []
 
 
 def test_read_table_file_returns_size_sha256_and_sample_rows(tmp_path: Path) -> None:
     path = tmp_path / "part-000-00000"
     path.write_bytes(gzip.compress(WIDE + WITHOUT_VECTOR * 3 + WIDE.replace(b"16 ", b"32 ", 1)))
-    found = table_files.read_table_file(path, 3)
+    found = server_tables.read_table_file(path, 3)
     assert (found.size, found.sha256) == (path.stat().st_size, files.sha256_file(path))
     assert sorted(found.samples) == [16, 32], "the first and the last row"
-    assert table_files.read_table_file(path, 0).samples == {}
+    assert server_tables.read_table_file(path, 0).samples == {}
     empty = tmp_path / "part-000-00001"
     empty.write_bytes(gzip.compress(b""))
-    assert table_files.read_table_file(empty, 3).samples == {}
+    assert server_tables.read_table_file(empty, 3).samples == {}
 
 
 @pytest.mark.parametrize("broken", ["cut", "flipped", "not gzip", "nothing"])
@@ -110,17 +110,17 @@ def test_a_damaged_table_file_is_an_error_with_its_name(tmp_path: Path, broken: 
         {"cut": bytes(data[:-20]), "flipped": bytes(data), "not gzip": lines, "nothing": b""}[broken]
     )
     with pytest.raises(DataError, match=r"part-001-00004 is truncated|not a row of"):
-        table_files.read_table_file(path, 1)
+        server_tables.read_table_file(path, 1)
 
 
 def test_values_differ_accepts_six_digits_but_not_four() -> None:
     value = np.array([-0.105741, 1e-9, 12345.6], np.float32)
-    assert not table_files.values_differ(np.array([float(f"{v:.6g}") for v in value]), value)
-    assert table_files.values_differ(np.array([float(f"{v:.4g}") for v in value]), value)
-    assert table_files.values_differ(np.zeros(2), np.zeros(3))
+    assert not server_tables.values_differ(np.array([float(f"{v:.6g}") for v in value]), value)
+    assert server_tables.values_differ(np.array([float(f"{v:.4g}") for v in value]), value)
+    assert server_tables.values_differ(np.zeros(2), np.zeros(3))
 
 
 def test_server_of_returns_the_number_in_a_file_name() -> None:
-    assert table_files.server_of("tables/000/part-012-00048.gz") == 12
-    assert table_files.server_of("tables/001/part-1000.gz") == 1000
-    assert table_files.server_of("params.npz") is None
+    assert server_tables.server_of("tables/000/part-012-00048.gz") == 12
+    assert server_tables.server_of("tables/001/part-1000.gz") == 1000
+    assert server_tables.server_of("params.npz") is None

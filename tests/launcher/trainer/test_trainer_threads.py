@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.trainer.records.row_parsing import Arrays
+from launcher.trainer.record_files import Arrays
 
 pytestmark = pytest.mark.paddle
 
@@ -26,7 +26,7 @@ class Scope:
 
 
 def new_threads(threads: int, step: Callable[[int], float], apply: Callable[[], None] = lambda: None) -> Any:
-    from launcher.trainer.pserver_client import TrainerThreads
+    from launcher.trainer.fleet_trainer import TrainerThreads
 
     return TrainerThreads(threads, Scope(), lambda batch, *_: step(int(batch["n"][0])), apply)
 

@@ -7,24 +7,27 @@ memory (`MemoryTable`), and are trained by the servers' rules.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import paddle
 from numpy.typing import NDArray
-from paddle.distributed import fleet
 
-from launcher.trainer.checkpoint.table_files import TableRows, choose_shard_count
 from launcher.trainer.evaluation import evaluate
-from launcher.trainer.graph.network_builder import ROWS, build_network, check_batch, prepare_paddle
-from launcher.trainer.graph.table_optimizers import OptimizerRule
-from launcher.trainer.graph.training_graph import GraphSettings, TrainingGraph
+from launcher.trainer.network import (
+    ROWS,
+    GraphSettings,
+    build_network,
+    build_training_graph,
+    check_batch,
+    prepare_paddle,
+)
+from launcher.trainer.paddle_internals import SingleRoleMaker, optimizer_rule
 from launcher.trainer.program_loader import TrainingProgram
-from launcher.trainer.records.record_files import Records
-from launcher.trainer.records.row_parsing import Arrays, record_dtype, split_inputs
-from launcher.trainer.training_log import ReportTimer, diverged_error
+from launcher.trainer.record_files import Arrays, Records, record_dtype, split_inputs
+from launcher.trainer.server_tables import OptimizerRule, TableRows, choose_shard_count
+from launcher.trainer.training_log import PassMeter, PassTotals, ReportTimer
 
 FIRST = 1024
 """Initial capacity in rows; it is doubled when the table is full."""
@@ -130,7 +133,7 @@ class SingleProcessTrainer:
         self.test_program = self.network.main.clone(for_test=True)
         with program.calling("optimizer()"):
             optimizer = program.module.optimizer(program.job)
-            rule = OptimizerRule.of(optimizer)
+            rule = optimizer_rule(optimizer)
         self.tables = {
             table.name: MemoryTable(table.width, table.spread, table.rule or rule, self.seed + number)
             for number, table in enumerate(self.network.tables)
@@ -204,38 +207,25 @@ class SingleProcessTrainer:
         Raises:
             DivergedError: a loss is NaN or infinite.
         """
-        steps = max(1, -(-train.rows // batch_size))
+        steps, pace = max(1, -(-train.rows // batch_size)), ReportTimer()
+
+        def show(meter: PassMeter, loss: float) -> None:  # noqa: ARG001 - of the last batch
+            if pace.due():
+                shown = f"{meter.batch:,} of {steps:,} batches, {meter.rate:,.0f} samples/s, loss={meter.average:.4f}"
+                report(f"pass {meter.number + 1}: {shown}")
+
         for number in range(passes):
-            began = time.monotonic()
-            total, rows, pace = 0.0, 0, ReportTimer()
-            for step, batch in enumerate(train.batches(steps, (self.seed, number, 0)), 1):
-                loss = self.step(batch)
-                if not np.isfinite(loss):
-                    raise diverged_error(loss, number, step)
-                rows += len(batch[self.program.label])
-                total += loss * len(batch[self.program.label])
-                if pace.due():
-                    rate = rows / (time.monotonic() - began)
-                    shown = f"{step:,} of {steps:,} batches, {rate:,.0f} samples/s, loss={total / rows:.4f}"
-                    report(f"pass {number + 1}: {shown}")
-            done = {"samples": train.rows, "seconds": time.monotonic() - began, "loss": total / train.rows}
+            meter = PassMeter(number, PassTotals(), show)
+            meter.start_clock()
+            for batch in train.batches(steps, (self.seed, number, 0)):
+                meter.add_batch(batch, self.step(batch))
+            seconds = meter.stop_clock()
             scores = evaluate(self.program, self.predict, test.blocks(CHUNK))
-            yield {"pass": number, **done, **scores}
+            yield {"pass": number, "samples": train.rows, "seconds": seconds, "loss": meter.average, **scores}
 
     def parameters(self) -> dict[str, NDArray[np.float32]]:
         """Return all dense parameters by name."""
         return {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.network.dense()}
-
-
-class _Alone(fleet.UserDefinedRoleMaker):  # type: ignore[misc]
-    """Tells Paddle that this process is the only trainer, with one pserver that is never contacted."""
-
-    def __init__(self) -> None:
-        endpoints: dict[str, Any] = {"server_endpoints": ["127.0.0.1:1"], "worker_endpoints": ["127.0.0.1:2"]}
-        super().__init__(current_id=0, role=fleet.Role.WORKER, worker_num=1, **endpoints)
-
-    def _gloo_init(self) -> None:
-        """Skip gloo, since there is no other trainer."""
 
 
 def check_program(program: TrainingProgram, batch: Arrays | None, settings: GraphSettings) -> list[str]:
@@ -260,7 +250,7 @@ def check_program(program: TrainingProgram, batch: Arrays | None, settings: Grap
     prepare_paddle(single.seed)
     logging.disable(logging.INFO)  # Paddle's notes on its strategy
     try:
-        TrainingGraph(program, _Alone(), settings, choose_shard_count(1))
+        build_training_graph(program, SingleRoleMaker(), settings, choose_shard_count(1))
     finally:
         logging.disable(logging.NOTSET)
     return scores

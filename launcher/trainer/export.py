@@ -1,4 +1,4 @@
-"""Write the exported model, which `paddle_served` (launcher/serving) loads without parameter servers.
+"""Write the exported model, which `paddle_served` (launcher/serving) loads without parameter servers, and score it.
 
 model/
   network.pdmodel, .pdiparams   Paddle's inference program; vectors of looked-up ids are inputs of it
@@ -9,19 +9,28 @@ model/
   interface.py                  launcher/program.py, which the program imports
   score.json                    the metrics of this model on the test set
 
-All ranks fill the two files of a table at the same time. The ids come from a checkpoint (`ids/<table>-<rank>.npy`,
-those of each rank's servers) and not from the shards of this run's data, because the tables also have ids of earlier
-runs. The ids of all ranks are sorted together; each rank writes a contiguous range of rows.
+`ModelExporter` writes it from the servers: all trainers call `export` together after the last save, and all ranks fill
+the two files of a table at the same time. The ids come from a checkpoint (`ids/<table>-<rank>.npy`, those of each
+rank's servers) and not from the shards of this run's data, because the tables also have ids of earlier runs. The ids
+of all ranks are sorted together; each rank writes a contiguous range of rows.
+
+`ScoringProcess` scores it in a process without any server's address, forked before Paddle has threads. A new process
+would have to import Paddle again, which takes half of the time that the end of a short run takes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
+import multiprocessing
 import os
 import shutil
 import struct
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,20 +39,25 @@ from numpy.typing import NDArray
 
 from launcher import program as interface
 from launcher import schema
-from launcher.errors import DataError
-from launcher.io import disk_space, files
+from launcher.errors import EXIT_GANG, EXIT_OK, DataError, LauncherError
+from launcher.io import checkpoints, disk_space, files
+from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelDescription, ModelLookup, ModelTable
-from launcher.serving.paddle_served.mapped_table import IDS, VECTORS
-from launcher.serving.paddle_served.model import EMBEDDINGS, VERSION, Model, table_folder
-from launcher.trainer.checkpoint.table_files import TableRows
+from launcher.serving.paddle_served import Model, ServedError
+from launcher.serving.paddle_served.model import EMBEDDINGS, IDS, VECTORS, VERSION, map_array, table_folder
 from launcher.trainer.evaluation import evaluate_model, finite_scores
-from launcher.trainer.records.record_files import Records
+from launcher.trainer.fork_server import fork_while_alone
+from launcher.trainer.program_loader import TrainingProgram, is_settable, load_program, with_fix
+from launcher.trainer.record_files import INDEX, Records, record_dtype
+from launcher.trainer.server_tables import TableRows
+from launcher.trainer.training_log import TrainerLog
 
-if TYPE_CHECKING:
-    from launcher.trainer.graph.network_builder import BuiltNetwork
-    from launcher.trainer.program_loader import TrainingProgram
-    from launcher.trainer.single_process.single_process_trainer import SingleProcessTrainer
+if TYPE_CHECKING:  # these import Paddle
+    from launcher.trainer.fleet_trainer import FleetTrainer
+    from launcher.trainer.network import BuiltNetwork
+    from launcher.trainer.single_process import SingleProcessTrainer
 
+TIMEOUT_SECONDS = 1800.0
 Ids = NDArray[np.uint64]
 HEADER_BYTES = 4096
 """A whole page, so that no two ranks write to one page: a network file system may write pages as a whole."""
@@ -274,7 +288,7 @@ def _write_networks(
     """
     import paddle
 
-    from launcher.trainer.graph.network_builder import build_network
+    from launcher.trainer.network import build_network
 
     network = build_network(program, "served")
     dense = network.dense()
@@ -307,3 +321,167 @@ def _save_network(
     needed = network.names_needed(outputs)
     feeds = [network.main.global_block().var(name) for name in inputs if name in needed]
     paddle.static.save_inference_model(str(path), feeds, outputs, exe, program=network.main)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelExporter:
+    """Writes the exported model, `output/model/`. Each trainer has one, and all call `export` together."""
+
+    program: TrainingProgram
+    trainer: FleetTrainer
+    log: TrainerLog
+    scorer: ScoringProcess | None
+    """Only trainer 0 has one."""
+
+    def export(self, at: Position) -> None:
+        """Write the model with the values of the checkpoint `at`, which the servers have; all trainers call this.
+
+        Raises:
+            StorageError, StorageFailedError: the volume is full, or a file of the checkpoint is damaged.
+            DataError: the model cannot be scored.
+        """
+        trainer, began = self.trainer, time.monotonic()
+        settings = trainer.settings
+        folder = OutputPaths(settings.layout.output).model
+        writer = ModelWriter(folder, settings.attempt, at.folder)
+        scores: dict[str, float] = {}
+        ids = self._map_ids(at)
+        shapes = {
+            table.name: ModelTable(sum(map(len, ids[table.name])), table.width)
+            for table in trainer.network.tables
+        }
+        if settings.rank == 0:
+            writer.create(shapes)
+        trainer.trainers.barrier()
+        for name, shape in shapes.items():
+            self._write_share(table_folder(writer.temp, name), name, shape, ids[name], at)
+        trainer.trainers.barrier()
+        if self.scorer:
+            scores = writer.finish(self.program, trainer.parameters(), shapes, self.scorer.score)
+        if settings.rank == 0:
+            shown = " ".join(f"{name}={value:.4f}" for name, value in scores.items())
+            self.log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")
+        trainer.trainers.barrier()
+
+    def _write_share(self, folder: Path, name: str, shape: ModelTable, ids: list[Ids], at: Position) -> None:
+        """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`."""
+        began, trainers = time.process_time(), self.trainer.trainers
+        first, own = select_range(ids, trainers.rank, trainers.count, at.folder)
+        look_up = functools.partial(self.trainer.servers.rows, name)
+        transfer = look_up_rows(folder, first, own, shape.width, look_up)
+        rest = time.process_time() - began - transfer
+        self.log.line(
+            f"{name}: wrote {len(own)} of {shape.rows} rows; CPU seconds: {transfer:.2f} to look "
+            f"them up, {rest:.2f} for the rest"
+        )
+
+    def _map_ids(self, at: Position) -> dict[str, list[Ids]]:
+        """Return for each table name one memory-mapped array per rank: the ids that the rank's servers saved.
+
+        Raises:
+            StorageFailedError: a file has changed since it was saved; the checkpoint was rejected.
+        """
+        settings = self.trainer.settings
+        folder = OutputPaths(settings.layout.output).checkpoint(at)
+        contents = checkpoints.read_contents(folder)
+        names = {
+            table: sorted(name for name in contents.files if name.startswith(f"ids/{about.folder}-"))
+            for table, about in contents.tables.items()
+        }
+        every = [name for own in names.values() for name in own]
+        own_share = every[settings.rank :: settings.trainers]  # each rank verifies a share of the files
+        if reason := checkpoints.check_files(folder, own_share, contents.files):
+            raise checkpoints.reject(folder, reason, settings.attempt)
+        return {
+            # A file of no ids is smaller than a page.
+            table.name: [
+                map_array(path, path.stat().st_size < HEADER_BYTES)
+                for path in (folder / name for name in names[table.name])
+            ]
+            for table in self.trainer.network.tables
+        }
+
+
+class ScoringProcess:
+    """Scores exported models in a child process, which exits when the process that created it exits.
+
+    Create the object before Paddle has threads, since creating it forks this process.
+    """
+
+    def __init__(self, test: Path) -> None:
+        """Fork the process; `test` is the folder with the test set's records."""
+        self._test = test
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._pid = fork_while_alone()
+        if self._pid == 0:
+            self._pipe.close()
+            try:
+                _answer_requests(theirs, test)
+            except BaseException:
+                traceback.print_exc()
+            os._exit(EXIT_GANG)
+        theirs.close()
+
+    def score(self, folder: Path) -> dict[str, float]:
+        """Return metric → value of the model in `folder` on the test set, or raise `DataError`."""
+        try:
+            self._pipe.send(folder)
+            answer = (
+                self._pipe.recv()
+                if self._pipe.poll(TIMEOUT_SECONDS)
+                else f"timed out after {TIMEOUT_SECONDS:g} s. Fix: use a smaller test set (data.testFraction)"
+            )
+        except (EOFError, OSError):  # the process exited, which closes its end of the pipe
+            _, status = os.waitpid(self._pid, 0)
+            answer = (
+                f"its process exited with code {os.waitstatus_to_exitcode(status)}. Fix: for code -9 (killed) increase "
+                "resources.limits.memory; else see the last lines before this one in the trainer's log"
+            )
+        if isinstance(answer, str):
+            text = f"cannot score the model in {folder} with {self._test}: {answer}"
+            raise DataError(with_fix(text, "see the traceback before this line"))
+        scores: dict[str, float] = answer
+        return scores
+
+
+def _answer_requests(requests: Connection, test: Path) -> None:
+    """Score each model whose folder the parent process sends through the pipe, until the parent exits."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text("scorer")
+    for name in [name for name in os.environ if name.startswith(("PADDLE_", "TRAINING_ROLE", "POD_IP"))]:
+        del os.environ[name]
+    while True:
+        try:
+            folder = requests.recv()
+        except EOFError:
+            os._exit(EXIT_OK)
+        try:
+            requests.send(score_model(folder, test))
+        except LauncherError as error:
+            requests.send(str(error))
+        except Exception as error:
+            traceback.print_exc()
+            requests.send(f"{type(error).__name__}: {error}")
+
+
+def score_model(folder: Path, test: Path) -> dict[str, float]:
+    """Return metric → value of the model in `folder`, from nothing but this folder and the records in `test`.
+
+    Raises:
+        DataError: the model or the test set cannot be read.
+    """
+    try:
+        model = Model(folder)
+    except ServedError as error:
+        raise DataError(str(error)) from error
+    given = model.about["options"].items()
+    options = tuple(f"--{key}={value}" for key, value in given if is_settable(value))  # others are defaults
+    program = load_program(folder / "program" / model.about["config"], folder / "tables", options)
+    key = (files.read_json(test / INDEX) or {}).get("key", "")
+    records = Records.open(test, record_dtype(program.inputs), key)
+    if records is None:
+        raise DataError(
+            f"{test} has no complete records (parsed rows) of {program.path.name}. Fix: delete that folder; the next "
+            "start parses the rows again"
+        )
+    return evaluate_model(program, model, records)

@@ -7,11 +7,13 @@
 Paddle 2.6.2's parameter servers ignore attributes of single parameters without a word, and crash on other things in the
 first batch. So every process that builds a network (`try`, the checks of `run`, and the pods) rejects networks that the
 servers would train differently than one process does: see OPERATORS and PARAMETERS. The rules for optimizers are in
-`table_optimizers`.
+`optimizer_rule`. `build_training_graph` adds the operators and tables with which trainers and servers train a network.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
 import warnings
 from collections import Counter
@@ -22,13 +24,17 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import paddle
 from numpy.typing import NDArray
+from paddle.distributed import fleet
 
 from launcher.errors import SettingsError, setting_error
 from launcher.program import Ids
-from launcher.serving.paddle_served import mkl_kernels
-from launcher.trainer.graph.table_optimizers import OptimizerRule, coefficient
+from launcher.serving.paddle_served import paddle_inference
+from launcher.settings import TrainSettings
+from launcher.trainer import paddle_internals
+from launcher.trainer.paddle_internals import coefficient, optimizer_rule
 from launcher.trainer.program_loader import TrainingProgram, innermost_line
-from launcher.trainer.records.row_parsing import Arrays
+from launcher.trainer.record_files import Arrays
+from launcher.trainer.server_tables import EmbeddingTable, OptimizerRule
 
 ROWS = 61
 """Rows that `check_batch` is given: a prime, so that hardly any width divides it or equals it."""
@@ -280,22 +286,10 @@ Kind = Literal["remote", "served"]
 
 def prepare_paddle(seed: int) -> None:
     """Set up Paddle before a process builds its network: fast kernels, static graphs, random seed."""
-    mkl_kernels.prefer_avx2()
+    paddle_inference.prefer_avx2()
+    paddle_internals.check_version()
     paddle.enable_static()
     paddle.seed(seed)
-
-
-@dataclass(frozen=True)
-class EmbeddingTable:
-    """Describes one float32 embedding table by the arguments of the program's call of `Job.embedding`."""
-
-    name: str
-    width: int
-    spread: float
-    rule: OptimizerRule | None
-    """The table's own optimizer; None: that of the program's optimizer()."""
-    admit: int
-    evict: int | None
 
 
 @dataclass
@@ -344,7 +338,7 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
 
     def embed(ids: Any, width: int, name: str, *more: Any) -> Any:
         spread, weights, pool, optimizer, admit, evict = more
-        rule = None if optimizer is None else OptimizerRule.of(optimizer, name)
+        rule = None if optimizer is None else optimizer_rule(optimizer, name)
         table = EmbeddingTable(name, width, spread, rule, admit, evict)
         if name not in tables and name in main.global_block().vars:
             what = "an input" if name in program.inputs else "a parameter or variable"
@@ -437,3 +431,88 @@ def _pool(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
         count = paddle.sum(each, axis=1, keepdim=True)
         return paddle.divide(total, paddle.where(count == 0, paddle.ones_like(count), count))
     return paddle.divide(total, paddle.clip(paddle.sum(each, axis=1, keepdim=True), min=1.0))
+
+
+MERGED = 12  # async sends the gradients of so many batches in one message (pserver_push_sparse_merge_limit)
+
+
+def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit: int) -> None:
+    """Raise `SettingsError` if a message between a trainer and a server could be longer than `limit` bytes."""
+    for table in network.tables:
+        row = network.ids[table.name] * (8 + 4 * (table.width + 3)) * (MERGED if mode == "async" else 1)
+        if batch_size * row > limit:
+            raise setting_error(
+                "training.batchSize (PADDLE_LAUNCHER_BATCH_SIZE)",
+                batch_size,
+                f"at most {limit // row}",
+                f"with {network.ids[table.name]} ids per row in the table {table.name} of width "
+                f"{table.width}, a message to a server could be longer than {limit} bytes",
+                "Set a smaller training.batchSize, or use fewer ids per row in the program",
+            )
+
+
+class GraphSettings(NamedTuple):
+    """Holds the settings that change the graph; `TrainSettings` has them too."""
+
+    mode: str
+    batch_size: int
+    incremental_checkpoints: int
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """Holds a network with the operators and tables that `training.mode` needs, and the rules of its optimizers."""
+
+    network: BuiltNetwork
+    rule: OptimizerRule
+    """The rule of the dense parameters, and of tables without an optimizer of their own."""
+    rules: Mapping[str, OptimizerRule]
+    """The rule of each table."""
+
+
+def build_training_graph(
+    program: TrainingProgram, role: Any, settings: GraphSettings | TrainSettings, shards: int
+) -> TrainingGraph:
+    """Build the training graph of pservers and trainers, after `prepare_paddle`. This sends nothing.
+
+    Args:
+        role: Paddle's role maker of this process.
+        shards: files of each table in a checkpoint, over all servers.
+
+    Raises:
+        SettingsError: the program cannot be trained by Paddle's servers.
+    """
+    limit = paddle_internals.raise_message_limit()
+    network = build_network(program, "remote")
+    check_message_sizes(network, settings.batch_size, settings.mode, limit)
+    evicting = [table.name for table in network.tables if table.evict is not None]
+    if evicting and settings.incremental_checkpoints:  # which record no deletions
+        raise setting_error(
+            "training.incrementalCheckpoints (PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS)",
+            settings.incremental_checkpoints,
+            "0 with a table that has evict",
+            f"the table {', '.join(evicting)} of the program has evict; restoring an incremental "
+            "checkpoint would bring deleted rows back",
+            "Remove training.incrementalCheckpoints, or the argument evict=… in network() of the program",
+        )
+    fleet.init(role)
+    with program.calling("optimizer()"):
+        optimizer = program.module.optimizer(program.job)
+        rule = optimizer_rule(optimizer)
+    rules = {table.name: table.rule or rule for table in network.tables}
+    paddle_internals.describe_tables(network.tables, rules, bool(settings.incremental_checkpoints))
+    strategy = fleet.DistributedStrategy()
+    strategy.a_sync = settings.mode != "sync"
+    # Paddle's own wait at the start polls every 3 s; await_ports() waits instead.
+    strategy.a_sync_configs = {"launch_barrier": False}
+    for table in network.tables:
+        config = strategy.sparse_table_configs.add()
+        config.table_name, config.table_class, config.shard_num = table.name, "MemorySparseTable", shards
+    guard = paddle.static.program_guard(network.main, network.startup)
+    quiet = contextlib.redirect_stdout(io.StringIO())  # Paddle prints twenty lines on its tables
+    with guard, quiet, program.calling("training of network()"):
+        fleet.distributed_optimizer(optimizer, strategy).minimize(network.loss, network.startup)
+        # Paddle does not change the program, it puts another in its place.
+        network.main = paddle.static.default_main_program()
+        network.startup = paddle.static.default_startup_program()
+    return TrainingGraph(network, rule, rules)

@@ -1,4 +1,13 @@
-"""Read and write the files in which Paddle's servers save tables: tables/<table id>/part-<server>-<shard>.
+"""The tables of Paddle's servers: their optimizers, their shards, and the files in which servers save them.
+
+The rules of optimizers are those of the servers:
+
+- adam: SparseAdamSGDRule, which is Paddle's Adam operator with a step count for each row.
+- sgd: SparseNaiveSGDRule, w -= rate x gradient.
+- adagrad: StdAdaGradSGDRule, for each element w -= rate x g / sqrt(initial + G), then G += g². So a gradient
+  changes G from the next step on. g is the mean over the id's occurrences in one push.
+
+The files are tables/<table id>/part-<server>-<shard>.
 
 Sparse tables (embeddings) have one file per shard. The row with id k is in shard k modulo the number of
 shards, which is constant for a whole run. Each server loads a contiguous range of shards, so another number of
@@ -36,7 +45,6 @@ from numpy.typing import NDArray
 
 from launcher.errors import DataError
 from launcher.io import files
-from launcher.trainer.graph.table_optimizers import OptimizerRule, state_size
 
 DEFAULT_SHARDS = 60
 """Shards of a table. 60 is divisible by 2, 3, 4, 5, 6, 10, 12, 15, 20 and 30 servers. Measured: 60 shards cost
@@ -48,6 +56,44 @@ PARAMETERS, TABLES = "params.npz", "tables"
 FIRST_WEIGHT = 6  # column of w[0] in a line
 CHUNK_ROWS = 1 << 16
 _NAME = re.compile(r"part-(\d+)(?:-(\d+))?(?:\.gz)?")
+
+
+@dataclass(frozen=True)
+class OptimizerRule:
+    """Holds the kind of an optimizer (adam, sgd or adagrad) and its numbers, such as the learning rate."""
+
+    kind: str
+    """adam, sgd or adagrad."""
+    rate: float
+    beta1: float = 0.0
+    beta2: float = 0.0
+    epsilon: float = 0.0
+    initial: float = 0.0
+    """Initial value of adagrad's accumulators."""
+
+    def fresh(self, width: int) -> list[str]:
+        """Return the optimizer state of `width` values before their first step, as the texts in a table's file."""
+        if self.kind != "adam":
+            return ["0"] * state_size(self.kind, width)
+        return [*["0"] * (2 * width), f"{self.beta1:.9g}", f"{self.beta2:.9g}"]
+
+
+def state_size(kind: str, width: int) -> int:
+    """Return how many numbers of optimizer state follow the `width` values of a saved embedding row."""
+    return {"adam": 2 * width + 2, "sgd": 0, "adagrad": width}[kind]
+
+
+@dataclass(frozen=True)
+class EmbeddingTable:
+    """Describes one float32 embedding table by the arguments of the program's call of `Job.embedding`."""
+
+    name: str
+    width: int
+    spread: float
+    rule: OptimizerRule | None
+    """The table's own optimizer; None: that of the program's optimizer()."""
+    admit: int
+    evict: int | None
 
 
 class TableRows(NamedTuple):

@@ -1,4 +1,4 @@
-"""Convert staged text to record files: every row goes through the program's parse() once, in parallel.
+"""Convert staged text to record files: it is read once, and each row goes through the program's parse(), in parallel.
 
 The launcher runs it as a helper process (launcher/io/helper_protocol.py) after staging. A trainer that finds
 no records converts the text itself. Records are reused as long as text, program, options and side tables are
@@ -17,22 +17,17 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import DataError, UnfitError
 from launcher.io import cgroup_memory, disk_space, files
 from launcher.io.helper_protocol import main
-from launcher.trainer import program_loader
+from launcher.trainer import program_loader, record_files
 from launcher.trainer.program_loader import TrainingProgram
-from launcher.trainer.records import record_files
-from launcher.trainer.records.record_files import RecordFile, Records
-from launcher.trainer.records.row_parsing import parse_records, record_dtype
+from launcher.trainer.record_files import RecordFile, Records, parse_chunks, record_dtype
 from launcher.trainer.training_log import ReportTimer
 
 PROCESS_BYTES = 200 << 20
@@ -40,26 +35,65 @@ PROCESS_BYTES = 200 << 20
 CHECKSUMS = "sums.json"
 """Name of the file in which staging writes the sha256 of the files next to it, by file name. The sha256 of other
 files is computed here."""
+RANGE_BYTES = 32 << 20
+"""Bytes of text that one process parses at a time. So the text is divided without reading it first."""
+SAMPLE_BYTES = 1 << 20
+"""Bytes at the beginning of the text from which the number of rows is estimated."""
 
 Report = Callable[[str], None]
 
 
+class _RangePlaces(RowPlaces):
+    """Describes the rows of a part of a text file, from byte `start` on. Counts the rows before it for a message."""
+
+    def __init__(self, name: str, text: Path, start: int) -> None:
+        super().__init__(name)
+        self._text, self._start = text, start
+
+    def describe(self, row: int) -> str:
+        with self._text.open("rb") as file:
+            while file.tell() < self._start:
+                file.readline()
+                row += 1
+        return super().describe(row)
+
+
+def read_range(text: Path, start: int) -> Iterator[str]:
+    """Yield the lines that begin in the RANGE_BYTES from byte `start` on. Bytes that are not UTF-8 are escaped."""
+    with text.open("rb") as file:
+        if start:  # the rest of a line that begins before
+            file.seek(start - 1)
+            file.readline()
+        at = file.tell()
+        for line in file:
+            if at >= start + RANGE_BYTES:
+                return
+            at += len(line)
+            yield line.decode("utf-8", "surrogateescape")
+
+
 def _convert_range(
-    text: Path, name: str, program: TrainingProgram, folder: Path, part: TextRange
-) -> tuple[RecordFile, int]:
-    """Parse the lines of `part` to one record file. Return the file and the number of skipped rows."""
+    text: Path, name: str, program: TrainingProgram, folder: Path, start: int
+) -> tuple[list[RecordFile], int]:
+    """Parse the range from byte `start` on. Return its record files and the number of skipped rows."""
+    written, skipped = [], 0
     with files.storage_errors(text):
-        found, skipped = parse_records(part.read_lines(text), program, RowPlaces(name), part.first)
-    return record_files.write_record_file(folder, part.number, found), skipped
+        chunks = parse_chunks(read_range(text, start), program, _RangePlaces(name, text, start))
+        for number, (found, left_out) in enumerate(chunks):
+            skipped += left_out
+            if len(found):
+                file_name = f"{start // RANGE_BYTES:05d}-{number}"
+                written.append(record_files.write_record_file(folder, file_name, found))
+    return written, skipped
 
 
-_convert: Callable[[TextRange], tuple[RecordFile, int]] | None = None
+_convert: Callable[[int], tuple[list[RecordFile], int]] | None = None
 """What the parsing processes call. They are forked and read it here, since the user's module cannot be pickled."""
 
 
-def _convert_in_process(part: TextRange) -> tuple[RecordFile, int]:
+def _convert_in_process(start: int) -> tuple[list[RecordFile], int]:
     assert _convert is not None  # noqa: S101 - set before the processes are forked
-    return _convert(part)
+    return _convert(start)
 
 
 def convert_text(
@@ -93,6 +127,7 @@ def convert_text(
                 "again with another runId"
             )
         key = _origin_digest(program, checksums.get(text.name) or files.sha256_file(text, check))
+        size = text.stat().st_size
     found = Records.open(folder, dtype, key)
     if found is not None:
         report(f"{name}: using {found.rows:,} rows that were parsed before")
@@ -100,38 +135,38 @@ def convert_text(
     with files.storage_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        parts = list(divide_text(text, record_files.rows_per_file(dtype), check))
-    rows = sum(part.rows for part in parts)
-    what = f"parsing {name} ({rows:,} rows of {dtype.itemsize} bytes each)"
+    rows = _estimate_rows(text, size)
+    what = f"parsing {name} (about {rows:,} rows of {dtype.itemsize} bytes each)"
     disk_space.require_space(folder, rows * dtype.itemsize, what, disk_space.ENLARGE_WORK_VOLUME)
-    began = time.monotonic()
+    began, timer = time.monotonic(), ReportTimer()
     written: list[RecordFile] = []
-    skipped = 0
+    done = skipped = 0
+    starts = range(0, size, RANGE_BYTES)
     converts = partial(_convert_range, text, name, program, folder)
-    converted = _convert_parts(converts, name, parts, processes or _process_count(len(parts)))
+    converted = _convert_ranges(converts, name, starts, processes or _process_count(len(starts)))
     with contextlib.closing(converted):
-        timer = ReportTimer()
-        for file, left_out in converted:
+        for start, (parts, left_out) in zip(starts, converted, strict=True):
             check()
+            written += parts
             skipped += left_out
-            if file.rows:
-                written.append(file)
+            done = sum(file.rows for file in written) + skipped
+            seconds, share = time.monotonic() - began, min(1.0, (start + RANGE_BYTES) / size)
             if timer.due():
-                done = sum(f.rows for f in written) + skipped
-                report(_progress(name, done, rows, time.monotonic() - began))
-    records = record_files.finish_records(program, folder, written, name, skipped)
-    records.write_index(key)
+                report(
+                    f"parsing {name}: {share:.0%} ({done:,} rows), {done / seconds:,.0f} rows/s, about "
+                    f"{seconds / share - seconds:.0f} s left"
+                )
+    finished = record_files.finish_records(program, folder, written, name, skipped)
+    finished.write_index(key)
     seconds = time.monotonic() - began
-    report(f"{name}: parsed {rows:,} rows in {seconds:.1f} s ({rows / max(seconds, 1e-9):,.0f} rows/s)")
-    return records
+    report(f"{name}: parsed {done:,} rows in {seconds:.1f} s ({done / max(seconds, 1e-9):,.0f} rows/s)")
+    return finished
 
 
-def _progress(name: str, done: int, rows: int, seconds: float) -> str:
-    speed = done / seconds
-    return (
-        f"parsing {name}: {100 * done / rows:.0f} % ({done:,} of {rows:,} rows), {speed:,.0f} rows/s, about "
-        f"{(rows - done) / speed:.0f} s left"
-    )
+def _estimate_rows(text: Path, size: int) -> int:
+    with files.storage_errors(text), text.open("rb") as file:
+        sample = file.read(SAMPLE_BYTES)
+    return -(-size * max(1, sample.count(b"\n")) // len(sample)) if sample else 0
 
 
 def _origin_digest(program: TrainingProgram, text: str) -> str:
@@ -146,27 +181,28 @@ def _origin_digest(program: TrainingProgram, text: str) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
 
-def _process_count(files_to_write: int) -> int:
+def _process_count(ranges: int) -> int:
     """Return how many processes to start.
 
-    That is at most one per core, one per file, and as many as fit into a quarter of the memory, but at least one.
+    That is at most one per core, one per range of the text, and as many as fit into a quarter of the memory, but at
+    least one.
     """
     fit = cgroup_memory.usable_bytes() // 4 // PROCESS_BYTES
-    return max(1, min(len(os.sched_getaffinity(0)), fit, files_to_write))
+    return max(1, min(len(os.sched_getaffinity(0)), fit, ranges))
 
 
-def _convert_parts(
-    converts: Callable[[TextRange], tuple[RecordFile, int]], name: str, parts: list[TextRange], processes: int
-) -> Generator[tuple[RecordFile, int], None, None]:
+def _convert_ranges(
+    converts: Callable[[int], tuple[list[RecordFile], int]], name: str, starts: range, processes: int
+) -> Generator[tuple[list[RecordFile], int], None, None]:
     """Yield what `converts` returns for each range, in order, so that the first invalid row is reported."""
     global _convert  # noqa: PLW0603 - see there
-    if processes == 1 or len(parts) < 2:
-        yield from map(converts, parts)
+    if processes == 1 or len(starts) < 2:
+        yield from map(converts, starts)
         return
     _convert = converts
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("fork"))
     try:
-        yield from pool.map(_convert_in_process, parts)
+        yield from pool.map(_convert_in_process, starts)
     except BrokenProcessPool as error:
         raise UnfitError(
             f"a process that parsed {name} was killed, most likely because the pod's memory is too "
@@ -217,48 +253,6 @@ def convert(request: Mapping[str, Any]) -> dict[str, Any]:
         program, data, Path(request["records"]), request["rank"], test=request["test"], report=report
     )
     return {}
-
-
-BLOCK_BYTES = 4 << 20
-
-
-@dataclass(frozen=True)
-class TextRange:
-    """Refers to consecutive lines of a text file."""
-
-    number: int
-    """Counts the ranges, from 0."""
-    offset: int
-    """Position in bytes of the first line."""
-    first: int
-    """Row number of the first line, from 1."""
-    rows: int
-
-    def read_lines(self, text: Path) -> Iterator[str]:
-        """Yield the lines of this range, with their newlines. Bytes that are not UTF-8 are escaped."""
-        with text.open("rb") as file:
-            file.seek(self.offset)
-            for _ in range(self.rows):
-                yield file.readline().decode("utf-8", "surrogateescape")
-
-
-def divide_text(text: Path, rows: int, check: Callable[[], None]) -> Iterator[TextRange]:
-    """Yield ranges of `rows` lines; the last one may be shorter. `check` may raise to stop."""
-    number = offset = at = first = lines = 0
-    last = b"\n"
-    with text.open("rb", buffering=0) as file:
-        while block := file.read(BLOCK_BYTES):
-            check()
-            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            while lines + len(ends) - first >= rows:
-                end = at + int(ends[first + rows - lines - 1]) + 1
-                yield TextRange(number, offset, first + 1, rows)
-                number, offset, first = number + 1, end, first + rows
-            lines += len(ends)
-            at += len(block)
-            last = block[-1:]
-    if at > offset:
-        yield TextRange(number, offset, first + 1, lines - first + (last != b"\n"))
 
 
 if __name__ == "__main__":

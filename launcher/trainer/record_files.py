@@ -1,8 +1,8 @@
-"""Write and read memory-mapped record files: a shard's parsed rows on the pod's own disk, in shuffled batches.
+"""Parse rows to records of a fixed size, write them to files, and read these memory-mapped, in shuffled batches.
 
 <work dir>/records/<train|test>/
-├── 00000.rec, 00001.rec, …    at most FILE_ROWS records each; a record holds all inputs of one row
-└── index.json                 written last: what the records were made of, and each file's rows, bytes, CRC32
+├── 00000-0.rec, 00001-0.rec, …    at most FILE_ROWS records each; a record holds all inputs of one row
+└── index.json                     written last: what the records were made of, and each file's rows, bytes, CRC32
 
 The memory that iterating takes depends on WINDOW_FILES and the batch size, not on the number of rows.
 """
@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import zlib
-from collections.abc import Iterator
+from array import array
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,15 +22,129 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher.dataprep.csv_records import RowPlaces, split_fields
 from launcher.errors import DataError, UnfitError
 from launcher.io import files
-from launcher.serving.paddle_served.mapped_table import map_or_read
+from launcher.program import Ids, Real
+from launcher.serving.paddle_served import model as served_model
+from launcher.serving.paddle_served.model import map_or_read
 from launcher.trainer.program_loader import TrainingProgram, with_fix
-from launcher.trainer.records.row_parsing import Arrays, no_usable_rows, record_dtype, split_inputs
+
+Arrays = dict[str, NDArray[Any]]
+"""Some rows: input's name → array of shape [rows, length or width]."""
+SHOWN_CHARACTERS = 120  # of a row in a message
+ROW_FIX = "correct the row, or parse()"
+
+
+def record_dtype(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
+    """Return the type of one record: int64 [length] per `Ids`, float32 [width] per `Real`, in order."""
+    return np.dtype(
+        [
+            (name, "<i8", (kind.length,)) if isinstance(kind, Ids) else (name, "<f4", (kind.width,))
+            for name, kind in inputs.items()
+        ]
+    )
+
+
+def split_inputs(records: NDArray[Any]) -> Arrays:
+    """Return one contiguous array per input, copied from the records."""
+    return {name: np.ascontiguousarray(records[name]) for name in records.dtype.names or ()}
+
+
+def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataError:
+    """Return the error for a file of which the program uses no row."""
+    if not skipped:
+        return DataError(f"{name} has no rows. Fix: check the data.")
+    return DataError(
+        f"{name}: the program {program.path.name} uses no row of it (parse() skipped {skipped} of {skipped} "
+        "rows). Fix: check the data, or parse()."
+    )
+
+
+def parse_records(
+    lines: Iterable[str], program: TrainingProgram, places: RowPlaces, first: int = 1
+) -> tuple[NDArray[Any], int]:
+    """Parse lines to records; `first` is the row number of the first line, from 1, in the file of `places`.
+
+    Returns:
+        The records, shape [rows] of `record_dtype`, and the number of rows that the program skipped.
+
+    Raises:
+        DataError: a row cannot be parsed; the message has file, row and column.
+    """
+    module, job, columns = program.module, program.job, program.columns
+    inputs = {key: served_model.new_column(kind) for key, kind in program.inputs.items()}
+    numbers, texts = array("Q"), []  # row number and beginning of the text of each record
+    skipped = 0
+    for number, line in enumerate(lines, first):
+        try:
+            parts = split_fields(line)
+        except ValueError as error:
+            raise DataError(
+                f"{places.describe(number)}: {error}. The row: {_quote(line)}. Fix: if the source is csv, set "
+                "data.format to csv (the data Job then escapes backslashes); else write each backslash twice"
+            ) from error
+        if len(parts) != len(columns):
+            raise DataError(
+                f"{places.describe(number)} has {len(parts)} columns, but the program {program.path.name} reads "
+                f"{len(columns)}: {', '.join(columns)}. Fix: check data.format, data.delimiter and data.columns. "
+                f"The row: {_quote(line)}"
+            )
+        try:
+            sample = module.parse(dict(zip(columns, parts, strict=True)), job)
+        except ValueError as error:
+            at = program.line_of(error)
+            text = f"{places.describe(number)}: {error}{at and f' ({at})'}. The row: {_quote(line)}"
+            raise DataError(with_fix(text, ROW_FIX)) from error
+        except Exception as error:
+            where = f"parse() on {places.describe(number)}"
+            raise program.failed(where, error, f". The row: {_quote(line)}") from error
+        if sample is None:
+            skipped += 1
+            continue
+        key = ""
+        try:
+            for key, column in inputs.items():
+                column.add(sample[key])
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            why = f"{key!r} is missing" if isinstance(error, KeyError) else error
+            text = f"parse() of {program.path} returned an invalid value for input {key}: {why}"
+            text = f"{places.describe(number)}: {text}. The row: {_quote(line)}"
+            raise DataError(with_fix(text, ROW_FIX)) from error
+        numbers.append(number)
+        texts.append(line[:SHOWN_CHARACTERS])
+    found = np.zeros(len(numbers), record_dtype(program.inputs))
+    for key, column in inputs.items():
+        bad = column.fill(found[key])
+        if bad is not None:
+            raise DataError(
+                f"{places.describe(numbers[bad])}: parse() of {program.path} returned {found[key][bad].tolist()} for "
+                f"input {key}: it is NaN, infinite, or too large for float32. The row: {_quote(texts[bad])}. "
+                f"Fix: {ROW_FIX}."
+            )
+    return found, skipped
+
+
+def parse_chunks(
+    lines: Iterator[str], program: TrainingProgram, places: RowPlaces
+) -> Iterator[tuple[NDArray[Any], int]]:
+    """Yield what `parse_records` returns for lines, as many at a time as fit into one record file."""
+    rows, read = rows_per_file(record_dtype(program.inputs)), 0
+    while True:
+        found, skipped = parse_records(itertools.islice(lines, rows), program, places, read + 1)
+        if not len(found) + skipped:
+            return
+        read += len(found) + skipped
+        yield found, skipped
+
+
+def _quote(line: str) -> str:
+    return repr(line.rstrip("\n")[:SHOWN_CHARACTERS].encode(errors="replace").decode())
+
 
 Bytes = NDArray[np.uint8]
 """Records as they are in a file, shape [rows, bytes per record]."""
-VERSION = 1
+VERSION = 2
 INDEX = "index.json"
 FILE_ROWS = 100_000
 FILE_BYTES = 32 << 20
@@ -214,9 +329,9 @@ class _Window:
         return found
 
 
-def write_record_file(folder: Path, number: int, records: NDArray[Any]) -> RecordFile:
-    """Write records, [rows] of `record_dtype`, to `<folder>/<number>.rec`."""
-    path = folder / f"{number:05d}.rec"
+def write_record_file(folder: Path, name: str, records: NDArray[Any]) -> RecordFile:
+    """Write records, [rows] of `record_dtype`, to `<folder>/<name>.rec`."""
+    path = folder / f"{name}.rec"
     raw = records.view(np.uint8).data
     with files.storage_errors(path):
         folder.mkdir(parents=True, exist_ok=True)

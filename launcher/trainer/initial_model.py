@@ -22,16 +22,15 @@ from launcher.paths import OutputPaths, is_safe_name
 from launcher.schema import CheckpointContents, CheckpointTable
 from launcher.serving import download
 from launcher.serving.paddle_served import model as served_model
-from launcher.serving.paddle_served.errors import ServedError
-from launcher.serving.paddle_served.mapped_table import MappedTable
-from launcher.trainer.checkpoint import table_files
-from launcher.trainer.checkpoint.table_files import TableRows
+from launcher.serving.paddle_served.model import MappedTable, ServedError
+from launcher.trainer import server_tables
 from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.server_tables import TableRows
 from launcher.trainer.training_log import TrainerLog
 
 if TYPE_CHECKING:  # both import Paddle
-    from launcher.trainer.graph.network_builder import BuiltNetwork
-    from launcher.trainer.pserver_client import PserverClient
+    from launcher.trainer.fleet_trainer import FleetTrainer
+    from launcher.trainer.network import BuiltNetwork
 
 KEY = "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)"
 Values = dict[str, NDArray[np.float32]]
@@ -148,8 +147,8 @@ def _in_memory(rows: TableRows) -> InitialTable:
 def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
     """Return dense parameters and embedding tables of a checkpoint, by name; tables are read later."""
     contents = checkpoints.read_contents(folder)
-    _require_unchanged(folder, [table_files.PARAMETERS], contents)
-    values = table_files.load_arrays(folder / table_files.PARAMETERS)
+    _require_unchanged(folder, [server_tables.PARAMETERS], contents)
+    values = server_tables.load_arrays(folder / server_tables.PARAMETERS)
     chain = reversed(checkpoints.chain_folders(folder, contents))
     members = [(member, checkpoints.read_contents(member)) for member in chain]
     return values, {
@@ -161,7 +160,7 @@ def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
 def _checkpoint_table(
     folder: Path, contents: CheckpointContents, name: str, table: CheckpointTable
 ) -> InitialTable:
-    place = f"{table_files.TABLES}/{table.folder}/"
+    place = f"{server_tables.TABLES}/{table.folder}/"
     every = sorted(name for name in contents.files if name.startswith(place))
     if not every:
         raise DataError(
@@ -170,7 +169,7 @@ def _checkpoint_table(
 
     def read(shards: int, own: Collection[int]) -> Iterator[TableRows]:
         same_shards = shards == contents.shards
-        names = [name for name in every if table_files.shard_of(name) in own] if same_shards else every
+        names = [name for name in every if server_tables.shard_of(name) in own] if same_shards else every
         _require_unchanged(folder, names, contents)
         return _read_rows([folder / name for name in names], table)
 
@@ -180,7 +179,7 @@ def _checkpoint_table(
 def _read_rows(paths: list[Path], table: CheckpointTable) -> Iterator[TableRows]:
     """Yield the rows of a table's files. Raise `DataError` with the setting's name for a damaged file."""
     try:
-        yield from table_files.read_rows(paths, table.width, table.rule)
+        yield from server_tables.read_rows(paths, table.width, table.rule)
     except DataError as error:
         raise DataError(f"training.initModelPath: {error}. Fix: specify another run.") from error
 
@@ -211,7 +210,7 @@ def _require_unchanged(folder: Path, names: list[str], contents: CheckpointConte
         raise DataError(f"training.initModelPath: {folder}: {reason}. Fix: specify another run.")
 
 
-def prepare(trainer: PserverClient) -> InitialModel | None:
+def prepare(trainer: FleetTrainer) -> InitialModel | None:
     """Read the initial model before the trainers' rendezvous, and set the dense parameters.
 
     The rendezvous passes trainer 0's to the servers; those that are not trained stay in each trainer.
@@ -225,7 +224,7 @@ def prepare(trainer: PserverClient) -> InitialModel | None:
     return initial
 
 
-def load(trainer: PserverClient, initial: InitialModel, log: TrainerLog) -> None:
+def load(trainer: FleetTrainer, initial: InitialModel, log: TrainerLog) -> None:
     """Load the initial model's tables into the servers, after the trainers' rendezvous; compare the values.
 
     Raises:
@@ -234,8 +233,8 @@ def load(trainer: PserverClient, initial: InitialModel, log: TrainerLog) -> None
     began, given = time.monotonic(), trainer.settings.init_model
     _verify(trainer, initial, _load_tables(trainer, initial))
     total = float(sum(np.abs(values).sum(dtype=np.float64) for values in trainer.parameters().values()))
-    totals = trainer.gather([total])[:, 0]
-    if not np.allclose(totals, totals[0], rtol=table_files.TOLERANCE):
+    totals = trainer.trainers.gather([total])[:, 0]
+    if not np.allclose(totals, totals[0], rtol=server_tables.TOLERANCE):
         raise GangError(
             f"training.initModelPath: after loading {given}, the ranks' dense parameters differ: the "
             f"sums of their absolute values, by rank, are {totals.tolist()}. {_FIX}"
@@ -244,7 +243,7 @@ def load(trainer: PserverClient, initial: InitialModel, log: TrainerLog) -> None
     log.line(f"started with the parameters of {given} ({took:.2f} s)")
 
 
-def _load_tables(trainer: PserverClient, initial: InitialModel) -> dict[str, TableRows]:
+def _load_tables(trainer: FleetTrainer, initial: InitialModel) -> dict[str, TableRows]:
     """Write the tables to files, and let the servers load them; all trainers call this together.
 
     Returns:
@@ -256,40 +255,35 @@ def _load_tables(trainer: PserverClient, initial: InitialModel) -> dict[str, Tab
         with files.storage_errors(temp):
             shutil.rmtree(temp, ignore_errors=True)
             temp.mkdir()
-    trainer.barrier()
-    shards, servers = trainer.shards, len(trainer.servers)
-    server_of_shard = {
-        shard: server
-        for server in trainer.own_servers
-        for shard in table_files.shards_of_server(shards, servers, server)
-    }
+    trainer.trainers.barrier()
+    shards, server_of_shard = trainer.layout.shards, trainer.layout.own_shards()
     samples = {}
     with files.storage_errors(temp):
         for table in trainer.network.tables:
-            folder, rule = temp / trainer.table_folder(table.name), trainer.rules[table.name]
+            folder, rule = temp / trainer.servers.table_folder(table.name), trainer.graph.rules[table.name]
             rows = initial.tables[table.name].read(shards, server_of_shard)
-            samples[table.name] = table_files.write_table(
+            samples[table.name] = server_tables.write_table(
                 folder, rows, rule, server_of_shard, width=table.width, shards=shards
             )
-    trainer.barrier()
+    trainer.trainers.barrier()
     if settings.rank == 0:
         for table in trainer.network.tables:
-            trainer.load_table(table.name, temp)
+            trainer.servers.load(table.name, temp)
         with files.storage_errors(temp):
             shutil.rmtree(temp)
-    trainer.barrier()
-    trainer.pull_dense()
+    trainer.trainers.barrier()
+    trainer.servers.pull_dense()
     return samples
 
 
-def _verify(trainer: PserverClient, initial: InitialModel, samples: Mapping[str, TableRows]) -> None:
+def _verify(trainer: FleetTrainer, initial: InitialModel, samples: Mapping[str, TableRows]) -> None:
     """Raise `GangError` unless the servers have the dense parameters of `initial` and the rows of `samples`."""
     given = trainer.parameters()
     wrong = [
-        name for name, values in given.items() if table_files.values_differ(values, initial.values[name])
+        name for name, values in given.items() if server_tables.values_differ(values, initial.values[name])
     ]
     for name, (ids, vectors) in samples.items():
-        if table_files.values_differ(trainer.rows(name, ids.view(np.int64)), vectors):
+        if server_tables.values_differ(trainer.servers.rows(name, ids.view(np.int64)), vectors):
             wrong.append(name)
     if wrong:
         raise GangError(

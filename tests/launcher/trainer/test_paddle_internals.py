@@ -1,4 +1,4 @@
-"""Tests of the largest message between trainer and server: raised limit, checks, dropped messages."""
+"""Tests of Paddle's private parts: its version, and the largest message between trainer and server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EACH, ROWS = 4000, 40
 PROGRAM = """
 import numpy as np
 import paddle
-from launcher.trainer.graph import training_graph
+from launcher.trainer import paddle_internals
 from launcher.program import Ids, Real
 
 COLUMNS = ("first",)
@@ -38,7 +38,7 @@ def parse(row, job):
 
 def network(data, job):
     if job.options["limit"]:
-        training_graph.raise_limit(job.options["limit"])
+        paddle_internals.raise_message_limit(job.options["limit"])
     found = job.embedding(data["ids"], 128, "wide", pool="mean")
     guess = paddle.static.nn.fc(found, 1, name="guess")
     return guess, paddle.mean(paddle.square(guess - data["label"]))
@@ -84,15 +84,27 @@ def test_a_dropped_message_leaves_a_fatal_line_of_the_runtime(tmp_path: Path, po
     assert "Set max_body_size to allow bigger messages" in seen
 
 
-def network(width: int, ids: int) -> Any:
+def one_table(width: int, ids: int) -> Any:
     return SimpleNamespace(tables=[SimpleNamespace(name="t", width=width)], ids={"t": ids})
 
 
 def test_batches_too_large_for_a_message_are_rejected_before_training() -> None:
-    from launcher.trainer.graph import training_graph
+    from launcher.trainer import network, paddle_internals
 
-    assert training_graph.raise_limit() == training_graph.MAX_BYTES
-    training_graph.check_message_sizes(network(16, 26), 65536, "async", training_graph.MAX_BYTES)
+    assert paddle_internals.raise_message_limit() == paddle_internals.MAX_BYTES
+    network.check_message_sizes(one_table(16, 26), 65536, "async", paddle_internals.MAX_BYTES)
     with pytest.raises(SettingsError, match=r"training\.batchSize .* is 65536, but must be at most 8192: "):
-        training_graph.check_message_sizes(network(16, 26), 65536, "async", 8192 * 26 * 84 * 12)
-    training_graph.check_message_sizes(network(16, 26), 65536, "sync", 65536 * 26 * 84)
+        network.check_message_sizes(one_table(16, 26), 65536, "async", 8192 * 26 * 84 * 12)
+    network.check_message_sizes(one_table(16, 26), 65536, "sync", 65536 * 26 * 84)
+
+
+def test_another_version_of_paddle_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    import paddle
+
+    from launcher.trainer import network
+
+    monkeypatch.setattr(paddle, "__version__", "3.0.0")
+    with pytest.raises(
+        SettingsError, match=r"PaddlePaddle 3\.0\.0 is installed, but .* needs 2\.6\.2: .*Fix: pip"
+    ):
+        network.prepare_paddle(1)

@@ -19,15 +19,9 @@ from launcher.dataprep import archives, text_lines
 from launcher.dataprep.byte_streams import Readable
 from launcher.dataprep.csv_records import RowPlaces, split_fields
 from launcher.errors import DataError
+from launcher.trainer import record_files
 from launcher.trainer.program_loader import TrainingProgram
-from launcher.trainer.records import row_parsing
-from launcher.trainer.records.record_files import (
-    RecordFile,
-    Records,
-    finish_records,
-    rows_per_file,
-    write_record_file,
-)
+from launcher.trainer.record_files import RecordFile, Records
 from launcher.trainer.training_log import ReportTimer
 
 Report = Callable[[str], None]
@@ -154,27 +148,22 @@ def write_records(
     random = np.random.default_rng(int(program.common_options["seed"]))
     places = RowPlaces(str(file))
     rows = read_rows(file, form, places, limit, report)
-    chunk_rows = rows_per_file(row_parsing.record_dtype(program.inputs))
-    read = skipped = 0
-    while True:
-        chunk = itertools.islice(rows, chunk_rows)
-        found, left_out = row_parsing.parse_records(chunk, program, places, read + 1)
-        if not len(found) + left_out:
-            break
-        read, skipped = read + len(found) + left_out, skipped + left_out
+    usable = skipped = 0
+    for found, left_out in record_files.parse_chunks(rows, program, places):
+        usable, skipped = usable + len(found), skipped + left_out
         is_test = random.random(len(found)) < held_out
-        for name, record_files in written.items():
+        for name, parts in written.items():
             chosen = found[is_test if name == "test" else ~is_test]
             if len(chosen):
-                record_files.append(write_record_file(folder / name, len(record_files), chosen))
-    if read > skipped and (empty := [name for name, record_files in written.items() if not record_files]):
+                parts.append(record_files.write_record_file(folder / name, f"{len(parts):05d}", chosen))
+    if usable and (empty := [name for name, parts in written.items() if not parts]):
         raise DataError(
-            f"{file}: its {read - skipped} usable rows are too few: none became part of the {empty[0]} set, with the "
+            f"{file}: its {usable} usable rows are too few: none became part of the {empty[0]} set, with the "
             f"share {held_out:g} of test rows. Fix: use more rows, or give the test rows with --test"
         )
     return {
-        name: finish_records(program, folder / name, record_files, str(file), skipped)
-        for name, record_files in written.items()
+        name: record_files.finish_records(program, folder / name, parts, str(file), skipped)
+        for name, parts in written.items()
     }
 
 
@@ -183,6 +172,6 @@ def first_usable_row(program: TrainingProgram, file: Path, form: RowFormat) -> d
     skipped = 0
     for line in read_rows(file, form):
         skipped += 1
-        if len(row_parsing.parse_records([line], program, RowPlaces(str(file)))[0]):
+        if len(record_files.parse_records([line], program, RowPlaces(str(file)))[0]):
             return dict(zip(program.columns, split_fields(line), strict=True))
-    raise row_parsing.no_usable_rows(str(file), program, skipped)
+    raise record_files.no_usable_rows(str(file), program, skipped)

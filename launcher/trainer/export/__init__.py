@@ -1,1 +1,0 @@
-"""Write the exported model, which all trainers write together, and score it without any server."""

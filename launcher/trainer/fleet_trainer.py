@@ -1,0 +1,362 @@
+"""Run a pserver, or train as one trainer of the pservers, with PaddlePaddle 2.6.2's library fleet.
+
+`FleetTrainer` joins, trains, predicts and leaves. Paddle's training modes are incomplete when a program is run one
+batch (step) at a time; it adds what is missing:
+
+- async: operators of the program push the gradients to the servers, but nothing pulls the dense parameters
+  (all except embedding tables) from them again.
+- sync: the program's operator send_barrier dereferences a communicator that does not exist in this mode. It is
+  removed, and each step waits for all trainers and for the servers' barrier table.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle.distributed import fleet
+
+from launcher.errors import DeadlineError, SettingsError, setting_error
+from launcher.io import checkpoints
+from launcher.paths import OutputPaths
+from launcher.trainer.network import TrainingGraph, build_training_graph, prepare_paddle
+from launcher.trainer.paddle_internals import (
+    CONNECT_SECONDS,
+    GlooRoleMaker,
+    ServerConnection,
+    Trainers,
+    keep_gradients,
+    remove_operators,
+)
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.record_files import Arrays
+from launcher.trainer.server_tables import (
+    choose_shard_count,
+    every_server_has_shards,
+    shards_of_server,
+    usable_ports_nums,
+)
+
+Step = Callable[[Arrays, Any, Any], float]
+"""Trains one batch with an executor and a scope, and returns the loss."""
+OnBatch = Callable[[Arrays, float], None]
+"""Called with each batch and its loss, in the order in which batches end, never by two threads at once."""
+
+
+class TrainerThreads:
+    """Trains batches of one trainer in a pool of threads (`trainerCount`), which run until its process exits.
+
+    Each thread trains one batch at a time. What T threads mean for the order of updates:
+
+    - async: a thread pushes its gradients when its batch ends. So a batch is computed without the gradients of up
+      to T - 1 other batches of its trainer, as it is without those of other trainers. The dense parameters are
+      pulled once for every T batches, while the next batches are computed.
+    - sync: a step is T batches of each trainer at once. The servers apply the mean of all trainers' T gradients
+      to the dense parameters, and all gradients of table rows, before any thread starts its next batch.
+    """
+
+    def __init__(self, threads: int, scope: Any, step: Step, apply: Callable[[], None]) -> None:
+        """Start the threads, which share the parameters in Paddle's scope `scope`.
+
+        Args:
+            step: `step(batch, executor, scope)` trains one batch and returns its mean loss.
+            apply: fetches the updates of other trainers; takes no arguments; never called by two threads at once.
+        """
+        self._step, self._apply = step, apply
+        self._executors = [self._new_executor(scope) for _ in range(threads)]
+        self._pool = ThreadPoolExecutor(threads + 1, "trainer")  # one more calls `apply`
+
+    @staticmethod
+    def _new_executor(scope: Any) -> tuple[Any, Any]:
+        """Return an executor and a scope for one thread; parameters are shared through the parent scope."""
+        own = scope.new_scope()
+        for name in ("feed", "fetch"):
+            own.var(name)
+        return paddle.static.Executor(paddle.CPUPlace()), own
+
+    def train(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
+        """Train the next `count` batches in all threads, which do not wait for each other.
+
+        After a failure no further batch is started, and the first exception is raised.
+        """
+        work = _BatchQueue(batches, count, on_batch)
+        for thread in [self._pool.submit(self._train_thread, executor, work) for executor in self._executors]:
+            thread.result()
+        work.applied.result()
+
+    def train_in_steps(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
+        """In mode sync, train the next `count` batches, one per thread at a time.
+
+        The servers apply the gradients of all threads' batches before the next batches start.
+        """
+        work = _BatchQueue(batches, count, on_batch)
+        while taken := [batch for _ in self._executors if (batch := work.take()) is not None]:
+            pairs = zip(taken, self._executors, strict=False)
+            steps = [self._pool.submit(self._step, batch, *executor) for batch, executor in pairs]
+            losses = [step.result() for step in steps]
+            self._apply()
+            for batch, loss in zip(taken, losses, strict=True):
+                work.report(batch, loss)
+
+    def _train_thread(self, executor: tuple[Any, Any], work: _BatchQueue) -> None:
+        """Train batches of `work` in one thread; pull other trainers' updates while the next batches run."""
+        try:
+            while (batch := work.take()) is not None:
+                loss = self._step(batch, *executor)
+                if work.report(batch, loss) % len(self._executors) == 0:
+                    with work.apply_lock:
+                        work.applied.result()
+                        work.applied = self._pool.submit(self._apply)
+        except BaseException:
+            work.stop()
+            raise
+
+
+class _BatchQueue:
+    """Hands out the next `count` batches to the threads of one trainer, each batch once."""
+
+    def __init__(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
+        self._batches, self._left, self._on_batch, self._ended = batches, count, on_batch, 0
+        self._lock = threading.Lock()
+        self.apply_lock = threading.Lock()
+        self.applied: Future[None] = Future()
+        """The newest call of `apply`; the next one starts after it."""
+        self.applied.set_result(None)
+
+    def take(self) -> Arrays | None:
+        """Return the next batch; None after `count` batches or after `stop`."""
+        with self._lock:
+            if self._left <= 0:
+                return None
+            self._left -= 1
+            return next(self._batches)
+
+    def report(self, batch: Arrays, loss: float) -> int:
+        """Call `on_batch` for a trained batch, and return how many batches were reported so far."""
+        with self._lock:
+            self._on_batch(batch, loss)
+            self._ended += 1
+            return self._ended
+
+    def stop(self) -> None:
+        """Hand out no further batch."""
+        self._left = 0
+
+
+def await_ports(addresses: list[tuple[str, int]], what: str) -> None:
+    """Wait until all addresses (host, port) accept connections.
+
+    Raises:
+        DeadlineError: some addresses do not accept after CONNECT_SECONDS; the message lists them.
+    """
+    deadline = time.monotonic() + CONNECT_SECONDS
+    waiting = addresses
+    while waiting := [a for a in waiting if not _accepts(*a)]:
+        if time.monotonic() > deadline:
+            missing = ", ".join(f"{host}:{port}" for host, port in waiting)
+            raise DeadlineError(
+                f"waited {CONNECT_SECONDS} s for {what}, but nothing listens on {missing}. Fix: see "
+                "server.log of those ranks: python -m launcher logs --role pserver"
+            )
+        time.sleep(0.05)
+
+
+def _accepts(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), timeout=2):
+            return True
+    except OSError:
+        return False
+
+
+@dataclass(frozen=True)
+class ServerLayout:
+    """Says which pservers a job has, and which shards of the tables each of them holds."""
+
+    addresses: list[tuple[str, int]]
+    """(host, port) of every pserver of the job, in the same order in all processes."""
+    own: range
+    """Indexes in `addresses` of the pservers that run in this rank's pod."""
+    shards: int
+    """Number of shards of each table. A checkpoint has one file per table and shard."""
+
+    @classmethod
+    def read(cls, settings: ProcessSettings) -> ServerLayout:
+        """Return the layout of this attempt; the number of shards is that of the checkpoint to resume from.
+
+        Raises:
+            SettingsError: there are so many pservers that one would get no shard.
+        """
+        pairs = (e.rsplit(":", 1) for e in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","))
+        addresses = [(host, int(port)) for host, port in pairs]
+        each, servers = len(addresses) // settings.trainers, len(addresses)
+        own = range(settings.rank * each, (settings.rank + 1) * each)
+        if settings.resume is None:
+            return cls(addresses, own, choose_shard_count(servers))
+        folder = OutputPaths(settings.layout.output).checkpoint(settings.resume)
+        found = checkpoints.read_contents(folder).shards
+        if not every_server_has_shards(found, servers):
+            fit = usable_ports_nums(found, settings.trainers)
+            nearest = " or ".join(map(str, sorted(fit, key=lambda n: abs(n - each))[:2]))
+            raise setting_error(
+                "portsNum",
+                each,
+                nearest,
+                f"the checkpoint {folder.name} has {found} shards of each table, and with {servers} pservers "
+                "(portsNum x trainers) one would have none",
+                f"Set portsNum to {nearest}",
+            )
+        return cls(addresses, own, found)
+
+    def own_shards(self) -> dict[int, int]:
+        """Return the server of each shard that the servers of this rank's pod hold: shard → index of the server."""
+        servers = len(self.addresses)
+        return {
+            shard: server for server in self.own for shard in shards_of_server(self.shards, servers, server)
+        }
+
+
+def _build_graph(
+    settings: ProcessSettings, program: TrainingProgram, layout: ServerLayout
+) -> tuple[GlooRoleMaker, TrainingGraph]:
+    prepare_paddle(int(program.common_options["seed"]))
+    role = GlooRoleMaker(settings)
+    return role, build_training_graph(program, role, settings, layout.shards)
+
+
+def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
+    """Hold this pserver's share of the parameters, and answer the trainers until trainer 0 stops all servers."""
+    layout = ServerLayout.read(settings)
+    _, graph = _build_graph(settings, program, layout)
+    with paddle.static.program_guard(graph.network.main, graph.network.startup):
+        fleet.init_server()
+        number = layout.own[settings.server]
+        host, port = layout.addresses[number]
+        shown = f"pserver {number + 1} of {len(layout.addresses)} serves on {host}:{port}"
+        print(shown, flush=True)  # noqa: T201 - this is the process' log
+        fleet.run_server()
+
+
+PUSHING = ("distributed_push_sparse", "send", "send_barrier")
+
+
+class FleetTrainer:
+    """One trainer: its network and dense parameters, with the other trainers and the servers as its parts."""
+
+    servers: ServerConnection
+    """The servers; `join` sets it."""
+
+    def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
+        self.settings, self.layout = settings, ServerLayout.read(settings)
+        self._role, self.graph = _build_graph(settings, program, self.layout)
+        self.network = self.graph.network
+        self.trainers = Trainers(self._role, settings.rank, settings.trainers)
+        self.scope = paddle.static.global_scope()
+        # Run a step's operators one after another, as `train_from_dataset` does. By default four threads of
+        # each executor share them, for 5 to 7 % more CPU. `trainerCount` is the way to more threads.
+        paddle.set_flags({"FLAGS_new_executor_serial_run": True})
+        self.exe = paddle.static.Executor(paddle.CPUPlace())
+        self.exe.run(self.network.startup)
+        self.feeds = list(program.inputs)
+        self._test = self.network.main.clone(for_test=True)
+        remove_operators(self._test, PUSHING)
+        keep_gradients(self.network.main)
+
+    def start_threads(self, count: int) -> None:
+        """Start the threads in which `train` trains."""
+        apply = self._apply_step if self.settings.mode == "sync" else self.servers.pull_dense
+        self.threads = TrainerThreads(count, self.scope, self._step, apply)
+
+    def join(self) -> None:
+        """Connect to the servers, and wait until all trainers have; then all have trainer 0's parameters.
+
+        Raises:
+            SettingsError: a parameter that is never trained starts with other values on another rank.
+        """
+        await_ports(self.layout.addresses, "all pservers of the job")
+        sync = self.network.main if self.settings.mode == "sync" else None
+        self.servers = ServerConnection(self._role, self.trainers, self.scope, self._test, sync)
+        self.start_threads(self.settings.trainer_count)
+        if not self.network.untrained:
+            return
+        values = self.parameters()
+        sums = self.trainers.gather(
+            [float(zlib.crc32(values[name].tobytes())) for name in self.network.untrained]
+        )
+        for name, by_rank in zip(self.network.untrained, sums.T, strict=True):
+            if len(set(by_rank)) > 1:
+                raise SettingsError(
+                    f"the parameter {name!r}, which is not trained, starts with other values on each rank. Fix: give "
+                    "it an initializer of Paddle, or numbers from a generator with a fixed seed"
+                )
+
+    def train(self, batches: Iterator[Arrays], count: int, on_batch: OnBatch) -> None:
+        """Train the next `count` batches, and call `on_batch` with each batch and its mean loss."""
+        in_steps = self.settings.mode == "sync"
+        train = self.threads.train_in_steps if in_steps else self.threads.train
+        train(batches, count, on_batch)
+
+    def _step(self, batch: Arrays, exe: Any, scope: Any) -> float:
+        """Train one batch, and return its mean loss."""
+        [loss] = exe.run(self.network.main, feed=batch, fetch_list=[self.network.loss], scope=scope)
+        return float(np.asarray(loss).reshape(-1)[0])
+
+    def _apply_step(self) -> None:
+        """End a step of mode sync: wait until the servers have applied the gradients of all trainers.
+
+        Then pull the dense parameters.
+        """
+        self.servers.flush()  # otherwise a gradient may count for the next step
+        self.trainers.barrier()
+        self.servers.barrier()
+        self.servers.pull_dense()
+
+    def settle(self, barrier: Callable[[], None] | None = None) -> None:
+        """Wait until the updates of all trainers have arrived at the servers, and pull the dense parameters.
+
+        Moving statistics of batch_norm become the mean of all trainers'.
+
+        All trainers call this. `barrier` is called instead of `Trainers.barrier` to wait for them; it takes no
+        arguments.
+        """
+        self.servers.flush()
+        (barrier or self.trainers.barrier)()
+        self.servers.pull_dense()
+        for name in self.network.statistics:
+            value = np.array(self.scope.find_var(name).get_tensor())
+            mean = self.trainers.total(value.astype(np.float64)) / self.settings.trainers
+            self.set_parameters({name: mean.astype(value.dtype)})
+
+    def predict(self, arrays: Arrays) -> NDArray[np.float32]:
+        """Return the network's prediction of some rows, shape [rows, …].
+
+        The dense parameters are this trainer's; the tables are the servers'.
+        """
+        feed = {name: arrays[name] for name in self.feeds}
+        [found] = self.exe.run(self._test, feed=feed, fetch_list=[self.network.prediction.name])
+        return np.asarray(found)
+
+    def parameters(self) -> dict[str, NDArray[np.float32]]:
+        """Return this trainer's copy of all dense parameters, by name."""
+        return {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.network.dense()}
+
+    def set_parameters(self, values: Mapping[str, NDArray[Any]]) -> None:
+        """Set parameters in this trainer's memory; `values` has the array of each by name."""
+        for name, value in values.items():
+            self.scope.find_var(name).get_tensor().set(value, paddle.CPUPlace())
+
+    def leave(self) -> None:
+        """Wait until all trainers have called this, and disconnect from the servers; trainer 0 then stops them."""
+        self.trainers.barrier()
+        self.servers.leave(stop=self.settings.rank == 0)

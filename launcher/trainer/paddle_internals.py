@@ -1,0 +1,451 @@
+"""Everything that touches private parts of PaddlePaddle 2.6.2: patches of its Python, flags of its C++ library.
+
+Paddle's parameter server ended with its version 3.1, so nothing of this can move upstream. `check_version` rejects
+other versions, because each part below was read in the sources of 2.6.2 and tested with it:
+
+- `raise_message_limit`, `push_each_gradient`: variables in the memory of Paddle's C++ library;
+- `optimizer_rule`, `describe_tables`: what Paddle's optimizers contain, and the description of a table that servers
+  get, which Paddle's API does not let a program set;
+- `GlooRoleMaker`: how trainers find each other, through the launcher instead of Paddle's own store;
+- `ServerConnection`: the client of the servers behind Paddle's library fleet;
+- `keep_gradients`, `remove_operators`, `look_up_program`: changes of a static program.
+
+`launcher/serving/paddle_served/paddle_inference.py` has what Paddle's inference needs, and works without the launcher.
+The rules of network.py read attributes of Paddle's operators and parameters.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import paddle
+from numpy.typing import NDArray
+from paddle.base import core
+from paddle.distributed import fleet
+
+from launcher.errors import SettingsError
+from launcher.trainer.server_tables import EmbeddingTable, OptimizerRule
+
+if TYPE_CHECKING:
+    from launcher.trainer.process_settings import ProcessSettings
+
+VERSION = "2.6.2"
+CONNECT_SECONDS = 600  # until all pservers listen and all trainers have joined, after the rendezvous
+BARRIER_SECONDS = 3600  # longest time of one trainer between two barriers, such as for a large checkpoint
+MODES = (WHOLE, COUNTING) = (0, 3)
+"""Paddle's modes of a full save: write all rows; the same, and count one more save for untrained rows."""
+DELTAS = (DELTA, BASE) = (1, 2)
+"""Paddle's modes of a save with training.incrementalCheckpoints: rows that were pushed since the last save in
+one of these modes; all rows."""
+COMPRESSION = ("gzip -1", "gzip -dc")
+"""Shell commands through which servers write and read a table's files. A row of width 16 with Adam's state
+takes 613 bytes as text; 263 at level 1, for 8 CPU seconds per million rows; 225 at Paddle's own level 6, for
+40 s."""
+IGNORED_DEFAULTS = {
+    "adam": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    "adagrad": {"epsilon": 1e-6},
+    "sgd": {},
+}
+"""Arguments that the servers ignore: those of dense parameters' optimizers, and Adagrad's. They use these values."""
+RULE_NAMES = {"adam": "SparseAdamSGDRule", "sgd": "SparseNaiveSGDRule", "adagrad": "StdAdaGradSGDRule"}
+DEFAULT_BYTES = 64 << 20
+MAX_BYTES = (1 << 31) - 1
+CHUNK = 65536  # rows of one look-up; the message is below 64 MiB
+_PADDLE_FLAGS = "_ZN6paddle11distributed12paddle_flags"
+_MERGE_LIMITS = (
+    f"{_PADDLE_FLAGS}36FLAGS_pserver_push_dense_merge_limitE",
+    f"{_PADDLE_FLAGS}37FLAGS_pserver_push_sparse_merge_limitE",
+)
+_MAX_BODY_SIZE = "_ZN4brpc5fLU6419FLAGS_max_body_sizeE"
+
+
+def check_version() -> None:
+    """Raise `SettingsError` unless PaddlePaddle has the version that this module was written for."""
+    if paddle.__version__ != VERSION:
+        raise SettingsError(
+            f"PaddlePaddle {paddle.__version__} is installed, but runtime fleet needs {VERSION}: it uses parts of its "
+            f"parameter server that other versions do not have. Fix: pip install paddlepaddle=={VERSION}"
+        )
+
+
+def _set(symbol: str, kind: type[ctypes.c_int32 | ctypes.c_uint64], value: int) -> bool:
+    """Set the variable of Paddle's C++ library with this symbol, in the memory of this process.
+
+    Return False if this build of Paddle does not export it.
+    """
+    library = Path(paddle.base.__file__).parent / "libpaddle.so"
+    try:
+        kind.in_dll(ctypes.CDLL(str(library), os.RTLD_NOLOAD | os.RTLD_NOW), symbol).value = value
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def push_each_gradient() -> None:
+    """Let this trainer push each gradient at once, if that is possible. Call it before fleet.init_worker().
+
+    By default Paddle merges the gradients of up to 12 batches, and pushes fewer only while `client_flush` runs.
+    If the pushing thread is late then, as on a busy machine, the gradient stays here and counts for the next step.
+    """
+    for symbol in _MERGE_LIMITS:
+        _set(symbol, ctypes.c_int32, 0)
+
+
+def raise_message_limit(limit: int = MAX_BYTES) -> int:
+    """Let this process send and receive messages of up to `limit` bytes; return the limit in bytes.
+
+    brpc, Paddle's network library, drops a message that is too long. The receiver only logs it, and Paddle continues
+    as if nothing had happened. The limit of 64 MiB is compiled in: some 66,000 ids of width 16 per batch and server.
+    No function of Paddle sets it. If this build of Paddle does not export the variable, the 64 MiB stay and are
+    returned.
+    """
+    return limit if _set(_MAX_BODY_SIZE, ctypes.c_uint64, limit) else DEFAULT_BYTES
+
+
+def optimizer_rule(optimizer: Any, table: str = "") -> OptimizerRule:
+    """Return the rule that does on the servers what Paddle's `optimizer` does in a trainer.
+
+    Args:
+        table: the name of the table whose optimizer it is; "" for the program's, which trains dense parameters.
+
+    Raises:
+        ValueError: the servers do not have this optimizer, or ignore one of its arguments.
+        TypeError: the learning rate is not a number.
+    """
+    what = f"embedding {table!r}" if table else "the network"
+    kind, kinds = type(optimizer).__name__, ("Adam", "SGD", *(["Adagrad"] if table else []))
+    if type(optimizer) not in [getattr(paddle.optimizer, name) for name in kinds]:
+        raise ValueError(
+            f"{what} cannot be trained with {kind}: Paddle's servers have only {', '.join(kinds)} for "
+            f"{'tables' if table else 'dense parameters'}. Fix: use one of paddle.optimizer"
+        )
+    kind = kind.lower()
+    ignored = {
+        "grad_clip": (optimizer._grad_clip is not None, "remove it"),
+        "weight_decay": (coefficient(optimizer.regularization), "add the penalty to the loss instead"),
+        "parameters": (
+            optimizer._parameter_list is not None,
+            "remove it; trainable=False in a ParamAttr keeps a parameter as it is",
+        ),
+        "use_multi_tensor": (optimizer._use_multi_tensor, "remove it"),
+    }
+    if not table or kind == "adagrad":
+        fix = "remove it" if table else "remove it; a table may have it: job.embedding(…, optimizer=…)"
+        for key, default in IGNORED_DEFAULTS[kind].items():
+            ignored[key] = (getattr(optimizer, f"_{key}") != default, fix)
+    for key, (given, fix) in ignored.items():
+        if given:
+            raise ValueError(
+                f"the {type(optimizer).__name__} of {what} has {key}, which Paddle's servers ignore. Fix: {fix}"
+            )
+    rate = optimizer._learning_rate
+    if not isinstance(rate, int | float):
+        raise TypeError(
+            f"the learning rate is a {type(rate).__name__}, but Paddle's servers use one number for the "
+            "whole run. Fix: use a number"
+        )
+    if kind == "adam":
+        return OptimizerRule(kind, rate, optimizer._beta1, optimizer._beta2, optimizer._epsilon)
+    if kind == "sgd":
+        return OptimizerRule(kind, rate)
+    initial = optimizer.initial_accumulator_value
+    if initial <= 0:
+        raise ValueError(
+            f"Adagrad has initial_accumulator_value={initial}, but must have one above 0, since the "
+            "first step is divided by its root. Fix: set it to 0.1"
+        )
+    return OptimizerRule(kind, rate, initial=initial)
+
+
+def coefficient(regularizer: Any) -> float:
+    """Return the factor of a regularizer of Paddle; 0 for None."""
+    return 0.0 if regularizer is None else float(getattr(regularizer, "_coeff", 1.0))
+
+
+def _describe_rule(rule: OptimizerRule, description: Any, spread: float) -> None:
+    """Write a rule into Paddle's description of a table.
+
+    A table has two such descriptions: for the first value of its rows, and for all other values. New values
+    are uniform from -spread to +spread.
+    """
+    description.Clear()
+    description.name = RULE_NAMES[rule.kind]
+    # weight_bounds stays empty, so nothing is clipped.
+    values: Any = getattr(description, "naive" if rule.kind == "sgd" else rule.kind)
+    values.learning_rate = rule.rate
+    values.initial_range = spread
+    if rule.kind == "adam":
+        values.beta1_decay_rate, values.beta2_decay_rate = rule.beta1, rule.beta2
+        values.ada_epsilon = rule.epsilon
+    if rule.kind == "adagrad":
+        values.initial_g2sum = rule.initial
+        values.learning_rate = rule.rate / rule.initial**0.5  # the rule multiplies by that root
+
+
+def describe_tables(
+    tables: Sequence[EmbeddingTable], rules: Mapping[str, OptimizerRule], incremental: bool
+) -> None:
+    """Write each table's optimizer, admission, eviction and file compression into Paddle's table descriptions.
+
+    Call it before the program's optimizer adds its operators. `incremental`: whether checkpoints may be incremental.
+    Paddle 2.6.2 gives every table Adam (an `elif` is missing in the_one_ps.py), clips weights at 10, and takes
+    betas only from the program's optimizer. So the whole description of a table's optimizer is replaced.
+    """
+    from paddle.distributed.ps import the_one_ps
+
+    described = the_one_ps.SparseTable._set
+
+    def set_table(of: Any, description: Any) -> None:
+        described(of, description)
+        table = next((t for t in tables if t.name == description.common.table_name), None)
+        if table is None:
+            return
+        accessor = description.accessor
+        for part in (accessor.embed_sgd_param, accessor.embedx_sgd_param):
+            _describe_rule(rules[table.name], part, table.spread)
+        counting = accessor.ctr_accessor_param
+        counting.zero_init = False  # w[0] starts with a random value, too
+        counting.nonclk_coeff = 1.0  # an occurrence counts 1; Paddle's default is 0.1
+        accessor.embedx_threshold = table.admit if table.admit > 1 else 0
+        if table.evict is not None:
+            counting.delete_after_unseen_days = table.evict - 1  # Paddle deletes after more than this
+        if incremental:
+            counting.base_threshold = 0.0
+            counting.delta_threshold = 0.5  # a push counts at least 1; with 0 every row would be written
+            counting.delta_keep_days = float(1 << 30)
+        description.compress_in_save = False
+        for mode in (*MODES, *DELTAS) if incremental else MODES:
+            way = accessor.table_accessor_save_param.add()
+            way.param = mode
+            way.converter, way.deconverter = COMPRESSION
+
+    the_one_ps.SparseTable._set = set_table
+
+
+class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
+    """Gives Paddle this process' role and addresses from environment variables.
+
+    gloo, the library with which trainers exchange values, finds their addresses through the key-value store of
+    rank 0's launcher (supervisor/peers/trainer_store.py).
+    """
+
+    def __init__(self, settings: ProcessSettings) -> None:
+        self._settings = settings
+        super().__init__(is_collective=False)
+
+    def _gloo_init(self) -> None:
+        if not self._is_worker():
+            return  # pservers do not join the trainers' barriers
+        address = socket.gethostbyname(self._settings.hosts[0])  # gloo's client resolves no names
+        gloo = core.Gloo()
+        gloo.set_rank(self._role_id())
+        gloo.set_size(self._worker_num())
+        gloo.set_prefix(self._settings.store.removeprefix("/"))  # gloo sends /<prefix>_<scope>/<rank>
+        gloo.set_iface(self._settings.nic)
+        gloo.set_timeout_seconds(CONNECT_SECONDS, BARRIER_SECONDS)
+        gloo.set_http_store(address, self._settings.peer_port, "gloo")
+        gloo.init()
+        self._gloo._worker_comm = gloo
+        self._gloo._is_initialized = True
+
+
+class SingleRoleMaker(fleet.UserDefinedRoleMaker):  # type: ignore[misc]
+    """Tells Paddle that this process is the only trainer, with one pserver that is never contacted."""
+
+    def __init__(self) -> None:
+        endpoints: dict[str, Any] = {"server_endpoints": ["127.0.0.1:1"], "worker_endpoints": ["127.0.0.1:2"]}
+        super().__init__(current_id=0, role=fleet.Role.WORKER, worker_num=1, **endpoints)
+
+    def _gloo_init(self) -> None:
+        """Skip gloo, since there is no other trainer."""
+
+
+class Trainers:
+    """The trainers of a job, which wait for each other and exchange numbers. All of them call each method together."""
+
+    def __init__(self, role: GlooRoleMaker, rank: int, count: int) -> None:
+        self._role, self.rank, self.count = role, rank, count
+
+    def barrier(self) -> None:
+        """Wait until all trainers have called this."""
+        fleet.barrier_worker()
+
+    def gather(self, values: list[float]) -> NDArray[np.float64]:
+        """Return every rank's values, shape [trainers, len(values)], on every rank."""
+        mine = np.zeros((self.count, len(values)))
+        mine[self.rank] = values
+        return self.total(mine)
+
+    def total(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sum of all trainers' arrays, which have the same shape."""
+        return np.asarray(self._role._all_reduce(values, "sum")).reshape(values.shape)
+
+
+class ServerConnection:
+    """The parameter servers, as a trainer that has joined them reaches them. "" is the name of the dense parameters."""
+
+    def __init__(
+        self, role: GlooRoleMaker, trainers: Trainers, scope: Any, lookups: Any, sync: Any = None
+    ) -> None:
+        """Wait until all trainers have joined; then all have trainer 0's parameters.
+
+        Args:
+            scope: Paddle's scope with the dense parameters.
+            lookups: a program with the look-ups of all tables, for `rows`.
+            sync: in mode sync the program of a step, whose operators send_barrier are removed: they use a communicator
+                that does not exist in this mode.
+        """
+        if sync is not None:
+            push_each_gradient()
+        fleet.init_worker()
+        from paddle.distributed.ps.utils.public import get_the_one_recv_context
+
+        self._lookups, self._runtime = lookups, fleet.fleet._runtime_handle
+        self._worker = self._runtime._worker
+        self._dense = get_the_one_recv_context(self._runtime.context, split_dense_table=False)
+        self._programs: dict[str, Any] = {}
+        self._exe = paddle.static.Executor(paddle.CPUPlace())
+        if sync is not None:
+            self._prepare_sync(role, trainers, scope)
+            remove_operators(sync, ("send_barrier",))
+
+    def _prepare_sync(self, role: GlooRoleMaker, trainers: Trainers, scope: Any) -> None:
+        """Prepare the use of the servers' barrier."""
+        from paddle.distributed.communicator import Communicator
+        from paddle.distributed.ps.the_one_ps import PsDescBuilder
+        from paddle.distributed.ps.utils.public import DistributedMode
+
+        runtime = self._runtime
+        builder = PsDescBuilder(runtime.context)
+        text = builder.build_worker_desc()
+        arguments = {
+            "need_global_step": "0",
+            "trainer_id": trainers.rank,
+            "trainers": trainers.count,
+            "barrier_table_id": builder.barrier_table_id,
+            "pserver_endpoints": role._get_pserver_endpoints(),
+        }
+        # Never started: it is only needed to reach the servers' barrier.
+        self._communicator = Communicator(
+            DistributedMode.SYNC, arguments, runtime.context["trainer"].get_communicator_flags()
+        )
+        self._communicator.init_with_ctx(runtime._send_ctx, self._dense, text, runtime.string_hosts, scope)
+
+    def flush(self) -> None:
+        """Wait until the servers have what this trainer has pushed. Sleeps 100 ms."""
+        self._worker.client_flush()
+
+    def barrier(self) -> None:
+        """Wait for all trainers at the servers, which then apply the gradients of a synchronous step.
+
+        Two of these in a row can hang when a fast trainer enters the next one: call `Trainers.barrier` before.
+        """
+        self._worker.barrier(0)
+
+    def pull_dense(self) -> None:
+        """Replace this trainer's dense parameters by those of the servers."""
+        self._runtime._pull_all_dense(self._runtime.scopes, self._runtime._send_ctx, self._dense)
+
+    def rows(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+        """Return the vectors that the servers have of some ids, shape [ids, width]; zeros for unknown ids."""
+        if name not in self._programs:
+            self._programs[name] = look_up_program(self._lookups, name)
+        program, width = self._programs[name]
+        given = np.zeros((len(ids), width), np.float32)
+        for first in range(0, len(ids), CHUNK):
+            feed = {"ids": ids[first : first + CHUNK].reshape(-1, 1)}
+            [values] = self._exe.run(program, feed=feed, fetch_list=["found"])
+            given[first : first + CHUNK] = np.asarray(values).reshape(-1, width)
+        return given
+
+    def _table(self, name: str) -> int:
+        """Return the number by which the servers know a table."""
+        contexts = self._runtime._send_ctx.values()
+        if name:
+            return int(next(c.table_id() for c in contexts if f"{name}@GRAD" in c.origin_varnames()))
+        return int(next(c.table_id() for c in contexts if not c.is_sparse()))
+
+    def table_folder(self, name: str) -> str:
+        """Return the name of a table's folder inside the folder that `save` writes, such as `001`."""
+        return f"{self._table(name):03d}"
+
+    def shrink(self, name: str) -> None:
+        """Let the servers delete the rows of a table that were unseen for too many saves (`evict`)."""
+        self._worker.shrink_sparse_table(self._table(name), 0)
+
+    def save(self, folder: Path, mode: int) -> None:
+        """Let every server write its part of all tables to files, in one of MODES or DELTAS."""
+        self._worker.save_all_model(str(folder), mode)
+
+    def load(self, name: str, folder: Path) -> None:
+        """Let every server load its part of a table, with the optimizer state, from a folder of tables.
+
+        Nothing is raised when this fails: Paddle only logs it. The caller compares values afterwards.
+        """
+        self._worker.load_one_table(self._table(name), str(folder), 0)
+
+    def leave(self, stop: bool) -> None:
+        """Disconnect from the servers; with `stop` let all of them exit."""
+        fleet.stop_worker()
+        if stop:
+            self._worker.stop_server()
+
+
+def keep_gradients(main: Any) -> None:
+    """Keep Paddle from multiplying the tables' gradients by the number of ids in the batch.
+
+    Paddle does so if all inputs of a push have equally many ids, and no option disables it. So each push gets
+    two more inputs, of one and of two padding ids, which it skips.
+    """
+    block = main.global_block()
+
+    def zeros(rows: int, width: int, dtype: str) -> str:
+        """Add a constant of zeros to the network, and return its name."""
+        name = f"zeros.{rows}.{width}.{dtype}"
+        if not block.has_var(name):
+            block.create_var(name=name, shape=[rows, width], dtype=dtype)
+            kind = paddle.base.framework.convert_np_dtype_to_dtype_(dtype)
+            attributes = {"shape": [rows, width], "dtype": kind, "value": 0.0}
+            block._insert_op(0, type="fill_constant", outputs={"Out": [name]}, attrs=attributes)
+        return name
+
+    for push in [op for op in block.ops if op.type == "distributed_push_sparse"]:
+        ids, gradients = push.input("Ids"), push.output("Outputs")
+        width = block.var(gradients[0]).shape[-1]
+        for rows in (1, 2):
+            ids.append(zeros(rows, 1, "int64"))
+            gradients.append(zeros(rows, width, "float32"))
+        push.desc.set_input("Ids", ids)
+        push.desc.set_output("Outputs", gradients)
+        push._set_attr("slots", [*push.attr("slots"), 0, 0])
+
+
+def remove_operators(program: Any, types: tuple[str, ...]) -> None:
+    """Remove all operators of these types from a static program."""
+    block = program.global_block()
+    for index in reversed([i for i, op in enumerate(block.ops) if op.type in types]):
+        block._remove_op(index)
+
+
+def look_up_program(network: Any, name: str) -> tuple[Any, int]:
+    """Return a program that only looks up `ids` in table `name` of `network` (its result: `found`), and the width."""
+    source = network.global_block()
+    operator = next(o for o in source.ops if "lookup_table" in o.type and o.input("W") == [name])
+    weight = source.var(name)
+    width = int(weight.shape[-1])
+    program = paddle.static.Program()
+    block = program.global_block()
+    asked = block.create_var(name="ids", shape=[-1, 1], dtype="int64", need_check_feed=True, is_data=True)
+    block.create_var(name=name, type=weight.type, shape=weight.shape, dtype=weight.dtype, persistable=True)
+    found = block.create_var(name="found", dtype="float32", shape=[-1, width])
+    names = [name for name in operator.attr_names if name not in ("op_callstack", "op_device")]
+    attributes = {key: operator.attr(key) for key in names} | {"is_test": True}
+    inputs, outputs = {"Ids": [asked], "W": [name]}, {"Outputs": [found]}
+    block.append_op(type=operator.type, inputs=inputs, outputs=outputs, attrs=attributes)
+    return program, width
