@@ -6,6 +6,7 @@ All other modules of `launcher.cli` work on dicts as the API server sends them, 
 from __future__ import annotations
 
 import abc
+import ast
 import contextlib
 import functools
 import getpass
@@ -137,7 +138,7 @@ class Cluster:
 
         return RESTClientObject(self.configuration).pool_manager
 
-    def _path(self, kind: str, name: str = "", all_namespaces: bool = False) -> str:
+    def path(self, kind: str, name: str = "", all_namespaces: bool = False) -> str:
         """Return the path of one object on the API server, or of all objects of a kind."""
         everywhere = all_namespaces or kind == "namespace"
         place = "" if everywhere else f"/namespaces/{quote(self.namespace, safe='')}"
@@ -202,12 +203,12 @@ class Cluster:
 
     def list_objects(self, kind: str, selector: str = "") -> list[Object]:
         """Return this namespace's objects of a kind that match the label selector."""
-        return self._list(kind, self._path(kind), selector)
+        return self._list(kind, self.path(kind), selector)
 
     def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Object]:
         """Return the objects of all namespaces; of this one only if the user may not list the others."""
         try:
-            return self._list(kind, self._path(kind, all_namespaces=True), selector)
+            return self._list(kind, self.path(kind, all_namespaces=True), selector)
         except ForbiddenError:
             self.has_hidden_namespaces = True
             return self.list_objects(kind, selector)
@@ -220,7 +221,7 @@ class Cluster:
     def find(self, kind: str, name: str) -> Object | None:
         """Return one object of this namespace, or None if it does not exist."""
         try:
-            return self._call_json("GET", self._path(kind, name), f"read {_words(kind)} {name}")
+            return self._call_json("GET", self.path(kind, name), f"read {_words(kind)} {name}")
         except NotFoundError:
             return None
 
@@ -232,7 +233,7 @@ class Cluster:
         selector = f"involvedObject.name={name}" if name else f"involvedObject.kind=Pod,reason={reason}"
         try:
             query = {"fieldSelector": selector}
-            found = self._call_json("GET", self._path("event"), "read events", query=query)
+            found = self._call_json("GET", self.path("event"), "read events", query=query)
         except UnreachableError:
             raise
         except CliError:
@@ -243,12 +244,12 @@ class Cluster:
     def create(self, kind: str, thing: Object) -> Object:
         """Create an object in this namespace, and return it as stored. Raises ConflictError if its name is taken."""
         action = f"create {_words(kind)} {thing['metadata']['name']}"
-        return self._call_json("POST", self._path(kind), action, body=thing)
+        return self._call_json("POST", self.path(kind), action, body=thing)
 
     def patch(self, kind: str, name: str, changes: Object, action: str) -> Object:
         """Merge `changes` into an object, and return it as stored."""
         query = {"fieldManager": f"{CHART}:{user_and_host()}"[:128]}  # the API server keeps who did it
-        return self._call_json("PATCH", self._path(kind, name), action, query=query, body=changes)
+        return self._call_json("PATCH", self.path(kind, name), action, query=query, body=changes)
 
     def delete(
         self, kind: str, name: str, version: str | None = None, grace_seconds: int | None = None
@@ -263,7 +264,7 @@ class Cluster:
         if grace_seconds is not None:
             options["gracePeriodSeconds"] = grace_seconds
         with contextlib.suppress(NotFoundError):
-            self._call_json("DELETE", self._path(kind, name), f"delete {_words(kind)} {name}", body=options)
+            self._call_json("DELETE", self.path(kind, name), f"delete {_words(kind)} {name}", body=options)
 
     def suspend_job(self, name: str, suspended: bool) -> None:
         """Suspend a Job, which deletes its pods; or resume it, which creates them again."""
@@ -281,7 +282,7 @@ class Cluster:
         query = {"container": container, "follow": "true" if follow else "false"}
         query |= {"tailLines": str(lines)} if lines is not None else {}
         read_seconds = FOLLOW_SECONDS if follow else READ_SECONDS
-        path = f"{self._path('pod', pod)}/log"
+        path = f"{self.path('pod', pod)}/log"
         answer = self._call("GET", path, action, query=query, read_seconds=read_seconds)
         try:
             while block := answer.read1(65536):
@@ -298,10 +299,7 @@ class Cluster:
         self, pod: str, container: str, argv: list[str], stdin: IO[bytes] | None, idle_seconds: float
     ) -> ExecStream:
         """Start the command `argv` in a container; return its stdout as a stream (see `ExecStream`)."""
-        url = f"{self.configuration.host}{self._path('pod', pod)}/exec"
-        return ExecStream(
-            self.configuration, self.name, url, (pod, container), argv, stdin=stdin, idle_seconds=idle_seconds
-        )
+        return ExecStream(self, pod, container, argv, stdin=stdin, idle_seconds=idle_seconds)
 
 
 class ForbiddenError(CliError):
@@ -347,21 +345,6 @@ def api_error(status: int, body: str, action: str, cluster: str) -> CliError:
     return kind(problem, _FIXES.get(status, fix))
 
 
-_HANDSHAKE = re.compile(r"Handshake status (?P<status>\d{3})")
-
-
-def parse_handshake_error(reason: str) -> tuple[int, str] | None:
-    """Return (HTTP status, answer) of a rejected websocket, which the Kubernetes client reports as text.
-
-    Returns None when `reason` is another error.
-    """
-    found = _HANDSHAKE.search(reason)
-    if not found:
-        return None
-    answer = re.search(r"\{\"kind\":\"Status\".*\}", reason, re.DOTALL)
-    return int(found["status"]), (answer[0] if answer else reason).replace('\\\\"', '"').replace('\\"', '"')
-
-
 def _words(kind: str) -> str:
     return kind.replace("_", " ")
 
@@ -402,25 +385,22 @@ class ExecStream(CommandOutput):
 
     def __init__(
         self,
-        configuration: Any,
-        cluster: str,
-        url: str,
-        place: tuple[str, str],
+        cluster: Cluster,
+        pod: str,
+        container: str,
         argv: list[str],
         *,
         stdin: IO[bytes] | None,
         idle_seconds: float,
     ) -> None:
-        """Start the command `argv`. Raises CliError if the API server rejects the command.
+        """Start the command `argv` in a container. Raises CliError if the API server rejects the command.
 
-        `configuration` is that of the Kubernetes client, `cluster` the cluster's name in messages, `url` the address
-        of the pod's `exec`, and `place` is (pod, container). A thread sends `stdin` while stdout is read. A read fails
-        after `idle_seconds` in which no byte was received or sent.
+        A thread sends `stdin` while stdout is read. A read fails after `idle_seconds` in which no byte was received or
+        sent.
         """
         from kubernetes.client.rest import ApiException
         from kubernetes.stream.ws_client import websocket_call
 
-        pod, container = place
         self._action = f"run '{' '.join(argv[:5])}' in pod {pod}"
         self._idle_seconds = idle_seconds
         self._sent_at = time.monotonic()
@@ -431,25 +411,27 @@ class ExecStream(CommandOutput):
         self._failure: BaseException | None = None
         try:
             streams = {"stdin": stdin is not None, "stdout": True, "stderr": True, "tty": False}
+            query = [("container", container), ("command", argv)]
+            query += [(name, str(wanted).lower()) for name, wanted in streams.items()]
             client = websocket_call(
-                configuration,
+                cluster.configuration,
                 "GET",
-                url,
-                query_params=[
-                    ("container", container),
-                    ("command", argv),
-                    *((name, str(wanted).lower()) for name, wanted in streams.items()),
-                ],
-                headers=token_header(configuration),
+                f"{cluster.configuration.host}{cluster.path('pod', pod)}/exec",
+                query_params=query,
+                headers=token_header(cluster.configuration),
                 binary=True,
                 _preload_content=False,
             )
         except ApiException as error:
-            rejected = parse_handshake_error(str(error.reason))
-            if rejected:
-                raise api_error(*rejected, self._action, cluster) from error
+            reason = str(
+                error.reason
+            )  # of a rejected handshake: its status, and its answer as a literal of bytes
+            if rejected := re.search(r"Handshake status (\d{3})", reason):
+                answer = re.search(r"b(['\"]).*\1$", reason, re.DOTALL)
+                body = ast.literal_eval(answer[0]).decode(errors="replace") if answer else reason
+                raise api_error(int(rejected[1]), body, self._action, cluster.name) from error
             raise CliError(
-                f"cannot {self._action}: {error.reason}",
+                f"cannot {self._action}: {reason}",
                 "check that the pod runs, then run your command again",
             ) from error
         self._socket = client.sock

@@ -133,8 +133,6 @@ class LaunchResult:
     """False: the release had this training already, and it neither failed nor was stopped."""
     keep: Path
     """The file with the training's values."""
-    held_by: str
-    """The values with `scheduling.suspend: true`, described for a message; empty if nothing holds the training back."""
 
 
 def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = ((),)) -> list[TrainingPlan]:
@@ -203,9 +201,7 @@ def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defau
     return values
 
 
-def launch(
-    plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster, *, may_be_held: bool = True
-) -> LaunchResult:
+def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster) -> LaunchResult:
     """Upload what has changed, write the values to a file, and upgrade the release to them.
 
     A failed or stopped training with these values continues. The leases of the release and of the job's name are
@@ -213,7 +209,7 @@ def launch(
 
     Raises:
         UsageError: helm or the cluster rejects the values, the job's name is taken, the user does not confirm, or
-            `scheduling.suspend` holds the training back without `may_be_held`.
+            `scheduling.suspend` would hold the training back.
         OtherRunError: another `run` holds one of the leases.
         LauncherError: the cluster, the storage or helm failed.
     """
@@ -230,10 +226,11 @@ def launch(
         current = session.run_if_installed()
         base = session if current else _choose_base_release(session, options.base_release)
         values = merge_values(base.read_base_values(helm), plan.values)
-        held_by = _find_hold(plan, values, base)
-        if held_by and not may_be_held:
+        scheduling = values.get("scheduling") or {}
+        if scheduling.get("suspend") and not scheduling.get("queue"):  # a queue starts the Job itself
             raise UsageError(
-                f"scheduling.suspend is true in {held_by}, so the training would not start",
+                f"scheduling.suspend is true in the values of this training or of release {base.release}, so the "
+                "training would not start",
                 "add --set scheduling.suspend=false",
             )
         check_job_name_is_free(session, merge_values(read_defaults(), values))
@@ -252,22 +249,9 @@ def launch(
         )
         helm.upgrade(options.release, values, f"run by {user_and_host()}")
         # helm neither resumes a suspended Job nor starts a failed one again.
-        is_continued = continue_training(cluster, session.run(), is_held=bool(held_by))
+        is_continued = continue_training(cluster, session.run())
     session.expected_job = k8s_job
-    return LaunchResult(session, is_new or is_continued, keep, held_by)
-
-
-def _find_hold(plan: TrainingPlan, complete: Values, base: ClusterSession) -> str:
-    """Return a description of the values with `scheduling.suspend: true`; empty if nothing holds the training back.
-
-    `complete` are the values of the release `base`, overridden by those of the plan.
-    """
-    scheduling = complete.get("scheduling") or {}
-    if not scheduling.get("suspend") or scheduling.get("queue"):  # a queue starts the Job itself
-        return ""
-    if "suspend" in (plan.values.get("scheduling") or {}):
-        return "the training's values (-f or --set)"
-    return f"the values of release {base.release} ({command_text('base', *base.options())} prints them)"
+    return LaunchResult(session, is_new or is_continued, keep)
 
 
 def check_job_name_is_free(session: ClusterSession, values: Values) -> None:
@@ -505,30 +489,29 @@ _SERVER_LABELS = {
 }
 
 
-def continue_training(cluster: Cluster, run: ReleaseRun, *, is_held: bool = False) -> bool:
+def continue_training(cluster: Cluster, run: ReleaseRun) -> bool:
     """Resume a release's suspended Jobs, and start its training Job again if it has failed; return whether one was.
 
-    Jobs with a Kueue queue stay suspended: the queue starts them. So does the training Job if `is_held`, because the
-    release has `scheduling.suspend: true`. A failed training is not started again after a failure of the data Job: it
-    needs another data Job, and so another `runId`.
+    Jobs with a Kueue queue stay suspended: the queue starts them. A failed training is not started again after a
+    failure of the data Job: it needs another data Job, and so another `runId`.
     """
     jobs = [job for name in (run.k8s_job, run.k8s_data_job) if name and (job := cluster.find("job", name))]
     states = {object_states.name_of(job): object_states.job_state(job)[0] for job in jobs}
-    is_stopped = False
-    for job in jobs:
-        name = object_states.name_of(job)
-        stays = object_states.queue_of(job) or (is_held and name == run.k8s_job)
-        if states[name] == "suspended" and not stays:
-            report(f"resumed: {name}")
-            cluster.suspend_job(name, False)
-            is_stopped = True
+    stopped = [
+        name
+        for job in jobs
+        if states[name := object_states.name_of(job)] == "suspended" and not object_states.queue_of(job)
+    ]
+    for name in stopped:
+        report(f"resumed: {name}")
+        cluster.suspend_job(name, False)
     has_failed = states.get(run.k8s_job) == "failed" and states.get(run.k8s_data_job) != "failed"
     if has_failed:
         report(
             f"the training has failed: starting Job {run.k8s_job} again, which resumes from the newest checkpoint"
         )
         recreate_job(cluster, jobs[0])
-    return has_failed or is_stopped
+    return has_failed or bool(stopped)
 
 
 def recreate_job(cluster: Cluster, job: Object) -> None:

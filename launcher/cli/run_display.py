@@ -6,7 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -32,6 +32,9 @@ from launcher.cli.terminal import command_text, console, curve_table, print_line
 from launcher.reporting import text_formats
 from launcher.reporting.text_formats import best_pass, duration, number, rate, scores, utc_time
 from launcher.schema import RestartRecord
+
+if TYPE_CHECKING:
+    from launcher.cli.job_sessions import Session
 
 _COLOURS = {"complete": "green", "failed": "red", "missing": "red", "training": "cyan", "running": "cyan"}
 _LOST_PHASES = ("missing", "Failed", "Unknown", "Deleting")  # of a pod that is replaced by a new one
@@ -287,22 +290,6 @@ PAUSE_SECONDS = 2.0  # between two polls
 Report = Callable[[str], None]
 
 
-class ViewSource(Protocol):
-    """Reads the present state of a run: a session on a cluster or on a folder."""
-
-    def options(self) -> list[str]:
-        """Return the options that select the run in a command, without those that are defaults."""
-        ...
-
-    def poll_view(self, log: bool = False) -> RunView:
-        """Return the run's present state; no reader pod is created if the state of the Job is enough."""
-        ...
-
-    def read_view(self, log: bool = False) -> RunView:
-        """Return the run's present state, including what only the files on the storage contain, such as the score."""
-        ...
-
-
 @dataclass
 class LinePrinter:
     """Prints the views of a run as lines, each when enough has changed since the last one."""
@@ -411,7 +398,7 @@ def _check_not_failed(view: RunView, options: Sequence[str]) -> None:
         raise RunFailedError(f"there is no run to wait for: {'; '.join(view.notes)}")
 
 
-def follow_run(session: ViewSource, timeout: float, *, to_stderr: bool = False) -> RunView:
+def follow_run(session: Session, timeout: float, *, to_stderr: bool = False) -> RunView:
     """Show a run until it is complete; return its last view, with the score. Raises as `poll_until_over`.
 
     The run is shown as a screen that is redrawn if stdout is a terminal, else as lines. With `to_stderr`, which

@@ -30,7 +30,6 @@ from launcher.cli.shared_options import (
     with_session,
 )
 from launcher.cli.terminal import (
-    command_text,
     console,
     curve_table,
     print_blocks,
@@ -71,21 +70,10 @@ def run(
     session = launched.session
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")
-    is_held = False
-    if launched.held_by and (view := session.poll_view()).state == "suspended":
-        is_held = True
-        report(
-            f"the training does not run: scheduling.suspend is true in {launched.held_by}. Start it: "
-            f"{command_text('resume', *session.options(), '--follow')}; the next `run` or helm upgrade suspends it "
-            "again, unless you add --set scheduling.suspend=false"
-        )
-    else:
-        with explain_interrupt(lambda: describe_following(session.options())):
-            view = follow_run(session, timeout, to_stderr=output is OutputFormat.json)
+    with explain_interrupt(lambda: describe_following(session.options())):
+        view = follow_run(session, timeout, to_stderr=output is OutputFormat.json)
     if output is OutputFormat.json:
         print_json({**view.as_json(), "values": str(launched.keep), "changed": launched.changed})
-        return
-    if is_held:
         return
     out = console()
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them

@@ -15,14 +15,13 @@ from rich.text import Text
 
 from launcher.cli.cluster_api import Cluster, UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, UsageError
-from launcher.cli.job_sessions import ClusterSession
+from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.launch_training import LaunchOptions, expand_grid, launch, plan_trainings
 from launcher.cli.releases import Helm, list_releases
 from launcher.cli.run_display import (
     UNREACHABLE_SECONDS,
     LinePrinter,
     Report,
-    ViewSource,
     explain_interrupt,
     open_screen,
     progress_text,
@@ -53,7 +52,7 @@ class Trial:
     release: str
     settings: tuple[str, ...]
     """The combination of values, each as `key=value`."""
-    session: ViewSource | None = None
+    session: Session | None = None
     """Reads the state of the trial's run; None until the training is launched."""
     view: RunView | None = None
 
@@ -112,10 +111,10 @@ def sweep(
     check_releases_are_free(cluster, list(numbered))
     trials = [Trial(job, chosen) for job, chosen in zip(numbered, combinations, strict=True)]
 
-    def launch_trial(trial: Trial) -> ViewSource:
+    def launch_trial(trial: Trial) -> Session:
         file = folder / f"{trial.release}.values.yaml"
         options_of_trial = dataclasses.replace(options, release=trial.release, keep=file)
-        return launch(numbered[trial.release], options_of_trial, helm, cluster, may_be_held=False).session
+        return launch(numbered[trial.release], options_of_trial, helm, cluster).session
 
     out = console()
     terminal = out if output is OutputFormat.text and out.is_terminal else None
@@ -177,7 +176,7 @@ def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
 def train_all(
     trials: Sequence[Trial],
     parallel: int,
-    launch_trial: Callable[[Trial], ViewSource],
+    launch_trial: Callable[[Trial], Session],
     show: Callable[[], None],
     report: Report,
     *,

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 
 import kubernetes
 import pytest
+from kubernetes.client.rest import ApiException
 
 from launcher.cli import cluster_api
 from launcher.cli.cluster_api import Cluster, ConflictError, UnreachableError, user_and_host
@@ -35,13 +36,26 @@ def test_a_rejected_call_is_reported_with_the_reason(status, body, parts):
     assert all(part in message for part in parts)
 
 
-def test_a_rejected_websocket_is_parsed_from_the_clients_text():
-    text = (
-        "Handshake status 403 Forbidden -+-+- {'audit-id': 'x'} -+-+- "
-        'b\'{"kind":"Status","message":"cannot","code":403}\\n\''
-    )
-    assert cluster_api.parse_handshake_error(text) == (403, '{"kind":"Status","message":"cannot","code":403}')
-    assert cluster_api.parse_handshake_error("connection refused") is None
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        (
+            "Handshake status 403 Forbidden -+-+- {'audit-id': 'x'} -+-+- "
+            'b\'{"kind":"Status","message":"cannot \\\\"x\\\\"","code":403}\\n\'',
+            'HTTP status 403: cannot "x". Fix: ask the owner',
+        ),
+        ("Handshake status 502 Bad Gateway", "HTTP status 502: Handshake status 502 Bad Gateway. Fix: "),
+        ("connection refused", "connection refused. Fix: check that the pod runs"),
+    ],
+)
+def test_a_rejected_command_is_reported_with_the_answer(monkeypatch, server, reason, expected):
+    def reject(*_, **__):
+        raise ApiException(status=0, reason=reason)
+
+    monkeypatch.setattr("kubernetes.stream.ws_client.websocket_call", reject)
+    with pytest.raises(CliError, match="cannot run 'ls' in pod p: ") as raised:
+        server.cluster().exec("p", "c", ["ls"], None, 1.0)
+    assert expected in str(raised.value)
 
 
 def test_a_missing_release_is_reported_with_those_that_exist(monkeypatch):

@@ -59,11 +59,9 @@ def start_command(monkeypatch: pytest.MonkeyPatch, wanted: int, given: bytes) ->
     monkeypatch.setattr(cluster_api, "time", SimpleNamespace(monotonic=lambda: socket.clock))
     opened = SimpleNamespace(sock=socket)
     monkeypatch.setattr("kubernetes.stream.ws_client.websocket_call", lambda *_, **__: opened)
-    configuration, place = SimpleNamespace(auth_settings=dict), ("pod", "reader")
-    source = io.BytesIO(given)
-    return ExecStream(
-        configuration, "local", "url", place, ["untar"], stdin=source, idle_seconds=IDLE_SECONDS
-    )
+    configuration = SimpleNamespace(auth_settings=dict, host="http://x")
+    cluster = cluster_api.Cluster(configuration, "paddle", "local")
+    return ExecStream(cluster, "pod", "reader", ["untar"], stdin=io.BytesIO(given), idle_seconds=IDLE_SECONDS)
 
 
 def test_an_upload_may_take_longer_than_the_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 from collections.abc import Callable
@@ -14,10 +13,10 @@ import yaml
 
 from launcher.cli import launch_training, run_lease
 from launcher.cli.cluster_api import Cluster
-from launcher.cli.commands import run, sweep
+from launcher.cli.commands import sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
-from launcher.cli.releases import Helm, list_releases, merge_values
+from launcher.cli.releases import Helm, merge_values
 from launcher.cli.run_display import describe_following, explain_interrupt
 
 from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
@@ -64,14 +63,12 @@ def launch(
     request: launch_training.LaunchOptions,
     batch: int = 8,
     helm: FakeHelm | None = None,
-    *,
-    may_be_held: bool = True,
     **values: Any,
 ) -> launch_training.LaunchResult:
     given = {"jobName": "mine", "training": {"batchSize": batch}, **values}
     made = launch_training.TrainingPlan([], given)
     return launch_training.launch(
-        made, request, cast(Helm, helm or FakeHelm(cluster)), cast(Cluster, cluster), may_be_held=may_be_held
+        made, request, cast(Helm, helm or FakeHelm(cluster)), cast(Cluster, cluster)
     )
 
 
@@ -101,61 +98,19 @@ def test_a_run_of_a_stopped_training_resumes_it(here: Path) -> None:
     assert cluster.suspended == [("mine-8", False)]
 
 
-def test_a_run_does_not_resume_a_training_that_scheduling_suspend_holds_back(here: Path) -> None:
-    cluster = make_cluster()
-    cluster.add_release(k8sJob="mine-8", jobName="mine", base="scheduling: {suspend: true}\n")
-    cluster.jobs = [make_job("mine-8", suspended=True)]
-    launched = launch(cluster, launch_options())
-    assert (launched.changed, launched.held_by) == (
-        False,
-        "the values of release paddle-training (python -m launcher base prints them)",
-    )
-    assert cluster.suspended == [], "only `scheduling.suspend: false`, or `resume`, starts it"
-
-
-def test_scheduling_suspend_of_the_training_itself_is_said_to_be_its_own(here: Path) -> None:
-    cluster = make_cluster("paddle-training")
-    cluster.jobs = [make_job("mine-8", suspended=True)]
-    launched = launch(cluster, launch_options(replace=True), scheduling={"suspend": True})
-    assert launched.held_by == "the training's values (-f or --set)"
-    assert cluster.suspended == []
-    cluster.add_release(k8sJob="mine-8", jobName="mine", base="scheduling: {suspend: true}\n")
-    assert not launch(cluster, launch_options(), scheduling={"suspend": False}).held_by
-
-
-def test_a_sweep_does_not_create_releases_that_scheduling_suspend_holds_back(here: Path) -> None:
-    cluster = make_cluster()
-    cluster.add_release(base="scheduling: {suspend: true}\n")
-    with pytest.raises(
-        UsageError,
-        match=r"scheduling.suspend is true in the values of release paddle-training .*"
-        r"Fix: add --set scheduling.suspend=false",
-    ):
-        launch(cluster, launch_options(release="mine"), may_be_held=False)
-    assert [release.name for release in list_releases(cast(Cluster, cluster))] == ["paddle-training"]
-    queued = make_cluster()
-    queued.add_release(base="scheduling: {suspend: true, queue: research}\n")
-    assert not launch(queued, launch_options(release="mine"), may_be_held=False).held_by, (
-        "the queue starts it"
-    )
-
-
-@pytest.mark.parametrize("output", ["text", "json"])
-def test_run_does_not_follow_a_training_that_scheduling_suspend_holds_back(
-    cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch, output: str
+@pytest.mark.parametrize("of_training", [True, False])
+def test_a_training_that_scheduling_suspend_would_hold_back_is_rejected(
+    here: Path, of_training: bool
 ) -> None:
-    cluster = make_cluster()
-    cluster.jobs = [make_job(K8S_JOB, suspended=True)]
-    cluster.add_release()
-    session = ClusterSession(cast(Cluster, cluster), "paddle-training")
-    monkeypatch.setattr(run, "plan_trainings", lambda *_: [launch_training.TrainingPlan([], {})])
-    monkeypatch.setattr(run.LaunchOptions, "connect", lambda _: cluster)
-    monkeypatch.setattr(run, "launch", lambda *_: launch_training.LaunchResult(session, True, here, "FILE"))
-    code, out, err = cli("run", "x", "--timeout", "0", "-o", output)
-    assert code == 0, err
-    assert "scheduling.suspend is true in FILE. Start it: python -m launcher resume --follow" in err
-    assert "--set scheduling.suspend=false" in err, "`resume` starts it only until the next upgrade"
-    assert (json.loads(out)["state"] == "suspended") if output == "json" else (out == "")
+    cluster = make_cluster("paddle-training")
+    held = {"scheduling": {"suspend": True}}
+    if not of_training:
+        cluster.add_release(base=yaml.safe_dump(held))
+    with pytest.raises(UsageError, match=r"scheduling.suspend is true in .* Fix: add --set scheduling"):
+        launch(cluster, launch_options(replace=True), **(held if of_training else {}))
+    assert not (here / "kept.yaml").exists()
+    queued = {"scheduling": {"suspend": True, "queue": "research"}}
+    assert launch(cluster, launch_options(replace=True), **queued).changed, "the queue starts it"
 
 
 @pytest.mark.parametrize("data_failed", [False, True])
