@@ -8,8 +8,7 @@ from pathlib import Path
 import pulumi
 from pulumi.runtime import config as engine_config
 
-from infra.settings_errors import SettingsError
-from infra.settings_loader import load_settings
+from infra.settings import SettingsError, load_settings
 from infra.stack_builder import build_stack
 
 
@@ -22,12 +21,11 @@ def main() -> None:
     # The SDK creates thousands of classes that live until the end. Garbage collection would search them again
     # and again, which takes a fifth of the program's time.
     gc.disable()
-    project, folder = pulumi.get_project(), Path(__file__).resolve().parent
+    folder = Path(__file__).resolve().parent
     config = {**engine_config.get_config_env(), **engine_config.CONFIG.get()}
     try:
-        settings = load_settings(config, project, filter(engine_config.is_config_secret, config))
-        region = config.get("aws:region", "")
-        outputs = build_stack(settings, project, pulumi.get_stack(), folder, region)
+        settings = load_settings(config, filter(engine_config.is_config_secret, config))
+        outputs = build_stack(settings, pulumi.get_project(), pulumi.get_stack(), folder)
     except SettingsError as error:
         # RunError prints the message without a stack trace: the mistake is in the settings.
         raise pulumi.RunError(str(error)) from None

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from aws import destroy_plan, doctor, hourly_cost, image_push, preview_comment, smoke_test, state_backend
 from aws.stack_access import FOLDER, CommandError, make_clients, read_stack
-from infra import chart_values, iam_policies, instance_types
-from infra.settings_errors import SettingsError
+from infra import chart_values, iam_policies
+from infra.settings import SettingsError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for the owner of an AWS stack.")
 out = Console(soft_wrap=True, highlight=False, markup=False)
@@ -110,8 +110,11 @@ def push_image(
     url = target.outputs().get("registry")
     if url is None:
         raise CommandError(f"stack {stack} has no registry yet. Fix: pulumi up --stack {stack}")
-    arch = "arm64" if instance_types.is_arm(target.settings.nodes.instance_types[0]) else "amd64"
-    wanted = runtime or chart_values.effective_values(target.settings, FOLDER)["runtime"]
+    arch = "arm64" if target.settings.nodes.is_arm else "amd64"
+    wanted = (
+        runtime
+        or chart_values.with_defaults(chart_values.user_values(target.settings, FOLDER), FOLDER)["runtime"]
+    )
     build = image_push.ImageBuild(arch, base, wanted, custom)
     image = image_push.push_image(url, FOLDER / "launcher", build, make_clients(target.region)("ecr"))
     target.pulumi("config", "set", "paddle-training:image", image)

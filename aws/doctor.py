@@ -21,8 +21,8 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from aws import image_push
 from aws.stack_access import AwsStack, Client, call_if_exists
-from infra import cluster_access, constants, iam_policies, instance_types
-from infra.settings_rules import is_open
+from infra import aws_facts, cluster_access, iam_policies
+from infra.settings import is_open
 
 # Quotas of an account in a region: service, quota code, description. Those of vCPU are by market and kind of family;
 # codes: `aws service-quotas list-service-quotas --service-code ec2`.
@@ -92,10 +92,10 @@ def check_access(stack: AwsStack, client: Client) -> Findings:
         if arn.split(":")[4] != mine.split(":")[4]:
             text = f"{setting}: {arn} belongs to another account, so it was not checked"
             yield unknown(text, "check there that it exists")
-    found = list(cluster_access.principal_problems(cluster, mine, partial(find_principal_arn, client)))
+    found = list(cluster_access.principal_problems(stack.settings, mine, partial(find_principal_arn, client)))
     if not found:
         yield ok("all cluster.admins and cluster.viewers of this account exist in IAM")
-    missing = cluster_access.caller_problem(cluster, mine)
+    missing = cluster_access.caller_problem(stack.settings, mine)
     if missing is None:
         yield ok(f"{mine} is an administrator of the cluster")
     for problem in [*found, *([] if missing is None else [missing])]:
@@ -114,7 +114,7 @@ def offered_zones(client: Client) -> list[str]:
     """Return the names of the region's availability zones in which EKS supports control planes."""
     filters = [{"Name": "opt-in-status", "Values": ["opt-in-not-required"]}]
     found = client("ec2").describe_availability_zones(Filters=filters)["AvailabilityZones"]
-    unfit = constants.ZONES_WITHOUT_CONTROL_PLANE
+    unfit = aws_facts.ZONES_WITHOUT_CONTROL_PLANE
     fit = (zone for zone in found if zone["State"] == "available" and zone["ZoneId"] not in unfit)
     return sorted(zone["ZoneName"] for zone in fit)
 
@@ -200,8 +200,7 @@ def check_quotas(stack: AwsStack, client: Client) -> Findings:
         if quota_of in VCPU:
             cpu = one.get("CpuOptions") or {}
             used[quota_of] += cpu.get("CoreCount", 1) * cpu.get("ThreadsPerCore", 2)
-    arm = instance_types.is_arm(nodes.instance_types[0])
-    single = list(constants.SYSTEM_TYPES[arm][:1]) if nodes.has_system_group else []
+    single = list(aws_facts.SYSTEM_TYPES[nodes.is_arm][:1]) if nodes.has_system_group else []
     single += [bastion.instance_type] if bastion.enabled else []
     types = ec2.describe_instance_types(InstanceTypes=sorted({*nodes.instance_types, *single}))
     cores = {kind["InstanceType"]: kind["VCpuInfo"]["DefaultVCpus"] for kind in types["InstanceTypes"]}

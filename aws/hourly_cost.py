@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from infra import constants, instance_types
+from infra import aws_facts
 from infra.settings import Settings
 
 # AWS converts monthly prices with this number of hours.
@@ -118,12 +118,11 @@ def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 
             count = nodes.max if nodes.auto else nodes.desired
         yield from _training_nodes(settings, count)
         if nodes.has_system_group:
-            arm = instance_types.is_arm(nodes.instance_types[0])
-            yield _machines("system node", constants.SYSTEM_TYPES[arm][0], 1)
+            yield _machines("system node", aws_facts.SYSTEM_TYPES[nodes.is_arm][0], 1)
             disk = _fixed(nodes.disk_gib * month["gp3_gib"] / HOURS_PER_MONTH)
             yield CostItem("system node's disk, gp3", nodes.disk_gib, "GiB", disk)
         if network.vpc_id == "" and network.nat == "none":
-            endpoints = len(constants.PRIVATE_SERVICES) * network.zones
+            endpoints = len(aws_facts.PRIVATE_SERVICES) * network.zones
             price = _fixed(endpoints * hour["interface_endpoint"])
             yield CostItem("interface endpoints", endpoints, "endpoint", price)
         elif network.vpc_id == "":

@@ -19,9 +19,8 @@ from urllib.parse import urlsplit
 import yaml
 
 from aws.stack_access import FOLDER, CommandError, read_stack
-from infra import chart_check, chart_values
-from infra.settings_errors import SettingsError
-from infra.settings_loader import load_settings, read_stack_config
+from infra import chart_values
+from infra.settings import SettingsError, load_settings, read_stack_config
 
 # The workflow finds its earlier comment by this line and replaces it.
 MARKER = "<!-- paddle-training preview of {stack} -->"
@@ -109,7 +108,7 @@ def render_chart(folder: Path, stack: str) -> str:
     """
     settings = load_settings(read_stack_config(folder, stack))
     # Without the stack's image: its digest differs with every commit, and this diff is about the chart.
-    done = chart_check.run_helm_template(settings, chart_values.user_values(settings, folder), folder)
+    done = chart_values.run_helm_template(settings, chart_values.user_values(settings, folder), folder)
     if done.returncode != 0:
         raise CommandError(
             f"helm cannot render the chart in {folder}. Fix: correct the cause:\n{done.stderr.strip()}"

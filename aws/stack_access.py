@@ -22,9 +22,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 
 from infra import naming
-from infra.settings import Settings
-from infra.settings_errors import PROJECT
-from infra.settings_loader import load_settings, read_stack_config
+from infra.settings import PROJECT, Settings, load_settings, read_stack_config
 
 FOLDER = Path(__file__).resolve().parent.parent
 """The project folder, with `Pulumi.yaml` and the stack files."""
@@ -46,11 +44,15 @@ class CommandError(Exception):
 
 @dataclass(frozen=True)
 class AwsStack:
-    """The name, region (`aws:region`) and validated settings of a stack."""
+    """The name and the validated settings of a stack."""
 
     name: str
-    region: str
     settings: Settings
+
+    @property
+    def region(self) -> str:
+        """Return the setting `aws:region`."""
+        return self.settings.region
 
     @property
     def tags(self) -> dict[str, str]:
@@ -88,14 +90,13 @@ def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
         CommandError: the stack's target is not aws.
         SettingsError: the stack does not exist, or its settings are invalid.
     """
-    config = read_stack_config(FOLDER, stack, changes)
-    settings = load_settings(config)
+    settings = load_settings(read_stack_config(FOLDER, stack, changes))
     if settings.target != "aws":
         raise CommandError(
             f"stack {stack} has target {settings.target}, and this command needs target aws. Fix: give the "
             "name of an AWS stack (make: STACK=dev)"
         )
-    return AwsStack(stack, config["aws:region"], settings)
+    return AwsStack(stack, settings)
 
 
 def make_clients(region: str) -> Client:

@@ -18,9 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from docs.json_schemas import json_schema  # noqa: E402
-from docs.setting_meanings import MEANINGS, SECTIONS  # noqa: E402
-from infra import settings_schema  # noqa: E402
-from infra.settings import Settings  # noqa: E402
+from infra.settings import Settings, describe_field, describe_settings  # noqa: E402
 from launcher import schema  # noqa: E402
 from launcher.cli.main import typer_app  # noqa: E402
 
@@ -87,24 +85,22 @@ def default(value: Any) -> str:
 
 
 def settings_page() -> str:
-    """Return the text of the page docs/reference/settings.md.
-
-    Raises KeyError for a section or key that has no meaning in setting_meanings.py.
-    """
+    """Return the text of the page docs/reference/settings.md."""
     schema = Settings.model_json_schema(by_alias=True)
     single, sections = "", ""
-    for key, meaning, value in settings_schema.describe_settings():
-        found = schema["properties"][key]
-        section = schema["$defs"].get(found.get("$ref", "").rpartition("/")[2])
+    for key, meaning, value, section in describe_settings():
         if section is None:
-            single += f"| `{key}` | {cell(meaning)} | {allowed(found)} | {default(value)} |\n"
+            single += (
+                f"| `{key}` | {cell(meaning)} | {allowed(schema['properties'][key])} | {default(value)} |\n"
+            )
             continue
-        rows = (
-            f"| `{key}.{name}` | {MEANINGS[f'{key}.{name}']} | {allowed(inner)} | {default(value[name])} |\n"
-            for name, inner in section["properties"].items()
-        )
+        rows = ""
+        for field in section.model_fields.values():
+            name = str(field.alias)
+            limits = allowed(schema["$defs"][section.__name__]["properties"][name])
+            rows += f"| `{key}.{name}` | {describe_field(field)[0]} | {limits} | {default(value[name])} |\n"
         head = "| key | meaning | value | default |\n| --- | --- | --- | --- |\n"
-        sections += f"\n## {key}\n\n{SECTIONS[key]}\n\n{head}" + "".join(rows)
+        sections += f"\n## {key}\n\n{meaning}\n\n{head}{rows}"
     return SETTINGS + single + sections
 
 

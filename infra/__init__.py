@@ -1,9 +1,9 @@
 """The Pulumi program.
 
-`stack_builder.py` is the entry point. It reads the inputs (`stack_inputs.py`) and creates the components of
-target kubeconfig, or calls `target_aws.py`: one `ComponentResource` per module.
+`stack_builder.py` is the entry point. It reads the inputs (`chart_values.py`) and creates the release of target
+kubeconfig, or calls `target_aws.py`, which creates the components: one `ComponentResource` or one group of related
+ones per module.
 
-Modules that import no pulumi, so that tests and other tools use them without an engine: `settings*`,
-`setting_types`, `chart_values`, `chart_check`, `cluster_access`, `cluster_preflight`,
-`naming`, `constants`, `instance_types`, `iam_policies`.
+Modules that import no pulumi, so that tests and other tools use them without an engine: `settings`, `chart_values`,
+`cluster_access`, `naming`, `aws_facts`, `iam_policies`.
 """

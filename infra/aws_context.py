@@ -1,19 +1,35 @@
-"""What all AWS components share: names, tags, account and region (`AwsContext`), their base class, and IAM roles."""
+"""What all AWS components share: names, tags, account and region (`AwsContext`), and their base class."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pulumi
 import pulumi_aws as aws
 
-from infra import iam_policies, naming, retained_resources
+from infra import iam_policies
 from infra.settings import IamSettings
-from infra.stack_inputs import StackInputs
 
 _OBJECT = "aws:s3/bucketObjectv2:BucketObjectv2"
+Found = TypeVar("Found")
+# Texts of the provider's errors for a resource that does not exist; these errors have no types.
+_NOT_FOUND = re.compile(
+    r"not.?found|no ?such|no matching .* found|couldn't find|empty result|does not exist|is Pending",
+    re.IGNORECASE,
+)
+
+
+def read_if_exists(read: Callable[[str], Found], id_: str) -> Found | None:
+    """Return `read(id_)`, or None if it raises because the resource does not exist; raise all other errors."""
+    try:
+        return read(id_)
+    except Exception as error:
+        if _NOT_FOUND.search(str(error)):
+            return None
+        raise
 
 
 @dataclass(frozen=True)
@@ -78,30 +94,6 @@ class AwsContext:
         return name if name.startswith("arn:") else f"arn:{self.partition}:iam::{self.account}:{name}"
 
 
-def create_context(inputs: StackInputs, region: str) -> AwsContext:
-    """Return the stack's context: read the account from AWS and check the resources that a destroy kept.
-
-    Raises:
-        SettingsError: the stack's name is too long, or `check_retained` found a problem.
-    """
-    project, stack, settings = inputs.project, inputs.stack, inputs.settings
-    naming.check_prefix_length(project, stack)
-    caller = aws.get_caller_identity()
-    prefix, stack_tags = naming.prefix(project, stack), naming.stack_tags(project, stack)
-    imports = retained_resources.check_retained(settings, prefix, stack_tags)
-    return AwsContext(
-        prefix=prefix,
-        tags={**settings.tags, **stack_tags},
-        stack_tags=stack_tags,
-        region=region,
-        account=caller.account_id,
-        partition=caller.arn.split(":")[1],
-        protect=settings.storage.protect,
-        iam=settings.iam,
-        imports=imports,
-    )
-
-
 # Component type → its types in earlier releases. A component's type is part of the URNs of its children: without
 # its earlier type, the engine would replace them, the file system included.
 FORMER_TYPES: Mapping[str, tuple[str, ...]] = {}
@@ -125,35 +117,50 @@ class AwsComponent(pulumi.ComponentResource):
         self.context = context
         self.child = pulumi.ResourceOptions(parent=self)
 
+    def create_role(self, part: str, service: str) -> aws.iam.Role:
+        """Create a role that one AWS service assumes."""
+        iam = self.context.iam
+        return aws.iam.Role(
+            self.context.named(part),
+            assume_role_policy=iam_policies.trust(service),
+            path=iam.path,
+            permissions_boundary=iam.permissions_boundary or None,
+            opts=self.child,
+        )
 
-def create_role(context: AwsContext, part: str, service: str, parent: pulumi.Resource) -> aws.iam.Role:
-    """Create a role that one AWS service assumes."""
-    boundary = context.iam.permissions_boundary
-    return aws.iam.Role(
-        context.named(part),
-        assume_role_policy=iam_policies.trust(service),
-        path=context.iam.path,
-        permissions_boundary=boundary if boundary != "" else None,
-        opts=pulumi.ResourceOptions(parent=parent),
-    )
+    def attach_aws_policy(self, part: str, role: aws.iam.Role, policy: str) -> aws.iam.RolePolicyAttachment:
+        """Attach a policy that AWS manages to a role."""
+        return aws.iam.RolePolicyAttachment(
+            self.context.named(part),
+            role=role.name,
+            policy_arn=f"arn:{self.context.partition}:iam::aws:policy/{policy}",
+            opts=self.child,
+        )
 
+    def add_inline_policy(
+        self, part: str, role: aws.iam.Role, policy: pulumi.Input[str]
+    ) -> aws.iam.RolePolicy:
+        """Add an inline policy to a role."""
+        return aws.iam.RolePolicy(self.context.named(part), role=role.name, policy=policy, opts=self.child)
 
-def attach_aws_policy(
-    context: AwsContext, part: str, to: aws.iam.Role, policy: str, parent: pulumi.Resource
-) -> aws.iam.RolePolicyAttachment:
-    """Attach a policy that AWS manages to a role."""
-    return aws.iam.RolePolicyAttachment(
-        context.named(part),
-        role=to.name,
-        policy_arn=f"arn:{context.partition}:iam::aws:policy/{policy}",
-        opts=pulumi.ResourceOptions(parent=parent),
-    )
+    def add_pod_identity(
+        self, cluster: pulumi.Input[str], part: str, account: tuple[str, str], policy: pulumi.Input[str]
+    ) -> aws.eks.PodIdentityAssociation:
+        """Give pods of one Kubernetes service account AWS credentials (EKS pod identity) of a new role.
 
-
-def add_inline_policy(
-    context: AwsContext, part: str, to: aws.iam.Role, policy: pulumi.Input[str], parent: pulumi.Resource
-) -> aws.iam.RolePolicy:
-    """Add an inline policy to a role."""
-    return aws.iam.RolePolicy(
-        context.named(part), role=to.name, policy=policy, opts=pulumi.ResourceOptions(parent=parent)
-    )
+        Args:
+            cluster: name of the cluster.
+            part: name of role and association without the stack's prefix.
+            account: namespace and name of the service account.
+            policy: document of the role, as JSON.
+        """
+        role = self.create_role(part, "pods.eks.amazonaws.com")
+        allowed = self.add_inline_policy(part, role, policy)
+        return aws.eks.PodIdentityAssociation(
+            self.context.named(part),
+            cluster_name=cluster,
+            namespace=account[0],
+            service_account=account[1],
+            role_arn=role.arn,
+            opts=pulumi.ResourceOptions(parent=self, depends_on=[allowed]),
+        )

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pulumi
 import pulumi_aws as aws
 
-from infra import constants, iam_policies, instance_types
-from infra.aws_context import AwsComponent, AwsContext, add_inline_policy, attach_aws_policy, create_role
+from infra import aws_facts, iam_policies
+from infra.aws_context import AwsComponent, AwsContext
 from infra.efs_storage import EfsStorage
 from infra.settings import Settings
 
@@ -22,7 +22,7 @@ def mount_entry(host: str, file_system: str, access_point: str, *, with_iam: boo
     `with_iam`: mount the access point by efs-utils, with TLS and the role of the instance, as the file-system policy
     requires; else mount the root of the file system by NFS, for storage type `nfs`.
     """
-    options = f"{constants.NFS_MOUNT_OPTIONS},_netdev"
+    options = f"{aws_facts.NFS_MOUNT_OPTIONS},_netdev"
     if with_iam:
         return f"{file_system}:/ {MOUNT_POINT} efs {options},tls,iam,accesspoint={access_point} 0 0"
     return f"{host}:/ {MOUNT_POINT} nfs4 {options} 0 0"
@@ -66,13 +66,10 @@ class Bastion(AwsComponent):
         super().__init__("paddle:infra:Bastion", context, "bastion")
         name, instance_type = context.named("bastion"), settings.bastion.instance_type
         with_iam = settings.storage.type == "efs-csi"
-        role = create_role(context, "bastion", "ec2.amazonaws.com", self)
-        attached = attach_aws_policy(context, "bastion", role, "AmazonSSMManagedInstanceCore", self)
-        ready = [*ready, attached]
+        role = self.create_role("bastion", "ec2.amazonaws.com")
+        ready = [*ready, self.attach_aws_policy("bastion", role, "AmazonSSMManagedInstanceCore")]
         if with_iam:
-            ready.append(
-                add_inline_policy(context, "bastion", role, storage.with_arns(iam_policies.efs_mount), self)
-            )
+            ready.append(self.add_inline_policy("bastion", role, storage.with_arns(iam_policies.efs_mount)))
         profile = aws.iam.InstanceProfile(name, role=role.name, path=context.iam.path, opts=self.child)
         group = aws.ec2.SecurityGroup(
             name, vpc_id=vpc_id, description="The bastion: nothing in", opts=self.child
@@ -86,7 +83,7 @@ class Bastion(AwsComponent):
             opts=self.child,
         )
         nfs = storage.allow_nfs("bastion", group.id)
-        architecture = "arm64" if instance_types.is_arm(instance_type) else "x86_64"
+        architecture = "arm64" if aws_facts.is_arm(instance_type) else "x86_64"
         image = aws.ssm.get_parameter(
             name=IMAGE.format(architecture=architecture), opts=pulumi.InvokeOptions(parent=self)
         )

@@ -1,28 +1,27 @@
-"""Build the chart values of a stack from its settings and outputs. Imports no pulumi.
+"""Build the chart values of a stack from its settings and outputs, and check them. Imports no pulumi.
 
 Later sources override earlier ones, as with `helm -f`: the stack's own values (image, storage, processor of
-the nodes), `valuesFiles` in their order, the setting `values`. A null restores the chart's default.
+the nodes), `valuesFiles` in their order, the setting `values`. A null restores the chart's default, because the Release
+of pulumi-kubernetes omits nulls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+import json
+import subprocess
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from infra import constants
-from infra.instance_types import is_arm
-from infra.settings import Settings
-from infra.settings_errors import Problem, SettingsError
+from infra import naming
+from infra.aws_facts import GPU_TAINT
+from infra.iam_policies import MODELS, SOURCES
+from infra.settings import Problem, Settings, SettingsError, merge_values, read_yaml
 
 CHART = "charts/paddle-training"
 BUCKET_PLACEHOLDER = "{bucket}"
-
-# libyaml's loader takes a tenth of the time of the one in Python, where each read of the chart's values took 0.1 s.
-_YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 NO_LIMIT = (("training", "deadlineSeconds"), ("workDir", "sizeLimit"))
 """Values for which null means "no limit". A stack cannot set them to null: the Release of pulumi-kubernetes omits
@@ -40,108 +39,119 @@ class StackOutputs:
     bucket: str = ""
 
 
-def merge_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `base` with `over` merged into it, mapping by mapping, as helm merges values.
+# Placeholders for outputs of resources that do not exist yet.
+PLACEHOLDERS = StackOutputs(
+    image="example.invalid/paddle-training@sha256:" + "0" * 64,
+    file_system_id="fs-00000000000000000",
+    access_point_id="fsap-00000000000000000",
+    file_system_host="efs.example.internal",
+    bucket="the-stacks-bucket",
+)
 
-    A list replaces the other list, and a null removes the key.
+
+@dataclass(frozen=True)
+class StackInputs:
+    """What is known about a stack before its first resource: settings, names, and the chart values of its files.
+
+    Attributes:
+        folder: the project folder; paths in the settings are relative to it.
+        image: the image of all pods, or an empty text.
+        user_values: chart values from `valuesFiles` and `values`.
+        effective_values: `user_values` with the chart's defaults filled in.
     """
-    merged = dict(base)
-    for key, value in over.items():
-        below = merged.get(key)
-        if value is None:
-            merged.pop(key, None)
-        elif isinstance(value, Mapping):
-            merged[key] = merge_values(below if isinstance(below, Mapping) else {}, value)
-        else:
-            merged[key] = value
-    return merged
+
+    settings: Settings
+    project: str
+    stack: str
+    folder: Path
+    image: str
+    user_values: Mapping[str, Any]
+    effective_values: Mapping[str, Any]
+
+    @property
+    def prefix(self) -> str:
+        """Return the prefix of the names of the stack's resources."""
+        return naming.prefix(self.project, self.stack)
+
+    @property
+    def uses_host_ports(self) -> bool:
+        """Return whether the pods use host ports, which only a privileged namespace admits."""
+        return self.effective_values.get("hostPorts") is True
+
+    @property
+    def owner(self) -> str:
+        """Return the value of the namespace's label that identifies the stack that owns it."""
+        return self.prefix[:63].strip("-")
+
+    def release_values(self, *outputs: str) -> dict[str, Any]:
+        """Return the values of the Helm release; `outputs` are the fields of StackOutputs after `image`."""
+        return release_values(self.settings, StackOutputs(self.image, *outputs), self.user_values)
 
 
-def read_yaml(path: Path, key: str) -> dict[str, Any]:
-    """Return the mapping in a YAML file; an empty file is an empty mapping.
-
-    `key` is the setting that refers to the file, for the message.
+def read_stack_inputs(settings: Settings, project: str, stack: str, folder: Path) -> StackInputs:
+    """Read the files that the settings refer to, and check the rules between settings and chart values.
 
     Raises:
-        SettingsError: the file does not exist, is not YAML, or contains no mapping.
+        SettingsError: a file is missing or invalid, or the values cannot work on this stack.
     """
-
-    def invalid(reason: str) -> SettingsError:
-        limit, fix = "a YAML file with a mapping", "correct the path or the file"
-        return SettingsError([Problem(key, str(path), limit, reason, fix)])
-
-    try:
-        loaded = yaml.load(path.read_text(encoding="utf-8"), Loader=_YAML_LOADER)  # noqa: S506 - a safe loader
-    except OSError as error:
-        raise invalid(f"the file cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise invalid(f"the file is not YAML: {' '.join(str(error).split())}") from error
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
-        raise invalid(f"the file contains a {type(loaded).__name__} instead of a mapping")
-    return loaded
+    user = user_values(settings, folder)
+    effective = with_defaults(user, folder)
+    if problems := list(value_problems(settings, effective)):
+        raise SettingsError(problems)
+    image = naming.image_reference(settings.image, folder / "launcher")
+    return StackInputs(settings, project, stack, folder, image, user, effective)
 
 
-def _is_null(values: Mapping[str, Any], section: str, key: str, *, before: bool) -> bool:
-    """Return whether a value is null in `values`, or `before` if they do not contain it."""
-    given = values.get(section, {})
-    if not isinstance(given, Mapping):
-        return False
-    return given[key] is None if key in given else before
+def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_nulls(value) if isinstance(value, Mapping) else value
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def user_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
     """Return the user's chart values: `valuesFiles` in their order, then `values`.
 
     Raises:
-        SettingsError: a file does not exist or contains no mapping, or a value of NO_LIMIT is null in the last
-            source that contains it.
+        SettingsError: a file does not exist or contains no mapping, or a value of NO_LIMIT is null.
     """
-    files = [
-        read_yaml(project_folder / name, "paddle-training:valuesFiles") for name in settings.values_files
-    ]
     merged: dict[str, Any] = {}
-    nulls: set[tuple[str, str]] = set()
-    for values in (*files, settings.values):
-        merged = merge_values(merged, values)
-        nulls = {path for path in NO_LIMIT if _is_null(values, *path, before=path in nulls)}
+    for name in settings.values_files:
+        merged = merge_values(merged, read_yaml(project_folder / name, "paddle-training:valuesFiles"))
+    merged = merge_values(merged, settings.values)
     why = "Pulumi omits a null, so the chart's default would apply"
     fix = "set it to a very large value, or remove it to get the default"
     problems = [
-        Problem(f"{section}.{key}", "null", "a value other than null", why, fix)
+        Problem(f"{section}.{key}", "null", f"a value other than null: {why}. Fix: {fix}")
         for section, key in NO_LIMIT
-        if (section, key) in nulls
+        if isinstance(given := merged.get(section), Mapping) and given.get(key, "") is None
     ]
     if problems:
         raise SettingsError(problems)
-    return merged
+    return _without_nulls(merged)
 
 
-def effective_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
-    """Return `user_values` with the chart's defaults filled in, for checks before `pulumi up`.
-
-    Raises:
-        SettingsError: like `user_values`.
-    """
-    chart = read_yaml(project_folder / CHART / "values.yaml", CHART)
-    return merge_values(chart, user_values(settings, project_folder))
+def with_defaults(values: Mapping[str, Any], project_folder: Path) -> dict[str, Any]:
+    """Return chart values with the chart's defaults filled in."""
+    return merge_values(read_yaml(project_folder / CHART / "values.yaml", CHART), values)
 
 
 def storage_values(settings: Settings, outputs: StackOutputs) -> dict[str, Any]:
     """Return the chart value `storage` of this stack."""
     storage = settings.storage
-    if storage.type == "efs-csi":
-        return {
-            "type": "efs-csi",
-            "efsCsi": {"fileSystemId": outputs.file_system_id, "accessPointId": outputs.access_point_id},
-        }
-    if storage.type == "nfs":
-        server = storage.server if storage.server != "" else outputs.file_system_host
-        return {"type": "nfs", "nfs": {"server": server, "path": storage.path if storage.path != "" else "/"}}
-    if storage.type == "hostPath":
-        return {"type": "hostPath", "hostPath": {"path": storage.path}}
-    return {"type": "existingClaim", "existingClaim": {"name": storage.claim}}
+    server = storage.server if storage.server != "" else outputs.file_system_host
+    details = {
+        "efs-csi": (
+            "efsCsi",
+            {"fileSystemId": outputs.file_system_id, "accessPointId": outputs.access_point_id},
+        ),
+        "nfs": ("nfs", {"server": server, "path": storage.path if storage.path != "" else "/"}),
+        "hostPath": ("hostPath", {"path": storage.path}),
+        "existingClaim": ("existingClaim", {"name": storage.claim}),
+    }
+    key, content = details[storage.type]
+    return {"type": storage.type, key: content}
 
 
 def _fill_in_bucket(value: Any, bucket: str) -> Any:
@@ -155,7 +165,7 @@ def _fill_in_bucket(value: Any, bucket: str) -> Any:
 def release_values(settings: Settings, outputs: StackOutputs, user: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the Helm release; `user` are the values from `user_values`."""
     base: dict[str, Any] = {"image": outputs.image, "storage": storage_values(settings, outputs)}
-    if settings.target == "aws" and is_arm(settings.nodes.instance_types[0]):
+    if settings.target == "aws" and settings.nodes.is_arm:
         base["scheduling"] = {"architecture": "arm64"}
     filled: dict[str, Any] = _fill_in_bucket(merge_values(base, user), outputs.bucket)
     if settings.storage.type == "efs-csi":
@@ -167,8 +177,107 @@ def release_values(settings: Settings, outputs: StackOutputs, user: Mapping[str,
         # The data pods (and the pod of `helm test`) request no GPU, but run on the GPU nodes: these have CPUs and
         # memory to spare while their training pods wait for the data, and the system node is too small. So the
         # toleration is added to the user's, which would replace it as any list does.
-        toleration = {"key": constants.GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
+        toleration = {"key": GPU_TAINT, "operator": "Exists", "effect": "NoSchedule"}
         scheduling = filled.setdefault("scheduling", {})
         if isinstance(scheduling, dict) and isinstance(scheduling.setdefault("tolerations", []), list):
             scheduling["tolerations"].append(toleration)  # else the chart's schema rejects the value
     return filled
+
+
+def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each chart value that conflicts with the settings; the chart's schema checks the rest."""
+    training, data, network = values.get("training") or {}, values.get("data") or {}, settings.network
+    source, bucket = str(data.get("source", "")), f"s3://{BUCKET_PLACEHOLDER}/"
+    no_way_out = settings.target == "aws" and network.nat == "none" and network.vpc_id == ""
+    if no_way_out and source.startswith(("https://", "http://")):
+        limit, why = (
+            "s3:// or file:// with network.nat none",
+            "without NAT, the data pod reaches nothing outside AWS",
+        )
+        fix = "upload the source to the bucket (artifacts.uploads) and set data.source to s3://{bucket}/sources/…"
+        yield Problem("data.source", source, f"{limit}: {why}. Fix: {fix}")
+    for key, url, folders in (
+        ("data.source", source, (SOURCES, MODELS)),
+        ("data.testSource", str(data.get("testSource", "")), (SOURCES, MODELS)),
+        ("training.initModelPath", str(training.get("initModelPath", "")), (MODELS,)),
+        ("training.exportTo", f"{training.get('exportTo', '')}/", (MODELS,)),
+    ):
+        allowed = tuple(f"{bucket}{folder}" for folder in folders)
+        if url.startswith(bucket) and not url.startswith(allowed):
+            limit, why = f"below {' or '.join(allowed)}", "the pods' role allows no other keys"
+            fix = "change the address, and the keys of artifacts.uploads with it"
+            yield Problem(key, url.rstrip("/"), f"{limit}: {why}. Fix: {fix}")
+    if settings.target == "aws" and settings.nodes.is_arm and values.get("runtime") == "fleet":
+        limit = "Intel or AMD types with the chart value runtime fleet"
+        why = "PaddlePaddle's package for arm64 cannot save checkpoints"
+        yield settings.problem("nodes.instanceTypes", f"{limit}: {why}. Fix: use for example m7i.large")
+
+
+def requested_by(resources: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the requests of a pod's `resources`; a missing request equals the limit, as in Kubernetes."""
+    return {**((resources or {}).get("limits") or {}), **((resources or {}).get("requests") or {})}
+
+
+def pod_size_problems(
+    values: Mapping[str, Any], machines: Mapping[str, Mapping[str, str]]
+) -> Iterator[Problem]:
+    """Yield a problem for each request of a pod that is larger than an instance type of the nodes.
+
+    `values` have the chart's defaults filled in; `machines` maps each type to its quantities of cpu, memory and GPUs.
+    """
+    # Takes most of a second.
+    from kubernetes.utils.quantity import parse_quantity  # noqa: PLC0415
+
+    for key, section in (("resources", values), ("data.resources", values.get("data") or {})):
+        for name, wanted in requested_by(section.get("resources")).items():
+            for kind, machine in machines.items():
+                try:
+                    fits = name not in machine or parse_quantity(wanted) <= parse_quantity(machine[name])
+                except ValueError:
+                    continue  # the chart's schema rejects it
+                if not fits:
+                    why = f"a node of type {kind} has no more, so the pod would never start"
+                    example = " with GPUs, for example g6.xlarge," if machine[name] == "0" else ""
+                    fix = f"use larger types{example} in nodes.instanceTypes, or lower the value"
+                    yield Problem(f"{key}: {name}", wanted, f"at most {machine[name]}: {why}. Fix: {fix}")
+
+
+def run_helm_template(
+    settings: Settings, user: Mapping[str, Any], folder: Path, image: str = ""
+) -> subprocess.CompletedProcess[str]:
+    """Run `helm template` with the values of a stack's release; return its exit code, stdout and stderr.
+
+    `user` are the values from `user_values`. If `image` is empty, a placeholder is used. helm contacts no cluster.
+
+    Raises:
+        FileNotFoundError: helm is not on PATH.
+    """
+    outputs = PLACEHOLDERS if image == "" else dataclasses.replace(PLACEHOLDERS, image=image)
+    argv = ["helm", "template", settings.release.name, str(folder / CHART)]
+    # Without --kube-version, helm assumes the Kubernetes version it was built for.
+    argv += ["--namespace", settings.namespace.name, "--kube-version", f"{settings.cluster.version}.0"]
+    values = json.dumps(release_values(settings, outputs, user))  # JSON is valid YAML
+    return subprocess.run(
+        [*argv, "--values", "-"], input=values, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def check_chart(inputs: StackInputs) -> None:
+    """Check the values of the release by rendering the chart, with placeholders for outputs that do not exist yet.
+
+    The chart contains the rules (its schema and `_validate*.tpl`), but would apply them only when the release is
+    installed: on target aws, half an hour after the first resource.
+
+    Raises:
+        SettingsError: the chart rejects the values; the text is helm's.
+        FileNotFoundError: helm is not on PATH.
+    """
+    settings = inputs.settings
+    if settings.compute == "off" or settings.release.keep_manual_values:
+        return  # this update installs no release, or one with other values
+    done = run_helm_template(settings, inputs.user_values, inputs.folder, inputs.image)
+    if done.returncode != 0:
+        raise SettingsError(
+            text="the chart rejects the stack's values; no resource was created or changed.\n"
+            f"{done.stderr.strip()}\nFix: correct them in the stack's valuesFiles or values"
+        )

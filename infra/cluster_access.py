@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from infra.settings import ClusterSettings
-from infra.settings_errors import Problem
-from infra.settings_errors import setting_problem as problem
+from infra.settings import PROJECT, ClusterSettings, Problem, Settings
 
 FindPrincipal = Callable[[str, str], str | None]
 """Kind (`role` or `user`) and name → ARN with its path; None if IAM has no such role or user."""
@@ -34,26 +32,29 @@ def principal_arns(cluster: ClusterSettings, caller: str) -> dict[str, str]:
     }
 
 
-def principal_problems(cluster: ClusterSettings, caller: str, find: FindPrincipal) -> Iterator[Problem]:
+def principal_problems(settings: Settings, caller: str, find: FindPrincipal) -> Iterator[Problem]:
     """Yield a problem for each principal of this account that IAM does not have, or has with another path."""
     account = caller.split(":")[4]
-    for key, arn in principal_arns(cluster, caller).items():
+    for key, arn in principal_arns(settings.cluster, caller).items():
         if arn.split(":")[4] != account:
             continue
         kind, _, path = arn.rpartition(":")[2].partition("/")
         found = find(kind, path.rpartition("/")[2])
         if found is None:
             limit, why = "a role or user of this account", f"{arn} does not exist in IAM"
-            yield problem(key, arn, limit, why, "use the ARN of an existing role or user")
+            text = f"{limit}: {why}. Fix: use the ARN of an existing role or user"
+            yield Problem(f"{PROJECT}:{key}", arn, text)
         elif found != arn:
+            limit = "the full ARN of the role or user, with its path"
             why = f"IAM has {found}, not {arn}; EKS accepts only the full ARN"
-            fix = f"pulumi config set --path '{key}' {found}"
-            yield problem(key, arn, "the full ARN of the role or user, with its path", why, fix)
+            text = f"{limit}: {why}. Fix: pulumi config set --path '{key}' {found}"
+            yield Problem(f"{PROJECT}:{key}", arn, text)
 
 
-def caller_problem(cluster: ClusterSettings, caller: str) -> Problem | None:
+def caller_problem(settings: Settings, caller: str) -> Problem | None:
     """Return a problem if `caller`, the ARN of a role or user with its path, is not an administrator of the cluster."""
-    admins = [arn for key, arn in principal_arns(cluster, caller).items() if key.startswith("cluster.admins")]
+    arns = principal_arns(settings.cluster, caller)
+    admins = [arn for key, arn in arns.items() if key.startswith("cluster.admins")]
     if caller in admins:
         return None
     why = f"cluster.admins does not list {caller}, so the release could not be installed"
@@ -63,6 +64,4 @@ def caller_problem(cluster: ClusterSettings, caller: str) -> Problem | None:
             f"{why}, and EKS accepts only roles and users",
             "sign in as a role that cluster.admins lists",
         )
-    return problem(
-        "cluster.admins", list(cluster.admins), "a list with the role or user who deploys", why, fix
-    )
+    return settings.problem("cluster.admins", f"a list with the role or user who deploys: {why}. Fix: {fix}")

@@ -7,9 +7,14 @@ from collections.abc import Callable, Mapping
 import pulumi
 import pulumi_aws as aws
 
-from infra import constants, iam_policies, retained_resources
+from infra import iam_policies
 from infra.aws_context import AwsComponent, AwsContext
+from infra.kept_data import ACCESS_POINT, FILE_SYSTEM
 from infra.settings import StorageSettings
+
+NFS_PORT = 2049
+POD_UID = 10001
+POD_GID = 10001
 
 
 class EfsStorage(AwsComponent):
@@ -44,7 +49,7 @@ class EfsStorage(AwsComponent):
             performance_mode="generalPurpose",
             throughput_mode=settings.throughput,
             lifecycle_policies=policies,
-            opts=context.retain(self, retained_resources.FILE_SYSTEM),
+            opts=context.retain(self, FILE_SYSTEM),
         )
         # Retained with the file system: removing the policy would turn off the backups of retained data.
         aws.efs.BackupPolicy(
@@ -69,7 +74,8 @@ class EfsStorage(AwsComponent):
             )
             for name, subnet in subnets.items()
         ]
-        user = {"uid": constants.POD_UID, "gid": constants.POD_GID}
+        # uid and gid of every pod of the chart; the access point enforces the same.
+        user = {"uid": POD_UID, "gid": POD_GID}
         self.access_point = aws.efs.AccessPoint(
             context.named("pods"),
             file_system_id=self.file_system.id,
@@ -78,7 +84,7 @@ class EfsStorage(AwsComponent):
                 "path": "/paddle-training",
                 "creation_info": {"owner_uid": user["uid"], "owner_gid": user["gid"], "permissions": "0775"},
             },
-            opts=context.retain(self, retained_resources.ACCESS_POINT),
+            opts=context.retain(self, ACCESS_POINT),
         )
         if settings.type == "efs-csi":
             # Never retained: with another storage type, nodes mount without IAM, and the policy would reject them.
@@ -108,8 +114,8 @@ class EfsStorage(AwsComponent):
             security_group_id=self.group.id,
             referenced_security_group_id=group,
             ip_protocol="tcp",
-            from_port=constants.NFS_PORT,
-            to_port=constants.NFS_PORT,
+            from_port=NFS_PORT,
+            to_port=NFS_PORT,
             description=f"NFS from the {who}",
             opts=self.child,
         )

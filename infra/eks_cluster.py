@@ -1,18 +1,18 @@
-"""The EKS control plane with access entries and log group, and methods for add-ons, releases and pod identities."""
+"""The EKS control plane with access entries, methods for add-ons and releases, and what of it runs already."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 import pulumi_kubernetes as k8s
 
-from infra import constants, iam_policies, naming, retained_resources
-from infra.aws_context import AwsComponent, AwsContext, add_inline_policy, attach_aws_policy, create_role
-from infra.aws_lookup import LiveCluster, newer_version
+from infra import aws_facts, iam_policies, naming
+from infra.aws_context import AwsComponent, AwsContext, read_if_exists
 from infra.settings import ClusterSettings
 
 # Of the charts for the cluster itself: autoscaler and device plugin.
@@ -23,6 +23,54 @@ LOG_TYPES = ("api", "audit", "authenticator")
 ADMIN_POLICY = "AmazonEKSClusterAdminPolicy"
 # Cannot read Secrets: a preview compares a release with the state; only a refresh reads the release itself.
 VIEW_POLICY = "AmazonEKSViewPolicy"
+
+
+@dataclass(frozen=True)
+class LiveGroup:
+    """Sizes of a node group, and its minor Kubernetes version."""
+
+    min: int
+    desired: int
+    max: int
+    version: str
+
+
+@dataclass(frozen=True)
+class LiveCluster:
+    """The running cluster: what AWS changes without the program, so that the stack's state may be out of date.
+
+    The autoscaler changes the number of nodes, and AWS upgrades a control plane at the end of its version's standard
+    support.
+
+    Attributes:
+        version: minor version of the control plane; an empty text if there is no cluster.
+        groups: node groups by short name, such as `nodes`.
+    """
+
+    version: str = ""
+    groups: Mapping[str, LiveGroup] = field(default_factory=dict)
+
+
+def read_live_cluster(prefix: str) -> LiveCluster:
+    """Return the cluster named `prefix` and its node groups, whose names are `<prefix>-<short name>-<suffix>`."""
+    cluster = read_if_exists(lambda name: aws.eks.get_cluster(name=name), prefix)
+    if cluster is None:
+        return LiveCluster()
+    groups: dict[str, LiveGroup] = {}
+    for name in aws.eks.get_node_groups(cluster_name=prefix).names:
+        part = name.removeprefix(f"{prefix}-").rpartition("-")[0]
+        found = aws.eks.get_node_group(cluster_name=prefix, node_group_name=name)
+        sizes = found.scaling_configs[0]
+        group = LiveGroup(sizes.min_size, sizes.desired_size, sizes.max_size, found.version)
+        # While a group is replaced there are two: the larger one has the pods.
+        if part not in groups or groups[part].desired < group.desired:
+            groups[part] = group
+    return LiveCluster(cluster.version, groups)
+
+
+def newer_version(first: str, second: str) -> str:
+    """Return the newer of two minor versions of Kubernetes (`1.35`); an empty text counts as the oldest."""
+    return max(first, second, key=lambda version: [int(number) for number in version.split(".") if number])
 
 
 def endpoint_host(endpoint: str) -> str:
@@ -65,34 +113,12 @@ def build_kubeconfig(
     return json.dumps(document, sort_keys=True)
 
 
-class Logs(AwsComponent):
-    """paddle:infra:Logs: log groups of the control plane and, with `cluster.podLogs`, of the pods and nodes.
-
-    The groups are created before the cluster, because EKS and the log agent would create them without a retention
-    period and tags; and deleted after it, because EKS creates a deleted group again while it still writes.
-    """
-
-    def __init__(self, context: AwsContext, settings: ClusterSettings) -> None:
-        super().__init__("paddle:infra:Logs", context, "logs")
-        self.groups = {
-            part: aws.cloudwatch.LogGroup(
-                context.named(part),
-                name=name,
-                retention_in_days=settings.log_retention_days,
-                opts=context.retain(self, part),
-            )
-            for part, name in retained_resources.log_groups(context.prefix, settings.pod_logs).items()
-        }
-        self.group = self.groups[retained_resources.LOGS]
-        self.register_outputs({"name": self.group.name})
-
-
 class EksCluster(AwsComponent):
     """paddle:infra:Cluster: the EKS cluster.
 
     Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for
     the access entries, `entries`.
-    `live` is the running cluster. A version that it already has is not sent again. `external_name` is the public name
+    `live` is the running cluster, `after` the resources that must exist before it, and `external_name` the public name
     of the API server (`dns.externalName`), or an empty text.
     """
 
@@ -105,7 +131,7 @@ class EksCluster(AwsComponent):
         key_arn: pulumi.Input[str],
         settings: ClusterSettings,
         live: LiveCluster,
-        logs: Logs,
+        after: Sequence[pulumi.Resource],
         external_name: str,
     ) -> None:
         super().__init__("paddle:infra:Cluster", context, "cluster")
@@ -119,11 +145,11 @@ class EksCluster(AwsComponent):
         running = {live.version, *(group.version for group in live.groups.values())} - {""}
         # An upgrade of Kubernetes that the owner asked for, also one that failed in the middle, includes the add-ons.
         upgrades = settings.version == self.version and not running <= {self.version}
-        self._kept_addons = {} if upgrades or settings.upgrade_addons else live.addons
-        role = create_role(context, "cluster", "eks.amazonaws.com", self)
-        attached = attach_aws_policy(context, "cluster", role, "AmazonEKSClusterPolicy", self)
+        self._upgrades_addons = upgrades or settings.upgrade_addons
+        role = self.create_role("cluster", "eks.amazonaws.com")
+        attached = self.attach_aws_policy("cluster", role, "AmazonEKSClusterPolicy")
         use_key = pulumi.Output.from_input(key_arn).apply(iam_policies.use_key)
-        key_policy = add_inline_policy(context, "cluster-key", role, use_key, self)
+        key_policy = self.add_inline_policy("cluster-key", role, use_key)
         public = len(settings.public_cidrs) > 0
         self.cluster = aws.eks.Cluster(
             context.named("cluster"),
@@ -150,7 +176,7 @@ class EksCluster(AwsComponent):
             },
             opts=pulumi.ResourceOptions(
                 parent=self,
-                depends_on=[attached, key_policy, *logs.groups.values()],
+                depends_on=[attached, key_policy, *after],
                 # AWS may have upgraded the control plane since the last `up`: no request for what it already has.
                 ignore_changes=["version"] if live.version == self.version else None,
             ),
@@ -177,9 +203,9 @@ class EksCluster(AwsComponent):
             for entry in self._add_entry(name, policy)
         ]
         self.before_nodes: list[pulumi.Resource] = [
-            self.add_addon(constants.ADDON_VPC_CNI, {"enableNetworkPolicy": "true"}, [self.cluster]),
-            self.add_addon(constants.ADDON_KUBE_PROXY, None, [self.cluster]),
-            self.add_addon(constants.ADDON_POD_IDENTITY, None, [self.cluster]),
+            self.add_addon(aws_facts.ADDON_VPC_CNI, {"enableNetworkPolicy": "true"}, [self.cluster]),
+            self.add_addon(aws_facts.ADDON_KUBE_PROXY, None, [self.cluster]),
+            self.add_addon(aws_facts.ADDON_POD_IDENTITY, None, [self.cluster]),
         ]
         self.register_outputs({"name": self.name})
 
@@ -213,46 +239,20 @@ class EksCluster(AwsComponent):
         newest: pulumi.Output[str] = aws.eks.get_addon_version_output(
             addon_name=name, kubernetes_version=self.version, opts=pulumi.InvokeOptions(parent=self)
         ).version
-        kept = self._kept_addons.get(name)
-
-        def keep(default: str) -> str:
-            if kept is not None and kept != default:
-                pulumi.log.info(
-                    f"cluster.upgradeAddons: add-on {name} keeps version {kept}; the default of AWS is {default}. To "
-                    "upgrade the add-ons, between two trainings: pulumi config set --path cluster.upgradeAddons true"
-                )
-            return kept or default
-
         return aws.eks.Addon(
             self.context.named(name),
             # An output of the cluster, so that an add-on is upgraded after the control plane.
             cluster_name=self.cluster.name,
             addon_name=name,
-            addon_version=newest.apply(keep),
+            addon_version=newest,
             configuration_values=None if configuration is None else json.dumps(configuration, sort_keys=True),
             resolve_conflicts_on_create="OVERWRITE",
             resolve_conflicts_on_update="OVERWRITE",
             opts=pulumi.ResourceOptions(
-                parent=self, depends_on=list(after), ignore_changes=["addonVersion"] if kept else None
+                parent=self,
+                depends_on=list(after),
+                ignore_changes=None if self._upgrades_addons else ["addonVersion"],
             ),
-        )
-
-    def add_pod_identity(
-        self, part: str, namespace: str, account: str, policy: pulumi.Input[str], parent: pulumi.Resource
-    ) -> aws.eks.PodIdentityAssociation:
-        """Give pods of one Kubernetes service account AWS credentials (EKS pod identity) of a new role.
-
-        `part` is the name of role and association without the stack's prefix, `policy` the role's document as JSON.
-        """
-        role = create_role(self.context, part, "pods.eks.amazonaws.com", parent)
-        allowed = add_inline_policy(self.context, part, role, policy, parent)
-        return aws.eks.PodIdentityAssociation(
-            self.context.named(part),
-            cluster_name=self.cluster.name,
-            namespace=namespace,
-            service_account=account,
-            role_arn=role.arn,
-            opts=pulumi.ResourceOptions(parent=parent, depends_on=[allowed]),
         )
 
     def add_release(

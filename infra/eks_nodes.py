@@ -8,9 +8,9 @@ from typing import Any
 import pulumi
 import pulumi_aws as aws
 
-from infra import constants, instance_types
-from infra.aws_context import AwsComponent, AwsContext, attach_aws_policy, create_role
-from infra.aws_lookup import LiveCluster, LiveGroup, newer_version
+from infra import aws_facts
+from infra.aws_context import AwsComponent, AwsContext
+from infra.eks_cluster import LiveCluster, LiveGroup, newer_version
 from infra.settings import NodesSettings
 
 # The minimum for a node: join the cluster, pull images, pod networking; and Session Manager instead of ssh.
@@ -35,34 +35,6 @@ X86, ARM, NVIDIA = (
     ("AL2023_x86_64_NVIDIA", "x86_64/nvidia"),
 )
 RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/recommended/release_version"
-
-
-def image_release(
-    pinned: str, version: str, variant: str, live: LiveGroup | None, opts: pulumi.InvokeOptions
-) -> str:
-    """Return the release of the machine image for a node group.
-
-    A change of the release drains and replaces all nodes, so a group keeps its release until the owner sets
-    `nodes.amiRelease`.
-
-    Args:
-        pinned: `nodes.amiRelease`: a release, `newest`, or an empty text to keep the group's release.
-        variant: name of the machine image in the parameters of releases, such as `x86_64/standard`.
-        live: the running group. If there is none, or if its minor version differs from `version`, the newest
-            release is returned.
-    """
-    if pinned not in ("", NEWEST):
-        return pinned
-    name = RELEASES.format(version, variant)
-    newest: str = aws.ssm.get_parameter(name=name, opts=opts).insecure_value
-    if pinned == NEWEST or live is None or live.version != version:
-        return newest
-    if live.release != newest:
-        pulumi.log.info(
-            f"nodes.amiRelease: the nodes keep machine image {live.release}; {newest} is available. To replace "
-            f"all nodes, one by one: pulumi config set --path nodes.amiRelease {NEWEST}"
-        )
-    return live.release
 
 
 def node_counts(settings: NodesSettings, live: LiveGroup | None) -> tuple[int, int, int]:
@@ -102,8 +74,7 @@ class Nodes(AwsComponent):
 
     Args:
         version: minor version of Kubernetes in the settings.
-        live: the running cluster. A version, release or size that it already has is not sent again, because the
-            state of the last `up` may be out of date.
+        live: the running cluster.
         after: resources that must exist before the nodes.
     """
 
@@ -120,17 +91,16 @@ class Nodes(AwsComponent):
         after: Sequence[pulumi.Resource],
     ) -> None:
         super().__init__("paddle:infra:Nodes", context, "nodes")
-        role = create_role(context, "nodes", "ec2.amazonaws.com", self)
+        role = self.create_role("nodes", "ec2.amazonaws.com")
         attached = [
-            attach_aws_policy(context, f"nodes-{name.lower().replace('_', '-')}", role, name, self)
+            self.attach_aws_policy(f"nodes-{name.lower().replace('_', '-')}", role, name)
             for name in NODE_POLICIES
         ]
         template = self._launch_template(settings, key_arn)
-        arm = instance_types.is_arm(settings.instance_types[0])
         for_gpus: dict[str, Any] = {}
         if settings.has_gpus:
-            taint = aws.eks.NodeGroupTaintArgs(key=constants.GPU_TAINT, value="present", effect="NO_SCHEDULE")
-            for_gpus = {"labels": constants.GPU_LABELS, "taints": [taint]}
+            taint = aws.eks.NodeGroupTaintArgs(key=aws_facts.GPU_TAINT, value="present", effect="NO_SCHEDULE")
+            for_gpus = {"labels": aws_facts.GPU_LABELS, "taints": [taint]}
 
         def node_group(
             name: str,
@@ -141,13 +111,20 @@ class Nodes(AwsComponent):
         ) -> aws.eks.NodeGroup:
             now = live.groups.get(name)
             wanted = newer_version(version, live.version if now is None else now.version)
-            opts = pulumi.InvokeOptions(parent=self)
-            release = image_release(settings.ami_release, wanted, image[1], now, opts)
-            same = []
-            if now is not None:
-                same += ["version"] if now.version == wanted else []
-                same += ["releaseVersion"] if now.release == release else []
-                same += ["scalingConfig"] if (now.min, now.desired, now.max) == sizes else []
+            ignored = []
+            if now is not None and now.version == wanted:
+                ignored.append("version")
+                # A change of the release drains and replaces all nodes, so a group keeps its release until the owner
+                # sets `nodes.amiRelease` or upgrades Kubernetes.
+                ignored += ["releaseVersion"] if settings.ami_release == "" else []
+            # The autoscaler has changed the number of nodes; a change of minimum or maximum sends all three to EKS.
+            if now is not None and settings.auto and (now.min, now.desired, now.max) == sizes:
+                ignored.append("scalingConfig")
+            release = settings.ami_release
+            if release in ("", NEWEST):
+                parameter = RELEASES.format(wanted, image[1])
+                opts = pulumi.InvokeOptions(parent=self)
+                release = aws.ssm.get_parameter(name=parameter, opts=opts).insecure_value
             return aws.eks.NodeGroup(
                 context.named(name),
                 cluster_name=cluster_name,
@@ -168,11 +145,13 @@ class Nodes(AwsComponent):
                     max_unavailable=1, update_strategy="MINIMAL" if image == NVIDIA else None
                 ),
                 node_repair_config=aws.eks.NodeGroupNodeRepairConfigArgs(enabled=True),
-                opts=pulumi.ResourceOptions(parent=self, depends_on=[*after, *attached], ignore_changes=same),
+                opts=pulumi.ResourceOptions(
+                    parent=self, depends_on=[*after, *attached], ignore_changes=ignored
+                ),
                 **more,
             )
 
-        standard = ARM if arm else X86
+        standard = ARM if settings.is_arm else X86
         zones = list(subnets)[:1] if settings.single_zone else list(subnets)
 
         def training_groups(kind: str, settings: NodesSettings) -> list[aws.eks.NodeGroup]:
@@ -187,7 +166,7 @@ class Nodes(AwsComponent):
                     [subnets[zone]],
                     capacity_type=settings.capacity,
                     instance_types=list(settings.instance_types),
-                    tags={DISK_TAG: f"{instance_types.pod_disk_gib(settings.disk_gib)}Gi"},
+                    tags={DISK_TAG: f"{aws_facts.pod_disk_gib(settings.disk_gib)}Gi"},
                     **for_gpus,
                 )
                 made.append(group)
@@ -209,7 +188,7 @@ class Nodes(AwsComponent):
                     (1, 1, 2),
                     standard,
                     [subnets[zone] for zone in zones],
-                    instance_types=list(constants.SYSTEM_TYPES[arm]),
+                    instance_types=list(aws_facts.SYSTEM_TYPES[settings.is_arm]),
                     labels=SYSTEM_LABELS,
                     taints=[taint],
                 )

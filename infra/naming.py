@@ -7,13 +7,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from infra.settings_errors import Problem, SettingsError
-
 LAUNCHER_PLACEHOLDER = "{launcher}"
 # 12 hex digits are 48 bits: enough to distinguish all versions of a folder, in a tag that stays readable.
 SHORT_DIGEST = 12
-# The name of a node group is the tightest: 63 characters, including `-fallback-a` and eight of the provider's.
-LONGEST_PREFIX = 44
 
 
 def _files(folder: Path) -> Iterator[Path]:
@@ -68,20 +64,6 @@ def prefix(project: str, stack: str) -> str:
     Characters that AWS does not accept in names become dashes: `org/dev.1` → `org-dev-1`.
     """
     return re.sub(r"[^a-z0-9-]+", "-", f"{project}-{stack}".lower()).strip("-")
-
-
-def check_prefix_length(project: str, stack: str) -> None:
-    """Check that names with this prefix do not exceed the limits of AWS.
-
-    Raises:
-        SettingsError: project and stack are too long together.
-    """
-    name = prefix(project, stack)
-    if len(name) > LONGEST_PREFIX:
-        limit = f"at most {LONGEST_PREFIX} characters"
-        why = "names of buckets and roles begin with it, and have at most 63"
-        fix = "create a stack with a shorter name: pulumi stack init NAME"
-        raise SettingsError([Problem("the stack's name", name, limit, why, fix)])
 
 
 def stack_tags(project: str, stack: str) -> dict[str, str]:

@@ -2,84 +2,126 @@
 
 Target kubeconfig has only the namespace and the release, on an existing cluster; `target_aws.py` has the other.
 
-All checks come before the first resource.
+All checks come before the first resource. A destroy does not run the program, so it works even if the cluster no longer
+exists.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pulumi
 
-from infra import chart_check, chart_values, cluster_preflight, naming
-from infra.settings import Settings
-from infra.settings_errors import SettingsError
-from infra.stack_inputs import StackInputs, read_stack_inputs
-from infra.training import DATA_LOSS_NOTE, Training
+from infra import chart_values, training
+from infra.chart_values import StackInputs
+from infra.settings import Settings, SettingsError
+from infra.training import DATA_LOSS_NOTE, ENFORCE_LABEL, OWNER_LABEL, Training
 
 
-def check_chart_values(inputs: StackInputs) -> None:
-    """Check the chart values by rendering the chart, with placeholders for outputs that do not exist yet.
-
-    Without helm on PATH, the check is skipped with a warning.
+def check_cluster(inputs: StackInputs, kubeconfig: str) -> None:
+    """Check that the stack can be installed on the existing cluster of `kubeconfig`, a path.
 
     Raises:
-        SettingsError: the chart rejects the values.
+        SettingsError: the cluster cannot be read; the namespace belongs to another owner or does not admit the pods;
+            or the release whose values should be kept does not exist.
     """
-    settings = inputs.settings
-    if settings.compute == "off" or settings.release.keep_manual_values:
-        return  # this update installs no release, or one with other values
+    settings, name = inputs.settings, inputs.settings.namespace.name
+    context, release = settings.kubeconfig.context, settings.release
+
+    def read_labels(api: Any) -> dict[str, str] | None:
+        try:
+            return dict(api.read_namespace(name, _request_timeout=training.TIMEOUT).metadata.labels or {})
+        except Exception as error:
+            if getattr(error, "status", 0) == 404:
+                return None
+            raise
+
     try:
-        problems = list(
-            chart_check.find_rejections(settings, inputs.user_values, inputs.folder, inputs.image)
+        labels = training.read_cluster(kubeconfig, context, read_labels)
+        revisions = []
+        if release.keep_manual_values:
+            revisions = training.read_revisions(kubeconfig, context, name, release.name)
+    except training.UnreadableError as error:
+        if error.status == 403:
+            return  # a user who may not read namespaces may still be allowed to install a release
+        fix = (
+            "start the cluster (make cluster for the local one) or correct the kubeconfig. If the cluster no longer "
+            "exists, remove its state: PULUMI_K8S_DELETE_UNREACHABLE=true pulumi destroy --refresh"
         )
-    except FileNotFoundError:
-        pulumi.log.warn(
-            "chart values were not checked: helm is not on PATH, so mistakes in them show only when the "
-            "release is installed. Fix: install helm"
-        )
-        return
-    if problems:
-        raise SettingsError(problems)
+        text = f"the context of a reachable cluster in {settings.kubeconfig.path}: {error}. Fix: {fix}"
+        raise SettingsError([settings.problem("kubeconfig.context", text)]) from error
+    if text := namespace_problem(inputs, labels):
+        raise SettingsError([settings.problem("namespace.name", text)])
+    if release.keep_manual_values and not revisions:
+        why = f"namespace {name} has no release {release.name}"
+        text = f"false until the release exists: {why}. Fix: set it to false for the first pulumi up"
+        raise SettingsError([settings.problem("release.keepManualValues", text)])
 
 
-def create_kubeconfig_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
+def namespace_problem(inputs: StackInputs, labels: Mapping[str, str] | None) -> str:
+    """Return why the stack cannot use its namespace, as the text of a Problem; an empty text if it can.
+
+    `labels` are those of the namespace, or None if it does not exist.
+    """
+    name, create = inputs.settings.namespace.name, inputs.settings.namespace.create
+    level = (labels or {}).get(ENFORCE_LABEL)
+    if create and labels is not None and labels.get(OWNER_LABEL) != inputs.owner:
+        holder = labels.get(OWNER_LABEL)
+        why = f"it belongs to stack {holder}" if holder is not None else "it was not created by this stack"
+        return (
+            f"a namespace that does not exist yet, or that this stack created: {why}; a destroy of this stack would "
+            "delete it with everything in it. Fix: use another name, or set namespace.create to false to use it "
+            "without owning it"
+        )
+    if not create and inputs.uses_host_ports and level in ("baseline", "restricted"):
+        return (
+            f"a namespace whose Pod Security level admits host ports: it enforces {level}, and hostPorts is true. Fix: "
+            f"kubectl label namespace {name} {ENFORCE_LABEL}=privileged --overwrite, or hostPorts: false"
+        )
+    return ""
+
+
+def create_kubeconfig_stack(inputs: StackInputs, kubeconfig: str) -> dict[str, pulumi.Input[Any]]:
     """Create the release on the cluster of `kubeconfig.context`, and return the stack's outputs."""
     settings = inputs.settings
-    outputs = chart_values.StackOutputs(image=inputs.image)
-    path = Path(settings.kubeconfig.path)
-    training = Training(
-        naming.prefix(inputs.project, inputs.stack),
+    made = Training(
         inputs,
-        values=chart_values.release_values(settings, outputs, inputs.user_values),
-        # An absolute path stays as written, so that the state is the same from every clone.
-        kubeconfig=str(path if path.is_absolute() else inputs.folder / path.expanduser()),
+        values=inputs.release_values(),
+        kubeconfig=kubeconfig,
         context=settings.kubeconfig.context,
     )
     return {
         "namespace": settings.namespace.name,
-        "release": training.release.name,
+        "release": made.release.name,
         "image": inputs.image,
         "destroyLoses": DATA_LOSS_NOTE,
     }
 
 
-def build_stack(
-    settings: Settings, project: str, stack: str, folder: Path, region: str = ""
-) -> dict[str, pulumi.Input[Any]]:
+def build_stack(settings: Settings, project: str, stack: str, folder: Path) -> dict[str, pulumi.Input[Any]]:
     """Create the resources of a stack and return its outputs.
 
     Raises:
         SettingsError: a setting is wrong in a way that can be known before the first resource; no resource
             was registered.
     """
-    inputs = read_stack_inputs(settings, project, stack, folder)
-    check_chart_values(inputs)
+    inputs = chart_values.read_stack_inputs(settings, project, stack, folder)
+    try:
+        chart_values.check_chart(inputs)
+    except FileNotFoundError:
+        pulumi.log.warn(
+            "chart values were not checked: helm is not on PATH, so mistakes in them show only when the "
+            "release is installed. Fix: install helm"
+        )
     if settings.target == "kubeconfig":
-        cluster_preflight.check_cluster(settings, folder, inputs.owner, inputs.uses_host_ports)
-        return create_kubeconfig_stack(inputs)
+        path = Path(settings.kubeconfig.path)
+        # An absolute path stays as written, so that the state is the same from every clone.
+        kubeconfig = str(path if path.is_absolute() else folder / path.expanduser())
+        check_cluster(inputs, kubeconfig)
+        return create_kubeconfig_stack(inputs, kubeconfig)
     # Imported only for this target: loading the AWS SDK's types takes longer than everything else together.
     from infra.target_aws import create_aws_stack  # noqa: PLC0415
 
-    return create_aws_stack(inputs, region)
+    return create_aws_stack(inputs)

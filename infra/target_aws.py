@@ -1,51 +1,203 @@
-"""Target aws: create network, key, storage, bucket, registry, logs, cluster, nodes, add-ons and release."""
+"""Target aws: create network, key, storage, bucket, registry, logs, cluster, nodes, add-ons and release.
+
+The checks against files and AWS come first. Each finds a mistake that would stop an update in the middle, or lose data.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pulumi
+import pulumi_aws as aws
 
-from infra import aws_checks, chart_values, constants, iam_policies
-from infra.artifacts_bucket import Artifacts
-from infra.aws_context import AwsContext, create_context
-from infra.aws_lookup import LiveCluster, read_live_cluster
+from infra import chart_values, cluster_access, iam_policies, naming
+from infra.aws_context import AwsComponent, AwsContext, read_if_exists
+from infra.aws_facts import GPU_RESOURCE
 from infra.bastion import Bastion
-from infra.cluster_autoscaler import Autoscaler
-from infra.cost_budget import Budget
-from infra.device_plugin import DevicePlugin
+from infra.chart_values import StackInputs
+from infra.cluster_addons import Autoscaler, DevicePlugin, create_addons
 from infra.dns_zone import Dns, private_zone_name
 from infra.efs_storage import EfsStorage
-from infra.eks_cluster import CONTEXT, EksCluster, Logs, endpoint_host
+from infra.eks_cluster import CONTEXT, EksCluster, LiveCluster, endpoint_host, read_live_cluster
 from infra.eks_nodes import Nodes
-from infra.image_registry import Registry
-from infra.kms_key import Key
-from infra.stack_inputs import StackInputs
+from infra.kept_data import Artifacts, Key, Logs, Registry, check_retained
+from infra.settings import BudgetSettings, Problem, SettingsError
 from infra.training import DATA_LOSS_NOTE, Training
-from infra.vpc_network import SelectedNetwork, VpcNetwork, check_existing_network, select_zones
+from infra.vpc_network import VpcNetwork, check_existing_network, select_zones
 
-# For each of the three containers of both controllers of the EFS driver. They have no work, because the
-# program itself creates the volumes; the add-on's default requests would be 1.2 cores in total.
-CONTROLLER = {"requests": {"cpu": "10m", "memory": "40Mi"}, "limits": {"memory": "256Mi"}}
-
+# The name of a node group is the tightest: 63 characters, including `-fallback-a` and eight of the provider's.
+LONGEST_PREFIX = 44
 BACKUPS_NOTE = (
     "Backups of the file system stay in AWS Backup for 35 days after they were made, and are paid for, whatever "
     "storage.protect is. Fix: delete the recovery points of the vault aws/efs/automatic-backup-vault."
 )
 
 
-def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input[Any]]:
-    """Create all resources of a stack with target aws in `region`, and return the stack's outputs.
+def check_uploads(inputs: StackInputs) -> None:
+    """Check that the files of `artifacts.uploads` exist. A preview logs a warning instead of raising.
+
+    Raises:
+        SettingsError: a file does not exist, and this is not a preview.
+    """
+    limit, why = "a file, by its path relative to the project", "the file does not exist"
+    fix = "run make sources for the data of the examples, or correct the path"
+    missing = [
+        inputs.settings.problem("artifacts.uploads", f"{limit}: {why}. Fix: {fix}", f"{key}: {name}")
+        for key, name in inputs.settings.artifacts.uploads.items()
+        if not (inputs.folder / name).is_file()
+    ]
+    if missing and not pulumi.runtime.is_dry_run():
+        raise SettingsError(missing)
+    for problem in missing:
+        pulumi.log.warn(f"this preview leaves out the upload of a file that does not exist:\n  {problem}")
+
+
+def check_access(inputs: StackInputs) -> None:
+    """Check that the cluster's administrators and viewers exist in IAM, and that the caller is an administrator.
+
+    A preview only logs a warning if the caller is no administrator: it may be the role that previews pull requests.
+
+    Raises:
+        SettingsError: a role or user does not exist, or the caller is no administrator, and this is not a preview.
+    """
+    settings, cluster = inputs.settings, inputs.settings.cluster
+    if not cluster.public_cidrs:
+        pulumi.log.warn(cluster_access.NO_PUBLIC_ACCESS)
+
+    def find(kind: str, name: str) -> str | None:
+        found = read_if_exists(
+            lambda name: aws.iam.get_user(user_name=name) if kind == "user" else aws.iam.get_role(name=name),
+            name,
+        )
+        return None if found is None else found.arn
+
+    try:
+        # Of a session, the ARN of its role with the path.
+        caller = aws.iam.get_session_context(arn=aws.get_caller_identity().arn).issuer_arn
+        problems = list(cluster_access.principal_problems(settings, caller, find))
+    except Exception as error:  # the provider's errors have no type of their own
+        pulumi.log.warn(
+            f"cluster.admins and cluster.viewers were not compared with IAM: {error}. Fix: make doctor"
+        )
+        return
+    missing = cluster_access.caller_problem(settings, caller)
+    if missing is not None and not pulumi.runtime.is_dry_run():
+        problems.append(missing)
+    elif missing is not None and caller not in cluster_access.principal_arns(cluster, caller).values():
+        pulumi.log.warn(f"`pulumi up` would reject these settings:\n  {missing}")
+    if problems:
+        raise SettingsError(problems)
+
+
+def check_instance_types(inputs: StackInputs) -> None:
+    """Check that no pod is larger than an instance type of the nodes, with the sizes that AWS reports.
+
+    Log a warning if a size is unknown, or if the nodes have GPUs that no pod requests.
+
+    Raises:
+        SettingsError: a pod is larger than a type, so it would never start.
+    """
+    nodes, values = inputs.settings.nodes, inputs.effective_values
+    if nodes.has_gpus and GPU_RESOURCE not in chart_values.requested_by(values["resources"]):
+        # Per vCPU, g4dn to g6e cost 2.7 to 9.7 times as much as m6i in sizes xlarge (aws/prices.yaml).
+        pulumi.log.warn(
+            f"nodes.instanceTypes: {', '.join(nodes.instance_types)} have GPUs, but the training requests none, so "
+            "nothing uses them. They cost several times as much as nodes without. Fix: set the chart value "
+            f"resources.limits.{GPU_RESOURCE}, or use types without GPUs"
+        )
+    machines = {}
+    for kind in nodes.instance_types:
+        try:
+            found = aws.ec2.get_instance_type(instance_type=kind)
+        except Exception as error:  # the provider's errors have no type of their own
+            pulumi.log.warn(
+                f"nodes.instanceTypes: the size of {kind} could not be read from AWS ({error}), so it was not checked "
+                "whether the pods fit. Fix: correct the type, or compare its vCPUs and memory with `resources` of the "
+                "chart; pods that do not fit stay Pending"
+            )
+            continue
+        machines[kind] = {
+            "cpu": str(found.default_vcpus),
+            "memory": f"{found.memory_size}Mi",
+            GPU_RESOURCE: str(sum(gpu.count for gpu in found.gpuses)),
+        }
+    if problems := list(chart_values.pod_size_problems(values, machines)):
+        raise SettingsError(problems)
+
+
+def create_context(inputs: StackInputs) -> AwsContext:
+    """Return the stack's context: read the account from AWS and check the resources that a destroy kept.
+
+    Raises:
+        SettingsError: the stack's name is too long, or `check_retained` found a problem.
+    """
+    settings, prefix = inputs.settings, inputs.prefix
+    if len(prefix) > LONGEST_PREFIX:
+        limit, why = (
+            f"at most {LONGEST_PREFIX} characters",
+            "names of buckets and roles begin with it, and have at most 63",
+        )
+        fix = "create a stack with a shorter name: pulumi stack init NAME"
+        raise SettingsError([Problem("the stack's name", prefix, f"{limit}: {why}. Fix: {fix}")])
+    caller = aws.get_caller_identity()
+    stack_tags = naming.stack_tags(inputs.project, inputs.stack)
+    return AwsContext(
+        prefix=prefix,
+        tags={**settings.tags, **stack_tags},
+        stack_tags=stack_tags,
+        region=settings.region,
+        account=caller.account_id,
+        partition=caller.arn.split(":")[1],
+        protect=settings.storage.protect,
+        iam=settings.iam,
+        imports=check_retained(settings, prefix, stack_tags),
+    )
+
+
+class Budget(AwsComponent):
+    """paddle:infra:Budget: an AWS budget with e-mail alarms at 80 % and 100 % of `budget.dollars` a month.
+
+    The costs that it counts stay at 0 dollars until the account activates KubernetesCluster as a cost allocation tag.
+    """
+
+    def __init__(self, context: AwsContext, settings: BudgetSettings) -> None:
+        super().__init__("paddle:infra:Budget", context, "budget")
+        aws.budgets.Budget(
+            context.named("budget"),
+            name=context.named("budget"),
+            budget_type="COST",
+            time_unit="MONTHLY",
+            limit_amount=str(settings.dollars),
+            limit_unit="USD",
+            cost_filters=[{"name": "TagKeyValue", "values": [f"user:KubernetesCluster${context.prefix}"]}],
+            notifications=[
+                {
+                    "threshold_type": "PERCENTAGE",
+                    "comparison_operator": "GREATER_THAN",
+                    "notification_type": "ACTUAL",
+                    "threshold": percent,
+                    "subscriber_email_addresses": [settings.email],
+                }
+                for percent in (80, 100)
+            ],
+            opts=self.child,
+        )
+        self.register_outputs({})
+
+
+def create_aws_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
+    """Create all resources of a stack with target aws, and return the stack's outputs.
 
     Raises:
         SettingsError: a check of the settings against files or AWS failed; no resource was registered.
     """
     settings = inputs.settings
-    aws_checks.check_uploads(inputs)
-    aws_checks.check_access(inputs)
-    aws_checks.check_instance_types(inputs)
-    context = create_context(inputs, region)
+    check_uploads(inputs)
+    if settings.compute == "on":
+        check_access(inputs)
+        check_instance_types(inputs)
+    context = create_context(inputs)
     if settings.network.vpc_id != "":
         network = check_existing_network(settings, context)
     else:
@@ -64,7 +216,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
     if settings.budget.dollars > 0:
         Budget(context, settings.budget)
     outputs: dict[str, pulumi.Input[Any]] = {
-        "region": region,
+        "region": settings.region,
         "vpcId": network.vpc_id,
         "fileSystemId": storage.file_system.id,
         "bucket": bucket.bucket,
@@ -90,7 +242,7 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
             key_arn=key.arn,
             settings=settings.cluster,
             live=live,
-            logs=logs,
+            after=list(logs.groups.values()),
             external_name=settings.dns.external_name,
         )
         api_host = cluster.cluster.endpoint.apply(endpoint_host)
@@ -98,11 +250,20 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
         policy = pulumi.Output.all(bucket.arn, key.arn).apply(lambda arns: iam_policies.pods(*arns))
         values = inputs.effective_values
         account = (values.get("serviceAccount") or {}).get("name") or values.get("fullnameOverride")
-        account = account or settings.release.name
-        identity = cluster.add_pod_identity("pods", settings.namespace.name, account, policy, cluster)
-        nodes, ready = create_nodes(
-            context, inputs, network, key=key, storage=storage, cluster=cluster, live=live
+        account = (settings.namespace.name, account or settings.release.name)
+        identity = cluster.add_pod_identity(cluster.name, "pods", account, policy)
+        nodes = Nodes(
+            context,
+            cluster_name=cluster.name,
+            subnets=network.subnets,
+            key_arn=key.arn,
+            settings=settings.nodes,
+            version=settings.cluster.version,
+            live=live,
+            after=[*cluster.before_nodes, *cluster.entries, *network.ready],
         )
+        ready = [*cluster.entries, *nodes.groups, *storage.mount_targets]
+        ready += create_addons(settings, cluster, nodes, storage)
         after = [*ready, storage.allow_nfs("nodes", cluster.security_group_id), identity]
         outputs |= create_release(
             context, inputs, cluster, nodes, storage=storage, bucket=bucket, after=after
@@ -127,76 +288,6 @@ def create_aws_stack(inputs: StackInputs, region: str) -> dict[str, pulumi.Input
         settings=settings.dns,
     )
     return outputs
-
-
-def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
-    """Return the configuration of the EKS add-on for logs: pod and node logs, no metrics and no traces.
-
-    By default, the add-on also turns on Container Insights and Application Signals. The key `agent.config` replaces
-    both: with it, the CloudWatch agent only accepts metrics in log lines (EMF), which no pod sends. The agent cannot
-    be turned off, because it brings the service account that Fluent Bit uses (templates of the chart
-    amazon-cloudwatch-observability). `labels` are those of the system nodes, on which the add-on's operator runs.
-    """
-    manager: dict[str, object] = {"applicationSignals": {"autoMonitor": {"monitorAllServices": False}}}
-    if labels:
-        manager["nodeSelector"] = dict(labels)
-    small = {"requests": {"cpu": "10m", "memory": "64Mi"}}
-    agent = {"config": {"logs": {"metrics_collected": {"emf": {}}}}, "resources": small}
-    return {"containerLogs": {"enabled": True}, "agent": agent, "manager": manager}
-
-
-def create_nodes(
-    context: AwsContext,
-    inputs: StackInputs,
-    network: SelectedNetwork,
-    *,
-    key: Key,
-    storage: EfsStorage,
-    cluster: EksCluster,
-    live: LiveCluster,
-) -> tuple[Nodes, list[pulumi.Resource]]:
-    """Create the nodes and the add-ons that run on them.
-
-    Returns:
-        The nodes, and the resources that the release must wait for.
-    """
-    settings = inputs.settings
-    nodes = Nodes(
-        context,
-        cluster_name=cluster.name,
-        subnets=network.subnets,
-        key_arn=key.arn,
-        settings=settings.nodes,
-        version=settings.cluster.version,
-        live=live,
-        after=[*cluster.before_nodes, *cluster.entries, *network.ready],
-    )
-    ready: list[pulumi.Resource] = [*cluster.entries, *nodes.groups, *storage.mount_targets]
-    if not nodes.system_groups:
-        return nodes, ready  # without a node for its pods, an add-on never becomes active
-    selector = {"nodeSelector": nodes.system_labels} if nodes.system_labels else {}
-    ready.append(cluster.add_addon(constants.ADDON_COREDNS, selector or None, nodes.system_groups))
-    if settings.storage.type == "efs-csi":
-        policies = {
-            ("efs-csi", "efs-csi-controller-sa"): storage.file_system.arn.apply(iam_policies.efs_driver),
-            # The daemon of each node mounts with this role (mount option `iam`).
-            ("efs-node", "efs-csi-node-sa"): storage.with_arns(iam_policies.efs_mount),
-        }
-        identities = [
-            cluster.add_pod_identity(part, "kube-system", account, policy, cluster)
-            for (part, account), policy in policies.items()
-        ]
-        # The driver's daemon needs no selector: it tolerates every taint.
-        configuration: dict[str, object] = {"controller": {"resources": CONTROLLER, **selector}}
-        after = [*nodes.system_groups, *identities]
-        ready.append(cluster.add_addon(constants.ADDON_EFS_CSI, configuration, after))
-    if settings.cluster.pod_logs:
-        namespace, account = "amazon-cloudwatch", "cloudwatch-agent"
-        policy = iam_policies.pod_logs(context.partition, context.prefix)
-        identity = cluster.add_pod_identity("pod-logs", namespace, account, policy, cluster)
-        configuration = logs_configuration(nodes.system_labels)
-        ready.append(cluster.add_addon(constants.ADDON_LOGS, configuration, [*nodes.system_groups, identity]))
-    return nodes, ready
 
 
 def create_release(
@@ -231,13 +322,8 @@ def create_release(
         after = [*after, plugin.release]
     values = pulumi.Output.all(
         storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket
-    ).apply(
-        lambda ids: chart_values.release_values(
-            settings, chart_values.StackOutputs(inputs.image, *ids), inputs.user_values
-        )
-    )
+    ).apply(lambda ids: inputs.release_values(*ids))
     training = Training(
-        context.prefix,
         inputs,
         values=values,
         kubeconfig=cluster.kubeconfig,

@@ -10,19 +10,17 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pulumi
 import pulumi_kubernetes as k8s
 import yaml
 
-from infra import chart_values, cluster_preflight, naming
-from infra.chart_values import CHART
-from infra.cluster_preflight import ENFORCE_LABEL, OWNER_LABEL
-from infra.stack_inputs import StackInputs
+from infra import naming
+from infra.chart_values import CHART, StackInputs, with_defaults
 
 # How long helm waits without release.wait, for objects that are ready at once; helm's own default.
 READY_SECONDS = 300
@@ -55,11 +53,56 @@ def wait_seconds(values: Mapping[str, Any]) -> int:
     return prepare + int(training.get("deadlineSeconds") or 0) + START_SECONDS
 
 
+# One attempt; 5 s to connect and 5 s for the response, so that a preview fails quickly.
+TIMEOUT = (5, 5)
+OWNER_LABEL = "paddle-training/stack"
+ENFORCE_LABEL = "pod-security.kubernetes.io/enforce"
 MAX_SHOWN = 60  # characters of a value in a message
 
 
 class UnreadableError(Exception):
-    """The release in the cluster cannot be read; the text is the reason."""
+    """The cluster cannot be read; the text is the reason, and `status` that of the API server's answer, if any."""
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+Read = TypeVar("Read")
+
+
+def read_cluster(kubeconfig: str, context: str, read: Callable[[Any], Read]) -> Read:
+    """Return `read(api)` for the `CoreV1Api` of a cluster.
+
+    `kubeconfig` is a path, or the content as JSON.
+
+    Raises:
+        UnreadableError: the kubeconfig is invalid, or the API server does not answer within seconds or rejects the
+            request.
+    """
+    # Importing the client takes over a second.
+    from kubernetes import client, config  # noqa: PLC0415
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415
+
+    try:
+        text = kubeconfig if kubeconfig.startswith("{") else Path(kubeconfig).read_text(encoding="utf-8")
+        holder = client.Configuration()
+        config.load_kube_config_from_dict(yaml.safe_load(text), context=context, client_configuration=holder)
+        holder.retries = False
+        with client.ApiClient(holder) as api:
+            return read(client.CoreV1Api(api))
+    except client.ApiException as error:
+        raise UnreadableError(f"{error.status} {error.reason}", error.status or 0) from error
+    except (
+        config.ConfigException,
+        HTTPError,
+        OSError,
+        TypeError,
+        ValueError,
+        KeyError,
+        yaml.YAMLError,
+    ) as error:
+        raise UnreadableError(" ".join(str(getattr(error, "reason", error)).split())) from error
 
 
 @dataclass(frozen=True)
@@ -74,52 +117,44 @@ class Revision:
 def read_revisions(kubeconfig: str, context: str, namespace: str, release: str) -> list[Revision]:
     """Return the revisions of a release that helm has kept in its Secrets (by default 10), the newest one first.
 
-    `kubeconfig` is a path, or the content as JSON.
-
     Raises:
-        UnreadableError: the API server does not answer within seconds, or rejects the request.
+        UnreadableError: as of `read_cluster`.
     """
-    from kubernetes import client, config  # noqa: PLC0415
-    from urllib3.exceptions import HTTPError  # noqa: PLC0415
 
-    try:
-        text = kubeconfig if kubeconfig.startswith("{") else Path(kubeconfig).read_text(encoding="utf-8")
-        with client.ApiClient(cluster_preflight.configuration(yaml.safe_load(text), context)) as api:
-            found = client.CoreV1Api(api).list_namespaced_secret(
-                namespace,
-                label_selector=f"owner=helm,name={release}",
-                _request_timeout=cluster_preflight.TIMEOUT,
-            )
+    def read(api: Any) -> list[Revision]:
+        selector = f"owner=helm,name={release}"
+        found = api.list_namespaced_secret(namespace, label_selector=selector, _request_timeout=TIMEOUT)
         stored = [base64.b64decode(base64.b64decode(item.data["release"])) for item in found.items]
         records = [json.loads(gzip.decompress(each)) for each in stored]
-        revisions = [
+        return [
             Revision(record["version"], record["info"].get("description", ""), record.get("config") or {})
             for record in records
         ]
-        return sorted(revisions, key=lambda revision: revision.number, reverse=True)
-    except client.ApiException as error:
-        raise UnreadableError(f"{error.status} {error.reason}") from error
-    except (config.ConfigException, HTTPError, OSError, ValueError, KeyError, yaml.YAMLError) as error:
-        raise UnreadableError(" ".join(str(getattr(error, "reason", error)).split())) from error
+
+    found = read_cluster(kubeconfig, context, read)
+    return sorted(found, key=lambda revision: revision.number, reverse=True)
 
 
-def differences(live: Mapping[str, Any], wanted: Mapping[str, Any], parent: str = "") -> Iterator[str]:
+def _leaves(values: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield path and value of each value that is no mapping; a null or an empty list is left out."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{parent}{key}.")
+        elif value not in (None, []):
+            yield f"{parent}{key}", value
+
+
+def differences(live: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each key whose value differs: its path, the cluster's value and the stack's value.
 
     Null, empty lists and empty mappings count as "not set". Both mappings have the chart's defaults filled in.
-    `parent` is their path, ending in a dot, or an empty text.
     """
-    for key in sorted({*live, *wanted}):
-        one, other = live.get(key), wanted.get(key)
-        if all(value is None or isinstance(value, Mapping) for value in (one, other)):
-            yield from differences(one or {}, other or {}, f"{parent}{key}.")
-        elif one != other and not (one in (None, []) and other in (None, [])):
-            yield f"{parent}{key}: {_shown(one)} in the cluster, {_shown(other)} in the stack"
-
-
-def _shown(value: Any) -> str:
-    text = "not set" if value in (None, []) else json.dumps(value)
-    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+    one, other = dict(_leaves(live)), dict(_leaves(wanted))
+    for key in sorted({*one, *other}):
+        if one.get(key) != other.get(key):
+            texts = [json.dumps(values[key]) if key in values else "not set" for values in (one, other)]
+            shown = [text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…" for text in texts]
+            yield f"{key}: {shown[0]} in the cluster, {shown[1]} in the stack"
 
 
 def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Mapping[str, Any]) -> str:
@@ -147,9 +182,7 @@ def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Map
     same = before if before.startswith(chart) else chart
     if release.keep_manual_values or live is None or live.description == before:
         return same
-    defaults = chart_values.read_yaml(inputs.folder / CHART / "values.yaml", CHART)
-    wanted = chart_values.merge_values(defaults, values)
-    found = list(differences(chart_values.merge_values(defaults, live.values), wanted))
+    found = list(differences(*(with_defaults(each, inputs.folder) for each in (live.values, values))))
     if not found:
         return same
     listed = "".join(f"\n  {line}" for line in found)
@@ -175,7 +208,6 @@ class Training(pulumi.ComponentResource):
 
     def __init__(
         self,
-        name: str,
         inputs: StackInputs,
         *,
         values: pulumi.Input[Mapping[str, Any]],
@@ -184,6 +216,7 @@ class Training(pulumi.ComponentResource):
         cluster_id: pulumi.Input[str] | None = None,
         after: Sequence[pulumi.Resource] = (),
     ) -> None:
+        name = inputs.prefix
         super().__init__("paddle:infra:Training", name)
         release, namespace = inputs.settings.release, inputs.settings.namespace
         self.provider = k8s.Provider(

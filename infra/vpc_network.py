@@ -9,12 +9,10 @@ from dataclasses import dataclass
 import pulumi
 import pulumi_aws as aws
 
-from infra import constants, settings_rules
-from infra.aws_context import AwsComponent, AwsContext
-from infra.aws_lookup import read_if_exists
+from infra.aws_context import AwsComponent, AwsContext, read_if_exists
+from infra.aws_facts import PRIVATE_SERVICES, ZONES_WITHOUT_CONTROL_PLANE
 from infra.dns_zone import private_zone_name
-from infra.settings import NetworkSettings, Settings
-from infra.settings_errors import Problem, SettingsError, setting_problem
+from infra.settings import NetworkSettings, Problem, Settings, SettingsError
 
 
 @dataclass(frozen=True)
@@ -45,22 +43,20 @@ def select_zones(settings: Settings) -> list[str]:
     found = aws.get_availability_zones(
         state="available",
         filters=[{"name": "opt-in-status", "values": ["opt-in-not-required"]}],
-        exclude_zone_ids=list(constants.ZONES_WITHOUT_CONTROL_PLANE),
+        exclude_zone_ids=list(ZONES_WITHOUT_CONTROL_PLANE),
     )
     names = sorted(found.names)
     listed = ", ".join(names)
-    why, fix = "EKS supports control planes in no other zone of this account", f"use zones of {listed}"
-    unsupported = [zone for zone in network.availability_zones if zone not in names]
-    if unsupported:
-        key = "network.availabilityZones"
-        raise SettingsError(
-            [setting_problem(key, zone, f"zones of {listed}", why, fix) for zone in unsupported]
-        )
+    why = "EKS supports control planes in no other zone of this account"
+    text = f"zones of {listed}: {why}. Fix: use zones of {listed}"
+    key, chosen = "network.availabilityZones", network.availability_zones
+    if problems := [settings.problem(key, text, zone) for zone in chosen if zone not in names]:
+        raise SettingsError(problems)
     if len(names) < network.zones:
-        limit = f"at most {len(names)} (zones {listed})"
         fix = f"set network.zones to at most {len(names)}, or use another region"
-        raise SettingsError([setting_problem("network.zones", network.zones, limit, why, fix)])
-    return list(network.availability_zones) or names[: network.zones]
+        text = f"at most {len(names)} (zones {listed}): {why}. Fix: {fix}"
+        raise SettingsError([settings.problem("network.zones", text)])
+    return list(chosen) or names[: network.zones]
 
 
 def check_existing_network(settings: Settings, context: AwsContext) -> SelectedNetwork:
@@ -71,32 +67,31 @@ def check_existing_network(settings: Settings, context: AwsContext) -> SelectedN
             one zone; DNS is off in the VPC; the network of Kubernetes Services overlaps it; or the VPC has a private
             zone with the name of the stack's.
     """
-    network = settings.network
+    network, ids = settings.network, "network.subnetIds"
     vpc = aws.ec2.get_vpc(id=network.vpc_id)
     subnets = [aws.ec2.get_subnet(id=name) for name in network.subnet_ids]
     problems: list[Problem] = []
     for subnet in subnets:
         if subnet.vpc_id != network.vpc_id:
             limit, why = f"a subnet of {network.vpc_id}", f"it belongs to {subnet.vpc_id}"
-            fix = "list only subnets of that VPC"
-            problems.append(setting_problem("network.subnetIds", subnet.id, limit, why, fix))
-        if subnet.availability_zone_id in constants.ZONES_WITHOUT_CONTROL_PLANE:
-            limit = f"no subnet in zone {subnet.availability_zone_id}"
-            why, fix = "EKS has no control planes there", "use subnets of other zones"
-            problems.append(setting_problem("network.subnetIds", subnet.id, limit, why, fix))
+            text = f"{limit}: {why}. Fix: list only subnets of that VPC"
+            problems.append(settings.problem(ids, text, subnet.id))
+        if subnet.availability_zone_id in ZONES_WITHOUT_CONTROL_PLANE:
+            limit, why = f"no subnet in zone {subnet.availability_zone_id}", "EKS has no control planes there"
+            text = f"{limit}: {why}. Fix: use subnets of other zones"
+            problems.append(settings.problem(ids, text, subnet.id))
     by_zone = {subnet.availability_zone: subnet.id for subnet in reversed(subnets)}
     if len(by_zone) < 2:
-        limit = "subnets of at least two zones"
         why = f"EKS requires two zones, and all subnets are in {', '.join(by_zone)}"
-        fix = "add a subnet of another zone"
-        problems.append(setting_problem("network.subnetIds", list(network.subnet_ids), limit, why, fix))
+        text = f"subnets of at least two zones: {why}. Fix: add a subnet of another zone"
+        problems.append(settings.problem(ids, text))
     if not (vpc.enable_dns_support and vpc.enable_dns_hostnames):
         limit = "a VPC with DNS support and DNS host names"
         why = "the name of the file system does not resolve without them"
         fix = "turn both on: aws ec2 modify-vpc-attribute --enable-dns-hostnames, --enable-dns-support"
-        problems.append(setting_problem("network.vpcId", network.vpc_id, limit, why, fix))
+        problems.append(settings.problem("network.vpcId", f"{limit}: {why}. Fix: {fix}"))
     for block in sorted({vpc.cidr_block, *(part.cidr_block for part in vpc.cidr_block_associations or ())}):
-        problems += settings_rules.service_network_problems(settings, block)
+        problems += network.service_network_problems("paddle-training:network.serviceCidr", block)
     name = private_zone_name(settings, context.prefix)
     zone = read_if_exists(
         lambda name: aws.route53.get_zone(name=name, private_zone=True, vpc_id=network.vpc_id), name
@@ -104,9 +99,8 @@ def check_existing_network(settings: Settings, context: AwsContext) -> SelectedN
     if zone is not None and not context.stack_tags.items() <= zone.tags.items():
         limit = "a name that no other private zone of the VPC has"
         why = f"{network.vpc_id} has the private zone {zone.zone_id} of this name, which is not this stack's"
-        problems.append(
-            setting_problem("dns.zone", name, limit, why, f"use for example {context.prefix}.{name}")
-        )
+        text = f"{limit}: {why}. Fix: use for example {context.prefix}.{name}"
+        problems.append(settings.problem("dns.zone", text, name))
     if problems:
         raise SettingsError(problems)
     return SelectedNetwork(network.vpc_id, dict(sorted(by_zone.items())), list(network.subnet_ids))
@@ -118,8 +112,8 @@ def plan_subnets(vpc_cidr: str, zones: int) -> list[tuple[str, str]]:
     The block of the VPC is split into eight. The first ones are the private subnets, one for each zone. The last
     one is split into eight again for the public subnets, which hold only NAT gateways and load balancers. So
     10.0.0.0/16 has private /19s (8,187 usable addresses) and public /22s, and a third zone can be added later
-    without changing the first two. settings_rules.py rejects other sizes than LARGEST_VPC to SMALLEST_VPC, and
-    settings.py more than three zones.
+    without changing the first two. settings.py rejects other sizes than LARGEST_VPC to SMALLEST_VPC, and more than
+    three zones.
     """
     blocks = list(ipaddress.IPv4Network(vpc_cidr).subnets(prefixlen_diff=3))
     publics = list(blocks[-1].subnets(prefixlen_diff=3))
@@ -248,8 +242,8 @@ class VpcNetwork(AwsComponent):
             security_group_id=group.id,
             cidr_ipv4=vpc_cidr,
             ip_protocol="tcp",
-            from_port=constants.HTTPS_PORT,
-            to_port=constants.HTTPS_PORT,
+            from_port=443,
+            to_port=443,
             description="HTTPS from the network",
             opts=self.child,
         )
@@ -264,5 +258,5 @@ class VpcNetwork(AwsComponent):
                 private_dns_enabled=True,
                 opts=self.child,
             )
-            for service in constants.PRIVATE_SERVICES
+            for service in PRIVATE_SERVICES
         ]

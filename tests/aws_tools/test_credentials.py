@@ -9,8 +9,7 @@ import pytest
 
 from aws.stack_access import read_stack
 from infra import training
-from infra.settings_errors import SettingsError
-from infra.settings_loader import load_settings
+from infra.settings import SettingsError, load_settings
 from tests.infra.recording_mocks import AWS, aws_stack, config
 
 NAMES = ["assumeRoles", "accessKey", "sharedCredentialsFiles", "profile"]
@@ -20,7 +19,7 @@ NAMES = ["assumeRoles", "accessKey", "sharedCredentialsFiles", "profile"]
 def test_read_stack_credentials_in_settings_raises(name: str) -> None:
     with pytest.raises(
         SettingsError,
-        match=rf"aws:{name} .*\n.*\n.*not `pulumi login`, kubectl.*\n.*config rm aws:{name}.*AWS_PROFILE=",
+        match=rf"aws:{name} .*not `pulumi login`, kubectl.*\n.*config rm aws:{name}.*AWS_PROFILE=",
     ):
         read_stack("dev", [f"aws:{name}=[x]"])
 

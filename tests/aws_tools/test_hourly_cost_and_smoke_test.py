@@ -14,9 +14,9 @@ from aws import hourly_cost, smoke_test
 from aws import stack_access as stacks
 from aws.__main__ import app
 from aws.stack_access import CommandError, read_stack
-from infra.constants import PRIVATE_SERVICES
-from infra.settings_errors import SettingsError
-from tests.infra.test_instance_types import ec2_types
+from infra.aws_facts import PRIVATE_SERVICES
+from infra.settings import SettingsError
+from tests.infra.test_aws_facts import ec2_types
 
 
 def by_name(stack):
@@ -139,9 +139,11 @@ def test_price_table_has_only_types_of_ec2() -> None:
 
 
 def test_read_stack_invalid_change_or_unknown_stack_raises() -> None:
-    with pytest.raises(SettingsError, match=r"SET = 'nodes.desired'\n.*KEY=VALUE"):
+    with pytest.raises(SettingsError, match=r"SET is 'nodes.desired', but must be KEY=VALUE"):
         read_stack("dev", ["nodes.desired"])
-    with pytest.raises(SettingsError, match=r"STACK = 'nowhere'\n.*one of dev.*\n.*no Pulumi.nowhere.yaml"):
+    with pytest.raises(
+        SettingsError, match=r"STACK is 'nowhere', but must be one of dev.*: there is no Pulumi.nowhere.yaml"
+    ):
         read_stack("nowhere")
 
 

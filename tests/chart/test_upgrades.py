@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from chart_tools import CHART, kubectl, new_namespace, pinned_helm, run, tool
 
-from infra.chart_values import merge_values
+from infra.settings import merge_values
 from launcher.cli import launch_training
 from launcher.cli.cluster_api import connect
 from launcher.cli.errors import CliError

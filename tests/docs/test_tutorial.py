@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from infra.settings_schema import describe_settings
+from infra.settings import describe_settings
 from launcher.cli.main import typer_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,6 +66,6 @@ def test_every_command_and_setting_of_the_tutorial_exists(page: Path) -> None:
         assert CliRunner().invoke(typer_app, [word, "--help"]).exit_code == 0, word
     settings = set(re.findall(r"\b(nodes|storage|dns|kms|bastion|cluster)\.(\w+)", text))
     assert settings
-    known = {name: default for name, _, default in describe_settings()}
+    known = {name: default for name, _, default, _ in describe_settings()}
     for section, key in settings:
         assert key in known[section], f"{section}.{key}"

@@ -18,10 +18,9 @@ from pulumi.runtime import resource as pulumi_resource
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks, set_mocks
 from pulumi.runtime.proto import provider_pb2, source_pb2
 
-from infra.settings import Settings
-from infra.settings_loader import load_settings
+from infra.chart_values import read_stack_inputs
+from infra.settings import Settings, load_settings
 from infra.stack_builder import create_kubeconfig_stack
-from infra.stack_inputs import read_stack_inputs
 
 # The SDK warns about its own deprecated classes when it is imported. This hides no other warning.
 with warnings.catch_warnings():
@@ -270,25 +269,21 @@ def aws_stack(
     from infra.target_aws import create_aws_stack
 
     inputs = read_stack_inputs(aws_settings(**keys), "paddle-training", name, folder)
-    return record(lambda: create_aws_stack(inputs, REGION), answers)
+    return record(lambda: create_aws_stack(inputs), answers)
 
 
 def local_stack(folder: Path = ROOT, *, answers: dict[str, Any] | None = None, **keys: Any) -> Recorder:
     """Create a stack of target kubeconfig, without preflight checks; return what was registered."""
     inputs = read_stack_inputs(local_settings(**keys), "paddle-training", "dev", folder)
-    return record(lambda: create_kubeconfig_stack(inputs), answers)
-
-
-OLD_ADDON = "v1.0.0-eksbuild.1"
+    return record(lambda: create_kubeconfig_stack(inputs, "/nowhere/kubeconfig"), answers)
 
 
 def running(version: str = "1.35", **groups: dict[str, Any]) -> dict[str, Any]:
     """Return the answers of an account with a cluster and node groups: part → sizes, version, release.
 
-    The mocks answer alike for all groups, so there can be only one; all add-ons have the version OLD_ADDON.
+    The mocks answer alike for all groups, so there can be only one.
     """
     answers: dict[str, Any] = {"aws:eks/getCluster:getCluster": {"id": "x", "version": version}}
-    answers["aws:eks/getAddon:getAddon"] = {"id": "x", "addonVersion": OLD_ADDON}
     names = [f"paddle-training-dev-{part}-0a1b2c3" for part in groups]
     answers["aws:eks/getNodeGroups:getNodeGroups"] = {"id": "x", "names": names}
     for group in groups.values():

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from infra import chart_values
-from infra.settings_errors import SettingsError
+from infra import chart_values, settings, stack_builder
+from infra.settings import SettingsError
+from launcher.cli import releases
 
 from .recording_mocks import ROOT, aws_settings, local_settings
 
@@ -32,8 +34,8 @@ def test_release_values_contain_storage(storage: Any, wanted: Any) -> None:
 def test_release_values_of_graviton_nodes_select_their_architecture(machine: str, wanted: str) -> None:
     chosen = aws_settings(nodes={"instanceTypes": [machine]})
     built = chart_values.release_values(chosen, chart_values.StackOutputs("i"), {})
-    chart = chart_values.read_yaml(ROOT / chart_values.CHART / "values.yaml", "chart")
-    assert chart_values.merge_values(chart, built)["scheduling"]["architecture"] == wanted
+    chart = settings.read_yaml(ROOT / chart_values.CHART / "values.yaml", "chart")
+    assert settings.merge_values(chart, built)["scheduling"]["architecture"] == wanted
     own = {"scheduling": {"architecture": "", "queue": "research"}}
     assert (
         chart_values.release_values(chosen, chart_values.StackOutputs("i"), own)["scheduling"]
@@ -49,7 +51,6 @@ def test_release_values_of_gpu_nodes_tolerate_their_taint_in_addition_to_own_tol
     given = {"scheduling": {"tolerations": [own], "queue": "research"}}
     for user, wanted in (
         ({}, [taint]),
-        ({"scheduling": {"tolerations": None}}, [taint]),
         (given, [own, taint]),
     ):
         built = chart_values.release_values(chosen, chart_values.StackOutputs("i"), user)
@@ -79,6 +80,40 @@ def test_user_values_later_files_and_values_override(tmp_path: Path) -> None:
     assert own == {"training": {"passes": 2, "mode": "sync"}, "list": [3], "trainers": 5}
 
 
+MERGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({"a": {"b": 1, "c": [1, 2]}}, {"a": {"c": [3]}, "d": ""}, {"a": {"b": 1, "c": [3]}, "d": ""}),
+    ({"a": {"b": 1}}, {"a": 2}, {"a": 2}),
+    ({"a": 1}, {"a": {"b": 2}}, {"a": {"b": 2}}),
+    ({"a": {"b": 1}}, {"a": {"b": None}}, {"a": {"b": None}}),
+    ({"a": {"b": 1}}, {"a": None}, {"a": None}),
+    ({"a": None}, {"a": {"b": None, "c": 1}}, {"a": {"b": None, "c": 1}}),
+]
+
+
+@pytest.mark.parametrize(("base", "over", "merged"), MERGES)
+def test_program_and_launcher_merge_values_alike(base: Any, over: Any, merged: Any) -> None:
+    """A null stays until helm merges the values into the chart's defaults; there it removes the key."""
+    assert settings.merge_values(base, over) == merged
+    assert releases.merge_values(base, over) == merged
+
+
+@pytest.mark.slow
+def test_helm_merges_files_of_values_like_merge_values(tmp_path: Path) -> None:
+    chart = tmp_path / "chart"
+    (chart / "templates").mkdir(parents=True)
+    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: x\nversion: 0.1.0\n")
+    (chart / "values.yaml").write_text("removed: 1\n")
+    (chart / "templates" / "all.yaml").write_text("{{ .Values | toJson }}\n")
+    argv = ["helm", "template", "x", str(chart)]
+    for number, pair in enumerate(zip(*((base, over) for base, over, _ in MERGES), strict=True)):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(json.dumps({"removed": None, **{f"m{at}": part for at, part in enumerate(pair)}}))
+        argv += ["--values", str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    (seen,) = filter(None, yaml.safe_load_all(done.stdout))
+    assert seen == {f"m{at}": merged for at, (*_, merged) in enumerate(MERGES)}
+
+
 def test_user_values_null_restores_default(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text("training: {passes: 1}\n")
     (tmp_path / "b.yaml").write_text("training: {passes: null}\n")
@@ -102,7 +137,7 @@ def test_user_values_null_for_a_value_without_limit_raises(tmp_path: Path) -> No
 
     assert set(nullable(schema)) == set(chart_values.NO_LIMIT)
     (tmp_path / "a.yaml").write_text("training: {deadlineSeconds: null}\n")
-    with pytest.raises(SettingsError, match=r"training\.deadlineSeconds.*\n.*\n.*default"):
+    with pytest.raises(SettingsError, match=r"training\.deadlineSeconds is .*default"):
         chart_values.user_values(local_settings(valuesFiles=["a.yaml"]), tmp_path)
     with pytest.raises(SettingsError, match=r"workDir\.sizeLimit"):
         chart_values.user_values(
@@ -151,3 +186,67 @@ def test_release_values_exist_in_chart() -> None:
     for storage in ({"type": "efs-csi"}, {"type": "nfs"}, {"type": "hostPath", "path": "/s"}):
         chosen = aws_settings(storage=storage)
         assert unknown(chart_values.release_values(chosen, facts, {}), chart) == []
+
+
+def _rejection(**keys: Any) -> str:
+    chosen = aws_settings(**keys)
+    try:
+        chart_values.check_chart(chart_values.read_stack_inputs(chosen, "paddle-training", "dev", ROOT))
+    except SettingsError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        (
+            {"values": {"peerPort": 7165, "gradientNum": 9, "hostPorts": True}},
+            ["peerPort is 7165, but must be outside 7164 to 7165", "gradientNum is 9, but must be 3"],
+        ),
+        (
+            {"values": {"port": 80, "trianers": 3}},
+            ["/port': minimum: got 80, want 1,024", "'trianers' not allowed"],
+        ),
+        ({"cluster": {"admins": ["role/Admin"], "version": "1.28"}}, ["kubeVersion"]),
+    ],
+)
+def test_rejections_of_chart_are_passed_on_before_any_resource(keys: Any, parts: list[str]) -> None:
+    text = _rejection(**keys)
+    for part in (*parts, "no resource was created", "Fix: correct them in the stack's valuesFiles or values"):
+        assert part in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("image", ["", "registry/launcher@sha256:1"])
+@pytest.mark.parametrize(
+    "example", sorted(path.name for path in (ROOT / "charts/paddle-training/examples").glob("*.yaml"))
+)
+def test_examples_are_accepted_by_chart(example: str, image: str) -> None:
+    assert _rejection(image=image, valuesFiles=[f"charts/paddle-training/examples/{example}"]) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [aws_settings, local_settings])
+def test_build_stack_invalid_values_registers_nothing(given: Any) -> None:
+    # There is no engine here, not even a mock: a registration would raise another error.
+    chosen = given(values={"port": 65535})
+    with pytest.raises(SettingsError, match="TCP ports end at 65535"):
+        stack_builder.build_stack(chosen, "paddle-training", "dev", ROOT)
+
+
+def test_chart_values_without_helm_are_not_checked_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(stack_builder.pulumi.log, "warn", said.append)
+    monkeypatch.setattr(stack_builder, "check_cluster", lambda *about: None)
+    monkeypatch.setattr(stack_builder, "create_kubeconfig_stack", lambda *about: {"created": "all"})
+    monkeypatch.setenv("PATH", "/nowhere")
+    chosen = local_settings(values={"port": 65535})
+    assert stack_builder.build_stack(chosen, "paddle-training", "dev", ROOT) == {"created": "all"}
+    assert "helm is not on PATH" in said[0]
+
+
+@pytest.mark.parametrize("keys", [{"compute": "off"}, {"release": {"keepManualValues": True}}])
+def test_chart_is_not_checked_without_release(keys: dict[str, Any]) -> None:
+    assert _rejection(**keys, values={"port": 65535}) == ""

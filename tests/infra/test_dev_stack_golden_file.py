@@ -32,10 +32,10 @@ from typing import Any
 import yaml
 
 from infra import target_aws
-from infra.settings_loader import load_settings
-from infra.stack_inputs import read_stack_inputs
+from infra.chart_values import read_stack_inputs
+from infra.settings import load_settings
 
-from .recording_mocks import REGION, ROOT, Recorder, config, record
+from .recording_mocks import ROOT, Recorder, config, record
 
 GOLDEN = Path(__file__).parent / "golden" / "dev.txt"
 # Chart values, the chart's digest and the stack's tags have their own tests; tags that Kubernetes reads are shown.
@@ -75,11 +75,7 @@ def test_dev_stack_matches_golden_file() -> None:
     # With an image, so that there is a release; without uploads, whose files are not in the repository.
     chosen = load_settings(config(**{**keys, "image": "registry/launcher@sha256:1", "artifacts": {}}))
     seen = _text(
-        record(
-            lambda: target_aws.create_aws_stack(
-                read_stack_inputs(chosen, "paddle-training", "dev", ROOT), REGION
-            )
-        )
+        record(lambda: target_aws.create_aws_stack(read_stack_inputs(chosen, "paddle-training", "dev", ROOT)))
     )
     if os.environ.get("GOLDEN") == "write":
         GOLDEN.write_text(seen, encoding="utf-8")

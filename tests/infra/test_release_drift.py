@@ -98,7 +98,11 @@ def test_unreadable_release_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ({"a": {"b": False}}, {"a": {"b": True}}, ["a.b: false in the cluster, true in the stack"]),
         ({}, {"a": ["x"]}, ['a: not set in the cluster, ["x"] in the stack']),
         ({"a": {"b": "y"}}, {"a": {}}, ['a.b: "y" in the cluster, not set in the stack']),
-        ({"a": "b"}, {"a": {"b": 1}}, ['a: "b" in the cluster, {"b": 1} in the stack']),
+        (
+            {"a": "b"},
+            {"a": {"b": 1}},
+            ['a: "b" in the cluster, not set in the stack', "a.b: not set in the cluster, 1 in the stack"],
+        ),
     ],
 )
 def test_differences_lists_changed_added_and_removed_keys(live: Any, stack: Any, lines: list[str]) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from infra import chart_values, cluster_preflight
-from infra.stack_inputs import read_stack_inputs
-from infra.training import wait_seconds
+from infra import chart_values
+from infra.chart_values import read_stack_inputs
+from infra.training import ENFORCE_LABEL, OWNER_LABEL, wait_seconds
 
 from .recording_mocks import LOCAL, ROOT, clone, config, local_settings, local_stack
 
@@ -34,8 +34,8 @@ import sys
 from pathlib import Path
 from pulumi.runtime.mocks import Mocks, set_mocks
 from infra.stack_builder import create_kubeconfig_stack
-from infra.settings_loader import load_settings
-from infra.stack_inputs import read_stack_inputs
+from infra.settings import load_settings
+from infra.chart_values import read_stack_inputs
 
 class Any(Mocks):
     def new_resource(self, args):
@@ -45,7 +45,7 @@ class Any(Mocks):
 
 set_mocks(Any(), project="paddle-training", stack="local")
 chosen = load_settings(%r)
-outputs = create_kubeconfig_stack(read_stack_inputs(chosen, "paddle-training", "local", Path.cwd()))
+outputs = create_kubeconfig_stack(read_stack_inputs(chosen, "paddle-training", "local", Path.cwd()), "x")
 assert outputs["release"] is not None
 print([name for name in sys.modules if name in ("pulumi_aws", "pulumi_kubernetes.core.v1._inputs", "boto3")])
 """
@@ -106,8 +106,8 @@ def test_release_keep_manual_values_reuses_values() -> None:
 @pytest.mark.parametrize(("host_ports", "level"), [(False, "restricted"), (True, "privileged")])
 def test_namespace_pod_security_depends_on_host_ports(host_ports: bool, level: str) -> None:
     namespace = local_stack(values={"hostPorts": host_ports}).one("Namespace").inputs["metadata"]
-    assert namespace["labels"][cluster_preflight.ENFORCE_LABEL] == level
-    assert namespace["labels"][cluster_preflight.OWNER_LABEL] == "paddle-training-dev"
+    assert namespace["labels"][ENFORCE_LABEL] == level
+    assert namespace["labels"][OWNER_LABEL] == "paddle-training-dev"
 
 
 def test_namespace_create_false_uses_existing_namespace() -> None:

@@ -11,7 +11,7 @@ import pulumi
 import pytest
 import yaml
 
-from infra import chart_check, constants, eks_nodes, naming
+from infra import aws_facts, chart_values, eks_nodes, naming
 
 from .recording_mocks import ROOT, Recorder, aws_settings, aws_stack, default
 
@@ -83,7 +83,7 @@ def test_addons_of_gpu_stack_run_on_system_nodes() -> None:
     """The taint of the GPU nodes would keep the pods of the add-ons pending."""
     made = _gpu_stack()
     system = made.one("NodeGroup", "dev-system").inputs
-    for name in (constants.ADDON_COREDNS, constants.ADDON_EFS_CSI):
+    for name in (aws_facts.ADDON_COREDNS, aws_facts.ADDON_EFS_CSI):
         addon = made.one("Addon", name)
         chosen = json.loads(addon.inputs["configurationValues"])
         assert chosen.get("controller", chosen)["nodeSelector"] == system["labels"], name
@@ -112,7 +112,7 @@ def test_addon_release_changes_with_its_chart() -> None:
 def test_all_pods_of_release_tolerate_taint_of_gpu_nodes() -> None:
     """The data pods request no GPU, and there are no other nodes for them."""
     settings = aws_settings(nodes={"instanceTypes": ["g6.xlarge"]})
-    done = chart_check.run_helm_template(settings, GPUS, ROOT)
+    done = chart_values.run_helm_template(settings, GPUS, ROOT)
     assert done.returncode == 0, done.stderr
     pods = {}
     for item in filter(None, yaml.safe_load_all(done.stdout)):

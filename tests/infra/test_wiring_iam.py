@@ -10,8 +10,7 @@ import pulumi
 import pytest
 
 from infra import iam_policies
-from infra.settings import IamSettings
-from infra.settings_errors import SettingsError
+from infra.settings import IamSettings, SettingsError
 from testkit.aws_emulator import authorization
 from testkit.aws_emulator.account import Account, AwsError, required_actions
 
@@ -327,7 +326,7 @@ def test_caller_that_is_no_administrator_is_rejected_before_any_resource(
 def test_root_user_cannot_be_an_administrator() -> None:
     root = "arn:aws:iam::123456789012:root"
     caller = {"aws:iam/getSessionContext:getSessionContext": {"id": "x", "issuerArn": root}}
-    with pytest.raises(SettingsError, match=r"EKS accepts only roles and users\n.*sign in as a role"):
+    with pytest.raises(SettingsError, match=r"EKS accepts only roles and users.\n.*sign in as a role"):
         aws_stack(answers=caller)
 
 
@@ -346,7 +345,7 @@ def test_principal_without_its_path_is_rejected_with_the_full_arn() -> None:
     full = "arn:aws:iam::123456789012:role/teams/Admin"
     answers = {"aws:iam/getRole:getRole": {"id": "x", "arn": full}}
     with pytest.raises(
-        SettingsError, match=rf"EKS accepts only the full ARN\n.*'cluster.admins\[0\]' {full}"
+        SettingsError, match=rf"EKS accepts only the full ARN.\n.*'cluster.admins\[0\]' {full}"
     ):
         aws_stack(answers=answers)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pulumi
 import pytest
 
-from infra import constants
+from infra import aws_facts
 
 from .recording_mocks import aws_stack, default, everything, running
 
@@ -13,9 +12,9 @@ from .recording_mocks import aws_stack, default, everything, running
 def test_nodes_without_gpus_have_no_taint_and_the_driver_only_efs_csi() -> None:
     """EKS sets a node group's taints after the EFS driver has removed its own, which then stays for ever."""
     assert "taints" not in default().one("NodeGroup").inputs
-    assert constants.ADDON_EFS_CSI in {addon.inputs["addonName"] for addon in default().of("Addon")}
+    assert aws_facts.ADDON_EFS_CSI in {addon.inputs["addonName"] for addon in default().of("Addon")}
     made = aws_stack(storage={"type": "hostPath", "path": "/shared"})
-    assert constants.ADDON_EFS_CSI not in {addon.inputs["addonName"] for addon in made.of("Addon")}
+    assert aws_facts.ADDON_EFS_CSI not in {addon.inputs["addonName"] for addon in made.of("Addon")}
 
 
 def test_nodes_are_in_one_zone_unless_single_zone_is_false() -> None:
@@ -89,15 +88,7 @@ def test_key_pair_and_placement_group_are_in_launch_template() -> None:
     assert "keyName" not in default().one("LaunchTemplate").inputs
 
 
-def test_spot_nodes_with_one_type_warn(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "warn", said.append)
-    aws_stack(nodes={"capacity": "SPOT"})
-    assert not [text for text in said if "nodes.instanceTypes" in text]
-    aws_stack(nodes={"capacity": "SPOT", "instanceTypes": ["m6i.large"]})
-    assert [text for text in said if "has only m6i.large" in text]
-
-
+NEWEST = "1.35.2-20261109"
 GROUP = "paddle-training-dev-nodes"
 AUTO = {"auto": True, "min": 1, "desired": 3, "max": 40}
 
@@ -124,34 +115,39 @@ def test_auto_new_group_starts_at_minimum() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pinned", "live", "release"),
+    ("pinned", "running_version", "wanted_version", "release"),
     [
-        ("", "1.35.1-20261001", "1.35.1-20261001"),
-        ("newest", "1.35.1-20261001", "1.35.2-20261109"),
-        ("1.35.0-20260901", "1.35.1-20261001", "1.35.0-20260901"),
-        ("", None, "1.35.2-20261109"),
+        ("", None, "1.35", NEWEST),
+        ("", "1.35", "1.35", "ignored"),
+        ("newest", "1.35", "1.35", NEWEST),
+        ("1.35.0-20260901", "1.35", "1.35", "1.35.0-20260901"),
+        # An upgrade of Kubernetes replaces the nodes anyway.
+        ("", "1.35", "1.36", NEWEST),
     ],
 )
-def test_machine_image_changes_only_on_request(
-    monkeypatch: pytest.MonkeyPatch, pinned: str, live: str | None, release: str
+def test_machine_image_of_a_group_changes_only_on_request(
+    pinned: str, running_version: str | None, wanted_version: str, release: str
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "info", said.append)
-    answers = running(nodes={"sizes": (1, 3, 3), "release": live}) if live else {}
-    made = aws_stack(nodes={"amiRelease": pinned}, answers=answers)
-    assert made.one("NodeGroup").inputs["releaseVersion"] == release
-    assert ("releaseVersion" in made.ignored.get(GROUP, [])) is (release == live)
-    assert bool([text for text in said if "1.35.2-20261109 is available" in text]) is (release == live)
-
-
-def test_upgrade_of_nodes_uses_newest_image_of_their_version() -> None:
+    group = {"sizes": (1, 3, 3), "version": running_version}
     made = aws_stack(
-        cluster={"admins": ["role/Admin"], "version": "1.36"},
-        answers=running("1.36", nodes={"sizes": (1, 3, 3)}),
+        nodes={"amiRelease": pinned},
+        cluster={"admins": ["role/Admin"], "version": wanted_version},
+        answers=running(wanted_version, nodes=group) if running_version else {},
     )
-    group = made.one("NodeGroup").inputs
-    assert (group["version"], group["releaseVersion"]) == ("1.36", "1.35.2-20261109")
-    assert not {"version", "releaseVersion"} & set(made.ignored[GROUP])
+    ignored = made.ignored.get(GROUP, [])
+    assert ("releaseVersion" in ignored) is (release == "ignored")
+    assert ("version" in ignored) is (running_version == wanted_version)
+    assert made.one("NodeGroup").inputs["version"] == wanted_version
+    if release != "ignored":
+        assert made.one("NodeGroup").inputs["releaseVersion"] == release
+
+
+def test_number_of_nodes_that_the_owner_sets_is_applied_whatever_runs() -> None:
+    """Without nodes.auto, no input of the sizes is ignored: also a change back to the number of the last update."""
+    for sizes in ((1, 3, 3), (1, 1, 3)):
+        made = aws_stack(nodes={"min": 1, "desired": 3, "max": 3}, answers=running(nodes={"sizes": sizes}))
+        assert made.one("NodeGroup", GROUP).inputs["scalingConfig"]["desiredSize"] == 3
+        assert "scalingConfig" not in str(made.ignored[GROUP])
 
 
 def test_fallback_group_has_on_demand_nodes_of_the_same_template() -> None:

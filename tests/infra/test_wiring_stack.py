@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from infra.settings_errors import SettingsError
+from infra.settings import SettingsError
 
 from .recording_mocks import EVERYTHING, aws_stack, everything
 

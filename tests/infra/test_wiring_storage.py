@@ -7,7 +7,7 @@ import json
 import pulumi
 import pytest
 
-from infra.settings_errors import SettingsError
+from infra.settings import SettingsError
 from testkit.aws_emulator import authorization
 
 from .recording_mocks import Recorder, aws_stack, default, everything

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable
 
 import pytest
+import yaml
 
-from infra.settings_schema import pulumi_config
+from infra import settings
 from testkit.aws_emulator.account import Account
 from testkit.aws_emulator.pulumi_engine import Engine
 
@@ -17,7 +18,7 @@ pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 def test_pulumi_config_lists_all_keys_with_defaults(dev_stack: Callable[..., Engine]) -> None:
     engine = dev_stack("dev", "nodes.max=5")
     listed = json.loads(engine.pulumi("config", "--stack", "dev", "--json").text)
-    section = pulumi_config()
+    section = yaml.safe_load(settings.pulumi_yaml())["config"]
     assert {f"paddle-training:{key}" for key in section} <= set(listed)
     assert listed["paddle-training:storage"]["objectValue"] == section["storage"]["default"]
     # A stack's object replaces the default object; the program fills in the missing keys.
@@ -33,7 +34,7 @@ def test_preview_with_secret_in_values_fails_before_any_resource(
     )
     rejected = engine.preview()
     assert rejected.code != 0
-    assert "paddle-training:values = '(not shown)'" in rejected.text
+    assert "paddle-training:values is '(not shown)'" in rejected.text
     assert "valueFrom.secretKeyRef" in rejected.text
     assert "s3cret" not in rejected.text
     assert account.all() == []

@@ -10,7 +10,7 @@ from typing import Any
 import moto.ec2
 import pytest
 
-from infra import instance_types
+from infra import aws_facts, chart_values
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from infra import instance_types
     ],
 )
 def test_is_arm_depends_on_family(kind: str, arm: bool) -> None:
-    assert instance_types.is_arm(kind) is arm
+    assert aws_facts.is_arm(kind) is arm
 
 
 def ec2_types() -> dict[str, Any]:
@@ -37,14 +37,14 @@ def test_gpu_families_equal_ec2() -> None:
     seen = set()
     for kind, about in ec2_types().items():
         family, given = kind.partition(".")[0], about.get("GpuInfo", {}).get("Gpus", [])
-        if family in instance_types.GPU_FAMILIES:
+        if family in aws_facts.GPU_FAMILIES:
             assert [gpu["Manufacturer"] for gpu in given] == ["NVIDIA"], kind
             assert "x86_64" in about["ProcessorInfo"]["SupportedArchitectures"], kind
             seen.add(family)
-        assert bool(given) is instance_types.has_gpus(kind), f"{kind}: settings_rules would not see its GPUs"
+        assert bool(given) is aws_facts.has_gpus(kind), f"{kind}: settings.py would not see its GPUs"
     # p3 is not in moto's copy.
-    assert set(instance_types.GPU_FAMILIES) - seen == {"p3"}
-    assert instance_types.has_gpus("p3.2xlarge")
+    assert set(aws_facts.GPU_FAMILIES) - seen == {"p3"}
+    assert aws_facts.has_gpus("p3.2xlarge")
 
 
 MACHINES = {
@@ -55,7 +55,7 @@ MACHINES = {
 
 def _problems(values: dict[str, Any], *kinds: str) -> list[str]:
     machines = {kind: MACHINES[kind] for kind in kinds or ["m6i.large"]}
-    return [str(problem) for problem in instance_types.pod_size_problems(values, machines)]
+    return [str(problem) for problem in chart_values.pod_size_problems(values, machines)]
 
 
 @pytest.mark.parametrize(
@@ -70,8 +70,8 @@ def _problems(values: dict[str, Any], *kinds: str) -> list[str]:
 def test_pod_larger_than_instance_type_raises(resources: Any, key: str, most: str, part: str) -> None:
     values = {"resources": resources} if part == "resources" else {"data": {"resources": resources}}
     (text,) = _problems(values)
-    assert text.startswith(f"{part}: {key} = ")
-    assert f"allowed: at most {most}\n" in text
+    assert text.startswith(f"{part}: {key} is ")
+    assert f"but must be at most {most}: " in text
     assert ("for example g6.xlarge" in text) is ("gpu" in key)
     assert _problems(values, "g6.12xlarge") == []
     # The autoscaler and spot capacity decide which of the types starts.

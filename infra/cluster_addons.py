@@ -1,0 +1,130 @@
+"""What runs in the cluster next to the training: EKS add-ons with pods, the autoscaler, and NVIDIA's device plugin."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pulumi
+
+from infra import aws_facts, iam_policies
+from infra.aws_context import AwsComponent, AwsContext
+from infra.efs_storage import EfsStorage
+from infra.eks_cluster import ADDON_NAMESPACE, EksCluster
+from infra.eks_nodes import Nodes
+from infra.settings import Settings
+
+# For each of the three containers of both controllers of the EFS driver. They have no work, because the
+# program itself creates the volumes; the add-on's default requests would be 1.2 cores in total.
+CONTROLLER = {"requests": {"cpu": "10m", "memory": "40Mi"}, "limits": {"memory": "256Mi"}}
+AUTOSCALER = "cluster-autoscaler"
+AUTOSCALER_IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler:v{}.{}"
+# Newest patch release of the cluster autoscaler for each minor version of Kubernetes; others get patch 0.
+AUTOSCALER_PATCHES = {"1.34": 5, "1.35": 2, "1.36": 1}
+# NVIDIA's device plugin, which the NVIDIA machine image of EKS does not contain ("Install Kubernetes device plugin for
+# GPUs" in the EKS user guide). The version is the newest in deployments/static of NVIDIA/k8s-device-plugin (2026-08).
+DEVICE_PLUGIN_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
+
+
+def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
+    """Return the configuration of the EKS add-on for logs: pod and node logs, no metrics and no traces.
+
+    By default, the add-on also turns on Container Insights and Application Signals. The key `agent.config` replaces
+    both: with it, the CloudWatch agent only accepts metrics in log lines (EMF), which no pod sends. The agent cannot
+    be turned off, because it brings the service account that Fluent Bit uses (templates of the chart
+    amazon-cloudwatch-observability). `labels` are those of the system nodes, on which the add-on's operator runs.
+    """
+    manager: dict[str, object] = {"applicationSignals": {"autoMonitor": {"monitorAllServices": False}}}
+    if labels:
+        manager["nodeSelector"] = dict(labels)
+    small = {"requests": {"cpu": "10m", "memory": "64Mi"}}
+    agent = {"config": {"logs": {"metrics_collected": {"emf": {}}}}, "resources": small}
+    return {"containerLogs": {"enabled": True}, "agent": agent, "manager": manager}
+
+
+def create_addons(
+    settings: Settings, cluster: EksCluster, nodes: Nodes, storage: EfsStorage
+) -> list[pulumi.Resource]:
+    """Create and return the EKS add-ons whose pods need a node."""
+    if not nodes.system_groups:
+        return []  # without a node for its pods, an add-on never becomes active
+    context, selector = cluster.context, {"nodeSelector": nodes.system_labels} if nodes.system_labels else {}
+    made: list[pulumi.Resource] = [
+        cluster.add_addon(aws_facts.ADDON_COREDNS, selector or None, nodes.system_groups)
+    ]
+    if settings.storage.type == "efs-csi":
+        policies = {
+            ("efs-csi", "efs-csi-controller-sa"): storage.file_system.arn.apply(iam_policies.efs_driver),
+            # The daemon of each node mounts with this role (mount option `iam`).
+            ("efs-node", "efs-csi-node-sa"): storage.with_arns(iam_policies.efs_mount),
+        }
+        identities = [
+            cluster.add_pod_identity(cluster.name, part, ("kube-system", account), policy)
+            for (part, account), policy in policies.items()
+        ]
+        # The driver's daemon needs no selector: it tolerates every taint.
+        configuration: dict[str, object] = {"controller": {"resources": CONTROLLER, **selector}}
+        after = [*nodes.system_groups, *identities]
+        made.append(cluster.add_addon(aws_facts.ADDON_EFS_CSI, configuration, after))
+    if settings.cluster.pod_logs:
+        account = ("amazon-cloudwatch", "cloudwatch-agent")
+        policy = iam_policies.pod_logs(context.partition, context.prefix)
+        identity = cluster.add_pod_identity(cluster.name, "pod-logs", account, policy)
+        configuration = logs_configuration(nodes.system_labels)
+        made.append(cluster.add_addon(aws_facts.ADDON_LOGS, configuration, [*nodes.system_groups, identity]))
+    return made
+
+
+class Autoscaler(AwsComponent):
+    """paddle:infra:Autoscaler: the Helm release of the cluster autoscaler (`nodes.auto`), and its IAM role.
+
+    The autoscaler adds nodes for pending pods and removes empty nodes. This project does not use EKS Auto Mode, because
+    its nodes cannot use the stack's launch template or zones and cost an eighth more
+    (docs/explanation/decisions.md). Both need one node that always runs, for the controller of the
+    storage driver; here it is a small system node.
+
+    Args:
+        labels: labels of the nodes on which it runs.
+        fallback: `nodes.fallback`: whether to add nodes to the group `fallback` while `nodes` gets no spot capacity.
+        after: resources that must exist before the release.
+    """
+
+    def __init__(
+        self,
+        context: AwsContext,
+        cluster: EksCluster,
+        *,
+        labels: Mapping[str, str],
+        fallback: bool,
+        after: Sequence[pulumi.Resource],
+    ) -> None:
+        super().__init__("paddle:infra:Autoscaler", context, "autoscaler")
+        account, policy = (ADDON_NAMESPACE, AUTOSCALER), iam_policies.autoscaler(context.prefix)
+        identity = self.add_pod_identity(cluster.name, "scaler", account, policy)
+        # The autoscaler has the minor version of Kubernetes.
+        patch = AUTOSCALER_PATCHES.get(cluster.version, 0)
+        values = {
+            "cluster": context.prefix,
+            "region": context.region,
+            "image": AUTOSCALER_IMAGE.format(cluster.version, patch),
+            "nodeSelector": dict(labels),
+            "fallback": fallback,
+        }
+        self.release = cluster.add_release(self, "autoscaler", AUTOSCALER, values, [*after, identity])
+        self.register_outputs({})
+
+
+class DevicePlugin(AwsComponent):
+    """paddle:infra:DevicePlugin: the Helm release of the device plugin, created after the resources in `after`.
+
+    The plugin makes the GPUs of a node available to pods as `nvidia.com/gpu`.
+    """
+
+    def __init__(self, context: AwsContext, cluster: EksCluster, after: Sequence[pulumi.Resource]) -> None:
+        super().__init__("paddle:infra:DevicePlugin", context, "gpus")
+        values = {
+            "image": DEVICE_PLUGIN_IMAGE,
+            "nodeSelector": aws_facts.GPU_LABELS,
+            "taints": [aws_facts.GPU_TAINT],
+        }
+        self.release = cluster.add_release(self, "gpus", "nvidia-device-plugin", values, after)
+        self.register_outputs({})
