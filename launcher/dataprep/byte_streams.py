@@ -32,6 +32,9 @@ class Readable(Protocol):
 class ClosableStream(Readable, Protocol):
     """A `Readable` of a file or a connection."""
 
+    total: int | None
+    """Bytes of the complete file, when their number is known."""
+
     def close(self) -> None:
         """Close the file or the connection."""
         ...
@@ -71,19 +74,18 @@ class ResumingStream:
         open_at: OpenAt,
         retry: Retry,
         progress: DataProgress,
-        digest: hashlib._Hash | None = None,
+        digest: hashlib._Hash,
         begin: int = 0,
     ) -> None:
         """Prepare the stream; the first `read` or `start` connects.
 
-        `name` is the source in messages, `begin` the first byte to read. `digest` is also updated with all bytes that
-        are read, for one sha256 over several streams.
+        `name` is the source in messages, `begin` the first byte to read. `digest` is updated with all bytes that are
+        read; for a server that cannot continue at a byte it must have no other bytes.
         """
         self._name, self._open, self._retry, self._progress = name, open_at, retry, progress
         self._digest = digest
         self._body: RemoteBody | None = None
         self._version = ""
-        self._sha256 = hashlib.sha256()
         self.position = begin
         self.total: int | None = None
 
@@ -113,15 +115,9 @@ class ResumingStream:
             if data:
                 self._retry.reset()
                 self.position += len(data)
-                self._sha256.update(data)
-                if self._digest is not None:
-                    self._digest.update(data)
+                self._digest.update(data)
                 self._progress.read += len(data)
             return data
-
-    def hexdigest(self) -> str:
-        """Return the sha256 of all bytes that were read."""
-        return self._sha256.hexdigest()
 
     def _receive(self, size: int) -> bytes:
         assert self._body is not None  # noqa: S101 - `start` has set it
@@ -167,7 +163,7 @@ class ResumingStream:
         except TransientError:
             self.close()
             raise
-        if seen.digest() != self._sha256.digest():
+        if seen.digest() != self._digest.digest():
             raise self._changed_error()
 
     def _changed_error(self) -> DataError:
@@ -185,30 +181,23 @@ class ResumingStream:
 
 
 class FileStream:
-    """Reads a file of the shared storage, counts its bytes and calculates their sha256."""
+    """Reads a file of the shared storage, and counts its bytes."""
 
-    def __init__(
-        self, path: Path, progress: DataProgress, digest: hashlib._Hash | None = None, begin: int = 0
-    ) -> None:
-        """Open `path` at the byte `begin`; `digest` is updated with what is read, instead of a new sha256."""
+    def __init__(self, path: Path, progress: DataProgress, digest: hashlib._Hash, begin: int = 0) -> None:
+        """Open `path` at the byte `begin`; `digest` is updated with all bytes that are read."""
         self.path = path
         self._file = path.open("rb", buffering=0)
         self._file.seek(begin)
-        self._sha256 = digest or hashlib.sha256()
-        self._progress = progress
+        self._digest, self._progress = digest, progress
         self.total: int | None = path.stat().st_size
 
     def read(self, size: int = -1, /) -> bytes:
         """Return at most `size` bytes; empty only at the end of the file. Errors of the storage have its path."""
         with storage_errors(self.path):
             data = self._file.read(size)
-        self._sha256.update(data)
+        self._digest.update(data)
         self._progress.read += len(data)
         return data
-
-    def hexdigest(self) -> str:
-        """Return the sha256 of all bytes that were read."""
-        return self._sha256.hexdigest()
 
     def close(self) -> None:
         """Close the file."""
@@ -319,7 +308,7 @@ class ReadAhead(BlockReader):
     """Reads a slow stream in a thread, some blocks ahead of the reader."""
 
     def __init__(self, stream: ClosableStream, blocks: int = 8) -> None:
-        self._stream = stream
+        self._stream, self.total = stream, stream.total
         self._ahead = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks)
         super().__init__(self._ahead)
 

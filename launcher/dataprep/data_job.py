@@ -25,8 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep import prepared_data, source_parts
-from launcher.dataprep import source as sources
+from launcher.dataprep import prepared_data, sources
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.split_part import PartSplitter, assemble_shards, shard_file_name
 from launcher.dataprep.text_lines import warn_of_quotes
@@ -123,26 +122,22 @@ class DataPod:
             self._give(record)
             return
         sources.check_secret_address(self._settings)
-        source, test = self._open(self._settings), None
-        try:
-            test = self._open(self._test) if self._settings.test_source else None
+        with contextlib.ExitStack() as opened:
+            source, test = self._open(self._settings), None
+            opened.callback(source.close)
+            if self._settings.test_source:
+                test = self._open(self._test)
+                opened.callback(test.close)
             parts = self._plan(source, test)
-            identified = (source is not None or bool(self._settings.sha256)) and (
-                test is not None or not self._settings.test_source
-            )
-            content = content_digest(self._settings, parts, identified)
+            content = content_digest(self._settings, parts)
             self._data, self._work = self._layout.data(content), DataPaths(self._layout.data_tmp(content))
             self._prepare(parts, source, test)
-        finally:
-            for each in (source, test):
-                if each is not None:
-                    each.close()
 
     def _prepare(
         self,
-        parts: list[source_parts.PlannedPart],
-        source: sources.MultiFileSource | None,
-        test: sources.MultiFileSource | None,
+        parts: list[sources.PlannedPart],
+        source: sources.Source,
+        test: sources.Source | None,
     ) -> None:
         """Read and split parts that no other pod has locked until the data is complete; then give it to the job.
 
@@ -181,35 +176,36 @@ class DataPod:
                 self._alive.unlink()
         prepared_data.remove_folder(self._work.root)  # a pod that was looking for work may have made it again
 
-    def _context(self, settings: DataSettings) -> source_parts.SourceContext:
+    def _context(self, settings: DataSettings) -> sources.SourceContext:
         given = "data.sourceSecret" if settings.source_secret else "data.source"
         key = "data.testSource" if settings is self._test else given
-        return source_parts.SourceContext(settings, self._layout.all_data, self._progress, self._retry, key)
+        return sources.SourceContext(settings, self._layout.all_data, self._progress, self._retry, key)
 
-    def _open(self, settings: DataSettings) -> sources.MultiFileSource | None:
-        return sources.open_multi_file_source(self._context(settings))
+    def _open(self, settings: DataSettings) -> sources.Source:
+        return sources.open_source(self._context(settings))
 
-    def _plan(
-        self, source: sources.MultiFileSource | None, test: sources.MultiFileSource | None
-    ) -> list[source_parts.PlannedPart]:
+    def _plan(self, source: sources.Source, test: sources.Source | None) -> list[sources.PlannedPart]:
         """Return the parts: the same list in every pod, since it follows from the source and the settings."""
         s = self._settings
-        divisible = s.format == "lines" and "\n".encode(s.encoding) == b"\n"
-        ranges: list[list[source_parts.ByteRange]] = [[]]
-        if source is not None:
+        objects = source.objects()
+        if self._context(s).is_single:
+            ranges = [sources.complete_objects(objects)]
+        else:
             # One checksum over everything needs one reader, and a csv field may contain newlines.
-            size = sys.maxsize if s.sha256 else source_parts.part_size(s.split_count)
-            ranges = source_parts.plan_parts(source.objects(), size, divisible)
+            size = sys.maxsize if s.sha256 else sources.part_size(s.split_count)
+            ranges = sources.plan_parts(
+                objects, size, s.format == "lines" and "\n".encode(s.encoding) == b"\n"
+            )
         weights = [sum(one.end - one.begin for one in part) for part in ranges]
-        rows = [0] * len(ranges) if s.test_source else source_parts.distribute(s.test_rows, weights)
+        rows = [0] * len(ranges) if s.test_source else sources.distribute(s.test_rows, weights)
         parts = [
-            source_parts.PlannedPart(f"{number:05d}", tuple(part), test_rows)
+            sources.PlannedPart(f"{number:05d}", tuple(part), test_rows)
             for number, (part, test_rows) in enumerate(zip(ranges, rows, strict=True))
         ]
-        if s.test_source:
-            objects = test.objects() if test is not None else []
-            own = source_parts.plan_parts(objects, sys.maxsize, divisible)[0] if objects else []
-            parts.append(source_parts.PlannedPart("test", tuple(own), s.test_rows))
+        if test is not None:
+            parts.append(
+                sources.PlannedPart("test", tuple(sources.complete_objects(test.objects())), s.test_rows)
+            )
         return parts
 
     def _touch(self) -> None:
@@ -247,10 +243,10 @@ class DataPod:
 
     def _make_one(
         self,
-        missing: list[source_parts.PlannedPart],
-        parts: list[source_parts.PlannedPart],
-        source: sources.MultiFileSource | None,
-        test: sources.MultiFileSource | None,
+        missing: list[sources.PlannedPart],
+        parts: list[sources.PlannedPart],
+        source: sources.Source,
+        test: sources.Source | None,
     ) -> bool:
         """Read and split the first of the `missing` parts that no other pod has locked; return whether there is one."""
         for part in missing:
@@ -259,14 +255,14 @@ class DataPod:
                     continue
                 text = "preparing part %s; %d of %d parts are not finished"
                 log.info(text, part.key, len(missing), len(parts))
-                self._make(part, len(parts), test if part.key == "test" else source)
+                self._make(part, len(parts), test if part.key == "test" and test is not None else source)
                 return True
         return False
 
-    def _marker(self, part: source_parts.PlannedPart) -> Path:
+    def _marker(self, part: sources.PlannedPart) -> Path:
         return self._work.parts / f"{part.key}.json"
 
-    def _read_marker(self, part: source_parts.PlannedPart) -> dict[str, Any] | None:
+    def _read_marker(self, part: sources.PlannedPart) -> dict[str, Any] | None:
         """Return what `PartSplitter.run` returned for a finished part; None if it is not finished."""
         try:
             return storage.read_json(self._marker(part))
@@ -274,26 +270,21 @@ class DataPod:
             log.info("%s The part is prepared again.", error)
             return None
 
-    def _make(
-        self, part: source_parts.PlannedPart, count: int, files: sources.MultiFileSource | None
-    ) -> None:
-        """Read and split `part`, one of `count` parts; `files` opens the source's objects (None: it is one stream).
+    def _make(self, part: sources.PlannedPart, count: int, source: sources.Source) -> None:
+        """Read and split `part`, one of `count` parts of a source.
 
         The files are written to a temporary folder and moved to the shards; then a marker file (`<key>.json`) records
         that the part is finished.
         """
         settings = self._test if part.key == "test" else self._settings
-        self._progress.start_part(part.bytes or None)  # a source that is one stream sets the number of bytes
+        self._progress.start_part(part.bytes or None)
         folder = self._work.parts / f"work-{part.key}-{time.monotonic_ns():x}"
-        source: sources.SingleFileSource | sources.PartSource | None = None
         try:
             with storage.storage_errors(folder):
                 folder.mkdir()
-            if files is not None:
-                source = sources.PartSource(files, part.ranges)
-            else:
-                source = sources.open_single_file(replace(self._context(settings), tmp=folder))
-            splitter = PartSplitter(settings, folder, self._progress, source)
+            context = replace(self._context(settings), tmp=folder)
+            reader = sources.PartReader(context, source, part.ranges)
+            splitter = PartSplitter(settings, folder, self._progress, reader)
             number = None if part.key == "test" else int(part.key)
             made = splitter.run(number, part.test_rows)
             train_parts = count - bool(self._settings.test_source)
@@ -307,19 +298,17 @@ class DataPod:
                     (folder / "tables").rename(self._work.tables)
                 storage.fsync_dir(self._work.root)
             name = sources.source_name(settings)
-            if part.ranges and files is not None:
-                name = files.display_name(part.ranges[0].object)
+            if part.ranges:
+                name = source.display_name(part.ranges[0].object)
             storage.write_json(self._marker(part), storage.with_checksum({**made, "name": name}))
         except FileNotFoundError:
             if folder.exists():
                 raise
             log.info("another pod has completed or given up the work folder: looking for work again")
         finally:
-            if source is not None:
-                source.close()
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _publish(self, parts: list[source_parts.PlannedPart]) -> bool:
+    def _publish(self, parts: list[sources.PlannedPart]) -> bool:
         """Combine the parts and rename the work folder to its final name; return False if another pod does that."""
         with self._locked("publish") as locked:
             markers = [marker for part in parts if (marker := self._read_marker(part)) is not None]
@@ -364,15 +353,17 @@ class DataPod:
             layout.data_failed.unlink(missing_ok=True)
 
 
-def content_digest(s: DataSettings, parts: list[source_parts.PlannedPart], identified: bool) -> str:
+def content_digest(s: DataSettings, parts: list[sources.PlannedPart]) -> str:
     """Return a digest of everything that determines the shards' bytes; the job's name does not.
 
-    The `parts` have name, size and version of each object of the source. If that does not identify the source's
-    content, the digest includes the data digest, so that no other job uses this data.
+    The source is identified by data.sha256, or by name, size and version of its objects. If neither is known, the
+    digest includes the data digest, so that no other job uses this data.
     """
     shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
     name = sources.source_name(s) if s.source_secret else s.source
     source = [name, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
-    plan = [part.to_json() for part in parts]
+    read = [part for part in parts if part.key == "test" or not s.sha256]
+    identified = all(one.object.version for part in read for one in part.ranges)
+    plan = [part.to_json() for part in read]
     own = [] if identified else [s.data_digest]
     return hashlib.sha256(json.dumps([MANIFEST_VERSION, shape, source, plan, *own]).encode()).hexdigest()

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from launcher.dataprep import source as sources
-from launcher.dataprep import text_lines
+from launcher.dataprep import sources, text_lines
 from launcher.dataprep.archives import SourceFile
 from launcher.dataprep.byte_streams import BLOCK, Prefetch
 from launcher.dataprep.csv_records import RowPlaces
@@ -64,7 +63,7 @@ class PartSplitter:
         settings: DataSettings,
         folder: Path,
         progress: DataProgress,
-        source: sources.SingleFileSource | sources.PartSource,
+        source: sources.PartReader,
     ) -> None:
         self._settings, self._folder, self._progress, self._source = settings, folder, progress, source
         self._stop = threading.Event()

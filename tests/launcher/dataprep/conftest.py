@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep import data_job, source_parts, text_lines
+from launcher.dataprep import data_job, sources, text_lines
 from launcher.dataprep.prepared_data import data_of, list_shard_files
 from launcher.io import files
 from launcher.io.retry import Retry
@@ -90,7 +90,7 @@ class Pod:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(text_lines, "CHUNK", chunk)
             if part_bytes:
-                patch.setattr(source_parts, "part_size", lambda _: part_bytes)
+                patch.setattr(sources, "part_size", lambda _: part_bytes)
             assert data_job.main(self.settings(**values), retry=Retry(tries=5, base=0.001)) == 0
         manifest = files.read_json(self.job / "manifest.json")
         assert manifest is not None

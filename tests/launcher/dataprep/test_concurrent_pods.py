@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep import data_job, prepared_data, source_parts, split_part
+from launcher.dataprep import data_job, prepared_data, sources, split_part
 from launcher.errors import DataError, LauncherError, SettingsError, StoppedError, UnfitError
 from launcher.io import files
 from launcher.settings import DataSettings
@@ -47,7 +47,7 @@ def run_together(pods: Sequence[DataSettings]) -> None:
         for settings in pods
     ]
     with separate_locks(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source_parts, "part_size", lambda _: PART)
+        patch.setattr(sources, "part_size", lambda _: PART)
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -12,14 +12,17 @@ from tests.launcher.dataprep.conftest import LINES
 
 
 def test_read_ahead_returns_all_bytes_and_raises_what_the_stream_raised() -> None:
-    class Broken(io.BytesIO):
+    class Stream(io.BytesIO):
+        total = None
+
+    class Broken(Stream):
         def read(self, size: int | None = -1, /) -> bytes:
             data = super().read(size)
             if not data:
                 raise DataError("the end is missing")
             return data
 
-    ahead = ReadAhead(io.BytesIO(LINES))
+    ahead = ReadAhead(Stream(LINES))
     assert b"".join(iter(lambda: ahead.read(777), b"")) == LINES
     assert ahead.read(5) == b""
     ahead.close()
@@ -28,6 +31,6 @@ def test_read_ahead_returns_all_bytes_and_raises_what_the_stream_raised() -> Non
         while broken.read(4000):
             pass
     broken.close()
-    unread = ReadAhead(io.BytesIO(LINES * 1000), 1)
+    unread = ReadAhead(Stream(LINES * 1000), 1)
     unread.close()
     assert not unread._ahead.thread.is_alive()

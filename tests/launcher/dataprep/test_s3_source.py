@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep import s3_source as s3_module
+from launcher.dataprep import sources as s3_module
 from launcher.errors import DataError, UnfitError
 from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
 from tests.launcher.dataprep.test_folder_sources import FILES, READ

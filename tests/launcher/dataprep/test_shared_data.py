@@ -12,6 +12,7 @@ import pytest
 
 from launcher.dataprep import data_job
 from launcher.dataprep.prepared_data import UNUSED_SECONDS, make_data_folder, unused_data
+from launcher.dataprep.sources import ByteRange, PlannedPart, SourceObject
 from launcher.errors import StorageError
 from tests.launcher.dataprep.conftest import LINES, Pod, zipped
 from tests.launcher.dataprep.test_concurrent_pods import run_together
@@ -122,10 +123,17 @@ def test_other_data_is_not_shared(pod: Pod, parts: list[str]) -> None:
     other_job(pod, "b").prepare(SEED="3")
     os.utime(pod.storage / "sources" / "in.txt", (1, 1))  # the content may be another one
     other_job(pod, "c").prepare()
-    pod.source(zipped({"in": LINES}), "z")
-    for name in ("d", "e"):  # an archive without data.sha256 may change without a trace
-        other_job(pod, name).prepare(MEMBER="in")
-    assert len(parts) == len(folders(pod)) == 5
+    assert len(parts) == len(folders(pod)) == 3
+
+
+@pytest.mark.parametrize(("sha256", "shared"), [("", False), ("0" * 64, True)])
+def test_a_web_address_is_shared_only_with_a_checksum(pod: Pod, sha256: str, shared: bool) -> None:
+    """Without one, nothing shows whether its content has changed."""
+    pods = [each.settings(SOURCE="https://host/rows", SHA256=sha256) for each in (pod, other_job(pod))]
+    found = SourceObject("https://host/rows", None, "")
+    part = PlannedPart("00000", (ByteRange(found, 0, 0),), 10)
+    digests = {data_job.content_digest(settings, [part]) for settings in pods}
+    assert (len(digests) == 1) is shared
 
 
 def test_two_releases_with_one_job_name_keep_their_data_side_by_side(pod: Pod, parts: list[str]) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.dataprep import source_parts, split_part
+from launcher.dataprep import sources, split_part
 from launcher.dataprep.byte_streams import FileStream
 from launcher.dataprep.prepared_data import LIST, data_of, list_shard_files
 from launcher.dataprep.progress_log import DataProgress
@@ -33,13 +33,13 @@ def test_byte_ranges_of_an_object_contain_each_line_once(
     lines: list[bytes], newline: bool, size: int, read: int
 ) -> None:
     content = b"".join(line + b"\n" for line in lines) + (b"" if newline else b"end")
-    parts = source_parts.plan_parts([source_parts.SourceObject("o", len(content), "")], size, True)
+    parts = sources.plan_parts([sources.SourceObject("o", len(content), "")], size, True)
     found = []
     for stretch in (s for part_ in parts for s in part_):
         stream = io.BytesIO(content)
         stream.seek(max(0, stretch.begin - 1))
         digest = hashlib.sha256()
-        taken = source_parts.RangeLines(stream, stretch.begin, stretch.end, digest)
+        taken = sources.RangeLines(stream, stretch.begin, stretch.end, digest)
         data = b"".join(iter(lambda taken=taken: taken.read(read), b""))
         assert digest.digest() == hashlib.sha256(data).digest()
         assert not data or data.endswith(b"\n") or content.endswith(data)
@@ -49,20 +49,19 @@ def test_byte_ranges_of_an_object_contain_each_line_once(
 
 def test_small_objects_share_a_part_large_ones_are_divided_and_compressed_ones_are_not() -> None:
     objects = [
-        source_parts.SourceObject(name, size, "")
-        for name, size in (("a", 4), ("b", 4), ("c.gz", 25), ("d", 12))
+        sources.SourceObject(name, size, "") for name, size in (("a", 4), ("b", 4), ("c.gz", 25), ("d", 12))
     ]
-    parts = source_parts.plan_parts(objects, 10, True)
+    parts = sources.plan_parts(objects, 10, True)
     assert [[(s.object.name, s.begin, s.end) for s in found] for found in parts] == [
         [("a", 0, 4), ("b", 0, 4), ("c.gz", 0, 25)],
         [("d", 0, 10)],
         [("d", 10, 12)],
     ]
-    assert [len(found) for found in source_parts.plan_parts(objects, 10, False)] == [3, 1]
-    assert source_parts.part_size(3) == 256 << 20
-    assert source_parts.part_size(300) == 1200 << 20
-    assert source_parts.distribute(100, [1, 1, 2]) == [25, 25, 50]
-    assert sum(source_parts.distribute(7, [5, 3, 9])) == 7
+    assert [len(found) for found in sources.plan_parts(objects, 10, False)] == [3, 1]
+    assert sources.part_size(3) == 256 << 20
+    assert sources.part_size(300) == 1200 << 20
+    assert sources.distribute(100, [1, 1, 2]) == [25, 25, 50]
+    assert sum(sources.distribute(7, [5, 3, 9])) == 7
 
 
 def test_a_source_in_parts_has_every_line_once_in_even_shards(pod: Pod) -> None:

@@ -1,0 +1,790 @@
+"""The sources of the data Job: their objects, the parts in which pods read them in parallel, and the text of a part.
+
+A source is a folder or file of the shared storage, a prefix or archive in S3, or a web address. Each of them lists
+objects and opens an object at any byte. The parts follow from the objects and the number of shards, so that every pod
+plans the same. An archive and a web address are one object that one pod reads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import http.client
+import io
+import itertools
+import os
+import posixpath
+import re
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, NoReturn
+
+from launcher.dataprep import archives
+from launcher.dataprep.archives import COMPRESSED, NAMES_SHOWN, SourceFile, decompress
+from launcher.dataprep.byte_streams import (
+    BLOCK,
+    ClosableStream,
+    FileStream,
+    Readable,
+    ReadAhead,
+    RemoteBody,
+    ResumingStream,
+    buffered,
+)
+from launcher.dataprep.progress_log import DataProgress
+from launcher.errors import DataError
+from launcher.io import s3
+from launcher.io.disk_space import require_space
+from launcher.io.files import storage_errors
+from launcher.io.retry import Retry, TransientError
+from launcher.log import log
+from launcher.settings import DataSettings
+
+PART_BYTES = 256 << 20
+"""Bytes of a part: some seconds of work, which an evicted pod loses."""
+SHARD_FILE_BYTES = 4 << 20
+"""Smallest average size of a part's file for one shard: file systems limit the number of files, too."""
+
+
+PAGE = s3.PAGE
+TIMEOUT_SECONDS = 30.0  # without a byte
+RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RANGE = re.compile(r"bytes (\d{1,18})-\d*/(\d{1,18}|\*)")
+_FIXES = {
+    "NoSuchBucket": "Fix: correct the bucket in {key}.",
+    "NoSuchKey": "The object was removed while the source was read. Fix: start the run again with another runId.",
+    "PreconditionFailed": "The object was replaced while the source was read. Fix: start the run again with "
+    "another runId.",
+}
+_ROLE = "Fix: allow the pod's role s3:ListBucket on the bucket and s3:GetObject below the prefix."
+
+
+_HIDDEN = re.compile(
+    r"\.|_[^=]*$|~\$|#.*#$|(thumbs\.db|desktop\.ini|lost\+found)$|"
+    r".*(~|\._copying_|\.(tmp|temp|swp|bak|part|partial|filepart|download|crdownload))$",
+    re.IGNORECASE,
+)
+"""Names of files and folders that are never read (docs/how-to/own-data.md lists them).
+
+Spark and Hadoop skip names that start with `.` or `_` (but not the folder `_day=1` of a partition) and copies in
+progress; the others are temporary, backup and marker files of macOS, Windows, editors and programs that download.
+"""
+_NOT_TEXT = re.compile(
+    r".*\.(parquet|orc|avro|arrow|feather|zip|whl|jar|tar|t[gbx]z2?|7z|rar|zst|lz4|lzma|z|png|jpe?g|gif|bmp|webp|pdf|"
+    r"docx?|xlsx?|h5|hdf5|np[yz]|pkl|pickle|tfrecords?|sqlite3?|db|exe|so)",
+    re.IGNORECASE,
+)
+
+
+def display_name(source: str) -> str:
+    """Return the source for messages and the manifest: a web address without password and query."""
+    return without_credentials(source) if source.startswith(("https://", "http://")) else source
+
+
+def source_name(settings: DataSettings) -> str:
+    """Return the source for messages, digests and the manifest: its `display_name`, or the Secret with its address."""
+    secret = settings.source_secret
+    return f"the address in Secret {secret}" if secret else display_name(settings.source)
+
+
+def check_secret_address(settings: DataSettings) -> None:
+    """Raise `DataError` if the address in the Secret is no web address."""
+    if settings.source_secret and not settings.source.startswith("https://"):
+        raise DataError(
+            f"data.sourceSecret: {source_name(settings)} does not begin with https://. Fix: write a signed https "
+            "address to this key; other addresses are no secret and belong in data.source."
+        )
+
+
+@dataclass(frozen=True)
+class SourceContext:
+    """Holds the settings and helpers with which a source is opened."""
+
+    settings: DataSettings
+    tmp: Path
+    """A folder for an archive that must be complete before it can be read."""
+    progress: DataProgress
+    retry: Retry
+    key: str
+    """The setting with the source, for messages: `data.source` or `data.testSource`."""
+
+    @property
+    def is_single(self) -> bool:
+        """Return whether the source is one object that one pod reads: an archive or a web address."""
+        return bool(self.settings.member) or not self.settings.source.startswith(("s3://", "file://"))
+
+
+@dataclass(frozen=True)
+class SourceObject:
+    """Identifies one file or object of a source, and its content by `version`."""
+
+    name: str
+    size: int | None
+    """Bytes; None when they are unknown."""
+    version: str
+    """Another value means other content: an ETag, or the time of the last change; empty when it is unknown."""
+
+
+@dataclass(frozen=True)
+class ByteRange:
+    """Refers to the lines of an object that start at the bytes `begin` (included) to `end` (excluded)."""
+
+    object: SourceObject
+    begin: int
+    end: int
+
+    @property
+    def is_complete_object(self) -> bool:
+        """Return whether the range is the complete object."""
+        return (self.begin, self.end) == (0, self.object.size or 0)
+
+    def to_json(self) -> list[Any]:
+        """Return the JSON value that plan.json has for this range."""
+        return [self.object.name, self.object.size, self.object.version, self.begin, self.end]
+
+
+@dataclass(frozen=True)
+class PlannedPart:
+    """Describes a part of the source, which one pod reads and splits; all parts together are the plan."""
+
+    key: str
+    """The part's number in five digits, or `test` for data.testSource."""
+    ranges: tuple[ByteRange, ...]
+    """What the part reads; empty when the source is one stream."""
+    test_rows: int
+    """At most so many lines of the part go to the test set."""
+
+    @property
+    def bytes(self) -> int:
+        """Return the size of the part in bytes; 0 when it is unknown."""
+        return sum(part.end - part.begin for part in self.ranges)
+
+    def to_json(self) -> list[Any]:
+        """Return the JSON value that plan.json has for this part."""
+        return [self.key, self.test_rows, [part.to_json() for part in self.ranges]]
+
+
+def plan_parts(objects: Sequence[SourceObject], part_bytes: int, divisible: bool) -> list[list[ByteRange]]:
+    """Return parts of about `part_bytes` bytes, in the order of the objects; a smaller source is one part.
+
+    If the source is `divisible`, an object may be divided between parts, except a compressed one.
+    """
+    parts: list[list[ByteRange]] = [[]]
+    room = part_bytes
+    for found in objects:
+        begin, size = 0, found.size or 0
+        while begin < size:
+            if room <= 0:
+                parts.append([])
+                room = part_bytes
+            complete = not divisible or found.name.lower().endswith(COMPRESSED)
+            end = size if complete else min(size, begin + room)
+            parts[-1].append(ByteRange(found, begin, end))
+            room -= end - begin
+            begin = end
+    return parts
+
+
+def complete_objects(objects: Sequence[SourceObject]) -> list[ByteRange]:
+    """Return the objects, each as one range."""
+    return [ByteRange(found, 0, found.size or 0) for found in objects]
+
+
+def part_size(shards: int) -> int:
+    """Return the size, in bytes, of each part of a source that is split into so many shards."""
+    return max(PART_BYTES, SHARD_FILE_BYTES * shards)
+
+
+def distribute(total: int, weights: Sequence[int]) -> list[int]:
+    """Return `total` distributed by weight, with exactly this sum; evenly when every weight is 0."""
+    weights = weights if any(weights) else [1] * len(weights)
+    ends = [0, *itertools.accumulate(weights)]
+    edges = [total * end // ends[-1] for end in ends]
+    return [after - before for before, after in itertools.pairwise(edges)]
+
+
+class RangeLines:
+    """The lines of a byte range, read from a stream of the object.
+
+    The stream begins one byte before the range, if there is such a byte: only after a newline does a line start
+    at the first byte of the range.
+    """
+
+    def __init__(self, stream: Readable, begin: int, end: int, digest: hashlib._Hash) -> None:
+        """Prepare to read the bytes from `begin` to `end`; `read` updates `digest` with the bytes that it returns."""
+        self._stream, self._digest = stream, digest
+        self._left = end - begin
+        self._skip = begin > 0
+        self._done = False
+        if self._skip:
+            self._left += 1
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Return the next bytes of the range's lines, at most `size` or a block; empty after the last."""
+        while not self._done:
+            data = self._stream.read(BLOCK if size < 0 else size)
+            if not data:
+                self._done = True
+            data = self._own_lines(data)
+            if data:
+                self._digest.update(data)
+                return data
+        return b""
+
+    def _own_lines(self, data: bytes) -> bytes:
+        """Return those of the next bytes that belong to lines of the range."""
+        left, self._left = self._left, self._left - len(data)
+        start = 0
+        if self._skip:
+            newline = data.find(b"\n")
+            if newline < 0:
+                if self._left <= 0:
+                    self._done = True  # one line that starts before the range and ends after it
+                return b""
+            self._skip = False
+            start = newline + 1
+            if start >= left:
+                self._done = True
+                return b""
+        if self._left <= 0:
+            newline = data.find(b"\n", max(start, left - 1))
+            if newline >= 0:
+                self._done = True
+                return data[start : newline + 1]
+        return data[start:]
+
+
+def is_hidden(path: str) -> bool:
+    """Return whether a file below the source is never read, because of its name or that of a folder."""
+    return any(map(_HIDDEN.match, path.split("/")))
+
+
+def files_to_read(context: SourceContext, found: Mapping[str, SourceObject | None]) -> list[SourceObject]:
+    """Return the files of a folder or prefix that are read: all that are neither hidden nor empty; log the others.
+
+    `found` is all files by their path below the source; a hidden one may be None.
+
+    Raises:
+        DataError: one is not text, by its name; or none is left.
+    """
+    chosen = {
+        path: one for path, one in found.items() if one is not None and one.size and not is_hidden(path)
+    }
+    source = f"{context.key} {context.settings.source}"
+    for path in filter(_NOT_TEXT.fullmatch, chosen):
+        raise DataError(
+            f"{source}: {path} is no text file, as its name shows, and all files of a folder are read. Fix: convert it "
+            "to text or csv (also compressed: .gz, .bz2, .xz), or move it out of this folder."
+        )
+    skipped = [path for path in found if path not in chosen]
+    listed = ", ".join(skipped[:NAMES_SHOWN]) + ("" if len(skipped) <= NAMES_SHOWN else ", …")
+    if not chosen:
+        raise DataError(
+            f"{source} has no file to read; it has {listed or 'nothing'}, and hidden, temporary and empty files are "
+            f"not read. Fix: upload data to it, or correct {context.key}."
+        )
+    if skipped:
+        text = "%s: %d files are read; %d hidden, temporary or empty ones are not: %s"
+        log.info(text, source, len(chosen), len(skipped), listed)
+    return list(chosen.values())
+
+
+@contextlib.contextmanager
+def source_errors(context: SourceContext, path: Path) -> Iterator[None]:
+    """Raise `DataError` if this pod's user may not read `path`; convert other errors as `storage_errors` does."""
+    with storage_errors(path):
+        try:
+            yield
+        except PermissionError as error:
+            where = error.filename or path
+            raise DataError(
+                f"{context.key} {context.settings.source}: this pod's user cannot read {where} ({error.strerror}). "
+                f"Fix: chmod -R a+rX {where}"
+            ) from error
+
+
+def check_below_sources(context: SourceContext, path: Path) -> None:
+    """Raise `DataError` when `path` is a link to something outside of sources/."""
+    sources = context.settings.layout.sources
+    if not path.resolve().is_relative_to(sources.resolve()):
+        raise DataError(
+            f"{context.key} {context.settings.source}: {path} is outside of {sources}, or a link that leads out of it. "
+            "Fix: copy the file into that folder."
+        )
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """Yield all files below `root`, and hidden folders and links to folders. Raise OSError if one is unreadable."""
+
+    def fail(error: OSError) -> NoReturn:  # Path.rglob leaves out a folder that this pod's user cannot read
+        raise error
+
+    for folder, folders, names in os.walk(root, onerror=fail):
+        closed = [name for name in folders if is_hidden(name) or Path(folder, name).is_symlink()]
+        yield from (Path(folder, name) for name in (*names, *closed))
+        folders[:] = set(folders).difference(closed)
+
+
+class StorageSource:
+    """Reads a file of the shared storage, or all text files below a folder in the order of their paths."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context = context
+        self._root = self._find()
+        self._base = self._root if self._root.is_dir() else self._root.parent
+
+    def _find(self) -> Path:
+        """Return the file or folder of a file:// source. Raises `DataError` when it does not exist."""
+        context = self._context
+        source, sources = context.settings.source, context.settings.layout.sources
+        path = sources / source.removeprefix("file://")
+        check_below_sources(context, path)
+        with source_errors(context, path):
+            exists = path.exists()
+        if not exists:
+            try:
+                names = sorted(p.name for p in sources.iterdir())[: archives.NAMES_SHOWN]
+            except OSError:
+                names = []
+            raise DataError(
+                f"{context.key} {source}: {path} does not exist; {sources} contains "
+                f"{', '.join(names) or 'nothing'}. Fix: upload the file (python -m launcher push FILE --source), or "
+                f"correct {context.key}."
+            )
+        return path
+
+    def objects(self) -> list[SourceObject]:
+        """Return the files of the source that are read. Raises `DataError` when there is none, or one is unreadable."""
+        context, root = self._context, self._root
+        if context.is_single and root.is_dir():
+            raise DataError(
+                f"{context.key} {context.settings.source} is a folder, but data.member is set. Fix: set {context.key} "
+                "to one archive."
+            )
+        with source_errors(context, root):
+            if not root.is_dir():
+                chosen = [self._checked(root)]
+            else:
+                paths = {path.relative_to(root).as_posix(): path for path in sorted(_walk(root))}
+                hidden = is_hidden
+                chosen = files_to_read(
+                    context, {name: None if hidden(name) else self._checked(paths[name]) for name in paths}
+                )
+            for found in chosen:
+                (self._base / found.name).open("rb").close()
+        return chosen
+
+    def _checked(self, path: Path) -> SourceObject:
+        check_below_sources(self._context, path)
+        if not path.is_file():
+            raise DataError(
+                f"{self._context.key} {self._context.settings.source}: {path} is no file, but for example a link to "
+                "a folder or to nothing. Fix: replace it by the file, or move it out of this folder."
+            )
+        return self._object(path)
+
+    def _object(self, path: Path) -> SourceObject:
+        stat = path.stat()
+        return SourceObject(path.relative_to(self._base).as_posix(), stat.st_size, str(stat.st_mtime_ns))
+
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> FileStream:
+        """Open the file at the byte `begin`; all bytes read are added to `digest`."""
+        self.check_unchanged(found)
+        return FileStream(self._base / found.name, self._context.progress, digest, begin)
+
+    def path(self, found: SourceObject) -> Path | None:
+        """Return the path of an object that is a file."""
+        return self._base / found.name
+
+    def check_unchanged(self, found: SourceObject) -> None:
+        """Raise `DataError` when size or time of change differ from those of the listing."""
+        try:
+            same = self._object(self._base / found.name) == found
+        except FileNotFoundError:
+            same = False
+        if not same:
+            raise DataError(
+                f"{self.display_name(found)} changed while it was read. Fix: wait until nothing writes to "
+                "it, then start the run again with another runId."
+            )
+
+    def display_name(self, found: SourceObject) -> str:
+        """Return the file as a file:// address."""
+        source = self._context.settings.source
+        return f"{source.rstrip('/')}/{found.name}" if self._base == self._root else source
+
+    def close(self) -> None:
+        """Do nothing: each stream is closed by its reader."""
+
+
+class _ObjectBody:
+    """Reads the bytes of one response of S3; a broken connection raises `TransientError`."""
+
+    def __init__(self, body: Any) -> None:
+        self._body = body
+
+    def read(self, size: int = -1, /) -> bytes:
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+        from urllib3.exceptions import HTTPError
+
+        try:
+            return bytes(self._body.read(size))
+        except (HTTPClientError, IncompleteReadError, HTTPError, OSError) as error:
+            raise TransientError(f"the connection broke ({error})") from error
+
+
+class S3Source:
+    """Lists and opens objects of `data.source`; a request that S3 rejects raises `DataError` with a fix."""
+
+    def __init__(self, context: SourceContext) -> None:
+        self._context, self._source = context, context.settings.source
+        name, self._key = s3.split_url(self._source)
+        try:
+            self._bucket = s3.Bucket(name)
+        except s3.S3RejectedError as error:
+            raise DataError(f"{context.key} {self._source}: {error}") from error
+
+    def objects(self) -> list[SourceObject]:
+        """Return the objects to read whose key is the prefix, or is below it as a folder, sorted by key.
+
+        Raises:
+            DataError: there is none.
+        """
+        if self._context.is_single:
+            return [self._find_archive()]
+        folder = self._key.rstrip("/") + "/" if self._key else ""
+        found = sorted(self._list(self._key), key=lambda one: one.name)
+        below = [one for one in found if one.name == self._key or one.name.startswith(folder)]
+        # Without the folder: the names in data.source itself, and an object that it names, are not hidden.
+        return files_to_read(self._context, {one.name[len(folder) :]: one for one in below})
+
+    def _find_archive(self) -> SourceObject:
+        """Return the one object with exactly the key of data.source.
+
+        Raises:
+            DataError: there is no such object; the message lists objects next to it.
+        """
+        first = next(self._list(self._key), None)  # of all keys with this prefix, the key itself is first
+        if first is not None and first.name == self._key:
+            return first
+        if below := list(islice(self._list(self._key + "/"), NAMES_SHOWN)):
+            raise DataError(
+                f"data.source {self._source} is a prefix, not an object; below it are {_names(below)}. With "
+                "data.member set, data.source must be the key of one archive. Fix: set that key, or leave data.member "
+                "empty to read all text below the prefix."
+            )
+        parent = posixpath.dirname(self._key)
+        raise DataError(
+            f"data.source {self._source}: the object does not exist; the same prefix has "
+            f"{_names(self._list(parent + '/' if parent else ''))}. Fix: correct bucket and key in data.source, or "
+            "upload the archive."
+        )
+
+    def _list(self, prefix: str) -> Iterator[SourceObject]:
+        """Yield all objects whose key starts with `prefix`, in the order of their keys, page by page."""
+        token = ""
+        while True:
+            self._context.progress.report("listing the objects")
+            page = functools.partial(self._bucket.list_page, prefix, PAGE, token)
+            try:
+                found, token = self._context.retry.call(self._source, page)
+            except s3.S3RejectedError as error:
+                raise _rejected(self._bucket.url(prefix), error, self._context.key) from error
+            yield from (SourceObject(one.key, one.size, one.etag) for one in found)
+            if not token:
+                return
+
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> ReadAhead:
+        """Open an object, in the version that was listed, at the byte `begin`; all bytes read are added to `digest`."""
+        context, name = self._context, self.display_name(found)
+
+        def open_at(offset: int, _version: str, /) -> RemoteBody:
+            part = {"Range": f"bytes={offset}-"} if offset else {}
+            try:
+                answer = self._bucket.call("get_object", Key=found.name, IfMatch=found.version, **part)
+            except s3.S3RejectedError as error:
+                raise _rejected(name, error, context.key) from error
+            body, total = answer["Body"], offset + answer["ContentLength"]
+            return RemoteBody(_ObjectBody(body), offset, total, found.version, body.close)
+
+        stream = ResumingStream(name, open_at, context.retry, context.progress, digest, begin)
+        stream.start()
+        return ReadAhead(stream)
+
+    def path(self, found: SourceObject) -> Path | None:  # noqa: ARG002 - as in StorageSource
+        """Return None: an object is no file of this pod."""
+        return None
+
+    def check_unchanged(self, found: SourceObject) -> None:
+        """Do nothing: each request names the version (If-Match), so S3 sent this one."""
+
+    def display_name(self, found: SourceObject) -> str:
+        """Return the object's s3:// address."""
+        return self._bucket.url(found.name)
+
+    def close(self) -> None:
+        """Close the client's connections."""
+        self._bucket.close()
+
+
+def _rejected(where: str, error: s3.S3RejectedError, key: str) -> DataError:
+    if not error.code:
+        return DataError(f"{where}: {error}")
+    return DataError(f"{where}: {error}. {_FIXES.get(error.code, _ROLE).format(key=key)}")
+
+
+def _names(found: Iterable[SourceObject]) -> str:
+    return ", ".join(one.name for one in islice(found, NAMES_SHOWN)) or "nothing"
+
+
+class _SafeRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but never from https to anything else."""
+
+    def __init__(self, key: str, name: str) -> None:
+        self._key, self._name = key, name
+
+    def redirect_request(  # noqa: PLR0917 - the signature is urllib's
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        target = urllib.parse.urlsplit(newurl).scheme
+        if target not in ("http", "https") or (req.type == "https" and target != "https"):
+            fp.close()
+            # A source in a Secret has a name without an address, and the new address may contain the same secret.
+            shown = without_credentials(newurl) if "://" in self._name else f"an address with {target}://"
+            raise DataError(
+                f"{self._name} redirects to {shown}: redirects from https are followed to https only, since the data "
+                "could be changed on the way. Fix: set "
+                f"{self._key} to the final address, with https."
+            )
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any
+    ) -> Any:
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:  # the new address is malformed
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
+
+class _HttpBody:
+    """Reads the bytes of one HTTP response; a broken connection raises `TransientError`."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self._response = response
+
+    def read(self, size: int = -1, /) -> bytes:
+        try:
+            return self._response.read(size)
+        except http.client.IncompleteRead as error:
+            raise TransientError("the server closed the connection before the end of the file") from error
+        except (OSError, http.client.HTTPException) as error:
+            raise TransientError(f"the connection broke ({_reason(error)})") from error
+
+
+def without_credentials(url: str) -> str:
+    """Return the address without user, password, query and fragment, which may be secret."""
+    return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url)[0], count=1)
+
+
+def _reason(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+class WebSource:
+    """Reads a web address: https://, or http:// with a checksum."""
+
+    def __init__(self, context: SourceContext) -> None:
+        """Prepare to read the address. Raises `DataError` if it cannot be requested."""
+        self._context, self._key = context, context.key
+        url, key, name = context.settings.source, context.key, source_name(context.settings)
+        self._url, self._name = url, name
+        self._opener = urllib.request.build_opener(_SafeRedirects(key, name))
+        self._malformed = DataError(
+            f"{name}: the address in {key}, a redirect or a header of the server is malformed. Fix: set {key} to the "
+            "final address; curl -sIL ADDRESS shows redirects and headers."
+        )
+        try:
+            host = urllib.parse.urlsplit(url).netloc
+        except ValueError as error:
+            raise self._malformed from error
+        if "@" in host:
+            raise DataError(
+                f"{name}: {key} has a user name or password, which is not supported. Fix: use an "
+                "address that is readable without a password, or a file:// or s3:// source."
+            )
+        if not url.isascii() or not url.isprintable() or " " in url:
+            raise DataError(
+                f"{name}: {key} has characters that a web address cannot contain. Fix: replace "
+                "them by their percent-encoded form, such as %C3%A9 for é."
+            )
+
+    def objects(self) -> list[SourceObject]:
+        """Return the address as one object, whose size and version are unknown."""
+        return [SourceObject(self._name, None, "")]
+
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> ResumingStream:
+        """Connect, and return the content from the byte `begin` on; all bytes read are added to `digest`."""
+        context = self._context
+        web = ResumingStream(found.name, self._request, context.retry, context.progress, digest, begin)
+        web.start()
+        context.progress.total = web.total
+        return web
+
+    def path(self, found: SourceObject) -> Path | None:  # noqa: ARG002 - as in StorageSource
+        """Return None: the address is no file of this pod."""
+        return None
+
+    def check_unchanged(self, found: SourceObject) -> None:
+        """Do nothing: the stream checks the version after a broken connection."""
+
+    def display_name(self, found: SourceObject) -> str:
+        """Return the address for messages."""
+        return found.name
+
+    def close(self) -> None:
+        """Do nothing: each stream is closed by its reader."""
+
+    def _request(self, offset: int, version: str, /) -> RemoteBody:
+        """Request the bytes from `offset` on, if the content still has this `version`."""
+        headers = {"User-Agent": "paddle-training-launcher", "Accept-Encoding": "identity"}
+        if offset:
+            headers["Range"] = f"bytes={offset}-"
+            if version:
+                headers["If-Range"] = version
+        request = urllib.request.Request(self._url, headers=headers)  # noqa: S310 - the scheme is checked
+        try:
+            response = self._opener.open(request, timeout=TIMEOUT_SECONDS)
+        except urllib.error.HTTPError as error:
+            with error:
+                # After a break at the very end of a source whose size the server did not send.
+                if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{offset}":
+                    return RemoteBody(io.BytesIO(), offset, offset, version, lambda: None)
+                raise self._status_error(error) from error
+        except (ValueError, http.client.InvalidURL) as error:
+            raise self._malformed from error
+        except (OSError, http.client.HTTPException) as error:
+            raise TransientError(
+                f"no connection ({getattr(error, 'reason', '') or _reason(error)})"
+            ) from error
+        return self._body(response, offset)
+
+    def _status_error(self, error: urllib.error.HTTPError) -> Exception:
+        if error.code in RETRIED_STATUS:
+            wait = error.headers.get("Retry-After", "")
+            return TransientError(
+                f"the server answered {error.code}", float(wait) if wait.isdecimal() else 0.0
+            )
+        return DataError(
+            f"{self._name}: the server answered {error.code} {error.reason}. Fix: check the "
+            f"address in {self._key}; it must be readable without a password."
+        )
+
+    def _body(self, response: http.client.HTTPResponse, offset: int) -> RemoteBody:
+        headers = response.headers
+        tag = headers.get("ETag", "")
+        version = tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "")
+        length = headers.get("Content-Length", "")
+        total = int(length) if re.fullmatch(r"\d{1,18}", length) else None
+        begin = 0
+        if response.status == http.HTTPStatus.PARTIAL_CONTENT:
+            match = _RANGE.fullmatch(headers.get("Content-Range", ""))
+            if match is None or int(match[1]) != offset:
+                response.close()
+                raise TransientError(
+                    f"the server answered a request from byte {offset} on with Content-Range: "
+                    f"{headers.get('Content-Range')!r}"
+                )
+            begin = offset
+            total = None if match[2] == "*" else int(match[2])
+        return RemoteBody(_HttpBody(response), begin, total, version, response.close)
+
+
+Source = StorageSource | S3Source | WebSource
+"""Lists the objects of a source, and opens each of them at any byte."""
+
+
+def open_source(context: SourceContext) -> Source:
+    """Return the source of data.source or data.testSource. Raises `DataError` if it does not exist."""
+    scheme = context.settings.source.partition("://")[0]
+    return {"s3": S3Source, "file": StorageSource}.get(scheme, WebSource)(context)  # type: ignore[return-value]
+
+
+class PartReader:
+    """Reads the text and side tables of one part of a source.
+
+    Its sha256 covers, in order, the stored bytes of complete objects and the lines of divided ones.
+    """
+
+    def __init__(self, context: SourceContext, source: Source, ranges: Sequence[ByteRange]) -> None:
+        self._context, self._source, self._ranges = context, source, ranges
+        self._sha256 = hashlib.sha256()
+
+    def files(self) -> Iterator[SourceFile]:
+        """Yield the text of each byte range that belongs to this part, and side tables (data.tables)."""
+        source, progress = self._source, self._context.progress
+        plain = sum(
+            one.end - one.begin for one in self._ranges if not one.object.name.lower().endswith(COMPRESSED)
+        )
+        for one in self._ranges:
+            # The byte before a range is read, but does not belong to the part's sha256.
+            digest = self._sha256 if one.is_complete_object else hashlib.sha256()
+            stream = source.open(one.object, max(0, one.begin - 1), digest)
+            try:
+                if self._context.settings.member:
+                    yield from self._read_archive(one.object, stream)
+                else:
+                    text = self._read_text(one, stream)
+                    unknown = text.size if one.object.size is None else None
+                    yield SourceFile(text.name, text.stream, plain or unknown)
+                    plain = 0  # the free space for all ranges was checked with the first one
+                while one.is_complete_object and stream.read(BLOCK):
+                    progress.report()
+            finally:
+                stream.close()
+            source.check_unchanged(one.object)
+
+    def _read_text(self, one: ByteRange, stream: ClosableStream) -> SourceFile:
+        name = self._source.display_name(one.object)
+        if one.is_complete_object:
+            return decompress(stream, name, stream.total)
+        lines = buffered(RangeLines(stream, one.begin, one.end, self._sha256))
+        if one.begin:
+            name += f" from byte {one.begin:,} on"
+        else:
+            archives.reject_compressed(lines, name)
+        return SourceFile(name, lines, None)
+
+    def _read_archive(self, found: SourceObject, stream: ClosableStream) -> Iterator[SourceFile]:
+        settings, name = self._context.settings, self._source.display_name(found)
+        head = buffered(stream)
+        if not archives.is_zip(head):
+            yield from archives.tar_files(head, name, settings.member, settings.tables)
+            return
+        path = self._source.path(found) or self._copy_to_disk(head, stream.total or 0)
+        while head.read(BLOCK):
+            self._context.progress.report()
+        yield from archives.zip_files(path, name, settings.member, settings.tables)
+
+    def _copy_to_disk(self, stream: Readable, size: int) -> Path:
+        """Copy a zip file to `tmp`; return its path. A zip cannot be read as a stream: its index is at its end."""
+        path = self._context.tmp / "source.zip"
+        require_space(path, size, "the archive itself")
+        with storage_errors(path), path.open("wb") as file:
+            while data := stream.read(BLOCK):
+                file.write(data)
+                self._context.progress.report()
+        return path
+
+    def hexdigest(self) -> str:
+        """Return the sha256 of the part's bytes."""
+        return self._sha256.hexdigest()
