@@ -33,8 +33,9 @@ from typing import Any
 from benchmarks._processes import cpu_seconds, peak_megabytes
 from benchmarks._result_lines import print_ratio
 from launcher.settings import TrainSettings
+from launcher.supervisor.peers.coordinator_link import Rank0PodWatch
 from launcher.supervisor.peers.messages import MemberState, Order
-from launcher.supervisor.peers.rank0_locator import Rank0PodWatch, build_credential
+from launcher.supervisor.shared_storage.output_lease import build_credential
 from local.paths import CLONE
 from testkit.fake_api_server import FakeApiServer, make_pod
 from testkit.stand_in_gang import StandInGang

@@ -22,8 +22,7 @@ from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.settings import TrainSettings
 from launcher.supervisor.child_processes import ChildProcess, ForkServer
-from launcher.supervisor.peers.peer_server import PeerServer
-from launcher.supervisor.peers.trainer_store import TrainerStore, build_store_prefix
+from launcher.supervisor.peers.peer_server import PeerServer, TrainerStore, build_store_prefix
 from local.launcher_gang import LoopbackNetwork, first_port, job_environment
 from local.paths import CLONE
 

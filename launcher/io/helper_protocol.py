@@ -1,7 +1,7 @@
 """Protocol between the launcher and its helper processes: one JSON request, one JSON answer, one exit code.
 
 The launcher starts `python -m MODULE ANSWER_FILE`
-(launcher/supervisor/helpers/helper_process.py) for work that needs large libraries or must not harm the
+(launcher/supervisor/helper_processes.py) for work that needs large libraries or must not harm the
 launcher: upload of the model, parsing of the shard, plots and report.
 
     launcher ── request: one line of JSON ──▶ stdin, which stays open while the launcher lives

@@ -1,6 +1,6 @@
 """Ask rank 0's launcher whether to save a checkpoint now, because a user requested one.
 
-Every trainer asks; launcher/supervisor/peers/trainer_store.py gives all of them the same answer.
+Every trainer asks; launcher/supervisor/peers/peer_server.py gives all of them the same answer.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
     """Gives Paddle this process' role and addresses from environment variables.
 
     gloo, the library with which trainers exchange values, finds their addresses through the key-value store of
-    rank 0's launcher (supervisor/peers/trainer_store.py).
+    rank 0's launcher (supervisor/peers/peer_server.py).
     """
 
     def __init__(self, settings: ProcessSettings) -> None:

@@ -19,6 +19,7 @@ from launcher.reporting.notifications import Notifier, RunEvent
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile
 from launcher.settings import PREVIOUS, TrainSettings
+from launcher.supervisor.bucket_export import BucketExport
 from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan, plan_first_attempt
 from launcher.supervisor.coordinator.member_states import (
     GangLimits,
@@ -30,14 +31,18 @@ from launcher.supervisor.coordinator.member_states import (
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
 from launcher.supervisor.coordinator.save_before_stop import describe_save_request
-from launcher.supervisor.helpers.bucket_export import BucketExport
-from launcher.supervisor.helpers.report_process import write_report
+from launcher.supervisor.helper_processes import write_report
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import Failure, MemberState, Order
-from launcher.supervisor.peers.rank0_locator import build_credential, hash_credential, write_secret
-from launcher.supervisor.peers.trainer_store import TrainerStore, build_store_prefix
+from launcher.supervisor.peers.peer_server import TrainerStore, build_store_prefix
 from launcher.supervisor.shared_storage.output_folder import check_folders, find_previous_model, open_output
-from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
+from launcher.supervisor.shared_storage.output_lease import (
+    LeaseHolder,
+    OutputLease,
+    build_credential,
+    hash_credential,
+    write_secret,
+)
 from launcher.supervisor.timings import Timings
 
 INTERNAL = (

@@ -30,6 +30,7 @@ Clocks of two machines are never compared: a waiter observes by its own clock wh
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import threading
@@ -42,6 +43,7 @@ from typing import Any
 from launcher.errors import DeadlineError, LauncherError, TwinError, UnfitError
 from launcher.io import files
 from launcher.log import log
+from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
 
 _LONGEST = 1 << 14  # bytes; a lease has about 300
@@ -363,3 +365,33 @@ def _who(content: bytes | None) -> str:
 def read_lease_holder(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
     """Return the JSON object in the lease file `path` (keys such as token, address); {} if absent or damaged."""
     return _parsed(files.read_bytes(path, sleep)) or {}
+
+
+def build_credential(settings: TrainSettings, secret: str) -> str:
+    """Return the credential with which ranks of this run authenticate to rank 0's HTTP server.
+
+    It contains the random secret that rank 0 writes to `JobPaths.run_secret`, which only the user of the pods can read.
+    """
+    return f"{settings.namespace}/{settings.run_id}/{secret}"
+
+
+def hash_credential(credential: str) -> str:
+    """Return the token of the output lease in run.lock and run.json, which everybody may read."""
+    return hashlib.sha256(credential.encode()).hexdigest()[:32]
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Write the secret of the run that holds the output lease, unless the file contains it already.
+
+    The file is overwritten in place: NFS clients may cache its name, and then open an earlier file, for up to a minute.
+    A write of a pod that lost the lease may arrive late, so the holder calls this again and again.
+    """
+    if files.read_bytes(path) == secret.encode():
+        return
+    with files.storage_errors(path):
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(path, flags, 0o600), "w") as file:
+            os.fchmod(file.fileno(), 0o600)  # of a file that somebody else created
+            file.write(secret)
+            file.flush()
+            os.fsync(file.fileno())

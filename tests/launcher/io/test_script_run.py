@@ -19,7 +19,7 @@ from launcher.io import checkpoints, requested_checkpoints
 from launcher.metrics import parse_metrics
 from launcher.paths import OutputPaths, Position
 from launcher.program import ScriptRun
-from launcher.supervisor.peers.trainer_store import TrainerStore
+from launcher.supervisor.peers.peer_server import TrainerStore
 from tests.launcher.supervisor.failing_calls import fail_calls
 
 

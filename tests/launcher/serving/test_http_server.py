@@ -309,7 +309,7 @@ def test_other_commands_do_not_import_the_http_server() -> None:
     script = (
         "import sys, launcher.supervisor.agent, launcher.dataprep.data_job, launcher.runtimes.fleet, "
         "launcher.cli.reader_commands, "
-        "launcher.supervisor.helpers.bucket_export_process, launcher.trainer.training_loop, "
+        "launcher.supervisor.bucket_export, launcher.trainer.training_loop, "
         "launcher.trainer.fleet_trainer\n"
         "heavy = {'fastapi', 'starlette', 'uvicorn', 'pydantic'}\n"
         "sys.exit(','.join(sorted(heavy & {name.split('.')[0] for name in sys.modules})) or 0)\n"

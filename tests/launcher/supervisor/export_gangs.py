@@ -14,7 +14,7 @@ from launcher.io.retry import Retry
 from launcher.paths import OutputPaths
 from launcher.schema import RunFile
 from launcher.settings import TrainSettings
-from launcher.supervisor.helpers.bucket_export_process import ModelUpload
+from launcher.supervisor.bucket_export import ModelUpload
 from tests.launcher.supervisor.loopback_gang import LoopbackGang, train_settings
 
 RUN = "quick-start-0a1b2c3d"

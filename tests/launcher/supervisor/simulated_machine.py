@@ -20,11 +20,11 @@ from typing import Any
 from launcher import log as launcher_log
 from launcher.io import cgroup_memory, files
 from launcher.paths import OutputPaths
-from launcher.supervisor import agent, child_processes, log_follower, process_watchdog
+from launcher.supervisor import agent, child_processes
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
-from launcher.supervisor.helpers.report_process import write_report
-from launcher.supervisor.peers import coordinator_link, peer_server, rank0_locator
+from launcher.supervisor.helper_processes import write_report
+from launcher.supervisor.peers import coordinator_link, peer_server
 from tests.launcher.supervisor import simulated_pod, virtual_time
 from tests.launcher.supervisor.simulated_pod import Ignored, SimulatedNetwork, SimulatedPod, running_pod
 from tests.launcher.supervisor.simulated_processes import start_child
@@ -44,13 +44,13 @@ _REPLACED: tuple[tuple[object, object], ...] = (
     (threading, virtual_time.THREADING),
     (SimpleQueue, virtual_time.SimpleQueue),
     (child_processes.ChildProcess, start_child),
-    (log_follower.LogFollower, _IGNORED),
+    (child_processes.LogFollower, _IGNORED),
     (child_processes.kill_all_children, lambda **_: running_pod().kill_children()),
     (child_processes.reap_orphans, _IGNORED),
     (cgroup_memory.oom_kills, lambda: 0),
     (peer_server.PeerServer, _start_server),
     (coordinator_link.HttpConnection, simulated_pod.SimulatedConnection),
-    (rank0_locator.read_lease_holder, simulated_pod.read_old_lease_holder),
+    (coordinator_link.read_lease_holder, simulated_pod.read_old_lease_holder),
     (write_report, _IGNORED),
     (launcher_log.start_logging, _IGNORED),
     (agent.wait_for_manifest, lambda settings, *_, **__: files.list_names(settings.layout.job)),
@@ -83,8 +83,8 @@ def simulated_machine() -> Iterator[None]:
         for target, name, wrap in _WRAPPED:
             put(target, name, wrap(getattr(target, name)))
         put(os, "_exit", simulated_pod.exit_now)
-        put(process_watchdog, "WATCHDOG_SECONDS", 2.0)
-        put(process_watchdog, "PROBE_SECONDS", 15.0)
+        put(agent, "WATCHDOG_SECONDS", 2.0)
+        put(agent, "PROBE_SECONDS", 15.0)
         yield
 
 

@@ -19,7 +19,7 @@ import pytest
 from launcher.errors import ExportError, SettingsError
 from launcher.io.bucket_export_format import run_folder_url
 from launcher.settings import TrainSettings
-from launcher.supervisor.helpers.bucket_export import BucketExport
+from launcher.supervisor.bucket_export import BucketExport
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.export_gangs import FOLDER, MODEL, RUN, ExportBucket, FakeS3
 from tests.launcher.supervisor.loopback_gang import FAST, LoopbackGang, pod_environ

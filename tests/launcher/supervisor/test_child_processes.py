@@ -21,8 +21,7 @@ from launcher.errors import UnfitError
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor import child_processes
 from launcher.supervisor.agent import Agent
-from launcher.supervisor.child_processes import ChildProcess, ForkServer
-from launcher.supervisor.log_follower import LogFollower
+from launcher.supervisor.child_processes import ChildProcess, ForkServer, LogFollower
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until

@@ -15,9 +15,9 @@ from launcher.supervisor.coordinator.member_states import GangLimits
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
+from launcher.supervisor.peers.coordinator_link import Rank0 as Rank0Place
 from launcher.supervisor.peers.messages import MemberState, Order
 from launcher.supervisor.peers.peer_server import PeerServer
-from launcher.supervisor.peers.rank0_locator import Rank0 as Rank0Place
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 

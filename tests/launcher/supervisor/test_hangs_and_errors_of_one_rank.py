@@ -21,7 +21,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.coordinator.decisions import AttemptPlan
-from launcher.supervisor.helpers.helper_process import convert_shard
+from launcher.supervisor.helper_processes import convert_shard
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.shared_storage import input_staging

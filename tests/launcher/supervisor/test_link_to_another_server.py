@@ -11,9 +11,8 @@ from typing import Any, cast
 import pytest
 
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.coordinator_link import CoordinatorLink
+from launcher.supervisor.peers.coordinator_link import CoordinatorLink, Rank0
 from launcher.supervisor.peers.messages import MemberState, Order
-from launcher.supervisor.peers.rank0_locator import Rank0
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from launcher.errors import StorageFailedError
-from launcher.supervisor.order_executor import OrderExecutor
 from launcher.supervisor.peers.messages import Failure, Order
+from launcher.supervisor.process_group import OrderExecutor
 from tests.launcher.supervisor.test_decisions import NOW
 
 

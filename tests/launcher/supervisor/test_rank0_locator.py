@@ -12,8 +12,8 @@ from launcher.errors import DeadlineError, SettingsError
 from launcher.io.kubernetes_api import ApiRejectedError, PodApi
 from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
-from launcher.supervisor.peers import rank0_locator
-from launcher.supervisor.peers.rank0_locator import Rank0PodWatch
+from launcher.supervisor.peers import coordinator_link
+from launcher.supervisor.peers.coordinator_link import Rank0PodWatch
 from testkit.fake_api_server import FakeApiServer, create_certificate, make_pod
 from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import pod_environ
@@ -25,7 +25,7 @@ SOON = {"PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "2"}
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiServer]:
     """Return an API server on loopback."""
-    monkeypatch.setattr(rank0_locator, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(coordinator_link, "RETRY_SECONDS", 0.05)
     server = FakeApiServer(tmp_path)
     yield server
     server.close()
@@ -199,7 +199,7 @@ def test_temporary_errors_of_the_api_server_are_retried(server: FakeApiServer) -
 def test_a_permanent_403_is_reported_with_the_missing_role(
     server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rank0_locator, "REJECTED_SECONDS", 0.2)
+    monkeypatch.setattr(coordinator_link, "REJECTED_SECONDS", 0.2)
     server.answers = [403] * 1000
     with pytest.raises(ApiRejectedError, match=r"403.*pods is forbidden.*list and watch on pods"):
         wait_for_rank_0(build_settings(), server.api())

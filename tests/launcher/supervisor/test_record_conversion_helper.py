@@ -15,7 +15,7 @@ from launcher.runtimes import fleet
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.v1 import V1Runtime
 from launcher.supervisor import child_processes
-from launcher.supervisor.helpers.helper_process import convert_shard
+from launcher.supervisor.helper_processes import convert_shard
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.loopback_gang import train_settings
 

@@ -10,7 +10,7 @@ import pytest
 from launcher.io import run_record
 from launcher.paths import OutputPaths
 from launcher.schema import RunFile
-from launcher.supervisor.helpers.report_process import write_report
+from launcher.supervisor.helper_processes import write_report
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.loopback_gang import train_settings
 

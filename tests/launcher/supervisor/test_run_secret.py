@@ -14,7 +14,8 @@ import pytest
 from launcher.runtimes import load_runtime
 from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.rank0_locator import Rank0Locator, build_credential
+from launcher.supervisor.peers.coordinator_link import Rank0Locator
+from launcher.supervisor.shared_storage.output_lease import build_credential
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import FAST, LoopbackGang, train_settings

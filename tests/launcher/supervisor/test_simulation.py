@@ -11,12 +11,12 @@ import pytest
 
 from launcher.io.checkpoints import CheckpointFolder
 from launcher.schema import RankFiles
+from launcher.supervisor.agent import ProcessWatchdog
 from launcher.supervisor.coordinator import coordinator, decisions
 from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.coordinator.member_states import Member
-from launcher.supervisor.order_executor import OrderExecutor
-from launcher.supervisor.process_watchdog import ProcessWatchdog
+from launcher.supervisor.process_group import OrderExecutor
 from launcher.supervisor.shared_storage.output_lease import OutputLease
 from tests.launcher.supervisor.simulated_machine import simulated_machine
 from tests.launcher.supervisor.simulation import InvariantBrokenError, World

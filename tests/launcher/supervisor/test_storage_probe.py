@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import UnfitError
-from launcher.supervisor import process_watchdog
-from launcher.supervisor.process_watchdog import ProcessWatchdog, StorageProbe
+from launcher.supervisor import agent
+from launcher.supervisor.agent import ProcessWatchdog, StorageProbe
 from launcher.supervisor.timings import Timings
 from testkit import failing_filesystem
 from testkit.waiting import until
@@ -25,7 +25,7 @@ needs_fuse = pytest.mark.skipif(
 def test_silence_grows_while_the_storage_hangs_and_is_0_afterwards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_watchdog, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(agent, "PROBE_SECONDS", 0.02)
     probe = StorageProbe(tmp_path)
     until(lambda: probe.silence() == 0)
     with failing_filesystem.mount_over(tmp_path):
@@ -36,7 +36,7 @@ def test_silence_grows_while_the_storage_hangs_and_is_0_afterwards(
 
 @needs_fuse
 def test_a_storage_error_counts_as_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_watchdog, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(agent, "PROBE_SECONDS", 0.02)
     answers = []
     real = os.statvfs
 
@@ -60,7 +60,7 @@ def test_a_storage_error_counts_as_an_answer(tmp_path: Path, monkeypatch: pytest
 def test_the_liveness_probe_fails_while_the_storage_does_not_answer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_watchdog, "PROBE_SECONDS", 0.02)
+    monkeypatch.setattr(agent, "PROBE_SECONDS", 0.02)
     probe = StorageProbe(tmp_path)
     healthz = ProcessWatchdog(train_settings(tmp_path), Timings(storage=0.5), probe).serve_healthz
     assert healthz()[0] == 200

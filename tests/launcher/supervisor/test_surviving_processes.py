@@ -17,13 +17,13 @@ from launcher.io import run_record
 from launcher.runtimes import load_runtime
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.schema import RunFile
+from launcher.supervisor.agent import ProcessWatchdog, StorageProbe
 from launcher.supervisor.child_processes import ChildProcess
 from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.coordinator.member_states import GangLimits, Member, StateRejectedError
 from launcher.supervisor.coordinator.membership import Membership
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import MemberState, Order
-from launcher.supervisor.process_watchdog import ProcessWatchdog, StorageProbe
 from launcher.supervisor.shared_storage.output_folder import run_fingerprint
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until

@@ -12,8 +12,12 @@ import pytest
 from launcher.errors import DeadlineError
 from launcher.io import requested_checkpoints
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.peer_server import PeerServer
-from launcher.supervisor.peers.trainer_store import MAX_BYTES, TrainerStore, build_store_prefix
+from launcher.supervisor.peers.peer_server import (
+    VALUE_MAX_BYTES,
+    PeerServer,
+    TrainerStore,
+    build_store_prefix,
+)
 from testkit.waiting import until
 
 HOST = "127.0.0.1"
@@ -105,7 +109,7 @@ def test_requests_are_rejected_before_the_first_attempt_and_on_other_ranks(tmp_p
 def test_a_value_that_is_too_long_is_rejected(rank_0: Rank0) -> None:
     connection = http.client.HTTPConnection(HOST, rank_0.port, timeout=5)
     connection.putrequest("PUT", f"{PREFIX}_gloo/0")
-    connection.putheader("Content-Length", str(MAX_BYTES + 1))
+    connection.putheader("Content-Length", str(VALUE_MAX_BYTES + 1))
     connection.endheaders()
     assert connection.getresponse().status == 413
     connection.close()

@@ -7,7 +7,7 @@ import time
 from launcher.errors import DeadlineError
 from launcher.io.kubernetes_api import PodApi
 from launcher.settings import TrainSettings
-from launcher.supervisor.peers.rank0_locator import Rank0PodWatch
+from launcher.supervisor.peers.coordinator_link import Rank0PodWatch
 
 
 def wait_for_rank_0(settings: TrainSettings, api: PodApi) -> str:

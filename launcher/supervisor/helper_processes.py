@@ -1,6 +1,7 @@
-"""Run a helper process: send its request, and wait for its answer (launcher/io/helper_protocol.py).
+"""Run helper processes: send the request, and wait for the answer (launcher/io/helper_protocol.py).
 
-`convert_shard` runs the one that parses the staged shard before the rendezvous.
+`convert_shard` runs the one that parses the staged shard before the rendezvous. `write_report` runs the one that draws
+plots and report, whose main module is this one, so that neither its memory nor its errors harm the run.
 """
 
 from __future__ import annotations
@@ -10,18 +11,27 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
-from launcher.errors import EXIT_UNFIT, RUN_ENDS, LauncherError, ProcessError, UnfitError
+from launcher.errors import (
+    EXIT_UNFIT,
+    RUN_ENDS,
+    LauncherError,
+    ProcessError,
+    StorageError,
+    StorageFailedError,
+    UnfitError,
+)
 from launcher.io import files
-from launcher.io.helper_protocol import HelperSpec
+from launcher.io.helper_protocol import HelperSpec, main, python_environ
 from launcher.log import log
 from launcher.paths import WorkPaths
 from launcher.reporting.failure_messages import describe_exit, quote_last_lines
 from launcher.runtimes.runtime_protocol import ProcessSpec
-from launcher.supervisor.child_processes import ChildProcess, GroupTermination
-from launcher.supervisor.log_follower import LogFollower, measure_log
+from launcher.settings import TrainSettings
+from launcher.supervisor.child_processes import ChildProcess, GroupTermination, LogFollower, measure_log
 from launcher.supervisor.timings import Timings
 
 
@@ -128,3 +138,40 @@ def convert_shard(
         if error.returncode != EXIT_UNFIT:
             text += "\nFix: if it was killed for lack of memory, raise resources.limits.memory."
         raise UnfitError(text) from error
+
+
+def write_report(
+    settings: TrainSettings, timings: Timings, seconds: float, pause: Callable[[float], None]
+) -> None:
+    """Write report.html and curve.png of this run within `seconds`; a failure is only logged: the run needs neither."""
+    style = {"MPLCONFIGDIR": str(settings.work_dir / "matplotlib"), "MPLBACKEND": "Agg"}
+    spec = HelperSpec(
+        name="report",
+        module="launcher.supervisor.helper_processes",
+        request={"output": str(settings.layout.output)},
+        environ=python_environ(settings.environ) | style,
+    )
+    try:
+        run_helper(spec, settings.work, timings, pause, seconds=seconds, show_log=False)
+    # `pause` raises other ones.
+    except (HelperError, ProcessError, StorageError, StorageFailedError) as error:
+        log.warning(
+            "the run is not affected, but its plots and report were not made, because their process failed: %s%s\n"
+            "Fix: if you need them, run `python -m launcher results --to DIR`, then `python -m "
+            "launcher.reporting.html_report DIR`",
+            error,
+            error.log_lines if isinstance(error, HelperError) else "",
+        )
+
+
+def _draw(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the files (in the helper process), and return {}. `request` has `output`, the output folder's path."""
+    from launcher.reporting import html_report, plots
+
+    html_report.write_report(Path(request["output"]))
+    plots.draw_png(Path(request["output"]))
+    return {}
+
+
+if __name__ == "__main__":
+    main(_draw)

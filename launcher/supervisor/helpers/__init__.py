@@ -1,1 +1,0 @@
-"""Short-lived processes that do heavy work for the launcher (model upload, parsing, plots), and their callers."""
