@@ -13,10 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from aws import destroy_plan, doctor, hourly_cost, image_push, preview_comment, smoke_test, state_backend
+from aws import destroy_plan, doctor, hourly_cost, image_push, smoke_test, state_backend
 from aws.stack_access import FOLDER, CommandError, make_clients, read_stack
 from infra import chart_values, iam_policies
-from infra.settings import SettingsError
+from infra.settings import SettingsError, load_settings, read_stack_config
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for the owner of an AWS stack.")
 out = Console(soft_wrap=True, highlight=False, markup=False)
@@ -249,17 +249,14 @@ def show_kept(stack: StackName) -> None:
         out.print("\n".join(commands))
 
 
-@app.command("preview-comment")
-def write_comment(
-    stack: StackName,
-    base: Annotated[Path, typer.Option(help="Checkout of the pull request's base.")],
-    to: Annotated[Path, typer.Option(help="File for the comment.")],
-) -> None:
-    """Preview a pull request, write its comment (preview, chart diff) to a file; exit with the preview's exit code."""
-    code, text, why = preview_comment.run_preview(stack)
-    chart = preview_comment.chart_diff(base.resolve(), FOLDER, stack)
-    to.write_text(preview_comment.build_comment(stack, code, text, chart, why), encoding="utf-8")
-    raise typer.Exit(code)
+@app.command("render")
+def render_chart(stack: StackName) -> None:
+    """Print the training chart rendered with the stack's values, and placeholders for image and outputs."""
+    settings = load_settings(read_stack_config(FOLDER, stack))
+    done = chart_values.run_helm_template(settings, chart_values.user_values(settings, FOLDER), FOLDER)
+    if done.returncode != 0:
+        raise CommandError(f"helm cannot render the chart. Fix: correct the cause:\n{done.stderr.strip()}")
+    sys.stdout.write(done.stdout)
 
 
 def main() -> int:

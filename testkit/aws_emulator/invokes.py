@@ -146,15 +146,6 @@ def _addon_version(cloud: MotoCloud, p: Props) -> Props:
     return {"id": p["addonName"], "version": addon_version(cloud, p["kubernetesVersion"])}
 
 
-@function("aws:eks/getAddon:getAddon")
-def _addon(cloud: MotoCloud, p: Props) -> Props:
-    rid = f"{p['clusterName']}:{p['addonName']}"
-    record = cloud.account.get("aws:eks/addon:Addon", rid)
-    if record is None:
-        raise AwsError(f"reading EKS Add-On ({rid}): couldn't find resource")
-    return {"id": rid, "addonVersion": record.inputs["addonVersion"]}
-
-
 @function("aws:eks/getCluster:getCluster")
 def _cluster(cloud: MotoCloud, p: Props) -> Props:
     record = cloud.account.get("aws:eks/cluster:Cluster", p["name"])

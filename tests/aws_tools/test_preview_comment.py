@@ -1,141 +1,130 @@
-"""The comment on a pull request shows changes, failures, and what was not compared."""
+"""The comment on a pull request shows changes, failures, and what was not compared; the branch cannot write it."""
 
 from __future__ import annotations
 
+import http.server
 import json
 import os
 import re
+import shlex
 import shutil
-import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import yaml
 
-from aws import preview_comment as comments
+from tests.aws_emulator.conftest import account, moto
 from tests.aws_tools.conftest import ROOT
 from tests.chart.chart_tools import tool
+from tests.infra.recording_mocks import aws_stack
+from tests.infra_emulated.conftest import dev_stack
 
-CHART = "charts/paddle-training"
+__all__ = ["account", "dev_stack", "moto"]
 
-
-def make(**changes) -> str:
-    about = {"stack": "dev", "code": 0, "preview": "+ create", "chart": "", "unreachable": "", **changes}
-    return comments.build_comment(**about)
-
-
-def test_comment_without_changes_is_short_and_has_marker() -> None:
-    text = make()
-    assert text.startswith("<!-- paddle-training preview of dev -->")
-    assert "```diff\n+ create\n```" in text
-    assert "does not change" in text
-    assert "Not compared" not in text
-
-
-def test_comment_failed_preview_shows_exit_code() -> None:
-    assert "**The preview failed** (exit code 255)" in make(code=255, preview="error: no")
-
-
-def test_comment_without_cluster_names_excluded_resources() -> None:
-    text = make(unreachable="10.0.0.9: timed out", chart="-  trainers: 3")
-    assert "**Not compared:** namespace and release" in text
-    assert "10.0.0.9: timed out" in text
-    assert "-  trainers: 3" in text
-
-
-@pytest.mark.parametrize("chart", ["", "c\n" * 200_000])
-def test_comment_too_long_is_cut_with_note(chart: str) -> None:
-    text = make(preview="line\n" * 100_000, chart=chart)
-    assert len(text) < 65_536
-    assert re.search(r"… \d+ more lines", text)
-    assert "### Rendered chart" in text
-
-
-def test_comment_text_cannot_close_its_code_block() -> None:
-    text = make(preview="```\n@everyone\x1b[31m red\x1b[0m")
-    assert "````diff\n```\n@everyone red\n````" in text
-
-
-def test_unreachable_returns_reason_only_without_answer() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        config = {"clusters": [{"cluster": {"server": f"https://127.0.0.1:{port}"}}]}
-        assert comments.why_unreachable(json.dumps(config)) == ""
-    assert comments.why_unreachable(json.dumps(config)) == "127.0.0.1: Connection refused"
-    assert comments.why_unreachable("not: one") == "the stack has no kubeconfig"
-
-
-@pytest.mark.slow
-def test_preview_excludes_kubernetes_only_if_unreachable(tmp_path: Path, monkeypatch) -> None:
-    fake = tmp_path / "pulumi"
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-
-    def preview(port: int) -> tuple[int, str, str]:
-        there = {"clusters": [{"cluster": {"server": f"https://127.0.0.1:{port}"}}]}
-        answer = json.dumps({"kubeconfig": json.dumps(there)})
-        fake.write_text(f"#!/bin/sh\nif [ $1 = stack ]; then echo '{answer}'; else echo \"$@\"; exit 3; fi\n")
-        fake.chmod(0o755)
-        return comments.run_preview("dev")
-
-    code, text, why = preview(1)
-    assert (code, why) == (3, "127.0.0.1: Connection refused")
-    assert "--exclude **kubernetes:** --exclude-dependents" in text
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        code, text, why = preview(server.getsockname()[1])
-    assert (code, why) == (3, "")
-    assert "--exclude" not in text
+SCRIPT, CHART = ROOT / ".github" / "preview.sh", "charts/paddle-training"
+IMAGE = "example.com/launcher@sha256:" + "0" * 64
+PULUMI = """#!/bin/bash
+if [ "$1" = stack ]; then cat {folder}/kubeconfig; else echo "$@"; cat {folder}/output; exit "$(cat {folder}/code)"; fi
+"""
+Write = Callable[..., str]
 
 
 @pytest.fixture
-def checkouts(tmp_path: Path) -> tuple[Path, Path]:
-    """Return two checkouts with settings and chart only."""
+def comment(tmp_path: Path) -> Write:
+    """Return a function that writes the comment for a cluster at `server`, with a fake pulumi, and returns its text."""
     tool("helm")
-    both = tmp_path / "base", tmp_path / "head"
-    for folder in both:
-        shutil.copytree(ROOT / CHART, folder / CHART)
-        shutil.copy(ROOT / "Pulumi.dev.yaml", folder)
-    return both
+    for side in ("base", "head"):
+        for folder in ("infra", "aws", CHART):
+            shutil.copytree(
+                ROOT / folder, tmp_path / side / folder, ignore=shutil.ignore_patterns("__pycache__")
+            )
+        shutil.copy(ROOT / "Pulumi.dev.yaml", tmp_path / side)
+    fake = tmp_path / "bin" / "pulumi"
+    fake.parent.mkdir()
+    fake.write_text(PULUMI.format(folder=tmp_path))
+    fake.chmod(0o755)
+    environment = {**os.environ, "STACK": "dev", "PYTHON": sys.executable, "PYTHONPATH": ""}
+    environment["PATH"] = f"{fake.parent}:{os.environ['PATH']}"
+
+    def write(server: str = "", output: str = "+ create\n", code: int = 0) -> str:
+        cluster = {"clusters": [{"cluster": {"server": server}}]}
+        (tmp_path / "kubeconfig").write_text(json.dumps(cluster) if server else "")
+        (tmp_path / "output").write_text(output)
+        (tmp_path / "code").write_text(str(code))
+        argv = ["bash", str(SCRIPT), str(tmp_path / "comment.md")]
+        done = subprocess.run(
+            argv, cwd=tmp_path / "head", env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        return (tmp_path / "comment.md").read_text()
+
+    return write
 
 
 @pytest.mark.slow
-def test_chart_diff_compares_both_checkouts(checkouts: tuple[Path, Path]) -> None:
-    base, head = checkouts
-    assert comments.chart_diff(base, head, "dev") == ""
-    template = head / CHART / "templates" / "service.yaml"
+def test_comment_shows_failure_unreachable_cluster_and_limits_text(comment: Write) -> None:
+    text = comment()
+    assert "--exclude" not in text, "without a cluster there is nothing to exclude"
+    assert "The rendered chart does not change." in text
+    assert "failed" not in text
+    text = comment("https://127.0.0.1:1", output="```\n`````@everyone\n" + "line\n" * 20_000, code=3)
+    assert "**The preview failed** (exit code 3)" in text
+    assert re.search(r"\*\*Not compared:\*\* namespace and release, .*\(curl: .*127\.0\.0\.1", text)
+    assert "--exclude **kubernetes:** --exclude-dependents" in text
+    assert "\n```\n```@everyone\n" in text, "no line closes the code block of four backticks"
+    assert len(text) < 40_000
+    assert "… cut here" in text
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as api:
+        threading.Thread(target=api.handle_request, daemon=True).start()
+        text = comment(f"http://127.0.0.1:{api.server_port}")
+    assert "--exclude" not in text, "an API server that rejects a request is reachable"
+    assert "Not compared" not in text
+
+
+@pytest.mark.slow
+def test_comment_has_diff_of_rendered_chart_or_why_there_is_none(comment: Write, tmp_path: Path) -> None:
+    template = tmp_path / "head" / CHART / "templates" / "service.yaml"
     template.write_text(
         template.read_text().replace("publishNotReadyAddresses: true", "publishNotReadyAddresses: false")
     )
-    diff = comments.chart_diff(base, head, "dev").splitlines()
-    assert "-  publishNotReadyAddresses: true" in diff
-    assert "+  publishNotReadyAddresses: false" in diff
-
-
-@pytest.mark.slow
-def test_chart_diff_rendering_fails_returns_reason(checkouts: tuple[Path, Path]) -> None:
-    base, head = checkouts
-    (base / "Pulumi.dev.yaml").unlink()
-    assert comments.chart_diff(base, head, "dev").startswith("The base could not be rendered")
+    lines = comment().splitlines()
+    assert {"-  publishNotReadyAddresses: true", "+  publishNotReadyAddresses: false"} <= set(lines)
+    (tmp_path / "base" / "Pulumi.dev.yaml").unlink()
+    assert "-The base could not be rendered, so the comparison is incomplete." in comment()
 
 
 def test_code_of_the_branch_never_runs_with_the_right_to_write_the_comment() -> None:
-    text = (ROOT / ".github" / "workflows" / "preview.yml").read_text(encoding="utf-8")
-    workflow = yaml.safe_load(text)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "preview.yml").read_text(encoding="utf-8"))
     assert workflow["permissions"] == {}
     rights = {name: job["permissions"] for name, job in workflow["jobs"].items()}
     assert rights == {
         "preview": {"contents": "read", "id-token": "write"},
         "comment": {"pull-requests": "write"},
     }
-    steps = workflow["jobs"]["comment"]["steps"]
-    assert [step["uses"].partition("@")[0] for step in steps] == [
-        "actions/download-artifact",
-        "actions/github-script",
-    ]
-    script = steps[1]["with"]["script"]
-    assert "${{" not in script, "a text of the branch would become code"
-    marker = comments.MARKER.format(stack="${process.env.STACK}")
-    assert f"const marker = `{marker}`;" in script, "a text of the branch would select another comment"
-    uploads = [
-        step for step in workflow["jobs"]["preview"]["steps"] if "upload-artifact" in step.get("uses", "")
-    ]
-    assert [step["with"]["name"] for step in uploads] == [steps[0]["with"]["name"]]
+    download, limit, post = workflow["jobs"]["comment"]["steps"]
+    assert download["uses"].startswith("actions/download-artifact@")
+    assert limit["run"].startswith("head --bytes=65000 "), "GitHub's limit, whatever the first job wrote"
+    assert "${{" not in limit["run"], "a text of the branch would become code"
+    assert post["uses"].startswith("marocchino/sticky-pull-request-comment@")
+    assert set(post["with"]) == {"header", "path"}
+    uploads = [s for s in workflow["jobs"]["preview"]["steps"] if "upload-artifact" in s.get("uses", "")]
+    assert [step["with"]["name"] for step in uploads] == [download["with"]["name"]]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_preview_unreachable_cluster_excludes_only_namespace_and_release(dev_stack) -> None:
+    engine = dev_stack("dev", f"image={IMAGE}")
+    (flags,) = re.findall(r"exclude=\((--.*)\)", SCRIPT.read_text())
+    part = engine.preview(*shlex.split(flags))
+    assert part.code == 0, part.text
+    created = {step.type for step in part.steps if step.op == "create"}
+    registered = {args.typ for args in aws_stack(image=IMAGE).resources}
+    assert "kubernetes:helm.sh/v3:Release" in registered
+    assert {kind for kind in registered - created if not kind.startswith("kubernetes:")} == set()
+    # The provider stays in the preview; without resources, it does not contact the cluster.
+    assert {kind for kind in created if kind.startswith("kubernetes:")} == set()

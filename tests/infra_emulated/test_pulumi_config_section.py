@@ -15,7 +15,9 @@ from testkit.aws_emulator.pulumi_engine import Engine
 pytestmark = [pytest.mark.timeout(900), pytest.mark.slow]
 
 
-def test_pulumi_config_lists_all_keys_with_defaults(dev_stack: Callable[..., Engine]) -> None:
+def test_pulumi_config_lists_settings_and_preview_rejects_wrong_ones_before_any_resource(
+    dev_stack: Callable[..., Engine], account: Account
+) -> None:
     engine = dev_stack("dev", "nodes.max=5")
     listed = json.loads(engine.pulumi("config", "--stack", "dev", "--json").text)
     section = yaml.safe_load(settings.pulumi_yaml())["config"]
@@ -24,26 +26,6 @@ def test_pulumi_config_lists_all_keys_with_defaults(dev_stack: Callable[..., Eng
     # A stack's object replaces the default object; the program fills in the missing keys.
     assert listed["paddle-training:nodes"]["objectValue"] == {"auto": True, "min": 0, "max": 5}
 
-
-def test_preview_with_secret_in_values_fails_before_any_resource(
-    dev_stack: Callable[..., Engine], account: Account
-) -> None:
-    engine = dev_stack("dev")
-    engine.pulumi(
-        "config", "set", "--stack", "dev", "--secret", "--path", "values.extraEnv[0].value", "s3cret"
-    )
-    rejected = engine.preview()
-    assert rejected.code != 0
-    assert "paddle-training:values is '(not shown)'" in rejected.text
-    assert "valueFrom.secretKeyRef" in rejected.text
-    assert "s3cret" not in rejected.text
-    assert account.all() == []
-
-
-def test_preview_with_wrong_type_or_unknown_nested_key_fails(
-    dev_stack: Callable[..., Engine], account: Account
-) -> None:
-    engine = dev_stack("dev")
     engine.config("paddle-training:nodes.desird=3")
     rejected = engine.preview()
     assert "paddle-training:nodes.desird" in rejected.text
@@ -53,4 +35,13 @@ def test_preview_with_wrong_type_or_unknown_nested_key_fails(
     rejected = engine.preview()
     assert rejected.code != 0
     assert "'nodes' must be of type 'object'" in rejected.text
+
+    engine.pulumi("config", "rm", "--stack", "dev", "nodes")
+    hidden = ("--secret", "--path", "values.extraEnv[0].value", "s3cret")
+    engine.pulumi("config", "set", "--stack", "dev", *hidden)
+    rejected = engine.preview()
+    assert rejected.code != 0
+    assert "paddle-training:values is '(not shown)'" in rejected.text
+    assert "valueFrom.secretKeyRef" in rejected.text
+    assert "s3cret" not in rejected.text
     assert account.all() == []

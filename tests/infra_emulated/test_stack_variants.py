@@ -251,28 +251,3 @@ def test_a_replaced_cluster_gets_its_own_namespace_and_releases(dev_stack: Make,
     replaced = engine.preview()
     assert "replace" in {step.op for step in replaced.of("aws:eks/cluster:Cluster")}, replaced.text
     assert "replace" in {step.op for step in replaced.of(provider)}, replaced.text
-
-
-def test_up_of_a_caller_who_is_no_administrator_creates_nothing(dev_stack: Make, account: Account) -> None:
-    engine = dev_stack("dev")
-    account.call_as("arn:aws:iam::123456789012:role/preview")
-    planned = engine.preview()
-    assert planned.code == 0, planned.text
-    assert "`pulumi up` would reject these settings" in planned.text
-    rejected = engine.up()
-    assert rejected.code != 0
-    assert "cluster.admins does not list arn:aws:iam::123456789012:role/preview" in rejected.text
-    assert account.all() == []
-
-
-def test_several_zones_have_a_node_group_each_with_a_share_of_the_nodes(
-    dev_stack: Make, account: Account
-) -> None:
-    fixed = ("nodes.auto=false", "nodes.singleZone=false", "nodes.desired=3")
-    engine = dev_stack("dev", "storage.protect=false", *fixed)
-    made = engine.up()
-    assert made.code == 0, made.text
-    groups = [record.inputs for record in account.all(NODES)]
-    assert sorted(group["scalingConfig"]["desiredSize"] for group in groups) == [1, 2]
-    assert len({subnet for group in groups for subnet in group["subnetIds"]}) == len(groups) == 2
-    _ended(engine, account, [])
