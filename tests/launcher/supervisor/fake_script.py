@@ -1,8 +1,7 @@
 """A script for runtime collective whose processes only count their steps; it needs no library.
 
 The environment variable FAKE is JSON and selects faults of attempt 0: {"<rank>": {"do": "exit|signal|hang", "code": …,
-"signal": …, "at": [epoch, step]}}. With {"silent": true} the script does not use ScriptRun; {"every": …} selects the
-faults of all attempts.
+"signal": …, "at": [epoch, step]}}. {"every": …} selects the faults of all attempts.
 
 FAKE_STEP_SECONDS is the duration of a step in attempt 0; steps of later attempts take 0.03 s.
 """
@@ -12,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from pathlib import Path
 
 from launcher.program import ScriptRun
 
@@ -68,15 +66,5 @@ def save(run, epoch, step, count):
         (folder / "count.json").write_text(json.dumps(count))
 
 
-def train_silently():
-    """Do the same without ScriptRun: with lines in the log, and a file in the folder for own checkpoints."""
-    for epoch in range(int(os.environ["PADDLE_LAUNCHER_PASSES"])):
-        for step in range(STEPS):
-            cause_fault((epoch, step))
-            time.sleep(0.03)
-        print(f"epoch {epoch}", flush=True)  # noqa: T201
-    (Path(os.environ["PADDLE_LAUNCHER_CHECKPOINT_DIR"]) / f"{RANK}.txt").touch()
-
-
 if __name__ == "__main__":
-    train_silently() if FAKE.get("silent") else train()
+    train()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
 import pytest
@@ -47,14 +49,14 @@ class Rank0:
 
 
 class Rank1:
-    """A link, and the locator and state that it reads."""
+    """A link, and the locator and state that it reads. It finds rank 0 at `hosts` in turn, as if run.lock changed."""
 
-    def __init__(self, host: str) -> None:
-        self.host, self.credential, self.state = host, "right", MemberState(1, "pod-a", "idle")
+    def __init__(self, *hosts: str) -> None:
+        self.hosts, self.credential, self.state = hosts, "right", MemberState(1, "pod-a", "idle")
         self.stuck = False
         self.reads = 0
         self.link = CoordinatorLink(
-            OneAddress(host),
+            PodNetwork(),
             PORT,
             TIMINGS,
             cast(Any, self),
@@ -66,7 +68,7 @@ class Rank1:
         self.reads += 1
         if self.credential == "unreadable":
             raise StorageFailedError("run.lock: Stale file handle")
-        return Rank0Place(self.host, self.credential)
+        return Rank0Place(self.hosts[(self.reads - 1) % len(self.hosts)], self.credential)
 
 
 Pair = tuple[Rank0, Rank1]
@@ -149,7 +151,7 @@ def test_a_rank_finds_the_next_pod_of_rank_0(pair: Pair) -> None:
     try:
         successor.membership.open("another token")
         successor.membership.publish(Order(1, "stop"))
-        rank_1.host, rank_1.credential = "127.78.0.1", "another token"
+        rank_1.hosts, rank_1.credential = ("127.78.0.1",), "another token"
         rank_0.membership.close()  # its process lives on, but it lost its lease
         until(lambda: rank_1.link.order == Order(1, "stop"))
     finally:
@@ -204,3 +206,102 @@ def test_an_order_counts_from_the_sending_of_the_state_that_it_answers(pair: Pai
     until(lambda: rank_1.link.order is not None)
     assert rank_1.link.heard <= arrivals[0]
     answer.set()
+
+
+# -- another server at the address of rank 0
+
+ORDER = json.dumps({"version": 1, "order": Order(0, "wait").to_json()}).encode()
+Serve = Callable[[str, int, bytes], list[str]]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Return a function that starts a server with one answer, and returns the list of its requests' credentials."""
+    servers = []
+
+    def start(host: str, code: int, body: bytes) -> list[str]:
+        asked: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                asked.append(self.headers["Authorization"])
+                self.send_response(code)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        server = ThreadingHTTPServer((host, PORT), Handler)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        return asked
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.fixture
+def start_link() -> Iterator[Callable[..., CoordinatorLink]]:
+    """Return a function that starts a link, which finds rank 0 at the given addresses in turn."""
+    links = []
+
+    def start(*addresses: str) -> CoordinatorLink:
+        link = Rank1(*addresses).link
+        links.append(link)
+        link.start()
+        return link
+
+    yield start
+    for link in links:
+        link.close(0.1)
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        (401, b'{"error": "rank 0 of another run"}'),
+        (404, b'{"error": "a rank other than 0"}'),
+        (405, b'"not our server"'),
+        (200, b"{}"),
+    ],
+)
+def test_a_member_that_reached_another_server_tries_the_next_address(
+    serve: Serve, start_link: Callable[..., CoordinatorLink], code: int, body: bytes
+) -> None:
+    """The address of a lost pod may belong to another pod before its name resolves to that of the new one."""
+    other, right = f"127.79.0.{code % 250}", f"127.80.0.{code % 250}"
+    asked = serve(other, code, body)
+    serve(right, 200, ORDER)
+    link = start_link(other, right)
+    until(lambda: link.order == Order(0, "wait"))
+    assert asked == ["Bearer right"]
+
+
+def test_an_answer_that_is_no_order_is_reported_and_asked_for_again(
+    serve: Serve, start_link: Callable[..., CoordinatorLink]
+) -> None:
+    order = {**Order(0, "wait").to_json(), "field": "of another version"}
+    asked = serve("127.79.1.1", 200, json.dumps({"version": 1, "order": order}).encode())
+    link = start_link("127.79.1.1")
+    until(lambda: len(asked) > 2)
+    assert "unexpected keyword argument 'field'" in link.problem
+    assert "Fix: use one image for all pods of the run" in link.problem
+
+
+def test_a_rejection_is_forgotten_while_rank_0_cannot_be_reached(
+    serve: Serve, start_link: Callable[..., CoordinatorLink]
+) -> None:
+    """Regression: a pod that was rejected once exited as if rank 0 had rejected it for a minute."""
+    serve("127.79.2.1", 409, b'{"error": "another pod is alive", "replaced": false}')
+    link = start_link("127.79.2.1", "127.79.2.2")
+    until(lambda: link.rejection is not None)
+    assert link._connection is not None
+    link._connection._http.sock.close()
+    until(lambda: link.rejection is None and "127.79.2.2" in link.problem)

@@ -72,24 +72,6 @@ def test_training_continues_when_a_missing_rank_comes_back_and_users_are_notifie
         assert "waits for them for up to 0.2 h more (training.rankWaitHours). Fix: run `python -m" in cause
 
 
-def test_the_same_run_resumes_after_it_ended_because_a_rank_was_missing(tmp_path: Path, hook: Hook) -> None:
-    with build_gang(tmp_path, hook, hours=0.001) as gang:
-        lose(gang.start(), 1)
-        assert gang.wait_for_exit() == [70, 143], gang.pod_log(0)
-        assert (
-            "1 of 2 ranks did not join within 5 s (rendezvousSeconds + training.rankWaitHours): rank 1"
-            in (gang.termination_message(0))
-        )
-        assert gang.read_json("run.json")["state"] == "failed"
-        assert received_events(hook)[-2:] == ["waiting", "failed"]
-        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
-        run = gang.read_json("run.json")
-        assert (run["runId"], run["state"], run.get("cause")) == (gang.run, "complete", None)
-        log = (gang.output / "node_0" / "train.log").read_text()
-        assert "Pass=7" in log
-        assert "Pass=0\n" not in log, "it resumes from a checkpoint"
-
-
 def test_rank_1_waits_for_a_missing_rank_0_and_notifies_users(tmp_path: Path, hook: Hook) -> None:
     with build_gang(tmp_path, hook, hours=0.2) as gang:
         gang.start().wait_until(lambda: "Pass=1\n" in gang.read_log(0))

@@ -52,34 +52,18 @@ for step in range(60):
 """
 
 
-def test_a_run_whose_ranks_but_one_log_nothing_is_healthy(tmp_path: Path) -> None:
-    code = ONLY_RANK_0_LOGS.replace("HANG_AT", "None")
-    with build(tmp_path, code, PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10") as gang:
-        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
-        run = gang.read_json("run.json")
-        assert (run["state"], run["attempt"], run["restarts"]) == ("complete", 0, [])
-
-
-def test_a_run_in_which_all_ranks_log_nothing_any_more_is_restarted(tmp_path: Path) -> None:
-    code = ONLY_RANK_0_LOGS.replace("HANG_AT", "3")
+def test_only_a_run_in_which_no_rank_logs_anything_any_more_is_restarted(tmp_path: Path) -> None:
+    """Rank 1 never logs anything. Nobody restarts the run while rank 0 does, for longer than the deadline."""
+    code = ONLY_RANK_0_LOGS.replace("HANG_AT", "52")
     with build(tmp_path, code, PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10") as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert (run["state"], run["attempt"]) == ("complete", 1)
+        assert "step 51" in (gang.output / "node_0" / "attempt-0" / "train.log").read_text()
         cause = run["restarts"][0]["cause"]
         assert "none of the 2 ranks that train makes progress; rank " in cause
         assert "trainer hangs: its log has not grown for 10 s (training.progressDeadlineSeconds)" in cause
         assert "increase training.progressDeadlineSeconds" in cause.partition("Fix: ")[2]
-
-
-def test_a_script_that_fails_at_an_unknown_place_uses_all_its_restarts(tmp_path: Path) -> None:
-    code = "print('attempt', ATTEMPT)\nsys.exit(3 if RANK else 0)\n"
-    with build(tmp_path, code, PADDLE_LAUNCHER_RESTARTS="2") as gang:
-        assert gang.start().wait_for_exit() == [70, 70], gang.pod_log(0)
-        run = gang.read_json("run.json")
-        assert (run["state"], run["attempt"]) == ("failed", 2)
-        assert "training.restarts: 3 failures without a checkpoint (limit 2)" in run["cause"]
-        assert "in a row" not in run["cause"]
 
 
 ECC = """
@@ -129,29 +113,19 @@ time.sleep(0 if ATTEMPT else 600)
 """
 
 
-def test_all_ranks_get_the_rest_of_the_grace_period_to_react_to_sigterm(tmp_path: Path) -> None:
-    with build(tmp_path, REACTS, PADDLE_LAUNCHER_GRACE_SECONDS="60") as gang:
-        gang.start().wait_until(lambda: all("trains" in gang.read_log(rank) for rank in (0, 1)))
-        gang.processes[1].send_signal(signal.SIGTERM)
-        assert gang.processes[1].wait(60) == 143, gang.pod_log(1)
-        gang.wait_until((gang.output / "saved-0").exists)
-        assert (gang.output / "saved-1").exists()
-        gang.start(1)
-        assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
-        run = gang.read_json("run.json")
-        assert (run["state"], run["attempt"], run["countedRestarts"]) == ("complete", 1, 0)
-
-
 def test_a_drained_pod_of_rank_0_waits_for_the_scripts_of_other_ranks(tmp_path: Path) -> None:
     with build(
-        tmp_path, REACTS.replace("sleep(5)", "sleep(7 * RANK)"), PADDLE_LAUNCHER_GRACE_SECONDS="60"
+        tmp_path, REACTS.replace("sleep(5)", "sleep(5 + 4 * RANK)"), PADDLE_LAUNCHER_GRACE_SECONDS="60"
     ) as gang:
         gang.start().wait_until(lambda: all("trains" in gang.read_log(rank) for rank in (0, 1)))
         gang.processes[0].send_signal(signal.SIGTERM)
         assert gang.processes[0].wait(60) == 143, gang.pod_log(0)
+        assert (gang.output / "saved-0").exists()
         assert (gang.output / "saved-1").exists()
         gang.start(0)
         assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"], run["countedRestarts"]) == ("complete", 1, 0)
 
 
 def test_a_second_signal_ends_the_time_that_a_script_has(tmp_path: Path) -> None:
@@ -195,11 +169,10 @@ def test_an_early_end_is_named_before_the_failure_that_it_caused_although_it_is_
 PADDLE_LINE = "WARNING: init_server() function doesn't work when use non_distributed fleet."
 
 
-@pytest.mark.parametrize("seconds", [0, 600])
-def test_a_script_for_parameter_servers_fails_at_the_line_that_paddle_logs(
-    tmp_path: Path, seconds: int
+def test_a_script_for_parameter_servers_that_exits_at_once_fails_at_the_line_that_paddle_logs(
+    tmp_path: Path,
 ) -> None:
-    code = f"print({PADDLE_LINE!r}, file=sys.stderr, flush=True)\ntime.sleep({seconds})\n"
+    code = f"print({PADDLE_LINE!r}, file=sys.stderr, flush=True)\n"
     with build(tmp_path, code, PADDLE_LAUNCHER_RESTARTS="0") as gang:
         assert gang.start().wait_for_exit() == [70, 70], gang.pod_log(0)
         run = gang.read_json("run.json")
@@ -212,10 +185,9 @@ def test_a_script_for_parameter_servers_fails_at_the_line_that_paddle_logs(
     ("code", "port_offset", "is_alone"),
     [
         ("time.sleep(2)\n", 0, True),
-        ("connections = meet()\ntime.sleep(2)\n", 0, False),
         ("connections = meet()\ntime.sleep(2)\n", 7, False),
     ],
-    ids=["alone", "met", "met on a port of its own"],
+    ids=["alone", "met on a port of its own"],
 )
 def test_a_complete_run_whose_processes_never_met_has_a_warning(
     tmp_path: Path, code: str, port_offset: int, is_alone: bool
@@ -231,16 +203,7 @@ def test_a_complete_run_whose_processes_never_met_has_a_warning(
         assert ("trained alone" in gang.pod_log(0)) == is_alone
 
 
-@pytest.mark.parametrize(
-    "score",
-    [
-        '{"accuracy": 1e400}',
-        '{"accuracy": NaN}',
-        '{"accuracy": ["high"]}',
-        "[0.9]",
-        '{"accuracy": {"a": true}}',
-    ],
-)
+@pytest.mark.parametrize("score", ['{"a": 1e400, "b": NaN, "c": ["high"], "d": {"a": true}}', "[0.9]"])
 def test_a_score_that_is_no_number_does_not_end_a_finished_run(tmp_path: Path, score: str) -> None:
     code = (
         "connections = meet()\n"

@@ -56,6 +56,8 @@ def test_all_processes_get_their_ranks_and_the_run_completes(tmp_path: Path) -> 
         )
         seen = [gang.read_json(f"environment-{rank}.json") for rank in range(4)]
         assert [one["LOCAL_RANK"] for one in seen] == ["0", "1", "0", "1"]
+        [own] = {one["PADDLE_LAUNCHER_CHECKPOINT_DIR"] for one in seen}
+        assert Path(own).is_dir(), "for checkpoints of a script that knows nothing of the launcher"
         assert {one["PADDLE_MASTER"] for one in seen} == {f"{gang.addresses[0]}:7166"}
         assert [Path(one["PADDLE_LAUNCHER_TRAIN_FILE"]).read_text() for one in seen] == [
             f"line of d1 shard {shard}\n" for shard in (0, 0, 1, 1)
@@ -95,7 +97,7 @@ def test_a_complete_run_starts_nothing_and_more_passes_continue_it(tmp_path: Pat
 
 def test_a_killed_process_restarts_all_of_them_from_the_newest_checkpoint(tmp_path: Path) -> None:
     fault = {"3": {"do": "signal", "signal": int(signal.SIGKILL), "at": [1, 4]}}
-    with build_gang(tmp_path, processes=2, fake=fault, FAKE_STEP_SECONDS="0.1") as gang:
+    with build_gang(tmp_path, processes=2, fake=fault, FAKE_STEP_SECONDS="0.4") as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert (run["state"], run["attempt"], run["resume"]) == ("complete", 1, {"pass": 1, "batch": 0})
@@ -145,22 +147,14 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_is_used(tmp_path
         assert read_model(gang) == 3 * STEPS
 
 
-@pytest.mark.parametrize(
-    ("silent", "message"),
-    [
-        (False, "trainer hangs: no batch for 10 s (training.progressDeadlineSeconds), at pass "),
-        (True, "trainer hangs: its log has not grown for 10 s (training.progressDeadlineSeconds)"),
-    ],
-)
-def test_a_process_that_hangs_restarts_all_of_them(tmp_path: Path, silent: bool, message: str) -> None:
-    fault = {"1": {"do": "hang", "at": [1, 2]}, "silent": silent}
+def test_a_process_that_hangs_restarts_all_of_them(tmp_path: Path) -> None:
+    message = "trainer hangs: no batch for 10 s (training.progressDeadlineSeconds), at pass "
+    fault = {"1": {"do": "hang", "at": [1, 2]}}
     with build_gang(tmp_path, fake=fault, PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10") as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert (run["state"], run["attempt"]) == ("complete", 1)
         assert message in run["restarts"][0]["cause"]
-        if silent:
-            assert sorted(p.name for p in (gang.output / "checkpoints").iterdir()) == ["0.txt", "1.txt"]
 
 
 def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path: Path) -> None:

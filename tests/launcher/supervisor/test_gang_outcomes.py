@@ -67,10 +67,12 @@ def test_storage_of_another_user_fails_the_run_with_the_owner_and_a_fix(
 
 def test_a_killed_trainer_makes_all_ranks_exit_with_70_and_report_its_signal(tmp_path: Path) -> None:
     rank = 2
+    stubborn = {"grandchild": True, "ignore_term": True}
     fake = {f"trainer:{rank}": {"do": "signal", "signal": int(signal.SIGKILL), "at": 1}}
+    fake |= {"pserver:0": stubborn, "trainer:0": stubborn}
     with LoopbackGang(tmp_path, fake=fake, FAKE_PASS_SECONDS="0.5") as gang:
         assert gang.start().wait_for_exit(30) == [70, 70, 70]
-        assert gang.running_pids() == []
+        assert gang.running_pids() == [], "also processes that ignore SIGTERM, and their descendants"
         for other in range(3):
             cause = gang.termination_message(other)
             assert f"rank {rank} (pod {gang.run}-{rank}-x on node node-{rank})" in cause
@@ -102,35 +104,16 @@ def test_the_report_of_a_failed_run_shows_the_cause_and_is_replaced_by_a_later_r
         assert "Cause of the failure" not in page
 
 
-@pytest.mark.parametrize(
-    ("seconds", "reason"),
-    [(30.0, "report.html"), (0.0, "it did not finish within 0 s")],
-    ids=["not-writable", "slow"],
-)
-def test_a_report_that_cannot_be_written_is_only_logged(tmp_path: Path, seconds: float, reason: str) -> None:
+def test_a_report_that_cannot_be_written_is_only_logged(tmp_path: Path) -> None:
     fake = {"trainer:0": {"do": "exit", "code": 65, "at": 1}}
     more = {"report": True, "FAKE_PASS_SECONDS": "1"}
-    with LoopbackGang(tmp_path, trainers=1, fake=fake, timings={"report": seconds}, **more) as gang:
+    with LoopbackGang(tmp_path, trainers=1, fake=fake, timings={"report": 30.0}, **more) as gang:
         gang.start().wait_until(gang.all_trainers_started)
         (gang.output / "report.html").mkdir()
         assert gang.wait_for_exit(30) == [65], gang.pod_log(0)
-        assert (
-            reason
-            in gang.pod_log(0).partition("plots and report were not made, because their process failed: ")[2]
-        )
+        assert "report.html" in gang.pod_log(0).partition("plots and report were not made, because")[2]
         assert gang.read_json("run.json")["state"] == "failed"
         assert not (gang.output / "run.lock").exists()
-
-
-def test_processes_that_ignore_sigterm_and_their_descendants_are_killed(tmp_path: Path) -> None:
-    fake = {
-        "pserver:0": {"grandchild": True, "ignore_term": True},
-        "trainer:0": {"grandchild": True, "ignore_term": True},
-        "trainer:1": {"do": "exit", "code": 3, "at": 1},
-    }
-    with LoopbackGang(tmp_path, trainers=2, fake=fake, FAKE_PASS_SECONDS="0.5") as gang:
-        assert gang.start().wait_for_exit(30) == [70, 70]
-        assert gang.running_pids() == []
 
 
 def test_a_launcher_that_is_process_1_trains_and_reaps_orphans(tmp_path: Path) -> None:
