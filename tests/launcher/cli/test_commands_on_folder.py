@@ -2,16 +2,13 @@
 
 import json
 import signal
-from pathlib import PurePosixPath
 
 import pytest
 import typer
 
 from launcher.cli import main, terminal
 from launcher.cli.commands import predict, results
-from launcher.cli.errors import CliError
 from launcher.cli.run_files import OUTPUT, FoundFiles
-from launcher.cli.storage import Storage, list_folder
 from launcher.io.files import with_checksum
 
 from .conftest import update_json
@@ -59,13 +56,6 @@ def test_another_jobs_folder_is_read_by_its_name(cli, job_folder):
     assert cli("runs", "--path", job_folder, "--job", "../x")[0] == 64
 
 
-def test_status_as_json_can_be_read_by_scripts(cli, job_folder):
-    code, out, _ = cli("status", "--path", job_folder, "--output", "json")
-    value = json.loads(out)
-    assert code == 0
-    assert (value["state"], value["data"]["state"], len(value["ranks"])) == ("complete", "complete", 3)
-
-
 def test_the_best_pass_and_early_stopping_are_shown(cli, job_folder):
     about = {"keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
     update_json(job_folder / "output" / "run.json", **about)
@@ -109,14 +99,6 @@ def test_a_missing_log_is_one_message(cli, job_folder):
     assert "node_7/train.log" in err
     assert "Fix: check with the command status which ranks have started" in err
     assert "Traceback" not in err
-
-
-def test_wait_returns_1_and_the_cause_for_a_failed_run(cli, job_folder):
-    cause = "rank 1: trainer exited with SIGSEGV"
-    update_json(job_folder / "output" / "status.json", state="failed", cause=cause)
-    code, _, err = cli("wait", "--path", job_folder)
-    assert code == 1
-    assert cause in err
 
 
 def test_wait_returns_2_after_its_timeout_and_says_what_it_waits_for(cli, job_folder):
@@ -243,19 +225,12 @@ def test_wrong_usage_is_one_message_and_exit_code_64(cli, argv, message):
     assert "Traceback" not in err
 
 
-def test_an_invalid_kubeconfig_and_an_unknown_context_are_reported(cli, tmp_path):
+def test_a_cluster_that_cannot_be_reached_is_one_message(cli, tmp_path):
     config = tmp_path / "config"
-    config.write_text("{: no yaml")
-    assert f"the kubeconfig {config} cannot be used: " in cli("status", "--kubeconfig", config)[2]
     config.write_text(
-        "{apiVersion: v1, kind: Config, current-context: a, users: [{name: u, user: {}}],"
-        " clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}],"
-        " contexts: [{name: a, context: {cluster: c, user: u}}]}"
+        "{current-context: a, users: [], clusters: [{name: c, cluster: {server: 'http://127.0.0.1:9'}}],"
+        " contexts: [{name: a, context: {cluster: c}}]}"
     )
-    code, _, err = cli("status", "--kubeconfig", config, "--context", "b")
-    assert code == 64
-    assert "has no context b" in err
-    assert "choose another one with --context: a" in err
     code, _, err = cli("status", "--kubeconfig", config)
     assert code == 3
     assert "context a (http://127.0.0.1:9) cannot be reached" in err
@@ -298,14 +273,6 @@ def test_a_relative_path_is_the_jobs_folder(cli, job_folder, tmp_path, monkeypat
     monkeypatch.chdir(job_folder.parent / "other" / "output")
     code, out, err = cli("results", "--path", "..", "--job", job_folder.name)
     assert (code, "error 0.2012" in out) == (0, True), err
-
-
-def test_a_folder_that_cannot_be_listed_is_not_an_empty_one(monkeypatch):
-    def reject(*_):
-        raise CliError("Permission denied: output/model")
-
-    with pytest.raises(CliError, match="Permission denied"):
-        list_folder(Storage(PurePosixPath("/job"), reject), "output/model")
 
 
 def test_the_end_of_input_is_not_a_yes(monkeypatch):

@@ -128,14 +128,10 @@ def test_results_are_copied_although_a_file_is_damaged(cli, job, tmp_path):
     assert (tmp_path / "to" / "model" / "model.pdmodel").exists()
 
 
-def test_a_log_of_an_attempt_whose_number_is_unknown_is_an_error(cli, job):
+@pytest.mark.parametrize("options", [("--attempt", "3"), ("--follow",)])
+def test_a_log_that_needs_the_state_of_the_run_is_an_error_if_it_cannot_be_read(cli, job, options):
     damage(job, "output/status.json", DAMAGES["cut"])
-    rejected(cli, "output/status.json", "logs", "--path", job, "--attempt", "3")
-
-
-def test_a_followed_log_ends_if_the_state_of_the_run_cannot_be_read(cli, job):
-    damage(job, "output/status.json", DAMAGES["cut"])
-    rejected(cli, "output/status.json", "logs", "--path", job, "--follow")
+    rejected(cli, "output/status.json", "logs", "--path", job, *options)
 
 
 def test_a_failed_run_with_a_damaged_file_keeps_its_exit_code_and_names_the_file(cli, job):

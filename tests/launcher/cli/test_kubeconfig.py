@@ -117,6 +117,7 @@ def test_a_context_that_the_file_does_not_have_is_an_error_of_every_command(
         code, out, err = cli(command, *options, "--context", "prod")
         assert (code, out) == (64, ""), err
         assert "Fix: " in err and "Traceback" not in err
+    assert "it has no context prod" in cli(command, "--kubeconfig", other, "--context", "prod")[2]
 
 
 def test_of_several_files_the_first_with_an_entry_wins_as_for_helm(

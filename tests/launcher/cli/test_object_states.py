@@ -77,11 +77,6 @@ def test_a_container_killed_for_memory_is_explained():
     assert "more memory than its limit" in explanation
 
 
-def test_an_evicted_pod_without_containers_is_explained_by_its_status():
-    pod = make_pod("p", phase="Failed", reason="Evicted", message="The node was low on disk.")
-    assert object_states.explain_failure(pod) == "Evicted: The node was low on disk."
-
-
 def test_job_states_follow_their_conditions():
     assert object_states.job_state(None) == ("missing", "")
     assert object_states.job_state(make_job("j")) == ("running", "")

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from launcher.cli import main
 from launcher.cli.commands import results
 from launcher.cli.errors import describe_os_error, storage_failure
 from launcher.cli.terminal import escape_controls, print_blocks
@@ -253,12 +252,3 @@ def test_a_missing_package_of_the_command_line_is_one_message(job: Path, name: s
     message = f"error: this command needs the Python package {name}, which is not installed. Fix: pip install '.' in"
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
-
-
-def test_a_missing_module_of_the_launcher_is_no_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(*_: object, **__: object) -> None:
-        raise ModuleNotFoundError("none", name="launcher.nothing")
-
-    monkeypatch.setattr(main, "typer_app", load)
-    with pytest.raises(ModuleNotFoundError):
-        main._call_command([], "x")

@@ -50,26 +50,6 @@ def test_push_for_another_job_uploads_to_that_jobs_folder(cli, job_folder, tmp_p
     assert "--job" in err
 
 
-def test_push_uploads_a_data_file_and_prints_its_checksum(cli, job_folder, tmp_path):
-    (tmp_path / "texts.csv").write_bytes(b"a,b\n")
-    code, out, _ = cli("push", tmp_path / "texts.csv", "--source", "--path", job_folder)
-    assert code == 0
-    assert "data.source=file://texts.csv" in out
-    assert "data.sha256=" in out
-    assert (job_folder.parent / "sources" / "texts.csv").read_bytes() == b"a,b\n"
-
-
-def test_push_rejects_overwriting_without_force(cli, job_folder, tmp_path):
-    program = make_program(tmp_path / "mine")
-    assert cli("push", program, "--path", job_folder)[0] == 0
-    (program / "trainer_config.py").write_text(COMPLETE_PROGRAM + "x = 2\n")
-    code, _, err = cli("push", program, "--path", job_folder)
-    assert code == 3
-    assert "exists already with other content; nothing was sent" in err
-    assert cli("push", program, "--path", job_folder, "--force")[0] == 0
-    assert (job_folder / "mine" / "trainer_config.py").read_text() == COMPLETE_PROGRAM + "x = 2\n"
-
-
 @pytest.mark.parametrize("name", ["output", "runs", "tables", "sources", "0", ".x", "a b"])
 def test_push_rejects_reserved_and_invalid_names(cli, job_folder, tmp_path, name):
     code, _, err = cli("push", make_program(tmp_path / name), "--path", job_folder)
@@ -131,6 +111,7 @@ def test_an_equal_file_is_not_sent_again_and_a_different_one_is_rejected(cli, jo
     assert (code, stored.stat().st_ino) == (0, before)
     assert "nothing to send" in err
     assert "data.source=file://rows.csv" in out
+    assert "data.sha256=" in out
     for other in ("2,b\n", "a longer one\n"):
         file.write_text(other)
         code, _, err = cli(*push)

@@ -7,9 +7,10 @@ import pytest
 from launcher.cli import job_sessions
 from launcher.cli import storage as reader_storage
 from launcher.cli.errors import CliError
+from launcher.cli.releases import ReleaseRun
 from launcher.cli.storage import StorageRequest
 
-from .conftest import DATA_JOB, DONE, K8S_JOB, make_job, make_pod
+from .conftest import DATA_JOB, DONE, K8S_JOB, RUN_JSON, make_job, make_pod
 from .fake_cluster import FakeCluster
 
 
@@ -121,3 +122,30 @@ def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(monkeypatc
         release.storage(StorageRequest(writable=True)),
     ):
         pass
+
+
+@pytest.mark.parametrize("writable", [False, True])
+def test_a_reader_pod_meets_restricted_pod_security_and_has_what_the_run_has(writable):
+    run = ReleaseRun.from_json("paddle-training", "paddle", RUN_JSON)
+    tolerations = [{"key": "training", "operator": "Exists"}]
+    template = {"tolerations": tolerations, "hostNetwork": True}
+    pod = reader_storage.build_pod(run, "r-1", seconds=300, writable=writable, template=template)
+    labels, spec = pod["metadata"]["labels"], pod["spec"]
+    container = spec["containers"][0]
+    assert (spec["automountServiceAccountToken"], spec["activeDeadlineSeconds"]) == (False, 300)
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert container["resources"]["requests"] == {"cpu": "0", "memory": "0"}, "it fits in a full cluster"
+    assert container["resources"]["limits"]["memory"] == "128Mi"
+    assert spec["volumes"][0]["persistentVolumeClaim"] == {"claimName": run.claim, "readOnly": not writable}
+    mount = {"name": "jobs", "mountPath": run.job_path, "readOnly": not writable}
+    assert container["volumeMounts"] == [mount]
+    assert (container["image"], spec["securityContext"]["runAsUser"]) == (run.image, run.uid)
+    assert (spec["tolerations"], "hostNetwork" in spec) == (tolerations, False)
+    assert labels["app.kubernetes.io/instance"] == "paddle-training"
+    assert labels["app.kubernetes.io/component"] == "reader"

@@ -130,13 +130,6 @@ def test_a_compressed_csv_with_header_is_read_and_a_model_is_replaced(
     assert "pass 1: " in out
 
 
-def test_a_tab_is_given_as_in_the_charts_values(cli, shop: Path, tmp_path: Path) -> None:
-    (tmp_path / "visits.tsv").write_text("bought\tvisits\twords\n" + lines(visits(300)))
-    options = ["--data", "visits.tsv", "--csv", "--delimiter", "\\t", "--passes", "1"]
-    code, _, err = cli("try", shop, *options)
-    assert (code, err) == (0, "")
-
-
 def test_rows_limits_both_files_and_progress_is_shown(cli, shop: Path, tmp_path: Path, monkeypatch) -> None:
     from launcher.trainer import training_log
 
