@@ -232,7 +232,17 @@ def torch(folder: Path) -> None:
 def _try(train: Path, test: Path, to: Path, passes: int, *more: str) -> dict[str, Any]:
     """Run `python -m launcher try`: train the program in one process."""
     command = [sys.executable, "-m", "launcher", "try", "ctr", "--data", str(train), "--test", str(test)]
-    command += ["--passes", str(passes), "--batch-size", str(BATCH), "--to", str(to), "-o", "json", *more]
+    command += [
+        "--passes",
+        str(passes),
+        "--set",
+        f"training.batchSize={BATCH}",
+        "--to",
+        str(to),
+        "-o",
+        "json",
+        *more,
+    ]
     done = subprocess.run(command, cwd=CLONE, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
 

@@ -83,7 +83,7 @@ def train_one_process(name: str, one: Path) -> dict[str, float]:
     training = try_example.example_values(name)["training"]
     command = [sys.executable, "-m", "launcher", "try", name, "-o", "json", "--to", str(one / "model")]
     command += ["--data", str(one / "train.txt"), "--test", str(one / "test.txt")]
-    command += ["--passes", str(training["passes"]), "--batch-size", str(training["batchSize"])]
+    command += ["--passes", str(training["passes"]), "--set", f"training.batchSize={training['batchSize']}"]
     for table in sorted((one / "tables").iterdir()):
         command += ["--table", str(table)]
     done = subprocess.run(command, cwd=CLONE, check=True, capture_output=True, text=True)

@@ -31,7 +31,7 @@ from launcher.cli.releases import (
     volume_identity,
 )
 from launcher.cli.run_display import describe_wait
-from launcher.cli.shared_options import Context, Kubeconfig, Namespace, Program
+from launcher.cli.shared_options import Context, Kubeconfig, Namespace, Program, SettingsOption, ValuesOption
 from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
 from launcher.io import files, spelling
@@ -57,20 +57,8 @@ class LaunchOptions:
             "file://NAME for a file on the storage; default: data.source of the values.",
         ),
     ] = None
-    values: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--values", "-f", metavar="VALUES.yaml", help="A file with chart values; later ones override."
-        ),
-    ] = None
-    settings: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="A value of the chart (training.batchSize=128), or an option of the program (width=4).",
-        ),
-    ] = None
+    values: ValuesOption = None
+    settings: SettingsOption = None
     trainers: Annotated[int | None, typer.Option(min=1, help="Number of training pods.")] = None
     passes: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None
     base_release: Annotated[
@@ -181,8 +169,21 @@ def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defau
 
     Raises UsageError if a file cannot be read, or a value is invalid.
     """
+    values = read_values(options.values or ())
+    given: dict[str, Any] = dict(source.values) if source else {}
+    if source is None and options.data not in (None, (values.get("data") or {}).get("source")):
+        given = {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
+    given |= {"trainers": options.trainers} if options.trainers else {}
+    given |= {"training.passes": options.passes} if options.passes else {}
+    values = apply_settings(merge_values(values, nest_keys(given)), options.settings or (), defaults)
+    check_types(merge_values(defaults, values), defaults)
+    return values
+
+
+def read_values(files: Iterable[Path]) -> Values:
+    """Return the chart values of YAML files; later files override. Raises UsageError if a file cannot be read."""
     values: Values = {}
-    for file in options.values or ():
+    for file in files:
         try:
             read: Any = yaml.safe_load(file.read_text("utf-8")) or {}
             values = merge_values(values, dict(read))
@@ -191,13 +192,6 @@ def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defau
                 f"-f {file} is not a file with chart values: {error}",
                 "give a YAML file, in UTF-8, with values such as training: {passes: 3}",
             ) from error
-    given: dict[str, Any] = dict(source.values) if source else {}
-    if source is None and options.data not in (None, (values.get("data") or {}).get("source")):
-        given = {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
-    given |= {"trainers": options.trainers} if options.trainers else {}
-    given |= {"training.passes": options.passes} if options.passes else {}
-    values = apply_settings(merge_values(values, nest_keys(given)), options.settings or (), defaults)
-    check_types(merge_values(defaults, values), defaults)
     return values
 
 

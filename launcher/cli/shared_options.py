@@ -44,6 +44,20 @@ Program = Annotated[
         help="A program's folder (for `try` also its file), or the name of an example: quick_start, ctr, …",
     ),
 ]
+ValuesOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--values", "-f", metavar="VALUES.yaml", help="A file with chart values; later ones override."
+    ),
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="A value of the chart (training.batchSize=128), or an option of the program (width=4).",
+    ),
+]
 PathOption = Annotated[
     Path | None,
     typer.Option(

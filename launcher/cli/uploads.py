@@ -210,10 +210,10 @@ def send(storage: Storage, upload: Upload, replace: bool) -> str:
 CHECKED_ROWS = 1000
 
 
-def row_format(data: Mapping[str, Any], key_text: str = "data.{}") -> RowFormat:
+def row_format(data: Mapping[str, Any]) -> RowFormat:
     """Return the format of a data file from the chart's values below `data`.
 
-    `key_text` shows a key in messages. Raises UsageError if delimiter, quoting or encoding is unusable.
+    Raises UsageError if delimiter, quoting or encoding is unusable.
     """
     from launcher.trainer import trial_data
 
@@ -223,7 +223,7 @@ def row_format(data: Mapping[str, Any], key_text: str = "data.{}") -> RowFormat:
             parsed[key] = getattr(parsers, key)(str(data[key]))
         except parsers.BadValueError as error:
             raise UsageError(
-                f"{key_text.format(key)} is {data[key]!r}, but must be {error.limit}: {error.reason}",
+                f"data.{key} is {data[key]!r}, but must be {error.limit}: {error.reason}",
                 "correct this value",
             ) from error
     return trial_data.RowFormat(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import random
 import subprocess
@@ -15,7 +16,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.shared_options import Format, OutputFormat, Program, with_options
+from launcher.cli.launch_training import (
+    Values,
+    apply_settings,
+    check_types,
+    merge_values,
+    read_defaults,
+    read_values,
+)
+from launcher.cli.shared_options import (
+    Format,
+    OutputFormat,
+    Program,
+    SettingsOption,
+    ValuesOption,
+    with_options,
+)
 from launcher.cli.terminal import print_json, print_line, report
 from launcher.cli.uploads import CHECKED_ROWS, SCRIPT, defines_script, row_format
 from launcher.errors import DataError
@@ -37,7 +53,7 @@ SEED = 1  # of the choice of the rows to test on
 STDERR = 2  # file descriptor
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class TryOptions:
     """The options of `try`."""
 
@@ -53,54 +69,41 @@ class TryOptions:
         list[Path] | None,
         typer.Option(metavar="FILE", help="A side table: a file that the program reads next to the rows."),
     ] = None
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="An option of the program.")
-    ] = None
+    values: ValuesOption = None
+    settings: SettingsOption = None
     rows: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Read only the first N rows of each file.")
     ] = None
     passes: Annotated[int, typer.Option(min=1, help="Passes over the data.")] = 3
-    batch_size: Annotated[int, typer.Option(min=1, help="Rows of a batch.")] = 256
-    csv: Annotated[bool, typer.Option("--csv", help="The files are CSV (data.format); default: lines.")] = (
-        False
-    )
-    delimiter: Annotated[str, typer.Option(help="Delimiter between the fields of CSV.")] = ","
-    header: Annotated[bool, typer.Option(help="Whether the first CSV record has the column names.")] = True
-    columns: Annotated[
-        str, typer.Option(help="CSV columns to keep, by name or number: a,b or 0,3; default: all.")
-    ] = ""
-    quoting: Annotated[
-        str, typer.Option(help="Quotes in CSV: minimal, or none if they are ordinary characters.")
-    ] = "minimal"
-    encoding: Annotated[str, typer.Option(help="Character encoding of the files.")] = "utf-8"
     to: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the model.")] = Path("tried-model")
 
+    @functools.cached_property
+    def chart_values(self) -> Values:
+        """The values of -f and --set over the chart's defaults. Raises UsageError if one is invalid."""
+        defaults = read_defaults()
+        values = apply_settings(read_values(self.values or ()), self.settings or (), defaults)
+        return check_types(merge_values(defaults, values), defaults)
+
+    @property
     def row_format(self) -> RowFormat:
-        """Return the format of the files."""
-        data: dict[str, Any] = {
-            "format": "csv" if self.csv else "lines",
-            "delimiter": self.delimiter,
-            "header": self.header,
-        }
-        data |= {"columns": parse_columns(self.columns), "quoting": self.quoting, "encoding": self.encoding}
-        return row_format(data, "--{}")
+        """The format of the files."""
+        return row_format(self.chart_values["data"])
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """The options of the program or script as command-line arguments, such as `--width=4`."""
-        return tuple(f"--{option}" for option in self.settings or ())
+        return tuple(self.chart_values["training"]["extraArgs"])
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a batch."""
+        return int(self.chart_values["training"]["batchSize"])
 
     def copy_tables(self, folder: Path) -> None:
         """Make `folder` with copies of the side tables."""
         folder.mkdir()
         for table in self.table or ():
             files.copy_file(table, folder / table.name)
-
-
-def parse_columns(text: str) -> tuple[str | int, ...]:
-    """Return the columns of `--columns a,b` as names, or of `--columns 0,3` as numbers."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    return tuple(int(name) for name in names) if all(n.isdecimal() for n in names) else tuple(names)
 
 
 @with_options(options=TryOptions)
@@ -146,7 +149,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
     from launcher.serving.paddle_served import Model
     from launcher.trainer import export, network, program_loader, record_files, single_process, trial_data
 
-    form = options.row_format()
+    form = options.row_format
     config = find_program_file(options.program)
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)
@@ -233,7 +236,7 @@ def train_script(script: Path, options: TryOptions, report: Callable[[str], None
     from launcher.trainer import trial_data
 
     def read(file: Path) -> Iterator[str]:
-        return trial_data.read_rows(file, options.row_format(), limit=options.rows)
+        return trial_data.read_rows(file, options.row_format, limit=options.rows)
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)

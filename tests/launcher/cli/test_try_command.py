@@ -122,8 +122,9 @@ def test_a_compressed_csv_with_header_is_read_and_a_model_is_replaced(
     cli, shop: Path, tmp_path: Path
 ) -> None:
     records = "who,words,visits,bought\n" + "".join(f"x,{w},{v},{b}\n" for b, v, w in visits(400))
+    (tmp_path / "csv.yaml").write_text("data: {format: lines, columns: [bought, visits, words]}")
     (tmp_path / "visits.csv.gz").write_bytes(gzip.compress(records.encode()))
-    options = ["--data", "visits.csv.gz", "--csv", "--columns", "bought,visits,words", "--passes", "1"]
+    options = ["--data", "visits.csv.gz", "-f", "csv.yaml", "--set", "data.format=csv", "--passes", "1"]
     for _ in range(2):
         code, out, err = cli("try", shop, *options)
         assert (code, err) == (0, "")
@@ -139,7 +140,7 @@ def test_rows_limits_both_files_and_progress_is_shown(cli, shop: Path, tmp_path:
         gzip.compress(lines([*visits(400), ["many", "1", "x"]]).encode())
     )
     options = ["--data", "visits.txt.gz", "--test", "visits.txt.gz", "--rows", "300", "--passes", "1"]
-    code, out, err = cli("try", shop, *options, "--batch-size", "100")
+    code, out, err = cli("try", shop, *options, "--set", "training.batchSize=100")
     assert (code, err) == (0, ""), "row 401, which cannot be parsed, is not read"
     assert (
         out.index("loading Paddle")
@@ -189,12 +190,12 @@ def test_a_diverging_loss_is_one_message_without_warnings(cli, shop: Path, tmp_p
         (("shop", "--data", "good.txt", "--set", "depth=3"), "'--depth=3', but .* has only"),
         (("shop", "--data", "good.txt", "--to", "shop"), "--to shop contains files, but no model.json"),
         (
-            ("shop", "--data", "good.txt", "--csv", "--delimiter", ";;"),
-            "--delimiter is ';;', but must be one character",
+            ("shop", "--data", "good.txt", "--set", "data.delimiter=;;"),
+            "data.delimiter is ';;', but must be one character",
         ),
         (
-            ("shop", "--data", "good.txt", "--encoding", "utf-9"),
-            "--encoding is 'utf-9', but must be a text encoding",
+            ("shop", "--data", "good.txt", "--set", "data.encoding=utf-9"),
+            "data.encoding is 'utf-9', but must be a text encoding",
         ),
     ],
 )
@@ -254,19 +255,8 @@ def test_a_script_trains_in_one_process_and_its_model_is_copied(cli, tmp_path: P
     (tmp_path / "mine" / file).write_text(SCRIPT)
     (tmp_path / "rows.csv").write_text("a,b\n" + "".join(f"{n},x\n" for n in range(100, 400)))
     (tmp_path / "t.csv").write_text("1 item")
-    options = [
-        "--data",
-        "rows.csv",
-        "--csv",
-        "--table",
-        "t.csv",
-        "--set",
-        "width=4",
-        "--passes",
-        "2",
-        "-o",
-        "json",
-    ]
+    options = ["--data", "rows.csv", "--set", "data.format=csv", "--table", "t.csv"]
+    options += ["--set", "width=4", "--passes", "2", "-o", "json"]
     for _ in range(2):  # the second time the model is replaced
         code, out, _ = cli("try", "mine", *options)
         assert code == 0
