@@ -14,7 +14,7 @@ import typer
 from local import console, example_data, local_stack, try_example
 from local import demo as steps
 from local.cluster import cluster_lifecycle
-from local.cluster.node_addresses import plan_nodes as plan
+from local.cluster.daemon_configs import plan_nodes as plan
 from local.errors import LocalError
 from local.external_commands import exit_on_sigterm
 from local.images import launcher_image
@@ -68,25 +68,7 @@ def down(
 ) -> None:
     """Stop the local cluster and undo its changes to this machine; data on the shared storage stays."""
     with console.timed_step("stopping the local cluster"):
-        left = cluster_lifecycle.stop_cluster(wipe)
-    _report_leftovers(left)
-
-
-@app.command()
-def residue() -> None:
-    """List what is left of the local cluster on this machine; exit with 1 if anything is."""
-    _report_leftovers(cluster_lifecycle.find_leftovers())
-
-
-def _report_leftovers(left: list[str]) -> None:
-    console.info(
-        "searched for leftovers: processes, cgroups, mounts, network namespaces, links, routes, iptables rules"
-    )
-    for line in left:
-        console.error(line)
-    if left:
-        raise typer.Exit(1)
-    console.success("nothing of the local cluster is left")
+        cluster_lifecycle.stop_cluster(wipe)
 
 
 @app.command()
@@ -98,9 +80,8 @@ def status() -> None:
         return
     for name, text in lines:
         (console.info if text == "Ready" or text.startswith("running") else console.error)(f"{name}: {text}")
-    if cluster_lifecycle.running_nodes():
-        env = {**os.environ, **local_stack.tool_environment({}), "KUBECONFIG": str(KUBECONFIG)}
-        subprocess.run([sys.executable, "-m", "launcher", "status"], cwd=CLONE, env=env, check=False)
+    env = {**os.environ, **local_stack.tool_environment({}), "KUBECONFIG": str(KUBECONFIG)}
+    subprocess.run([sys.executable, "-m", "launcher", "status"], cwd=CLONE, env=env, check=False)
 
 
 @app.command()

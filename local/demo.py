@@ -25,7 +25,7 @@ from local.files_and_locks import require_free_space
 from local.images import launcher_image
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SHARED, STATE
 from local.toolchain import debian_packages, go_build, installed_tools
-from local.toolchain.pinned_tools import Tool, find_tool
+from local.toolchain.pinned_tools import Tool
 
 RESULTS_MINUTES = 60
 
@@ -201,9 +201,7 @@ def _start_cluster_with_image(nodes: int, image: Future[tuple[str, Path]], runti
 def start_cluster(nodes: int) -> None:
     """Start or repair the local cluster; its tools and Debian packages must be installed."""
     with console.timed_step(f"Kubernetes of {nodes} nodes"):
-        changed = cluster_lifecycle.start_cluster(
-            nodes, find_tool("kubernetes").folder, find_tool("coredns").folder
-        )
+        changed = cluster_lifecycle.start_cluster(nodes)
     if not changed:
         console.info("the local cluster was running already; nothing was changed")
 

@@ -21,7 +21,7 @@ from launcher.paths import JobPaths
 from local.images import launcher_image
 from local.paths import CLONE as ROOT
 from local.paths import KUBECONFIG, SHARED
-from testkit.object_api import ObjectApi, object_api
+from testkit.object_api import ObjectApi
 from testkit.waiting import PATIENCE, until
 
 CHART = ROOT / "charts" / "paddle-training"
@@ -84,7 +84,7 @@ class Cluster:
     @property
     def objects(self) -> ObjectApi:
         """Return the client for the cluster's objects, for questions that are asked again and again."""
-        return object_api()
+        return ObjectApi()
 
     def get(self, kind: str, namespace: str, labels: str = "") -> list[dict[str, Any]]:
         """Return the objects of a kind, given as plural name, in a namespace: all, or those with these labels."""

@@ -6,17 +6,13 @@ CPU time, this takes a few milliseconds.
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import http.client
+import http
 import json
-import ssl
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
 
-from local.cluster.certificates import PKI
-from local.cluster.node_addresses import API_PORT, BRIDGE_ADDRESS
+from local.cluster.api_requests import send_request
 
 SECONDS = 60.0
 """Timeout of one request."""
@@ -34,27 +30,11 @@ WITHOUT_NAMESPACE = ("namespaces", "nodes", "persistentvolumes")
 class ObjectApi:
     """Reads and patches objects of the local cluster's API server, as its administrator."""
 
-    def __init__(self) -> None:
-        """Read the certificates; contact nothing."""
-        self._context = ssl.create_default_context(cafile=str(PKI / "ca.crt"))
-        self._context.load_cert_chain(PKI / "admin.crt", PKI / "admin.key")
-
     def get(self, path: str) -> str:
         """Return the answer to GET `path`. Raises AssertionError if the API server rejects the request."""
-        status, text = self._request("GET", path)
+        status, text = send_request(path, seconds=SECONDS)
         assert status == http.HTTPStatus.OK, f"GET {path}: {status} {text}"
         return text
-
-    def _request(self, method: str, path: str, body: object = None) -> tuple[int, str]:
-        """Send a request, whose body is a merge patch; return (HTTP status, body) of the answer."""
-        connection = http.client.HTTPSConnection(
-            BRIDGE_ADDRESS, API_PORT, timeout=SECONDS, context=self._context
-        )
-        with contextlib.closing(connection):
-            headers = {"Connection": "close", "Content-Type": "application/merge-patch+json"}
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            with connection.getresponse() as answer:
-                return answer.status, answer.read().decode()
 
     def list(self, kind: str, namespace: str = "", labels: str = "") -> list[dict[str, Any]]:
         """Return the objects of a kind, all or those with these labels.
@@ -73,7 +53,7 @@ class ObjectApi:
     def find(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         """Return the object with this name, or None if it does not exist; arguments and errors as in `list`."""
         path = f"{object_path(kind, namespace)}/{name}"
-        status, text = self._request("GET", path)
+        status, text = send_request(path, seconds=SECONDS)
         if status == http.HTTPStatus.NOT_FOUND:
             return None
         assert status == http.HTTPStatus.OK, f"GET {path}: {status} {text}"
@@ -92,7 +72,7 @@ class ObjectApi:
             AssertionError: the API server rejected the patch.
         """
         path = "/".join(filter(None, (object_path(kind, namespace), name, part)))
-        status, text = self._request("PATCH", path, patch)
+        status, text = send_request(path, "PATCH", patch, seconds=SECONDS)
         assert status == http.HTTPStatus.OK, f"PATCH {path}: {status} {text}"
 
 
@@ -100,13 +80,3 @@ def object_path(kind: str, namespace: str) -> str:
     """Return the path of the objects of a kind on the API server, which starts with `/`."""
     place = "" if kind in WITHOUT_NAMESPACE else f"/namespaces/{namespace}"
     return f"/{GROUPS.get(kind, 'api/v1')}{place}/{kind}"
-
-
-def object_api() -> ObjectApi:
-    """Return the client; a new one if the certificates have changed."""
-    return _object_api((PKI / "admin.crt").stat().st_mtime_ns)
-
-
-@functools.cache
-def _object_api(_: int) -> ObjectApi:
-    return ObjectApi()

@@ -1,6 +1,6 @@
-"""A Kubernetes cluster of one to five nodes on one machine, each node in its own network namespace.
+"""A Kubernetes cluster of one to five nodes on one machine: one process tree in namespaces of its own.
 
-`node_addresses` plans addresses and folders; `certificates` and `daemon_configs` build files from the plan;
-`node_network`, `daemon_processes` and `node_lifecycle` apply them; `cluster_lifecycle` starts and stops the
-whole cluster.
+`daemon_configs` plans addresses, files and command lines, and `certificates` creates the keys. `cluster_lifecycle`
+starts and stops the process tree; `supervisor` is its first process. When that process ends, for whatever reason, the
+kernel ends every daemon and pod and removes all mounts, links and routes of the cluster.
 """

@@ -1,59 +1,83 @@
-"""HTTPS requests of `local` to the API server (with the admin's certificate) and to etcd."""
+"""HTTPS requests to the local cluster's API server and etcd, with the cluster's own certificates."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import http.client
 import json
 import ssl
 from datetime import datetime
 from typing import Any
 
-from local.cluster.certificates import PKI
-from local.cluster.node_addresses import API_PORT, BRIDGE_ADDRESS, ETCD_PORT
+from local.cluster.daemon_configs import API_PORT, BRIDGE_ADDRESS, ETCD_PORT, PKI
 
 
-def _send_request(client: str, at: tuple[str, int], path: str, method: str = "GET") -> tuple[int, bytes]:
+def send_request(
+    path: str,
+    method: str = "GET",
+    body: object = None,
+    *,
+    at: tuple[str, int] = (BRIDGE_ADDRESS, API_PORT),
+    client: str = "admin",
+    seconds: float = 5,
+) -> tuple[int, str]:
     """Send one request on a new connection, so that restarts of a server do no harm.
 
-    `client` is the name of the client certificate, `at` host and port. Returns status and body; status 0 if there is
-    no response within 5 s.
+    Args:
+        path: Path and query on the server.
+        method: HTTP method.
+        body: JSON of the request; with the method PATCH a merge patch.
+        at: Host and port; by default those of the API server.
+        client: Name of the client certificate.
+        seconds: Timeout.
+
+    Returns:
+        HTTP status and body of the answer.
+
+    Raises:
+        OSError, http.client.HTTPException: There was no answer.
     """
+    context = _tls_context(client, (PKI / f"{client}.crt").stat().st_mtime_ns)
+    connection = http.client.HTTPSConnection(*at, timeout=seconds, context=context)
+    headers = {"Connection": "close", "Content-Type": "application/merge-patch+json"}
+    with contextlib.closing(connection):
+        connection.request(method, path, None if body is None else json.dumps(body), headers)
+        with connection.getresponse() as answer:
+            return answer.status, answer.read().decode()
+
+
+@functools.cache
+def _tls_context(client: str, _: int) -> ssl.SSLContext:
     context = ssl.create_default_context(cafile=str(PKI / "ca.crt"))
     context.load_cert_chain(PKI / f"{client}.crt", PKI / f"{client}.key")
-    connection = http.client.HTTPSConnection(*at, timeout=5, context=context)
+    return context
+
+
+def _is_ok(path: str, **options: Any) -> bool:
     try:
-        connection.request(method, path)
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        return send_request(path, **options)[0] == http.HTTPStatus.OK
     except (OSError, http.client.HTTPException):
-        return 0, b""
-    finally:
-        connection.close()
-
-
-def _ask_api_server(path: str, method: str = "GET") -> tuple[int, bytes]:
-    return _send_request("admin", (BRIDGE_ADDRESS, API_PORT), path, method)
+        return False
 
 
 def is_etcd_ready() -> bool:
-    """Return whether etcd has read its log and answers /health with status 200."""
-    return _send_request("apiserver", ("127.0.0.1", ETCD_PORT), "/health")[0] == 200
+    """Return whether etcd has read its log and answers /health; only processes of the cluster reach it."""
+    return _is_ok("/health", at=("127.0.0.1", ETCD_PORT), client="apiserver", seconds=1)
 
 
 def is_api_server_ready() -> bool:
     """Return whether the API server answers /readyz with status 200."""
-    return _ask_api_server("/readyz")[0] == 200
+    return _is_ok("/readyz", seconds=1)
 
 
 def list_nodes() -> dict[str, dict[str, Any]]:
     """Return all Node objects by name; empty if the API server does not answer."""
-    status, body = _ask_api_server("/api/v1/nodes")
-    return {item["metadata"]["name"]: item for item in json.loads(body)["items"]} if status == 200 else {}
-
-
-def delete_node(name: str) -> None:
-    """Delete a Node object whose node no longer exists; Kubernetes then deletes its pods."""
-    _ask_api_server(f"/api/v1/nodes/{name}", "DELETE")
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        status, text = send_request("/api/v1/nodes")
+        if status == http.HTTPStatus.OK:
+            return {item["metadata"]["name"]: item for item in json.loads(text)["items"]}
+    return {}
 
 
 def unready_nodes(names: list[str], since: float) -> dict[str, str]:

@@ -1,46 +1,62 @@
 """Start, stop and inspect the local cluster.
 
-`start_cluster` ensures, in this order: network, containerds, etcd, API server, other daemons, Ready nodes. A
-step changes nothing that is already in the right state. So a second start does nothing, and a start after a
-crash repairs what is broken. etcd's data and the nodes' images are kept between runs; `down --wipe` deletes
-them.
+The cluster is one process tree: `supervisor` and its daemons, in a process, mount and network namespace of their own.
+On the machine itself it has only one link with a route, four iptables rules and its cgroups. etcd's data and the
+nodes' images are kept between runs; `down --wipe` deletes them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import hashlib
+import ipaddress
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 
-from local.cluster import (
-    api_requests,
-    certificates,
-    daemon_configs,
-    daemon_processes,
-    node_cgroups_and_unmounting,
-    node_lifecycle,
-    node_network,
+from local.cluster import api_requests, certificates, daemon_configs
+from local.cluster.daemon_configs import (
+    HOST_LINK,
+    LOGS,
+    NODE_SUBNET,
+    POD_SUBNET,
+    SERVICE_SUBNET,
+    Node,
+    plan_nodes,
 )
-from local.cluster.node_addresses import BRIDGE_ADDRESS, Node, all_possible_nodes, plan_nodes
+from local.cluster.supervisor import HELD, RUNNING, STATES, cgroup_hierarchies
 from local.errors import LocalError
+from local.external_commands import command_succeeds, indent_last_lines, run_command
 from local.files_and_locks import hold_file_lock, require_free_space, write_file_atomically
 from local.images import pause_image
-from local.paths import EKS_TOKEN, KUBECONFIG, PASSPHRASE, POD_UID, SHARED, SOURCES, STATE, cache
+from local.paths import CLONE, EKS_TOKEN, KUBECONFIG, PASSPHRASE, POD_UID, SHARED, SOURCES, STATE
+from local.toolchain.pinned_tools import find_tool
 
-# In the order in which they are stopped: an API server whose etcd was stopped first keeps running for a
-# minute and keeps its port.
-CONTROL_PLANE = ("coredns", "scheduler", "controller-manager", "apiserver", "etcd")
-_LOCK = STATE / "lock"
+READY_SECONDS = 180
 _PLAN = STATE / "plan.json"
+_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+_FORWARD_BEFORE = STATE / "ip_forward"  # the machine's original value, which `down` restores
+# Pods reach the outside with the machine's address. Rules of the machine's own firewall come after these.
+_RULES = (
+    ("filter", "FORWARD", f"-i {HOST_LINK} -j ACCEPT"),
+    ("filter", "FORWARD", f"-o {HOST_LINK} -j ACCEPT"),
+    *(
+        ("nat", "POSTROUTING", f"-s {subnet} ! -o {HOST_LINK} -j MASQUERADE")
+        for subnet in (NODE_SUBNET, POD_SUBNET)
+    ),
+)
 
 
 def lock_cluster() -> contextlib.AbstractContextManager[None]:
     """Return the lock that starting, stopping and image imports hold."""
-    return hold_file_lock(_LOCK, "the local cluster")
+    return hold_file_lock(STATE / "lock", "the local cluster")
 
 
 def _need_root() -> None:
@@ -52,186 +68,225 @@ def _need_root() -> None:
         )
 
 
-def _read_plan() -> str:
-    """Return the content of plan.json, which the last successful start wrote; empty if there is none."""
-    return _PLAN.read_text() if _PLAN.exists() else ""
+def supervisor_process() -> int | None:
+    """Return the process id of the running cluster's supervisor: 0 if it starts just now, None without a cluster."""
+    with contextlib.suppress(FileNotFoundError), RUNNING.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return int(file.read() or 0)
+    return None
 
 
 def running_nodes() -> tuple[Node, ...]:
-    """Return the nodes of the last successful start; empty if there was none."""
-    try:
-        return plan_nodes(json.loads(_PLAN.read_text())["nodes"])
-    except (FileNotFoundError, ValueError, KeyError):
-        return ()
+    """Return the nodes of the running cluster; empty if none runs."""
+    return plan_nodes(json.loads(_PLAN.read_text())["nodes"]) if supervisor_process() is not None else ()
 
 
-def is_running(wanted: tuple[Node, ...]) -> bool:
-    """Return whether a cluster of exactly these nodes runs.
-
-    All daemons and networks must be intact, the API server and the nodes ready.
-    """
-    names = [*CONTROL_PLANE, *(d for n in wanted for d in node_lifecycle.daemon_names(n))]
-    return (
-        running_nodes() == wanted
-        and all(daemon_processes.running_daemon(name) for name in names)
-        and all(node_network.is_node_network_complete(n) for n in wanted)
-        and api_requests.is_api_server_ready()
-        and not api_requests.unready_nodes([n.name for n in wanted], since=0)
-    )
-
-
-def start_cluster(count: int, kubernetes: Path, coredns: Path) -> bool:
-    """Start or repair a cluster of `count` nodes.
-
-    Args:
-        count: Number of nodes.
-        kubernetes: Folder of the built Kubernetes programs.
-        coredns: Folder of the built CoreDNS.
+def start_cluster(count: int) -> bool:
+    """Start a cluster of `count` nodes; restart a running one that was started with other settings or programs.
 
     Returns:
         False if the cluster was already running and nothing was changed.
 
     Raises:
-        LocalError: The user is not root, the disk is full, ports or subnets are in use, or a daemon did not
-            become ready.
+        LocalError: The user is not root, the disk is full, a subnet is in use, or a node did not become Ready.
     """
     _need_root()
-    wanted = plan_nodes(count)
+    nodes = plan_nodes(count)
     with lock_cluster():
-        commands = _control_plane_commands(kubernetes, coredns)
-        plan = json.dumps({"nodes": count, "control plane": commands}) + "\n"
-        if _read_plan() == plan and is_running(wanted):
+        plan, old = _write_files(nodes), _PLAN.read_text() if _PLAN.exists() else ""
+        started = 0
+        if supervisor_process() is None or plan != old:
+            _stop()
+            require_free_space(STATE, 3, "The local cluster")
+            started = int(time.time())
+            write_file_atomically(_PLAN, plan)
+            _connect_machine()
+            _start_supervisor(count)
+        _wait_until_ready([node.name for node in nodes], started)
+        for removed in set(api_requests.list_nodes()) - {node.name for node in nodes}:
+            api_requests.send_request(f"/api/v1/nodes/{removed}", "DELETE")
+    return bool(started)
+
+
+def _write_files(nodes: tuple[Node, ...]) -> str:
+    """Write keys and configuration files; return a text that changes with the nodes, settings and programs."""
+    for folder in (STATE, LOGS, SHARED, SOURCES):
+        folder.mkdir(parents=True, exist_ok=True)
+    STATE.chmod(0o755)
+    for folder in (SHARED, SOURCES):
+        os.chown(folder, POD_UID, POD_UID)
+    (STATE / "etcd").mkdir(mode=0o700, exist_ok=True)
+    certificates.ensure_certificates()
+    certificates.ensure_token()
+    pause_image.write_pause_archive(daemon_configs.PAUSE_ARCHIVE, daemon_configs.PAUSE_IMAGE)
+    resolvers = daemon_configs.parse_resolvers(Path("/etc/resolv.conf").read_text())
+    files = daemon_configs.cluster_files(nodes, resolvers)
+    for path, text in (files | {KUBECONFIG: daemon_configs.kubeconfig("admin")}).items():
+        write_file_atomically(path, text, 0o600)
+    programs = [find_tool(name).folder for name in ("kubernetes", "coredns")]
+    settings = repr((files, daemon_configs.daemon_commands(nodes, *programs)))
+    return json.dumps({"nodes": len(nodes), "settings": hashlib.sha256(settings.encode()).hexdigest()}) + "\n"
+
+
+def overlapping_routes(routes: list[dict[str, str]]) -> list[str]:
+    """Return the routes (from `ip -j route`) that overlap the cluster's subnets, as `subnet of device`."""
+    ours = [ipaddress.ip_network(subnet) for subnet in (NODE_SUBNET, POD_SUBNET, SERVICE_SUBNET)]
+    found = []
+    for route in routes:
+        if route.get("dev") != HOST_LINK and route["dst"] != "default":
+            theirs = ipaddress.ip_network(route["dst"], strict=False)
+            if theirs.version == 4 and any(theirs.overlaps(subnet) for subnet in ours):
+                found.append(f"{route['dst']} of {route.get('dev', '?')}")
+    return found
+
+
+def _connect_machine() -> None:
+    """Let the machine forward packets of nodes and pods.
+
+    Raises:
+        LocalError: The machine uses one of the cluster's subnets.
+    """
+    routes = run_command(["ip", "-j", "-4", "route"], why="reading this machine's routes")
+    if taken := overlapping_routes(json.loads(routes)):
+        raise LocalError(
+            f"The local cluster uses {NODE_SUBNET}, {POD_SUBNET} and {SERVICE_SUBNET}, but this machine "
+            f"already routes {', '.join(taken)}. Fix: remove that network, or use your own cluster: "
+            "make demo CLUSTER_KUBECONFIG=FILE CONTEXT=NAME"
+        )
+    if _FORWARD.read_text().strip() == "0":
+        write_file_atomically(_FORWARD_BEFORE, "0\n")
+        _FORWARD.write_text("1")
+    for table, chain, rule in _RULES:
+        command = ["iptables", "-w", "10", "-t", table, "-I", chain, *rule.split()]
+        run_command(command, why="adding a rule for the packets of pods")
+
+
+def _disconnect_machine() -> None:
+    """Undo `_connect_machine`."""
+    for table, chain, rule in _RULES:
+        while command_succeeds(["iptables", "-w", "10", "-t", table, "-D", chain, *rule.split()]):
+            pass  # an interrupted start may have added it twice
+    if _FORWARD_BEFORE.exists():
+        _FORWARD.write_text(_FORWARD_BEFORE.read_text())
+        _FORWARD_BEFORE.unlink()
+
+
+def _start_supervisor(count: int) -> None:
+    kept = (
+        "PATH",
+        "HOME",
+        "LANG",
+        "TZ",
+        "TMPDIR",
+        "PADDLE_TRAINING_CACHE",
+    )  # no credentials, proxies, KUBECONFIG
+    environment = {key: os.environ[key] for key in kept if key in os.environ} | {"PYTHONPATH": str(CLONE)}
+    for file in LOGS.glob("*.log"):
+        file.replace(file.with_suffix(".log.1"))
+    unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--net"]
+    with RUNNING.open("a+") as running, (LOGS / "cluster.log").open("wb") as log:
+        fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        running.truncate(0)
+        subprocess.Popen(
+            [*unshare, sys.executable, "-m", "local.cluster.supervisor", str(count), str(os.getpid())],
+            cwd="/",
+            env=environment,
+            stdin=running,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # Ctrl-C in a terminal stops the command, not the cluster
+        )
+
+
+def _wait_for(holds: Callable[[], bool], seconds: float) -> bool:
+    """Poll `holds` and return whether it becomes true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
             return False
-        require_free_space(STATE, 3, "The local cluster")
-        _prepare_machine(wanted, plan)
-        started = int(time.time())
-        with ThreadPoolExecutor(len(wanted) + 1) as pool:
-            runtimes = [pool.submit(node_lifecycle.start_runtime, n, _pause_archive()) for n in wanted]
-            plane = pool.submit(_start_control_plane, commands)
-            for future in (plane, *runtimes):
-                future.result()
-        for n in wanted:
-            node_lifecycle.start_kubelet_and_proxy(n, kubernetes)
-        for removed in set(api_requests.list_nodes()) - {n.name for n in wanted}:
-            api_requests.delete_node(removed)
-        names = [n.name for n in wanted]
-        if not node_lifecycle.becomes_true(lambda: not api_requests.unready_nodes(names, started), 90):
-            raise LocalError(_why_unready(api_requests.unready_nodes(names, started)))
-        write_file_atomically(_PLAN, plan)
+        time.sleep(0.1)
     return True
 
 
-def _prepare_machine(wanted: tuple[Node, ...], plan: str) -> None:
-    """Create folders, keys, kubeconfigs and the bridge; stop daemons that were started with another plan."""
-    STATE.mkdir(parents=True, exist_ok=True)
-    STATE.chmod(0o755)
-    SOURCES.mkdir(parents=True, exist_ok=True)
-    for folder in (SHARED, SOURCES):
-        os.chown(folder, POD_UID, POD_UID)
-    if certificates.ensure_certificates() or (
-        _read_plan() and json.loads(_read_plan()) | {"nodes": 0} != json.loads(plan) | {"nodes": 0}
-    ):
-        _stop_everything(
-            all_possible_nodes()
-        )  # other keys, programs or flags: every daemon must be restarted
-    for extra in set(all_possible_nodes()) - set(wanted):
-        node_lifecycle.stop_node(extra)
-    certificates.ensure_token()
-    write_file_atomically(STATE / "admin.kubeconfig", daemon_configs.kubeconfig("admin"), 0o600)
-    for name in ("controller-manager", "scheduler", "coredns"):
-        write_file_atomically(STATE / f"{name}.kubeconfig", daemon_configs.kubeconfig(name), 0o600)
-    write_file_atomically(KUBECONFIG, daemon_configs.kubeconfig("admin"), 0o600)
-    write_file_atomically(STATE / "resolv.conf", f"nameserver {BRIDGE_ADDRESS}\n")
-    node_network.ensure_bridge()
+def _wait_until_ready(names: list[str], since: float) -> None:
+    """Wait until these nodes are Ready; see `unready_reason` for `since`."""
 
+    def is_settled() -> bool:
+        return supervisor_process() is None or not api_requests.unready_nodes(names, since)
 
-def _pause_archive() -> Path:
-    return pause_image.write_pause_archive(STATE / "images" / "pause.tar", daemon_configs.PAUSE_IMAGE)
-
-
-def _control_plane_commands(kubernetes: Path, coredns: Path) -> dict[str, list[str]]:
-    """Return the command line of each daemon of the control plane."""
-    return {
-        "etcd": daemon_configs.etcd_command(),
-        "apiserver": daemon_configs.apiserver_command(kubernetes / "kube-apiserver"),
-        "controller-manager": daemon_configs.controller_manager_command(
-            kubernetes / "kube-controller-manager", STATE / "controller-manager.kubeconfig"
-        ),
-        "scheduler": daemon_configs.scheduler_command(
-            kubernetes / "kube-scheduler", STATE / "scheduler.kubeconfig"
-        ),
-        "coredns": [str(coredns / "coredns"), "-conf", str(STATE / "Corefile")],
-    }
-
-
-def _start_control_plane(commands: dict[str, list[str]]) -> None:
-    (STATE / "etcd").mkdir(mode=0o700, exist_ok=True)
-    if not daemon_processes.running_daemon("etcd"):
-        daemon_processes.stop_daemons("apiserver")  # it would wait a minute for the stopped etcd
-    daemon_processes.start_daemon("etcd", commands["etcd"])
-    # An API server exits after 20 s without etcd, which may need longer to read its log from a cold disk.
-    node_lifecycle.wait_until_ready("etcd", api_requests.is_etcd_ready, 180, "etcd")
-    if not daemon_processes.running_daemon("apiserver") and not node_lifecycle.becomes_true(
-        node_network.is_api_port_free, 5
-    ):
-        raise LocalError(
-            f"Another program listens on {daemon_configs.SERVER}, the address of the local API server. "
-            "Fix: find it with `ss -ltnp`, stop it and try again"
-        )
-    daemon_processes.start_daemon("apiserver", commands["apiserver"])
-    node_lifecycle.wait_until_ready("the API server", api_requests.is_api_server_ready, 90, "apiserver")
-    for name in ("controller-manager", "scheduler"):
-        daemon_processes.start_daemon(name, commands[name])
-    outside = daemon_configs.parse_resolvers(Path("/etc/resolv.conf").read_text())
-    if write_file_atomically(
-        STATE / "Corefile", daemon_configs.corefile(STATE / "coredns.kubeconfig", outside)
-    ):
-        daemon_processes.stop_daemons("coredns")
-    daemon_processes.start_daemon("coredns", commands["coredns"])
-
-
-def _why_unready(unready: dict[str, str]) -> str:
-    lines = [
-        f"{name}: {reason}; the end of its kubelet's log:\n{daemon_processes.log_tail(name + '-kubelet')}"
-        for name, reason in unready.items()
+    if _wait_for(is_settled, READY_SECONDS) and supervisor_process() is not None:
+        return
+    unready = api_requests.unready_nodes(names, since)
+    states = daemon_states()
+    logs = [
+        "cluster",
+        *(name for name, state in states.items() if state != "running"),
+        *(f"{n}-kubelet" for n in unready),
     ]
-    return "These nodes were not ready after 90 s. Fix: make down, then make cluster:\n" + "\n".join(lines)
+    ends = [f"{name}.log:\n{_log_tail(name)}" for name in dict.fromkeys(logs)]
+    raise LocalError(
+        f"the local cluster is not ready after {READY_SECONDS} s, or its supervisor has exited: "
+        f"{', '.join(f'{name} {reason}' for name, reason in unready.items())}. Fix: correct the cause in the logs in "
+        f"{LOGS}, then make down and make cluster. The ends of these logs:\n" + "\n".join(ends)
+    )
 
 
-def _stop_everything(which: tuple[Node, ...]) -> None:
-    """Stop all daemons and pods of these nodes and the control plane, in the fastest order."""
-    for n in which:
-        daemon_processes.stop_daemons(*node_lifecycle.daemon_names(n)[1:])
-    with ThreadPoolExecutor(len(which)) as pool:
-        list(pool.map(node_lifecycle.stop_node, which))
-    daemon_processes.stop_daemons(*CONTROL_PLANE[:-1])
-    daemon_processes.stop_daemons(CONTROL_PLANE[-1])
-    daemon_processes.terminate_processes(
-        daemon_processes.find_marked_processes(), seconds=3
-    )  # daemons whose record was lost
-    for file in daemon_processes.RECORDS.glob("*.json"):
-        file.unlink()
-    node_cgroups_and_unmounting.unmount_below(STATE)
+def _log_tail(name: str) -> str:
+    log = LOGS / f"{name}.log"
+    return indent_last_lines(log.read_text(errors="replace")) if log.exists() else "    (the log is empty)"
 
 
-def stop_cluster(wipe: bool = False) -> list[str]:
-    """Stop the cluster and undo its changes to the machine; return a description of each leftover.
+def _stop() -> None:
+    """Kill the cluster's processes, wait for their end, and remove what the kernel does not remove with them."""
+    if supervisor_process() is not None:
+        _wait_for(lambda: supervisor_process() != 0, 10)
+        if pid := supervisor_process():
+            os.kill(pid, signal.SIGKILL)
+        # `unshare` holds the lock, too, until the kernel has ended all processes of the namespace.
+        if not _wait_for(lambda: supervisor_process() is None, 60):
+            raise LocalError(
+                "processes of the local cluster still run 60 s after SIGKILL, because they hang in the kernel. "
+                "Fix: restart this machine"
+            )
+    command_succeeds(
+        ["ip", "link", "del", HOST_LINK]
+    )  # at once: the kernel removes a namespace a little later
+    _disconnect_machine()
+    _wait_for(_remove_cgroups, 10)
+    # State that would disturb the next start: sandboxes, leased pod addresses, pod folders.
+    for name in ("state", "ipam", "kubelet", "pod-logs"):
+        for folder in STATE.glob(f"nodes/*/{name}"):
+            shutil.rmtree(folder, ignore_errors=True)
+    for file in (STATES, *STATE.glob("nodes/*/containerd.sock"), *HELD.glob("*")):
+        file.unlink(missing_ok=True)
+
+
+def _remove_cgroups() -> bool:
+    """Remove the cluster's cgroups; return whether none is left, which may take a moment after the last process."""
+    tops = [root / daemon_configs.GROUP for root in cgroup_hierarchies()]
+    for top in tops:
+        groups = [path for path in top.rglob("*") if path.is_dir()]
+        for group in (*sorted(groups, reverse=True), top):
+            with contextlib.suppress(OSError):
+                group.rmdir()
+    return not any(top.exists() for top in tops)
+
+
+def stop_cluster(wipe: bool = False) -> None:
+    """Stop the cluster and undo its changes to the machine.
 
     `wipe` also deletes the data: etcd, images, keys, logs, Pulumi state.
     """
     _need_root()
     if not STATE.exists():
-        return find_leftovers()
+        return
     with lock_cluster():
-        _stop_everything(all_possible_nodes())
-        node_network.remove_bridge()
-        builds = cache() / "images"
-        with hold_file_lock(builds / "lock", "the launcher image"):  # a killed image build leaves mounts
-            node_cgroups_and_unmounting.unmount_below(builds)
-        _PLAN.unlink(missing_ok=True)
+        _stop()
         if wipe:
             # The Pulumi state is deleted too: it describes resources of the deleted cluster.
-            for name in ("etcd", "nodes", "images", "pki", "logs", "run", "pulumi", "pulumi-home"):
+            for name in ("etcd", "nodes", "images", "pki", "logs", "pulumi", "pulumi-home"):
                 shutil.rmtree(STATE / name, ignore_errors=True)
             for file in (
                 KUBECONFIG,
@@ -241,35 +296,18 @@ def stop_cluster(wipe: bool = False) -> list[str]:
                 *STATE.glob("*.yaml"),
             ):
                 file.unlink(missing_ok=True)
-    return find_leftovers()
 
 
-def find_leftovers() -> list[str]:
-    """Return a line for each object of the cluster that exists on this machine.
-
-    These are processes, cgroups, mounts, network namespaces, links, routes and iptables rules.
-    """
-    return [
-        *(
-            f"process {process.pid} (daemon or shim of the local cluster)"
-            for process in daemon_processes.find_marked_processes()
-        ),
-        *(line for n in all_possible_nodes() for line in node_lifecycle.find_pod_processes(n)),
-        *node_cgroups_and_unmounting.find_cgroups_and_mounts(),
-        *node_network.find_network_leftovers(),
-    ]
+def daemon_states() -> dict[str, str]:
+    """Return the state of each daemon by its name, such as `running`; empty if no cluster runs."""
+    return dict(json.loads(STATES.read_text())) if STATES.exists() else {}
 
 
 def describe_status() -> list[tuple[str, str]]:
-    """Return (name, state) of each daemon and node."""
-    wanted = running_nodes()
-    names = [*reversed(CONTROL_PLANE), *(d for n in wanted for d in node_lifecycle.daemon_names(n))]
-    recorded = daemon_processes.recorded_daemons()
-    lines = []
-    for name in names if recorded else []:
-        process = recorded.get(name)
-        lines.append((name, f"running (pid {process.pid})" if process else "not running. Fix: make cluster"))
-    if wanted and api_requests.is_api_server_ready():
-        unready = api_requests.unready_nodes([n.name for n in wanted], 0)
-        lines += [(n.name, f"not ready: {unready[n.name]}" if n.name in unready else "Ready") for n in wanted]
-    return lines
+    """Return (name, state) of each daemon and node; empty if no cluster runs."""
+    names = [node.name for node in running_nodes()]
+    if not names:
+        return []
+    unready = api_requests.unready_nodes(names, 0)
+    nodes = [(name, f"not ready: {unready[name]}" if name in unready else "Ready") for name in names]
+    return [*daemon_states().items(), *nodes]

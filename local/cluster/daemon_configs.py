@@ -1,27 +1,130 @@
-"""Build configuration files and command lines of all daemons from the planned addresses and folders."""
+"""Addresses of the local cluster and its nodes, and the configuration files and command lines of all daemons.
+
+Everything follows from the number of nodes and from the folders of the built programs.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local.cluster.certificates import PKI
-from local.cluster.node_addresses import (
-    API_PORT,
-    BRIDGE_ADDRESS,
-    ETCD_PEER_PORT,
-    ETCD_PORT,
-    POD_SUBNET,
-    SERVICE_SUBNET,
-    Node,
-)
+from local.errors import LocalError
 from local.paths import CONTEXT, STATE
 
+PKI = STATE / "pki"
+LOGS = STATE / "logs"
+BRIDGE = "pt0"
+BRIDGE_ADDRESS = "10.87.0.1"  # the control plane listens here, and the nodes route through it
+HOST_LINK = "pt-host"  # the machine's end of the link to the bridge; the other end is `uplink`
+HOST_ADDRESS = "10.87.0.254"  # of this machine, as nodes and pods see it; CoreDNS listens here
+NODE_SUBNET = "10.87.0.0/24"
+POD_SUBNET = "10.88.0.0/16"  # one /24 per node
+SERVICE_SUBNET = "10.96.0.0/16"
+SERVICE_ADDRESS = "10.96.0.1"  # `kubernetes.default`, the first of SERVICE_SUBNET
+API_PORT = 6443
+ETCD_PORT = 2379
+GROUP = "paddle-training"  # cgroup with the nodes' cgroups
+MAX_NODES = 5  # each node is a kubelet, a containerd and a proxy: about 250 MB
 SERVER = f"https://{BRIDGE_ADDRESS}:{API_PORT}"
 PAUSE_IMAGE = "localhost/pause:1"
+PAUSE_ARCHIVE = STATE / "images" / "pause.tar"
 CNI_PLUGINS = Path("/usr/lib/cni")  # Debian's containernetworking-plugins
+
+
+@dataclass(frozen=True)
+class Node:
+    """Names, addresses and folder of one node; `index` counts from 1."""
+
+    index: int
+
+    @property
+    def name(self) -> str:
+        return f"node{self.index}"
+
+    @property
+    def address(self) -> str:
+        return f"10.87.0.{self.index + 1}"
+
+    @property
+    def pod_subnet(self) -> str:
+        return f"10.88.{self.index}.0/24"
+
+    @property
+    def link(self) -> str:
+        return f"pt{self.index}"
+
+    @property
+    def cgroup(self) -> str:
+        return f"{GROUP}/{self.name}"
+
+    @property
+    def folder(self) -> Path:
+        return STATE / "nodes" / self.name
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "containerd.sock"
+
+
+def plan_nodes(count: int) -> tuple[Node, ...]:
+    """Return the nodes of a cluster of `count` nodes.
+
+    Raises:
+        LocalError: `count` is not 1 to 5.
+    """
+    if not 1 <= count <= MAX_NODES:
+        raise LocalError(
+            f"NODES={count}: a local cluster has 1 to {MAX_NODES} nodes, because each needs about 250 MB of "
+            f"memory and its own containerd. Fix: NODES=1 to NODES={MAX_NODES}"
+        )
+    return tuple(Node(i) for i in range(1, count + 1))
+
+
+def cluster_files(nodes: tuple[Node, ...], resolvers: list[str]) -> dict[Path, str]:
+    """Return the content of each configuration file; `resolvers` are the name servers of this machine."""
+    files = {
+        STATE / f"{name}.kubeconfig": kubeconfig(name)
+        for name in ("admin", "controller-manager", "scheduler", "coredns")
+    }
+    files[STATE / "resolv.conf"] = f"nameserver {HOST_ADDRESS}\n"
+    files[STATE / "Corefile"] = corefile(STATE / "coredns.kubeconfig", resolvers)
+    for node in nodes:
+        files[node.folder / "cni" / "10-pods.conflist"] = cni_config(node)
+        files[node.folder / "containerd.toml"] = containerd_config(node)
+        files[node.folder / "kubelet.json"] = kubelet_config(node)
+        files[node.folder / "kubeconfig"] = kubeconfig(node.name)
+        files[node.folder / "proxy.json"] = proxy_config(node)
+    return files
+
+
+def daemon_commands(nodes: tuple[Node, ...], kubernetes: Path, coredns: Path) -> dict[str, list[str]]:
+    """Return the command line of each daemon by its name.
+
+    `kubernetes` and `coredns` are the folders of the built programs.
+    """
+    commands = {
+        "etcd": etcd_command(),
+        "apiserver": apiserver_command(kubernetes / "kube-apiserver"),
+        "controller-manager": controller_manager_command(
+            kubernetes / "kube-controller-manager", STATE / "controller-manager.kubeconfig"
+        ),
+        "scheduler": scheduler_command(kubernetes / "kube-scheduler", STATE / "scheduler.kubeconfig"),
+        # in the machine's own network, so that it reaches every name server that the machine reaches
+        "coredns": [*_enter("host"), f"{coredns}/coredns", "-conf", f"{STATE}/Corefile"],
+    }
+    for node in nodes:
+        commands[f"{node.name}-containerd"] = containerd_command(node)
+        commands[f"{node.name}-kubelet"] = kubelet_command(node, kubernetes / "kubelet")
+        commands[f"{node.name}-proxy"] = proxy_command(node, kubernetes / "kube-proxy")
+    return commands
+
+
+def _enter(namespace: str) -> list[str]:
+    # nsenter, not `ip netns exec`: the latter mounts a new /sys, in which the kubelet finds no cgroups.
+    return ["nsenter", f"--net=/run/netns/{namespace}"]
 
 
 def _to_json(value: object) -> str:
@@ -58,15 +161,12 @@ def kubeconfig(name: str) -> str:
 
 def etcd_command() -> list[str]:
     """Return the command line of etcd."""
-    url, peer = f"https://127.0.0.1:{ETCD_PORT}", f"http://127.0.0.1:{ETCD_PEER_PORT}"
+    url = f"https://127.0.0.1:{ETCD_PORT}"
     return [
         "etcd",
         f"--data-dir={STATE}/etcd",
         f"--listen-client-urls={url}",
         f"--advertise-client-urls={url}",
-        f"--listen-peer-urls={peer}",
-        f"--initial-advertise-peer-urls={peer}",
-        f"--initial-cluster=default={peer}",
         f"--cert-file={PKI}/etcd.crt",
         f"--key-file={PKI}/etcd.key",
         f"--trusted-ca-file={PKI}/ca.crt",
@@ -147,7 +247,7 @@ def corefile(config: Path, resolvers: list[str]) -> str:
     """
     forward = f"  forward . {' '.join(resolvers)}\n" if resolvers else ""
     return (
-        f".:53 {{\n  bind {BRIDGE_ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa ip6.arpa {{\n"
+        f".:53 {{\n  bind {HOST_ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa ip6.arpa {{\n"
         f"    kubeconfig {config} {CONTEXT}\n    ttl 0\n    pods disabled\n    fallthrough in-addr.arpa ip6.arpa\n"
         f"  }}\n{forward}}}\n"
     )
@@ -156,7 +256,7 @@ def corefile(config: Path, resolvers: list[str]) -> str:
 def parse_resolvers(resolv_conf: str) -> list[str]:
     """Return the name servers of a resolv.conf except the local cluster's own."""
     lines = (line.split() for line in resolv_conf.splitlines())
-    return [w[1] for w in lines if len(w) > 1 and w[0] == "nameserver" and w[1] != BRIDGE_ADDRESS][:15]
+    return [w[1] for w in lines if len(w) > 1 and w[0] == "nameserver" and w[1] != HOST_ADDRESS][:15]
 
 
 def cni_config(node: Node) -> str:
@@ -165,7 +265,7 @@ def cni_config(node: Node) -> str:
         "type": "bridge",
         "bridge": "cni0",
         "isGateway": True,
-        "ipMasq": False,  # the machine's NAT chain does that, so that pods see each other's real addresses
+        "ipMasq": False,  # the machine's NAT rules do that, so that pods see each other's real addresses
         "hairpinMode": True,
         "ipam": {
             "type": "host-local",
@@ -175,7 +275,7 @@ def cni_config(node: Node) -> str:
         },
     }
     ports = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return _to_json({"cniVersion": "1.0.0", "name": node.netns, "plugins": [bridge, ports]})
+    return _to_json({"cniVersion": "1.0.0", "name": node.name, "plugins": [bridge, ports]})
 
 
 def containerd_config(node: Node) -> str:
@@ -216,7 +316,7 @@ def kubelet_config(node: Node) -> str:
             "failCgroupV1": False,
             "failSwapOn": False,
             "containerRuntimeEndpoint": f"unix://{node.socket}",
-            "clusterDNS": [BRIDGE_ADDRESS],
+            "clusterDNS": [HOST_ADDRESS],
             "clusterDomain": "cluster.local",
             "resolvConf": f"{STATE}/resolv.conf",
             # in a shared folder the kubelets would delete each other's logs
@@ -241,7 +341,7 @@ def kubelet_config(node: Node) -> str:
 def kubelet_command(node: Node, binary: Path) -> list[str]:
     """Return the command line of the node's kubelet."""
     return [
-        *_nsenter(node),
+        *_enter(node.name),
         str(binary),
         f"--config={node.folder}/kubelet.json",
         f"--kubeconfig={node.folder}/kubeconfig",
@@ -275,14 +375,9 @@ def proxy_config(node: Node) -> str:
 
 def proxy_command(node: Node, binary: Path) -> list[str]:
     """Return the command line of the node's kube-proxy."""
-    return [*_nsenter(node), str(binary), f"--config={node.folder}/proxy.json"]
+    return [*_enter(node.name), str(binary), f"--config={node.folder}/proxy.json"]
 
 
 def containerd_command(node: Node) -> list[str]:
     """Return the command line of the node's containerd."""
-    return [*_nsenter(node), "containerd", f"--config={node.folder}/containerd.toml"]
-
-
-def _nsenter(node: Node) -> list[str]:
-    # nsenter, not `ip netns exec`: the latter mounts a new /sys, in which the kubelet finds no cgroups.
-    return ["nsenter", f"--net={node.netns_file}"]
+    return [*_enter(node.name), "containerd", f"--config={node.folder}/containerd.toml"]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from local.cluster.node_addresses import Node
+from local.cluster.daemon_configs import Node
 from local.errors import LocalError
 from local.external_commands import command_succeeds, indent_last_lines, run_command
 from local.images.partial_archive import write_partial_archive

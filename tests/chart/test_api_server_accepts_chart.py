@@ -9,7 +9,7 @@ import uuid
 import pytest
 from chart_tools import CHART, EXAMPLES, ONE_MACHINE, SCENARIOS, render, run, tool
 
-from testkit.object_api import object_api
+from testkit.object_api import ObjectApi
 from testkit.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -32,7 +32,7 @@ def namespaces(local_cluster):
         done = try_kubectl("create", "-f", "-", stdin=json.dumps(body))
         assert done.returncode == 0, done.stderr
         until(
-            lambda name=name: object_api().find("serviceaccounts", name, "default"),
+            lambda name=name: ObjectApi().find("serviceaccounts", name, "default"),
             f"the default service account of namespace {name}",
             60,
         )

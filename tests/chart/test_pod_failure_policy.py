@@ -9,7 +9,7 @@ import time
 import pytest
 from chart_tools import ONE_MACHINE, kubectl, one, render
 
-from testkit.object_api import object_api
+from testkit.object_api import ObjectApi
 from testkit.waiting import until
 
 pytestmark = pytest.mark.e2e
@@ -68,7 +68,7 @@ def test_each_exit_code_of_a_pod_has_the_documented_effect_on_the_job(namespace)
     kubectl("create", "-f", "-", stdin=made)
 
     def all_pods() -> list[dict]:
-        found = object_api().list("pods", namespace)
+        found = ObjectApi().list("pods", namespace)
         return found if all(rank_1(found, job) for job in jobs) else []
 
     pods = until(all_pods, "the pods of rank 1", 60, 0.5)
@@ -82,11 +82,11 @@ def test_each_exit_code_of_a_pod_has_the_documented_effect_on_the_job(namespace)
             kind: [container | {"state": {"terminated": ended}}],
         }
         pod = rank_1(pods, job)[0]["metadata"]["name"]
-        object_api().patch("pods", namespace, pod, {"status": status}, part="status")
+        ObjectApi().patch("pods", namespace, pod, {"status": status}, part="status")
 
     def seen() -> dict[str, str]:
-        pods = object_api().list("pods", namespace)
-        return {job["metadata"]["name"]: outcome(job, pods) for job in object_api().list("jobs", namespace)}
+        pods = ObjectApi().list("pods", namespace)
+        return {job["metadata"]["name"]: outcome(job, pods) for job in ObjectApi().list("jobs", namespace)}
 
     wanted = {job: case[4] for job, case in zip(jobs, CASES, strict=True)}
     until(lambda: seen() == wanted, f"these consequences of {CASES}: {wanted}", 60, 0.5, seen)

@@ -19,7 +19,7 @@ from launcher.cli import launch_training
 from launcher.cli.cluster_api import connect
 from launcher.cli.errors import CliError
 from launcher.cli.releases import Helm
-from testkit.object_api import object_api
+from testkit.object_api import ObjectApi
 from testkit.waiting import until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -51,7 +51,7 @@ class Release:
         return done.stderr if done.returncode else ""
 
     def items(self, kind: str) -> list[dict[str, Any]]:
-        return object_api().list(kind, self.namespace)
+        return ObjectApi().list(kind, self.namespace)
 
     def wait_for_bound_claim(self) -> None:
         def is_bound() -> bool:
@@ -60,7 +60,7 @@ class Release:
         until(is_bound, "the claim is bound", 60, 0.3)
 
     def volumes(self) -> set[str]:
-        found = object_api().list("persistentvolumes", labels=f"paddle-training/namespace={self.namespace}")
+        found = ObjectApi().list("persistentvolumes", labels=f"paddle-training/namespace={self.namespace}")
         return {item["metadata"]["name"] for item in found}
 
     def pods(self) -> set[str]:
@@ -70,12 +70,12 @@ class Release:
 
     def training(self) -> dict[str, Any]:
         """Return the training Job that the release's newest values created."""
-        found = object_api().read("configmaps", self.namespace, "demo-run")
-        return object_api().read("jobs", self.namespace, json.loads(found["data"]["run.json"])["k8sJob"])
+        found = ObjectApi().read("configmaps", self.namespace, "demo-run")
+        return ObjectApi().read("jobs", self.namespace, json.loads(found["data"]["run.json"])["k8sJob"])
 
     def suspend(self, job: str, suspended: bool) -> None:
         """Suspend or admit a Job as Kueue does."""
-        object_api().patch("jobs", self.namespace, job, {"spec": {"suspend": suspended}})
+        ObjectApi().patch("jobs", self.namespace, job, {"spec": {"suspend": suspended}})
 
     def allow_one_job(self) -> None:
         """Make each upgrade that creates another Job fail, by a quota; it ends with the namespace."""
@@ -182,7 +182,7 @@ def test_helm_4_names_a_field_that_another_client_has_changed_and_helm_3_sets_it
     """docs/how-to/troubleshooting.md says what to do then."""
     assert not each_helm.upgrade()
     name = each_helm.training()["metadata"]["name"]
-    object_api().patch("jobs", each_helm.namespace, name, {"spec": {"parallelism": 1}})
+    ObjectApi().patch("jobs", each_helm.namespace, name, {"spec": {"parallelism": 1}})
     error = each_helm.upgrade({"networkPolicy": {"enabled": False}})
     if each_helm.helm == pinned_helm(3):
         assert not error

@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from launcher.io import files
+from local.cluster.daemon_configs import HOST_ADDRESS
 from testkit.local_cluster import CHART, POLL, Cluster, Training
 from testkit.waiting import until
 
 pytestmark = pytest.mark.e2e
 
-BRIDGE_ADDRESS = "10.87.0.1"  # of this machine, as the local cluster's pods see it
 KEYS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-west-2"}
 
 
@@ -27,9 +27,9 @@ def bucket() -> Iterator[Any]:
     import boto3
     from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(BRIDGE_ADDRESS, 0, verbose=False)
+    server = ThreadedMotoServer(HOST_ADDRESS, 0, verbose=False)
     server.start()
-    endpoint = f"http://{BRIDGE_ADDRESS}:{server.get_host_and_port()[1]}"
+    endpoint = f"http://{HOST_ADDRESS}:{server.get_host_and_port()[1]}"
     keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-west-2"}
     bucket = boto3.resource("s3", endpoint_url=endpoint, **keys).Bucket("models")
     bucket.create(CreateBucketConfiguration={"LocationConstraint": "us-west-2"})

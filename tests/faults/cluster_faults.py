@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from local.cluster import cluster_lifecycle, daemon_processes, node_lifecycle
-from local.cluster.node_addresses import Node
-from local.demo import start_cluster
+from local.cluster import cluster_lifecycle
+from local.cluster.supervisor import HELD
 from local.paths import POD_UID, SOURCES, STATE
 from testkit.waiting import until
 
@@ -30,47 +28,53 @@ def run_command(*words: str | Path, check: bool = True) -> bool:
     return ended.returncode == 0
 
 
+def in_cluster(*words: str | Path, check: bool = True) -> bool:
+    """Run a command in the mounts and the network of the cluster's control plane; see `run_command`."""
+    process = cluster_lifecycle.supervisor_process()
+    return run_command("nsenter", f"--target={process}", "--mount", "--net", *words, check=check)
+
+
 def repair_cluster() -> None:
-    """Start stopped daemons as `make cluster` does; a running, intact cluster is not changed."""
+    """Let stopped daemons start again, and wait until the cluster is ready."""
     nodes = cluster_lifecycle.running_nodes()
     for each in nodes:
-        run_command("ip", "link", "set", each.link, "up")
-    start_cluster(len(nodes))
+        in_cluster("ip", "link", "set", each.link, "up")
+    for file in HELD.glob("*"):
+        file.unlink(missing_ok=True)
+    until(lambda: set(cluster_lifecycle.daemon_states().values()) == {"running"}, "all daemons", 60)
+    assert not cluster_lifecycle.start_cluster(len(nodes)), "the cluster was started with other settings"
 
 
 @contextlib.contextmanager
 def stopped_daemons(*names: str) -> Iterator[None]:
     """Kill these daemons, keep them stopped during the block, and repair the cluster afterwards."""
+    HELD.mkdir(exist_ok=True)
     for name in names:  # as in a crash, no client is notified
-        who = daemon_processes.running_daemon(name)
-        assert who is not None, f"{name} does not run"
-        os.kill(who.pid, signal.SIGKILL)
-    daemon_processes.stop_daemons(*names)
+        (HELD / name).touch()
     try:
+        until(
+            lambda: {cluster_lifecycle.daemon_states()[name] for name in names} == {"exited with -9"},
+            names,
+            10,
+        )
         yield
     finally:
         repair_cluster()
 
 
-def node_named(name: str) -> Node:
-    """Return the node with this name in Kubernetes."""
-    return next(each for each in cluster_lifecycle.running_nodes() if each.name == name)
-
-
-def kubelet_and_containerd(name: str) -> tuple[str, str]:
+def kubelet_and_containerd(node: str) -> tuple[str, str]:
     """Return the names of a node's kubelet and containerd daemons."""
-    containerd, kubelet, _ = node_lifecycle.daemon_names(node_named(name))
-    return kubelet, containerd
+    return f"{node}-kubelet", f"{node}-containerd"
 
 
 def disconnect_node(name: str, seconds: float) -> None:
     """Drop all packets from and to this node and its pods for so many seconds."""
-    link = node_named(name).link
-    run_command("ip", "link", "set", link, "down")
+    [link] = [node.link for node in cluster_lifecycle.running_nodes() if node.name == name]
+    in_cluster("ip", "link", "set", link, "down")
     try:
         time.sleep(seconds)
     finally:
-        run_command("ip", "link", "set", link, "up")
+        in_cluster("ip", "link", "set", link, "up")
 
 
 @contextlib.contextmanager
@@ -93,8 +97,9 @@ class Volume:
     image: Path
 
     def mount(self) -> None:
-        """Mount the volume."""
+        """Mount the volume on this machine and in the cluster."""
         run_command("mount", "-o", "loop", self.image, self.folder)
+        in_cluster("mount", self._loop_device(), self.folder)
 
     def unmount(self) -> None:
         """Unmount the volume and wait until no process uses a file of it or a copy of the mount.
@@ -103,12 +108,15 @@ class Volume:
         file system, which a new mount would show again.
 
         """
-        until(lambda: run_command("umount", self.folder, check=False), f"nobody uses {self.folder}", 30, 0.5)
-        until(self._is_free, f"no mount namespace holds {self.image}", 60, 0.5)
+        unused = f"nobody uses {self.folder}"
+        until(lambda: in_cluster("umount", self.folder, check=False), unused, 30, 0.5)
+        until(lambda: run_command("umount", self.folder, check=False), unused, 30, 0.5)
+        until(lambda: not self._loop_device(), f"no mount namespace holds {self.image}", 60, 0.5)
 
-    def _is_free(self) -> bool:
-        """Return whether no loop device uses the image."""
-        return not subprocess.run(["losetup", "-j", self.image], capture_output=True, check=True).stdout
+    def _loop_device(self) -> str:
+        """Return the loop device that uses the image, or an empty string."""
+        command = ["losetup", "--noheadings", "--output", "NAME", "-j", self.image]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     def fill(self) -> None:
         """Fill the volume to the last byte."""

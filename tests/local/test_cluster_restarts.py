@@ -10,24 +10,17 @@ import signal
 import ssl
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from pathlib import Path
 
 import pytest
 
-from local.cluster import (
-    api_requests,
-    cluster_lifecycle,
-    daemon_configs,
-    daemon_processes,
-    node_lifecycle,
-    node_network,
-)
+from local.cluster import api_requests, cluster_lifecycle, daemon_configs, supervisor
 from local.images import images_on_nodes
-from local.paths import CLONE, KUBECONFIG
+from local.paths import CLONE, KUBECONFIG, STATE
 from testkit.waiting import until
+from tests.faults import cluster_faults
 
 pytestmark = [
     pytest.mark.e2e,
@@ -38,15 +31,8 @@ pytestmark = [
 
 
 def _local(*words, code=0, **env):
-    ended = subprocess.run(
-        [sys.executable, "-m", "local", *words],
-        cwd=CLONE,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=400,
-    )
+    argv, env = [sys.executable, "-m", "local", *words], {**os.environ, **env}
+    ended = subprocess.run(argv, cwd=CLONE, env=env, capture_output=True, text=True, check=False, timeout=400)
     assert ended.returncode == code, f"local {' '.join(words)}:\n{ended.stdout}{ended.stderr}"
     return ended.stdout
 
@@ -55,29 +41,21 @@ def _size():
     return str(len(cluster_lifecycle.running_nodes()) or 3)
 
 
-def _names():
-    return [
-        *cluster_lifecycle.CONTROL_PLANE,
-        *(d for n in cluster_lifecycle.running_nodes() for d in node_lifecycle.daemon_names(n)),
-    ]
-
-
-def _kill(*names):
-    for name in names:
-        who = daemon_processes.running_daemon(name)
-        if who:
-            os.kill(who.pid, signal.SIGKILL)
-    until(
-        lambda: not any(daemon_processes.running_daemon(name) for name in names),
-        "the exit of killed daemons",
-        10,
+def _list_leftovers():
+    """Return what is left of the cluster on this machine: processes, mounts, cgroups, links, routes and rules."""
+    commands = (
+        ["ps", "-eo", "args"],
+        ["ip", "-o", "link"],
+        ["ip", "route"],
+        ["iptables-save"],
+        ["ip", "netns"],
     )
-
-
-def _assert_running():
-    running = cluster_lifecycle.running_nodes()
-    assert running
-    assert cluster_lifecycle.is_running(running)
+    lines = [line for argv in commands for line in subprocess.check_output(argv, text=True).splitlines()]
+    lines += Path("/proc/mounts").read_text().splitlines()
+    marks = f"{STATE}/nodes", "kube-", "cluster.supervisor", "pt-host", "10.87.", "10.88.", "node1"
+    found = [line for line in lines if any(mark in line for mark in marks)]
+    groups = [root / daemon_configs.GROUP for root in supervisor.cgroup_hierarchies()]
+    return found + [str(group) for group in groups if group.exists()]
 
 
 @pytest.fixture(autouse=True)
@@ -88,91 +66,60 @@ def _cluster():
 
 
 def test_an_api_server_is_not_started_before_etcd_answers():
-    etcd = daemon_processes.running_daemon("etcd")
-    _kill("apiserver")
-    os.kill(etcd.pid, signal.SIGSTOP)
-    resume = threading.Timer(25, os.kill, (etcd.pid, signal.SIGCONT))  # an API server gives up after 20 s
-    try:
-        resume.start()
-        _local("up", NODES=_size())
-    finally:
-        resume.cancel()
-        os.kill(etcd.pid, signal.SIGCONT)
-    _assert_running()
-    assert daemon_processes.running_daemon("etcd") == etcd
+    with cluster_faults.stopped_daemons("etcd", "apiserver"):
+        (supervisor.HELD / "apiserver").unlink()
+        time.sleep(5)
+        assert cluster_lifecycle.daemon_states()["apiserver"] != "running"
 
 
 def test_a_second_start_changes_nothing():
-    before = {name: daemon_processes.running_daemon(name) for name in _names()}
+    before = cluster_lifecycle.supervisor_process()
     assert "nothing was changed" in _local("up", NODES=_size())
-    assert {name: daemon_processes.running_daemon(name) for name in _names()} == before
+    assert cluster_lifecycle.supervisor_process() == before
 
 
-def test_a_start_restarts_killed_daemons_and_no_others():
-    first = cluster_lifecycle.running_nodes()[0]
-    killed = ("etcd", "coredns", node_lifecycle.daemon_names(first)[0], node_lifecycle.daemon_names(first)[1])
-    kept = "scheduler"
-    before = daemon_processes.running_daemon(kept)
-    _kill(*killed)
-    _local("up", NODES=_size())
-    _assert_running()
-    assert daemon_processes.running_daemon(kept) == before
+def test_killed_daemons_are_restarted_and_the_cluster_is_ready_again():
+    names = [node.name for node in cluster_lifecycle.running_nodes()]
+    killed = ("etcd", "coredns", f"{names[0]}-containerd", f"{names[0]}-kubelet")
+    with cluster_faults.stopped_daemons(*killed):
+        assert "exited with -9" in _local("status")
+    assert not api_requests.unready_nodes(names, 0)
+    assert set(cluster_lifecycle.daemon_states().values()) == {"running"}
 
 
-def test_a_start_after_a_crash_of_all_daemons_keeps_the_objects():
-    objects = set(api_requests.list_nodes())
-    _kill(*_names())
-    _local("up", NODES=_size())
-    _assert_running()
-    assert set(api_requests.list_nodes()) == objects
-
-
-def test_a_start_repairs_the_network_of_a_node():
-    last = cluster_lifecycle.running_nodes()[-1]
-    node_network.remove_node_network(last)
-    assert not cluster_lifecycle.is_running(cluster_lifecycle.running_nodes())
-    _local("up", NODES=_size())
-    _assert_running()
-
-
-def test_records_of_an_earlier_boot_do_not_start_a_daemon_twice():
-    name = "scheduler"
-    record = daemon_processes.RECORDS / f"{name}.json"
-    real = record.read_text()
-    record.write_text(real.replace(daemon_processes.read_boot_id(), "former"))
-    _local("up", NODES=_size())
-    _assert_running()
-    assert len(daemon_processes.find_marked_processes(name)) == 1
-
-
-@pytest.mark.parametrize("seconds", [0.7, 2.0])
-def test_a_start_after_an_interrupted_stop_restores_the_cluster(seconds):
+def test_a_start_after_a_crash_of_the_whole_cluster_keeps_the_objects_and_images():
+    objects, first = set(api_requests.list_nodes()), cluster_lifecycle.running_nodes()[0]
+    images = {name for name in images_on_nodes.image_names(first) if name.startswith("localhost/")}
     size = _size()
-    with subprocess.Popen(
-        [sys.executable, "-m", "local", "down"], cwd=CLONE, stdout=subprocess.DEVNULL
-    ) as half:
+    os.kill(cluster_lifecycle.supervisor_process(), signal.SIGKILL)
+    until(lambda: cluster_lifecycle.supervisor_process() is None, "the end of the cluster", 30)
+    _local("up", NODES=size)
+    assert set(api_requests.list_nodes()) == objects
+    assert images <= images_on_nodes.image_names(first)
+
+
+@pytest.mark.parametrize("seconds", [0.4, 1.0])
+def test_a_start_after_an_interrupted_stop_restores_the_cluster(seconds):
+    size, argv = _size(), [sys.executable, "-m", "local", "down"]
+    with subprocess.Popen(argv, cwd=CLONE, stdout=subprocess.DEVNULL) as half:
         time.sleep(seconds)
         half.kill()
     _local("up", NODES=size)
-    _assert_running()
+    assert not api_requests.unready_nodes([node.name for node in cluster_lifecycle.running_nodes()], 0)
 
 
-def test_down_leaves_nothing_running_and_keeps_the_images():
-    size = _size()
-    first = cluster_lifecycle.running_nodes()[0]
-    images = {name for name in images_on_nodes.image_names(first) if name.startswith("localhost/")}
-    assert "nothing of the local cluster is left" in _local("down")
-    assert cluster_lifecycle.find_leftovers() == []
-    _local("residue")
+def test_down_leaves_nothing_and_another_number_of_nodes_can_be_started():
+    size = int(_size())
+    assert _list_leftovers(), "the cluster runs"
+    _local("down")
+    assert _list_leftovers() == []
+    assert "is not running" in _local("status")
     _local("down")  # a second stop is not an error
-    _local("up", NODES=size)
-    assert images <= images_on_nodes.image_names(cluster_lifecycle.running_nodes()[0])
-
-
-def test_residue_lists_a_running_cluster_and_exits_with_1():
-    output = _local("residue", code=1)
-    for kind in ("process", "cgroup", "network namespace", "link pt0", "iptables rule", "route"):
-        assert kind in output
+    _local("up", NODES=str(size))
+    _local("up", NODES="1")
+    assert set(api_requests.list_nodes()) == {"node1"}
+    _local("up", NODES=str(size))
+    assert len(api_requests.list_nodes()) == size
 
 
 def test_other_kubeconfigs_are_neither_read_nor_written(tmp_path):

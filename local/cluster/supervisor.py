@@ -1,0 +1,179 @@
+"""The first process of the cluster's namespaces: build the network, start all daemons, restart those that exit.
+
+`cluster_lifecycle` starts `unshare … python -m local.cluster.supervisor NODES PID`, where PID is a process in the
+machine's own network. Standard input is the file `RUNNING`, whose lock this process holds until all processes of the
+cluster have exited. A daemon with a file of its name in the folder `HELD` is killed and not restarted until the file
+is removed: fault tests use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from local.cluster import api_requests, daemon_configs
+from local.cluster.daemon_configs import BRIDGE, BRIDGE_ADDRESS, GROUP, HOST_ADDRESS, HOST_LINK, LOGS, Node
+from local.errors import LocalError
+from local.files_and_locks import write_file_atomically
+from local.images import images_on_nodes
+from local.paths import STATE
+from local.toolchain.pinned_tools import find_tool
+
+RUNNING = STATE / "cluster.pid"
+"""Locked while the cluster runs; contains the process id of the supervisor, as the machine sees it."""
+STATES = STATE / "daemons.json"
+HELD = STATE / "held"
+CGROUPS = Path("/sys/fs/cgroup")
+POLL = 0.2
+RESTART_SECONDS = 1
+# Folders in which daemons write what must not outlive the cluster, and what another cluster or containerd also writes.
+PRIVATE = ("/run/netns", "/run/containerd", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers")
+
+
+def namespace_script(nodes: Iterable[Node], machine: int) -> str:
+    """Return the shell script that mounts the private folders and creates the bridge and the nodes' networks.
+
+    `machine` is the id of a process in the machine's own network, which gets the name `host` in the cluster.
+    """
+    script = [f"mkdir -p {folder} && mount -t tmpfs tmpfs {folder}" for folder in PRIVATE]
+    script += [
+        f"ip netns attach host {machine}",
+        "mount -t proc proc /proc",  # the script above needs the machine's process ids
+        "sysctl -qw net.ipv4.ip_forward=1",
+        "ip link set lo up",
+        f"ip link add {BRIDGE} type bridge",
+        f"ip addr add {BRIDGE_ADDRESS}/24 dev {BRIDGE}",
+        f"ip link set {BRIDGE} up",
+        # The link of the former cluster may exist for a moment longer than its processes.
+        f"ip -n host link del {HOST_LINK} 2> /dev/null || true",
+        f"ip link add uplink type veth peer name {HOST_LINK} netns host",
+        f"ip link set uplink master {BRIDGE} up",
+        f"ip -n host addr add {HOST_ADDRESS}/24 dev {HOST_LINK}",
+        f"ip -n host link set {HOST_LINK} up",
+        f"ip -n host route replace {daemon_configs.POD_SUBNET} via {BRIDGE_ADDRESS}",
+        f"ip route add default via {HOST_ADDRESS}",
+    ]
+    for node in nodes:
+        script += [
+            f"ip netns add {node.name}",
+            f"ip -n {node.name} link set lo up",
+            f"ip link add {node.link} type veth peer name eth0 netns {node.name}",
+            f"ip link set {node.link} master {BRIDGE} up",
+            f"ip -n {node.name} addr add {node.address}/24 dev eth0",
+            f"ip -n {node.name} link set eth0 up",
+            f"ip -n {node.name} route add default via {BRIDGE_ADDRESS}",
+            f"nsenter --net=/run/netns/{node.name} sysctl -qw net.ipv4.ip_forward=1",
+            f"ip route add {node.pod_subnet} via {node.address}",
+        ]
+    return "\n".join(script)
+
+
+def cgroup_hierarchies() -> list[Path]:
+    """Return the mounted cgroup hierarchies: one per controller with version 1, only one with version 2."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    return [Path(words[1]) for words in mounts if words[2] in {"cgroup", "cgroup2"}]
+
+
+def create_cgroups(root: Path, nodes: Iterable[Node]) -> None:
+    """Create the nodes' cgroups in the hierarchy `root`: a kubelet requires that its `cgroupRoot` exists."""
+    for group in (root / GROUP, *(root / node.cgroup for node in nodes)):
+        group.mkdir(exist_ok=True)
+        for name in ("cpuset.cpus", "cpuset.mems"):  # empty with version 1, and then no process may join
+            if (group / name).exists() and not (group / name).read_text().strip():
+                (group / name).write_text((root / name).read_text())
+        # With version 2 a cgroup has the controllers that the one above it passes on.
+        for above in (group.parent, group) if (root / "cgroup.controllers").exists() else ():
+            for controller in (above / "cgroup.controllers").read_text().split():
+                with contextlib.suppress(OSError):  # some cannot be passed on, such as `misc` in a container
+                    (above / "cgroup.subtree_control").write_text(f"+{controller}")
+
+
+@dataclass
+class Daemon:
+    """A daemon that is started when `may_start` is true, and again when it has exited."""
+
+    name: str
+    argv: list[str]
+    may_start: Callable[[], bool]
+    process: subprocess.Popen[bytes] | None = None
+    state: str = "not started yet"
+    next_start: float = 0
+
+    def step(self) -> None:
+        """Start the daemon, notice that it has exited, or kill it: what its state and the file in `HELD` require."""
+        held = (HELD / self.name).exists()
+        if self.process and self.process.poll() is not None:
+            self.state = f"exited with {self.process.returncode}"
+            print(time.strftime("%H:%M:%S"), self.name, self.state, flush=True)  # noqa: T201 - the supervisor's log
+            self.process, self.next_start = None, time.monotonic() + RESTART_SECONDS
+        if self.process and held:
+            self.process.kill()
+        elif not self.process and not held and time.monotonic() > self.next_start and self.may_start():
+            with (LOGS / f"{self.name}.log").open("ab") as log:
+                self.process = subprocess.Popen(
+                    self.argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            self.state = "running"
+
+
+def _may_start_kubelet(node: Node) -> bool:
+    """Return whether the API server is ready and the node has the pause image, which this function imports."""
+    with contextlib.suppress(LocalError):  # containerd does not answer yet
+        if api_requests.is_api_server_ready() and node.socket.exists():
+            images_on_nodes.import_into(node, daemon_configs.PAUSE_ARCHIVE, daemon_configs.PAUSE_IMAGE)
+            return True
+    return False
+
+
+def list_daemons(nodes: tuple[Node, ...]) -> list[Daemon]:
+    """Return all daemons of the cluster, each with the condition for its start."""
+    commands = daemon_configs.daemon_commands(
+        nodes, find_tool("kubernetes").folder, find_tool("coredns").folder
+    )
+    conditions: dict[str, Callable[[], bool]] = dict.fromkeys(commands, api_requests.is_api_server_ready)
+    # An API server exits after 20 s without etcd, which may need longer to read its log from a cold disk.
+    conditions |= {"etcd": lambda: True, "apiserver": api_requests.is_etcd_ready}
+    for node in nodes:
+        conditions[f"{node.name}-containerd"] = lambda: True
+        conditions[f"{node.name}-kubelet"] = functools.partial(_may_start_kubelet, node)
+    return [Daemon(name, argv, conditions[name]) for name, argv in commands.items()]
+
+
+def main(count: int, machine: int) -> None:
+    """Run the cluster until this process is killed."""
+    pid = Path("/proc/self").readlink().name  # of the machine's /proc, which the script replaces
+    os.truncate(0, 0)
+    os.pwrite(0, pid.encode(), 0)
+    nodes = daemon_configs.plan_nodes(count)
+    for root in cgroup_hierarchies():
+        create_cgroups(root, nodes)
+    subprocess.run(["sh", "-xe"], input=namespace_script(nodes, machine), text=True, check=True)
+    daemons = list_daemons(nodes)
+    while True:
+        for daemon in daemons:
+            daemon.step()
+        write_file_atomically(STATES, json.dumps({daemon.name: daemon.state for daemon in daemons}) + "\n")
+        _reap_orphans({daemon.process.pid for daemon in daemons if daemon.process})
+        time.sleep(POLL)
+
+
+def _reap_orphans(daemons: set[int]) -> None:
+    """Remove the zombies of processes whose parents have exited: the first process of a namespace inherits them."""
+    while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        if child.si_pid in daemons:
+            return  # its `step` notices the exit
+        os.waitpid(child.si_pid, 0)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main(int(sys.argv[1]), int(sys.argv[2]))

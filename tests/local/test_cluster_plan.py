@@ -1,0 +1,130 @@
+"""Tests of the planned addresses, of the daemons' configuration files, and of the nodes' cgroups."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+
+from local.cluster import cluster_lifecycle, daemon_configs, supervisor
+from local.cluster.api_requests import unready_reason
+from local.cluster.daemon_configs import NODE_SUBNET, POD_SUBNET, plan_nodes
+from local.errors import LocalError
+
+
+@pytest.mark.parametrize("count", [0, 6, -1])
+def test_plan_nodes_with_a_count_outside_the_range_raises_an_error_with_the_range(count):
+    with pytest.raises(LocalError, match=rf"NODES={count}: .*1 to 5"):
+        plan_nodes(count)
+
+
+def test_every_node_has_unique_addresses_subnets_and_folders_inside_the_clusters():
+    every = plan_nodes(daemon_configs.MAX_NODES)
+    for what in ("name", "address", "pod_subnet", "link", "cgroup", "folder", "socket"):
+        assert len({getattr(node, what) for node in every}) == len(every)
+    for node in every:
+        assert ipaddress.ip_address(node.address) in ipaddress.ip_network(NODE_SUBNET)
+        assert ipaddress.ip_network(node.pod_subnet).subnet_of(ipaddress.ip_network(POD_SUBNET))
+        assert len(str(node.socket)) < 108  # the kernel's limit for a socket's path
+
+
+def test_overlapping_routes_returns_only_routes_of_other_networks():
+    routes = [
+        {"dst": "default", "dev": "eth0"},
+        {"dst": "10.88.4.0/22", "dev": "vpn0"},
+        {"dst": "10.88.0.0/16", "dev": "pt-host"},
+        {"dst": "192.0.2.0/24", "dev": "eth0"},
+    ]
+    assert cluster_lifecycle.overlapping_routes(routes) == ["10.88.4.0/22 of vpn0"]
+
+
+def test_node_configs_refer_only_to_the_nodes_own_folder():
+    one, two = plan_nodes(2)
+    for render in (
+        daemon_configs.cni_config,
+        daemon_configs.containerd_config,
+        daemon_configs.kubelet_config,
+    ):
+        assert str(one.folder) in render(one)
+        assert str(two.folder) not in render(one)
+
+
+def test_api_server_listens_only_on_the_bridge(tmp_path):
+    assert "--bind-address=10.87.0.1" in daemon_configs.apiserver_command(tmp_path / "kube-apiserver")
+
+
+def test_corefile_forwards_other_names_to_the_machines_resolvers(tmp_path):
+    outside = daemon_configs.parse_resolvers(
+        "# comment\nsearch corp\nnameserver 127.0.0.53\nnameserver 10.87.0.254\n"
+    )
+    assert outside == ["127.0.0.53"]
+    assert "forward . 127.0.0.53" in daemon_configs.corefile(tmp_path / "k", outside)
+    assert "forward ." not in daemon_configs.corefile(tmp_path / "k", [])
+
+
+def _node(status="True", heartbeat="2026-01-01T00:00:10Z", taints=()):
+    ready = {"type": "Ready", "status": status, "message": "cni missing", "lastHeartbeatTime": heartbeat}
+    return {"spec": {"taints": [{"key": key} for key in taints]}, "status": {"conditions": [ready]}}
+
+
+def test_unready_reason_ignores_reports_from_before_this_start():
+    since = 1767225605.0  # 2026-01-01T00:00:05Z
+    assert unready_reason(_node(), since) == ""
+    assert (
+        unready_reason(_node(heartbeat="2026-01-01T00:00:01Z"), since) == "has not reported since this start"
+    )
+    assert unready_reason(_node(status="False"), since) == "cni missing"
+    assert "taint" in unready_reason(_node(taints=["node.kubernetes.io/not-ready"]), since)
+    assert unready_reason(None, since) == "has not registered"
+
+
+def test_cgroups_of_version_1_get_the_cpus_of_the_machine(tmp_path):
+    """Files of a real hierarchy appear when the folder is created; here the group exists already."""
+    for folder in (tmp_path, tmp_path / "paddle-training", tmp_path / "paddle-training" / "node1"):
+        folder.mkdir(exist_ok=True)
+        for name in ("cpuset.cpus", "cpuset.mems"):
+            (folder / name).write_text("0-3\n" if folder == tmp_path else "\n")
+    supervisor.create_cgroups(tmp_path, plan_nodes(1))
+    assert (tmp_path / "paddle-training" / "node1" / "cpuset.cpus").read_text() == "0-3\n"
+
+
+def test_cgroups_of_version_2_pass_on_the_controllers(tmp_path):
+    top = tmp_path / "paddle-training"
+    for folder in (tmp_path, top, top / "node1", top / "node2"):
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup.controllers").write_text("memory\n")
+    supervisor.create_cgroups(tmp_path, plan_nodes(2))
+    for folder in (tmp_path, top, top / "node1", top / "node2"):
+        assert (folder / "cgroup.subtree_control").read_text() == "+memory"
+
+
+def test_daemon_starts_under_its_condition_restarts_and_stays_stopped_while_held(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "HELD", tmp_path)
+    monkeypatch.setattr(supervisor, "LOGS", tmp_path)
+    monkeypatch.setattr(supervisor, "RESTART_SECONDS", 0)
+    conditions = [False, True, False, True, True]
+    daemon = supervisor.Daemon("sleeper", ["sleep", "60"], lambda: conditions.pop(0))
+    daemon.step()
+    assert daemon.state == "not started yet"
+    daemon.step()
+    first = daemon.process
+    assert daemon.state == "running"
+    first.kill()
+    first.wait()
+    daemon.step()
+    assert daemon.state == "exited with -9"
+    daemon.step()
+    second = daemon.process
+    assert second.pid != first.pid
+    (tmp_path / "sleeper").touch()
+    daemon.step()
+    second.wait(10)
+    daemon.step()
+    daemon.step()
+    assert daemon.process is None
+    (tmp_path / "sleeper").unlink()
+    daemon.step()
+    third = daemon.process
+    third.kill()
+    third.wait()
+    assert conditions == []
