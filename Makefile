@@ -15,7 +15,7 @@ LOCAL = exec $(PYTHON) local/bootstrap.py
 RUN = PATH="$$($(LOCAL) path)" PYTHONPATH=. python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv tools cluster image sources demo try status down env check test test-faults test-kueue reliability bench lint fmt docs package
+.PHONY: help venv tools cluster image sources demo try status down env check test test-faults reliability bench lint fmt docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -57,14 +57,11 @@ else
 	@$(RUN) -m pytest $(TEST)
 endif
 
-test: tools ## run all tests except those of test-faults and test-kueue
+test: tools ## run all tests except those of test-faults
 	@$(RUN) -m tests.run
 
 test-faults: tools ## inject every fault of docs/explanation/tested.md, restart the cluster, and run other long tests (45 to 65 minutes)
 	@$(RUN) -m tests.run cluster long faults restarts
-
-test-kueue: tools ## build the Kueue controller (about five minutes), and test scheduling.queue with it on the local cluster
-	@$(RUN) -m tests.run cluster kueue
 
 reliability: tools ## inject the faults and write the results to docs/explanation/tested.md
 	@FAULT_RESULTS=docs/reliability.json $(RUN) -m tests.run cluster faults
@@ -84,9 +81,6 @@ docs: tools ## generate tables, the charts' READMEs, and the documentation site 
 	@PATH="$$($(LOCAL) path)" helm-docs --chart-search-root charts --chart-to-generate charts/paddle-training,charts/paddle-serving --sort-values-order file
 	@NO_MKDOCS_2_WARNING=1 $(RUN) -m mkdocs build --quiet
 	@echo "build/site: python3 -m http.server --directory build/site"
-
-package: tools ## package the charts reproducibly into build/
-	@$(RUN) local/package_charts.py build
 
 # Targets for stacks with target aws.
 include aws.mk

@@ -36,15 +36,10 @@ def tools(
     tests: Annotated[
         bool, typer.Option(help="Also install what the chart's tests and documentation need.")
     ] = True,
-    kueue: Annotated[
-        bool, typer.Option("--kueue", help="Also build the Kueue controller, which `make test-kueue` needs.")
-    ] = False,
 ) -> None:
     """Install missing Debian packages and build missing tools."""
     debian_packages.ensure_packages(tests)
     go_build.ensure_all_tools(tests=tests)
-    if kueue:
-        go_build.ensure_kueue()
     console.success("all tools are installed")
 
 

@@ -21,7 +21,6 @@ GROUPS = {
     "cronjobs": "apis/batch/v1",
     "jobs": "apis/batch/v1",
     "networkpolicies": "apis/networking.k8s.io/v1",
-    "workloads": "apis/kueue.x-k8s.io/v1beta2",
 }
 """Plural name of a kind → the API group and version that has it. All other kinds are in `api/v1`."""
 WITHOUT_NAMESPACE = ("namespaces", "nodes", "persistentvolumes")

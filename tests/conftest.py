@@ -23,7 +23,7 @@ from hypothesis import settings
 
 from tests.start_order import long_tests_first
 
-SLOW_MARKERS = ("slow", "paddle", "long", "e2e", "kueue")
+SLOW_MARKERS = ("slow", "paddle", "long", "e2e")
 SLOW_FOLDERS = ("chart", "infra_emulated")
 """Folders whose tests are all slow: they start helm or pulumi."""
 SLOW_PROGRAMS = {

@@ -98,7 +98,6 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
         _pytest(3, "long", "aws_emulator", "infra_emulated", "launcher/supervisor", "launcher/trainer"),
     ),
     "faults": (_pytest(0, "e2e", "faults", verbosity="-v"),),
-    "kueue": ((PY, "-m", "local", "tools", "--kueue"), _pytest(0, "kueue", "e2e", verbosity="-v")),
     "restarts": (_pytest(0, "restarts", "local", verbosity="-v"),),
 }
 STREAMS = (("cluster", "e2e", "lint"), ("unit",), ("aws", "chart"))

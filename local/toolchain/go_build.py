@@ -18,7 +18,7 @@ from local.external_commands import indent_last_lines, run_command
 from local.files_and_locks import create_folder_atomically, hold_file_lock, require_free_space
 from local.paths import cache
 from local.toolchain import installed_tools, trimmed_modules
-from local.toolchain.pinned_tools import KUEUE_PACKAGE, KUEUE_SOURCES, TOOLS, VARIABLES, Tool, kueue_folder
+from local.toolchain.pinned_tools import TOOLS, VARIABLES, Tool
 
 CLUSTER = ("kubernetes", "coredns")
 """Tools that the local cluster needs; it starts while the others are still being built."""
@@ -92,29 +92,6 @@ def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
         with console.timed_step(f"tools {names} (once)"):
             report = _progress_reporter(uncompiled)
             yield lambda some: _build([one for one in some if not one.is_built()], report)
-        shutil.rmtree(_build_folder(), ignore_errors=True)
-
-
-def ensure_kueue() -> None:
-    """Build the Kueue controller and copy its chart, unless both exist; about five minutes on two cores.
-
-    Only `make test-kueue` needs them, so they are no entry of `TOOLS`.
-
-    Raises:
-        LocalError: As `tool_builder`.
-    """
-    final, source, packages = kueue_folder(), _build_folder() / "kueue", [KUEUE_PACKAGE]
-    with hold_file_lock(cache() / "tools.lock", "the tools"):
-        if final.is_dir():
-            return
-        _prepare_build("kueue")
-        with console.timed_step("Go modules of kueue (once)"):
-            shutil.copytree(KUEUE_SOURCES, source, dirs_exist_ok=True)
-            module = trimmed_modules.find_module_folder(KUEUE_PACKAGE, source, _run_go)
-            report = _progress_reporter(_list_uncompiled(source, packages))
-        with console.timed_step("kueue (once)"), create_folder_atomically(final) as draft:
-            _compile(source, draft, packages, report)
-            shutil.copytree(module / "charts" / "kueue", draft / "chart")
         shutil.rmtree(_build_folder(), ignore_errors=True)
 
 

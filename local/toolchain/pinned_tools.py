@@ -122,15 +122,6 @@ TOOLS = (
 )
 
 
-KUEUE_SOURCES = CLONE / "local" / "kueue"
-KUEUE_PACKAGE = "sigs.k8s.io/kueue/cmd/kueue"
-
-
-def kueue_folder() -> Path:
-    """Return the folder in the cache for the Kueue controller (`kueue`) and its chart (`chart/`)."""
-    return cache() / "tools" / f"kueue-{sources_digest(KUEUE_SOURCES)[:12]}"
-
-
 def find_tool(name: str) -> Tool:
     """Return the pinned tool `name`."""
     return next(one for one in TOOLS if one.name == name)

@@ -22,8 +22,6 @@ from chart_tools import (
     tool,
 )
 
-from local.package_charts import NAMES
-
 SERVING_SCENARIOS = sorted((CHART.parent / "paddle-serving" / "ci").glob("*.yaml"))
 
 
@@ -125,7 +123,7 @@ def test_schema_has_exactly_the_values_with_default_and_description():
         )
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["paddle-training", "paddle-serving"])
 def test_readme_equals_the_output_of_helm_docs(tmp_path, name):
     """The README is generated; this fails when it is out of date."""
     copy = shutil.copytree(CHART.parent / name, tmp_path / name)

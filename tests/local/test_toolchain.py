@@ -156,22 +156,6 @@ def test_a_built_tool_has_all_its_names_and_the_build_caches_are_deleted(go):
     assert not (go / "cache" / "build").exists()
 
 
-def test_kueue_is_built_once_next_to_its_chart_and_is_no_tool_of_other_commands(go, monkeypatch):
-    chart = go / "module" / "charts" / "kueue"
-    chart.mkdir(parents=True)
-    (chart / "Chart.yaml").touch()
-    monkeypatch.setattr(trimmed_modules, "find_module_folder", lambda *_: go / "module")
-    go_build.ensure_kueue()
-    folder = pinned_tools.kueue_folder()
-    assert (folder / "kueue").read_text() == "built\n"
-    assert (folder / "chart" / "Chart.yaml").exists()
-    assert not (go / "cache" / "build").exists()
-    (go / "broken").touch()
-    go_build.ensure_kueue()
-    assert "kueue" not in {one.name for one in go_build.tools_to_build(tests=True)}
-    assert pinned_tools.SOURCES not in pinned_tools.KUEUE_SOURCES.parents, "it would rename the other tools"
-
-
 def test_build_caches_are_kept_until_all_tools_are_built(go):
     with go_build.tool_builder([find_tool("helm"), find_tool("coredns")]) as make:
         make([find_tool("helm")])
