@@ -8,6 +8,7 @@ one.
 
 from __future__ import annotations
 
+import configparser
 import fcntl
 import hashlib
 import os
@@ -20,9 +21,7 @@ from pathlib import Path
 
 CLONE = Path(__file__).resolve().parent.parent
 LOCK = CLONE / "requirements" / "dev.lock"
-INSTALLER_LOCK = (
-    CLONE / "requirements" / "installer.lock"
-)  # uv, ten times faster than pip on a long lock file
+INSTALLER_LOCK = CLONE / "requirements" / "installer.lock"  # uv, and the pip of the environment
 SUPPORTED = ((3, 11), (3, 12))
 NEEDED_GB = 3.0
 
@@ -38,9 +37,15 @@ def environment_name(lock: bytes, version: tuple[int, ...]) -> str:
     return f"venv-{version[0]}.{version[1]}-{hashlib.sha256(lock).hexdigest()[:12]}"
 
 
+def python_version() -> tuple[int, int]:
+    """Return the Python version of the environment: that of this interpreter if it is supported, else the oldest."""
+    version = sys.version_info[:2]
+    return version if version in SUPPORTED else SUPPORTED[0]
+
+
 def environment_folder() -> Path:
     """Return the folder of the environment for this clone's lock file."""
-    return cache() / environment_name(LOCK.read_bytes(), sys.version_info[:2])
+    return cache() / environment_name(LOCK.read_bytes(), python_version())
 
 
 def exit_with_error(message: str) -> None:
@@ -48,57 +53,86 @@ def exit_with_error(message: str) -> None:
     sys.exit(f"error: {message}")
 
 
-def check_python() -> None:
-    """Exit with an error if this Python version is not supported."""
-    if sys.version_info[:2] not in SUPPORTED:
-        exit_with_error(
-            f"Python {sys.version_info[0]}.{sys.version_info[1]} is not supported: the locked packages "
-            "need 3.11 or 3.12. Fix: use another interpreter, for example: make demo PYTHON=python3.11"
+def run_or_exit(command: list[str], what: str, fix: str) -> None:
+    """Run a command; if it fails, exit with `what` failed, its fix and the end of the command's output."""
+    ended = subprocess.run(command, env=uv_variables(), capture_output=True, text=True, check=False)
+    if ended.returncode:
+        lines = (ended.stderr or ended.stdout).strip().splitlines()[-15:]
+        exit_with_error(f"{what}. Fix: {fix}\n" + "\n".join(lines))
+
+
+def uv_variables() -> dict[str, str]:
+    """Return the variables of uv: Pythons in the cache, the machine's certificates, and pip's package index."""
+    files = (
+        "/etc/pip.conf",
+        "~/.pip/pip.conf",
+        "~/.config/pip/pip.conf",
+        os.environ.get("PIP_CONFIG_FILE", ""),
+    )
+    pip = configparser.ConfigParser(interpolation=None)
+    pip.read([os.path.expanduser(file) for file in files])  # noqa: PTH111 - an empty name is ignored
+    index = os.environ.get("PIP_INDEX_URL") or pip.get("global", "index-url", fallback="")
+    variables = {"UV_PYTHON_INSTALL_DIR": str(cache() / "python"), "UV_SYSTEM_CERTS": "true"}
+    return variables | ({"UV_DEFAULT_INDEX": index} if index else {}) | dict(os.environ)
+
+
+def ensure_uv() -> str:
+    """Return the path of uv: the one on PATH, else one that pip installs in an environment of its own."""
+    if found := shutil.which("uv"):
+        return found
+    folder = cache() / f"uv-{hashlib.sha256(INSTALLER_LOCK.read_bytes()).hexdigest()[:12]}"
+    if not (folder / "bin" / "uv").exists():
+        what = f"`{sys.executable} -m venv` failed"
+        run_or_exit(
+            [sys.executable, "-m", "venv", str(folder)], what, "on Debian, apt-get install python3-venv"
         )
+        pip = [
+            str(folder / "bin" / "python"),
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--require-hashes",
+            "--no-deps",
+        ]
+        what = f"the packages of {INSTALLER_LOCK.relative_to(CLONE)} could not be installed"
+        run_or_exit(
+            [*pip, "-r", str(INSTALLER_LOCK)], what, "correct the cause in pip's output and try again"
+        )
+    return str(folder / "bin" / "uv")
 
 
 def install_packages(folder: Path) -> None:
-    """Create an environment in `folder` with the packages of the lock file, whose hashes are checked."""
-    result = subprocess.run(
-        [sys.executable, "-m", "venv", str(folder)], capture_output=True, text=True, check=False
-    )
-    if result.returncode:
-        exit_with_error(
-            f"`{sys.executable} -m venv` failed. Fix on Debian: apt-get install python3-venv\n"
-            f"{(result.stderr or result.stdout).strip()[-800:]}"
+    """Create an environment in `folder` with the packages of the lock files, whose hashes are checked.
+
+    If this interpreter is not supported, uv uses a supported one of this machine, or downloads one.
+    """
+    uv, version = ensure_uv(), ".".join(map(str, python_version()))
+    if sys.version_info[:2] in SUPPORTED:
+        wanted, what = sys.executable, f"the environment could not be created with {sys.executable}"
+        fix = "correct the cause in uv's output and try again"
+    else:
+        wanted, what = (
+            version,
+            (
+                f"Python {'.'.join(map(str, sys.version_info[:2]))} is not supported: the locked packages need 3.11 or "
+                "3.12, and uv found neither on this machine and could not download one"
+            ),
         )
-    python = str(folder / "bin" / "python")
-    common = ("install", "--quiet", "--no-deps", "--require-hashes")
-    pip = [python, "-m", "pip", *common, "--disable-pip-version-check"]
-    uv = [str(folder / "bin" / "uv"), "pip", *common, "--python", python]
-    tries = [[[*pip, "-r", str(INSTALLER_LOCK)], [*uv, "-r", str(LOCK)]], [[*pip, "-r", str(LOCK)]]]
-    problem = ""
-    for commands in tries:  # the second try is for package indexes that are configured only for pip
-        for command in commands:
-            ended = subprocess.run(command, capture_output=True, text=True, check=False)
-            if ended.returncode:
-                problem = "\n".join((ended.stderr or ended.stdout).strip().splitlines()[-15:])
-                break
-        else:
-            return
-    exit_with_error(
-        f"the packages of {LOCK.relative_to(CLONE)} could not be installed. "
-        f"Fix: correct the cause in pip's output, then run the same command again:\n{problem}"
-    )
-
-
-def relocate_scripts(folder: Path, final: Path) -> None:
-    """Replace the path `folder` by `final` in the scripts of an environment that is about to be moved."""
-    for script in (folder / "bin").iterdir():
-        if script.is_file() and not script.is_symlink():
-            data = script.read_bytes()
-            if b"\0" not in data[:1024] and str(folder).encode() in data:
-                script.write_bytes(data.replace(str(folder).encode(), str(final).encode()))
+        fix = (
+            f"install Python {version} and run make demo PYTHON=python{version}; or let uv download it from a mirror "
+            "that this machine reaches, with UV_PYTHON_INSTALL_MIRROR=URL"
+        )
+    # Relocatable, because the folder is renamed when it is complete.
+    run_or_exit([uv, "venv", "--quiet", "--relocatable", "--python", wanted, str(folder)], what, fix)
+    command = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
+    command += ["--python", str(folder / "bin" / "python"), "-r", str(INSTALLER_LOCK), "-r", str(LOCK)]
+    what = f"the packages of {LOCK.relative_to(CLONE)} could not be installed"
+    run_or_exit(command, what, "correct the cause in uv's output, then run the same command again")
 
 
 def ensure_environment() -> Path:
     """Return the folder of the environment; create it first, under a temporary name, if it does not exist."""
-    check_python()
     final = environment_folder()
     if final.is_dir():
         return final
@@ -119,7 +153,6 @@ def ensure_environment() -> Path:
         draft = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
         try:
             install_packages(draft)
-            relocate_scripts(draft, final)
             draft.chmod(0o755)
             draft.rename(final)
         finally:
