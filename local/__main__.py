@@ -15,8 +15,7 @@ from local import console, example_data, local_stack, try_example
 from local import demo as steps
 from local.cluster import cluster_lifecycle
 from local.cluster.daemon_configs import plan_nodes as plan
-from local.errors import LocalError
-from local.external_commands import exit_on_sigterm
+from local.external_commands import LocalError, exit_on_sigterm
 from local.images import launcher_image
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SOURCES
 from local.toolchain import debian_packages, go_build
@@ -96,7 +95,7 @@ def image(
         )
     debian_packages.ensure_packages()
     name = (
-        launcher_image.ensure_imported(runtime)
+        cluster_lifecycle.import_launcher_image(runtime)
         if cluster_lifecycle.running_nodes()
         else launcher_image.ensure_archive(runtime)[0]
     )

@@ -19,8 +19,7 @@ from launcher.io.files import read_json
 from launcher.programs.ctr import generated_rows, scores
 from local import console, example_data, local_stack, try_example
 from local.cluster import cluster_lifecycle
-from local.errors import LocalError
-from local.external_commands import indent_last_lines
+from local.external_commands import LocalError, indent_last_lines
 from local.files_and_locks import require_free_space
 from local.images import launcher_image
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SHARED, STATE
@@ -195,7 +194,7 @@ def _prepare_local_cluster(nodes: int, config: str, tools: list[Tool]) -> None:
 def _start_cluster_with_image(nodes: int, image: Future[tuple[str, Path]], runtime: str) -> None:
     start_cluster(nodes)
     image.result()
-    launcher_image.ensure_imported(runtime)
+    cluster_lifecycle.import_launcher_image(runtime)
 
 
 def start_cluster(nodes: int) -> None:

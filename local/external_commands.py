@@ -11,7 +11,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from local.errors import LocalError
+
+class LocalError(Exception):
+    """A failure that the user can fix; the message says what failed, why, and how to fix it."""
 
 
 def run_command(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from local import console
-from local.errors import LocalError
+from local.external_commands import LocalError
 
 
 def write_file_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> bool:

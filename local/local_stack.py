@@ -18,8 +18,7 @@ from typing import Any
 
 import yaml
 
-from local.errors import LocalError
-from local.external_commands import run_command
+from local.external_commands import LocalError, run_command
 from local.files_and_locks import write_file_atomically
 from local.paths import CLONE, KUBECONFIG, PASSPHRASE, PULUMI, STATE, cache
 from local.toolchain import go_build, installed_tools

@@ -21,8 +21,7 @@ from typing import Any
 from launcher.dataprep.csv_records import split_fields
 from local import console
 from local.collective_python import ensure_collective_python
-from local.errors import LocalError
-from local.external_commands import free_port, run_command
+from local.external_commands import LocalError, free_port, run_command
 from local.paths import CLONE
 
 HOST = "127.0.0.1"

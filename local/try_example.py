@@ -23,7 +23,7 @@ import yaml
 from launcher.cli.releases import merge_values
 from local import console, example_data, local_stack, sample_prediction
 from local.collective_python import ensure_collective_python
-from local.errors import LocalError
+from local.external_commands import LocalError
 from local.files_and_locks import require_free_space
 from local.launcher_gang import STOP_SECONDS, LauncherGang, first_port, job_environment
 from local.paths import CLONE, cache

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from local import console
 from local.cluster import api_requests, certificates, daemon_configs
 from local.cluster.daemon_configs import (
     HOST_LINK,
@@ -32,10 +33,9 @@ from local.cluster.daemon_configs import (
     plan_nodes,
 )
 from local.cluster.supervisor import HELD, RUNNING, STATES, cgroup_hierarchies
-from local.errors import LocalError
-from local.external_commands import command_succeeds, indent_last_lines, run_command
+from local.external_commands import LocalError, command_succeeds, indent_last_lines, run_command
 from local.files_and_locks import hold_file_lock, require_free_space, write_file_atomically
-from local.images import pause_image
+from local.images import images_on_nodes, launcher_image
 from local.paths import CLONE, EKS_TOKEN, KUBECONFIG, PASSPHRASE, POD_UID, SHARED, SOURCES, STATE
 from local.toolchain.pinned_tools import find_tool
 
@@ -120,7 +120,7 @@ def _write_files(nodes: tuple[Node, ...]) -> str:
     (STATE / "etcd").mkdir(mode=0o700, exist_ok=True)
     certificates.ensure_certificates()
     certificates.ensure_token()
-    pause_image.write_pause_archive(daemon_configs.PAUSE_ARCHIVE, daemon_configs.PAUSE_IMAGE)
+    launcher_image.ensure_pause_archive(daemon_configs.PAUSE_ARCHIVE, daemon_configs.PAUSE_IMAGE)
     resolvers = daemon_configs.parse_resolvers(Path("/etc/resolv.conf").read_text())
     files = daemon_configs.cluster_files(nodes, resolvers)
     for path, text in (files | {KUBECONFIG: daemon_configs.kubeconfig("admin")}).items():
@@ -311,3 +311,16 @@ def describe_status() -> list[tuple[str, str]]:
     unready = api_requests.unready_nodes(names, 0)
     nodes = [(name, f"not ready: {unready[name]}" if name in unready else "Ready") for name in names]
     return [*daemon_states().items(), *nodes]
+
+
+def import_launcher_image(runtime: str) -> str:
+    """Build a runtime's launcher image if it is missing, import it into every node, and return its name."""
+    image, archive = launcher_image.ensure_archive(runtime)
+    nodes = running_nodes()
+    with lock_cluster():
+        if any(image not in images_on_nodes.image_names(node) for node in nodes):
+            gigabytes = 1.5 * len(nodes)
+            require_free_space(nodes[0].folder, gigabytes, "Importing the launcher image into every node")
+            with console.timed_step(f"import of {image} into {len(nodes)} nodes in parallel"):
+                images_on_nodes.import_everywhere(nodes, archive, image)
+    return image

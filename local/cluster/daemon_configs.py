@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from local.errors import LocalError
+from local.external_commands import LocalError
 from local.paths import CONTEXT, STATE
 
 PKI = STATE / "pki"

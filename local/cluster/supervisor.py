@@ -22,7 +22,7 @@ from pathlib import Path
 
 from local.cluster import api_requests, daemon_configs
 from local.cluster.daemon_configs import BRIDGE, BRIDGE_ADDRESS, GROUP, HOST_ADDRESS, HOST_LINK, LOGS, Node
-from local.errors import LocalError
+from local.external_commands import LocalError
 from local.files_and_locks import write_file_atomically
 from local.images import images_on_nodes
 from local.paths import STATE

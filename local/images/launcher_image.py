@@ -1,33 +1,131 @@
-"""Build the launcher image of a runtime from `launcher/Dockerfile`, and import it into the nodes.
+"""Build images with buildah, without a container registry: the launcher image of each runtime, and the pause image.
 
-Its tag begins with a digest of launcher/. The image of runtime fleet has PaddlePaddle 2.6.2, that of runtime
-collective a current one; both contain the same launcher.
+The launcher image is built from `launcher/Dockerfile`, and its tag begins with a digest of launcher/. The image of
+runtime fleet has PaddlePaddle 2.6.2, that of runtime collective a current one; both contain the same launcher. Their
+base is a minimal Debian 12 with Python 3.11. buildah has its own storage in the cache, so that the user's own images
+are not affected.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import sys
 from pathlib import Path
 
 from infra.naming import LAUNCHER_PLACEHOLDER, image_reference
 from local import console
-from local.cluster import cluster_lifecycle
-from local.errors import LocalError
-from local.external_commands import run_command
+from local.external_commands import LocalError, command_succeeds, run_command
 from local.files_and_locks import create_folder_atomically, hold_file_lock, require_free_space
-from local.images import base_image, buildah, images_on_nodes
 from local.paths import CLONE, cache
 
 REPOSITORY = "localhost/paddle-training"
 CONTEXT = CLONE / "launcher"
-
-
 IMAGE_PYTHON = "3.11"
 """Version of Python in the base image."""
 RUNTIMES = ("fleet", "collective")
 """Runtimes that have an image: the values of the Dockerfile's argument RUNTIME."""
+SUITE = "bookworm"
+PACKAGES = ("python3", "python3-venv", "ca-certificates", "libgomp1")
+# Files that no pod needs; a quarter of the size.
+_DROPPED = (
+    *("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info"),
+    *("var/cache/apt", "var/lib/apt/lists", "var/log"),
+)
+_CATATONIT = (
+    "/usr/bin/catatonit"  # Debian's static init; with `-P` it only waits, as a pod's pause container must
+)
+
+
+def run_buildah(command: str, *words: str | Path, seconds: float = 1200) -> str:
+    """Run one buildah command and return its output.
+
+    Raises:
+        LocalError: The command failed; with the last lines of its output.
+    """
+    return run_command([*_buildah(), command, *words], why=f"buildah {command}", seconds=seconds)
+
+
+def _buildah() -> list[str | Path]:
+    storage = cache() / "images" / "storage"
+    # In its own mount namespace, so that a killed build leaves no mounts.
+    words = ["unshare", "--mount", "buildah", "--storage-driver", "overlay"]
+    return [*words, "--root", storage, "--runroot", storage / "run"]
+
+
+def _create_image(name: str, source: Path | str, target: str, *settings: str) -> None:
+    """Create an image of one layer with the file or the content of the folder `source`."""
+    container = run_buildah("from", "scratch").strip()
+    try:
+        run_buildah("add", "--quiet", container, source, target)
+        run_buildah("config", *settings, container)
+        run_buildah("commit", "--quiet", container, name)
+    finally:
+        run_buildah("rm", container)
+
+
+def _write_archive(image: str, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = target.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        # Not compressed: the archive never leaves this machine, and three nodes unpack it at the same time.
+        options = ("--quiet", "--disable-compression", "--format", "oci")
+        run_buildah("push", *options, image, f"oci-archive:{draft}:{image}")
+        draft.replace(target)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def ensure_pause_archive(target: Path, name: str) -> None:
+    """Write the archive of the pause image (one layer with one program) unless it exists."""
+    if not target.is_file():
+        if not Path(_CATATONIT).is_file():
+            raise LocalError(f"{_CATATONIT} is missing, from which the pause image is built. Fix: make tools")
+        _create_image(name, _CATATONIT, "/pause", "--entrypoint", '["/pause", "-P"]', "--user", "65535:65535")
+        _write_archive(name, target)
+
+
+def find_mirror(targets: str) -> str:
+    """Return the URL of the mirror that this machine uses for SUITE, by the lines `site release` of `targets`.
+
+    It is empty if the machine runs another Debian release; then debootstrap uses its default.
+    """
+    for line in targets.splitlines():
+        site, _, release = line.partition(" ")
+        if release.strip() == SUITE:
+            return site
+    return ""
+
+
+def ensure_base_image() -> str:
+    """Return the name of the base image in buildah's storage; build the image if it is missing.
+
+    Raises:
+        LocalError: The disk is full, or debootstrap or buildah failed.
+    """
+    recipe = hashlib.sha256(repr((SUITE, PACKAGES, _DROPPED, 1)).encode()).hexdigest()[:12]
+    name = f"{REPOSITORY}-base:{recipe}"
+    if command_succeeds([*_buildah(), "inspect", "--type", "image", name]):
+        return name
+    require_free_space(cache(), 3, "The launcher image")
+    with (
+        console.timed_step(f"base image: Debian {SUITE} with Python 3.11 (once)"),
+        create_folder_atomically(cache() / "images" / f"base-{recipe}") as draft,
+    ):
+        listing = ["apt-get", "indextargets", "--format", "$(SITE) $(RELEASE)", "Created-By: Packages"]
+        mirror = find_mirror(run_command(listing, why="reading the package mirror from apt"))
+        root = draft / "root"
+        bootstrap = ["debootstrap", "--variant=minbase", f"--include={','.join(PACKAGES)}", SUITE, str(root)]
+        run_command([*bootstrap, *filter(None, [mirror])], why="building the base image", seconds=900)
+        for folder in _DROPPED:
+            shutil.rmtree(root / folder, ignore_errors=True)
+            (root / folder).mkdir(parents=True, exist_ok=True)
+        for device in (root / "dev").iterdir():  # the container runtime creates its own
+            device.unlink() if not device.is_dir() or device.is_symlink() else shutil.rmtree(device)
+        _create_image(name, root, "/")
+        shutil.rmtree(root)
+    return name
 
 
 def image_template(runtime: str) -> str:
@@ -62,15 +160,18 @@ def ensure_wheels_folder(runtime: str = "fleet", python: str = IMAGE_PYTHON) -> 
             console.timed_step(f"packages of the launcher image, runtime {runtime} (once)"),
             create_folder_atomically(folder) as draft,
         ):
-            run_command(
-                [
-                    *(sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"),
-                    *("--no-deps", "--require-hashes", "--only-binary=:all:", f"--python-version={python}"),
-                    *("--requirement", str(lock), "--dest", str(draft)),
-                ],
-                why="downloading the packages of the launcher image",
-                seconds=1200,
-            )
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "--quiet",
+                "--disable-pip-version-check",
+                "--no-deps",
+            ]
+            pip += ["--require-hashes", "--only-binary=:all:", f"--python-version={python}"]
+            pip += ["--requirement", str(lock), "--dest", str(draft)]
+            run_command(pip, why="downloading the packages of the launcher image", seconds=1200)
     return folder
 
 
@@ -86,10 +187,13 @@ def ensure_archive(runtime: str = "fleet") -> tuple[str, Path]:
     with hold_file_lock(cache() / "images" / "lock", "the launcher image"):
         if not target.is_file():
             packages = ensure_wheels_folder(runtime)
-            below = base_image.ensure_base_image()
+            below = ensure_base_image()
             require_free_space(cache(), 3, "The launcher image")
             with console.timed_step(f"launcher image {image}"):
-                _build_archive(image, below, packages, target, runtime)
+                words = ["--isolation", "chroot", "--layers", "--pull-never", "--quiet", "--network", "host"]
+                words += ["--build-arg", f"BASE={below}", "--build-arg", f"RUNTIME={runtime}"]
+                run_buildah("bud", *words, "--volume", f"{packages}:/wheels:ro", "--tag", image, CONTEXT)
+                _write_archive(image, target)
                 if image_name(runtime) != image:
                     target.unlink()
                     raise LocalError(
@@ -100,51 +204,13 @@ def ensure_archive(runtime: str = "fleet") -> tuple[str, Path]:
     return image, target
 
 
-def _build_archive(image: str, below: str, packages: Path, target: Path, runtime: str) -> None:
-    buildah.run_buildah(
-        "bud",
-        *("--isolation", "chroot", "--layers", "--pull-never", "--quiet", "--network", "host"),
-        *("--build-arg", f"BASE={below}", "--build-arg", f"RUNTIME={runtime}"),
-        *("--volume", f"{packages}:/wheels:ro", "--tag", image, str(CONTEXT)),
-    )
-    draft = target.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        # Not compressed: the archive never leaves this machine, and three nodes unpack it at the same time.
-        buildah.run_buildah(
-            "push",
-            "--quiet",
-            "--disable-compression",
-            "--format",
-            "oci",
-            image,
-            f"oci-archive:{draft}:{image}",
-        )
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
 def _remove_old_images() -> None:
     """Delete images and archives of other launchers; layers that the new images share with them stay in the cache."""
     current = {image_name(runtime) for runtime in RUNTIMES}
     for file in (cache() / "images").glob("*.tar"):
         if file not in map(archive_path, current):
             file.unlink()
-    for old in buildah.list_images():
-        if old.rpartition(":")[0] == REPOSITORY and old not in current:
-            buildah.run_buildah("rmi", old)
-
-
-def ensure_imported(runtime: str = "fleet") -> str:
-    """Import a runtime's image into every node of the running cluster and return its name."""
-    image, file = ensure_archive(runtime)
-    nodes = cluster_lifecycle.running_nodes()
-    with cluster_lifecycle.lock_cluster():
-        if any(image not in images_on_nodes.image_names(n) for n in nodes):
-            require_free_space(
-                nodes[0].folder, 1.5 * len(nodes), "Importing the launcher image into every node"
-            )
-            with console.timed_step(f"import of {image} into {len(nodes)} nodes in parallel"):
-                images_on_nodes.import_everywhere(nodes, file, image)
-            images_on_nodes.remove_old_images(nodes, REPOSITORY)
-    return image
+    listed = run_buildah("images", "--format", "{{.Name}}:{{.Tag}}", "--filter", "dangling=false")
+    for old in set(listed.split()) - current:
+        if old.rpartition(":")[0] == REPOSITORY:
+            run_buildah("rmi", old)

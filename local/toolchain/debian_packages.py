@@ -7,8 +7,7 @@ import shutil
 from pathlib import Path
 
 from local import console
-from local.errors import LocalError
-from local.external_commands import run_command
+from local.external_commands import LocalError, run_command
 
 # package → a program or file of it; if that exists, the package is not installed, wherever it came from
 PACKAGES = {

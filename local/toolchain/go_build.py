@@ -13,12 +13,24 @@ from itertools import groupby
 from pathlib import Path
 
 from local import console
-from local.errors import LocalError
-from local.external_commands import indent_last_lines, run_command
+from local.external_commands import LocalError, indent_last_lines, run_command
 from local.files_and_locks import create_folder_atomically, hold_file_lock, require_free_space
 from local.paths import cache
-from local.toolchain import installed_tools, trimmed_modules
-from local.toolchain.pinned_tools import TOOLS, VARIABLES, Tool
+from local.toolchain import installed_tools
+from local.toolchain.pinned_tools import SOURCES, TOOLS, VARIABLES, Tool
+
+# Parts of Pulumi and its provider that the stacks of this project never use are left out: backends and secrets in
+# Google Cloud, Azure and Vault, `pulumi logs`, and provider components that need one Go type per Kubernetes kind. They
+# are a quarter of the code that would be compiled. `local/tools/left-out/` has one folder per trimmed module. A folder with a
+# go.mod replaces the whole module; the files of other folders replace the files of the module at the same path.
+TRIMMED = {
+    "gocloud": "gocloud.dev",
+    "google-api": "google.golang.org/api",
+    "hashivault": "gocloud.dev/secrets/hashivault",
+    "kubernetes-provider": "github.com/pulumi/pulumi-kubernetes/provider/v4",
+    "kubernetes-sdk": "github.com/pulumi/pulumi-kubernetes/sdk/v4",
+    "pulumi": "github.com/pulumi/pulumi/pkg/v3",
+}
 
 CLUSTER = ("kubernetes", "coredns")
 """Tools that the local cluster needs; it starts while the others are still being built."""
@@ -85,20 +97,10 @@ def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
         names = ", ".join(one.name for one in missing)
         _prepare_build(names)
         with console.timed_step(f"Go modules of {names} (once)"):
-            trimmed_modules.create_source_folder(_source_folder(), _run_go)
-            uncompiled: set[str] = set()
-            for folder, packages, _ in _group_by_go_module(missing):
-                uncompiled |= _list_uncompiled(folder, packages)
+            create_source_folder(_source_folder(), _run_go)
         with console.timed_step(f"tools {names} (once)"):
-            report = _progress_reporter(uncompiled)
-            yield lambda some: _build([one for one in some if not one.is_built()], report)
+            yield lambda some: _build([one for one in some if not one.is_built()])
         shutil.rmtree(_build_folder(), ignore_errors=True)
-
-
-def _list_uncompiled(folder: Path, packages: Sequence[str]) -> set[str]:
-    """Return the import paths of the packages that a build of `packages` in `folder` has to compile."""
-    listing = ("list", *_FLAGS, "-deps", "-f", "{{if .Stale}}{{.ImportPath}}{{end}}", *packages)
-    return set(_run_go(*listing, cwd=folder).split())
 
 
 def _prepare_build(names: str) -> None:
@@ -117,21 +119,6 @@ def _prepare_build(names: str) -> None:
     require_free_space(cache(), _BUILD_GB, "Building the tools")
     shutil.rmtree(_temporary_folder(), ignore_errors=True)  # of a build that was killed
     _temporary_folder().mkdir(parents=True)
-
-
-def _progress_reporter(uncompiled: set[str]) -> Callable[[str], None]:
-    """Return a function that takes the lines of `go build -v` and prints the progress from time to time."""
-    left = set(uncompiled)
-    last = time.monotonic()
-
-    def report(line: str) -> None:
-        nonlocal last
-        left.discard(line.strip())
-        if time.monotonic() - last > _PROGRESS_SECONDS:
-            last = time.monotonic()
-            console.info(f"tools: {len(uncompiled) - len(left):,} of {len(uncompiled):,} packages compiled")
-
-    return report
 
 
 def _build_folder() -> Path:
@@ -175,12 +162,12 @@ def _group_by_go_module(tools: Iterable[Tool]) -> list[tuple[Path, list[str], li
     ]
 
 
-def _build(tools: Sequence[Tool], report: Callable[[str], None]) -> None:
+def _build(tools: Sequence[Tool]) -> None:
     """Build the tools of each Go module with one `go build`, which links some while it compiles others."""
     for folder, packages, some in _group_by_go_module(tools):
         output_folder = _build_folder() / "bin"
         output_folder.mkdir(parents=True, exist_ok=True)
-        _compile(folder, output_folder, packages, report)
+        _compile(folder, output_folder, packages)
         for one in some:
             with create_folder_atomically(one.folder) as draft:
                 for program in one.programs:
@@ -188,14 +175,12 @@ def _build(tools: Sequence[Tool], report: Callable[[str], None]) -> None:
                 for name in one.names:
                     (draft / name).symlink_to(one.programs[0])
                 for package, path in one.copies:
-                    module = trimmed_modules.find_module_folder(package, _source_folder(), _run_go)
+                    module = find_module_folder(package, _source_folder(), _run_go)
                     shutil.copy(module / path, draft)
                     (draft / Path(path).name).chmod(0o755)
 
 
-def _compile(
-    folder: Path, output_folder: Path, packages: Sequence[str], report: Callable[[str], None]
-) -> None:
+def _compile(folder: Path, output_folder: Path, packages: Sequence[str]) -> None:
     variables = " ".join(f"-X {key}={value}" for key, value in VARIABLES.items())
     # nice: the training that runs at the same time has priority.
     command = ["nice", "-n", "10", "go", "build", "-v", *_FLAGS]
@@ -215,11 +200,15 @@ def _compile(
         ) as child,
     ):
         assert child.stdout is not None
-        problems = []
+        problems, shown = [], time.monotonic()
         try:
-            for line in child.stdout:
+            for count, line in enumerate(child.stdout):
                 stream.write(line)
-                report(line)
+                if time.monotonic() - shown > _PROGRESS_SECONDS:
+                    shown = time.monotonic()
+                    console.info(
+                        f"tools: {count:,} packages compiled; Kubernetes and Pulumi have about 3,000"
+                    )
                 if " " in line and not line.startswith("go: downloading"):  # not a package name: an error
                     problems.append(line)
         except BaseException:
@@ -237,3 +226,44 @@ def _compile(
 def ensure_all_tools(tests: bool = False) -> None:
     """Build all missing tools except those that the user has installed in a compatible version."""
     ensure_tools(tools_to_build(tests=tests, fitting=installed_tools.report_compatible_tools()))
+
+
+def create_source_folder(work: Path, go: Callable[..., str]) -> None:
+    """Create the folder `work`, or replace it: a copy of `local/tools/` whose go.mod replaces the trimmed modules.
+
+    `go` runs Go with the given arguments in the folder `cwd` and returns its output.
+    """
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(SOURCES, work)
+    for name, module in TRIMMED.items():
+        folder = work / "left-out" / name
+        if not (folder / "go.mod").exists():
+            package = next(folder.rglob("*.go")).parent.relative_to(folder)
+            link_missing_files(folder, find_module_folder(f"{module}/{package}", work, go))
+        go("mod", "edit", f"-replace={module}=./left-out/{name}", cwd=work)
+
+
+def find_module_folder(package: str, work: Path, go: Callable[..., str]) -> Path:
+    """Return the folder of the module that contains the Go package, resolved with the go.mod of `work`."""
+    return Path(go("list", "-find", "-f", "{{.Module.Dir}}", package, cwd=work).strip())
+
+
+def link_missing_files(folder: Path, original: Path) -> None:
+    """Complete the trimmed module in `folder` with hard links to the other files of the module in `original`.
+
+    Raises:
+        LocalError: A file of `folder` does not exist in the original module.
+    """
+    for file in (path for path in folder.rglob("*") if path.is_file()):
+        if not (original / file.relative_to(folder)).is_file():
+            raise LocalError(
+                f"local/tools/left-out/{folder.name}/{file.relative_to(folder)} replaces a file that "
+                f"{original.name} does not have, because its version has changed. Fix: adapt the file to the "
+                f"new version"
+            )
+    for path, _, files in os.walk(original):
+        here = folder / Path(path).relative_to(original)
+        here.mkdir(exist_ok=True)
+        for name in files:
+            if not (here / name).exists():
+                os.link(Path(path) / name, here / name)

@@ -9,7 +9,7 @@ import pytest
 from local.cluster import cluster_lifecycle, daemon_configs, supervisor
 from local.cluster.api_requests import unready_reason
 from local.cluster.daemon_configs import NODE_SUBNET, POD_SUBNET, plan_nodes
-from local.errors import LocalError
+from local.external_commands import LocalError
 
 
 @pytest.mark.parametrize("count", [0, 6, -1])

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from local import demo
-from local.errors import LocalError
+from local.external_commands import LocalError
 from local.toolchain.pinned_tools import find_tool
 
 
@@ -58,7 +58,7 @@ def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built_and_trains_her
 
     monkeypatch.setattr(demo.go_build, "tool_builder", building)
     monkeypatch.setattr(demo.launcher_image, "ensure_archive", lambda runtime: archive_is_there.wait(20))
-    monkeypatch.setattr(demo.launcher_image, "ensure_imported", imported)
+    monkeypatch.setattr(demo.cluster_lifecycle, "import_launcher_image", imported)
     monkeypatch.setattr(demo.example_data, "ensure_example_data", lambda _: None)
     monkeypatch.setattr(demo.try_example, "run", lambda config, live: seen.append((config, live)))
     monkeypatch.setattr(demo, "start_cluster", lambda nodes: (seen.append(nodes), started.set()))

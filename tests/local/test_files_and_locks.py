@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from local import files_and_locks
-from local.errors import LocalError
+from local.external_commands import LocalError
 
 
 def test_create_folder_atomically_creates_the_complete_folder_or_none(tmp_path):

@@ -12,8 +12,7 @@ import pytest
 
 from local import __main__ as commands
 from local import local_stack
-from local.errors import LocalError
-from local.external_commands import run_command
+from local.external_commands import LocalError, run_command
 from local.paths import CLONE
 
 

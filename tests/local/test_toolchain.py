@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from local.errors import LocalError
-from local.toolchain import go_build, installed_tools, pinned_tools, trimmed_modules
+from local.external_commands import LocalError
+from local.toolchain import go_build, installed_tools, pinned_tools
 from local.toolchain.pinned_tools import Tool, find_tool
 
 
@@ -130,9 +130,7 @@ esac
 def go(monkeypatch, tmp_path):
     """Put a fake `go` on PATH; it fails while the file `broken` exists."""
     monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(
-        trimmed_modules, "create_source_folder", lambda work, _: (work / "helm").mkdir(parents=True)
-    )
+    monkeypatch.setattr(go_build, "create_source_folder", lambda work, _: (work / "helm").mkdir(parents=True))
     fake = tmp_path / "go"
     fake.write_text(GO.replace("FOLDER", str(tmp_path)))
     fake.chmod(0o755)
@@ -171,14 +169,6 @@ def test_a_full_disk_is_reported_before_anything_is_built(go, monkeypatch):
         go_build.ensure_tools([find_tool("helm")])
 
 
-def test_progress_lines_count_compiled_packages_of_all_uncompiled_ones(monkeypatch, capsys):
-    monkeypatch.setattr(go_build, "_PROGRESS_SECONDS", 0.0)
-    report = go_build._progress_reporter({"a/small", "a/large"})
-    for line in ("go: downloading example.test/p\n", "a/small\n", "a/small\n"):
-        report(line)
-    assert capsys.readouterr().out.splitlines()[-1].endswith("tools: 1 of 2 packages compiled")
-
-
 def test_link_missing_files_keeps_replaced_files_and_rejects_files_unknown_to_the_module(tmp_path):
     original, trimmed = tmp_path / "original", tmp_path / "trimmed"
     for file, text in (
@@ -188,10 +178,10 @@ def test_link_missing_files_keeps_replaced_files_and_rejects_files_unknown_to_th
     ):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    trimmed_modules.link_missing_files(trimmed, original)
+    go_build.link_missing_files(trimmed, original)
     assert [(trimmed / name).read_text() for name in ("a/x.go", "a/y.go")] == ["trimmed", "original"]
     (trimmed / "a/gone.go").write_text("trimmed")
     with pytest.raises(
         LocalError, match=r"left-out/trimmed/a/gone.go replaces a file that original does not have"
     ):
-        trimmed_modules.link_missing_files(trimmed, original)
+        go_build.link_missing_files(trimmed, original)

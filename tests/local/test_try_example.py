@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from local import example_data, try_example
-from local.errors import LocalError
+from local.external_commands import LocalError
 from local.launcher_gang import LauncherGang, find_processes
 
 
