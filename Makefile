@@ -60,7 +60,7 @@ endif
 test: tools ## run all tests except those of test-faults
 	@$(RUN) -m tests.run
 
-test-faults: tools ## inject every fault of docs/explanation/tested.md, restart the cluster, and run other long tests (45 to 65 minutes)
+test-faults: tools ## inject every fault of docs/explanation/tested.md, restart the cluster, and run other long tests (at most 55 minutes)
 	@$(RUN) -m tests.run cluster long faults restarts
 
 reliability: tools ## inject the faults and write the results to docs/explanation/tested.md

@@ -17,8 +17,8 @@ import psutil
 
 from benchmarks._result_lines import Parts
 from benchmarks.learning import prepare_example
-from local.gang_without_launchers import PROGRAMS, Process, TrainerProcesses
 from local.launcher_gang import LauncherGang, find_processes, job_environment
+from testkit.gang_without_launchers import PROGRAMS, Process, TrainerProcesses
 
 RANKS = range(3)
 ROLES = ("trainer", "pserver")

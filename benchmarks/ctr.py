@@ -45,8 +45,8 @@ from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.serving.paddle_served import paddle_inference
 from launcher.trainer import program_loader as programs
 from launcher.trainer import record_files
-from local.gang_without_launchers import PROGRAMS, Process, TrainerProcesses
 from local.paths import CLONE
+from testkit.gang_without_launchers import PROGRAMS, Process, TrainerProcesses
 
 CTR = programs.load_program(PROGRAMS / "ctr" / "trainer_config.py", Path("/none"))
 NETWORKS = {"small": ("32,16", 120_000), "large": ("400,400,400", 40_000)}  # hidden layers, rows a trainer

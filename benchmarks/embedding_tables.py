@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks._result_lines import print_ratio
 from launcher.paths import Position
-from local.gang_without_launchers import Process, TrainerProcesses
+from testkit.gang_without_launchers import Process, TrainerProcesses
 
 PROGRAM = """
 import numpy as np

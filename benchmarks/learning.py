@@ -32,8 +32,8 @@ from benchmarks._result_lines import print_ratio
 from launcher.dataprep.csv_records import split_fields
 from launcher.program import Job
 from local import try_example
-from local.gang_without_launchers import PROGRAMS, TrainerProcesses
 from local.paths import CLONE
+from testkit.gang_without_launchers import PROGRAMS, TrainerProcesses
 
 EXAMPLES = {"quick_start": "error", "recommendation": "rmse"}
 """Example program → the score that is compared."""

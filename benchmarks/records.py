@@ -30,8 +30,8 @@ from launcher.programs.ctr import generated_rows
 from launcher.trainer import conversion, record_files
 from launcher.trainer import program_loader as programs
 from launcher.trainer.record_files import INDEX, RecordFile, Records
-from local.gang_without_launchers import PROGRAMS, TrainerProcesses
 from local.paths import CLONE
+from testkit.gang_without_launchers import PROGRAMS, TrainerProcesses
 
 CTR = PROGRAMS / "ctr" / "trainer_config.py"
 PARSED = 200_000

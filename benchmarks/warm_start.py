@@ -24,8 +24,8 @@ from benchmarks._result_lines import median_of_part, print_median_parts, print_p
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor.child_processes import ForkServer
-from local.gang_without_launchers import ForkedProcess, Process
 from local.launcher_gang import find_processes
+from testkit.gang_without_launchers import ForkedProcess, Process
 
 ROUNDS = 3
 LOAD_SECONDS = 120.0

@@ -43,15 +43,10 @@ class Row:
 
 ROWS = (
     Row(
-        "a pserver is killed",
-        "test_processes.py::test_a_killed_pserver_restarts_the_gang_from_the_newest_checkpoint",
-        "all ranks stop their processes, rendezvous, and restore and verify the newest checkpoint",
-        collective=NO_PSERVERS,
-    ),
-    Row(
-        "a trainer is killed",
-        "test_processes.py::test_a_killed_trainer_restarts_the_gang_from_the_newest_checkpoint",
-        "all ranks stop their processes in the same pods, rendezvous, and restore the newest checkpoint",
+        "a pserver, then a trainer, then a launcher is killed",
+        "test_processes.py::test_three_faults_in_a_row_cause_three_restarts",
+        "three restarts; each new checkpoint resets the count that `training.restarts` limits",
+        collective=AS_FLEET,
     ),
     Row(
         "with two processes per pod (`training.processesPerPod`), those of two pods are killed at once, `checkpointEvery` 60 batches",  # noqa: E501
@@ -60,37 +55,9 @@ ROWS = (
         fleet=NOT_RUN,
     ),
     Row(
-        "a process of the script exits with code 0 before the others",
-        "test_processes.py::test_a_process_that_exits_with_0_before_the_others_is_named_first",
-        "the other processes abort, which counts as a failure; the message names first who exited early",
-        fleet=NOT_RUN,
-    ),
-    Row(
-        "a trainer is frozen (SIGSTOP), `progressDeadlineSeconds` 10",
-        "test_processes.py::test_a_stopped_trainer_counts_as_hung_after_progress_deadline_seconds",
-        "no batch was finished within the deadline, which counts as a failure: all ranks restart their processes",
-    ),
-    Row(
-        "the launcher of rank 1 is frozen (SIGSTOP)",
-        "test_processes.py::test_a_stopped_launcher_is_restarted_by_its_liveness_probe",
-        "the other ranks stop their processes; the liveness probe fails and Kubernetes replaces the pod",
-        collective="as `fleet`; this test was run once, on an earlier day: 100.2 s; 1 restart; complete, parameters equal to undisturbed",  # noqa: E501
-    ),
-    Row(
         "the launcher of rank 0 is frozen (SIGSTOP)",
         "test_processes.py::test_a_stopped_launcher_of_rank_0_is_restarted_by_its_liveness_probe",
         "the other ranks stop their processes; rank 0's new launcher waits until the output lease expires",
-        collective=AS_FLEET,
-    ),
-    Row(
-        "the launcher of rank 0 is killed (SIGKILL)",
-        "test_processes.py::test_a_killed_launcher_of_rank_0_is_restarted_and_resumes_from_run_json",
-        "Kubernetes replaces the pod, which reads `run.json`; the other ranks keep their staged shard and wait",
-    ),
-    Row(
-        "a pserver, then a trainer, then a launcher is killed",
-        "test_processes.py::test_three_faults_in_a_row_cause_three_restarts",
-        "three restarts; each new checkpoint resets the count that `training.restarts` limits",
         collective=AS_FLEET,
     ),
     Row(
@@ -111,22 +78,10 @@ ROWS = (
         collective=AS_FLEET,
     ),
     Row(
-        "the pod of another rank is deleted with force: two pods of this rank run at once",
-        "test_pods.py::test_a_second_pod_of_another_rank_is_rejected_and_the_first_one_continues",
-        "rank 0 rejects the new pod while the old one is alive; this is not counted as a failure",
-        collective=AS_FLEET,
-    ),
-    Row(
         "a pod is deleted while no node takes its replacement, first for seconds, then for longer than `training.rankWaitHours`",  # noqa: E501
         "test_pods.py::test_a_rank_without_a_node_is_waited_for_and_the_failed_job_is_started_again",
         "the other pods wait without processes and continue with the new pod; at the end of the wait the Job fails, and `resume` starts it again",  # noqa: E501
         collective=AS_FLEET,
-    ),
-    Row(
-        "a pod is deleted when the run is complete",
-        "test_pods.py::test_a_pod_that_is_deleted_after_the_run_completed_changes_nothing",
-        "its replacement sees that the run is complete and exits with 0",
-        collective="tested on loopback only: nothing is started",
     ),
     Row(
         "the Job is suspended with kubectl, and later resumed",
@@ -140,21 +95,9 @@ ROWS = (
         "a checkpoint is saved (`fleet`: by all ranks after the same batch, `collective`: by process 0), then the Job is suspended; `resume` continues from it",  # noqa: E501
     ),
     Row(
-        "`stop`; then the release is upgraded with other `trainers`",
-        "test_pods.py::test_a_stopped_run_of_a_script_continues_with_another_number_of_trainers",
-        "the data Job makes other shards; the run continues at the same part of the pass",
-        fleet="a run with other `trainers` starts from scratch",
-    ),
-    Row(
         "a node is drained (`kubectl drain`) in the middle of a pass, as before a spot node is reclaimed",
         "test_pods.py::test_a_drained_node_loses_no_work_of_its_pod",
         "a checkpoint is saved as for `stop`, then the pod exits; its replacement on another node resumes from it",
-    ),
-    Row(
-        "SIGTERM to all pods at once",
-        "test_pods.py::test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume",
-        "exit code 143 does not count as a failure of the Job: Kubernetes replaces all pods, and they resume from the newest checkpoint",  # noqa: E501
-        collective=AS_FLEET,
     ),
     Row(
         "all processes of all pods, also the launchers, are killed at 80 % of a run of one pass, `checkpointEvery` 50 batches",  # noqa: E501
@@ -167,11 +110,6 @@ ROWS = (
         "test_nodes_and_network.py::test_a_node_without_kubelet_and_containerd_continues_training",
         "the processes of the node's pods continue to train",
         collective=AS_FLEET,
-    ),
-    Row(
-        "a node's network is cut for 5 s",
-        "test_nodes_and_network.py::test_a_network_failure_of_5_seconds_costs_at_most_one_restart",
-        "training continues. If Paddle lost a request meanwhile, a restart would follow; here it lost none",
     ),
     Row(
         "a node's network is cut for 60 s",
@@ -190,42 +128,15 @@ ROWS = (
         collective=AS_FLEET,
     ),
     Row(
-        "CoreDNS is down during a restart",
-        "test_nodes_and_network.py::test_a_restart_works_without_dns",
-        "launchers know each other's addresses: the restart is finished before CoreDNS is back",
-        collective=AS_FLEET,
-    ),
-    Row(
         "the data Job is killed halfway",
         "test_pods.py::test_a_killed_data_job_starts_again_and_the_training_waits_for_it",
         "the data Job's next pod starts again; trainings never read data without a manifest",
         collective=AS_FLEET,
     ),
     Row(
-        "a file of the newest checkpoint is damaged, then a trainer is killed",
-        "test_storage.py::test_a_damaged_newest_checkpoint_is_rejected_and_the_one_before_it_is_restored",
-        "1st restart: the sha256 is wrong, `rejected.json` marks the checkpoint as unusable; 2nd: the one before it is used",  # noqa: E501
-    ),
-    Row(
-        "a shard is damaged",
-        "test_storage.py::test_a_damaged_shard_is_reported_and_the_run_resumes_once_it_is_repaired",
-        "the run ends with exit code 65 (wrong data) and the shard's name; a restart could not help",
-        collective=AS_FLEET,
-    ),
-    Row(
-        "the storage hangs for 30 s on the node of one rank",
-        "test_storage.py::test_storage_that_hangs_for_30_seconds_on_one_node_costs_at_most_one_restart",
-        "`status` names the rank after 10 s; here it answers again before the 150 s after which the pod would be replaced",  # noqa: E501
-    ),
-    Row(
-        "the volume is full during a checkpoint, and freed",
-        "test_storage.py::test_a_full_volume_fails_the_run_which_resumes_once_there_is_space",
-        "the run ends with exit code 75 (storage full); started again, it resumes from the newest checkpoint",
-    ),
-    Row(
-        "the volume becomes read-only, and writable again",
-        "test_storage.py::test_a_read_only_volume_fails_the_run_which_resumes_once_it_is_writable",
-        "the run ends with exit code 75 (read-only); started again, it resumes from the newest checkpoint",
+        "the volume is full during a checkpoint, and freed; later it becomes read-only, and writable again",
+        "test_storage.py::test_a_full_and_a_read_only_volume_fail_the_run_which_resumes_once_they_are_writable",
+        "the run ends with exit code 75 and the reason; started again, it resumes from the newest checkpoint",
     ),
 )
 

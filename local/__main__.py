@@ -14,7 +14,7 @@ import typer
 from local import console, example_data, local_stack, try_example
 from local import demo as steps
 from local.cluster import cluster_lifecycle
-from local.cluster.daemon_configs import plan_nodes as plan
+from local.cluster.daemon_configs import plan_nodes
 from local.external_commands import LocalError, exit_on_sigterm
 from local.images import launcher_image
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SOURCES
@@ -28,24 +28,33 @@ app = typer.Typer(
     "never uses $KUBECONFIG or ~/.kube/config.",
 )
 Nodes = Annotated[int, typer.Option(envvar="NODES", help="Number of nodes of the cluster, 1 to 5.")]
+Config = Annotated[str, typer.Option(help="Example: quick_start, recommendation, ctr or text.")]
+Runtime = Annotated[
+    str, typer.Option(help="fleet: PaddlePaddle 2.6.2 with parameter servers; collective: a current one.")
+]
+Wipe = Annotated[bool, typer.Option(help="Also delete etcd's data, images, keys and the Pulumi state.")]
+Target = Annotated[
+    Path, typer.Option(help="Target folder; default: sources/ in the storage of the stack local.")
+]
+Kubeconfig = Annotated[
+    str, typer.Option(help="Kubeconfig of your own cluster, which is used instead of the local one.")
+]
+Context = Annotated[str, typer.Option(help="Context in that kubeconfig.")]
+Image = Annotated[str, typer.Option(help="Launcher image in a registry that your cluster can reach.")]
 
 
 @app.command()
-def tools(
-    tests: Annotated[
-        bool, typer.Option(help="Also install what the chart's tests and documentation need.")
-    ] = True,
-) -> None:
-    """Install missing Debian packages and build missing tools."""
-    debian_packages.ensure_packages(tests)
-    go_build.ensure_all_tools(tests=tests)
+def tools() -> None:
+    """Install missing Debian packages and build missing tools, also those of the tests and the documentation."""
+    debian_packages.ensure_packages(tests=True)
+    go_build.ensure_all_tools(tests=True)
     console.success("all tools are installed")
 
 
 @app.command()
 def up(nodes: Nodes = 3) -> None:
-    """Start the local cluster, or repair it; a running, intact cluster is not changed."""
-    plan(nodes)  # rejects a wrong number before anything is built
+    """Start the local cluster; a running one is restarted only if its settings or programs have changed."""
+    plan_nodes(nodes)  # rejects a wrong number before anything is built
     debian_packages.ensure_packages()
     go_build.ensure_all_tools()
     steps.start_cluster(nodes)
@@ -55,11 +64,7 @@ def up(nodes: Nodes = 3) -> None:
 
 
 @app.command()
-def down(
-    wipe: Annotated[
-        bool, typer.Option(help="Also delete etcd's data, images, keys and the Pulumi state.")
-    ] = False,
-) -> None:
+def down(wipe: Wipe = False) -> None:
     """Stop the local cluster and undo its changes to this machine; data on the shared storage stays."""
     with console.timed_step("stopping the local cluster"):
         cluster_lifecycle.stop_cluster(wipe)
@@ -73,20 +78,13 @@ def status() -> None:
         console.info("the local cluster is not running; `make cluster` or `make demo` starts it")
         return
     for name, text in lines:
-        (console.info if text == "Ready" or text.startswith("running") else console.error)(f"{name}: {text}")
+        (console.info if text in ("Ready", "running") else console.error)(f"{name}: {text}")
     env = {**os.environ, **local_stack.tool_environment({}), "KUBECONFIG": str(KUBECONFIG)}
     subprocess.run([sys.executable, "-m", "launcher", "status"], cwd=CLONE, env=env, check=False)
 
 
 @app.command()
-def image(
-    runtime: Annotated[
-        str,
-        typer.Option(
-            help="fleet: PaddlePaddle 2.6.2 with parameter servers; collective: a current PaddlePaddle."
-        ),
-    ] = "fleet",
-) -> None:
+def image(runtime: Runtime = "fleet") -> None:
     """Build the launcher image of a runtime and import it into the local cluster if that is running."""
     if runtime not in launcher_image.RUNTIMES:
         raise LocalError(
@@ -94,20 +92,14 @@ def image(
             "an image of your own). Fix: use make image RUNTIME=collective"
         )
     debian_packages.ensure_packages()
-    name = (
-        cluster_lifecycle.import_launcher_image(runtime)
-        if cluster_lifecycle.running_nodes()
-        else launcher_image.ensure_archive(runtime)[0]
-    )
-    console.success(name)
+    if cluster_lifecycle.running_nodes():
+        console.success(cluster_lifecycle.import_launcher_image(runtime))
+    else:
+        console.success(launcher_image.ensure_archive(runtime)[0])
 
 
 @app.command()
-def sources(
-    to: Annotated[
-        Path, typer.Option(help="Target folder; default: sources/ in the storage of the stack local.")
-    ] = SOURCES,
-) -> None:
+def sources(to: Target = SOURCES) -> None:
     """Download the examples' data."""
     example_data.ensure_wheels(to)
     console.success(f"the examples' data is in {to}")
@@ -115,33 +107,20 @@ def sources(
 
 @app.command()
 def demo(
-    config: Annotated[
-        str,
-        typer.Option(
-            help="Example: quick_start, recommendation, ctr or text; default: the example of the stack."
-        ),
-    ] = "",
+    config: Config = "",
     nodes: Nodes = 3,
-    cluster_kubeconfig: Annotated[
-        str, typer.Option(help="Kubeconfig of your own cluster, which is used instead of the local one.")
-    ] = "",
-    context: Annotated[str, typer.Option(help="Context in that kubeconfig.")] = "",
-    image: Annotated[
-        str, typer.Option(help="Launcher image in a registry that your cluster can reach.")
-    ] = "",
+    cluster_kubeconfig: Kubeconfig = "",
+    context: Context = "",
+    image: Image = "",
 ) -> None:
-    """Set up everything, train an example and print its results."""
-    plan(nodes)
+    """Set up everything, train an example (by default that of the stack), and print its results."""
+    plan_nodes(nodes)
     where = steps.resolve_target(cluster_kubeconfig or None, context or None, image or None)
     steps.run_demo(config, nodes, where, image or None)
 
 
 @app.command("try")
-def try_(
-    config: Annotated[
-        str, typer.Option(help="Example: quick_start, recommendation, ctr or text.")
-    ] = "quick_start",
-) -> None:
+def try_(config: Config = "quick_start") -> None:
     """Train an example on loopback: no root, no Kubernetes, only the Python environment."""
     try_example.run(config)
 

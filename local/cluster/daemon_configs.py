@@ -137,26 +137,17 @@ def kubeconfig(name: str) -> str:
     def data(file: str) -> str:
         return base64.b64encode((PKI / file).read_bytes()).decode()
 
-    return _to_json(
-        {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [
-                {"name": CONTEXT, "cluster": {"server": SERVER, "certificate-authority-data": data("ca.crt")}}
-            ],
-            "users": [
-                {
-                    "name": CONTEXT,
-                    "user": {
-                        "client-certificate-data": data(f"{name}.crt"),
-                        "client-key-data": data(f"{name}.key"),
-                    },
-                }
-            ],
-            "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
-            "current-context": CONTEXT,
-        }
-    )
+    cluster = {"server": SERVER, "certificate-authority-data": data("ca.crt")}
+    user = {"client-certificate-data": data(f"{name}.crt"), "client-key-data": data(f"{name}.key")}
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": CONTEXT, "cluster": cluster}],
+        "users": [{"name": CONTEXT, "user": user}],
+        "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
+        "current-context": CONTEXT,
+    }
+    return _to_json(config)
 
 
 def etcd_command() -> list[str]:
@@ -261,19 +252,10 @@ def parse_resolvers(resolv_conf: str) -> list[str]:
 
 def cni_config(node: Node) -> str:
     """Return the node's CNI configuration: a bridge with the node's pod subnet, and host ports."""
-    bridge: dict[str, Any] = {
-        "type": "bridge",
-        "bridge": "cni0",
-        "isGateway": True,
-        "ipMasq": False,  # the machine's NAT rules do that, so that pods see each other's real addresses
-        "hairpinMode": True,
-        "ipam": {
-            "type": "host-local",
-            "dataDir": str(node.folder / "ipam"),
-            "ranges": [[{"subnet": node.pod_subnet}]],
-            "routes": [{"dst": "0.0.0.0/0"}],
-        },
-    }
+    ipam = {"type": "host-local", "dataDir": f"{node.folder}/ipam", "routes": [{"dst": "0.0.0.0/0"}]}
+    # No `ipMasq`: the machine's NAT rules do that, so that pods see each other's real addresses.
+    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "hairpinMode": True}
+    bridge["ipam"] = {**ipam, "ranges": [[{"subnet": node.pod_subnet}]]}
     ports = {"type": "portmap", "capabilities": {"portMappings": True}}
     return _to_json({"cniVersion": "1.0.0", "name": node.name, "plugins": [bridge, ports]})
 
@@ -301,41 +283,37 @@ disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapsho
 
 def kubelet_config(node: Node) -> str:
     """Return the configuration of the node's kubelet."""
-    return _to_json(
-        {
-            "apiVersion": "kubelet.config.k8s.io/v1beta1",
-            "kind": "KubeletConfiguration",
-            "authentication": {
-                "anonymous": {"enabled": False},
-                "webhook": {"enabled": True},
-                "x509": {"clientCAFile": f"{PKI}/ca.crt"},
-            },
-            "authorization": {"mode": "Webhook"},
-            "cgroupDriver": "cgroupfs",
-            "cgroupRoot": f"/{node.cgroup}",
-            "failCgroupV1": False,
-            "failSwapOn": False,
-            "containerRuntimeEndpoint": f"unix://{node.socket}",
-            "clusterDNS": [HOST_ADDRESS],
-            "clusterDomain": "cluster.local",
-            "resolvConf": f"{STATE}/resolv.conf",
-            # in a shared folder the kubelets would delete each other's logs
-            "podLogsDir": f"{node.folder}/pod-logs",
-            # A rather full disk must not evict pods or collect images: `up` and the image import check the
-            # free space before.
-            "evictionHard": {
-                "memory.available": "100Mi",
-                "nodefs.available": "1%",
-                "imagefs.available": "1%",
-            },
-            "imageGCHighThresholdPercent": 100,
-            "imageGCLowThresholdPercent": 99,
-            "nodeStatusUpdateFrequency": "4s",
-            "registerWithTaints": [],
-            "serializeImagePulls": False,
-            "healthzBindAddress": "127.0.0.1",
-        }
-    )
+    authentication = {
+        "anonymous": {"enabled": False},
+        "webhook": {"enabled": True},
+        "x509": {"clientCAFile": f"{PKI}/ca.crt"},
+    }
+    config = {
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "authentication": authentication,
+        "authorization": {"mode": "Webhook"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": f"/{node.cgroup}",
+        "failCgroupV1": False,
+        "failSwapOn": False,
+        "containerRuntimeEndpoint": f"unix://{node.socket}",
+        "clusterDNS": [HOST_ADDRESS],
+        "clusterDomain": "cluster.local",
+        "resolvConf": f"{STATE}/resolv.conf",
+        # in a shared folder the kubelets would delete each other's logs
+        "podLogsDir": f"{node.folder}/pod-logs",
+        # A rather full disk must not evict pods or collect images: `up` and the image import check the free space
+        # before.
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "imageGCHighThresholdPercent": 100,
+        "imageGCLowThresholdPercent": 99,
+        "nodeStatusUpdateFrequency": "4s",
+        "registerWithTaints": [],
+        "serializeImagePulls": False,
+        "healthzBindAddress": "127.0.0.1",
+    }
+    return _to_json(config)
 
 
 def kubelet_command(node: Node, binary: Path) -> list[str]:
@@ -354,23 +332,18 @@ def kubelet_command(node: Node, binary: Path) -> list[str]:
 
 def proxy_config(node: Node) -> str:
     """Return the configuration of the node's kube-proxy."""
-    return _to_json(
-        {
-            "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-            "kind": "KubeProxyConfiguration",
-            "mode": "iptables",
-            "clientConnection": {"kubeconfig": f"{STATE}/admin.kubeconfig"},
-            "clusterCIDR": POD_SUBNET,
-            "hostnameOverride": node.name,
-            # The machine has one connection table, which a node must not resize.
-            "conntrack": {
-                "maxPerCore": 0,
-                "min": 0,
-                "tcpEstablishedTimeout": "0s",
-                "tcpCloseWaitTimeout": "0s",
-            },
-        }
-    )
+    # The machine has one connection table, which a node must not resize.
+    unchanged = {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
+    config = {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "iptables",
+        "clientConnection": {"kubeconfig": f"{STATE}/admin.kubeconfig"},
+        "clusterCIDR": POD_SUBNET,
+        "hostnameOverride": node.name,
+        "conntrack": unchanged,
+    }
+    return _to_json(config)
 
 
 def proxy_command(node: Node, binary: Path) -> list[str]:

@@ -20,9 +20,10 @@ from local.toolchain import installed_tools
 from local.toolchain.pinned_tools import SOURCES, TOOLS, VARIABLES, Tool
 
 # Parts of Pulumi and its provider that the stacks of this project never use are left out: backends and secrets in
-# Google Cloud, Azure and Vault, `pulumi logs`, and provider components that need one Go type per Kubernetes kind. They
-# are a quarter of the code that would be compiled. `local/tools/left-out/` has one folder per trimmed module. A folder with a
-# go.mod replaces the whole module; the files of other folders replace the files of the module at the same path.
+# Google Cloud, Azure and Vault, `pulumi logs`, and provider components that need one Go type per Kubernetes kind.
+# They are a quarter of the code that would be compiled. `local/tools/left-out/` has one folder per trimmed module.
+# A folder with a go.mod replaces the whole module; the files of other folders replace the files of the module at
+# the same path.
 TRIMMED = {
     "gocloud": "gocloud.dev",
     "google-api": "google.golang.org/api",

@@ -1,4 +1,4 @@
-"""Find pulumi, helm and kubectl that the user has installed; compatible versions are used, never changed."""
+"""Find pulumi, helm and kubectl that the user has installed; suitable versions are used, never changed."""
 
 from __future__ import annotations
 
@@ -6,58 +6,38 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
 
 from local import console
 from local.paths import cache
-from local.toolchain.pinned_tools import HELM, KUBERNETES, PULUMI
+from local.toolchain.pinned_tools import KUBERNETES, PULUMI
 
-Version = tuple[int, int, int]
-_VERSION = re.compile(r"v?(\d+)\.(\d+)(?:\.(\d+))?")
-OLDEST_HELM: Version = (3, 14, 0)  # the first with `upgrade --reset-then-reuse-values`
-
-
-def parse_version(text: str) -> Version | None:
-    """Return the first version number in the output of a tool, or None."""
-    found = _VERSION.search(text)
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else None
-
-
-def is_compatible_pulumi(version: Version) -> bool:
-    """Return whether the major version equals that of the locked SDK and the version is not older."""
-    wanted = parse_version(PULUMI)
-    return wanted is not None and version[0] == wanted[0] and version >= wanted
-
-
-def is_compatible_helm(version: Version) -> bool:
-    """Return whether the version is of Helm 3 or 4 and not older than `OLDEST_HELM`."""
-    newest = parse_version(HELM)
-    return newest is not None and OLDEST_HELM <= version < (newest[0] + 1, 0, 0)
-
-
-def is_compatible_kubectl(version: Version) -> bool:
-    """Return whether the version is within one minor version of the cluster (Kubernetes' skew policy)."""
-    wanted = parse_version(KUBERNETES)
-    return wanted is not None and version[0] == wanted[0] and abs(version[1] - wanted[1]) <= 1
-
-
-REPLACEABLE: dict[str, tuple[tuple[str, ...], Callable[[Version], bool]]] = {
-    "pulumi": (("version",), is_compatible_pulumi),
-    "helm": (("version", "--short"), is_compatible_helm),
-    "kubectl": (("version", "--client"), is_compatible_kubectl),
+_VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
+_MINOR = int(KUBERNETES.split(".")[1])
+SUITABLE = {
+    "pulumi": (("version",), SpecifierSet(f">={PULUMI},<{int(PULUMI.split('.')[0]) + 1}")),
+    "helm": (
+        ("version", "--short"),
+        SpecifierSet(">=3.14,<5"),
+    ),  # 3.14 has `upgrade --reset-then-reuse-values`
+    # within one minor version of the cluster: Kubernetes' skew policy
+    "kubectl": (("version", "--client"), SpecifierSet(f">=1.{_MINOR - 1},<1.{_MINOR + 2}")),
 }
-"""Program that can replace a built tool → the arguments with which it prints its version, and the check of that."""
+"""Program that can replace a built tool → the arguments with which it prints its version, and the suitable versions."""
+
+
+def is_suitable(program: str, printed: str) -> bool:
+    """Return whether the first version number in the program's output `printed` is suitable."""
+    found = _VERSION.search(printed)
+    return found is not None and SUITABLE[program][1].contains(found[0])
 
 
 def path_without_cache() -> str:
     """Return PATH without folders of the cache, so that a built tool is not mistaken for an installed one."""
-    ours = str(cache())
-    return os.pathsep.join(
-        p
-        for p in os.environ.get("PATH", "").split(os.pathsep)
-        if p != ours and not p.startswith(ours + os.sep)
-    )
+    folders = os.environ.get("PATH", "").split(os.pathsep)
+    return os.pathsep.join(folder for folder in folders if not Path(folder).is_relative_to(cache()))
 
 
 def report_compatible_tools() -> dict[str, Path]:
@@ -69,26 +49,21 @@ def report_compatible_tools() -> dict[str, Path]:
 
 
 def find_compatible_tools() -> dict[str, Path]:
-    """Return the path of each program that is on PATH in a compatible version."""
-    compatible = {}
-    for program, (arguments, is_compatible) in REPLACEABLE.items():
-        path = shutil.which(program, path=path_without_cache())
-        if path is None:
+    """Return the path of each program that is on PATH in a suitable version."""
+    compatible, search_path = {}, path_without_cache()
+    for program, (arguments, _) in SUITABLE.items():
+        if (path := shutil.which(program, path=search_path)) is None:
+            continue
+        # pulumi without its Python language host cannot run the program
+        if program == "pulumi" and shutil.which("pulumi-language-python", path=search_path) is None:
             continue
         try:
-            result = subprocess.run(
-                [path, *arguments],
-                capture_output=True,
-                text=True,
-                timeout=20,
-                check=False,
-                stdin=subprocess.DEVNULL,
+            argv = [path, *arguments]
+            ended = subprocess.run(
+                argv, capture_output=True, text=True, timeout=20, check=False, stdin=subprocess.DEVNULL
             )
         except (OSError, subprocess.TimeoutExpired):
             continue
-        version = parse_version(result.stdout) if result.returncode == 0 else None
-        if version is not None and is_compatible(version):
+        if ended.returncode == 0 and is_suitable(program, ended.stdout):
             compatible[program] = Path(path)
-    if "pulumi" in compatible and shutil.which("pulumi-language-python", path=path_without_cache()) is None:
-        del compatible["pulumi"]  # pulumi without its Python language host cannot run the program
     return compatible

@@ -31,20 +31,6 @@ def test_a_node_without_kubelet_and_containerd_continues_training(start_run: Sta
 
 
 @BOTH_RUNTIMES
-def test_a_network_failure_of_5_seconds_costs_at_most_one_restart(start_run: StartRun) -> None:
-    run = start_run()
-    run.reach(1, batch=100)
-    run.broken()
-    cluster_faults.disconnect_node(node_of(run.training, 1), 5)
-    run.reach(2)
-    if run.json("run.json")["restarts"]:
-        run.recovered()
-    restarts = run.ends()
-    run.ends_complete(*["rank" for _ in restarts])
-    assert len(restarts) <= 1
-
-
-@BOTH_RUNTIMES
 def test_a_network_failure_of_60_seconds_ends_with_a_restart_in_the_same_pods(start_run: StartRun) -> None:
     run = start_run()
     run.reach(1, batch=100)
@@ -88,12 +74,3 @@ def test_the_api_server_may_be_unavailable_while_ranks_look_up_rank_0(start_run:
         assert run.json("status.json")["state"] == "rendezvous", "nobody can know yet where rank 0 is"
     run.recovered()
     run.ends_complete()
-
-
-def test_a_restart_works_without_dns(start_run: StartRun) -> None:
-    run = start_run()
-    run.reach(1, batch=100)
-    with cluster_faults.stopped_daemons("coredns"):
-        run.kill("trainer", rank=1)
-        run.recovered()
-    run.ends_complete("trainer exited with signal SIGKILL")

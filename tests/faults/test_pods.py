@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from launcher.cli.releases import merge_values
-from launcher.paths import JobPaths, Position, position
+from launcher.paths import JobPaths
 from testkit.local_cluster import Training
 from testkit.waiting import until
 from tests.e2e import job_processes
 from tests.faults import cluster_faults
 from tests.faults.faulty_run import FaultyRun
-from tests.faults.paced_programs import BOTH_RUNTIMES, ONLY_COLLECTIVE, pace_first_attempt
+from tests.faults.paced_programs import BOTH_RUNTIMES, pace_first_attempt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -101,20 +101,6 @@ def test_a_second_rank_0_waits_until_the_first_one_has_exited(
     )
 
 
-def test_a_second_pod_of_another_rank_is_rejected_and_the_first_one_continues(
-    start_run: StartRun, repaired_cluster: None
-) -> None:
-    run = start_run(longer=True)
-    run.reach(0, batch=100)
-    assert node_of(run.training, 0) != node_of(run.training, 1)
-    with deserted(run.training, 1):
-        run.broken()
-        forget(run.training, 1)
-        run.until(lambda: len(run.processes("launcher", 1)) == 2, "two launchers of rank 1", 90)
-        run.ends(300)
-    run.ends_complete()
-
-
 @contextlib.contextmanager
 def no_capacity(training: Training) -> Iterator[None]:
     """During the block no node takes new pods, as when there is no spot capacity."""
@@ -156,22 +142,6 @@ def test_a_rank_without_a_node_is_waited_for_and_the_failed_job_is_started_again
     run.ends_complete(
         "received SIGTERM", "received SIGTERM", what="failed at the end of the 2nd wait; after `resume` "
     )
-
-
-def test_a_pod_that_is_deleted_after_the_run_completed_changes_nothing(start_run: StartRun) -> None:
-    run = start_run(training={"passes": 1})
-    run.training.complete(240)
-    before = {path: path.read_bytes() for path in (run.output / "model").rglob("*") if path.is_file()}
-    measured = (run.output / "metrics.csv").read_bytes()
-    run.training.upgrade({"runId": "again"})
-    run.until(lambda: run.training.pods() and run.training.pod(2), "rank 2's new pod", 60)
-    run.broken()
-    delete(run.training, 2)
-    run.training.complete(240)
-    assert {path: path.read_bytes() for path in before} == before
-    assert (run.output / "metrics.csv").read_bytes() == measured
-    assert run.json("run.json")["state"] == "complete"
-    run.keep(0, "complete; nothing is trained again")
 
 
 def test_a_suspended_run_stops_cleanly_and_resumes_when_it_is_allowed_to(start_run: StartRun) -> None:
@@ -232,24 +202,6 @@ def test_a_run_that_a_user_stops_loses_nothing_of_its_only_pass(start_run: Start
     )
 
 
-@ONLY_COLLECTIVE
-def test_a_stopped_run_of_a_script_continues_with_another_number_of_trainers(start_run: StartRun) -> None:
-    """The data Job makes other shards, and the run continues at the same part of the pass."""
-    run = start_run(**pace_first_attempt(0.05))
-    run.reach(1, batch=200)
-    run.cluster.launcher("stop", "--release", run.training.release, "-n", run.training.namespace)
-    # On a busy machine the script may finish its pass before it is stopped.
-    stopped_at = max(filter(None, (position(path.parent.name) for path in run.output.glob("pass-*/done"))))
-    run.broken()
-    run.training.upgrade({"trainers": 2})
-    run.recovered(180)
-    passes, batches = run.json("run.json")["resume"].values()
-    assert Position(passes, batches) == stopped_at
-    run.ends_complete(what="2 trainers instead of 3; ")
-    assert run.json("run.json")["fingerprint"]["trainers"] == 2
-    assert not (run.training.job / "runs").exists(), "the output was continued, not moved away"
-
-
 # The newest checkpoint is 12 s old; one that is younger than 10 s would be used.
 DRAINED: dict[str, tuple[dict[str, Any], int, int]] = {
     # 3472 batches; the checkpoint is at 1500.
@@ -284,16 +236,6 @@ def test_a_drained_node_loses_no_work_of_its_pod(
     run.until(lambda: not run.processes(), "no process", 30)
     result = f", {run.check_result()}" if runtime == "collective" else ""
     run.keep(1, f"complete; 0 of the batches from before the drain done again{result}")
-
-
-def test_pods_that_all_get_sigterm_at_once_are_replaced_and_resume(start_run: StartRun) -> None:
-    run = start_run()
-    run.reach(1, batch=100)
-    run.broken()
-    job_processes.signal_all(run.processes("launcher"), signal.SIGTERM)
-    run.recovered()
-    assert run.json("run.json")["resume"]["pass"] >= 1
-    run.ends_complete(*run.ends())
 
 
 def test_a_run_of_one_pass_whose_processes_all_die_loses_at_most_one_checkpoint_interval(

@@ -9,48 +9,11 @@ import pytest
 
 from tests.e2e import job_processes
 from tests.faults.faulty_run import FaultyRun
-from tests.faults.paced_programs import BOTH_RUNTIMES, ONLY_COLLECTIVE, pace_first_attempt
+from tests.faults.paced_programs import ONLY_COLLECTIVE, pace_first_attempt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 StartRun = Callable[..., FaultyRun]
-
-
-def test_a_killed_pserver_restarts_the_gang_from_the_newest_checkpoint(start_run: StartRun) -> None:
-    run = start_run()
-    run.reach(1, batch=100)
-    run.kill("pserver", rank=1)
-    run.recovered()
-    run.ends_complete("pserver 0 exited with signal SIGKILL")
-
-
-@BOTH_RUNTIMES
-def test_a_killed_trainer_restarts_the_gang_from_the_newest_checkpoint(start_run: StartRun) -> None:
-    run = start_run()
-    run.reach(1, batch=100)
-    pods = {run.training.pod(rank) for rank in range(3)}
-    run.kill("trainer", rank=2)
-    run.recovered()
-    run.ends_complete("trainer exited with signal SIGKILL")
-    assert {run.training.pod(rank) for rank in range(3)} == pods, "no pod was replaced for it"
-
-
-@BOTH_RUNTIMES
-def test_a_stopped_trainer_counts_as_hung_after_progress_deadline_seconds(start_run: StartRun) -> None:
-    run = start_run(longer=True, training={"progressDeadlineSeconds": 10})
-    run.reach(1, batch=100)
-    run.kill("trainer", 1, signal.SIGSTOP)
-    run.recovered()
-    run.ends_complete("trainer hangs: no batch for 10 s (training.progressDeadlineSeconds)")
-
-
-def test_a_stopped_launcher_is_restarted_by_its_liveness_probe(start_run: StartRun) -> None:
-    """Its child processes continue, and only Kubernetes may terminate them: the other ranks wait for that."""
-    run = start_run(longer=True)
-    run.reach(1, batch=100)
-    run.kill("launcher", 1, signal.SIGSTOP)
-    run.recovered(240)
-    run.ends_complete("rank 1")
 
 
 def test_a_stopped_launcher_of_rank_0_is_restarted_by_its_liveness_probe(start_run: StartRun) -> None:
@@ -59,15 +22,6 @@ def test_a_stopped_launcher_of_rank_0_is_restarted_by_its_liveness_probe(start_r
     run.reach(1, batch=100)
     run.kill("launcher", 0, signal.SIGSTOP)
     run.recovered(240)
-    run.ends_complete("rank 0's launcher was lost")
-
-
-@BOTH_RUNTIMES
-def test_a_killed_launcher_of_rank_0_is_restarted_and_resumes_from_run_json(start_run: StartRun) -> None:
-    run = start_run()
-    run.reach(1, batch=100)
-    run.kill("launcher", rank=0)
-    run.recovered()
     run.ends_complete("rank 0's launcher was lost")
 
 
@@ -81,21 +35,6 @@ def test_three_faults_in_a_row_cause_three_restarts(start_run: StartRun) -> None
     run.kill("launcher", rank=1)
     run.recovered()
     run.ends_complete("pserver 0 exited", "trainer exited", "rank 1")
-
-
-@ONLY_COLLECTIVE
-def test_a_process_that_exits_with_0_before_the_others_is_named_first(start_run: StartRun) -> None:
-    """The others wait for it in their next step, and abort or hang."""
-    run = start_run(training={"progressDeadlineSeconds": 10})
-    run.reach(1, batch=100)
-    run.kill("trainer", 1, signal.SIGUSR1)
-    run.recovered()
-    [cause] = run.ends()
-    before, _, after = cause.partition(" before the other trainers had finished. Then: ")
-    assert before.startswith("the trainer of rank 1 ")
-    assert before.endswith("exited with code 0")
-    assert after.startswith("rank ")
-    run.ends_complete("exited with code 0 before")
 
 
 @ONLY_COLLECTIVE

@@ -12,26 +12,24 @@ from local.toolchain.pinned_tools import Tool, find_tool
 
 
 @pytest.mark.parametrize(
-    ("fits", "text", "expected"),
+    ("program", "text", "expected"),
     [
-        (installed_tools.is_compatible_helm, "v3.14.0+gabc", True),
-        (installed_tools.is_compatible_helm, "v3.13.9", False),
-        (installed_tools.is_compatible_helm, "v4.3.1+gabc", True),
-        (installed_tools.is_compatible_helm, "v5.0.0", False),
-        (installed_tools.is_compatible_kubectl, "Client Version: v1.34.1", True),
-        (installed_tools.is_compatible_kubectl, "Client Version: v1.36.0-rc.1", True),
-        (installed_tools.is_compatible_kubectl, "Client Version: v1.32.4-dispatcher", False),
-        (installed_tools.is_compatible_pulumi, "v3.259.0", True),
-        (installed_tools.is_compatible_pulumi, "v3.258.9", False),
-        (installed_tools.is_compatible_pulumi, "v4.0.0", False),
+        ("helm", "v3.14.0+gabc", True),
+        ("helm", "v3.13.9", False),
+        ("helm", "v4.3.1+gabc", True),
+        ("helm", "v5.0.0", False),
+        ("helm", "command not found", False),
+        ("kubectl", "Client Version: v1.34.1", True),
+        ("kubectl", "Client Version: v1.36.0-rc.1", True),
+        ("kubectl", "Client Version: v1.32.4-dispatcher", False),
+        ("kubectl", "Client Version: v1.37.0", False),
+        ("pulumi", "v3.259.0", True),
+        ("pulumi", "v3.258.9", False),
+        ("pulumi", "v4.0.0", False),
     ],
 )
-def test_an_installed_tool_is_compatible_depending_on_its_version(fits, text, expected):
-    assert fits(installed_tools.parse_version(text)) is expected
-
-
-def test_parse_version_of_text_without_a_version_returns_none():
-    assert installed_tools.parse_version("command not found") is None
+def test_an_installed_tool_is_suitable_depending_on_its_version(program, text, expected):
+    assert installed_tools.is_suitable(program, text) is expected
 
 
 def test_cache_key_of_a_tool_changes_with_sources_packages_and_names(tmp_path, monkeypatch):

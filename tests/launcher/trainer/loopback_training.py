@@ -18,7 +18,7 @@ from launcher.paths import Position
 from launcher.runtimes.fleet import trainer_command
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor.child_processes import ForkServer
-from local.gang_without_launchers import PROGRAMS, ForkedProcess, Process, TrainerProcesses
+from testkit.gang_without_launchers import PROGRAMS, ForkedProcess, Process, TrainerProcesses
 from testkit.waiting import PATIENCE
 
 __all__ = ["PROGRAMS", "SHARDS", "LoopbackTraining", "Process", "prepare_training"]
