@@ -17,9 +17,9 @@ from pathlib import Path
 
 from benchmarks._example_trainings import ExampleGang, read
 from local import try_example
-from local.collective_python import ensure_collective_python
 from local.external_commands import free_port
 from local.launcher_gang import find_processes, first_port
+from local.launcher_image import ensure_collective_python
 from local.paths import CLONE
 from testkit.gang_without_launchers import PROGRAMS
 

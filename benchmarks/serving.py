@@ -45,7 +45,7 @@ from launcher.serving.paddle_served.model import table_folder
 from launcher.trainer import program_loader as programs
 from launcher.trainer.export import ModelWriter, write_rows
 from launcher.trainer.network import build_network
-from local.sample_prediction import serve_model
+from local.try_example import serve_model
 from testkit.gang_without_launchers import PROGRAMS, TrainerProcesses
 
 WIDTH = 16

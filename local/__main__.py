@@ -11,14 +11,21 @@ from typing import Annotated
 
 import typer
 
-from local import console, example_data, local_stack, try_example
+from local import (
+    console,
+    debian_packages,
+    example_data,
+    go_tools,
+    installed_tools,
+    launcher_image,
+    local_stack,
+    try_example,
+)
 from local import demo as steps
 from local.cluster import cluster_lifecycle
 from local.cluster.daemon_configs import plan_nodes
 from local.external_commands import LocalError, exit_on_sigterm
-from local.images import launcher_image
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SOURCES
-from local.toolchain import debian_packages, go_build
 
 app = typer.Typer(
     add_completion=False,
@@ -43,11 +50,16 @@ Context = Annotated[str, typer.Option(help="Context in that kubeconfig.")]
 Image = Annotated[str, typer.Option(help="Launcher image in a registry that your cluster can reach.")]
 
 
+def _ensure_tools(tests: bool = False) -> None:
+    fitting = installed_tools.report_compatible_tools()
+    go_tools.ensure_tools(go_tools.tools_to_build(tests=tests, fitting=fitting))
+
+
 @app.command()
 def tools() -> None:
     """Install missing Debian packages and build missing tools, also those of the tests and the documentation."""
     debian_packages.ensure_packages(tests=True)
-    go_build.ensure_all_tools(tests=True)
+    _ensure_tools(tests=True)
     console.success("all tools are installed")
 
 
@@ -56,7 +68,7 @@ def up(nodes: Nodes = 3) -> None:
     """Start the local cluster; a running one is restarted only if its settings or programs have changed."""
     plan_nodes(nodes)  # rejects a wrong number before anything is built
     debian_packages.ensure_packages()
-    go_build.ensure_all_tools()
+    _ensure_tools()
     steps.start_cluster(nodes)
     console.info(
         f"kubeconfig {KUBECONFIG}, context {CONTEXT}. NetworkPolicy objects are accepted but not enforced."

@@ -17,14 +17,21 @@ import yaml
 from launcher.errors import LauncherError
 from launcher.io.files import read_json
 from launcher.programs.ctr import generated_rows, scores
-from local import console, example_data, local_stack, try_example
+from local import (
+    console,
+    debian_packages,
+    example_data,
+    go_tools,
+    installed_tools,
+    launcher_image,
+    local_stack,
+    try_example,
+)
 from local.cluster import cluster_lifecycle
 from local.external_commands import LocalError, indent_last_lines
 from local.files_and_locks import require_free_space
-from local.images import launcher_image
+from local.go_tools import Tool
 from local.paths import CLONE, CONTEXT, KUBECONFIG, SHARED, STATE
-from local.toolchain import debian_packages, go_build, installed_tools
-from local.toolchain.pinned_tools import Tool
 
 RESULTS_MINUTES = 60
 
@@ -98,12 +105,12 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
     STATE.mkdir(parents=True, exist_ok=True)
     require_free_space(STATE, 3, "The demo")
     fitting = installed_tools.report_compatible_tools()
-    tools = go_build.tools_to_build(cluster=where.is_local, fitting=fitting)
+    tools = go_tools.tools_to_build(cluster=where.is_local, fitting=fitting)
     if where.is_local:
         debian_packages.ensure_packages()
         _prepare_local_cluster(nodes, config, tools)
     else:
-        go_build.ensure_tools(tools)
+        go_tools.ensure_tools(tools)
         command = (
             f"python -m launcher.programs.ctr.generated_rows make {example_data.PLANTED}"
             if config == "ctr"
@@ -180,8 +187,8 @@ def _prepare_local_cluster(nodes: int, config: str, tools: list[Tool]) -> None:
                 f"while the tools are built, {config} is trained here without Kubernetes, as `make try` does"
             )
             work.append(pool.submit(try_example.run, config, live=False))
-        with go_build.tool_builder(tools) as make:
-            make([one for one in tools if one.name in go_build.CLUSTER])
+        with go_tools.tool_builder(tools) as make:
+            make([one for one in tools if one.name in go_tools.CLUSTER])
             for done in work:
                 if done.done():
                     done.result()  # reports a failure now, not after the remaining tools are built

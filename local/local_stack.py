@@ -18,10 +18,10 @@ from typing import Any
 
 import yaml
 
+from local import go_tools, installed_tools
 from local.external_commands import LocalError, run_command
 from local.files_and_locks import write_file_atomically
 from local.paths import CLONE, KUBECONFIG, PASSPHRASE, PULUMI, STATE, cache
-from local.toolchain import go_build, installed_tools
 
 STACK = "local"
 HOME = STATE / "pulumi-home"
@@ -116,7 +116,7 @@ def tool_environment(fitting: dict[str, Path] | None = None) -> dict[str, str]:
     `fitting` are the compatible tools that the user has installed; by default they are looked up.
     """
     fitting = installed_tools.find_compatible_tools() if fitting is None else fitting
-    folders = [str(folder) for folder in go_build.path_folders(fitting)]
+    folders = [str(folder) for folder in go_tools.path_folders(fitting)]
     python = str(Path(sys.executable).parent)
     return {
         "PATH": os.pathsep.join([python, *folders, installed_tools.path_without_cache()]),

@@ -18,7 +18,7 @@ import yaml
 from launcher.cli.launch_training import merge_values
 from launcher.dataprep.prepared_data import read_manifest, remove_data
 from launcher.paths import JobPaths
-from local.images import launcher_image
+from local import launcher_image
 from local.paths import CLONE as ROOT
 from local.paths import KUBECONFIG, SHARED
 from testkit.object_api import ObjectApi

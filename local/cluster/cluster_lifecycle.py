@@ -21,8 +21,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from local import console
-from local.cluster import api_requests, certificates, daemon_configs
+from local import console, launcher_image
+from local.cluster import api_requests, certificates, daemon_configs, images_on_nodes
 from local.cluster.daemon_configs import (
     HOST_LINK,
     LOGS,
@@ -35,9 +35,8 @@ from local.cluster.daemon_configs import (
 from local.cluster.supervisor import HELD, RUNNING, STATES, cgroup_hierarchies
 from local.external_commands import LocalError, command_succeeds, indent_last_lines, run_command
 from local.files_and_locks import hold_file_lock, require_free_space, write_file_atomically
-from local.images import images_on_nodes, launcher_image
+from local.go_tools import find_tool
 from local.paths import CLONE, EKS_TOKEN, KUBECONFIG, PASSPHRASE, POD_UID, SHARED, SOURCES, STATE
-from local.toolchain.pinned_tools import find_tool
 
 READY_SECONDS = 180
 _PLAN = STATE / "plan.json"

@@ -9,7 +9,6 @@ import base64
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from local.external_commands import LocalError
 from local.paths import CONTEXT, STATE

@@ -20,13 +20,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from local.cluster import api_requests, daemon_configs
+from local.cluster import api_requests, daemon_configs, images_on_nodes
 from local.cluster.daemon_configs import BRIDGE, BRIDGE_ADDRESS, GROUP, HOST_ADDRESS, HOST_LINK, LOGS, Node
 from local.external_commands import LocalError
 from local.files_and_locks import write_file_atomically
-from local.images import images_on_nodes
+from local.go_tools import find_tool
 from local.paths import STATE
-from local.toolchain.pinned_tools import find_tool
 
 RUNNING = STATE / "cluster.pid"
 """Locked while the cluster runs; contains the process id of the supervisor, as the machine sees it."""

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from local.toolchain.pinned_tools import find_tool
+from local.go_tools import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "paddle-training"

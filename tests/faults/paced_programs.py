@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.releases import merge_values
-from local.images import launcher_image
+from local import launcher_image
 from local.paths import POD_UID
 from testkit.local_cluster import ROOT, Training
 

@@ -16,8 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from local.cluster import api_requests, cluster_lifecycle, daemon_configs, supervisor
-from local.images import images_on_nodes
+from local.cluster import api_requests, cluster_lifecycle, daemon_configs, images_on_nodes, supervisor
 from local.paths import CLONE, KUBECONFIG, STATE
 from testkit.waiting import until
 from tests.faults import cluster_faults

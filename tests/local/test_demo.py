@@ -11,7 +11,7 @@ import yaml
 
 from local import demo
 from local.external_commands import LocalError
-from local.toolchain.pinned_tools import find_tool
+from local.go_tools import find_tool
 
 
 def test_a_context_without_a_kubeconfig_is_rejected_because_the_default_one_is_never_used():
@@ -56,7 +56,7 @@ def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built_and_trains_her
         assert archive_is_there.is_set()
         seen.append("import")
 
-    monkeypatch.setattr(demo.go_build, "tool_builder", building)
+    monkeypatch.setattr(demo.go_tools, "tool_builder", building)
     monkeypatch.setattr(demo.launcher_image, "ensure_archive", lambda runtime: archive_is_there.wait(20))
     monkeypatch.setattr(demo.cluster_lifecycle, "import_launcher_image", imported)
     monkeypatch.setattr(demo.example_data, "ensure_example_data", lambda _: None)

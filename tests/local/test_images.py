@@ -6,7 +6,8 @@ import io
 import json
 import tarfile
 
-from local.images import images_on_nodes, launcher_image
+from local import launcher_image
+from local.cluster import images_on_nodes
 
 
 def test_a_partial_archive_has_no_present_blobs_and_the_new_image_name(tmp_path):

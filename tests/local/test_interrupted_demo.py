@@ -31,11 +31,11 @@ BUILD = """
 import sys
 from local import __main__, demo
 from local.external_commands import run_command
-from local.toolchain import go_build
-from local.toolchain.pinned_tools import find_tool
+from local import go_tools
+from local.go_tools import find_tool
 
 wait = lambda *_, **__: run_command(["sleep", "601"], why="the image")
-go_build.create_source_folder = lambda work, _: work.mkdir(parents=True, exist_ok=True)
+go_tools.create_source_folder = lambda work: work.mkdir(parents=True, exist_ok=True)
 demo.launcher_image.ensure_archive = demo.try_example.run = wait
 demo.example_data.ensure_example_data = lambda *_: None
 __main__.steps.run_demo = lambda *_: demo._prepare_local_cluster(

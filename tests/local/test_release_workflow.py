@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from local.go_tools import HELM
 from local.paths import CLONE
-from local.toolchain.pinned_tools import HELM
 
 WORKFLOW = yaml.safe_load((CLONE / ".github/workflows/release.yml").read_text("utf-8"))
 [VERSION] = re.findall(r'^version = "(.*)"$', (CLONE / "pyproject.toml").read_text("utf-8"), re.MULTILINE)

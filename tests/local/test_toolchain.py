@@ -6,9 +6,9 @@ import re
 
 import pytest
 
+from local import go_tools, installed_tools
 from local.external_commands import LocalError
-from local.toolchain import go_build, installed_tools, pinned_tools
-from local.toolchain.pinned_tools import Tool, find_tool
+from local.go_tools import Tool, find_tool
 
 
 @pytest.mark.parametrize(
@@ -38,16 +38,16 @@ def test_cache_key_of_a_tool_changes_with_sources_packages_and_names(tmp_path, m
     assert re.fullmatch(r"t-[0-9a-f]{12}", first.name)
     assert Tool("t", ("example.test/q",)).folder != first
     assert Tool("t", ("example.test/p",), names=("q",)).folder != first
-    monkeypatch.setattr(pinned_tools, "module_digest", lambda _: "another")
+    monkeypatch.setattr(go_tools, "module_digest", lambda _: "another")
     assert one.folder != first
 
 
 def test_digest_of_a_go_module_changes_only_with_its_own_sources(tmp_path, monkeypatch):
-    monkeypatch.setattr(pinned_tools, "SOURCES", tmp_path)
+    monkeypatch.setattr(go_tools, "SOURCES", tmp_path)
     modules = (".", "helm", "language")
 
     def digests() -> list[str]:
-        return [pinned_tools.module_digest.__wrapped__(module) for module in modules]
+        return [go_tools.module_digest.__wrapped__(module) for module in modules]
 
     def changed_by_writing(file: str) -> list[str]:
         before = digests()
@@ -62,19 +62,19 @@ def test_digest_of_a_go_module_changes_only_with_its_own_sources(tmp_path, monke
 
 
 def test_tools_to_build_is_empty_with_the_users_cluster_and_compatible_tools():
-    assert go_build.tools_to_build(cluster=False, fitting=["pulumi", "helm", "kubectl"]) == []
+    assert go_tools.tools_to_build(cluster=False, fitting=["pulumi", "helm", "kubectl"]) == []
 
 
 def test_an_installed_pulumi_replaces_language_host_and_provider_too():
-    names = {one.name for one in go_build.tools_to_build(cluster=True, fitting=["pulumi"])}
+    names = {one.name for one in go_tools.tools_to_build(cluster=True, fitting=["pulumi"])}
     assert names == {"kubernetes", "coredns", "helm"}
 
 
 def test_tools_of_the_cluster_are_built_first_and_each_go_module_by_one_command():
-    everything = go_build.tools_to_build(tests=True)
-    assert go_build.tools_to_build(tests=True, fitting=["helm"]) == everything, "tests compare both Helms"
-    assert tuple(one.name for one in everything[:2]) == go_build.CLUSTER
-    assert [folder.name for folder, _, _ in go_build._group_by_go_module(everything)] == [
+    everything = go_tools.tools_to_build(tests=True)
+    assert go_tools.tools_to_build(tests=True, fitting=["helm"]) == everything, "tests compare both Helms"
+    assert tuple(one.name for one in everything[:2]) == go_tools.CLUSTER
+    assert [folder.name for folder, _, _ in go_tools._group_by_go_module(everything)] == [
         *("src", "helm", "src", "language")
     ]
 
@@ -101,7 +101,7 @@ def test_a_build_without_go_raises_an_error_with_a_fix(monkeypatch, tmp_path):
     monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(LocalError, match="Go is not on PATH"):
-        go_build.ensure_tools([find_tool("helm")])
+        go_tools.ensure_tools([find_tool("helm")])
 
 
 def test_a_build_with_an_old_go_raises_an_error_with_a_fix(monkeypatch, tmp_path):
@@ -110,7 +110,7 @@ def test_a_build_with_an_old_go_raises_an_error_with_a_fix(monkeypatch, tmp_path
     (tmp_path / "go").write_text("#!/bin/sh\necho go1.19.8\n")  # that of Debian 12
     (tmp_path / "go").chmod(0o755)
     with pytest.raises(LocalError, match=r"Go on PATH is go1\.19\.8, .*Fix: install Go 1\.26"):
-        go_build.ensure_tools([find_tool("helm")])
+        go_tools.ensure_tools([find_tool("helm")])
 
 
 GO = """#!/bin/sh
@@ -128,7 +128,7 @@ esac
 def go(monkeypatch, tmp_path):
     """Put a fake `go` on PATH; it fails while the file `broken` exists."""
     monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(go_build, "create_source_folder", lambda work, _: (work / "helm").mkdir(parents=True))
+    monkeypatch.setattr(go_tools, "create_source_folder", lambda work: (work / "helm").mkdir(parents=True))
     fake = tmp_path / "go"
     fake.write_text(GO.replace("FOLDER", str(tmp_path)))
     fake.chmod(0o755)
@@ -140,20 +140,20 @@ def go(monkeypatch, tmp_path):
 def test_a_failed_build_raises_its_compiler_errors_and_leaves_no_tool(go):
     (go / "broken").touch()
     with pytest.raises(LocalError, match="checksum mismatch"):
-        go_build.ensure_tools([find_tool("helm")])
+        go_tools.ensure_tools([find_tool("helm")])
     assert not (go / "cache" / "tools").exists()
 
 
 def test_a_built_tool_has_all_its_names_and_the_build_caches_are_deleted(go):
     one = find_tool("kubernetes")
-    go_build.ensure_tools([one])
+    go_tools.ensure_tools([one])
     assert {file.name for file in one.folder.iterdir()} == {"kubernetes", *one.names}
     assert (one.folder / "kubectl").read_text() == "built\n"
     assert not (go / "cache" / "build").exists()
 
 
 def test_build_caches_are_kept_until_all_tools_are_built(go):
-    with go_build.tool_builder([find_tool("helm"), find_tool("coredns")]) as make:
+    with go_tools.tool_builder([find_tool("helm"), find_tool("coredns")]) as make:
         make([find_tool("helm")])
         assert find_tool("helm").is_built()
         assert (go / "cache" / "build").exists()
@@ -162,9 +162,9 @@ def test_build_caches_are_kept_until_all_tools_are_built(go):
 
 
 def test_a_full_disk_is_reported_before_anything_is_built(go, monkeypatch):
-    monkeypatch.setattr(go_build, "_BUILD_GB", 10_000_000.0)
+    monkeypatch.setattr(go_tools, "_BUILD_GB", 10_000_000.0)
     with pytest.raises(LocalError, match=r"needs [\d.]+ GB .* has [\d.]+ GB free. Nothing was started"):
-        go_build.ensure_tools([find_tool("helm")])
+        go_tools.ensure_tools([find_tool("helm")])
 
 
 def test_link_missing_files_keeps_replaced_files_and_rejects_files_unknown_to_the_module(tmp_path):
@@ -176,10 +176,10 @@ def test_link_missing_files_keeps_replaced_files_and_rejects_files_unknown_to_th
     ):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    go_build.link_missing_files(trimmed, original)
+    go_tools.link_missing_files(trimmed, original)
     assert [(trimmed / name).read_text() for name in ("a/x.go", "a/y.go")] == ["trimmed", "original"]
     (trimmed / "a/gone.go").write_text("trimmed")
     with pytest.raises(
         LocalError, match=r"left-out/trimmed/a/gone.go replaces a file that original does not have"
     ):
-        go_build.link_missing_files(trimmed, original)
+        go_tools.link_missing_files(trimmed, original)

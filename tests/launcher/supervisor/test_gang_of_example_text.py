@@ -12,7 +12,7 @@ import pytest
 
 from launcher.io.files import sha256_file
 from launcher.metrics import parse_metrics
-from local.collective_python import ensure_collective_python
+from local.launcher_image import ensure_collective_python
 from testkit.written_data import write_data
 from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang, paddle_scripts
 from tests.launcher.trainer.conftest import texts

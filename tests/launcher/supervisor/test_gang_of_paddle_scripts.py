@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from launcher.metrics import parse_metrics
-from local.collective_python import ensure_collective_python
+from local.launcher_image import ensure_collective_python
 from testkit.written_data import write_data
 from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang, paddle_scripts
 

@@ -1,23 +1,29 @@
-"""Build the missing Go tools and report the progress."""
+"""The pinned Go tools of `local/tools/`: packages, versions and folders in the cache, and how missing ones are built.
+
+One Go module contains most tools, so that packages which several tools use (Kubernetes clients, gRPC, Pulumi's SDK,
+Helm 3) have one version and are compiled once. Helm 4 needs newer Kubernetes clients, and the language host an older
+SDK: they have modules of their own.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache as once
 from itertools import groupby
 from pathlib import Path
 
 from local import console
 from local.external_commands import LocalError, indent_last_lines, run_command
 from local.files_and_locks import create_folder_atomically, hold_file_lock, require_free_space
-from local.paths import cache
-from local.toolchain import installed_tools
-from local.toolchain.pinned_tools import SOURCES, TOOLS, VARIABLES, Tool
+from local.paths import CLONE, cache
 
 # Parts of Pulumi and its provider that the stacks of this project never use are left out: backends and secrets in
 # Google Cloud, Azure and Vault, `pulumi logs`, and provider components that need one Go type per Kubernetes kind.
@@ -42,6 +48,119 @@ _BUILD_GB = 9.0  # Go's module and build caches; they are deleted when all tools
 _PROGRESS_SECONDS = 30.0  # between two progress lines
 OLDEST_GO = (1, 21)
 """Older versions can neither read the module files nor download the newer toolchain that these name."""
+
+SOURCES = CLONE / "local" / "tools"
+KUBERNETES = "1.35.4"
+PULUMI = "3.259.0"
+PROVIDER = "4.25.0"
+HELM = "4.3.1"
+HELM3 = "3.20.2"
+_SDK = "github.com/pulumi/pulumi/sdk/v3"
+_COMPONENT = "k8s.io/component-base/version"
+_MAJOR, _MINOR, _ = KUBERNETES.split(".")
+# Go variables set at link time: the versions that the tools print. Tools without a variable ignore it.
+VARIABLES = {
+    f"{_COMPONENT}.gitVersion": f"v{KUBERNETES}",
+    f"{_COMPONENT}.gitMajor": _MAJOR,
+    f"{_COMPONENT}.gitMinor": _MINOR,
+    "helm.sh/helm/v4/internal/version.version": f"v{HELM}",
+    "helm.sh/helm/v3/internal/version.version": f"v{HELM3}",
+    # the Kubernetes version that `helm template` and `helm lint` assume without a cluster
+    "helm.sh/helm/v3/pkg/chartutil.k8sVersionMajor": _MAJOR,
+    "helm.sh/helm/v3/pkg/chartutil.k8sVersionMinor": _MINOR,
+    "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMajor": _MAJOR,
+    "helm.sh/helm/v3/pkg/lint/rules.k8sVersionMinor": _MINOR,
+    f"{_SDK}/go/common/version.Version": PULUMI,
+    "github.com/pulumi/pulumi-kubernetes/provider/v4/pkg/version.Version": PROVIDER,
+}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One or more programs that are built and cached together."""
+
+    name: str
+    packages: tuple[str, ...]
+    """Go packages; the program built from a package has the last part of the package's name."""
+    names: tuple[str, ...] = ()
+    """Further names of the first program, created as links (it behaves according to its name)."""
+    copies: tuple[tuple[str, str], ...] = ()
+    """Files to copy next to the programs, as (Go package, path in the module of that package)."""
+    module: str = "."
+    """Folder in `local/tools/` with the go.mod to build with."""
+    is_on_path: bool = True
+    """Whether the programs are put on PATH; tests find the others in their folder."""
+
+    @property
+    def programs(self) -> list[str]:
+        """Return the file names of the built programs."""
+        return [package.rpartition("/")[2] for package in self.packages]
+
+    @property
+    def folder(self) -> Path:
+        """Return the built programs' folder in the cache; its name has a digest of all that they depend on."""
+        key = hashlib.sha256(repr((module_digest(self.module), VARIABLES, self)).encode()).hexdigest()[:12]
+        return cache() / "tools" / f"{self.name}-{key}"
+
+    def is_built(self) -> bool:
+        """Return whether the programs exist."""
+        return self.folder.is_dir()  # created by rename, so never incomplete
+
+
+@once
+def module_digest(module: str) -> str:
+    """Return the digest of the sources of one of the Go modules in `local/tools/`; `.` is the module in that folder.
+
+    A change of one module then leaves the tools of the others as they are: building all takes ten minutes.
+    """
+    others = [SOURCES / one.module for one in TOOLS if one.module not in (".", module)]
+    return sources_digest(SOURCES / module, others)
+
+
+def sources_digest(folder: Path, without: Sequence[Path] = ()) -> str:
+    """Return the SHA-256 digest of the names and contents of all files in `folder`, except in the folders `without`."""
+    total = hashlib.sha256()
+    files = (path for path in folder.rglob("*") if path.is_file())
+    for file in sorted(path for path in files if not any(path.is_relative_to(other) for other in without)):
+        data = file.read_bytes()
+        total.update(f"{file.relative_to(folder)} {len(data)}\n".encode() + data)
+    return total.hexdigest()
+
+
+_KUBERNETES = (
+    "kubectl",
+    "kubelet",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+)
+
+# In build order: the cluster starts while the tools after the first two are compiled.
+TOOLS = (
+    Tool("kubernetes", ("./kubernetes",), names=_KUBERNETES),
+    Tool("coredns", ("./coredns",)),
+    Tool("helm", ("helm.sh/helm/v4/cmd/helm",), module="helm"),
+    Tool("pulumi", ("github.com/pulumi/pulumi/pkg/v3/cmd/pulumi", "./pulumi-resource-kubernetes")),
+    Tool("helm-unittest", ("github.com/helm-unittest/helm-unittest/cmd/helm-unittest",)),
+    Tool("helm-docs", ("github.com/norwoodj/helm-docs/cmd/helm-docs",)),
+    Tool("helm3", ("helm.sh/helm/v3/cmd/helm",), is_on_path=False),
+    # The newest Python language host that is available as a plain module. It does not compile with the SDK
+    # version of the engine, but starts the script of that version.
+    Tool(
+        "language",
+        (f"{_SDK}/python/cmd/pulumi-language-python",),
+        copies=((f"{_SDK}/go/pulumi", "python/cmd/pulumi-language-python-exec"),),
+        module="language",
+    ),
+)
+
+
+def find_tool(name: str) -> Tool:
+    """Return the pinned tool `name`."""
+    return next(one for one in TOOLS if one.name == name)
+
+
 Build = Callable[[Sequence[Tool]], None]
 
 
@@ -98,7 +217,7 @@ def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
         names = ", ".join(one.name for one in missing)
         _prepare_build(names)
         with console.timed_step(f"Go modules of {names} (once)"):
-            create_source_folder(_source_folder(), _run_go)
+            create_source_folder(_source_folder())
         with console.timed_step(f"tools {names} (once)"):
             yield lambda some: _build([one for one in some if not one.is_built()])
         shutil.rmtree(_build_folder(), ignore_errors=True)
@@ -176,7 +295,7 @@ def _build(tools: Sequence[Tool]) -> None:
                 for name in one.names:
                     (draft / name).symlink_to(one.programs[0])
                 for package, path in one.copies:
-                    module = find_module_folder(package, _source_folder(), _run_go)
+                    module = find_module_folder(package, _source_folder())
                     shutil.copy(module / path, draft)
                     (draft / Path(path).name).chmod(0o755)
 
@@ -224,29 +343,21 @@ def _compile(folder: Path, output_folder: Path, packages: Sequence[str]) -> None
         )
 
 
-def ensure_all_tools(tests: bool = False) -> None:
-    """Build all missing tools except those that the user has installed in a compatible version."""
-    ensure_tools(tools_to_build(tests=tests, fitting=installed_tools.report_compatible_tools()))
-
-
-def create_source_folder(work: Path, go: Callable[..., str]) -> None:
-    """Create the folder `work`, or replace it: a copy of `local/tools/` whose go.mod replaces the trimmed modules.
-
-    `go` runs Go with the given arguments in the folder `cwd` and returns its output.
-    """
+def create_source_folder(work: Path) -> None:
+    """Create the folder `work`, or replace it: a copy of `local/tools/` whose go.mod replaces the trimmed modules."""
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(SOURCES, work)
     for name, module in TRIMMED.items():
         folder = work / "left-out" / name
         if not (folder / "go.mod").exists():
             package = next(folder.rglob("*.go")).parent.relative_to(folder)
-            link_missing_files(folder, find_module_folder(f"{module}/{package}", work, go))
-        go("mod", "edit", f"-replace={module}=./left-out/{name}", cwd=work)
+            link_missing_files(folder, find_module_folder(f"{module}/{package}", work))
+        _run_go("mod", "edit", f"-replace={module}=./left-out/{name}", cwd=work)
 
 
-def find_module_folder(package: str, work: Path, go: Callable[..., str]) -> Path:
+def find_module_folder(package: str, work: Path) -> Path:
     """Return the folder of the module that contains the Go package, resolved with the go.mod of `work`."""
-    return Path(go("list", "-find", "-f", "{{.Module.Dir}}", package, cwd=work).strip())
+    return Path(_run_go("list", "-find", "-f", "{{.Module.Dir}}", package, cwd=work).strip())
 
 
 def link_missing_files(folder: Path, original: Path) -> None:

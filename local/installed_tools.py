@@ -11,8 +11,8 @@ from pathlib import Path
 from packaging.specifiers import SpecifierSet
 
 from local import console
+from local.go_tools import KUBERNETES, PULUMI
 from local.paths import cache
-from local.toolchain.pinned_tools import KUBERNETES, PULUMI
 
 _VERSION = re.compile(r"\d+\.\d+(\.\d+)?")
 _MINOR = int(KUBERNETES.split(".")[1])

@@ -1,1 +1,0 @@
-"""The pinned Go tools (pulumi, helm, Kubernetes, …): versions, installed alternatives, build."""
