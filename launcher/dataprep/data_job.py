@@ -31,7 +31,7 @@ from launcher.dataprep.split_part import PartSplitter, assemble_shards, shard_fi
 from launcher.dataprep.text_lines import warn_of_quotes
 from launcher.errors import RUN_ENDS, DeadlineError, LauncherError
 from launcher.io import files as storage
-from launcher.io.disk_space import require_space
+from launcher.io.files import require_space
 from launcher.io.retry import Retry
 from launcher.io.stop_signals import raise_on_stop_signal
 from launcher.log import log, start_logging

@@ -7,6 +7,7 @@ plans the same. An archive and a web address are one object that one pod reads.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import functools
 import hashlib
@@ -19,7 +20,7 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -40,8 +41,7 @@ from launcher.dataprep.byte_streams import (
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
 from launcher.io import s3
-from launcher.io.disk_space import require_space
-from launcher.io.files import storage_errors
+from launcher.io.files import require_space, storage_errors
 from launcher.io.retry import Retry, TransientError
 from launcher.log import log
 from launcher.settings import DataSettings
@@ -331,7 +331,33 @@ def _walk(root: Path) -> Iterator[Path]:
         folders[:] = set(folders).difference(closed)
 
 
-class StorageSource:
+class Source(abc.ABC):
+    """Lists the objects of a source, and opens each of them at any byte."""
+
+    @abc.abstractmethod
+    def objects(self) -> list[SourceObject]:
+        """Return the objects that are read, in their order. Raises `DataError` when there is none."""
+
+    @abc.abstractmethod
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> ClosableStream:
+        """Open an object at the byte `begin`; all bytes that are read are added to `digest`."""
+
+    @abc.abstractmethod
+    def display_name(self, found: SourceObject) -> str:
+        """Return the object's address for messages."""
+
+    def path(self, found: SourceObject) -> Path | None:  # noqa: ARG002 - for subclasses
+        """Return the path of an object that is a file of this pod, else None."""
+        return None
+
+    def check_unchanged(self, found: SourceObject) -> None:  # noqa: B027 - most streams check it themselves
+        """Raise `DataError` when the object has changed since it was listed."""
+
+    def close(self) -> None:  # noqa: B027 - most sources have nothing to close
+        """Close connections that all objects share; each stream is closed by its reader."""
+
+
+class StorageSource(Source):
     """Reads a file of the shared storage, or all text files below a folder in the order of their paths."""
 
     def __init__(self, context: SourceContext) -> None:
@@ -419,9 +445,6 @@ class StorageSource:
         source = self._context.settings.source
         return f"{source.rstrip('/')}/{found.name}" if self._base == self._root else source
 
-    def close(self) -> None:
-        """Do nothing: each stream is closed by its reader."""
-
 
 class _ObjectBody:
     """Reads the bytes of one response of S3; a broken connection raises `TransientError`."""
@@ -439,7 +462,7 @@ class _ObjectBody:
             raise TransientError(f"the connection broke ({error})") from error
 
 
-class S3Source:
+class S3Source(Source):
     """Lists and opens objects of `data.source`; a request that S3 rejects raises `DataError` with a fix."""
 
     def __init__(self, context: SourceContext) -> None:
@@ -517,13 +540,6 @@ class S3Source:
         stream.start()
         return ReadAhead(stream)
 
-    def path(self, found: SourceObject) -> Path | None:  # noqa: ARG002 - as in StorageSource
-        """Return None: an object is no file of this pod."""
-        return None
-
-    def check_unchanged(self, found: SourceObject) -> None:
-        """Do nothing: each request names the version (If-Match), so S3 sent this one."""
-
     def display_name(self, found: SourceObject) -> str:
         """Return the object's s3:// address."""
         return self._bucket.url(found.name)
@@ -564,17 +580,6 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
-    def http_error_302(
-        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any
-    ) -> Any:
-        try:
-            return super().http_error_302(req, fp, code, msg, headers)
-        except ValueError:  # the new address is malformed
-            fp.close()
-            raise
-
-    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
-
 
 class _HttpBody:
     """Reads the bytes of one HTTP response; a broken connection raises `TransientError`."""
@@ -600,7 +605,7 @@ def _reason(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-class WebSource:
+class WebSource(Source):
     """Reads a web address: https://, or http:// with a checksum."""
 
     def __init__(self, context: SourceContext) -> None:
@@ -640,19 +645,9 @@ class WebSource:
         context.progress.total = web.total
         return web
 
-    def path(self, found: SourceObject) -> Path | None:  # noqa: ARG002 - as in StorageSource
-        """Return None: the address is no file of this pod."""
-        return None
-
-    def check_unchanged(self, found: SourceObject) -> None:
-        """Do nothing: the stream checks the version after a broken connection."""
-
     def display_name(self, found: SourceObject) -> str:
         """Return the address for messages."""
         return found.name
-
-    def close(self) -> None:
-        """Do nothing: each stream is closed by its reader."""
 
     def _request(self, offset: int, version: str, /) -> RemoteBody:
         """Request the bytes from `offset` on, if the content still has this `version`."""
@@ -709,14 +704,11 @@ class WebSource:
         return RemoteBody(_HttpBody(response), begin, total, version, response.close)
 
 
-Source = StorageSource | S3Source | WebSource
-"""Lists the objects of a source, and opens each of them at any byte."""
-
-
 def open_source(context: SourceContext) -> Source:
     """Return the source of data.source or data.testSource. Raises `DataError` if it does not exist."""
     scheme = context.settings.source.partition("://")[0]
-    return {"s3": S3Source, "file": StorageSource}.get(scheme, WebSource)(context)  # type: ignore[return-value]
+    kinds: dict[str, Callable[[SourceContext], Source]] = {"s3": S3Source, "file": StorageSource}
+    return kinds.get(scheme, WebSource)(context)
 
 
 class PartReader:

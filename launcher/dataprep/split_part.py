@@ -27,8 +27,7 @@ from launcher.dataprep.prepared_data import LIST
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.shard_writers import FileWriters
 from launcher.errors import DataError
-from launcher.io.disk_space import require_space
-from launcher.io.files import fsync_dir, fsync_tree, storage_errors, write_atomically
+from launcher.io.files import fsync_dir, fsync_tree, require_space, storage_errors, write_atomically
 from launcher.paths import DataPaths
 from launcher.schema import MANIFEST_VERSION
 from launcher.settings import DataSettings

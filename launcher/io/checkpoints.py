@@ -28,7 +28,7 @@ from typing import IO
 
 from launcher import metrics, schema
 from launcher.errors import CheckpointError, DataError, LauncherError, StorageFailedError
-from launcher.io import disk_space, files, run_record
+from launcher.io import files, run_record
 from launcher.log import log
 from launcher.paths import OutputPaths, Position, is_safe_name, position
 from launcher.schema import (
@@ -95,7 +95,7 @@ class CheckpointFolder:
     def require_space(self, least_bytes: int) -> None:
         """Raise `StorageError` unless the storage has `least_bytes` and a margin free."""
         what = f"the checkpoint of {self.at}"
-        disk_space.require_space(self.final, least_bytes + MARGIN_BYTES, what, disk_space.RESTART_RUN)
+        files.require_space(self.final, least_bytes + MARGIN_BYTES, what, files.RESTART_RUN)
 
     def write_file(self, name: str, write: Callable[[IO[bytes]], None]) -> dict[str, CheckpointFile]:
         """Let `write` write the file `name`, sync it to disk, and return {name: size and sha256}."""

@@ -1,4 +1,4 @@
-"""Atomic writes, reads with retries, checksums and copies of files on the shared storage and the pod's disk.
+"""Atomic writes, reads with retries, checksums, copies and free space of the shared storage and the pod's disk.
 
 The errno of a failed file operation decides what happens to the run. A read returns "absent" (None or an empty
 list) only after ENOENT or ENOTDIR, so a failing storage is never mistaken for an empty one:
@@ -43,6 +43,10 @@ BLOCK = 1 << 20
 RETRY_WAITS = tuple(backoff_seconds(failures, 0.25, 6.0) for failures in range(1, 8))
 """Seconds between the attempts of `retry_storage`, 20 in total: an NFS server needs so long to fail over."""
 NOT_FOUND = (FileNotFoundError, NotADirectoryError)
+_FREE_SHARED = "delete earlier runs with `python -m launcher clean`, or enlarge that volume; then "
+RESTART_RUN = f"{_FREE_SHARED}start the run again."
+RESTART_DATA_JOB = f"{_FREE_SHARED}start the run again with another runId."
+ENLARGE_WORK_VOLUME = "increase the size of the pods' work volume (an emptyDir), or use more trainers."
 MAKE_ROOM = "delete earlier runs (in runs/) or enlarge the volume, then start the run again"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -188,6 +192,19 @@ def free_bytes(path: Path) -> int:
     return 0
 
 
+def require_space(folder: Path, needed: int, what: str, fix: str = RESTART_DATA_JOB) -> None:
+    """Raise `StorageError` when the volume of `folder`, which need not exist yet, has fewer than `needed` bytes free.
+
+    `what` (the data to be written) and `fix` (what the user can do) are for the message.
+    """
+    free = free_bytes(folder)
+    if free < needed:
+        raise StorageError(
+            f"no space left for {what}: {needed:,} bytes are needed, but {free:,} are free in {folder}. Fix: "
+            f"{fix}"
+        )
+
+
 def _describe_owner(path: Path) -> str:
     for folder in (path, *path.parents):
         try:
@@ -256,8 +273,7 @@ def write_json(path: Path, value: Mapping[str, Any], check: Callable[[], None] =
     write_atomically(path, text.encode(errors="backslashreplace"), check)
 
 
-def read_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the content of a file in blocks of at most `BLOCK` bytes. An OSError has the path."""
+def _blocks(path: Path) -> Iterator[bytes]:
     try:
         with path.open("rb", buffering=0) as file:
             while block := file.read(BLOCK):
@@ -273,21 +289,26 @@ def sha256_file(path: Path, check: Callable[[], None] = lambda: None) -> str:
     An OSError is not converted, because the command line uses this function for files on the user's machine too.
     """
     digest = hashlib.sha256()
-    for block in read_blocks(path):
+    for block in _blocks(path):
         check()
         digest.update(block)
     return digest.hexdigest()
 
 
-def copy_file(source: Path, target: Path, check: Callable[[], None] = lambda: None) -> tuple[int, str]:
+def copy_file(
+    source: Path, target: Path, check: Callable[[], None] = lambda: None, offset: int = 0
+) -> tuple[int, str]:
     """Copy a file; return (number of bytes, sha256 of the content that was read, as hex digits).
 
-    `target` is not replaced atomically: callers copy into folders that nothing reads yet.
+    `target` is not replaced atomically: callers copy into folders that nothing reads yet. With an `offset`, its first
+    bytes stay, and the copy follows them.
     """
     digest = hashlib.sha256()
     total = 0
-    with storage_errors(target), target.open("wb", buffering=0) as writer:
-        for block in read_blocks(source):
+    with storage_errors(target), target.open("r+b" if offset else "wb", buffering=0) as writer:
+        writer.seek(offset)
+        writer.truncate()
+        for block in _blocks(source):
             check()
             digest.update(block)
             view = memoryview(block)

@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from launcher.errors import DataError, GangError, SettingsError, setting_error
-from launcher.io import disk_space, files, s3
+from launcher.io import files, s3
 from launcher.io.bucket_export_format import LATEST, MARKER, ExportFolder
 from launcher.io.retry import Retry
 from launcher.paths import is_safe_name
@@ -146,5 +146,5 @@ class ExportedModels:
 def download_model(url: str, into: Path, asked_by: str) -> Path:
     """Download the newest model of a job, or that of one run, to `into`. Raise the errors of `ExportedModels`."""
     exports = ExportedModels(url, asked_by)
-    require = functools.partial(disk_space.require_space, into, what="the model", fix=_ENLARGE)
+    require = functools.partial(files.require_space, into, what="the model", fix=_ENLARGE)
     return exports.download(exports.newest(), into, require)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import DataError, LauncherError, StorageError, StorageFailedError, setting_error
-from launcher.io import cgroup_memory, disk_space, files, s3
+from launcher.io import cgroup_memory, files, s3
 from launcher.log import log, start_logging
 from launcher.serving.download import ExportedModels, download_model
 from launcher.serving.paddle_served import Model, ModelError, ServedError
@@ -301,7 +301,7 @@ class ModelFollower:
 
         Kubernetes evicts a pod that exceeds the volume's limit, and statvfs() does not know that limit.
         """
-        disk_space.require_space(self._work, size, "a copy of the model", ENLARGE)
+        files.require_space(self._work, size, "a copy of the model", ENLARGE)
         used = sum(path.stat().st_size for path in files.folder_files(self._work))
         if self._size_limit is not None and used + size > self._size_limit:
             raise StorageError(

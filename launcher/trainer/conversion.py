@@ -23,7 +23,7 @@ from typing import Any
 
 from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import DataError, UnfitError
-from launcher.io import cgroup_memory, disk_space, files
+from launcher.io import cgroup_memory, files
 from launcher.io.helper_protocol import main
 from launcher.trainer import program_loader, record_files
 from launcher.trainer.program_loader import TrainingProgram
@@ -137,7 +137,7 @@ def convert_text(
         folder.mkdir(parents=True)
     rows = _estimate_rows(text, size)
     what = f"parsing {name} (about {rows:,} rows of {dtype.itemsize} bytes each)"
-    disk_space.require_space(folder, rows * dtype.itemsize, what, disk_space.ENLARGE_WORK_VOLUME)
+    files.require_space(folder, rows * dtype.itemsize, what, files.ENLARGE_WORK_VOLUME)
     began, timer = time.monotonic(), ReportTimer()
     written: list[RecordFile] = []
     done = skipped = 0

@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from launcher import program as interface
 from launcher import schema
 from launcher.errors import EXIT_GANG, EXIT_OK, DataError, LauncherError
-from launcher.io import checkpoints, disk_space, files
+from launcher.io import checkpoints, files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelDescription, ModelLookup, ModelTable
 from launcher.serving.paddle_served import Model, ServedError
@@ -195,7 +195,7 @@ class ModelWriter:
         with files.storage_errors(self.folder):
             for unfinished in self.folder.parent.glob(f".{self.folder.name}.attempt-*.tmp"):
                 shutil.rmtree(unfinished)
-            disk_space.require_space(self.folder, needed, "the exported model", disk_space.RESTART_RUN)
+            files.require_space(self.folder, needed, "the exported model", files.RESTART_RUN)
             self.temp.mkdir(parents=True)
             for name, table in tables.items():
                 create_table(table_folder(self.temp, name), table.rows, table.width)

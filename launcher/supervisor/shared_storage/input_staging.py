@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import shutil
@@ -12,7 +13,7 @@ from typing import Any
 
 from launcher.dataprep.prepared_data import data_of, list_shard_files, make_again_fix
 from launcher.errors import DataError, UnfitError, setting_error
-from launcher.io import disk_space, files
+from launcher.io import files
 from launcher.io.program_folders import BUILT_IN
 from launcher.log import log
 from launcher.paths import RESERVED_FOLDERS, JobPaths
@@ -173,7 +174,7 @@ def _check_space(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -
             "set workDir.sizeLimit to about twice this minimum, since records may be larger than text, or use more "
             "trainers",
         )
-    disk_space.require_space(root, needed, what, disk_space.ENLARGE_WORK_VOLUME)
+    files.require_space(root, needed, what, files.ENLARGE_WORK_VOLUME)
 
 
 def describe_overfull_work_dir(settings: TrainSettings) -> str:
@@ -201,15 +202,14 @@ def _stage_data(
 ) -> None:
     work, layout = settings.work, settings.layout
     data, about = data_of(layout, manifest), manifest["shards"][rank]
-    pieces = [
-        (data.shard(rank) / file["name"], file["sha256"]) for file in list_shard_files(layout, data, about)
-    ]
-    sums = {"train.txt": _copy_checked(layout, pieces, work.data / "train.txt", check)}
+    found = list_shard_files(layout, data, about)
+    pieces = [(data.shard(rank) / file["name"], file["sha256"]) for file in found]
+    _copy_checked(layout, pieces, work.data / "train.txt", check)
+    sums = {"train.txt": about.get("sha256")}  # of a shard in several files: of the list of their sha256
     test = manifest.get("test") or {}
     if test and _needs_test_set(settings, rank, manifest):
-        sums["test.txt"] = _copy_checked(
-            layout, [(data.test, test.get("sha256"))], work.data / "test.txt", check
-        )
+        _copy_checked(layout, [(data.test, test.get("sha256"))], work.data / "test.txt", check)
+        sums["test.txt"] = test.get("sha256")
     files.write_atomically(work.data / "train.list", "data/train.txt\n")
     files.write_atomically(work.data / "test.list", "data/test.txt\n" if test.get("bytes") else "")
     for table in manifest.get("tables") or []:
@@ -221,41 +221,25 @@ def _stage_data(
 
 def _copy_checked(
     layout: JobPaths, pieces: list[tuple[Path, str | None]], target: Path, check: Callable[[], None]
-) -> str:
-    """Copy files, each with the sha256 of the manifest, one after the other to `target`; return its sha256 in hex.
+) -> None:
+    """Copy files, each with the sha256 of the manifest, one after the other to `target`.
 
     What was read must match the manifest. The copy is not read again here: the trainer reads it once, when it converts
     the rows to records.
     """
-    whole = hashlib.sha256()
-    with files.storage_errors(target), target.open("wb", buffering=0) as writer:
-        for source, wanted in pieces:
-            begin, before = writer.tell(), whole.copy()
-
-            def copy() -> tuple[str, hashlib._Hash]:
-                digest, joined = hashlib.sha256(), before.copy()  # noqa: B023 - called in this iteration
-                writer.seek(begin)  # noqa: B023
-                writer.truncate()
-                for block in files.read_blocks(source):  # noqa: B023
-                    check()
-                    digest.update(block)
-                    if begin:  # noqa: B023
-                        joined.update(block)
-                    view = memoryview(block)
-                    while view:
-                        view = view[writer.write(view) :]
-                return digest.hexdigest(), joined if begin else digest  # noqa: B023
-
-            try:
-                read, whole = files.retry_storage(source, copy)
-            except files.NOT_FOUND as error:
-                raise DataError(
-                    f"{source} is missing, although the data was complete: it was removed after the data Job. "
-                    f"{make_again_fix(layout, source.parent)}"
-                ) from error
-            if wanted and read != wanted:
-                raise DataError(
-                    f"{source} has sha256 {read}, but {wanted} in the manifest: the file was changed or truncated "
-                    f"after the data Job. {make_again_fix(layout, source)}"
-                )
-    return whole.hexdigest()
+    offset = 0
+    for source, wanted in pieces:
+        copy = functools.partial(files.copy_file, source, target, check, offset)
+        try:
+            size, read = files.retry_storage(source, copy)
+        except files.NOT_FOUND as error:
+            raise DataError(
+                f"{source} is missing, although the data was complete: it was removed after the data Job. "
+                f"{make_again_fix(layout, source.parent)}"
+            ) from error
+        if wanted and read != wanted:
+            raise DataError(
+                f"{source} has sha256 {read}, but {wanted} in the manifest: the file was changed or truncated "
+                f"after the data Job. {make_again_fix(layout, source)}"
+            )
+        offset += size

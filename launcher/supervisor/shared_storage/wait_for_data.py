@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,7 @@ from launcher import schema
 from launcher.dataprep.prepared_data import make_again_fix
 from launcher.errors import DataError
 from launcher.io.files import UnreadableError, read_json
-from launcher.io.stop_signals import handle_signals, stopped_by
+from launcher.io.stop_signals import raise_on_stop_signal
 from launcher.log import log, start_logging
 from launcher.schema import MANIFEST_VERSION, ManifestFile
 from launcher.settings import TrainSettings
@@ -121,22 +120,8 @@ def await_data(settings: TrainSettings) -> None:
         StoppedError: this process received SIGTERM or SIGINT.
     """
     start_logging(f"await-data {settings.completion_index}", settings.log_format)
-    stopped = threading.Event()
-    received: list[int] = []
-
-    # The handler only records the signal: an exception from it could be swallowed anywhere.
-    def stop(number: int) -> None:
-        received.append(number)
-        stopped.set()
-
-    def pause(seconds: float) -> None:
-        if stopped.wait(seconds):
-            raise stopped_by(
-                received[0], "stopped while waiting for the data, which the data Job has not published yet"
-            )
-
-    with handle_signals(stop):
-        manifest = wait_for_manifest(settings, pause)
+    with raise_on_stop_signal("the data Job has not published the data yet"):
+        manifest = wait_for_manifest(settings)
     log.info(
         "data %s is published: %s lines, %s shards",
         settings.data_digest,

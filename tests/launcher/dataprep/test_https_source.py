@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -248,26 +249,21 @@ def test_an_error_of_the_server_is_reported_without_the_query(
 
 
 @pytest.mark.parametrize(
-    ("ranges", "if_range", "tag", "content", "new_tag"),
+    ("plan", "changed"),
     [
-        (True, True, '"v1"', OTHER, '"v2"'),
-        (True, False, '"v1"', OTHER, '"v2"'),
-        (False, True, '"v1"', OTHER, '"v2"'),
-        (True, True, "", CONTENT[: 2 * CUT], ""),
+        ({}, {"content": OTHER, "tag": '"v2"'}),
+        ({"if_range": False}, {"content": OTHER, "tag": '"v2"'}),
+        ({"ranges": False}, {"content": OTHER, "tag": '"v2"'}),
+        ({"tag": ""}, {"content": CONTENT[: 2 * CUT]}),
     ],
 )
 def test_a_source_that_changes_between_two_tries_is_rejected(
-    pod: Pod, server: Server, ranges: bool, if_range: bool, tag: str, content: bytes, new_tag: str
+    pod: Pod, server: Server, plan: dict[str, Any], changed: dict[str, Any]
 ) -> None:
-    server.plan = Plan(answers=["cut"], ranges=ranges, if_range=if_range, tag=tag)
-
-    def change(_: float) -> None:
-        server.plan.content, server.plan.tag = content, new_tag
-
+    server.plan = Plan(answers=["cut"], **plan)
+    retry = Retry(tries=3, base=0.0, sleep=lambda _: vars(server.plan).update(changed))
     with pytest.raises(DataError, match="changed while it was read"):
-        data_job.main(
-            pod.settings(SOURCE=server.url(), SHA256=SHA256), retry=Retry(tries=3, base=0.0, sleep=change)
-        )
+        data_job.main(pod.settings(SOURCE=server.url(), SHA256=SHA256), retry=retry)
 
 
 IN_SECRET = {"SOURCE_SECRET": "addresses/train"}
