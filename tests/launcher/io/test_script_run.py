@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from launcher import script_run
-from launcher.errors import DataError, StorageError
+from launcher.errors import StorageError
 from launcher.io import checkpoints, requested_checkpoints
 from launcher.metrics import parse_metrics
-from launcher.paths import OutputPaths, Position
+from launcher.paths import Position
 from launcher.program import ScriptRun
 from launcher.supervisor.peers.peer_server import TrainerStore
 from tests.launcher.supervisor.failing_calls import fail_calls
@@ -86,38 +86,6 @@ def test_a_save_that_fails_at_its_last_file_leaves_nothing(tmp_path: Path) -> No
     assert list((tmp_path / "output").iterdir()) == []
 
 
-def test_a_checkpoint_without_done_is_no_checkpoint(tmp_path: Path) -> None:
-    save(build_run(tmp_path), 1, 0)
-    (tmp_path / "output" / Position(1).folder / "done").unlink()
-    assert find_newest(tmp_path / "output") is None
-
-
-@pytest.mark.parametrize("damage", ["size", "missing", "contents", "rejected", "copied"])
-def test_the_launcher_skips_an_unusable_checkpoint_and_logs_why(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    run, output = build_run(tmp_path), OutputPaths(tmp_path / "output")
-    save(run, 1, 0)
-    save(run, 2, 0)
-    newest = output.checkpoint(Position(2))
-    if damage == "size":
-        (newest / "part" / "a.txt").write_text("longer")
-    elif damage == "missing":
-        (newest / "part" / "a.txt").unlink()
-    elif damage == "contents":
-        text = (newest / "contents.json").read_text()
-        (newest / "contents.json").write_text(text.replace('"bytes": 1', '"bytes": 2'))
-    elif damage == "rejected":
-        checkpoints.reject(newest, "other bytes", 1)
-    else:
-        newest.rename(output.checkpoint(Position(3)))
-    assert find_newest(output.root) == Position(1)
-    assert "skipped checkpoint pass-0000" in caplog.text
-    (output.checkpoint(Position(1)) / "contents.json").unlink()
-    with pytest.raises(DataError, match="refusing to start from scratch"):
-        find_newest(output.root)
-
-
 def test_a_checkpoint_with_changed_bytes_is_rejected_and_the_process_exits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,14 +108,6 @@ def test_old_checkpoints_are_removed_but_not_counted_if_they_are_unusable(tmp_pa
     save(run, 4, 0)
     assert finished(tmp_path) == [Position(4), Position(3), Position(2)]
     assert not list((tmp_path / "output").glob(".*")), "no temporary folder is left"
-
-
-def test_a_checkpoint_that_was_saved_again_replaces_the_rejected_one(tmp_path: Path) -> None:
-    run = build_run(tmp_path)
-    save(run, 1, 0, "first")
-    checkpoints.reject(tmp_path / "output" / Position(1).folder, "other bytes", 0)
-    save(run, 1, 0, "second")
-    assert build_run(tmp_path, PADDLE_LAUNCHER_RESUME=Position(1).folder).start == (1, 0)
 
 
 def test_only_process_0_saves(tmp_path: Path) -> None:

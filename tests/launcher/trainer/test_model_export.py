@@ -23,10 +23,10 @@ from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
 from launcher.trainer import export, server_tables
+from tests.launcher.io.test_checkpoints import publish
 
 from .conftest import stage, write_program
 from .loopback_training import LoopbackTraining, prepare_training
-from .test_checkpoint_folder import publish
 
 pytestmark = pytest.mark.paddle
 IDS_A_ROW = 100

@@ -11,8 +11,7 @@ import pytest
 from launcher.io.metrics_file import write_metrics
 from launcher.io.progress_file import ProgressFile
 from launcher.metrics import parse_metrics
-
-from .test_damaged_checkpoints import flips
+from tests.launcher.io.test_checkpoints import flips
 
 RANKS = [(100, 2.0, 0.5), (90, 1.0, 0.6)]
 
