@@ -147,7 +147,7 @@ class FleetRuntime(Runtime):
 
 
 def trainer_command() -> tuple[str, ...]:
-    """Return the command line of pservers and trainers; the variable TRAINING_ROLE decides which one it runs."""
+    """Return the command line of pservers and trainers; its settings say which one it runs."""
     return (sys.executable, "-m", "launcher.trainer")
 
 

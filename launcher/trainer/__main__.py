@@ -6,10 +6,9 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 
-from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError, SettingsError
+from launcher.errors import EXIT_GANG, EXIT_OK, LauncherError
 from launcher.io import files, stop_signals
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, WorkPaths
@@ -49,19 +48,6 @@ def run_trainer(settings: ProcessSettings) -> None:
         raise
 
 
-ROLES = {"PSERVER": run_pserver, "TRAINER": run_trainer}
-
-
-def _role() -> Callable[[ProcessSettings], None]:
-    name = os.environ.get("TRAINING_ROLE", "")
-    if name not in ROLES:
-        raise SettingsError(
-            f"TRAINING_ROLE is {name!r}, but must be PSERVER or TRAINER, which the launcher sets for each process. "
-            "Fix: start `python -m launcher train`, which starts the pservers and the trainer"
-        )
-    return ROLES[name]
-
-
 def _set_process_name(settings: ProcessSettings) -> None:
     """Set this process' name in `ps` and `top`, which show the fork server's command line for a forked process."""
     name = "trainer" if settings.server < 0 else f"pserver {settings.server}"
@@ -70,11 +56,11 @@ def _set_process_name(settings: ProcessSettings) -> None:
 
 
 def main() -> int:
-    """Run as pserver or trainer, as the environment variable TRAINING_ROLE says. Return the exit code."""
+    """Run as pserver or trainer, as `ProcessSettings.server` says. Return the exit code."""
     try:
-        role, settings = _role(), ProcessSettings.from_environ()
+        settings = ProcessSettings.from_environ()
         _set_process_name(settings)
-        role(settings)
+        (run_trainer if settings.server < 0 else run_pserver)(settings)
     except LauncherError as error:
         print(f"\nerror: {error}", file=sys.stderr, flush=True)  # noqa: T201 (this is the process' log)
         return error.exit_code

@@ -13,6 +13,7 @@ import pytest
 from launcher.errors import DataError, LauncherError, SettingsError, StorageError
 from launcher.serving import download
 from launcher.serving.serve import newest_export
+from tests.launcher.io.test_hostile_files import NAMES
 
 pytest.importorskip("moto", reason="moto is only in the environment of the tests")
 
@@ -78,35 +79,12 @@ def test_a_model_is_downloaded_with_its_names_and_replaces_an_earlier_one(
     assert tree(tmp_path) == sorted([*found, "model", "model/program"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "../evil",
-        "model/../../evil",
-        "model/a/../../../evil",
-        "/evil",
-        "model//evil",
-        "model/./evil",
-        "model/",
-        "model/.",
-        "model/..",
-        "",
-        ".",
-        "model/a\\..\\..\\evil",
-        "model/e\0vil",
-        "model/\ud800",
-        "model/" + "x" * 300,
-        7,
-        None,
-        ["model/evil"],
-    ],
-)
+@pytest.mark.parametrize("name", [*NAMES, *(f"model/{name}" for name in NAMES), 7, None, ["model/evil"]])
 def test_a_name_that_leads_out_of_the_folder_or_is_none_is_rejected_before_anything_is_written(
     bucket: Any, tmp_path: Path, name: Any
 ) -> None:
-    for key in ("evil", "models/job/evil", RUN + "evil", f"{RUN}{name}"[:200]):
-        if "\0" not in key and "\ud800" not in key:
-            bucket.put_object(Bucket="bucket", Key=key, Body=b"evil")
+    for key in ("evil", "models/job/evil", RUN + "evil"):
+        bucket.put_object(Bucket="bucket", Key=key, Body=b"evil")
     evil = {**entry("x", b"evil"), "name": name}
     put(bucket, RUN + "_SUCCESS.json", {"files": [*listing(), evil]})
     into = tmp_path / "pod" / "work"

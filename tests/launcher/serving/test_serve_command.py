@@ -7,9 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from launcher.errors import DataError
 from launcher.serving import serve
-from launcher.serving.paddle_served import ModelError
 
 
 def test_an_exported_model_is_downloaded_to_the_work_folder_and_served(
@@ -66,14 +64,3 @@ def test_a_number_of_workers_or_a_port_out_of_range_is_rejected(
     with pytest.raises(SystemExit):
         serve.main(["--model", "x", f"{option}={value}"])
     assert f"argument {option}: it is '{value}'. Fix: set an integer from {limits}" in capsys.readouterr().err
-
-
-def test_a_model_that_cannot_be_served_exits_with_the_code_for_invalid_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise ModelError("no model")
-
-    monkeypatch.setattr(serve, "serve", fail)
-    with pytest.raises(DataError, match=r"^no model$"):
-        serve.main(["--model", str(tmp_path)])

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from launcher.errors import DataError
 from launcher.serving.paddle_served import Model
 from launcher.serving.paddle_served.http_server import ModelServer
 from launcher.serving.serve import ModelFollower
@@ -115,17 +114,3 @@ def test_a_server_follows_latest_json_and_rejects_a_damaged_download(
     second = Model(ModelFollower("s3://bucket/models/job", tmp_path / "work", 1, None).open_first())
     assert "copying" not in caplog.text
     assert (second.version, second.about["created"]) == (Model(two).version, 2)
-
-
-@pytest.mark.slow
-def test_latest_json_must_have_the_address_of_a_run(
-    bucket: ModelBucket, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    for name, value in bucket.env.items():
-        monkeypatch.setenv(name, value)
-    newest = ModelFollower("s3://bucket/models/job", tmp_path, 1, None)._newest
-    assert newest() is None
-    for content in (b"{", b"[]", b'{"finished": 1}', b'{"to": 1}'):
-        bucket.put("latest.json", content)
-        with pytest.raises(DataError, match=r"latest\.json"):
-            newest()

@@ -103,13 +103,6 @@ def test_the_generated_probabilities_match_the_clicks_and_have_the_best_score() 
     assert scores.auc(unpaired, clicks) < best["auc"] - 0.001, "a column that is not looked at is missed"
 
 
-def test_the_pairs_cannot_be_predicted_from_single_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    clicks, ids, numbers = generated_rows.rows(0, 100_000, 0, 99)
-    best = scores.auc(generated_rows.probability(ids, numbers), clicks)
-    monkeypatch.setattr(generated_rows, "TOGETHER", 0)
-    assert scores.auc(generated_rows.probability(ids, numbers), clicks) < best - 0.005
-
-
 def test_the_best_score_of_a_file_is_that_of_its_rows(tmp_path: Path) -> None:
     generated_rows.make(tmp_path / "day1.txt", 3000, day=1, seed=5)
     clicks, ids, numbers = generated_rows.rows(0, 3000, 1, 5)

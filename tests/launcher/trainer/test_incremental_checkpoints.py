@@ -168,8 +168,6 @@ def test_two_trainers_save_and_restore_a_chain_in_async_mode(tmp_path: Path) -> 
     assert [bool(contents.chain) for contents in about] == [True, True, False], (
         "a full checkpoint after two incremental ones"
     )
-    compared = {n % 2**64 for n in about[1].rows["sgd"].ids}
-    assert compared - set(saved(started, INCREMENTAL[1], "sgd")), "rows of the chain, too"
     for folder in (
         started.output.checkpoint(INCREMENTAL[2]),
         started.output.checkpoint(END),

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError, SettingsError
-from launcher.io import checkpoints, files, s3
+from launcher.io import files
 from launcher.paths import Position
 from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
 from launcher.trainer import initial_model, server_tables
@@ -92,66 +92,19 @@ def test_find_rejects_a_folder_that_is_not_a_run(tmp_path: Path, given: str) -> 
         initial_model.InitialModel.find(settings(tmp_path, given))
 
 
-class Bucket:
-    """Stand-in for an S3 bucket whose objects are in a dict."""
-
-    objects: dict[str, bytes] = {}  # noqa: RUF012 (each test sets its own)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def url(self, key: str) -> str:
-        return f"s3://{self.name}/{key}"
-
-    def list_page(self, prefix: str, size: int) -> tuple[list[s3.S3Object], str]:
-        found = sorted(key for key in self.objects if key.startswith(prefix))[:size]
-        return [s3.S3Object(key, len(self.objects[key]), "") for key in found], ""
-
-    def read(self, key: str) -> bytes:
-        return self.objects[key]
-
-    def call(self, doing: str, Key: str, Filename: str) -> None:  # noqa: N803 (boto3's names)
-        assert doing == "download_file"
-        Path(Filename).write_bytes(self.objects[Key])
-
-
-@pytest.fixture
-def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
-    content = {"model/network.pdmodel": b"network", "model/tables/x": b"table", "metrics.csv": b"pass"}
-    objects = {f"models/job/run-1/{name}": value for name, value in content.items()}
-    path = tmp_path / "one"
-    listed = []
-    for name, value in content.items():
-        path.write_bytes(value)
-        listed.append({"name": name, "bytes": len(value), "sha256": files.sha256_file(path)})
-    objects["models/job/run-1/_SUCCESS.json"] = json.dumps({"files": listed}).encode()
-    objects["models/job/latest.json"] = json.dumps({"to": "s3://bucket/models/job/run-1/"}).encode()
-    monkeypatch.setattr(s3, "Bucket", Bucket)
-    monkeypatch.setattr(Bucket, "objects", objects)
-    monkeypatch.setattr(
-        initial_model,
-        "_read_model",
-        lambda folder: ({"w": np.array([len(checkpoints.files.folder_files(folder))])}, {}),
-    )
-    return objects
-
-
-@pytest.mark.parametrize("url", ["s3://bucket/models/job/run-1/", "s3://bucket/models/job"])
-def test_find_downloads_an_exported_model_and_removes_the_download(
-    tmp_path: Path, exported: dict[str, bytes], url: str
+def test_find_reads_a_downloaded_model_and_removes_the_download(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = initial_model.InitialModel.find(settings(tmp_path, url))
-    assert found.values["w"] == [2], "the model's files and no others"
+    def download_model(url: str, into: Path, asked_by: str) -> Path:
+        assert (url, asked_by) == ("s3://bucket/models/job", initial_model.KEY)
+        (into / "model").mkdir(parents=True)
+        return into / "model"
+
+    monkeypatch.setattr(initial_model.download, "download_model", download_model)
+    monkeypatch.setattr(initial_model, "_read_model", lambda folder: ({"w": folder.is_dir()}, {}))
+    found = initial_model.InitialModel.find(settings(tmp_path, "s3://bucket/models/job"))
+    assert found.values == {"w": True}
     assert not (tmp_path / "work" / "init").exists()
-
-
-def test_find_rejects_an_incomplete_or_changed_export(tmp_path: Path, exported: dict[str, bytes]) -> None:
-    exported["models/job/run-1/model/tables/x"] = b"other"
-    with pytest.raises(DataError, match=r"model/tables/x does not have the sha256"):
-        initial_model.InitialModel.find(settings(tmp_path, "s3://bucket/models/job/run-1"))
-    del exported["models/job/run-1/_SUCCESS.json"]
-    with pytest.raises(SettingsError, match=r"no _SUCCESS\.json, which an export writes last"):
-        initial_model.InitialModel.find(settings(tmp_path, "s3://bucket/models/job/run-1"))
 
 
 def test_only_files_of_own_shards_are_read_when_the_number_of_shards_is_equal(tmp_path: Path) -> None:
