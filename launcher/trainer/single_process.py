@@ -232,7 +232,7 @@ def check_program(program: TrainingProgram, batch: Arrays | None, settings: Grap
     """Build the network for one process and for training with pservers, and train one batch of rows.
 
     Args:
-        batch: at most `network_builder.ROWS` rows; None: no rows are available, and nothing is trained.
+        batch: at most `network.ROWS` rows; None: no rows are available, and nothing is trained.
 
     Returns:
         The names of the program's scores; empty if metrics() cannot be calculated from these rows.
