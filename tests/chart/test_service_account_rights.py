@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 import time
 import urllib.parse
 
@@ -15,9 +14,10 @@ from chart_tools import CHART, kubectl, one, render
 from launcher.io.kubernetes_api import ApiRejectedError, PodApi
 from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
+from launcher.supervisor.peers.coordinator_link import Rank0PodWatch
 from local.paths import KUBECONFIG
+from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import pod_environ
-from tests.launcher.supervisor.wait_for_rank0 import wait_for_rank_0
 
 pytestmark = pytest.mark.e2e
 
@@ -79,15 +79,19 @@ def test_rank_0_is_found_when_its_pod_runs(settings, api, namespace, job):
         "spec": {"schedulerName": "nobody", "containers": [{"name": "a", "image": "example.org/a"}]},
     }
     kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(body))
-    found: list[str] = []
-    finder = threading.Thread(target=lambda: found.append(wait_for_rank_0(settings, api)), daemon=True)
-    finder.start()
-    time.sleep(1)
-    assert not found
+    watch = Rank0PodWatch(settings, api)
+
+    def find() -> str:
+        try:
+            return watch.find_address()
+        except OSError as error:
+            return str(error)
+
+    until(lambda: "rank-0 is Pending" in find())
     status = json.dumps({"status": {"phase": "Running", "podIP": "10.1.2.3", "podIPs": [{"ip": "10.1.2.3"}]}})
     kubectl("patch", "pod", "rank-0", "-n", namespace, "--subresource=status", "--type=merge", "-p", status)
-    finder.join(20)
-    assert found == ["10.1.2.3"]
+    until(lambda: find() == "10.1.2.3")
+    watch.close()
 
 
 def test_service_account_has_no_other_rights(api, namespace, job):

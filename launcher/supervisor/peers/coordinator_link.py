@@ -43,7 +43,6 @@ from launcher.supervisor.timings import Timings
 
 RETRY_SECONDS = 2.0  # after a failed request; doubled after further failures up to 8 times
 WATCH_SECONDS = 3600.0
-REJECTED_SECONDS = 30.0  # an API server that has just started rejects requests until it has read its roles
 
 
 class Rank0(NamedTuple):
@@ -102,26 +101,14 @@ def find_pod_address(pod: Mapping[str, Any]) -> str | None:
     return next((ip for ip in known if ip and ":" not in ip), None)
 
 
-def describe_pod_without_address(pod: Mapping[str, Any]) -> str:
-    """Return a text with the name of a pod and why it has no usable address yet, according to its status."""
-    meta, status = pod.get("metadata") or {}, pod.get("status") or {}
-    name = meta.get("name", "?")
-    if meta.get("deletionTimestamp"):
+def describe_pod(pod: Mapping[str, Any]) -> str:
+    """Return a text with the name of a pod and its address or phase; `status` shows why a pod does not run."""
+    name, address = pod["metadata"].get("name", "?"), find_pod_address(pod)
+    if address:
+        return f"{name} runs at {address}"
+    if pod["metadata"].get("deletionTimestamp"):
         return f"{name} is being deleted"
-    reasons = [
-        f"{condition.get('reason')}: {condition.get('message', '')}".strip(": ")
-        for condition in status.get("conditions") or []
-        if condition.get("type") == "PodScheduled" and condition.get("status") == "False"
-    ]
-    for container in [*(status.get("initContainerStatuses") or []), *(status.get("containerStatuses") or [])]:
-        waiting = (container.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason"):
-            reasons.append(f"{waiting['reason']} {waiting.get('message', '')}".strip())
-    if status.get("reason"):  # of a pod that the kubelet evicted, or whose node was lost
-        reasons.append(f"{status['reason']}: {str(status.get('message', '')).strip()}".rstrip(": "))
-    if status.get("phase") == "Running":
-        reasons.append(f"it has no IPv4 address, only {status.get('podIP') or 'none'}")
-    return f"{name} is {status.get('phase', 'unknown')}" + (f" ({'; '.join(reasons)})" if reasons else "")
+    return f"{name} is {(pod.get('status') or {}).get('phase', 'unknown')} without an IPv4 address"
 
 
 class Rank0PodWatch:
@@ -136,7 +123,6 @@ class Rank0PodWatch:
         self._api, self._job = api, settings.k8s_job
         self._pods: dict[str, dict[str, Any]] = {}
         self._address = self._api_error = ""
-        self._rejected: tuple[float, ApiRejectedError] | None = None
         self._end = threading.Event()
         threading.Thread(target=self._run, name="find rank 0", daemon=True).start()
 
@@ -144,13 +130,10 @@ class Rank0PodWatch:
         """Return the newest known IPv4 address of rank 0, without waiting.
 
         Raises:
-            OSError: rank 0's pod does not run; the message contains the reason.
-            ApiRejectedError: the API server has rejected the requests for `REJECTED_SECONDS`.
+            OSError: rank 0's pod does not run, or the API server rejects the requests; the message says which.
         """
         if self._address:
             return self._address
-        if self._rejected is not None and time.monotonic() - self._rejected[0] >= REJECTED_SECONDS:
-            raise self._rejected[1]
         raise OSError(
             f"the pod of rank 0 of Job {self._job} does not run: {self._describe_pods()}{self._api_error}"
         )
@@ -175,15 +158,11 @@ class Rank0PodWatch:
                         "cannot find rank 0's pod through the Kubernetes API, trying again: %s", error
                     )
                 self._api_error = f"; the API server: {error}"
-                if not isinstance(error, ApiRejectedError):
-                    self._rejected = None
-                else:
-                    self._rejected = self._rejected[0] if self._rejected else time.monotonic(), error
             self._end.wait(backoff_seconds(max(1, failures), RETRY_SECONDS, 8 * RETRY_SECONDS))
 
     def _list_and_watch(self) -> None:
         listed, version = self._api.list(self._job)
-        self._rejected, self._api_error = None, ""
+        self._api_error = ""
         self._update({pod["metadata"]["uid"]: pod for pod in listed})
         with contextlib.closing(self._api.watch(self._job, version, WATCH_SECONDS)) as events:
             for event in events:
@@ -202,16 +181,8 @@ class Rank0PodWatch:
             log.info("rank 0: %s", self._describe_pods())
 
     def _describe_pods(self) -> str:
-        if not self._pods:
-            return (
-                "Kubernetes has not created it yet (a quota, a back-off after failures, or a suspended Job)"
-            )
-        return "; ".join(
-            f"{pod['metadata'].get('name', '?')} runs at {find_pod_address(pod)}"
-            if find_pod_address(pod)
-            else describe_pod_without_address(pod)
-            for pod in sorted(self._pods.values(), key=_created)
-        )
+        missing = "Kubernetes has not created it yet (a quota, a back-off after failures, or a suspended Job)"
+        return "; ".join(map(describe_pod, sorted(self._pods.values(), key=_created))) or missing
 
 
 def _created(pod: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.peers.messages import Failure
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
@@ -115,6 +116,13 @@ def poll_until(group: ProcessGroup, seen: Callable[[], object]) -> None:
     until(poll_once)
 
 
+def wait_for_failure(group: ProcessGroup) -> Failure:
+    """Poll the process group until it has failed; return the failure."""
+    poll_until(group, lambda: group.failure)
+    assert group.failure is not None
+    return group.failure
+
+
 def start_training(group: ProcessGroup) -> ProcessGroup:
     """Start the trainer of the process group once the pservers are ready; return the group."""
     poll_until(group, lambda: group.phase == "ready")
@@ -151,10 +159,9 @@ def test_a_port_in_use_is_reported_before_any_process_starts(build_group: Build)
 def test_a_log_line_about_a_lost_pserver_fails_the_attempt_at_once(build_group: Build) -> None:
     code = "import time; print('W0101 fleet: pull failed, id 3', flush=True); time.sleep(600)"
     group = start_training(build_group(ScriptRuntime([SLEEP], code)))
-    poll_until(group, lambda: group.failure)
-    assert group.failure is not None
-    assert "trainer cannot continue: its log contains 'pull failed'" in group.failure.text
-    assert "id 3" in group.failure.text, "the cause quotes the last log lines"
+    failure = wait_for_failure(group)
+    assert "trainer cannot continue: its log contains 'pull failed'" in failure.text
+    assert "id 3" in failure.text, "the cause quotes the last log lines"
     poll_until(group, lambda: not group.running)
 
 
@@ -163,19 +170,16 @@ def test_the_trainers_error_message_is_the_cause_without_paddles_log_lines(build
         "print('fl-ps > coordinator addr: []\\n\\nerror: the loss is nan. Fix: lower the rate.', flush=True)"
     )
     group = start_training(build_group(ScriptRuntime([SLEEP], f"{code}; raise SystemExit(65)")))
-    poll_until(group, lambda: group.failure)
-    assert group.failure is not None
-    assert group.failure.text.endswith("exited with exit code 65: the loss is nan. Fix: lower the rate.")
-    assert "fl-ps" not in group.failure.text
+    failure = wait_for_failure(group)
+    assert failure.text.endswith("exited with exit code 65: the loss is nan. Fix: lower the rate.")
+    assert "fl-ps" not in failure.text
 
 
 def test_the_exit_of_a_pserver_is_the_cause_although_the_trainer_logs_it_first(build_group: Build) -> None:
     first = "print('pull failed', flush=True); import time; time.sleep(600)"
     then = "import time; time.sleep(1.5); raise SystemExit(3)"
     group = start_training(build_group(ScriptRuntime([then], first), {**FAST, "pserver_exit_lag": 5.0}))
-    poll_until(group, lambda: group.failure)
-    assert group.failure is not None
-    assert "pserver 0 exited with exit code 3" in group.failure.text
+    assert "pserver 0 exited with exit code 3" in wait_for_failure(group).text
 
 
 def test_a_log_line_about_a_lost_pserver_is_no_failure_once_the_trainer_is_done(
@@ -198,9 +202,7 @@ def test_a_failure_has_the_process_exit_code_and_position_of_the_trainer(
             ScriptRuntime([SLEEP], "import os, sys; os.rename('prepared.json', 'progress.json'); sys.exit(9)")
         )
     )
-    poll_until(group, lambda: group.failure)
-    assert group.failure is not None
-    assert group.failure.signature == [0, "trainer", 9, 2, 7]
+    assert wait_for_failure(group).signature == [0, "trainer", 9, 2, 7]
 
 
 def test_the_progress_deadline_applies_to_training_but_not_to_saving_and_testing(
@@ -329,9 +331,7 @@ def test_a_trainer_killed_at_its_memory_limit_is_reported_with_the_limit_and_its
     assert trainer is not None
     until(lambda: "step 1" in trainer.spec.log.read_text())
     os.kill(trainer.pid, signal.SIGKILL)
-    poll_until(group, lambda: group.failure)
-    assert group.failure is not None
-    text = group.failure.text
+    text = wait_for_failure(group).text
     assert ("memory limit of 2,048 MiB (resources.limits.memory)" in text) is at_limit
     assert ("step 1" in text) is not at_limit
 
@@ -387,12 +387,11 @@ def test_the_message_about_a_failed_trainer_says_which_one_had_exited_before(bui
             PADDLE_LAUNCHER_PROCESSES_PER_POD="2",
         )
     )
-    poll_until(group, lambda: group.failure)
-    assert group.failure is not None
-    early, _, failure = group.failure.text.partition(". Then: ")
+    failure = wait_for_failure(group)
+    early, _, later = failure.text.partition(". Then: ")
     assert early == "trainer 1 exited with code 0 before the other trainers had finished"
-    assert failure.startswith("trainer 0 exited with exit code 4")
-    assert group.failure.process == "trainer 0"
+    assert later.startswith("trainer 0 exited with exit code 4")
+    assert failure.process == "trainer 0"
 
 
 IGNORES_SIGTERM = """

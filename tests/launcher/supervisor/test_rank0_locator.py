@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher.errors import DeadlineError, SettingsError
-from launcher.io.kubernetes_api import ApiRejectedError, PodApi
+from launcher.errors import SettingsError
+from launcher.io.kubernetes_api import PodApi
 from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
 from launcher.supervisor.peers import coordinator_link
@@ -17,9 +19,6 @@ from launcher.supervisor.peers.coordinator_link import Rank0PodWatch
 from testkit.fake_api_server import FakeApiServer, create_certificate, make_pod
 from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import pod_environ
-from tests.launcher.supervisor.wait_for_rank0 import wait_for_rank_0
-
-SOON = {"PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "2"}
 
 
 @pytest.fixture
@@ -31,12 +30,21 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeApiS
     server.close()
 
 
-def find_known_address(rank_0: Rank0PodWatch) -> str:
-    """Return the address of rank 0, or an empty text if it is not known."""
-    try:
-        return rank_0.find_address()
-    except OSError:
-        return ""
+Watch = Callable[[], Rank0PodWatch]
+
+
+@pytest.fixture
+def start_watch(server: FakeApiServer) -> Iterator[Watch]:
+    """Return a function that starts to watch rank 0's pod through the API server."""
+    started: list[Rank0PodWatch] = []
+
+    def start() -> Rank0PodWatch:
+        started.append(Rank0PodWatch(build_settings(), server.api()))
+        return started[-1]
+
+    yield start
+    for watch in started:
+        watch.close()
 
 
 def build_settings(**env: str) -> TrainSettings:
@@ -44,10 +52,45 @@ def build_settings(**env: str) -> TrainSettings:
     return TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_RENDEZVOUS="api", **env))
 
 
-def test_the_running_pod_of_rank_0_is_found_by_its_job_and_index(server: FakeApiServer) -> None:
-    server.pods = [make_pod("a", "10.0.0.10")]
+def await_address(watch: Rank0PodWatch, address: str) -> None:
+    """Wait until the watch has found this address of rank 0."""
+
+    def is_found() -> bool:
+        with contextlib.suppress(OSError):
+            return watch.find_address() == address
+        return False
+
+    until(is_found, f"the address {address}")
+
+
+def await_problem(watch: Rank0PodWatch, *texts: str) -> None:
+    """Wait until the watch says with all these texts why rank 0 has no address."""
+
+    def is_reported() -> bool:
+        with pytest.raises(
+            OSError, match="the pod of rank 0 of Job quick-start-0a1b2c3d does not run"
+        ) as caught:
+            watch.find_address()
+        return all(text in str(caught.value) for text in texts)
+
+    until(is_reported, f"a message with {texts}")
+
+
+@pytest.mark.parametrize(
+    "pods",
+    [
+        [make_pod("new", "10.0.0.5", made="2"), make_pod("old", "10.0.0.2", made="1")],
+        [make_pod("a", "fd00::5", podIPs=[{"ip": "fd00::5"}, {"ip": "10.0.0.5"}])],
+    ],
+    ids=["newer", "dual-stack"],
+)
+def test_the_newest_running_pod_of_rank_0_is_found_by_its_job_and_index(
+    server: FakeApiServer, start_watch: Watch, pods: list[dict[str, Any]]
+) -> None:
+    """After a forced deletion the old pod may still run and be listed as running for a while."""
+    server.pods = pods
     server.hangs.set()
-    assert wait_for_rank_0(build_settings(), server.api()) == "10.0.0.10"
+    await_address(start_watch(), "10.0.0.5")
     assert server.queries[0]["labelSelector"] == (
         "batch.kubernetes.io/job-name=quick-start-0a1b2c3d,batch.kubernetes.io/job-completion-index=0"
     )
@@ -55,132 +98,65 @@ def test_the_running_pod_of_rank_0_is_found_by_its_job_and_index(server: FakeApi
     assert set(server.tokens) == {"Bearer token-1"}
 
 
-def test_a_pending_pod_is_waited_for_with_one_watch(server: FakeApiServer) -> None:
-    server.pods = [
-        make_pod("old", "10.0.0.2", deleting=True),
-        make_pod("dead", "10.0.0.3", phase="Failed"),
-        make_pod("new", None, phase="Pending"),
-    ]
-    server.changes = [
-        {"type": "DELETED", "object": make_pod("dead", "10.0.0.3")},
-        {"type": "MODIFIED", "object": make_pod("new", "10.0.0.5")},
-    ]
-    server.hangs.set()
-    assert wait_for_rank_0(build_settings(), server.api()) == "10.0.0.5"
-    assert [("watch" in query, query.get("resourceVersion")) for query in server.queries] == [
-        (False, None),
-        (True, "7"),
-    ]
-
-
-def test_of_two_running_pods_the_newer_one_is_used(server: FakeApiServer) -> None:
-    """After a forced deletion the old pod may still run and be listed as running for a while."""
-    server.pods = [
-        make_pod("new", "10.0.0.5", made="2026-01-02T00:00:00Z"),
-        make_pod("old", "10.0.0.2", made="2026-01-01T00:00:00Z"),
-    ]
-    assert wait_for_rank_0(build_settings(), server.api()) == "10.0.0.5"
-
-
-def test_the_ipv4_address_of_a_dual_stack_pod_is_used(server: FakeApiServer) -> None:
-    server.pods = [make_pod("a", "fd00::5", podIPs=[{"ip": "fd00::5"}, {"ip": "10.0.0.5"}])]
-    assert wait_for_rank_0(build_settings(), server.api()) == "10.0.0.5"
-
-
-def test_the_address_of_a_replaced_rank_0_is_known_although_the_api_server_fails(
-    server: FakeApiServer,
+def test_a_replaced_pod_is_found_with_one_watch_and_known_although_the_api_server_fails(
+    server: FakeApiServer, start_watch: Watch
 ) -> None:
     """The link asks for the address at each connection attempt, which must not send a request."""
-    server.pods = [make_pod("old", "10.0.0.2", made="1")]
+    server.pods = [make_pod("old", "10.0.0.2", made="1"), make_pod("dead", "10.0.0.3", phase="Failed")]
     server.changes = [
         {"type": "MODIFIED", "object": make_pod("old", "10.0.0.2", deleting=True, made="1")},
+        {"type": "DELETED", "object": make_pod("old", "10.0.0.2", made="1")},
         {"type": "ADDED", "object": make_pod("new", None, phase="Pending", made="2")},
         {"type": "MODIFIED", "object": make_pod("new", "10.0.0.3", made="2")},
     ]
     server.hangs.set()
-    rank_0 = Rank0PodWatch(build_settings(), server.api())
-    until(lambda: find_known_address(rank_0) == "10.0.0.3")
-    assert ["watch" in query for query in server.queries] == [False, True]
+    watch = start_watch()
+    await_address(watch, "10.0.0.3")
+    asked = [("watch" in query, query.get("resourceVersion")) for query in server.queries]
+    assert asked == [(False, None), (True, "7")]
     server.answers = [500] * 1000
     server.closing.set()
     until(lambda: len(server.queries) > 4)
-    assert rank_0.find_address() == "10.0.0.3"
-    rank_0.close()
+    assert watch.find_address() == "10.0.0.3"
 
 
-def test_a_pod_that_the_kubelet_evicted_is_reported_with_the_reason(server: FakeApiServer) -> None:
-    full = 'Usage of EmptyDir volume "work" exceeds the limit "12Mi". '
-    server.pods = [make_pod("a", "10.0.0.2", phase="Failed", reason="Evicted", message=full)]
-    server.hangs.set()
-    rank_0 = Rank0PodWatch(build_settings(), server.api())
-    until(server.asked.is_set)
-    with pytest.raises(
-        OSError, match=r'a is Failed .Evicted: Usage of EmptyDir volume "work" exceeds the limit'
-    ):
-        rank_0.find_address()
-    rank_0.close()
-
-
-def test_a_watch_that_ends_early_is_followed_by_a_new_list(server: FakeApiServer) -> None:
+def test_a_watch_that_ends_early_is_followed_by_a_new_list(server: FakeApiServer, start_watch: Watch) -> None:
     server.pods = [make_pod("a", None, phase="Pending")]
     server.changes = [{"type": "ERROR", "object": {"code": 410}}]
-    rank_0 = Rank0PodWatch(build_settings(), server.api())
+    watch = start_watch()
     until(server.asked.is_set)
     server.pods = [make_pod("a", "10.0.0.5")]
-    until(lambda: find_known_address(rank_0) == "10.0.0.5")
-    rank_0.close()
+    await_address(watch, "10.0.0.5")
 
 
-def test_a_stop_interrupts_the_wait_for_the_api_server(server: FakeApiServer) -> None:
-    server.pods = [make_pod("a", None, phase="Pending")]
+def test_a_message_says_what_the_pods_of_rank_0_do_and_a_stop_ends_the_watch(
+    server: FakeApiServer, start_watch: Watch
+) -> None:
+    watch = start_watch()
+    await_problem(watch, "Kubernetes has not created it yet")
+    gone = make_pod("e", "10.0.0.2", deleting=True)
+    server.pods = [make_pod("b", None, phase="Pending"), make_pod("d", "fd00::1"), gone]
     server.hangs.set()
-    rank_0 = Rank0PodWatch(build_settings(), server.api())
-    until(server.asked.is_set)
-    rank_0.close()
+    await_problem(watch, "b is Pending", "d is Running without an IPv4 address", "e is being deleted")
+    watch.close()
     until(lambda: not any(thread.name == "find rank 0" for thread in threading.enumerate()))
 
 
-def test_the_deadline_error_contains_what_the_pod_waits_for(server: FakeApiServer) -> None:
-    unfit = [
-        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes fit"}
-    ]
-    pulling = [{"state": {"waiting": {"reason": "ImagePullBackOff"}}}]
-    server.pods = [
-        make_pod("b", None, phase="Pending", conditions=unfit),
-        make_pod("c", None, phase="Pending", containerStatuses=pulling),
-        make_pod("d", "fd00::1"),
-    ]
-    server.hangs.set()
-    with pytest.raises(DeadlineError) as caught:
-        wait_for_rank_0(build_settings(**SOON), server.api())
-    text = str(caught.value)
-    assert "the pod of rank 0 of Job quick-start-0a1b2c3d does not run" in text
-    assert "b is Pending (Unschedulable: 0/3 nodes fit)" in text
-    assert "c is Pending (ImagePullBackOff)" in text
-    assert "d is Running (it has no IPv4 address, only fd00::1)" in text
-
-
-def test_temporary_errors_of_the_api_server_are_retried(server: FakeApiServer) -> None:
-    server.answers = [500, 403, 401]
-    server.pods = [make_pod("a", "10.0.0.5")]
-    assert wait_for_rank_0(build_settings(), server.api()) == "10.0.0.5"
-    assert server.answers == []
-
-
-def test_a_permanent_403_is_reported_with_the_missing_role(
-    server: FakeApiServer, monkeypatch: pytest.MonkeyPatch
+def test_errors_of_the_api_server_are_retried_and_a_403_names_the_missing_role(
+    server: FakeApiServer, start_watch: Watch
 ) -> None:
-    monkeypatch.setattr(coordinator_link, "REJECTED_SECONDS", 0.2)
-    server.answers = [403] * 1000
-    with pytest.raises(ApiRejectedError, match=r"403.*pods is forbidden.*list and watch on pods"):
-        wait_for_rank_0(build_settings(), server.api())
-    assert len(server.queries) > 1
+    server.answers = [500, *[403] * 1000]
+    watch = start_watch()
+    await_problem(watch, "403", "pods is forbidden", "list and watch on pods")
+    server.pods, server.answers = [make_pod("a", "10.0.0.5")], []
+    await_address(watch, "10.0.0.5")
 
 
-def test_an_api_server_with_another_certificate_is_rejected(server: FakeApiServer, tmp_path: Path) -> None:
+def test_an_api_server_with_another_certificate_is_rejected(
+    server: FakeApiServer, start_watch: Watch, tmp_path: Path
+) -> None:
     create_certificate(tmp_path, server.account / "ca.crt")
-    with pytest.raises(DeadlineError, match="CERTIFICATE_VERIFY_FAILED"):
-        wait_for_rank_0(build_settings(**SOON), server.api())
+    await_problem(start_watch(), "CERTIFICATE_VERIFY_FAILED")
     assert server.queries == []
 
 
