@@ -32,9 +32,11 @@ from typing import Any
 
 from benchmarks._processes import cpu_seconds, peak_megabytes
 from benchmarks._result_lines import print_ratio
+from launcher.paths import Position
+from launcher.schema import TrainerProgress, from_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.peers.coordinator_link import Rank0PodWatch
-from launcher.supervisor.peers.messages import MemberState, Order
+from launcher.supervisor.peers.messages import Action, MemberState, Phase, Plan
 from launcher.supervisor.shared_storage.output_lease import build_credential
 from local.paths import CLONE
 from testkit.fake_api_server import FakeApiServer, make_pod
@@ -45,7 +47,13 @@ SIZES = (10, 100, 1000)
 LIMIT_SECONDS, LIMIT_REQUESTS = 10.0, 3.0
 DEADLINE, STEADY = 120.0, 10.0
 PROCESSES = 2
-PHASES = {"wait": "idle", "serve": "ready", "train": "training", "finish": "ended", "stop": "idle"}
+PHASES = {
+    Action.WAIT: Phase.IDLE,
+    Action.SERVE: Phase.READY,
+    Action.TRAIN: Phase.TRAINING,
+    Action.FINISH: Phase.ENDED,
+    Action.STOP: Phase.IDLE,
+}
 """Instruction of rank 0 -> the phase that a simulated launcher reports immediately afterwards."""
 
 
@@ -55,16 +63,14 @@ class Launcher:
     def __init__(self, rank: int, address: tuple[str, int], token: str, print_: dict[str, Any]) -> None:
         self.rank, self.address, self.token, self.print = rank, address, token, print_
         self.incarnation = os.urandom(16).hex()
-        self.phase, self.attempt, self.seen, self.batch = "staging", -1, 0, 0
+        self.phase, self.attempt, self.seen, self.batch = Phase.STAGING, -1, 0, 0
         self.began = self.serves = 0.0
 
     def request(self) -> bytes:
         """Return the bytes of an HTTP request POST /state with the rank's complete state."""
         self.batch += 1
-        progress = {
-            **{"pass": 0, "batch": self.batch, "batches": 1000, "samples_per_second": 1234.5, "loss": 0.5},
-            **{"state": "training", "saved": None, "marks": dict.fromkeys(("joined", "loaded"), time.time())},
-        }
+        marks = dict.fromkeys(("joined", "loaded"), time.time())
+        progress = TrainerProgress(0, self.batch, 1000, 1234.5, 0.5, "training", Position(0), marks=marks)
         state = MemberState(
             self.rank,
             self.incarnation,
@@ -74,8 +80,8 @@ class Launcher:
             f"127.1.{self.rank // 250}.{self.rank % 250 + 2}",
             f"job-{self.rank}-x",
             f"node-{self.rank}",
-            self.print if self.phase != "staging" else None,
-            progress if self.phase == "training" else {},
+            self.print if self.phase != Phase.STAGING else None,
+            progress if self.phase == Phase.TRAINING else TrainerProgress(),
         )
         body = json.dumps({"state": state.to_json(time.monotonic()), "seen": self.seen}).encode()
         head = (
@@ -103,7 +109,7 @@ class Launcher:
                 )
             if answer["version"] == self.seen:
                 continue
-            self.seen, order = answer["version"], Order.from_json(answer["order"])
+            self.seen, order = answer["version"], from_json(Plan, answer["order"])
             if order.do == "serve" and not self.serves:
                 self.serves = time.monotonic()
             if order.do == "end":

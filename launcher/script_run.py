@@ -73,7 +73,7 @@ class ScriptRun:
         self._requests = env.get("PADDLE_LAUNCHER_REQUESTS", "")
         self._master = _master_address(env)
         progress = _path(env, "PADDLE_LAUNCHER_PROGRESS_FILE")
-        self._progress = _ScriptProgress(progress, saves=self.rank == 0)
+        self._progress = _ScriptProgress(progress)
         self._saved_at = self._asked_at = time.monotonic()
         self._steps_since_save = self._asked = 0
         self._epoch_began: float | None = None
@@ -146,6 +146,7 @@ class ScriptRun:
         """
         if self.rank:
             return False
+        self._progress.start_saving()
         now = time.monotonic()
         if 0 < self._every_steps <= self._steps_since_save or 0 < self._every_seconds <= now - self._saved_at:
             return True
@@ -276,8 +277,8 @@ class ScriptRun:
 class _ScriptProgress(ProgressFile):
     """The progress.json of a script's process; without the launcher there is none. Exits as `_exit_on_error` does."""
 
-    def __init__(self, path: Path | None, *, saves: bool) -> None:
-        super().__init__(path or Path("progress.json"), saves=saves)
+    def __init__(self, path: Path | None) -> None:
+        super().__init__(path or Path("progress.json"), saves=False)
         self._has_file = path is not None
 
     def write(self) -> None:

@@ -63,7 +63,6 @@ SAME_MODULE_NAME = {
     "__main__": "the entry point of each package",
     "errors": "the exceptions of each package",
     "paths": "the well-known paths of each package",
-    "status": "the command `status`, and the module that makes status.json",
     "predict": "a command, and the script of the example `text` that does the same for its model",
     "trainer_config": "the file name that users' programs have by default",
 }

@@ -83,6 +83,12 @@ class ProgressFile:
         if "first_batch" in self._marks:
             self.set(state="training")
 
+    def start_saving(self) -> None:
+        """Set the field `saved`, unless it is set: from now on this process takes part in saving checkpoints."""
+        if "saved" not in self._values:
+            self._values["saved"] = None
+            self.write()
+
     def write(self) -> None:
         """Write the file now.
 

@@ -7,7 +7,7 @@ write it, or the run has no value for it yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
 from launcher.paths import Count, FileName, Position
@@ -293,31 +293,32 @@ class ExportMarker:
 # both: it reads them leniently (`read_fields`), since any version of the launcher may have written them. So all
 # fields have defaults, and keys that newer versions added are missing in older files.
 
-_TrainerPosition = TypedDict(
-    "_TrainerPosition",
-    {
-        "pass": int,
-        "batch": int,
-        "batches": int,
-        "samples_per_second": float,
-        "loss": float | None,
-        "state": str,
-        "bytes": int | None,
-        "marks": dict[str, float],
-    },
-)
 
-
-class TrainerProgress(_TrainerPosition, total=False):
+@dataclass(frozen=True)
+class TrainerProgress:
     """`progress.json`: how far one trainer has trained. The trainer rewrites the file often, and the launcher reads it.
 
-    Passes count from 0, batches from 1. `marks` has the Unix times at which steps of the start were done.
-    docs/reference/file-formats.md describes the other keys.
+    A user's own program may write anything there: a missing or wrong value is None. docs/reference/file-formats.md
+    describes the fields.
     """
 
-    saved: dict[str, int] | None
-    batch_size: float
-    passes: int
+    number: int | None = field(default=None, metadata={KEY: "pass"})
+    """Pass, from 0."""
+    batch: int | None = None
+    """Batch, from 1."""
+    batches: int | None = None
+    """Batches of a pass."""
+    samples_per_second: float | None = None
+    loss: float | None = None
+    state: str = ""
+    saved: Position | None = None
+    """The newest checkpoint; Position(0) before the first one; None in a process that saves none."""
+    bytes: float | None = 0.0
+    """Size of the checkpoint that was loaded or saved last; None if it is unknown."""
+    batch_size: float | None = None
+    passes: int | None = None
+    marks: dict[str, float] = field(default_factory=dict)
+    """Unix times at which steps of the start were done."""
 
 
 class ProgramFile(TypedDict, total=False):
@@ -342,6 +343,29 @@ class RestartRecord:
     """Unix time of the failure in seconds."""
     signature: list[Any] | None = None
     """Key that is equal for two failures with the same cause in the program; only in run.json."""
+
+
+@dataclass(frozen=True)
+class PlanRecord:
+    """The part of the plan of the newest attempt that is in run.json, so that a new pod of rank 0 can continue."""
+
+    attempt: int = field(default=0, metadata=ALWAYS)
+    restarts: tuple[RestartRecord, ...] = field(default=(), metadata=ALWAYS)
+    """All earlier attempts that failed."""
+    counted_restarts: int = field(default=0, metadata=_written("countedRestarts"))
+    """Failures since the newest checkpoint, which `training.restarts` limits."""
+    incarnations: tuple[str, ...] = field(default=(), metadata=ALWAYS)
+    """Random identifier of each rank's pod in the newest attempt, in rank order."""
+    resume: Position | None = field(default=None, metadata=ALWAYS)
+    """The checkpoint from which the newest attempt resumes; None: it starts from scratch."""
+    init_model: str | None = field(default=None, metadata={KEY: "initModel"})
+    """With `training.initModelPath: previous`: the model that the run started from; empty: from scratch; None before
+    the search."""
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """Return the fields of this class by name, also of an object of a derived class."""
+        return {each.name: getattr(self, each.name) for each in fields(PlanRecord)}
 
 
 @dataclass(frozen=True)
@@ -371,7 +395,7 @@ class StatusFile:
     run_id: str | None = field(default=None, metadata=_written("runId"))
     state: str = field(default="unknown", metadata=ALWAYS)
     attempt: int = field(default=0, metadata=ALWAYS)
-    restarts: list[RestartRecord] = field(default_factory=list, metadata=ALWAYS)
+    restarts: tuple[RestartRecord, ...] = field(default=(), metadata=ALWAYS)
     waiting_for: str | None = field(default=None, metadata=_written("waitingFor"))
     waiting_since: float | None = field(default=None, metadata=_written("waitingSince"))
     """When the wait for missing ranks began, in Unix seconds; None if no rank is missing."""
@@ -399,7 +423,7 @@ class StatusFile:
 
 
 @dataclass(frozen=True)
-class RunFile:
+class RunFile(PlanRecord):
     """`output/run.json`, the run record: settings, attempts and outcome of a run (docs/reference/file-formats.md).
 
     Times are in Unix seconds.
@@ -423,18 +447,8 @@ class RunFile:
     finished: float | None = field(default=None, metadata=ALWAYS)
     state: str = field(default="", metadata=ALWAYS)
     """training, stopped, complete or failed."""
-    attempt: int = field(default=0, metadata=ALWAYS)
-    restarts: list[RestartRecord] = field(default_factory=list, metadata=ALWAYS)
     holder: str = field(default="", metadata=ALWAYS)
     """Token of the output lease of the pod that wrote the file, which is no secret."""
-    counted_restarts: int = field(default=0, metadata=_written("countedRestarts"))
-    """Failures since the newest checkpoint, which `training.restarts` limits."""
-    incarnations: list[str] = field(default_factory=list, metadata=ALWAYS)
-    """Random identifier of each rank's pod in the newest attempt, in rank order."""
-    resume: Position | None = field(default=None, metadata=ALWAYS)
-    """The checkpoint from which the newest attempt resumed."""
-    init_model: str | None = field(default=None, metadata={KEY: "initModel"})
-    """With `training.initModelPath: previous`: the model that the run started from; empty: from scratch."""
     cause: str | None = None
     exit_code: int | None = field(default=None, metadata={KEY: "exitCode"})
     warning: str | None = None

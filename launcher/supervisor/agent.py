@@ -29,16 +29,16 @@ from launcher.log import log, start_logging
 from launcher.paths import OutputPaths
 from launcher.reporting.failure_messages import write_termination_message
 from launcher.runtimes.runtime_protocol import RankAttempt, Runtime
-from launcher.schema import StatusFile, to_json
+from launcher.schema import StatusFile, TrainerProgress, to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.coordinator.coordinator import Coordinator
-from launcher.supervisor.coordinator.membership import Membership
-from launcher.supervisor.coordinator.status import render_metrics
+from launcher.supervisor.coordinator.members import Membership
+from launcher.supervisor.coordinator.run_writer import render_metrics
 from launcher.supervisor.helper_processes import convert_shard
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink, Rank0Locator, Rank0Wait, RunEndedError
-from launcher.supervisor.peers.messages import SIGTERM_CAUSE, Failure, MemberState, Order
+from launcher.supervisor.peers.messages import SIGTERM_CAUSE, Action, Failure, MemberState, Phase, Plan
 from launcher.supervisor.peers.peer_server import PeerServer, build_store_prefix
 from launcher.supervisor.process_group import OrderExecutor, ProcessGroup
 from launcher.supervisor.progress import read_progress
@@ -94,14 +94,14 @@ class StopRequest:
         """Return for how long a user's script may react to SIGTERM; 0 without SIGTERM, and after a second signal."""
         return (self.seconds_left() or 0.0) if self._signals == [signal.SIGTERM] else 0.0
 
-    def check(self, phase: str, order: Order | None) -> None:
+    def check(self, phase: Phase, order: Plan | None) -> None:
         """Raise `StoppedError` if the agent must exit now because of a signal."""
         if not self._signals:
             return
         may_stay = self._signals == [signal.SIGTERM] and time.monotonic() < self._leave_by
-        if may_stay and phase == "training" and order is not None and order.do == "train":
+        if may_stay and phase == Phase.TRAINING and order is not None and order.do == Action.TRAIN:
             return
-        cause = (order.cause if order is not None else "") or ""
+        cause = order.cause_text if order is not None else ""
         raise stopped_by(self._signals[0], cause.partition(SIGTERM_CAUSE)[2])
 
 
@@ -314,13 +314,13 @@ class Agent:
             self.coordinator.start_run(self._fingerprint)
         while True:
             order = self._step()
-            if order is not None and order.do == "end" and not self.executor.running:
+            if order is not None and order.do == Action.END and not self.executor.running:
                 if order.cause is not None:
-                    raise RunEndedError(order.cause, order.code)
+                    raise RunEndedError(order.cause.text, order.cause.code)
                 return
-            if order is not None and order.replaced == self.incarnation:
-                raise UnfitError(order.cause or "a device of this pod failed")
-            self.pause(t.training_poll if self.executor.phase == "training" else t.poll)
+            if order is not None and self.incarnation in order.replaced:
+                raise UnfitError(order.cause_text)
+            self.pause(t.training_poll if self.executor.phase == Phase.TRAINING else t.poll)
 
     def _start_coordinator(self, server: PeerServer) -> None:
         self.coordinator = Coordinator(
@@ -341,7 +341,7 @@ class Agent:
         self._locator, self.link, self._watchdog.link = locator, link, link
         link.start()
 
-    def _step(self) -> Order | None:
+    def _step(self) -> Plan | None:
         """Act on the newest order, and return the newest order; None before rank 0 has sent one.
 
         Rank 0's coordinator decides before this rank acts and again after it, so on rank 0 the returned order
@@ -349,7 +349,7 @@ class Agent:
         """
         now = time.monotonic()
         if self.coordinator is not None:
-            order: Order | None = self.coordinator.step(self._build_state(), now)
+            order: Plan | None = self.coordinator.step(self._build_state(), now)
             heard = now
         else:
             assert self.link is not None and self._rank0_wait is not None  # noqa: S101 - see `_start_link`
@@ -359,13 +359,13 @@ class Agent:
         self.executor.step(order, heard, now)
         if self.link is not None and self.executor.report != before:
             self.link.send_now()
-        if self.executor.phase == "idle" and self._forks is not None and not self._forks.alive:
+        if self.executor.phase == Phase.IDLE and self._forks is not None and not self._forks.alive:
             self._start_fork_server()
         if self.coordinator is not None:
             order = self.coordinator.step(self._build_state(), now)
         return order
 
-    def _start_processes(self, order: Order) -> ProcessGroup:
+    def _start_processes(self, order: Plan) -> ProcessGroup:
         """Start this rank's parameter servers and trainers for the attempt of `order`; return them as a group.
 
         Raises:
@@ -430,17 +430,16 @@ class Agent:
         return MemberState(
             rank=self.rank,
             incarnation=self.incarnation,
-            phase="leaving" if self._is_leaving else phase,
+            phase=Phase.LEAVING if self._is_leaving else phase,
             attempt=attempt,
             failure=self._exit_failure or failure,
             address=self._address,
             pod=s.pod_name,
             node=s.node_name,
             fingerprint=self._fingerprint,
-            progress=read_progress(s) if attempt >= 0 else {},
+            progress=read_progress(s) if attempt >= 0 else TrainerProgress(),
             storage=self._probe.silence(self.timings.storage_late),
             leave_in=self._stop_request.seconds_left(),
-            save_seconds=self._longest_stays.get("saving"),
             hang=processes.hang if processes is not None else None,
             ended=processes.ended if processes is not None else (),
             connected=processes is not None and processes.connected,

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError, UnfitError
 from launcher.io import cgroup_memory, files
 from launcher.log import log
+from launcher.paths import Position
 from launcher.reporting.failure_messages import describe_early_exit, describe_exit, last_lines, quote_log
 from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Runtime
 from launcher.supervisor.child_processes import (
@@ -26,9 +27,8 @@ from launcher.supervisor.child_processes import (
     measure_log,
 )
 from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections, has_connection
-from launcher.supervisor.peers.messages import Failure, Order
-from launcher.supervisor.progress import finite_number, read_progress, whole_number
-from launcher.supervisor.state_deadlines import FIXES, STATES_BEFORE_TRAINING, find_state_deadline
+from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
+from launcher.supervisor.progress import FIXES, STATES_BEFORE_TRAINING, find_state_deadline, read_progress
 from launcher.supervisor.timings import Timings
 
 _TAIL = (400, 1 << 15)
@@ -77,7 +77,7 @@ class ProcessGroup:
         self._runtime, self._gang, self._network = runtime, gang, network
         self._forks = forks
         self._timings, self._wake = timings, wake
-        self.attempt, self.phase = gang.attempt, "serving"
+        self.attempt, self.phase = gang.attempt, Phase.SERVING
         self.failure: Failure | None = None
         self.hang: Failure | None = None
         """Why the trainers seem to hang, if the runtime's trainers hang only together with those of all ranks."""
@@ -192,7 +192,7 @@ class ProcessGroup:
                     "the pod's volumes are mounted on its node and that their servers respond"
                 )
             return
-        if self.phase == "ended":
+        if self.phase == Phase.ENDED:
             return
         try:
             self._check_processes(now)
@@ -207,9 +207,9 @@ class ProcessGroup:
 
     def _describe_failure(self, error: LauncherError, at: float) -> Failure:
         progress = read_progress(self._gang.settings)
-        number, batch = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
-        is_placed = progress.get("state") not in STATES_BEFORE_TRAINING
-        place = (number, batch) if number is not None and batch is not None and is_placed else None
+        number, batch, place = progress.number, progress.batch, None
+        if number is not None and batch is not None and progress.state not in STATES_BEFORE_TRAINING:
+            place = Position(number, batch)
         failure = Failure.from_error(error, at, self._gang.rank, place=place)
         if self.ended and isinstance(error, ProcessError):
             failure = replace(failure, text=describe_early_exit(" and ".join(self.ended), failure.text))
@@ -220,14 +220,14 @@ class ProcessGroup:
         for child in sorted((c for c in self._children if c.done.is_set()), key=lambda c: c.ended_at):
             self._check_exit(child, now)
         self._check_fatal_line(now)
-        if self.phase == "serving":
+        if self.phase == Phase.SERVING:
             self._waiting = [
                 port
                 for port in self._waiting
                 if not accepts_connections(self._network, self._gang.host, port)
             ]
             if not self._waiting:
-                self.phase = "ready"
+                self.phase = Phase.READY
             elif now >= self._ready_by:
                 spec = next(c.spec for c in self._servers if self._waiting[0] in c.spec.ready_ports)
                 raise DeadlineError(
@@ -236,7 +236,7 @@ class ProcessGroup:
                     f"{quote_log(spec.log)}\nFix: if its log has no error, increase resources.requests.cpu: "
                     "loading Paddle takes long on a busy node"
                 )
-        elif self.phase == "training":
+        elif self.phase == Phase.TRAINING:
             if self._runtime.is_user_script and not self.connected:
                 peers = set(self._gang.hosts) - {self._gang.host} or {self._gang.host, "127.0.0.1"}
                 self.connected = has_connection(peers, self._gang.settings.peer_port)
@@ -247,22 +247,19 @@ class ProcessGroup:
                     self._finish_logs()
                     self.join_log_followers(self._timings.copies)
                     self._check_fatal_line(float("inf"))
-                self.phase = "done"
+                self.phase = Phase.DONE
                 return
             for number in ended:  # those that still train decide the progress of this rank
                 self._remove_progress(number)
-        elif self.phase == "done" and self._finish_by is not None:
+        elif self.phase == Phase.DONE and self._finish_by is not None:
             self._await_servers(now)
 
     def _check_fatal_line(self, now: float) -> None:
         """Raise `ProcessError` if a log has contained one of the runtime's `fatal_lines` for a moment."""
-        if self._fatal is None or self.phase == "done":
+        if self._fatal is None or self.phase == Phase.DONE:
             return
         spec, text, seen = self._fatal
-        if (
-            now - seen < self._timings.pserver_exit_lag
-            or read_progress(self._gang.settings).get("state") == "done"
-        ):
+        if now - seen < self._timings.pserver_exit_lag or read_progress(self._gang.settings).state == "done":
             return
         raise ProcessError(
             f"{spec.name} cannot continue: its log contains {text!r}{quote_log(spec.log)}\n"
@@ -273,7 +270,7 @@ class ProcessGroup:
     def _check_exit(self, child: ChildProcess, now: float) -> None:
         """Raise `ProcessError` if `child`, which has exited, did so too early or with an unexpected exit code."""
         code = child.returncode or 0
-        if child.spec.role == "trainer" and code == 0 and self.phase in ("training", "done"):
+        if child.spec.role == "trainer" and code == 0 and self.phase in (Phase.TRAINING, Phase.DONE):
             return
         if child.spec.role == "pserver" and (child.stopped or self._finish_by is not None):
             return
@@ -281,7 +278,7 @@ class ProcessGroup:
             child.spec.role == "pserver"
             and code == 0
             and child.spec.ends_itself
-            and self.phase in ("training", "done")
+            and self.phase in (Phase.TRAINING, Phase.DONE)
         ):
             # Trainer 0 stops the servers just before the last trainers exit.
             if now - child.ended_at <= self._timings.early_pserver_exit:
@@ -344,21 +341,20 @@ class ProcessGroup:
         """
         settings = self._gang.settings
         progress = read_progress(settings)
-        state = progress.get("state") or ("starting" if self._runtime.reports_progress else None)
-        follows_log = not isinstance(state, str) and self._runtime.is_user_script
+        state = progress.state or ("starting" if self._runtime.reports_progress else "")
+        follows_log = not state and self._runtime.is_user_script
         logged = sum(measure_log(c.spec.log) for c in self._trainers) if follows_log else None
-        position = whole_number(progress.get("pass")), whole_number(progress.get("batch"))
-        place = *position, state, logged
+        place = progress.number, progress.batch, state, logged
         if place != self._place[1]:
             self._place = now, place
         self._training_since = self._training_since or now
         entered, before = self._state
         if state != before:
-            if isinstance(before, str) and before != "training":
+            if before and before != "training":
                 self._longest_stays[before] = max(self._longest_stays.get(before, 0.0), now - entered)
             self._state = now, state
         running = [trainer for trainer in self._trainers if not trainer.done.is_set()]
-        if not isinstance(state, str):
+        if not state:
             silent = settings.progress_deadline_seconds
             if not follows_log or now - self._place[0] < silent or not running:
                 return None
@@ -369,7 +365,7 @@ class ProcessGroup:
             exit_deadline=self._timings.trainer_exit,
             longest_stays=self._longest_stays,
             before=self._state[0] - self._training_since,
-            size=finite_number(progress.get("bytes", 0)),
+            size=progress.bytes,
         )
         if now - self._place[0] < limit:
             return None
@@ -387,9 +383,9 @@ class ProcessGroup:
 
         The caller calls this when all pservers of the job accept connections.
         """
-        if self.phase != "ready":
+        if self.phase != Phase.READY:
             return
-        self.phase = "training"
+        self.phase = Phase.TRAINING
         if not self._trainers:
             try:
                 self._start_trainers()
@@ -398,7 +394,7 @@ class ProcessGroup:
 
     def finish(self, now: float) -> None:
         """Stop the pservers that never exit by themselves, because all trainers of the job are done."""
-        if self.phase == "done" and self._finish_by is None:
+        if self.phase == Phase.DONE and self._finish_by is None:
             self._finish_by = now + self._timings.pserver_exit
             left = [c for c in self._servers if not c.spec.ends_itself]
             self._servers_stop = GroupTermination(left, self._stop_seconds(), now)
@@ -416,7 +412,7 @@ class ProcessGroup:
             self._servers_stop = GroupTermination(staying, self._stop_seconds(), now)
             self._finish_by = float("inf")
         if not staying:
-            self.phase = "ended"
+            self.phase = Phase.ENDED
             self._finish_logs()
 
     def stop(self, now: float, seconds: float = 0.0) -> None:
@@ -471,7 +467,7 @@ def _describe_out_of_memory(name: str) -> str:
 class Report(NamedTuple):
     """What a rank reports about its processes: phase, number of the attempt, and failure if there was one."""
 
-    phase: str
+    phase: Phase
     attempt: int
     failure: Failure | None
 
@@ -479,7 +475,7 @@ class Report(NamedTuple):
 class OrderExecutor:
     """Starts and stops one rank's processes as the coordinator's newest order says; rank 0 has one, too."""
 
-    def __init__(self, start: Callable[[Order], ProcessGroup], rank: int, orphan_seconds: float) -> None:
+    def __init__(self, start: Callable[[Plan], ProcessGroup], rank: int, orphan_seconds: float) -> None:
         """Create the executor; it starts nothing before `step` receives an order.
 
         `start` starts the processes of an order's attempt; it may raise `LauncherError`. All processes are stopped if
@@ -495,16 +491,16 @@ class OrderExecutor:
         """This launcher's address: an order with another one is meant for an earlier pod of this rank."""
         self._stopped_early = False
         """Whether this rank stops, or has stopped, its processes before the attempt was complete."""
-        self.report = Report("staging", -1, None)
+        self.report = Report(Phase.STAGING, -1, None)
         """Read by other threads; replaced as one object, and before the first process starts."""
 
-    def step(self, order: Order | None, heard: float, now: float, stop_seconds: float = 0.0) -> None:
+    def step(self, order: Plan | None, heard: float, now: float, stop_seconds: float = 0.0) -> None:
         """Do what the newest order says as far as possible without waiting; call this again and again.
 
         Args:
             order: the coordinator's newest order; None stops all processes.
             heard: monotonic time at which rank 0 last confirmed the order.
-            stop_seconds: without an order, as `Order.stop_seconds`.
+            stop_seconds: without an order, as `Plan.stop_seconds`.
         """
         processes = self.processes
         if processes is not None:
@@ -512,35 +508,39 @@ class OrderExecutor:
             self.failure = self.failure or processes.failure
             self._stopped_early = self._stopped_early or self.failure is not None
         is_confirmed = order is not None and now - heard < self._orphan_seconds
-        may_run = is_confirmed and order is not None and order.do in ("serve", "train", "finish")
+        may_run = is_confirmed and order is not None and order.do.runs_processes
         if order is not None:
             stop_seconds = order.stop_seconds if is_confirmed else 0.0
         is_current = processes is not None and order is not None and order.attempt == processes.attempt
-        if processes is not None and order is not None and (order.do in {"stop", "wait"} or not is_current):
+        if (
+            processes is not None
+            and order is not None
+            and (order.do in (Action.STOP, Action.WAIT) or not is_current)
+        ):
             # Also when all processes have exited by themselves: the coordinator waits for the phase `idle`.
             self._stopped_early = True
             processes.stop(now, stop_seconds)
         if processes is not None and order is not None and may_run and is_current and not self._stopped_early:
-            if order.do == "train":
+            if order.do == Action.TRAIN:
                 processes.train()
-            elif order.do == "finish":
+            elif order.do == Action.FINISH:
                 processes.finish(now)
         elif processes is not None and processes.running:
             self._stopped_early = True
             processes.stop(now, stop_seconds)
         elif order is not None and may_run and self._can_start(order):
             self._start_attempt(order, now)
-        elif order is not None and order.do == "stop" and order.attempt > self.attempt:
+        elif order is not None and order.do == Action.STOP and order.attempt > self.attempt:
             self.attempt, self.failure, self.processes = order.attempt, None, None
         self.report = Report(self.phase, self.attempt, self.failure)
 
-    def _can_start(self, order: Order) -> bool:
+    def _can_start(self, order: Plan) -> bool:
         is_ours = self.address is None or order.addresses[self._rank] == self.address
-        return order.do == "serve" and is_ours and self.staged and order.attempt > self.attempt
+        return order.do == Action.SERVE and is_ours and self.staged and order.attempt > self.attempt
 
-    def _start_attempt(self, order: Order, now: float) -> None:
+    def _start_attempt(self, order: Plan, now: float) -> None:
         self.attempt, self.failure, self.processes, self._stopped_early = order.attempt, None, None, False
-        self.report = Report("serving", order.attempt, None)
+        self.report = Report(Phase.SERVING, order.attempt, None)
         try:
             self.processes = self._start(order)
         except LauncherError as error:
@@ -552,10 +552,10 @@ class OrderExecutor:
         return self.processes is not None and self.processes.running
 
     @property
-    def phase(self) -> str:
+    def phase(self) -> Phase:
         """Return the phase that this rank reports."""
         if not self.staged:
-            return "staging"
+            return Phase.STAGING
         if self.processes is None or (self._stopped_early and not self.processes.running):
-            return "idle"
+            return Phase.IDLE
         return self.processes.phase

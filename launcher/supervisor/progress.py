@@ -1,66 +1,117 @@
-"""Read progress.json, in which each trainer (or a user's own program) writes how far it has trained."""
+"""Read progress.json, in which each trainer (or a user's own program) writes how far it has trained.
+
+`find_state_deadline` calculates how long a trainer may stay in one state of progress.json before the launcher counts
+it as hung.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.io import files
+from launcher.paths import Position
+from launcher.schema import TrainerProgress, read_fields
 from launcher.settings import TrainSettings
 
 MAX_BYTES = 1 << 14
 """A longer progress.json is not read: a rank's state contains it, and is sent to rank 0 several times a second."""
+STATES_BEFORE_TRAINING = ("starting", "joining", "loading")
+"""States in which a trainer has not trained a batch since its start: its pass and batch say nothing yet."""
+LEAST_SECONDS = 180.0
+"""Seconds that every state but `training` and `done` gets. Longer than `Timings.storage`, so that the storage
+probe reports a hung storage first."""
+LONGEST_STAY_FACTOR = 5
+"""A trainer may stay in a state for this many times the longest stay in that state so far."""
+UNMEASURED_FACTOR = 10
+"""A state that no trainer of this rank was in yet may last at most this many times
+training.progressDeadlineSeconds: 100 minutes by default."""
+BYTES_PER_SECOND = 10e6
+"""The lowest speed that is assumed for writing or loading a checkpoint."""
+FIXES = {
+    "training": "if a batch takes longer, increase training.progressDeadlineSeconds",
+    "saving": "see whether the shared storage responds on that rank's node",
+    "writing": "see whether the shared storage responds on that rank's node",
+    "loading": "see whether the shared storage and the pservers respond on that rank's node",
+    "joining": "see whether that rank's node reaches the nodes of the other ranks (lost packets, a network policy)",
+    "starting": "see whether that rank's node reaches the nodes of the other ranks (lost packets, a network policy)",
+}
+"""State of progress.json → the fix in the message about a trainer that hangs in this state."""
 
 
-def read_progress(settings: TrainSettings) -> dict[str, Any]:
-    """Return the progress of this rank's trainers, combined; {} if none has a readable progress.json.
-
-    docs/reference/file-formats.md describes its keys: pass, batch, state, loss and others.
-    """
-    found = [_read(settings.work.trainer_progress(number)) for number in range(settings.processes_per_pod)]
-    return combine_progress([progress for progress in found if progress])
+def read_progress(settings: TrainSettings) -> TrainerProgress:
+    """Return the progress of this rank's trainers, combined; without values if none has a readable progress.json."""
+    paths = map(settings.work.trainer_progress, range(settings.processes_per_pod))
+    return combine_progress([progress for path in paths if (progress := _read(path)) is not None])
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> TrainerProgress | None:
     with contextlib.suppress(LauncherError, OSError):  # a user's own program may write anything there
-        if path.stat().st_size <= MAX_BYTES:
-            return files.read_json(path) or {}
-    return {}
+        if path.stat().st_size <= MAX_BYTES and (value := files.read_json(path)):
+            progress = read_fields(TrainerProgress, value)
+            # The key `saved` without a position: no checkpoint yet. Without the key, this process saves none.
+            return replace(progress, saved=progress.saved or Position(0)) if "saved" in value else progress
+    return None
 
 
-def combine_progress(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def combine_progress(found: Sequence[TrainerProgress]) -> TrainerProgress:
     """Combine the progress of the trainers of one pod: that of the slowest one, with the speed of all together."""
-    if len(found) <= 1:
-        return found[0] if found else {}
-    slowest = min(
-        found, key=lambda one: (whole_number(one.get("pass")) or 0, whole_number(one.get("batch")) or 0)
+    if not found:
+        return TrainerProgress()
+    losses = [each.loss for each in found if each.loss is not None]
+    return replace(
+        min(found, key=lambda each: (each.number or 0, each.batch or 0)),
+        samples_per_second=_sum([each.samples_per_second for each in found]),
+        batch_size=_sum([each.batch_size for each in found]),
+        loss=sum(losses) / len(losses) if losses else None,
+        saved=next((each.saved for each in found if each.saved is not None), None),
+        bytes=next((each.bytes for each in found if each.bytes), found[0].bytes),
     )
-    sums = {
-        key: sum(numbers)
-        for key in ("samples_per_second", "batch_size")
-        if (numbers := [number for one in found if (number := finite_number(one.get(key))) is not None])
-    }
-    losses = [loss for one in found if (loss := finite_number(one.get("loss"))) is not None]
-    saved = {key: one[key] for one in reversed(found) for key in ("saved", "bytes") if one.get(key)}
-    return {**slowest, **sums, **saved, "loss": sum(losses) / len(losses) if losses else None}
 
 
-def finite_number(value: object) -> float | None:
-    """Return `value` as a finite float, or None if it is not a finite number."""
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:  # an integer of more than 308 digits
-        return None
-    return number if math.isfinite(number) else None
+def _sum(values: Sequence[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return sum(numbers) if numbers else None
 
 
-def whole_number(value: object) -> int | None:
-    """Return `value` rounded towards 0, or None if it is not a finite number."""
-    found = finite_number(value)
-    return None if found is None else int(found)
+def find_state_deadline(
+    state: str,
+    *,
+    progress_deadline: float,
+    exit_deadline: float,
+    longest_stays: Mapping[str, float],
+    before: float,
+    size: float | None,
+) -> tuple[float, str]:
+    """Return (seconds that a trainer may stay in `state`, where that number comes from).
+
+    Args:
+        state: `state` of progress.json.
+        progress_deadline: `training.progressDeadlineSeconds`.
+        exit_deadline: seconds within which a trainer with the state `done` must exit.
+        longest_stays: state → longest time in seconds that a trainer of this rank has spent in it; it
+            has no entry for `training`.
+        before: seconds from the order to train until the trainer entered this state.
+        size: bytes of the checkpoint that was loaded or saved last; None if unknown.
+    """
+    if state == "training":
+        return progress_deadline, "training.progressDeadlineSeconds"
+    if state == "done":
+        return exit_deadline, "for a trainer that is done"
+    if state == "waiting":  # other trainers train or write the model; the coordinator checks that one does
+        return (
+            UNMEASURED_FACTOR * progress_deadline,
+            f"{UNMEASURED_FACTOR} times training.progressDeadlineSeconds",
+        )
+    moved = 0.0 if size is None else size / BYTES_PER_SECOND
+    least = LEAST_SECONDS + moved
+    if state in longest_stays:
+        seconds = max(least, LONGEST_STAY_FACTOR * longest_stays[state])
+        return seconds, f"{LONGEST_STAY_FACTOR} times its longest stay so far, at least {least:.0f} s"
+    known = max(before, LONGEST_STAY_FACTOR * max(longest_stays.values(), default=0.0))
+    bound = float("inf") if size is None else known
+    first = max(progress_deadline, min(UNMEASURED_FACTOR * progress_deadline, bound))
+    return max(first, least), "not measured in this run yet: from training.progressDeadlineSeconds"

@@ -9,7 +9,7 @@ import pytest
 from chart_tools import CHART, ONE_MACHINE, ROOT, one, render, run_json
 
 from launcher.schema import RankStatus, RestartRecord, StatusFile
-from launcher.supervisor.coordinator.status import render_metrics
+from launcher.supervisor.coordinator.run_writer import render_metrics
 
 PROMETHEUS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
 ALL = {

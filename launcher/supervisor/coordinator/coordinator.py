@@ -20,20 +20,19 @@ from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile
 from launcher.settings import PREVIOUS, TrainSettings
 from launcher.supervisor.bucket_export import BucketExport
-from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan, plan_first_attempt
-from launcher.supervisor.coordinator.member_states import (
+from launcher.supervisor.coordinator.decisions import decide_next_plan, plan_first_attempt
+from launcher.supervisor.coordinator.members import (
     GangLimits,
+    Membership,
     can_run_processes,
     describe_absences,
     describe_missing,
     find_missing,
 )
-from launcher.supervisor.coordinator.membership import Membership
-from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
-from launcher.supervisor.coordinator.save_before_stop import describe_save_request
+from launcher.supervisor.coordinator.run_writer import RunFilesWriter, describe_wait
 from launcher.supervisor.helper_processes import write_report
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import Failure, MemberState, Order
+from launcher.supervisor.peers.messages import Action, Failure, MemberState, Phase, Plan
 from launcher.supervisor.peers.peer_server import TrainerStore, build_store_prefix
 from launcher.supervisor.shared_storage.output_folder import check_folders, find_previous_model, open_output
 from launcher.supervisor.shared_storage.output_lease import (
@@ -90,7 +89,6 @@ class Coordinator:
             serve=t.ready + t.stop + t.stuck,
             finish=t.pserver_exit + 2 * t.stop + t.stuck,
             restarts=s.restarts,
-            batch_size=s.batch_size,
             wall_offset=time.time() - time.monotonic(),
             find_checkpoint=self._find_checkpoint,
             describe_absence=self._describe_absence,
@@ -106,7 +104,7 @@ class Coordinator:
         )
         self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=pause)
         self.trainer_store = TrainerStore(self.output.checkpoint_request)
-        self.plan = AttemptPlan(-1)
+        self.plan = Plan(attempt=-1)
         self.run_files: RunFilesWriter | None = None
         """None before `start_run`."""
         self._notifier = Notifier(s)
@@ -154,11 +152,11 @@ class Coordinator:
         plan = replace(plan, init_model=resumed.init_model)
         self.membership.restore(members)
         if self._is_complete:  # no attempt follows
-            plan = replace(plan, attempt=max(0, plan.attempt - 1), incarnations=tuple(earlier.incarnations))
+            plan = replace(plan, attempt=max(0, plan.attempt - 1), incarnations=earlier.incarnations)
         self.run_files.open(plan, is_complete=self._is_complete)
         self.plan = plan
         self.run_files.start_status()
-        self.membership.publish(plan.order())
+        self.membership.publish(plan)
         if s.export_to:
             self._exporter = BucketExport(s, self._timings, self._pause)
         if self._is_complete:
@@ -185,7 +183,7 @@ class Coordinator:
             more,
         )
 
-    def step(self, own_state: MemberState, now: float) -> Order:
+    def step(self, own_state: MemberState, now: float) -> Plan:
         """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive."""
         self.membership.record_state(own_state, now)
         if self.run_files is None or self.lock.is_lost:
@@ -193,7 +191,7 @@ class Coordinator:
         self.membership.open(self.credential)  # the agent's watchdog closes it while this thread is stuck
         before = self.plan
         if self._is_complete:
-            plan = replace(before, do="end", cause=None)
+            plan = replace(before, do=Action.END, cause=None)
         else:
             members = self.membership.members
             plan = decide_next_plan(before, members, now, self._limits)
@@ -201,27 +199,23 @@ class Coordinator:
             self._report_wait(now)
             return self.membership.order
         self._announce_change(before, plan, now)
-        if plan.do == "end":
+        if plan.do == Action.END:
             plan = self._end_run(plan)
-        elif (before.attempt, before.restarts, before.incarnations) != (
-            plan.attempt,
-            plan.restarts,
-            plan.incarnations,
-        ):
+        elif before.record != plan.record:
             self.run_files.write_plan(plan)
         self.plan = plan
-        self.membership.publish(plan.order())
+        self.membership.publish(plan)
         return self.membership.order
 
     def _find_checkpoint(self) -> Position | None:
         return self._runtime.newest_checkpoint(self.output.root)
 
-    def _announce_change(self, before: AttemptPlan, plan: AttemptPlan, now: float) -> None:
+    def _announce_change(self, before: Plan, plan: Plan, now: float) -> None:
         """Log the change from the plan `before` to `plan`.
 
         For a new attempt also open the trainers' key-value store; after a failure notify users.
         """
-        if plan.do == "serve":
+        if plan.do == Action.SERVE:
             self.trainer_store.open(build_store_prefix(self.credential, plan.attempt))
             self.rendezvous_seconds = now - before.since
             model = self._settings.init_model if plan.init_model is None else plan.init_model
@@ -230,20 +224,20 @@ class Coordinator:
             log.info("attempt %d %s; the rendezvous took %.1f s", plan.attempt, how, self.rendezvous_seconds)
             if self._late_attempt == plan.attempt:
                 self._notify("joined", None)
-        elif plan.save is not None and before.save is None:
-            self.trainer_store.request_checkpoint(plan.save.begin_by)
-            log.info("%s", describe_save_request(self.membership.members, now))
-        elif plan.do == "stop" and before.do != "stop" and plan.cause is not None:
+        elif plan.save_after is not None and before.save_after is None:
+            self.trainer_store.request_checkpoint()
+            log.info("%s", describe_wait(plan, self.membership.members, now, self._limits.silence))
+        elif plan.do == Action.STOP and before.do != Action.STOP and plan.cause is not None:
             what = "stopped" if plan.cause.code == EXIT_STOPPED else "failed"
             log.error("attempt %d %s: %s", plan.attempt, what, plan.cause.text)
-        elif plan.do == "wait" and plan.cause is not None:
+        elif plan.do == Action.WAIT and plan.cause is not None:
             counted = (
                 f"{plan.counted_restarts} of {self._settings.restarts} restarts since the newest checkpoint"
             )
             log.info("restarting as attempt %d (%s)", plan.attempt, counted)
             self._notify("restarted", plan.cause.text)
 
-    def _end_run(self, plan: AttemptPlan) -> AttemptPlan:
+    def _end_run(self, plan: Plan) -> Plan:
         """Finish report and export, and write the outcome to run.json before any rank or user receives it.
 
         Return `plan` with the final cause of a failure, which may be that of the export.
@@ -274,7 +268,7 @@ class Coordinator:
         assert self.run_files is not None  # noqa: S101 - step() checked it
         world = self._settings.trainers * self._settings.processes_per_pod
         is_world = self._runtime.is_user_script and world > 1 and not self._is_complete
-        if is_world and not any(m.state is not None and m.state.connected for m in self.membership.members):
+        if is_world and not any(m.state.connected for m in self.membership.members):
             self.run_files.warning = TRAINED_ALONE.format(world)
             log.warning("%s", self.run_files.warning)
         self.run_files.write_trained()
@@ -286,7 +280,7 @@ class Coordinator:
 
     def _report_wait(self, now: float) -> None:
         """Log from time to time what the rendezvous waits for, and once notify users that it lasts unusually long."""
-        if self.plan.do != "wait":
+        if self.plan.do != Action.WAIT:
             return
         members, waited = self.membership.members, now - self.plan.since
         missing = find_missing(members, now, self._limits.silence)
@@ -296,11 +290,9 @@ class Coordinator:
         if now - max(self._logged_wait, self.plan.since) < self._timings.log_again:
             return
         self._logged_wait = now
-        absent = describe_absences(missing, self._limits)
-        staging = [
-            f"{m.label} to stage its shard" for m in members if m.phase == "staging" and m not in missing
-        ]
-        log.info("waiting for %s", "; ".join([*absent, *staging]) or "all ranks to stop their processes")
+        wait = describe_wait(self.plan, members, now, self._limits.silence)
+        why = describe_absences([m for m in missing if m.phase == Phase.ABSENT], self._limits)
+        log.info("waiting for %s", "; ".join(filter(None, (wait, *why))))
 
     def _describe_absence(self, rank: int) -> str:
         """Return a text that says why rank `rank` has not joined yet, as far as DNS shows it."""
@@ -327,8 +319,8 @@ class Coordinator:
         if error.exit_code in RUN_ENDS:
             cause = Failure.from_error(error, time.monotonic(), 0)
             cause = replace(cause, text=f"rank 0 ({self._settings.pod_name}): {cause.text}")
-            self.plan = replace(self.plan, do="end", cause=cause)
-            self.membership.publish(self.plan.order())
+            self.plan = replace(self.plan, do=Action.END, cause=cause)
+            self.membership.publish(self.plan)
         else:
             self._stop_attempt(error)
 
@@ -341,10 +333,10 @@ class Coordinator:
     def _stop_attempt(self, error: LauncherError) -> None:
         now, plan = time.monotonic(), self.plan
         # An attempt that waits has not started. Its number stays free, because logs are archived as the one before.
-        attempt = plan.attempt - (plan.do == "wait" and plan.attempt > 0)
+        attempt = plan.attempt - (plan.do == Action.WAIT and plan.attempt > 0)
         cause = Failure.from_error(error, now, 0)
-        self.plan = replace(plan, attempt=attempt, do="stop", cause=cause, since=now)
-        self.membership.publish(self.plan.order())
+        self.plan = replace(plan, attempt=attempt, do=Action.STOP, cause=cause, since=now)
+        self.membership.publish(self.plan)
 
     def wait_and_close(
         self, error: LauncherError | None, clock: Callable[[], float], seconds: float = 0.0
@@ -398,7 +390,12 @@ class Coordinator:
                     "cannot write how the run ended to run.json, which still has an earlier state: %r", failed
                 )
             self._notify("stopped" if state == "stopped" else "failed", str(error))
-        if holds_lease and not self.lock.is_lost and self.plan.do == "end" and self.plan.cause is not None:
+        if (
+            holds_lease
+            and not self.lock.is_lost
+            and self.plan.do == Action.END
+            and self.plan.cause is not None
+        ):
             write_report(self._settings, self._timings, self._timings.report, pause)
         if self.run_files is not None:
             self.run_files.stop_status()

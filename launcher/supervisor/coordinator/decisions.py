@@ -11,8 +11,9 @@ The actions of the plan of an attempt, and when `decide_next_plan` changes one t
    └──── restarts left: attempt + 1 ────────── stop ──── final, or none left ──┘
                                      (until no rank runs a process)
 
-If a pod receives SIGTERM while all ranks train, the plan first keeps `train` with a `SaveRequest`, if saving a
-checkpoint fits into the pod's grace period (save_before_stop.py); then it becomes `stop`, which counts no failure.
+If a pod receives SIGTERM while all ranks train, the plan first keeps `train` with `Plan.save_after`, which asks all
+trainers for a checkpoint; once they have saved it, or the first such pod must stop, the plan becomes `stop`, which
+counts no failure.
 
 A failure is final if the next attempt would fail in the same way (`FINAL` in launcher/errors.py).
 
@@ -24,78 +25,34 @@ and runs no process without one, so lost messages, reconnects and late ranks nee
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, RUN_ENDS, LauncherError, UnfitError
 from launcher.paths import Position
 from launcher.reporting.failure_messages import describe_early_exit
 from launcher.schema import RestartRecord, RunFile
-from launcher.supervisor.coordinator.member_states import GangLimits, Member, describe_missing, find_missing
-from launcher.supervisor.coordinator.save_before_stop import SaveRequest, decide_save, find_leaving
-from launcher.supervisor.peers.messages import (
-    PHASES,
-    PHASES_WITHOUT_PROCESSES,
-    SIGTERM_CAUSE,
-    Failure,
-    MemberState,
-    Order,
-    OrderAction,
-)
-from launcher.supervisor.state_deadlines import LEAST_SECONDS
+from launcher.supervisor.coordinator.members import GangLimits, Member, describe_missing, find_missing
+from launcher.supervisor.peers.messages import SIGTERM_CAUSE, Action, Failure, MemberState, Phase, Plan
+from launcher.supervisor.progress import LEAST_SECONDS
 
-
-@dataclass(frozen=True)
-class AttemptPlan:
-    """The coordinator's decision about the present attempt: what all ranks must do now, and why."""
-
-    attempt: int
-    do: OrderAction = "wait"
-    since: float = 0.0
-    """Monotonic time at which `do` was decided."""
-    incarnations: tuple[str, ...] = ()
-    """The random identifiers of the pods that started this attempt, in rank order."""
-    addresses: tuple[str, ...] = ()
-    """The IP addresses of these pods."""
-    resume: Position | None = None
-    """The checkpoint from which this attempt resumes; None: it starts from scratch."""
-    cause: Failure | None = None
-    """Why the attempt stops, or the run failed."""
-    restarts: tuple[RestartRecord, ...] = ()
-    """All earlier attempts that failed."""
-    counted_restarts: int = 0
-    """Restarts since the newest checkpoint, which `training.restarts` limits."""
-    init_model: str | None = None
-    """The model that training.initModelPath `previous` refers to, "" if there is none; None before the search."""
-    save: SaveRequest | None = None
-    """The checkpoint that all ranks save because a pod received SIGTERM; None: no such pod waits for one."""
-    stop_seconds: float = 0.0
-    """With `stop`: the rest of the grace period of a pod that received SIGTERM; 0 after a failure."""
-
-    @property
-    def replaced(self) -> str:
-        """Return the incarnation of the pod that must be replaced before this attempt; empty if there is none."""
-        must_exit = self.do == "wait" and self.cause is not None and self.cause.ends_pod and self.incarnations
-        return self.incarnations[self.cause.rank] if must_exit and self.cause is not None else ""
-
-    def order(self) -> Order:
-        """Return this plan as the order that the coordinator sends to every rank."""
-        running = self.do in ("serve", "train", "finish")
-        return Order(
-            self.attempt,
-            self.do,
-            self.addresses if running else (),
-            self.resume if running else None,
-            self.cause.text if self.cause is not None else None,
-            self.cause.code if self.cause is not None and self.do == "end" else 0,
-            self.init_model if running else None,
-            self.stop_seconds if self.do == "stop" else 0.0,
-            self.replaced,
-        )
+_CAUSE_SECONDS = 2.0
+"""Seconds to wait for the cause of a trainer's lost connection: gloo aborts a trainer when another one has closed its
+connections, which exits a moment later."""
+_STEPS = {
+    Action.SERVE: (Phase.READY, Action.TRAIN),
+    Action.TRAIN: (Phase.DONE, Action.FINISH),
+    Action.FINISH: (Phase.ENDED, Action.END),
+}
+"""Present action → (phase that every rank must reach, next action)."""
+_SAVING_STATES = ("training", "testing", "waiting", "saving")
+"""States of progress.json in which a trainer has trained batches that a checkpoint can save."""
+_RECENT_SECONDS = 10.0
+"""A younger checkpoint is not repeated because a pod must exit: `launcher stop` requests one right before SIGTERM."""
 
 
 def plan_first_attempt(
     earlier: RunFile, attempt: int, trainers: int, now: float
-) -> tuple[AttemptPlan, tuple[Member, ...]]:
+) -> tuple[Plan, tuple[Member, ...]]:
     """Return the first plan of a new pod of rank 0, from the run record that an earlier pod of rank 0 left.
 
     If run.json still says `training`, the earlier pod was lost while an attempt ran, and the other ranks may still
@@ -110,32 +67,23 @@ def plan_first_attempt(
     Returns:
         (the plan, the members that may still run processes).
     """
-    plan = AttemptPlan(
-        attempt,
-        since=now,
-        resume=earlier.resume,
-        restarts=tuple(earlier.restarts),
-        # A failed run is only started again by a user, who expects all restarts.
-        counted_restarts=0 if earlier.state == "failed" else earlier.counted_restarts,
-    )
+    # A failed run is only started again by a user, who expects all restarts.
+    counted = 0 if earlier.state == "failed" else earlier.counted_restarts
+    record = earlier.record | {"attempt": attempt, "counted_restarts": counted}
+    plan = Plan(**record | {"incarnations": ()}, since=now)
     incarnations = earlier.incarnations
     if earlier.state != "training" or len(incarnations) != trainers:
         return plan, ()
     cause = Failure("rank 0's launcher was lost", EXIT_GANG, now, 0)
     members = (
-        Member(0),
+        Member(MemberState(0)),
         # With attempt -1: every state that these launchers report themselves is later.
-        *(
-            Member(rank, MemberState(rank, incarnations[rank], "training"), now)
-            for rank in range(1, trainers)
-        ),
+        *(Member(MemberState(rank, incarnations[rank], Phase.TRAINING), now) for rank in range(1, trainers)),
     )
-    return replace(plan, attempt=attempt - 1, do="stop", cause=cause), members
+    return replace(plan, attempt=attempt - 1, do=Action.STOP, cause=cause), members
 
 
-def decide_next_plan(
-    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
-) -> AttemptPlan:
+def decide_next_plan(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the coordinator's next plan: `plan` itself while nothing changes, else one with a new action.
 
     `members` are all ranks in rank order, `now` is the monotonic time in seconds. `limits.find_checkpoint` is called
@@ -144,12 +92,12 @@ def decide_next_plan(
     Raises:
         UnfitError: this pod cannot access the storage, but another pod of rank 0 may.
     """
-    if plan.do == "end":
+    if plan.do == Action.END:
         return plan
     try:
-        if plan.do == "wait":
+        if plan.do == Action.WAIT:
             return _plan_after_waiting(plan, members, now, limits)
-        if plan.do == "stop":
+        if plan.do == Action.STOP:
             return _plan_after_stopping(plan, members, now, limits)
     except UnfitError:
         raise
@@ -158,9 +106,7 @@ def decide_next_plan(
     return _plan_while_running(plan, members, now, limits)
 
 
-def _plan_while_running(
-    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
-) -> AttemptPlan:
+def _plan_while_running(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows a plan with the action `serve`, `train` or `finish`.
 
     After any failure that is `stop`. Otherwise it is the next action of _STEPS, once every rank has reached
@@ -168,42 +114,72 @@ def _plan_while_running(
     """
     failure = _first_failure(plan, members, now, limits)
     if failure is not None:
-        trains = any(m.phase == "training" and not m.failure for m in members)
+        trains = any(m.phase == Phase.TRAINING and not m.state.failure for m in members)
         if failure.is_consequence and trains and now - failure.at < _CAUSE_SECONDS:
             return plan
-        return replace(plan, do="stop", since=now, cause=failure)
+        return replace(plan, do=Action.STOP, since=now, cause=failure)
     reached, then = _STEPS[plan.do]
-    if all(m.attempt == plan.attempt and PHASES.index(m.phase) >= PHASES.index(reached) for m in members):
+    if all(m.state.attempt == plan.attempt and m.phase.has_reached(reached) for m in members):
         return replace(plan, do=then, since=now)
-    leaving = find_leaving(members) if plan.do == "train" else None
-    if leaving is None:
+    leaving = find_leaving(members)
+    if leaving is None or plan.do != Action.TRAIN:
         return plan
-    save = decide_save(plan.save, members, limits.batch_size, now)
-    if isinstance(save, SaveRequest):
-        return replace(plan, save=save)
-    cause = Failure(f"{leaving.label}{SIGTERM_CAUSE}{save}", EXIT_STOPPED, now, leaving.rank)
-    left = max(0.0, (leaving.leave_by or now) - now)
-    return replace(plan, do="stop", since=now, cause=cause, stop_seconds=left)
+    return _plan_before_leaving(plan, members, *leaving, now)
 
 
-_CAUSE_SECONDS = 2.0
-"""Seconds to wait for the cause of a trainer's lost connection: gloo aborts a trainer when another one has closed its
-connections, which exits a moment later."""
-_STEPS: dict[str, tuple[str, OrderAction]] = {
-    "serve": ("ready", "train"),
-    "train": ("done", "finish"),
-    "finish": ("ended", "end"),
-}
-"""Present action → (phase that every rank must reach, next action)."""
+def find_leaving(members: Sequence[Member]) -> tuple[Member, float] | None:
+    """Return the member that must exit first, of those that received SIGTERM, and when; None if there is none."""
+    found = [(m, m.leave_by) for m in members if m.leave_by is not None]
+    return min(found, key=lambda each: each[1], default=None)
 
 
-def _end(plan: AttemptPlan, now: float, cause: Failure) -> AttemptPlan:
-    return replace(plan, do="end", since=now, cause=cause)
+def describe_save_request(members: Sequence[Member], now: float) -> str | None:
+    """Return which pod must exit, that a checkpoint was requested, and how many seconds are left at time `now`.
+
+    None if no pod must exit (any more).
+    """
+    if (leaving := find_leaving(members)) is None:
+        return None
+    return f"{leaving[0].label}{SIGTERM_CAUSE}checkpoint requested, {leaving[1] - now:.0f} s left"
 
 
-def _plan_after_waiting(
-    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
-) -> AttemptPlan:
+def _plan_before_leaving(
+    plan: Plan, members: Sequence[Member], leaving: Member, leave_by: float, now: float
+) -> Plan:
+    """Return the plan that follows `train` because the pod of `leaving` must exit at `leave_by`.
+
+    All trainers are asked for a checkpoint, and train on until they have saved it or the time is over. One that is
+    not complete then is lost, as is the training since the newest one, but harms nothing: only complete checkpoints
+    are published. It is asked for only if the trainers save checkpoints at all, and the newest one is not young.
+    """
+    busy = [m for m in members if m.phase != Phase.TRAINING or m.state.progress.state not in _SAVING_STATES]
+    saved = min((at for m in members if (at := m.state.progress.saved) is not None), default=None)
+    age = now - max(m.saved for m in members)
+    if plan.save_after is not None and saved is not None and saved > plan.save_after:
+        fate = f"saved a checkpoint at {saved}"
+    elif plan.save_after is not None and now < leave_by:
+        return plan
+    elif plan.save_after is not None:
+        fate = "the requested checkpoint was not saved in time"
+    elif busy:
+        state = busy[0].state
+        doing = state.progress.state or state.phase
+        fate = f"no checkpoint begun: rank {state.rank} is not training (its state is {doing})"
+    elif saved is None:
+        fate = "no checkpoint begun: no process of this run saves checkpoints"
+    elif age < _RECENT_SECONDS:
+        fate = f"no checkpoint begun: the newest one is {age:.0f} s old"
+    else:
+        return replace(plan, save_after=saved)
+    cause = Failure(f"{leaving.label}{SIGTERM_CAUSE}{fate}", EXIT_STOPPED, now, leaving.state.rank)
+    return replace(plan, do=Action.STOP, since=now, cause=cause, stop_seconds=max(0.0, leave_by - now))
+
+
+def _end(plan: Plan, now: float, cause: Failure) -> Plan:
+    return replace(plan, do=Action.END, since=now, cause=cause)
+
+
+def _plan_after_waiting(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows the action `wait`.
 
     It is `serve` once all ranks have joined and run no process. It is `end` if a rank failed before it joined, ranks
@@ -212,10 +188,9 @@ def _plan_after_waiting(
     failures = [
         m.state.failure
         for m in members
-        if m.state is not None
-        and m.state.failure is not None
+        if m.state.failure is not None
         and m.state.attempt < plan.attempt
-        and m.phase in ("staging", "leaving")
+        and m.phase in (Phase.STAGING, Phase.LEAVING)
         and m.state.failure.code in RUN_ENDS
     ]
     if failures:
@@ -231,26 +206,28 @@ def _plan_after_waiting(
             )
             return _end(plan, now, Failure(text + before, EXIT_GANG, now))
         return plan
-    states = [m.state for m in members if m.state is not None]
-    must_exit = plan.replaced in (state.incarnation for state in states)
-    if must_exit or any(m.phase not in ("idle", "ended") or m.ghost_until > now for m in members):
+    states = [m.state for m in members]
+    must_exit = any(state.incarnation in plan.replaced for state in states)
+    is_ready = all(m.phase in (Phase.IDLE, Phase.ENDED) and m.ghost_until <= now for m in members)
+    if must_exit or not is_ready:
         return plan
     for state in states[1:]:
         if state.fingerprint != states[0].fingerprint:
-            return _end(plan, now, Failure(_describe_mismatch(members, states, state), EXIT_GANG, now))
+            return _end(plan, now, Failure(_describe_mismatch(members, state), EXIT_GANG, now))
     return replace(
         plan,
-        do="serve",
+        do=Action.SERVE,
         since=now,
         incarnations=tuple(state.incarnation for state in states),
         addresses=tuple(state.address for state in states),
         resume=limits.find_checkpoint(),
         cause=None,
+        replaced=(),
     )
 
 
-def _describe_mismatch(members: Sequence[Member], states: Sequence[MemberState], state: MemberState) -> str:
-    ours, theirs = dict(states[0].fingerprint or {}), dict(state.fingerprint or {})
+def _describe_mismatch(members: Sequence[Member], state: MemberState) -> str:
+    ours, theirs = (each or {} for each in (members[0].state.fingerprint, state.fingerprint))
     differ = "; ".join(
         f"{key} {ours.get(key)!r} against {theirs.get(key)!r}"
         for key in sorted({*ours, *theirs})
@@ -262,9 +239,7 @@ def _describe_mismatch(members: Sequence[Member], states: Sequence[MemberState],
     )
 
 
-def _first_failure(
-    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
-) -> Failure | None:
+def _first_failure(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Failure | None:
     """Return the failure of this attempt that caused the others: by `Failure.sort_key`, mostly the earliest."""
     if not plan.incarnations:
         return None  # the attempt of an earlier rank 0, whose loss is the cause
@@ -273,60 +248,58 @@ def _first_failure(
         for member, started in zip(members, plan.incarnations, strict=True)
         if (failure := _find_member_failure(plan, member, started, now, limits)) is not None
     ]
-    waiting = all(m.progress.get("state") == "waiting" for m in members)
-    if plan.do == "train" and waiting and now - max(m.progressed for m in members) >= LEAST_SECONDS:
+    waiting = all(m.state.progress.state == "waiting" for m in members)
+    if plan.do == Action.TRAIN and waiting and now - max(m.progressed for m in members) >= LEAST_SECONDS:
         text = (
             f"all trainers have waited for each other for {LEAST_SECONDS:.0f} s: a message between them was lost. Fix: "
             "see whether their nodes reach each other (lost packets, a network policy)"
         )
         found.append(Failure(text, EXIT_GANG, now))
-    ours = [m for m in members if m.attempt == plan.attempt and m.state is not None]
-    hangs = [(m.state.hang.at, m) for m in ours if m.phase == "training" and m.state and m.state.hang]
-    if plan.do == "train" and hangs and len(hangs) + sum(m.phase == "done" for m in ours) == len(members):
-        found.append(_describe_hang(min(hangs, key=lambda hang: hang[0])[1], len(hangs)))
+    ours = [m for m in members if m.state.attempt == plan.attempt]
+    hangs = [
+        (m.state.hang.at, m.label, m.state.hang) for m in ours if m.phase == Phase.TRAINING and m.state.hang
+    ]
+    done = sum(m.phase == Phase.DONE for m in ours)
+    if plan.do == Action.TRAIN and hangs and len(hangs) + done == len(members):
+        _, label, hang = min(hangs, key=lambda each: each[0])  # it hangs for the longest time
+        others = f"none of the {len(hangs)} ranks that train makes progress; " if len(hangs) > 1 else ""
+        found.append(replace(hang, text=f"{others}{label}: {hang.text}"))
     first = min(found, key=lambda failure: failure.sort_key, default=None)
-    if first is None or plan.do not in ("train", "stop") or first.process == "":
+    if first is None or plan.do not in (Action.TRAIN, Action.STOP) or first.process == "":
         return first
     early = [
         f"{' and '.join(m.state.ended)} of {m.label}"
         for m in ours
-        if m.state is not None and m.state.ended and m.rank != first.rank
+        if m.state.ended and m.state.rank != first.rank
     ]
     return replace(first, text=describe_early_exit(" and ".join(early), first.text)) if early else first
 
 
-def _describe_hang(member: Member, count: int) -> Failure:
-    """Return the failure of a world whose `count` ranks hang that still train; `member` hangs for the longest time."""
-    assert member.state is not None and member.state.hang is not None  # noqa: S101 - the caller looked
-    hang = member.state.hang
-    others = f"none of the {count} ranks that train makes progress; " if count > 1 else ""
-    return replace(hang, text=f"{others}{member.label}: {hang.text}")
-
-
 def _find_member_failure(
-    plan: AttemptPlan, member: Member, started: str, now: float, limits: GangLimits
+    plan: Plan, member: Member, started: str, now: float, limits: GangLimits
 ) -> Failure | None:
     """Return why one rank, whose pod `started` began this attempt, makes it fail; None if it does not."""
     state, code, at = member.state, EXIT_GANG, now
-    limit = {"serve": limits.serve, "finish": limits.finish}.get(plan.do)
-    if state is None or state.incarnation != started:
-        text = f"rank {member.rank}: its pod was lost and replaced by another one"
+    is_ours = state.attempt == plan.attempt
+    limit = {Action.SERVE: limits.serve, Action.FINISH: limits.finish}.get(plan.do, float("inf"))
+    if state.incarnation != started:
+        text = f"rank {state.rank}: its pod was lost and replaced by another one"
         at = min(now, max(plan.since, member.ghost_until - limits.life))
-    elif state.failure is not None and (state.attempt == plan.attempt or state.phase == "leaving"):
+    elif state.failure is not None and (is_ours or state.phase == Phase.LEAVING):
         return replace(state.failure, text=f"{member.label}: {state.failure.text}")
-    elif state.phase == "leaving":
+    elif state.phase == Phase.LEAVING:
         text = f"{member.label} exited because its pod was stopped"
         code, at = EXIT_STOPPED, member.heard
-    elif state.attempt == plan.attempt and state.phase == "idle" and plan.do != "stop":
+    elif is_ours and state.phase == Phase.IDLE and plan.do != Action.STOP:
         text = f"{member.label} stopped its processes, because no order reached it in time"
     elif now - member.heard >= limits.silence:
         text = f"{member.label} was lost: it has not reported for {now - member.heard:.0f} s"
         at = member.heard
-    elif limit is not None and now - plan.since >= limit and state.phase != _STEPS[plan.do][0]:
+    elif now - plan.since >= limit and not (is_ours and state.phase.has_reached(_STEPS[plan.do][0])):
         text = f"{member.label} is still in phase {state.phase} {limit:.0f} s after the order {plan.do}"
     else:
         return None
-    return Failure(text, code, at, member.rank)
+    return Failure(text, code, at, state.rank)
 
 
 def _runs_no_process(member: Member, attempt: int) -> bool:
@@ -335,14 +308,12 @@ def _runs_no_process(member: Member, attempt: int) -> bool:
     A member that still reports an earlier attempt may be starting processes now: it may have received the order
     for `attempt` after it sent that report.
     """
-    if member.state is None or member.phase == "leaving":
+    if member.phase in (Phase.ABSENT, Phase.LEAVING):
         return True
-    return member.phase in PHASES_WITHOUT_PROCESSES and member.state.attempt >= attempt
+    return not member.phase.runs_processes and member.state.attempt >= attempt
 
 
-def _plan_after_stopping(
-    plan: AttemptPlan, members: Sequence[Member], now: float, limits: GangLimits
-) -> AttemptPlan:
+def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows the action `stop`.
 
     Once no rank runs a process, that is the next attempt (`wait`) or `end`; until then `plan`, whose cause may be
@@ -373,6 +344,9 @@ def _plan_after_stopping(
     if cause.code in FINAL:
         return _end(plan, now, cause)
     newest = limits.find_checkpoint()
+    failed = [(m.state, m.state.failure) for m in members if m.state.failure and m.state.failure.ends_pod]
+    # A failure with another priority may be a consequence of the one on another pod.
+    broken = [s.incarnation for s, failure in failed if s.rank == cause.rank or failure.priority == 0]
     is_new = newest is not None and (plan.resume is None or newest > plan.resume)
     counted = (0 if is_new else plan.counted_restarts) + (cause.code != EXIT_STOPPED)
     if (why := _describe_last_failure(plan, cause, limits, counted, newest)) is not None:
@@ -381,18 +355,19 @@ def _plan_after_stopping(
     return replace(
         plan,
         attempt=plan.attempt + 1,
-        do="wait",
+        do=Action.WAIT,
         since=now,
         resume=newest,
         restarts=(*plan.restarts, RestartRecord(plan.attempt, cause.text, at, cause.signature)),
         counted_restarts=counted,
-        save=None,
+        save_after=None,
         stop_seconds=0.0,
+        replaced=tuple(broken),
     )
 
 
 def _describe_last_failure(
-    plan: AttemptPlan, cause: Failure, limits: GangLimits, counted: int, newest: Position | None
+    plan: Plan, cause: Failure, limits: GangLimits, counted: int, newest: Position | None
 ) -> str | None:
     """Return why no further attempt follows after `cause`, with one `Fix:`; None if one does.
 
@@ -410,9 +385,8 @@ def _describe_last_failure(
         )
     last = plan.restarts[-1] if plan.restarts else None
     if last is not None and cause.signature is not None and last.signature == cause.signature:
-        number, batch = cause.place or (0, 0)  # a signature has a place
         return (
-            f"{what} (failed twice in a row at pass {number + 1}, batch {batch}; not retrying)\n"
+            f"{what} (failed twice in a row at {cause.place}; not retrying)\n"
             f"Fix: {own_fix or 'correct the program or the rows of that batch'} (log: {log})."
         )
     return None

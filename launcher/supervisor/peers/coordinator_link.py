@@ -29,10 +29,11 @@ from launcher.log import log
 from launcher.paths import OutputPaths
 from launcher.reporting.notifications import Notifier, RunEvent
 from launcher.runtimes.runtime_protocol import Runtime
+from launcher.schema import from_json
 from launcher.settings import TrainSettings
-from launcher.supervisor.coordinator.member_states import RETRY, SEE_WHY
+from launcher.supervisor.coordinator.members import RETRY, SEE_WHY
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import MemberState, Order
+from launcher.supervisor.peers.messages import Action, MemberState, Phase, Plan
 from launcher.supervisor.shared_storage.output_folder import read_run_record
 from launcher.supervisor.shared_storage.output_lease import (
     build_credential,
@@ -250,7 +251,7 @@ class CoordinatorLink:
         """
         self._network, self._port, self._timings, self._locator = network, port, timings, locator
         self._read_state, self._wake = read_state, wake
-        self.order: Order | None = None
+        self.order: Plan | None = None
         self.heard = time.monotonic()
         """Monotonic time at which the coordinator last confirmed `order`; before the first order, time of creation."""
         self.problem = "no request was sent yet"
@@ -295,9 +296,9 @@ class CoordinatorLink:
                 # Rank 0 is most likely still there if only the connection broke that has brought an order.
                 self._disconnect(forget=not (self._version and isinstance(error, ConnectionError)))
                 self.rejection = None
-                if self.order is not None and self.order.do == "end":
+                if self.order is not None and self.order.do == Action.END:
                     break  # rank 0 has exited after the end of the run
-            if self._finished.is_set() or (accepted and state is not None and state.phase == "leaving"):
+            if self._finished.is_set() or (accepted and state is not None and state.phase == Phase.LEAVING):
                 break
             if not accepted:  # ever more slowly: each rank reads run.lock meanwhile
                 silence = time.monotonic() - self.heard
@@ -318,7 +319,7 @@ class CoordinatorLink:
                 connection = HttpConnection(self._network, rank0.address, self._port)
                 with contextlib.closing(connection):
                     code, _ = connection.post_state(rank0.credential, _encode(state, -1))
-                if code == 200 and state.phase == "leaving":
+                if code == 200 and state.phase == Phase.LEAVING:
                     self._finished.set()
 
     def _exchange(self, state: MemberState) -> bool:
@@ -360,12 +361,12 @@ class CoordinatorLink:
             self._connection = None
 
 
-def _parse_order(body: bytes) -> tuple[Order, int]:
+def _parse_order(body: bytes) -> tuple[Plan, int]:
     """Return (order, its version) from rank 0's answer. Raise ValueError if it is something else."""
     try:
         answer = json.loads(body)
-        return Order.from_json(answer["order"]), answer["version"]
-    except (AttributeError, KeyError, TypeError) as error:
+        return from_json(Plan, answer["order"]), answer["version"]
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"the answer has no valid order ({type(error).__name__}: {error}). Fix: use one image for all pods of "
             "the run"

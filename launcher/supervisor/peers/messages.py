@@ -1,26 +1,70 @@
-"""The two messages between ranks: a rank's state, sent to rank 0, and rank 0's order, the answer."""
+"""The two messages between ranks: a rank's state, sent to rank 0, and rank 0's plan, the answer."""
 
 from __future__ import annotations
 
+import enum
 import signal
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from launcher.errors import EXIT_UNFIT, LauncherError, ProcessError
 from launcher.paths import Position
 from launcher.reporting.failure_messages import clip
-from launcher.schema import from_json, to_json
-
-OrderAction = Literal["wait", "serve", "train", "finish", "stop", "end"]
-PHASES = ("staging", "idle", "serving", "ready", "training", "done", "ended", "leaving")
-PHASES_WITHOUT_PROCESSES = ("staging", "idle", "ended", "leaving")
-"""Phases in which a rank runs no pserver and no trainer."""
+from launcher.schema import PlanRecord, TrainerProgress, from_json, to_json
 
 SIGTERM_CAUSE = ": SIGTERM: "
 """Separator in the cause of a stop after SIGTERM: the rank is before it, the fate of the requested checkpoint after."""
 TEXT_MAX_BYTES = 1 << 15
-"""Longest text of a failure, which is a part of a rank's state and of the order: a program may quote a whole row."""
+"""Longest text of a failure, which is a part of a rank's state and of the plan: a program may quote a whole row."""
+
+
+class Phase(str, enum.Enum):
+    """What a rank does now. The phases of one attempt are in the order in which a rank can pass through them."""
+
+    ABSENT = "absent"
+    """It has not reported yet."""
+    STAGING = "staging"
+    SERVING = "serving"
+    """Its pservers start."""
+    READY = "ready"
+    TRAINING = "training"
+    DONE = "done"
+    """Its trainers have exited, and its pservers run."""
+    ENDED = "ended"
+    IDLE = "idle"
+    """Its processes were stopped, or it has not started any yet."""
+    LEAVING = "leaving"
+    """Its launcher exits."""
+
+    __str__ = str.__str__
+
+    def has_reached(self, other: Phase) -> bool:
+        """Return whether this phase is `other`, or follows it in an attempt."""
+        phases = list(Phase)
+        return phases.index(self) >= phases.index(other)
+
+    @property
+    def runs_processes(self) -> bool:
+        """Whether a rank in this phase may run pservers or trainers."""
+        return self in (Phase.SERVING, Phase.READY, Phase.TRAINING, Phase.DONE)
+
+
+class Action(str, enum.Enum):
+    """What all ranks must do in an attempt; decisions.py has the order."""
+
+    WAIT = "wait"
+    SERVE = "serve"
+    TRAIN = "train"
+    FINISH = "finish"
+    STOP = "stop"
+    END = "end"
+
+    __str__ = str.__str__
+
+    @property
+    def runs_processes(self) -> bool:
+        """Whether ranks start processes, or let them run."""
+        return self in (Action.SERVE, Action.TRAIN, Action.FINISH)
 
 
 @dataclass(frozen=True)
@@ -36,8 +80,8 @@ class Failure:
     process: str = ""
     """Name of the failed process, for example `trainer` or `pserver 0`; empty for the launcher itself."""
     returncode: int | None = None
-    place: tuple[int, int] | None = None
-    """(pass from 0, batch from 1) of the trainer when it failed; None if unknown."""
+    place: Position | None = None
+    """The pass and the batch that the trainer trained when it failed; None if unknown."""
     priority: int = 1
     """As in `ProcessError`."""
 
@@ -75,7 +119,7 @@ class Failure:
         code = self.returncode
         if self.place is None or code is None or code <= 0 or code >= 128 or EXIT_UNFIT in {code, self.code}:
             return None
-        return [self.rank, self.process, code, *self.place]
+        return [self.rank, self.process, code, self.place.passes, self.place.batches]
 
 
 @dataclass(frozen=True)
@@ -83,9 +127,9 @@ class MemberState:
     """The complete state that one rank reports to the coordinator."""
 
     rank: int
-    incarnation: str
-    """Random identifier of this pod: distinguishes two pods of one rank."""
-    phase: str = "staging"
+    incarnation: str = ""
+    """Random identifier of this pod: distinguishes two pods of one rank. Empty before the first report."""
+    phase: Phase = Phase.ABSENT
     attempt: int = -1
     """The newest attempt in which this rank started processes, or received `stop` before it started any."""
     failure: Failure | None = None
@@ -93,14 +137,13 @@ class MemberState:
     address: str = ""
     pod: str = ""
     node: str = ""
-    fingerprint: Mapping[str, Any] | None = None
-    progress: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: dict[str, Any] | None = None
+    progress: TrainerProgress = field(default_factory=TrainerProgress)
+    """Progress of the trainers of `attempt`."""
     storage: float = 0.0
     """Seconds since the shared storage last answered this pod; 0 while it answers."""
     leave_in: float | None = None
     """Seconds after which this pod stops its processes because it received SIGTERM; None without SIGTERM."""
-    save_seconds: float | None = None
-    """The longest time in seconds that a trainer of this pod spent in the state `saving`; None before the first."""
     hang: Failure | None = None
     """Why the trainers of this pod seem to hang, if all ranks must hang for a failure; None: they make progress."""
     ended: tuple[str, ...] = ()
@@ -109,75 +152,59 @@ class MemberState:
     """Whether a process of this pod has been connected to one of another pod (or of this one, if it is alone)."""
 
     def to_json(self, now: float) -> dict[str, Any]:
-        """Return this state as a dict for JSON, with the age of the failure instead of its time.
+        """Return this state as a dict for JSON, with the ages of the failures in seconds instead of their times.
 
-        The age is in seconds before `now`, because the monotonic clocks of two pods cannot be compared.
+        The monotonic clocks of two pods cannot be compared.
         """
-        value = {**vars(self)}
-        for key in ("failure", "hang"):
-            if (failure := value[key]) is not None:
-                value[key] = {**vars(failure), "at": now - failure.at}
+        value: dict[str, Any] = to_json(self._reverse_times(now))
         return value
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], now: float) -> MemberState:
+    def from_json(cls, value: Any, now: float) -> MemberState:
         """Convert the result of `to_json`, received from another pod, back to a state with this pod's clock.
 
         Raises:
-            KeyError, TypeError, ValueError: `value` is not a valid state.
+            ValueError: `value` is not a valid state.
         """
-        fields = {**value, "ended": tuple(value.get("ended", ()))}
-        for key in ("failure", "hang"):
-            if fields.get(key) is not None:
-                failure = dict(fields[key])
-                place = failure.get("place")
-                fields[key] = Failure(
-                    **{**failure, "at": now - float(failure["at"]), "place": tuple(place) if place else None}
-                )
-        state = cls(**fields)
-        if state.phase not in PHASES or not isinstance(state.rank, int) or not isinstance(state.attempt, int):
-            raise ValueError(
-                f"a rank's state has an invalid phase {state.phase!r}, rank {state.rank!r} or attempt {state.attempt!r}"
-            )
-        if not isinstance(state.progress, dict) or not isinstance(state.storage, float | int):
-            raise TypeError("a rank's state is invalid: progress must be a JSON object, and storage a number")
-        if not all(isinstance(each, float | int | None) for each in (state.leave_in, state.save_seconds)):
-            raise TypeError("a rank's state is invalid: leave_in and save_seconds must be numbers or null")
-        return state
+        return from_json(cls, value)._reverse_times(now)
+
+    def _reverse_times(self, now: float) -> MemberState:
+        """Replace the times of failures by their ages at time `now`, or their ages by times."""
+        failure, hang = (each and replace(each, at=now - each.at) for each in (self.failure, self.hang))
+        return replace(self, failure=failure, hang=hang)
 
 
 @dataclass(frozen=True)
-class Order:
-    """The coordinator's complete instruction to all ranks; each one replaces all earlier ones."""
+class Plan(PlanRecord):
+    """The coordinator's decision about the present attempt: what all ranks must do now, and why.
 
-    attempt: int
-    do: OrderAction
+    Rank 0 writes the fields of `PlanRecord` to run.json, and sends the others to every rank. Each plan replaces all
+    earlier ones.
+    """
+
+    do: Action = Action.WAIT
+    since: float = 0.0
+    """Monotonic time of rank 0 at which `do` was decided."""
     addresses: tuple[str, ...] = ()
-    """One address for each rank; empty while no process may start."""
-    resume: Position | None = None
-    cause: str | None = None
-    """Why the attempt stops or the run failed; None when the run is complete."""
-    code: int = 0
-    """With `end`: the exit code of every rank."""
-    init_model: str | None = None
-    """Value of training.initModelPath that replaces `previous`; None: the setting itself applies."""
+    """The IP addresses of the pods that started this attempt, in rank order."""
+    cause: Failure | None = None
+    """Why the attempt stops, or the run failed; None when the run is complete."""
+    save_after: Position | None = None
+    """The newest checkpoint when a pod received SIGTERM and all ranks were asked to save another one; else None."""
     stop_seconds: float = 0.0
-    """With `stop`: seconds that a user's script gets to react to SIGTERM, if they are more than `Timings.stop`."""
-    replaced: str = ""
-    """With `wait`: the incarnation of the pod that must exit, because a device of it failed."""
+    """With `stop`: the rest of the grace period of a pod that received SIGTERM, in which a user's script may react to
+    its own SIGTERM; 0 after a failure."""
+    replaced: tuple[str, ...] = ()
+    """With `wait`: the incarnations of the pods that must exit, because a device of them failed."""
+
+    @property
+    def cause_text(self) -> str:
+        """Return why the attempt stops; empty without a cause."""
+        return self.cause.text if self.cause is not None else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return this order as a dict for JSON."""
-        return {**vars(self), "resume": to_json(self.resume)}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Order:
-        """Convert the result of `to_json`, received from rank 0, back to an order."""
-        resume = value.get("resume")
-        return cls(
-            **{
-                **value,
-                "addresses": tuple(value["addresses"]),
-                "resume": from_json(Position, resume) if resume else None,
-            }
+        """Return this plan for JSON, as ranks receive it: without what only rank 0 needs."""
+        value: dict[str, Any] = to_json(
+            replace(self, restarts=(), counted_restarts=0, incarnations=(), since=0.0)
         )
+        return value

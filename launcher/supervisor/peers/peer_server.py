@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.supervisor.peers.addresses import PodNetwork
 
 if TYPE_CHECKING:
-    from launcher.supervisor.coordinator.membership import Membership
+    from launcher.supervisor.coordinator.members import Membership
 
 VALUE_MAX_BYTES = 1 << 20  # of a value; gloo's addresses need some 136 bytes per rank
 POLL_SECONDS = 0.5  # between two reads of the request file
@@ -71,8 +71,8 @@ class TrainerStore:
         self._lock = threading.Lock()
         self._requested = self._granted = ""
         """Content of the request file, and of the newest request that was granted."""
-        self._begin_by = float("-inf")
-        """Monotonic time until which a checkpoint that the coordinator requested may be granted."""
+        self._is_requested = False
+        """Whether the coordinator has requested a checkpoint that was not granted yet."""
         self._watcher = threading.Thread(target=self._watch_request, name="checkpoint request", daemon=True)
 
     def open(self, prefix: str) -> None:
@@ -83,14 +83,14 @@ class TrainerStore:
         """
         with self._lock:
             self._prefix, self._values, self._granted = prefix, {}, ""
-            self._begin_by = float("-inf")
+            self._is_requested = False
         if self._watcher.ident is None:
             self._watcher.start()
 
-    def request_checkpoint(self, begin_by: float) -> None:
-        """Grant one checkpoint of the present attempt to trainers that ask until the monotonic time `begin_by`."""
+    def request_checkpoint(self) -> None:
+        """Grant one checkpoint of the present attempt."""
         with self._lock:
-            self._begin_by = begin_by
+            self._is_requested = True
 
     def accepts(self, path: str) -> bool:
         """Return whether `path` has the secret of the present attempt."""
@@ -123,9 +123,9 @@ class TrainerStore:
         with self._lock:
             if path not in self._values:
                 request = self._requested
-                save = request not in ("", self._granted) or time.monotonic() <= self._begin_by
+                save = request not in ("", self._granted) or self._is_requested
                 if save:
-                    self._granted, self._begin_by = request, float("-inf")
+                    self._granted, self._is_requested = request, False
                 self._values[path] = json.dumps([save, proposed]).encode()
             return self._values[path]
 

@@ -21,8 +21,8 @@ from launcher import log as launcher_log
 from launcher.io import cgroup_memory, files
 from launcher.paths import OutputPaths
 from launcher.supervisor import agent, child_processes
-from launcher.supervisor.coordinator.membership import Membership
-from launcher.supervisor.coordinator.run_files_writer import RunFilesWriter
+from launcher.supervisor.coordinator.members import Membership
+from launcher.supervisor.coordinator.run_writer import RunFilesWriter
 from launcher.supervisor.helper_processes import write_report
 from launcher.supervisor.peers import coordinator_link, peer_server
 from tests.launcher.supervisor import simulated_pod, virtual_time

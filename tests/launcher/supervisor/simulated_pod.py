@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import EXIT_STOPPED
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import SPARE_SECONDS, Agent
-from launcher.supervisor.coordinator.membership import Membership
+from launcher.supervisor.coordinator.members import Membership
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import ANSWER_SECONDS, CONNECT_SECONDS
 from launcher.supervisor.shared_storage.output_lease import read_lease_holder

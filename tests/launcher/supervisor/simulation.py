@@ -19,13 +19,13 @@ from typing import Any
 from launcher.errors import EXIT_GANG, FINAL, RUN_ENDS
 from launcher.io import checkpoints
 from launcher.paths import JobPaths, OutputPaths, Position
-from launcher.supervisor.coordinator.decisions import AttemptPlan
-from launcher.supervisor.peers.messages import Order
+from launcher.supervisor.peers.messages import Plan
 from tests.launcher.supervisor.simulated_faults import Faults
 from tests.launcher.supervisor.simulated_pod import EXIT_SECONDS, SimulatedPod
 from tests.launcher.supervisor.simulated_processes import SimulatedChild
 from tests.launcher.supervisor.virtual_time import ThreadKilledError, VirtualClock
 
+SAVE_SECONDS = 15.0  # every simulated checkpoint is complete within this time without faults
 LIMIT = 4000.0  # every run ends within this many seconds
 MEMORY = Path("/dev/shm")  # noqa: S108 - files in memory; each run has its own folder there
 
@@ -86,7 +86,7 @@ class World:
         self.storage_faults: list[tuple[float, float, str, SimulatedPod | None]] = []
         self.lease_holders: list[tuple[float, dict[str, Any]]] = []
         self.noise = self.killed_starts = 0.0
-        self._published: Order | None = None
+        self._published: Plan | None = None
         self._recorded = -1, 0
         """Attempt and number of restarts in run.json."""
         self._newest_checkpoint, self._restarts_since_checkpoint, self._restarted = -1, 0, 0
@@ -289,7 +289,7 @@ class World:
         self._recorded = record["attempt"], len(record["restarts"])
         self.log_event("%s writes attempt %d (%s)", pod, record["attempt"], record["state"])
 
-    def check_restart_limit(self, plan: AttemptPlan) -> None:
+    def check_restart_limit(self, plan: Plan) -> None:
         """Count restarts without a new checkpoint independently of the launcher, and check the limit."""
         if len(plan.restarts) == self._restarted:
             return
@@ -307,15 +307,15 @@ class World:
         if plan.cause is not None and plan.cause.code in FINAL:
             self.report_broken_invariant(f"the run restarts after the final exit code {plan.cause.code}")
 
-    def check_published_order(self, pod: SimulatedPod, order: Order) -> None:
+    def check_published_order(self, pod: SimulatedPod, order: Plan) -> None:
         """Check an order that rank 0 publishes."""
         if order == self._published:
             return
         self._published = order
-        self.log_event("%s orders attempt %d %s: %s", pod, order.attempt, order.do, order.cause)
-        if order.do == "end" and order.cause is not None and order.code not in RUN_ENDS:
+        self.log_event("%s orders attempt %d %s: %s", pod, order.attempt, order.do, order.cause_text)
+        if order.do == "end" and order.cause is not None and order.cause.code not in RUN_ENDS:
             self.report_broken_invariant(
-                f"the order is to exit with {order.code}, which does not fail the Job: {order.cause}"
+                f"the order is to exit with {order.cause.code}, which does not fail the Job: {order.cause.text}"
             )
         coordinator = pod.agent.coordinator if pod.agent is not None else None
         self._check_is_recorded(
@@ -334,13 +334,13 @@ class World:
             )
 
     def check_requested_checkpoint(self, attempt: int, number: int) -> None:
-        """Check that the checkpoint at this position is not begun after a pod that waits for it must exit."""
+        """Record that a requested checkpoint is begun, unless that is so late that it may be incomplete."""
         leave_by = min(
             (pod.leave_by for pod in self.current if pod is not None and not pod.dead), default=0.0
         )
-        if self.now > leave_by and self.reliable:
-            self.report_broken_invariant("a checkpoint is begun for a pod that must exit already")
-        if self._saved_at < leave_by - self.grace + EXIT_SECONDS:  # else an earlier one answers the request
+        if (
+            self.now < leave_by - SAVE_SECONDS and self._saved_at < leave_by - self.grace + EXIT_SECONDS
+        ):  # else an earlier one answers the request
             self.granted[attempt] = number
 
     def check_process_start(self, child: SimulatedChild) -> None:

@@ -13,17 +13,17 @@ from typing import Any, cast
 import pytest
 
 from launcher.errors import StorageFailedError
-from launcher.supervisor.coordinator.member_states import GangLimits
-from launcher.supervisor.coordinator.membership import Membership
+from launcher.supervisor.coordinator.members import GangLimits, Membership
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink
 from launcher.supervisor.peers.coordinator_link import Rank0 as Rank0Place
-from launcher.supervisor.peers.messages import MemberState, Order
+from launcher.supervisor.peers.messages import MemberState
 from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
+from tests.launcher.supervisor.gang_members import make_plan, make_state
 
-LIMITS = GangLimits(silence=5, life=9, rendezvous=60, join=60, serve=60, finish=60, restarts=3, batch_size=10)
+LIMITS = GangLimits(silence=5, life=9, rendezvous=60, join=60, serve=60, finish=60, restarts=3)
 TIMINGS = Timings(poll=0.02)
 PORT = 7168
 
@@ -52,7 +52,7 @@ class Rank1:
     """A link, and the locator and state that it reads. It finds rank 0 at `hosts` in turn, as if run.lock changed."""
 
     def __init__(self, *hosts: str) -> None:
-        self.hosts, self.credential, self.state = hosts, "right", MemberState(1, "pod-a", "idle")
+        self.hosts, self.credential, self.state = hosts, "right", make_state(1, "pod-a", "idle")
         self.stuck = False
         self.reads = 0
         self.link = CoordinatorLink(
@@ -83,7 +83,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     rank_0.server.close()
 
 
-def reported(rank_0: Rank0) -> MemberState | None:
+def reported(rank_0: Rank0) -> MemberState:
     """Return the state of rank 1 that rank 0 has recorded."""
     return rank_0.membership.members[1].state
 
@@ -96,7 +96,7 @@ def test_a_rank_that_sees_an_old_lease_is_accepted_when_it_sees_the_right_one(pa
     rank_1.link.start()
     until(lambda: rank_1.reads > 3)
     assert "401" in rank_1.link.problem
-    assert reported(rank_0) is None
+    assert reported(rank_0) == MemberState(1), "nothing"
     rank_1.credential = "unreadable"
     until(lambda: "Stale file handle" in rank_1.link.problem)
     rank_1.credential = "right"
@@ -118,12 +118,12 @@ def test_a_new_order_reaches_a_waiting_rank_and_its_new_state_returns(pair: Pair
     rank_0.membership.open("right")
     rank_1.link.start()
     until(lambda: rank_1.link.order is not None)
-    order = Order(4, "serve", ("10.0.0.1", "10.0.0.2"))
+    order = make_plan(4, "serve", ("10.0.0.1", "10.0.0.2"))
     rank_0.membership.publish(order)
     until(lambda: rank_1.link.order == order)
     rank_1.state = replace(rank_1.state, phase="serving", attempt=4)
     rank_0.membership.hold = 0.05
-    rank_0.membership.publish(Order(4, "train", ("10.0.0.1", "10.0.0.2")))
+    rank_0.membership.publish(make_plan(4, "train", ("10.0.0.1", "10.0.0.2")))
     until(lambda: reported(rank_0) == rank_1.state)
     assert rank_0.wakes >= 2, "a new phase wakes the coordinator"
 
@@ -150,10 +150,10 @@ def test_a_rank_finds_the_next_pod_of_rank_0(pair: Pair) -> None:
     successor = Rank0("127.78.0.1")
     try:
         successor.membership.open("another token")
-        successor.membership.publish(Order(1, "stop"))
+        successor.membership.publish(make_plan(1, "stop"))
         rank_1.hosts, rank_1.credential = ("127.78.0.1",), "another token"
         rank_0.membership.close()  # its process lives on, but it lost its lease
-        until(lambda: rank_1.link.order == Order(1, "stop"))
+        until(lambda: rank_1.link.order == make_plan(1, "stop"))
     finally:
         rank_1.link.close(0.1)
         successor.server.close()
@@ -210,7 +210,7 @@ def test_an_order_counts_from_the_sending_of_the_state_that_it_answers(pair: Pai
 
 # -- another server at the address of rank 0
 
-ORDER = json.dumps({"version": 1, "order": Order(0, "wait").to_json()}).encode()
+ORDER = json.dumps({"version": 1, "order": make_plan(0, "wait").to_json()}).encode()
 Serve = Callable[[str, int, bytes], list[str]]
 
 
@@ -280,18 +280,18 @@ def test_a_member_that_reached_another_server_tries_the_next_address(
     asked = serve(other, code, body)
     serve(right, 200, ORDER)
     link = start_link(other, right)
-    until(lambda: link.order == Order(0, "wait"))
+    until(lambda: link.order == make_plan(0, "wait"))
     assert asked == ["Bearer right"]
 
 
 def test_an_answer_that_is_no_order_is_reported_and_asked_for_again(
     serve: Serve, start_link: Callable[..., CoordinatorLink]
 ) -> None:
-    order = {**Order(0, "wait").to_json(), "field": "of another version"}
+    order = {**make_plan(0, "wait").to_json(), "addresses": "of another version"}
     asked = serve("127.79.1.1", 200, json.dumps({"version": 1, "order": order}).encode())
     link = start_link("127.79.1.1")
     until(lambda: len(asked) > 2)
-    assert "unexpected keyword argument 'field'" in link.problem
+    assert "addresses is 'of another version'" in link.problem
     assert "Fix: use one image for all pods of the run" in link.problem
 
 

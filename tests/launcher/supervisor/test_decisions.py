@@ -1,4 +1,4 @@
-"""Tests of the coordinator's decisions: the next plan, and which of two pods of a rank is accepted."""
+"""Tests of the coordinator's decisions: the next plan after a plan, from the states of all ranks."""
 
 from __future__ import annotations
 
@@ -7,139 +7,133 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import DataError, LauncherError, ProcessError, StorageFailedError
+from launcher.errors import EXIT_STOPPED, DataError, LauncherError, ProcessError, StorageFailedError
 from launcher.paths import Position
-from launcher.schema import RestartRecord, RunFile, from_json
-from launcher.supervisor.coordinator.decisions import AttemptPlan, decide_next_plan, plan_first_attempt
-from launcher.supervisor.coordinator.member_states import GangLimits, Member, StateRejectedError, admit_state
-from launcher.supervisor.peers.messages import PHASES, Failure, MemberState, Order
+from launcher.schema import RestartRecord, RunFile, TrainerProgress, from_json
+from launcher.supervisor.coordinator.decisions import decide_next_plan, plan_first_attempt
+from launcher.supervisor.coordinator.members import GangLimits, Member
+from launcher.supervisor.peers.messages import Failure, Phase, Plan
+from tests.launcher.supervisor.gang_members import LIMITS, NOW, absent, make_plan, member
 
-LIMITS = GangLimits(
-    silence=10,
-    life=25,
-    rendezvous=300,
-    join=3900,
-    serve=150,
-    finish=60,
-    restarts=2,
-    batch_size=10,
-    describe_absence=lambda rank: f"why {rank}",
-)
-NOW = 1000.0
-
-
-def rank(
-    number: int, phase: str = "idle", attempt: int = -1, failure: Failure | None = None, **more: Any
-) -> Member:
-    """Return a member whose state was received just now."""
-    state = MemberState(
-        number, f"i{number}", phase, attempt, failure, f"10.0.0.{number}", f"pod-{number}", "node-a"
-    )
-    more = {"heard": NOW} | more
-    if "fingerprint" in more:
-        state = replace(state, fingerprint=more.pop("fingerprint"))
-    return Member(number, state, **more)
+WAIT = make_plan(3, "wait", since=NOW - 5)
 
 
 def gang(phase: str, attempt: int = 3) -> list[Member]:
-    return [rank(0, phase, attempt), rank(1, phase, attempt)]
+    return [member(0, phase, attempt), member(1, phase, attempt)]
 
 
-def plan(do: str, **more: Any) -> AttemptPlan:
-    return AttemptPlan(
-        3, do, NOW - 5, **({"incarnations": ("i0", "i1"), "addresses": ("10.0.0.0", "10.0.0.1")} | more)
-    )  # type: ignore[arg-type]
+def plan(do: str, **more: Any) -> Plan:
+    known = {"since": NOW - 5, "incarnations": ("i0", "i1"), "addresses": ("10.0.0.0", "10.0.0.1")}
+    return make_plan(3, do, **known | more)
 
 
 def failure(code: int = 70, at: float = NOW - 1, **more: Any) -> Failure:
     return Failure("it broke", code, at, 1, **more)
 
 
-def step(
-    before: AttemptPlan, members: list[Member], checkpoint: Position | None = None, now: float = NOW
-) -> AttemptPlan:
+def program_failure(rank: int = 1, place: Position | None = None, **more: Any) -> Failure:
+    return Failure(
+        "it failed", 70, **{"at": NOW - 1, **more}, rank=rank, process="trainer", returncode=1, place=place
+    )
+
+
+def step(before: Plan, members: list[Member], checkpoint: Position | None = None, now: float = NOW) -> Plan:
     return decide_next_plan(before, members, now, replace(LIMITS, find_checkpoint=lambda: checkpoint))
 
 
-def stopped(**more: Any) -> AttemptPlan:
-    return plan("stop", **({"cause": failure()} | more))
+def stopped(**more: Any) -> Plan:
+    return plan("stop", **{"cause": failure()} | more)
 
 
 # The arrows of the diagram in decisions.py.
 
 
 def test_wait_becomes_serve_from_the_newest_checkpoint_once_all_ranks_joined() -> None:
-    after = step(AttemptPlan(3), gang("idle", 2), Position(2))
-    assert (after.do, after.incarnations, after.resume) == ("serve", ("i0", "i1"), Position(2))
-    assert after.order() == Order(3, "serve", ("10.0.0.0", "10.0.0.1"), Position(2))
+    after = step(replace(WAIT, cause=failure(), replaced=("old",)), gang("idle", 2), Position(2))
+    assert after == plan("serve", since=NOW, resume=Position(2)), "with the pods and addresses of all ranks"
 
 
 @pytest.mark.parametrize(
-    ("do", "reached", "then"),
-    [("serve", "ready", "train"), ("train", "done", "finish"), ("finish", "ended", "end")],
+    ("do", "before", "reached", "then"),
+    [
+        ("serve", "serving", "ready", "train"),
+        ("train", "training", "done", "finish"),
+        ("finish", "done", "ended", "end"),
+    ],
 )
 def test_the_next_action_follows_when_the_last_rank_reaches_the_phase(
-    do: str, reached: str, then: str
+    do: str, before: str, reached: str, then: str
 ) -> None:
-    late = [rank(0, reached, 3), rank(1, PHASES[PHASES.index(reached) - 1], 3)]
-    assert step(plan(do), late) == plan(do)
-    after = step(plan(do), gang(reached))
-    assert (after.do, after.cause) == (then, None)
-
-
-def test_a_phase_of_an_earlier_attempt_does_not_count() -> None:
-    assert step(plan("serve"), [rank(0, "ready", 3), rank(1, "ended", 2)]).do == "serve"
+    assert step(plan(do), [member(0, reached, 3), member(1, before, 3)]) == plan(do)
+    assert step(plan(do), [member(0, reached, 3), member(1, reached, 2)]).do == do, "an earlier attempt"
+    assert step(plan(do), gang(reached)) == plan(then, since=NOW)
 
 
 @pytest.mark.parametrize("do", ["serve", "train", "finish"])
 def test_a_failure_stops_all_ranks_and_the_cause_contains_its_rank(do: str) -> None:
-    after = step(plan(do), [rank(0, "training", 3), rank(1, "training", 3, failure())])
-    assert after.do == "stop"
-    assert after.order().cause == "rank 1 (pod pod-1 on node node-a): it broke"
+    after = step(plan(do), [member(0, "training", 3), member(1, "training", 3, failure())])
+    assert (after.do, after.stop_seconds) == ("stop", 0.0)
+    assert after.cause_text == "rank 1 (pod pod-1 on node node-a): it broke"
 
 
 @pytest.mark.parametrize(
-    ("other", "text"),
+    ("other", "text", "code"),
     [
-        (rank(1, "training", 3, heard=NOW - 10), "it has not reported for 10 s"),
-        (Member(1, MemberState(1, "another pod", "training", 3), heard=NOW), "its pod was lost"),
-        (rank(1, "idle", 3), "no order reached it in time"),
+        (member(1, "training", 3, heard=NOW - 10), "it has not reported for 10 s", 70),
+        (member(1, "training", 3, incarnation="another pod"), "its pod was lost", 70),
+        (member(1, "idle", 3), "no order reached it in time", 70),
+        (member(1, "leaving", 3), "exited because its pod was stopped", EXIT_STOPPED),
+        (member(1, "leaving", 2, failure(71)), "it broke", 71),
     ],
 )
-def test_a_lost_replaced_or_idle_rank_stops_all_ranks(other: Member, text: str) -> None:
-    after = step(plan("train"), [rank(0, "training", 3), other])
-    assert after.do == "stop"
-    assert text in str(after.cause)
+def test_a_rank_that_is_lost_or_leaves_or_stops_its_processes_stops_all_ranks(
+    other: Member, text: str, code: int
+) -> None:
+    after = step(plan("train"), [member(0, "training", 3), other])
+    assert after.cause is not None
+    assert (after.do, after.cause.code, after.cause.rank) == ("stop", code, 1)
+    assert text in after.cause.text
+
+
+@pytest.mark.parametrize(
+    "other", [member(1, "training", 3, heard=NOW - 9), member(1, "training", 2, failure())]
+)
+def test_a_short_silence_and_a_failure_of_an_earlier_attempt_stop_nothing(other: Member) -> None:
+    assert step(plan("train"), [member(0, "training", 3), other]) == plan("train")
 
 
 @pytest.mark.parametrize(("do", "limit", "phase"), [("serve", 150, "serving"), ("finish", 60, "done")])
 def test_an_action_that_takes_too_long_stops_all_ranks(do: str, limit: int, phase: str) -> None:
-    late = replace(plan(do), since=NOW - limit)
-    after = step(late, gang(phase))
-    assert after.cause is not None
-    assert f"is still in phase {phase} {limit} s after the order {do}" in after.cause.text
+    late = plan(do, since=NOW - limit)
+    assert f"is still in phase {phase} {limit} s after the order {do}" in step(late, gang(phase)).cause_text
     assert step(replace(late, since=NOW - limit + 1), gang(phase)).do == do
+    assert step(plan("train", since=NOW - 1e6), gang("training")).do == "train", "training may take any time"
 
 
 def test_the_next_attempt_waits_until_no_rank_runs_a_process() -> None:
-    assert step(stopped(), [rank(0, "idle", 3), rank(1, "training", 3)]).do == "stop"
-    after = step(stopped(), gang("idle"))
+    assert step(stopped(), [member(0, "idle", 3), member(1, "training", 3)]).do == "stop"
+    assert step(stopped(), [member(0, "idle", 3), member(1, "idle", 2)]).do == "stop", (
+        "it may still start some"
+    )
+    limits = replace(LIMITS, wall_offset=5000.0)
+    after = decide_next_plan(stopped(), gang("idle"), NOW, limits)
     assert (after.do, after.attempt, after.counted_restarts) == ("wait", 4, 1)
-    assert after.restarts == (RestartRecord(3, "it broke", NOW, None),)
+    assert after.restarts == (RestartRecord(3, "it broke", NOW + 5000, None),)
 
 
-def test_a_rank_that_is_idle_in_an_earlier_attempt_may_still_start_processes() -> None:
-    assert step(stopped(), [rank(0, "idle", 3), rank(1, "idle", 2)]).do == "stop"
+@pytest.mark.parametrize("phase", ["ended", "leaving", "absent", "staging"])
+def test_ranks_without_processes_do_not_delay_the_next_attempt(phase: str) -> None:
+    assert step(stopped(), [member(0, "idle", 3), member(1, phase, 3)]).do == "wait"
 
 
 def test_the_next_attempt_waits_as_long_as_a_lost_ranks_processes_may_run() -> None:
-    lost = [rank(0, "idle", 3), rank(1, "training", 3, heard=NOW - 24)]
+    lost = [member(0, "idle", 3), member(1, "training", 3, heard=NOW - 24)]
     assert step(stopped(), lost).do == "stop"
     assert step(stopped(), lost, now=NOW + 1).do == "wait"
 
 
 def test_processes_that_cannot_be_stopped_end_the_run() -> None:
-    after = step(replace(stopped(), since=NOW - 60), [rank(0, "idle", 3), rank(1, "training", 3)])
+    after = step(stopped(since=NOW - 60), [member(0, "idle", 3), member(1, "training", 3)])
     assert after.cause is not None
     assert (after.do, after.cause.code) == ("end", 70)
     assert "rank 1 (pod pod-1 on node node-a) cannot stop its processes" in after.cause.text
@@ -147,33 +141,30 @@ def test_processes_that_cannot_be_stopped_end_the_run() -> None:
 
 def test_the_plan_end_never_changes() -> None:
     end = plan("end")
-    assert step(end, [rank(0, "training", 3, failure()), rank(1)]) is end
+    assert step(end, [member(0, "training", 3, failure()), absent(1)]) is end
 
 
 # Causes and limits.
 
 
 def test_the_earliest_failure_is_the_cause_even_if_it_is_reported_later() -> None:
-    first = step(plan("train"), [rank(0, "training", 3), rank(1, "training", 3, failure(at=NOW - 1))])
-    members = [
-        rank(0, "training", 3, Failure("earlier", 70, NOW - 2, 0)),
-        rank(1, "training", 3, failure(at=NOW - 1)),
-    ]
-    after = step(first, members)
-    assert after.cause is not None
-    assert after.cause.text.endswith("earlier")
+    late = member(1, "training", 3, failure(at=NOW - 1))
+    first = step(plan("train"), [member(0, "training", 3), late])
+    after = step(first, [member(0, "training", 3, Failure("earlier", 70, NOW - 2, 0)), late])
+    assert after.cause_text.endswith("earlier")
+    assert step(after, [member(0, "training", 3), late]).cause_text == after.cause_text, "it stays the cause"
 
 
 def test_an_aborted_trainer_waits_for_a_cause_on_another_rank() -> None:
-    aborted = rank(0, "training", 3, Failure("it aborted", 70, NOW - 1, 0, "trainer", -6))
-    assert step(plan("train"), [aborted, rank(1, "training", 3)]).do == "train"
-    later = [aborted, rank(1, "training", 3, heard=NOW + 2)]
-    assert "it aborted" in str(step(plan("train"), later, now=NOW + 2).cause)
-    early = rank(1, "done", 3)
-    assert early.state is not None
-    early = replace(early, state=replace(early.state, ended=("trainer",)))
-    assert "0 before the other" in str(step(plan("train"), [aborted, early]).cause)
-    assert "it broke" in str(step(plan("train"), [aborted, rank(1, "training", 3, failure(at=NOW))]).cause)
+    aborted = member(0, "training", 3, Failure("it aborted", 70, NOW - 1, 0, "trainer", -6))
+    assert step(plan("train"), [aborted, member(1, "training", 3)]).do == "train"
+    later = [aborted, member(1, "training", 3, heard=NOW + 2)]
+    assert "it aborted" in step(plan("train"), later, now=NOW + 2).cause_text
+    assert (
+        "0 before the other"
+        in step(plan("train"), [aborted, member(1, "done", 3, ended=("trainer",))]).cause_text
+    )
+    assert "it broke" in step(plan("train"), [aborted, member(1, "training", 3, failure(at=NOW))]).cause_text
 
 
 def test_restarts_without_a_new_checkpoint_are_limited() -> None:
@@ -183,148 +174,124 @@ def test_restarts_without_a_new_checkpoint_are_limited() -> None:
     assert (after.do, after.cause.code) == ("end", 70)
     assert after.cause.text.startswith("training.restarts: 3 failures since the newest checkpoint (limit 2).")
     assert "Fix: correct that cause (its log: python -m launcher logs --rank " in after.cause.text
+    assert step(replace(used, counted_restarts=1), gang("idle"), Position(2)).do == "wait", "the last one"
+    after = step(used, gang("idle"), Position(2, 10))
+    assert (after.do, after.counted_restarts, after.resume) == ("wait", 1, Position(2, 10)), (
+        "a new checkpoint"
+    )
+    after = step(replace(used, cause=failure(143)), gang("idle"), Position(2))
+    assert (after.do, after.counted_restarts) == ("wait", 2), "a stop signal is no failure"
 
 
 def test_the_final_message_contains_only_the_fix_of_the_last_cause() -> None:
-    own = Failure("rank 1: it broke. Fix: mount the volume.", 70, NOW, 1, "trainer", 1, (1, 40))
+    own = replace(program_failure(place=Position(1, 40)), text="rank 1: it broke. Fix: mount the volume.")
     earlier = RestartRecord(2, "it broke", NOW - 50, own.signature)
     for before in (stopped(cause=own, counted_restarts=2), stopped(cause=own, restarts=(earlier,))):
         after = step(before, gang("idle"))
         assert after.do == "end"
-        text = str(after.order().cause)
+        text = after.cause_text
         assert text.startswith("rank 1: it broke (failed twice") or "Last cause: rank 1: it broke\n" in text
         assert text.count("Fix: ") == 1
         assert "\nFix: mount the volume (" in text
         assert "python -m launcher logs --rank 1 --attempt" in text
 
 
-def test_a_new_checkpoint_resets_the_count_of_restarts() -> None:
-    after = step(stopped(resume=Position(2), counted_restarts=2), gang("idle"), Position(2, 10))
-    assert (after.do, after.counted_restarts, after.resume) == ("wait", 1, Position(2, 10))
-
-
-def test_a_rank_that_received_a_stop_signal_is_not_counted_as_a_failure() -> None:
-    after = step(stopped(cause=failure(143), counted_restarts=2), gang("idle"))
-    assert (after.do, after.counted_restarts) == ("wait", 2)
-
-
 @pytest.mark.parametrize("code", [64, 65, 75])
 def test_a_final_exit_code_ends_the_run(code: int) -> None:
     after = step(stopped(cause=failure(code)), gang("idle"))
-    assert (after.do, after.order().code) == ("end", code)
-
-
-def test_the_same_failure_twice_at_one_place_ends_the_run() -> None:
-    own = failure(process="trainer", returncode=1, place=(1, 40))
-    before = stopped(cause=own, restarts=(RestartRecord(2, "it broke", NOW - 50, own.signature),))
-    after = step(before, gang("idle"), Position(1))
-    assert after.do == "end"
-    assert "failed twice in a row at pass 2, batch 40; not retrying" in str(after.order().cause)
-    assert f"logs --rank {own.rank} --attempt {before.attempt} --role trainer" in str(after.order().cause)
-    elsewhere = replace(before, cause=replace(own, place=(1, 41)))
-    assert step(elsewhere, gang("idle"), Position(1)).do == "wait"
-
-
-@pytest.mark.parametrize("returncode", [-9, 139, None, 71])
-def test_a_signal_or_a_storage_error_is_not_counted_as_a_failure_of_the_program(
-    returncode: int | None,
-) -> None:
-    assert failure(returncode=returncode, process="trainer", place=(1, 2)).signature is None
-
-
-def test_a_final_exit_code_of_a_process_becomes_the_failures_code() -> None:
-    assert Failure.from_error(ProcessError("x", 65, "trainer"), NOW, 1).code == 65
+    assert after.cause is not None
+    assert (after.do, after.cause.code) == ("end", code)
+    assert Failure.from_error(ProcessError("x", code, "trainer"), NOW, 1).code == code
     assert Failure.from_error(ProcessError("x", 1, "trainer"), NOW, 1).code == 70
 
 
-def raises(error: LauncherError) -> GangLimits:
-    def find() -> Position | None:
-        raise error
+def test_the_same_failure_twice_at_one_place_ends_the_run() -> None:
+    own = program_failure(place=Position(1, 40))
+    before = stopped(cause=own, restarts=(RestartRecord(2, "it failed", NOW - 50, own.signature),))
+    after = step(before, gang("idle"), Position(1))
+    assert after.do == "end"
+    assert "failed twice in a row at pass 2, batch 40; not retrying" in after.cause_text
+    assert "logs --rank 1 --attempt 3 --role trainer" in after.cause_text
+    elsewhere = replace(before, cause=replace(own, place=Position(1, 41)))
+    assert step(elsewhere, gang("idle"), Position(1)).do == "wait"
+    unknown = replace(
+        before, cause=replace(own, place=None), restarts=(RestartRecord(2, "it failed", 1.0, None),)
+    )
+    assert step(unknown, gang("idle"), Position(1)).do == "wait"
 
-    return replace(LIMITS, find_checkpoint=find)
+
+@pytest.mark.parametrize("returncode", [-9, 128, 139, 0, None, 71])
+def test_a_signal_or_a_storage_error_is_not_counted_as_a_failure_of_the_program(
+    returncode: int | None,
+) -> None:
+    assert failure(returncode=returncode, process="trainer", place=Position(1, 2)).signature is None
+    assert failure(returncode=1, process="trainer", place=Position(1, 2)).signature == [1, "trainer", 1, 1, 2]
 
 
-def test_a_run_without_a_usable_checkpoint_ends() -> None:
-    limits = raises(DataError("no usable checkpoint"))
-    after = decide_next_plan(AttemptPlan(3), gang("idle", 2), NOW, limits)
-    assert (after.do, after.order().code, after.order().cause) == ("end", 65, "no usable checkpoint")
+@pytest.mark.parametrize("before", [WAIT, stopped()], ids=["wait", "stop"])
+def test_a_run_without_a_usable_checkpoint_ends_and_a_storage_error_of_rank_0_does_not_end_it(
+    before: Plan,
+) -> None:
+    def raises(error: LauncherError) -> GangLimits:
+        def find() -> Position | None:
+            raise error
 
+        return replace(LIMITS, find_checkpoint=find)
 
-def test_a_storage_error_of_rank_0_does_not_end_the_run() -> None:
+    after = decide_next_plan(before, gang("idle"), NOW, raises(DataError("no usable checkpoint")))
+    assert after.cause is not None
+    assert (after.do, after.cause.code, after.cause.text) == ("end", 65, "no usable checkpoint")
     with pytest.raises(StorageFailedError):
-        decide_next_plan(AttemptPlan(3), gang("idle", 2), NOW, raises(StorageFailedError("EIO")))
+        decide_next_plan(before, gang("idle"), NOW, raises(StorageFailedError("EIO")))
 
 
 # Rendezvous.
 
 
-def test_missing_ranks_end_the_run_after_the_whole_wait_with_reasons_and_how_to_start_it_again() -> None:
-    late = AttemptPlan(3, since=NOW - 3900, cause=failure())
-    after = step(late, [rank(0), Member(1)])
-    cause = str(after.order().cause)
-    assert (
+@pytest.mark.parametrize(
+    "gone",
+    [absent(1), member(1, "leaving", 2), member(1, "training", 2, heard=NOW - 10)],
+    ids=lambda m: m.phase,
+)
+def test_missing_ranks_end_the_run_after_the_whole_wait_with_reasons_and_how_to_start_it_again(
+    gone: Member,
+) -> None:
+    late = replace(WAIT, since=NOW - 3899, cause=failure())
+    assert step(late, [member(0), gone]) is late
+    assert step(late, gang("idle", 2)).do == "serve", "the rank has come back"
+    after = step(replace(late, since=NOW - 3900), [member(0), gone])
+    assert after.cause is not None
+    assert (after.do, after.cause.code) == ("end", 70)
+    start = (
         "1 of 2 ranks did not join within 3900 s (rendezvousSeconds + training.rankWaitHours): why 1. Fix:"
-        in cause
     )
-    assert "`python -m launcher resume`: the training resumes from its newest checkpoint" in cause
-    assert "The rendezvous was for attempt 3, after this failure: it broke" in cause
-    assert after.order().code == 70
+    assert after.cause.text.startswith(start)
+    assert "`python -m launcher resume`: the training resumes from its newest checkpoint" in after.cause.text
+    assert "The rendezvous was for attempt 3, after this failure: it broke" in after.cause.text
 
 
 @pytest.mark.parametrize(
-    "gone", [Member(1), rank(1, "leaving", 2), rank(1, "training", 2, heard=NOW - 10)], ids=lambda m: m.phase
+    "other",
+    [member(1, "staging"), member(1, ghost_until=NOW + 1), member(1, heard=NOW - 10), member(1, "done", 2)],
 )
-def test_missing_ranks_are_waited_for_longer_than_the_usual_rendezvous(gone: Member) -> None:
-    late = AttemptPlan(3, since=NOW - 3899)
-    assert step(late, [rank(0), gone]) is late
-    assert step(late, gang("idle", 2)).do == "serve", "the rank has come back"
-
-
-@pytest.mark.parametrize("other", [rank(1, "staging"), rank(1, ghost_until=NOW + 1), rank(1, heard=NOW - 10)])
 def test_no_rank_starts_before_all_are_idle_and_earlier_pods_have_no_processes(other: Member) -> None:
-    assert step(AttemptPlan(3, since=NOW - 5), [rank(0), other]).do == "wait"
+    assert step(WAIT, [member(0), other]).do == "wait"
 
 
 def test_different_fingerprints_end_the_run_and_list_the_keys() -> None:
     ours, theirs = {"mode": "sync", "portsNum": 2}, {"mode": "async", "portsNum": 2}
-    after = step(AttemptPlan(3), [rank(0, fingerprint=ours), rank(1, fingerprint=theirs)])
-    assert "'mode' 'sync'" not in str(after.order().cause)
-    assert "mode 'sync' against 'async'" in str(after.order().cause)
-    assert "portsNum" not in str(after.order().cause)
+    after = step(WAIT, [member(0, fingerprint=ours), member(1, fingerprint=theirs)])
+    assert after.do == "end"
+    assert "rank 0: mode 'sync' against 'async'. The program" in after.cause_text
 
 
 def test_a_rank_that_could_not_stage_ends_the_run_with_its_code() -> None:
-    after = step(AttemptPlan(3), [rank(0), rank(1, "leaving", -1, failure(65))])
-    assert (after.do, after.order().code) == ("end", 65)
-
-
-# Which of two pods of a rank is accepted.
-
-
-def test_a_second_pod_is_rejected_while_the_first_one_reports() -> None:
-    with pytest.raises(StateRejectedError) as rejected:
-        admit_state(rank(1, "training", 3), MemberState(1, "new"), NOW + 9, LIMITS)
-    assert not rejected.value.replaced
-
-
-def test_a_second_pod_replaces_a_lost_one_whose_processes_may_still_run() -> None:
-    after = admit_state(rank(1, "training", 3), MemberState(1, "new"), NOW + 10, LIMITS)
-    assert (after.state, after.ghost_until) == (MemberState(1, "new"), NOW + 25)
-    with pytest.raises(StateRejectedError) as rejected:
-        admit_state(after, MemberState(1, "i1"), NOW + 11, LIMITS)
-    assert rejected.value.replaced
-
-
-def test_a_pod_that_left_is_replaced_at_once_and_runs_no_process() -> None:
-    after = admit_state(rank(1, "leaving", 3), MemberState(1, "new"), NOW, LIMITS)
-    assert (after.phase, after.ghost_until) == ("staging", 0.0)
-
-
-@pytest.mark.parametrize(("phase", "attempt"), [("idle", 2), ("serving", 3)])
-def test_a_state_that_arrives_after_a_later_one_is_ignored(phase: str, attempt: int) -> None:
-    known = rank(1, "training", 3)
-    assert admit_state(known, MemberState(1, "i1", phase, attempt), NOW + 1, LIMITS) is known
-    assert admit_state(known, MemberState(1, "i1", "idle", 3), NOW + 1, LIMITS).phase == "idle"
+    for phase in ("staging", "leaving"):
+        after = step(WAIT, [member(0), member(1, phase, -1, failure(65))])
+        assert after.cause is not None
+        assert (after.do, after.cause.code) == ("end", 65)
+    assert step(WAIT, [member(0), member(1, "leaving", -1, failure(71))]).do == "wait", "a new pod follows"
+    assert step(WAIT, [member(0), member(1, "idle", 2, failure(65))]).do == "serve", "that attempt is over"
 
 
 # A new pod of rank 0.
@@ -334,31 +301,35 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
     record = {
         "state": "training",
         "incarnations": ["i0", "i1"],
-        "resume": [2, 10],
+        "resume": [2, 10],  # as earlier launchers wrote it
         "countedRestarts": 1,
         "restarts": [{"attempt": 1, "cause": "x", "at": 5000.0, "signature": [1, "trainer", 1]}],
     }
     first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW)
     assert (first.do, first.attempt, first.resume, first.counted_restarts) == ("stop", 3, Position(2, 10), 1)
     assert first.restarts == (RestartRecord(1, "x", 5000.0, [1, "trainer", 1]),)
-    assert step(first, [rank(0, "idle", 3), members[1]]).do == "stop"
+    assert step(first, [member(0, "idle", 3), members[1]]).do == "stop"
     assert step(first, gang("idle")).counted_restarts == 2
-    assert admit_state(members[1], MemberState(1, "i1", "idle", 2), NOW, LIMITS).phase == "idle"
-
-
-def test_a_user_who_starts_a_failed_run_again_gets_all_restarts() -> None:
-    record = {"state": "failed", "incarnations": ["i0", "i1"], "countedRestarts": 2}
-    first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW)
-    assert (first.do, first.attempt, first.counted_restarts, members) == ("wait", 4, 0, ())
 
 
 @pytest.mark.parametrize(
-    "record",
-    [{}, {"state": "stopped", "incarnations": ["i0", "i1"]}, {"state": "training", "incarnations": []}],
+    ("record", "counted"),
+    [
+        ({}, 0),
+        ({"state": "stopped", "incarnations": ["i0", "i1"], "countedRestarts": 2}, 2),
+        ({"state": "training", "incarnations": []}, 0),
+        ({"state": "training", "incarnations": ["i0"]}, 0),
+        # A user who starts a failed run again expects all restarts.
+        ({"state": "failed", "incarnations": ["i0", "i1"], "countedRestarts": 2}, 0),
+    ],
 )
-def test_a_new_rank_0_of_a_run_without_an_open_attempt_waits(record: dict[str, Any]) -> None:
+def test_a_new_rank_0_of_a_run_without_an_open_attempt_waits(record: dict[str, Any], counted: int) -> None:
     first, members = plan_first_attempt(from_json(RunFile, record), 4, 2, NOW)
-    assert (first.do, first.attempt, members) == ("wait", 4, ())
+    assert (first.do, first.attempt, first.counted_restarts, first.incarnations) == ("wait", 4, counted, ())
+    assert members == ()
+
+
+# Hangs of all ranks together.
 
 
 @pytest.mark.parametrize(
@@ -366,121 +337,159 @@ def test_a_new_rank_0_of_a_run_without_an_open_attempt_waits(record: dict[str, A
 )
 def test_trainers_that_all_wait_for_each_other_are_a_failure(state: str, seconds: int, fails: bool) -> None:
     """A half-open connection: each has sent, and none has received."""
-
-    def at(number: int, state: str, progressed: float) -> Member:
-        member = rank(number, "training", 3)
-        assert member.state is not None
-        return replace(member, progressed=progressed, state=replace(member.state, progress={"state": state}))
-
-    after = step(plan("train"), [at(0, "waiting", NOW - 300), at(1, state, NOW - seconds)])
+    members = [
+        member(rank, "training", 3, progressed=progressed, progress=TrainerProgress(state=state))
+        for rank, state, progressed in ((0, "waiting", NOW - 300), (1, state, NOW - seconds))
+    ]
+    after = step(plan("train"), members)
     assert after.do == ("stop" if fails else "train")
-    assert not fails or "all trainers have waited for each other for 180 s" in str(after.cause)
+    assert ("all trainers have waited for each other for 180 s" in after.cause_text) == fails
 
 
-def test_a_member_progresses_with_its_trainers_position_and_state() -> None:
-    before = rank(1, "training", 3)
-    assert before.state is not None
-    changed = admit_state(
-        before, replace(before.state, progress={"state": "waiting", "batch": 3}), NOW + 1, LIMITS
-    )
-    assert changed.state is not None
-    same = admit_state(
-        changed,
-        replace(changed.state, progress={"state": "waiting", "batch": 3, "loss": 1.0}),
-        NOW + 2,
-        LIMITS,
-    )
-    assert (changed.progressed, same.progressed, same.heard) == (NOW + 1, NOW + 1, NOW + 2)
-
-
-# A user's script, whose ranks stall together (runtime collective).
-
-
-def hanging(number: int, at: float = NOW - 1, phase: str = "training", **more: Any) -> Member:
-    hang = Failure("trainer hangs: its log has not grown", 70, at, number, "trainer")
-    return changed(rank(number, phase, 3), hang=hang, **more)
-
-
-def changed(member: Member, **changes: Any) -> Member:
-    """Return a member that reports these fields."""
-    assert member.state is not None
-    return replace(member, state=replace(member.state, **changes))
+def hanging(rank: int, at: float = NOW - 1) -> Member:
+    hang = Failure("trainer hangs: its log has not grown", 70, at, rank, "trainer")
+    return member(rank, "training", 3, hang=hang)
 
 
 @pytest.mark.parametrize("other", ["training", "ready", "serving"])
 def test_a_rank_that_hangs_alone_is_no_failure(other: str) -> None:
-    assert step(plan("train"), [hanging(0), rank(1, other, 3)]) == plan("train")
+    assert step(plan("train"), [hanging(0), member(1, other, 3)]) == plan("train")
 
 
 def test_ranks_that_hang_together_are_a_failure_of_the_one_that_hangs_for_longest() -> None:
     after = step(plan("train"), [hanging(0), hanging(1, at=NOW - 30)])
     assert after.cause is not None
     assert (after.do, after.cause.rank) == ("stop", 1)
-    assert (
-        "none of the 2 ranks that train makes progress; rank 1 (pod pod-1 on node node-a): trainer"
-        in after.cause.text
-    )
+    first = "none of the 2 ranks that train makes progress; rank 1 (pod pod-1 on node node-a): trainer"
+    assert after.cause.text.startswith(first)
 
 
 def test_the_last_rank_that_trains_hangs_and_the_early_end_of_the_other_one_is_named_first() -> None:
-    done = changed(rank(1, "done", 3), ended=("trainer",))
-    cause = step(plan("train"), [hanging(0), done]).cause
-    assert cause is not None
-    assert cause.text.startswith("trainer of rank 1 (pod pod-1 on node node-a) exited with code 0 before")
-    assert ". Then: rank 0 (pod pod-0 on node node-a): trainer hangs" in cause.text
+    text = step(plan("train"), [hanging(0), member(1, "done", 3, ended=("trainer",))]).cause_text
+    assert text.startswith("trainer of rank 1 (pod pod-1 on node node-a) exited with code 0 before")
+    assert ". Then: rank 0 (pod pod-0 on node node-a): trainer hangs" in text
 
 
 def test_an_early_end_that_is_reported_after_the_failure_completes_its_message() -> None:
-    failed = rank(0, "idle", 3, Failure("it failed", 70, NOW - 1, 0, "trainer", 1))
-    before = step(plan("train"), [failed, rank(1, "training", 3)])
-    assert str(before.cause).startswith("Failure(text='rank 0 (pod pod-0")
-    late = changed(rank(1, "idle", 3), ended=("trainer 0", "trainer 1"))
-    after = step(before, [failed, late])
+    failed = member(0, "idle", 3, program_failure(0))
+    before = step(plan("train"), [failed, member(1, "training", 3)])
+    assert before.cause_text.startswith("rank 0 (pod pod-0")
+    after = step(before, [failed, member(1, "idle", 3, ended=("trainer 0", "trainer 1"))])
     assert (after.do, after.attempt) == ("wait", 4)
-    assert after.restarts[-1].cause.startswith(
-        "trainer 0 and trainer 1 of rank 1 (pod pod-1 on node node-a) exited with"
-    )
+    start = "trainer 0 and trainer 1 of rank 1 (pod pod-1 on node node-a) exited with"
+    assert after.restarts[-1].cause.startswith(start)
 
 
-def broken(number: int, at: float, priority: int = 0) -> Failure:
-    return Failure("its GPU failed", 71, at, number, "trainer", 1, priority=priority)
+# A broken device, whose pod must be replaced.
+
+
+def broken(rank: int, at: float = NOW) -> Failure:
+    return Failure("its GPU failed", 71, at, rank, "trainer", 1, priority=0)
 
 
 def test_a_broken_device_is_the_cause_although_another_rank_failed_earlier() -> None:
-    early = rank(0, "training", 3, Failure("it failed", 70, NOW - 60, 0, "trainer", 1))
-    after = step(plan("train"), [early, rank(1, "training", 3, broken(1, NOW))])
+    early = member(0, "training", 3, program_failure(0, at=NOW - 60))
+    after = step(plan("train"), [early, member(1, "training", 3, broken(1))])
     assert after.cause is not None
     assert (after.cause.rank, after.cause.ends_pod) == (1, True)
+    before = stopped(cause=program_failure(0, at=NOW - 60))
+    after = step(before, [member(0, "idle", 3), member(1, "idle", 3, broken(1))])
+    assert after.restarts[-1].cause == "rank 1 (pod pod-1 on node node-a): its GPU failed", "reported later"
 
 
-def test_a_broken_device_that_is_reported_while_all_stop_becomes_the_cause() -> None:
-    before = stopped(cause=Failure("it failed", 70, NOW - 60, 0, "trainer", 1))
-    after = step(before, [rank(0, "idle", 3), rank(1, "idle", 3, broken(1, NOW))])
-    assert after.restarts[-1].cause == "rank 1 (pod pod-1 on node node-a): its GPU failed"
-
-
-def test_the_next_attempt_waits_for_a_new_pod_instead_of_the_one_with_a_broken_device() -> None:
-    ranks = [rank(0, "idle", 3), rank(1, "idle", 3, broken(1, NOW))]
-    waiting = step(stopped(cause=broken(1, NOW)), ranks)
-    assert (waiting.do, waiting.order().replaced, waiting.counted_restarts) == ("wait", "i1", 1)
+def test_the_next_attempt_waits_for_new_pods_instead_of_those_with_a_broken_device() -> None:
+    """Also of the second one: otherwise the next attempt fails on it, which counts one more restart."""
+    ranks = [member(rank, "idle", 3, broken(rank)) for rank in (0, 1)]
+    waiting = step(stopped(cause=broken(1)), ranks)
+    assert (waiting.do, waiting.replaced, waiting.counted_restarts) == ("wait", ("i0", "i1"), 1)
     assert step(waiting, ranks) == waiting
-    new = changed(rank(1), incarnation="new")
-    after = step(waiting, [ranks[0], new])
-    assert (after.do, after.order().replaced, after.counted_restarts) == ("serve", "", 1)
+    assert step(waiting, [ranks[0], member(1, incarnation="new")]) == waiting
+    after = step(waiting, [member(0, incarnation="new 0"), member(1, incarnation="new")])
+    assert (after.do, after.replaced, after.counted_restarts) == ("serve", (), 1)
+    connection = replace(broken(1), priority=2)
+    assert step(
+        stopped(cause=connection), [member(0, "idle", 3), member(1, "idle", 3, connection)]
+    ).replaced == ("i1",)
+    for other in (failure(), replace(broken(0), priority=2)):  # that may be a consequence of the broken one
+        assert step(stopped(cause=broken(1)), [member(0, "idle", 3, other), ranks[1]]).replaced == ("i1",)
 
 
-def test_all_ranks_have_the_rest_of_the_grace_period_of_the_pod_that_must_exit_first() -> None:
-    leaving = [changed(rank(0, "training", 3), leave_in=92.0), changed(rank(1, "training", 3), leave_in=50.0)]
-    after = step(plan("train"), leaving)
-    assert (after.do, after.order().stop_seconds) == ("stop", 50.0)
-    busy = replace(after, since=NOW - LIMITS.finish - 49)
+# A pod that received SIGTERM.
+
+PROGRESS = TrainerProgress(1, 50, 100, 20.0, state="training", saved=Position(1))
+
+
+def trainer(rank: int, leave_in: float | None = None, **progress: Any) -> Member:
+    """Return a training member, whose newest checkpoint was saved 300 s ago."""
+    state = replace(PROGRESS, **progress)
+    return member(rank, "training", 3, saved=NOW - 300, leave_in=leave_in, progress=state)
+
+
+def test_all_ranks_save_a_checkpoint_before_a_pod_exits_and_then_stop() -> None:
+    saving = step(plan("train"), [trainer(0), trainer(1, 92.0)])
+    assert saving == plan("train", save_after=Position(1)), "they train on"
+    first = [trainer(0, saved=Position(0)), trainer(1, 92.0, saved=Position(0))]
+    assert step(plan("train"), first).save_after == Position(0), "the first checkpoint"
+    new = Position(1, 60)
+    assert step(saving, [trainer(0, saved=new), trainer(1, 80.0)]) == saving, "one has not reported it yet"
+    after = step(saving, [trainer(0, saved=new), trainer(1, 80.0, saved=new)], now=NOW + 9)
+    assert after.cause is not None
+    assert (after.do, after.cause.code, after.stop_seconds) == ("stop", EXIT_STOPPED, 71.0)
+    assert after.cause.text.endswith(" on node node-a): SIGTERM: saved a checkpoint at pass 2, batch 60")
+    waiting = step(after, gang("idle"))
+    assert (waiting.do, waiting.counted_restarts) == ("wait", 0), "this is no failure"
+    assert (waiting.save_after, waiting.stop_seconds) == (None, 0.0)
+
+
+def test_the_first_pod_that_must_exit_determines_the_time_of_all() -> None:
+    members = [trainer(0, 92.0), trainer(1, 50.0)]
+    saving = step(plan("train"), members)
+    assert step(saving, [replace(m, heard=NOW + 49) for m in members], now=NOW + 49).do == "train"
+    late = [replace(trainer(0, 42.0), heard=NOW + 50), replace(trainer(1, 0.0), heard=NOW + 50)]
+    after = step(saving, late, now=NOW + 50)
+    assert (after.do, after.stop_seconds) == ("stop", 0.0)
+    assert after.cause_text.startswith("rank 1 ")
+    assert after.cause_text.endswith("the requested checkpoint was not saved in time")
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        *(
+            (trainer(0, state=state), f"rank 0 is not training (its state is {state or 'training'})")
+            for state in ("loading", "joining", "writing", "done", "")
+        ),
+        (member(0, "done", 3), "rank 0 is not training (its state is done)"),
+        (trainer(0, saved=None), "no process of this run saves checkpoints"),
+        # `launcher stop` suspends the Job right after the checkpoint that it requested.
+        (replace(trainer(0), saved=NOW - 9), "the newest one is 9 s old"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_saved_or_is_not_needed_is_not_requested(other: Member, why: str) -> None:
+    after = step(plan("train"), [other, trainer(1, 92.0, saved=None)])
+    assert after.do == "stop"
+    assert after.cause_text.endswith(f"SIGTERM: no checkpoint begun: {why}")
+    assert after.stop_seconds == 92.0, "a script may use the rest of the grace period"
+    busy = replace(after, since=NOW - LIMITS.finish - 91)
     assert step(busy, gang("training")).do == "stop"
-    assert step(replace(busy, since=NOW - LIMITS.finish - 51), gang("training")).do == "end"
-    failed = step(plan("train"), [rank(0, "training", 3), rank(1, "training", 3, failure())])
-    assert failed.order().stop_seconds == 0.0
+    assert step(replace(busy, since=NOW - LIMITS.finish - 92), gang("training")).do == "end"
 
 
-def test_a_failure_at_an_unknown_place_twice_in_a_row_is_not_final() -> None:
-    cause = Failure("it failed", 70, NOW - 1, 1, "trainer", 1)
-    before = stopped(cause=cause, restarts=(RestartRecord(2, "it failed", NOW - 9, cause.signature),))
-    assert step(before, gang("idle")).do == "wait"
+def test_only_processes_that_save_checkpoints_must_have_saved_it() -> None:
+    """With runtime collective that is process 0."""
+    saving = plan("train", save_after=Position(1))
+    members = [trainer(0, saved=Position(2)), trainer(1, 90.0, saved=None)]
+    assert "saved a checkpoint at the end of pass 2" in step(saving, members).cause_text
+
+
+@pytest.mark.parametrize("do", ["serve", "finish"])
+def test_a_pod_that_must_exit_stops_the_others_only_while_they_train(do: str) -> None:
+    phase = Phase.SERVING if do == "serve" else Phase.DONE
+    assert step(plan(do), [member(0, phase, 3), member(1, phase, 3, leave_in=9.0)]) == plan(do)
+
+
+def test_a_failure_during_the_wait_for_a_checkpoint_is_the_cause() -> None:
+    saving = plan("train", save_after=Position(1))
+    after = step(saving, [member(0, "training", 3, failure()), trainer(1, 91.0)])
+    assert after.cause is not None
+    assert (after.do, after.cause.code) == ("stop", 70)

@@ -8,10 +8,13 @@ import pytest
 
 from launcher.errors import StoppedError
 from launcher.supervisor.agent import SPARE_SECONDS, StopRequest
-from launcher.supervisor.peers.messages import Order
+from launcher.supervisor.peers.messages import Failure, Phase, Plan
+from tests.launcher.supervisor.gang_members import make_plan
 
-TRAIN = Order(0, "train")
-STOP = Order(0, "stop", cause="rank 1 (pod a): SIGTERM: saved a checkpoint at pass 1, batch 40")
+TRAIN = make_plan(0, "train")
+STOP = make_plan(
+    0, "stop", cause=Failure("rank 1 (pod a): SIGTERM: saved a checkpoint at pass 1, batch 40", 143, 0.0)
+)
 
 
 def received(*signals: int, grace: float = 110.0) -> StopRequest:
@@ -23,13 +26,13 @@ def received(*signals: int, grace: float = 110.0) -> StopRequest:
 
 def test_without_a_signal_nothing_is_raised_and_no_time_is_reported() -> None:
     request = received()
-    request.check("idle", None)
+    request.check(Phase.IDLE, None)
     assert request.seconds_left() is None
 
 
 def test_a_launcher_that_trains_stays_after_sigterm_until_its_processes_must_stop() -> None:
     request = received(signal.SIGTERM)
-    request.check("training", TRAIN)
+    request.check(Phase.TRAINING, TRAIN)
     left = request.seconds_left()
     assert left is not None
     assert 0 < left <= 110 - 13 - SPARE_SECONDS
@@ -39,19 +42,19 @@ def test_a_launcher_that_trains_stays_after_sigterm_until_its_processes_must_sto
 @pytest.mark.parametrize(
     ("request_", "phase", "order"),
     [
-        (received(signal.SIGTERM, grace=18.0), "training", TRAIN),
-        (received(signal.SIGTERM, signal.SIGTERM), "training", TRAIN),
-        (received(signal.SIGINT), "training", TRAIN),
-        (received(signal.SIGTERM, signal.SIGHUP), "training", TRAIN),
-        (received(signal.SIGTERM), "ready", TRAIN),
-        (received(signal.SIGTERM), "done", TRAIN),
-        (received(signal.SIGTERM), "staging", None),
-        (received(signal.SIGTERM), "training", Order(0, "wait")),
+        (received(signal.SIGTERM, grace=18.0), Phase.TRAINING, TRAIN),
+        (received(signal.SIGTERM, signal.SIGTERM), Phase.TRAINING, TRAIN),
+        (received(signal.SIGINT), Phase.TRAINING, TRAIN),
+        (received(signal.SIGTERM, signal.SIGHUP), Phase.TRAINING, TRAIN),
+        (received(signal.SIGTERM), Phase.READY, TRAIN),
+        (received(signal.SIGTERM), Phase.DONE, TRAIN),
+        (received(signal.SIGTERM), Phase.STAGING, None),
+        (received(signal.SIGTERM), Phase.TRAINING, make_plan(0, "wait")),
     ],
     ids=["short grace", "second SIGTERM", "SIGINT", "SIGHUP", "ready", "done", "staging", "restart"],
 )
 def test_other_signals_and_phases_stop_the_launcher_at_once(
-    request_: StopRequest, phase: str, order: Order | None
+    request_: StopRequest, phase: Phase, order: Plan | None
 ) -> None:
     with pytest.raises(StoppedError, match=r"^received SIG[A-Z]+$"):
         request_.check(phase, order)
@@ -59,9 +62,11 @@ def test_other_signals_and_phases_stop_the_launcher_at_once(
 
 def test_the_order_to_stop_ends_the_wait_with_what_became_of_the_checkpoint() -> None:
     with pytest.raises(StoppedError, match=r"^received SIGTERM; saved a checkpoint at pass 1, batch 40$"):
-        received(signal.SIGTERM).check("training", STOP)
+        received(signal.SIGTERM).check(Phase.TRAINING, STOP)
 
 
 def test_a_failure_of_the_gang_is_not_the_cause_of_the_exit() -> None:
     with pytest.raises(StoppedError, match=r"^received SIGTERM$"):
-        received(signal.SIGTERM).check("training", Order(0, "stop", cause="rank 0: trainer exited with 1"))
+        received(signal.SIGTERM).check(
+            Phase.TRAINING, make_plan(0, "stop", cause=Failure("rank 0: trainer exited with 1", 70, 0.0))
+        )

@@ -135,7 +135,10 @@ def test_a_stopped_launcher_exits_with_143_and_its_next_pod_resumes(tmp_path: Pa
         gang.start().wait_until(lambda: has_started_pass(gang, 1, 2))
         gang.processes[1].send_signal(signal.SIGTERM)
         assert gang.processes[1].wait(20) == 143, gang.pod_log(1)
-        assert "received SIGTERM; no checkpoint begun: its duration is unknown" in gang.termination_message(1)
+        assert (
+            "received SIGTERM; no checkpoint begun: no process of this run saves checkpoints"
+            in gang.termination_message(1)
+        )
         gang.start(1)
         assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
         assert_resumed_and_complete(gang)

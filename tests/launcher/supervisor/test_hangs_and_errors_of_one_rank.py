@@ -20,9 +20,9 @@ from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.coordinator.coordinator import Coordinator
-from launcher.supervisor.coordinator.decisions import AttemptPlan
 from launcher.supervisor.helper_processes import convert_shard
 from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.peers.messages import Action, Plan
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.shared_storage import input_staging
 from launcher.supervisor.shared_storage.output_lease import LeaseHolder, OutputLease
@@ -252,9 +252,9 @@ def test_an_unexpected_error_at_the_end_of_a_run_is_recorded_as_its_failure(tmp_
     rank_0.run_files.write_trained.side_effect = ValueError(
         "Out of range float values are not JSON compliant"
     )
-    plan = rank_0._end_run(AttemptPlan(0, "end"))
+    plan = rank_0._end_run(Plan(do=Action.END))
     assert plan.cause is not None
-    assert (plan.cause.code, plan.order().code) == (70, 70)
+    assert plan.cause.code == 70
     [(state, cause), _] = rank_0.run_files.close.call_args
     assert state == "failed"
     assert "internal error of the launcher: ValueError(" in cause.text

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from launcher.errors import StorageFailedError
-from launcher.supervisor.peers.messages import Failure, Order
+from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
 from launcher.supervisor.process_group import OrderExecutor
-from tests.launcher.supervisor.test_decisions import NOW
+from tests.launcher.supervisor.gang_members import NOW, make_plan
 
 
 class FakeProcesses:
     """Stands in for a rank's processes, and records the last call of each test."""
 
-    def __init__(self, order: Order) -> None:
-        self.attempt, self.phase, self.failure = order.attempt, "serving", None
+    def __init__(self, order: Plan) -> None:
+        self.attempt, self.phase, self.failure = order.attempt, Phase.SERVING, None
         self.running, self.called, self.stop_seconds = True, "", 0.0
 
     def poll(self, now: float) -> None:
@@ -33,7 +33,7 @@ class FakeProcesses:
         self.called, self.stop_seconds = "stop", seconds
 
 
-SERVE = Order(3, "serve", ("10.0.0.0", "10.0.0.1"))
+SERVE = make_plan(3, "serve", ("10.0.0.0", "10.0.0.1"))
 
 
 def build_executor(start: Any = FakeProcesses) -> OrderExecutor:
@@ -52,7 +52,7 @@ def test_a_rank_starts_once_per_attempt_and_reports_it() -> None:
     made, processes = build_serving_executor()
     assert made.report == ("serving", 3, None)
     processes.running = False
-    made.step(Order(3, "stop"), NOW, NOW)
+    made.step(make_plan(3, "stop"), NOW, NOW)
     made.step(SERVE, NOW, NOW)
     assert made.processes is processes
     made.step(replace(SERVE, attempt=4), NOW, NOW)
@@ -62,7 +62,7 @@ def test_a_rank_starts_once_per_attempt_and_reports_it() -> None:
 def test_the_start_is_reported_before_the_first_process() -> None:
     reports = []
 
-    def start(order: Order) -> FakeProcesses:
+    def start(order: Plan) -> FakeProcesses:
         reports.append(made.report)
         return FakeProcesses(order)
 
@@ -74,20 +74,20 @@ def test_the_start_is_reported_before_the_first_process() -> None:
 @pytest.mark.parametrize("do", ["train", "finish"])
 def test_an_order_is_passed_to_the_processes(do: Any) -> None:
     made, processes = build_serving_executor()
-    made.step(replace(SERVE, do=do), NOW, NOW)
+    made.step(replace(SERVE, do=Action(do)), NOW, NOW)
     assert processes.called == do
 
 
 @pytest.mark.parametrize(
     ("order", "heard"),
     [
-        (Order(3, "stop"), NOW),
-        (Order(4, "wait"), NOW),
-        (replace(SERVE, do="train", attempt=4), NOW),
+        (make_plan(3, "stop"), NOW),
+        (make_plan(4, "wait"), NOW),
+        (replace(SERVE, do=Action.TRAIN, attempt=4), NOW),
         (SERVE, NOW - 10),
     ],
 )
-def test_a_rank_without_a_valid_order_for_its_attempt_stops_its_processes(order: Order, heard: float) -> None:
+def test_a_rank_without_a_valid_order_for_its_attempt_stops_its_processes(order: Plan, heard: float) -> None:
     made, processes = build_serving_executor()
     made.step(order, heard, NOW)
     assert (processes.called, made.report[0]) == ("stop", "serving")
@@ -96,12 +96,12 @@ def test_a_rank_without_a_valid_order_for_its_attempt_stops_its_processes(order:
     assert made.report[:2] == ("idle", 3)
 
 
-@pytest.mark.parametrize("order", [Order(3, "stop"), Order(4, "wait")])
-def test_a_rank_whose_processes_have_exited_by_themselves_is_idle_after_a_stop(order: Order) -> None:
+@pytest.mark.parametrize("order", [make_plan(3, "stop"), make_plan(4, "wait")])
+def test_a_rank_whose_processes_have_exited_by_themselves_is_idle_after_a_stop(order: Plan) -> None:
     """The coordinator waits for `idle`: it would end the run, as if the rank could not stop its processes."""
     made, processes = build_serving_executor()
-    processes.phase, processes.running = "done", False
-    made.step(replace(SERVE, do="train"), NOW, NOW)
+    processes.phase, processes.running = Phase.DONE, False
+    made.step(replace(SERVE, do=Action.TRAIN), NOW, NOW)
     assert made.report[:2] == ("done", 3)
     made.step(order, NOW, NOW)
     assert made.report[:2] == ("idle", 3)
@@ -111,13 +111,11 @@ def test_a_rank_whose_processes_have_exited_by_themselves_is_idle_after_a_stop(o
     ("order", "heard"),
     [
         (SERVE, NOW - 10),
-        (replace(SERVE, do="train"), NOW),
+        (replace(SERVE, do=Action.TRAIN), NOW),
         (replace(SERVE, addresses=("10.0.0.0", "10.9.9.9")), NOW),
     ],
 )
-def test_a_rank_starts_nothing_for_an_expired_order_or_one_for_another_pod(
-    order: Order, heard: float
-) -> None:
+def test_a_rank_starts_nothing_for_an_expired_order_or_one_for_another_pod(order: Plan, heard: float) -> None:
     made = build_executor()
     made.step(order, heard, NOW)
     assert made.processes is None
@@ -125,14 +123,14 @@ def test_a_rank_starts_nothing_for_an_expired_order_or_one_for_another_pod(
 
 def test_a_rank_that_receives_stop_never_starts_that_attempt() -> None:
     made = build_executor()
-    made.step(Order(3, "stop"), NOW, NOW)
+    made.step(make_plan(3, "stop"), NOW, NOW)
     assert made.report == ("idle", 3, None)
     made.step(SERVE, NOW, NOW)
     assert made.processes is None
 
 
 def test_a_failed_start_is_the_failure_of_the_attempt() -> None:
-    def start(order: Order) -> FakeProcesses:
+    def start(order: Plan) -> FakeProcesses:
         raise StorageFailedError("EIO")
 
     made = build_executor(start)
@@ -147,6 +145,6 @@ def test_processes_get_the_seconds_of_an_order_to_stop_while_rank_0_confirms_it(
     executor = OrderExecutor(FakeProcesses, 1, 10.0)
     executor.staged = True
     executor.step(SERVE, 1000.0, 1000.0)
-    executor.step(Order(3, "stop", stop_seconds=92.0), heard, 1000.0)
+    executor.step(make_plan(3, "stop", stop_seconds=92.0), heard, 1000.0)
     assert executor.processes.called == "stop"
     assert executor.processes.stop_seconds == seconds

@@ -11,16 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from launcher.supervisor.coordinator.member_states import GangLimits
-from launcher.supervisor.coordinator.membership import Membership
+from launcher.supervisor.coordinator.members import GangLimits, Membership
 from launcher.supervisor.peers import peer_server
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import MemberState
 from launcher.supervisor.peers.peer_server import PeerServer
 from testkit.waiting import until
+from tests.launcher.supervisor.gang_members import make_state
 
 HOST = "127.0.0.1"
-LIMITS = GangLimits(silence=5, life=9, rendezvous=60, join=60, serve=60, finish=60, restarts=3, batch_size=10)
+LIMITS = GangLimits(silence=5, life=9, rendezvous=60, join=60, serve=60, finish=60, restarts=3)
 
 
 class Loopback(PodNetwork):
@@ -50,7 +49,7 @@ def head(request: str, length: int, credential: str = "wrong") -> bytes:
 
 def state(size: int = 0) -> bytes:
     """Return the body of POST /state of rank 1, which is longer than `size`."""
-    value = MemberState(1, "pod-a", "idle", fingerprint={"extraArgs": "x" * size}).to_json(time.monotonic())
+    value = make_state(1, "pod-a", "idle", fingerprint={"extraArgs": "x" * size}).to_json(time.monotonic())
     return json.dumps({"state": value, "seen": 0}).encode()
 
 

@@ -1,41 +1,130 @@
-"""Tests of the combined progress of several trainers in one pod."""
+"""Tests of progress.json, which a user's own program may write with any content, and of the deadlines of its states."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from launcher.io.progress_file import ProgressFile
+from launcher.paths import Position
+from launcher.schema import TrainerProgress
 from launcher.settings import TrainSettings
-from launcher.supervisor.progress import combine_progress, read_progress
+from launcher.supervisor.progress import (
+    BYTES_PER_SECOND,
+    LEAST_SECONDS,
+    MAX_BYTES,
+    combine_progress,
+    find_state_deadline,
+    read_progress,
+)
 from tests.launcher.supervisor.loopback_gang import pod_environ
 
 
-def test_the_slowest_trainer_decides_the_place_and_all_together_the_speed() -> None:
-    first = {
-        "pass": 1,
-        "batch": 5,
-        "state": "saving",
-        "samples_per_second": 10.0,
-        "loss": 2.0,
-        "batch_size": 4,
-    }
-    second = {**first, "batch": 4, "state": "training", "loss": 4.0}
-    saved = {"saved": {"pass": 1, "batch": 0}, "bytes": 7}
-    combined = combine_progress([{**first, **saved}, {**second, "bytes": 0}])
-    assert combined == {**second, "samples_per_second": 20.0, "loss": 3.0, "batch_size": 8, **saved}
-    assert combine_progress([first, {**first, "state": "training"}])["state"] == "saving", (
-        "the others wait for it"
-    )
-    assert combine_progress([first]) is first
-    assert combine_progress([]) == {}
-
-
-def test_trainers_without_a_readable_file_are_left_out(tmp_path: Path) -> None:
-    env = {"RUNTIME": "collective", "PROCESSES_PER_POD": "3", "WORK_DIR": str(tmp_path)}
-    settings = TrainSettings.from_environ(
+def make_settings(work_dir: Path, processes: int = 1) -> TrainSettings:
+    env = {"RUNTIME": "collective", "PROCESSES_PER_POD": str(processes), "WORK_DIR": str(work_dir)}
+    return TrainSettings.from_environ(
         pod_environ(**{f"PADDLE_LAUNCHER_{key}": text for key, text in env.items()})
     )
-    assert read_progress(settings) == {}
-    (tmp_path / "progress-1.json").write_text("{")
-    (tmp_path / "progress-2.json").write_text(json.dumps({"pass": 1, "batch": 2}))
-    assert read_progress(settings) == {"pass": 1, "batch": 2}
+
+
+def test_progress_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path, settings = tmp_path / "progress.json", make_settings(tmp_path)
+    written = ProgressFile(path)
+    written.set(**{"pass": 1, "batch": 2}, loss=float("nan"), state="training")
+    assert read_progress(settings) == TrainerProgress(
+        1, 2, 0, 0.0, None, "training", saved=Position(0), bytes=0.0
+    )
+    written.set(saved=Position(1, 20), bytes=7)
+    found = read_progress(settings)
+    assert (found.saved, found.bytes) == (Position(1, 20), 7.0)
+    ProgressFile(path, saves=False).write()
+    assert read_progress(settings).saved is None, "this process saves no checkpoints"
+
+
+def test_the_slowest_trainer_decides_the_place_and_all_together_the_speed() -> None:
+    first = TrainerProgress(1, 5, samples_per_second=10.0, loss=2.0, state="saving", batch_size=4.0)
+    second = replace(first, batch=4, state="training", loss=4.0, bytes=0.0)
+    saving = replace(first, saved=Position(1), bytes=7.0)
+    assert combine_progress([saving, second]) == replace(
+        second, samples_per_second=20.0, loss=3.0, batch_size=8.0, saved=Position(1), bytes=7.0
+    )
+    assert combine_progress([first, replace(first, state="training")]).state == "saving", (
+        "the others wait for it"
+    )
+    assert combine_progress([first]) == first
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            '{"pass": "1", "batch": true, "loss": "low", "state": 3, "saved": [1], "bytes": null}',
+            {"bytes": None, "saved": Position(0)},
+        ),
+        ('{"batch": 2, "saved": {"pass": 1}}', {"batch": 2, "saved": Position(1)}),
+        ('{"batch": 1e400}', {}),
+        ('{"batch": 2, "loss": NaN}', {}),
+        ("{", {}),
+        (json.dumps({"batch": 1, "note": "x" * MAX_BYTES}), {}),
+        ('{"batch": ' + "[" * 5_000, {}),
+    ],
+    ids=["types", "position", "infinite", "nan", "no JSON", "long", "deep"],
+)
+def test_wrong_values_and_unreadable_files_are_left_out(
+    tmp_path: Path, text: str, expected: dict[str, Any]
+) -> None:
+    """A rank whose state is too long for rank 0 would count as lost."""
+    settings = make_settings(tmp_path, processes=3)
+    assert read_progress(settings) == TrainerProgress()
+    (tmp_path / "progress-1.json").write_text(text)
+    assert read_progress(settings) == TrainerProgress(**expected)
+    (tmp_path / "progress-2.json").write_text('{"pass": -1}')
+    assert read_progress(settings).number == -1
+
+
+GB = 1_000_000_000
+
+
+def seconds(state: str, **changes: Any) -> float:
+    known: dict[str, Any] = {
+        "progress_deadline": 600.0,
+        "exit_deadline": 60.0,
+        "longest_stays": {},
+        "before": 0.0,
+        "size": 0.0,
+    }
+    return find_state_deadline(state, **{**known, **changes})[0]
+
+
+@pytest.mark.parametrize(
+    ("state", "changes", "expected"),
+    [
+        ("training", {"longest_stays": {"training": 9999.0}}, 600),
+        ("done", {}, 60),
+        ("saving", {"longest_stays": {"saving": 3.0}}, LEAST_SECONDS),
+        ("saving", {"longest_stays": {"saving": 100.0}}, 500),
+        ("saving", {"longest_stays": {"saving": 3.0}, "progress_deadline": 10.0}, LEAST_SECONDS),
+        ("saving", {"longest_stays": {"saving": 20.0}, "size": 5.0 * GB}, LEAST_SECONDS + 500),
+        (
+            "joining",
+            {"longest_stays": {"joining": 2.0}, "size": 40.0 * GB},
+            LEAST_SECONDS + 40 * GB / BYTES_PER_SECOND,
+        ),
+        ("saving", {"before": 1200.0}, 1200),
+        ("saving", {"before": 99999.0}, 6000),
+        ("saving", {"longest_stays": {"loading": 300.0}}, 1500),
+        ("starting", {}, 600),
+        ("starting", {"progress_deadline": 10.0}, LEAST_SECONDS),
+        ("loading", {"size": 400.0 * GB}, LEAST_SECONDS + 400 * GB / BYTES_PER_SECOND),
+        ("loading", {"size": None}, 6000),
+        ("waiting", {"longest_stays": {"waiting": 2.0}}, 6000),
+    ],
+)
+def test_the_deadline_of_a_state_follows_from_earlier_stays_and_sizes(
+    state: str, changes: dict[str, Any], expected: float
+) -> None:
+    assert seconds(state, **changes) == expected

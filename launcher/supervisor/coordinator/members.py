@@ -1,0 +1,315 @@
+"""The coordinator's knowledge about each rank: newest states, received over HTTP, and the plan that it answers."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from launcher.log import log
+from launcher.paths import Position
+from launcher.supervisor.peers.messages import MemberState, Phase, Plan
+
+SEE_WHY = "run `python -m launcher status` to see why those pods do not run, and correct that"
+"""What users do while ranks are missing."""
+RETRY = (
+    "Then repeat `python -m launcher run`, or run `python -m launcher resume`: the training resumes from its newest "
+    "checkpoint, without another runId."
+)
+"""What users do after the run has ended because ranks were missing."""
+SHOWN_RANKS = 10
+"""How many missing ranks a message describes."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """What the coordinator knows about one rank. Times are in seconds of rank 0's monotonic clock."""
+
+    state: MemberState
+    """The newest reported state; before the first report one with the phase `absent`."""
+    heard: float = 0.0
+    """When this rank last reported its state."""
+    progressed: float = 0.0
+    """When the trainer's position or state last changed."""
+    saved: float = 0.0
+    """When the trainer first reported its newest checkpoint; before the first one, when this pod first reported."""
+    replaced: frozenset[str] = frozenset()
+    """Incarnations (random identifiers) of earlier pods of this rank; their states are always rejected."""
+    ghost_until: float = 0.0
+    """Time until which an earlier pod of this rank may still run processes."""
+
+    @property
+    def phase(self) -> Phase:
+        """Return the reported phase."""
+        return self.state.phase
+
+    @property
+    def leave_by(self) -> float | None:
+        """Return when this rank stops its processes because its pod received SIGTERM; None without SIGTERM."""
+        return None if self.state.leave_in is None else self.heard + self.state.leave_in
+
+    @property
+    def label(self) -> str:
+        """Return the rank's name for messages: `rank 1 (pod x on node y)`, with the parts that are known."""
+        state = self.state
+        where = " on node ".join(
+            part for part in (f"pod {state.pod}" if state.pod else "", state.node) if part
+        )
+        return f"rank {state.rank} ({where})" if where else f"rank {state.rank}"
+
+
+@dataclass(frozen=True)
+class GangLimits:
+    """What decisions about one run depend on: deadlines in seconds, counts, and functions that look something up."""
+
+    silence: float
+    """A rank that has not reported for so long counts as lost."""
+    life: float
+    """Time after its last report for which a lost rank's processes may still run."""
+    rendezvous: float
+    """Time within which all ranks usually join; if it passes, users are notified that ranks are missing."""
+    join: float
+    """Time within which all ranks must join; if it passes, the run fails."""
+    serve: float
+    """Time from the order `serve` within which all pservers must accept connections."""
+    finish: float
+    """Time from the order `finish` or `stop` within which all processes must exit."""
+    restarts: int
+    """`training.restarts`: more failures than this since the newest checkpoint end the run."""
+    wall_offset: float = 0.0
+    """Unix time minus monotonic time, in seconds."""
+    find_checkpoint: Callable[[], Position | None] = lambda: None
+    """Returns the position of the newest usable checkpoint; None before the first one."""
+    describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not called rank 0"
+    """Takes a rank, and returns a text that says why it has not joined."""
+
+
+def find_missing(members: Sequence[Member], now: float, silence: float) -> list[Member]:
+    """Return the ranks that have not joined: not reported yet, leaving, or lost for `silence` seconds."""
+    return [m for m in members if m.phase in (Phase.ABSENT, Phase.LEAVING) or now - m.heard >= silence]
+
+
+def can_run_processes(member: Member, now: float, life: float) -> bool:
+    """Return whether a rank may still run processes.
+
+    It runs none if it reports so, or if its last report is at least `life` seconds old, and its earlier pods run none.
+    """
+    return (member.phase.runs_processes and now - member.heard < life) or member.ghost_until > now
+
+
+def describe_absences(missing: Sequence[Member], limits: GangLimits) -> list[str]:
+    """Return a text for each of the first SHOWN_RANKS missing ranks that says why it is missing, and how many more are.
+
+    Each text needs a request to DNS.
+    """
+    texts = [limits.describe_absence(member.state.rank) for member in missing[:SHOWN_RANKS]]
+    return texts if len(missing) <= SHOWN_RANKS else [*texts, f"and {len(missing) - SHOWN_RANKS} more ranks"]
+
+
+def describe_missing(members: Sequence[Member], since: float, now: float, limits: GangLimits) -> str:
+    """Return which ranks are missing and why, for how long the run waits for them, and a fix.
+
+    The wait began at `since`, at least `GangLimits.rendezvous` seconds before `now`.
+    """
+    missing, left = find_missing(members, now, limits.silence), since + limits.join - now
+    why = "; ".join(describe_absences(missing, limits))
+    start = f"{len(missing)} of {len(members)} ranks did not join within"
+    if left > 0:
+        return (
+            f"{start} {limits.rendezvous:.0f} s (rendezvousSeconds): {why}. The run waits for them for up to "
+            f"{left / 3600:.1f} h more (training.rankWaitHours). Fix: {SEE_WHY}."
+        )
+    total = f"{limits.join:.0f} s (rendezvousSeconds + training.rankWaitHours)"
+    return f"{start} {total}: {why}. Fix: {SEE_WHY}. {RETRY}"
+
+
+class StateRejectedError(Exception):
+    """The coordinator rejects the state of a pod, because another pod with the same rank is the valid one."""
+
+    def __init__(self, why: str, *, replaced: bool) -> None:
+        """`replaced`: whether the rejected pod is an older one, whose states are rejected for ever."""
+        super().__init__(why)
+        self.replaced = replaced
+
+
+def admit_state(member: Member, state: MemberState, now: float, limits: GangLimits) -> Member:
+    """Return `member` with the state that a pod of this rank has reported at monotonic time `now`.
+
+    If two pods report with the same rank, the newer one is rejected until the older one was lost or has
+    reported that it exits: until then the older one may be healthy, and its processes run.
+
+    Raises:
+        StateRejectedError: `state` comes from the pod that is not the valid one.
+    """
+    known = member.state
+    if state.incarnation in member.replaced:
+        raise StateRejectedError(f"another pod has replaced this one as rank {state.rank}", replaced=True)
+    if known.incarnation == state.incarnation:
+        if _order_key(state) < _order_key(known):
+            return member
+        progressed = member.progressed if _trainer_place(state) == _trainer_place(known) else now
+        is_new_save = (state.attempt, state.progress.saved) != (known.attempt, known.progress.saved)
+        saved = now if is_new_save else member.saved
+        return replace(member, state=state, heard=now, progressed=progressed, saved=saved)
+    after = replace(member, state=state, heard=now, progressed=now, saved=now)
+    if known.phase == Phase.ABSENT:
+        return after
+    if known.phase != Phase.LEAVING and now - member.heard < limits.silence:
+        raise StateRejectedError(
+            f"{member.label} is alive; this is another pod of the same rank", replaced=False
+        )
+    ghost_until = 0.0 if known.phase == Phase.LEAVING else member.heard + limits.life
+    return replace(
+        after,
+        replaced=member.replaced | {known.incarnation},
+        ghost_until=max(member.ghost_until, ghost_until),
+    )
+
+
+def _trainer_place(state: MemberState) -> tuple[object, ...]:
+    return state.attempt, state.progress.number, state.progress.batch, state.progress.state
+
+
+def _order_key(state: MemberState) -> tuple[bool, int, int]:
+    """Return a sort key for the states of one launcher: a later state has a larger key.
+
+    A state that was sent on an earlier connection may arrive after one from a later connection.
+    """
+    return state.phase == Phase.LEAVING, state.attempt, list(Phase).index(state.phase)
+
+
+class Membership:
+    """Holds the newest state of every rank and the newest `Plan`. Server threads and the agent share it."""
+
+    def __init__(self, trainers: int, limits: GangLimits, wake: Callable[[], None], hold: float) -> None:
+        """Create the record of `trainers` ranks, none of which has reported yet.
+
+        `wake` is called when a member's phase or failure changes. The answer to a state is held back for `hold`
+        seconds while there is no newer plan.
+        """
+        self.limits, self._wake, self.hold = limits, wake, hold
+        self.members = tuple(Member(MemberState(rank)) for rank in range(trainers))
+        """In rank order."""
+        self._credential: str | None = None
+        self.order = Plan(attempt=-1)
+        """The plan that all ranks receive."""
+        self._version, self._body = 0, b""
+        self._sent_versions: dict[int, int] = {}
+        self._changed = threading.Condition()
+        self.publish(self.order)
+
+    def restore(self, members: Sequence[Member]) -> None:
+        """Add the members that an earlier rank 0 recorded in run.json."""
+        with self._changed:
+            recorded = {member.state.rank: member for member in members}
+            self.members = tuple(
+                self._merge(member, recorded.get(member.state.rank, member)) for member in self.members
+            )
+
+    def _merge(self, known: Member, recorded: Member) -> Member:
+        earlier = recorded.state.incarnation
+        if known.phase == Phase.ABSENT:
+            return recorded
+        if known.state.incarnation == earlier or recorded.phase == Phase.ABSENT:
+            return known  # it has already reported to this rank 0
+        return replace(
+            known, replaced=known.replaced | {earlier}, ghost_until=recorded.heard + self.limits.life
+        )
+
+    def open(self, credential: str) -> None:
+        """From now on accept the states of ranks that send this credential."""
+        self._credential = credential
+
+    def close(self) -> None:
+        """Reject all states until `open`: this rank 0 lost its lease or is stuck, and members look for another."""
+        self._credential = None
+
+    def record_state(self, state: MemberState, now: float) -> None:
+        """Record the state that a rank reports at monotonic time `now`.
+
+        Raises:
+            StateRejectedError: another pod with the same rank is the valid one.
+            ValueError: there is no such rank.
+        """
+        with self._changed:
+            if not 0 <= state.rank < len(self.members):
+                raise ValueError(f"there is no rank {state.rank}: ranks are 0 to {len(self.members) - 1}")
+            before = self.members[state.rank]
+            after = admit_state(before, state, now, self.limits)
+            self.members = (*self.members[: state.rank], after, *self.members[state.rank + 1 :])
+        if before.state.incarnation != state.incarnation:
+            log.info("%s has joined", after.label)
+        if (before.phase, before.state.failure) != (after.phase, state.failure):
+            self._wake()
+
+    def publish(self, order: Plan) -> None:
+        """Make `order` the newest plan, with which the states of all ranks are answered from now on."""
+        with self._changed:
+            if self._body and order == self.order:
+                return
+            self._version, self.order = self._version + 1, order
+            self._body = json.dumps({"version": self._version, "order": order.to_json()}).encode()
+            self._changed.notify_all()
+
+    def reject(self, credential: str) -> tuple[int, bytes] | None:
+        """Return the answer (HTTP status, JSON body) to a sender of POST /state that is no rank of this run, or None.
+
+        401: the credential is not that of this run. 503: rank 0 does not hold the output lease.
+        """
+        expected = self._credential
+        if expected is None:
+            return 503, _error("rank 0 does not hold the lease on the output")
+        if not hmac.compare_digest(expected.encode(), credential.encode()):
+            return 401, _error("this credential is not that of the run that holds run.lock")
+        return None
+
+    def handle_state(self, body: bytes) -> tuple[int, bytes]:
+        """Handle POST /state of a rank that `reject` has admitted: record its state, and answer with the newest plan.
+
+        This returns at once if the rank has not seen the newest plan yet, else after at most `hold` seconds.
+
+        Args:
+            body: JSON object with `state` and `seen`, the version of the newest plan that the rank has.
+
+        Returns:
+            (HTTP status, JSON body). 200: the plan. 400: the body is invalid. 409: another pod with the same rank is
+            the valid one.
+        """
+        try:
+            message = json.loads(body)
+            state = MemberState.from_json(message["state"], time.monotonic())
+            seen = -1 if state.phase == Phase.LEAVING else int(message.get("seen") or 0)
+            self.record_state(state, time.monotonic())
+        except StateRejectedError as rejected:
+            return 409, _error(str(rejected), replaced=rejected.replaced)
+        except (ValueError, KeyError, TypeError) as error:
+            return 400, _error(
+                f"invalid state: {type(error).__name__}: {error}. Fix: use one image for all pods of the run"
+            )
+        return 200, self._await_order(state.rank, seen)
+
+    def _await_order(self, rank: int, seen: int) -> bytes:
+        """Wait for a plan newer than version `seen`, at most `hold` seconds; return the newest as JSON."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._version != seen, self.hold)
+            self._sent_versions[rank] = self._version
+            return self._body
+
+    def all_have_newest_order(self, now: float, *, skip_absent: bool) -> bool:
+        """Return whether every other rank has received the newest plan at monotonic time `now`.
+
+        Lost and leaving ranks are not counted, nor with `skip_absent` those that have never reported.
+        """
+        return all(
+            self._sent_versions.get(member.state.rank) == self._version
+            or (skip_absent if member.phase == Phase.ABSENT else now - member.heard >= self.limits.silence)
+            for member in self.members[1:]
+            if member.phase != Phase.LEAVING
+        )
+
+
+def _error(text: str, **more: object) -> bytes:
+    return json.dumps({"error": text, **more}).encode()

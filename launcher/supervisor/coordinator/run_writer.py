@@ -1,0 +1,364 @@
+"""Writes run.json whenever the plan changes and status.json every two seconds, on rank 0.
+
+`build_status` and `render_metrics` are also the pages GET /status and GET /metrics.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from launcher.errors import LauncherError
+from launcher.io import files, run_record
+from launcher.io.bucket_export_format import run_folder_url
+from launcher.log import log
+from launcher.paths import OutputPaths, position
+from launcher.schema import RankStatus, RunFile, StatusFile, TrainerProgress, to_json
+from launcher.settings import TrainSettings
+from launcher.supervisor.coordinator.decisions import describe_save_request
+from launcher.supervisor.coordinator.members import Member, find_missing
+from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
+from launcher.supervisor.progress import STATES_BEFORE_TRAINING
+from launcher.supervisor.shared_storage.output_folder import read_if_intact
+from launcher.supervisor.shared_storage.output_lease import OutputLease
+from launcher.supervisor.timings import Timings
+
+STATES = {
+    Action.WAIT: "rendezvous",
+    Action.SERVE: "starting",
+    Action.TRAIN: "training",
+    Action.FINISH: "finishing",
+    Action.STOP: "restarting",
+}
+"""Action of the plan → `state` in status.json while the run is not over."""
+
+
+class RunFilesWriter:
+    """Writes run.json and status.json of one run, as long as this pod holds the output lease."""
+
+    def __init__(
+        self,
+        output: OutputPaths,
+        settings: TrainSettings,
+        timings: Timings,
+        lock: OutputLease,
+        *,
+        fingerprint: dict[str, Any],
+        earlier: RunFile,
+        read_plan: Callable[[], tuple[Plan, Sequence[Member]]],
+    ) -> None:
+        """Create the writer; it writes nothing before `open`.
+
+        Args:
+            lock: the output lease; nothing is written after it was lost.
+            earlier: run.json as it was in the output folder before this start; empty if there was none.
+            read_plan: returns the coordinator's present plan and members; called from any thread.
+        """
+        self.output, self._settings, self._fingerprint = output, settings, fingerprint
+        self._earlier, self._lock, self._read_plan, self._timings = earlier, lock, read_plan, timings
+        self.output_id = earlier.output_id or os.urandom(8).hex()
+        """Random identifier of this output, shared by all runs that resume it; job and run names may repeat."""
+        self.exported: dict[str, Any] | None = earlier.exported if earlier.run_id == settings.run_id else None
+        """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
+        self.score = earlier.score
+        """The model's test scores from model/score.json; while that does not exist, those of an earlier run.json."""
+        self.warning: str | None = None
+        """What is doubtful about the complete run, for `status`; None: nothing."""
+        self._started = time.time()
+        self._trained: float | None = None
+        """Unix time at which training was complete; None before that."""
+        self.state: str | None = None
+        """If not None: the state to show in status.json instead of the one that follows from the plan."""
+        self._end = threading.Event()
+        self._writing = threading.Lock()
+        self._thread = threading.Thread(
+            target=self._write_status_periodically, name="status.json", daemon=True
+        )
+
+    def open(self, plan: Plan, *, is_complete: bool) -> None:
+        """Write the first run.json; if training was complete before this start, it keeps its times and its warning."""
+        if is_complete:
+            self.warning = self._earlier.warning
+            self._started = self._earlier.started or self._started
+            self._trained = self._earlier.finished or time.time()
+        self.write_plan(plan)
+
+    def start_status(self) -> None:
+        """Start the thread that writes status.json every `Timings.status` seconds."""
+        self._thread.start()
+
+    def stop_status(self) -> None:
+        """Stop writing status.json, because the run is over or another pod writes to the output."""
+        self._end.set()
+
+    def write_plan(self, plan: Plan) -> None:
+        """Write run.json with a new plan; the coordinator does so before any rank receives the plan's order."""
+        self._write_run(plan, "training")
+
+    def write_trained(self) -> None:
+        """Write the state `complete` to run.json: training is done, whether or not the export succeeds."""
+        self._trained = self._trained or time.time()
+        self._write_run(self._read_plan()[0], "complete")
+
+    def close(self, state: str, cause: Failure | None) -> None:
+        """Write the last run.json and status.json; `state` is `complete`, `failed` or `stopped`."""
+        self._end.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+        self.state = state
+        self._write_run(self._read_plan()[0], state, time.time(), cause)
+        self._write_status(cause.text if cause is not None else None)
+
+    def build_status(self, cause: str | None = None) -> StatusFile:
+        """Return the content of status.json now. `cause` says why the run failed, if it did."""
+        plan, members = self._read_plan()
+        return build_status(
+            self._settings,
+            members,
+            plan,
+            now=time.monotonic(),
+            silence=self._timings.silence,
+            wall=time.time(),
+            state=self.state,
+            cause=cause,
+            warning=self.warning,
+        )
+
+    def _write_status_periodically(self) -> None:
+        while not self._end.is_set():
+            try:
+                self._write_status(None)
+            except (LauncherError, OSError) as error:  # the lease ends this run if the storage stays away
+                log.warning("cannot write status.json, trying again in %g s: %s", self._timings.status, error)
+            self._end.wait(self._timings.status)
+
+    def _write_status(self, cause: str | None) -> None:
+        with self._writing:
+            files.write_json(self.output.status_json, to_json(self.build_status(cause)), self._lock.check)
+
+    def _write_run(
+        self, plan: Plan, state: str, finished: float | None = None, cause: Failure | None = None
+    ) -> None:
+        s = self._settings
+        self.score = self._read_score()
+        record = RunFile(
+            **plan.record,
+            run_id=s.run_id,
+            output_id=self.output_id,
+            namespace=s.namespace,
+            release=s.release,
+            fingerprint=self._fingerprint,
+            config=f"{s.config_dir}/{s.config_file}",
+            passes=s.passes,
+            keep_best=s.keep_best,
+            patience=s.patience if s.keep_best else None,
+            model_pass=self._read_model_pass() if s.keep_best else None,
+            started=self._started,
+            finished=finished if self._trained is None else self._trained,
+            state=state if self._trained is None else "complete",
+            holder=self._lock.token,
+            cause=cause.text if cause is not None else None,
+            exit_code=cause.code if cause is not None else None,
+            warning=self.warning,
+            score=self.score,
+            exported=self.exported,
+        )
+        run_record.write(self.output, record, self._lock.check)
+
+    def _read_score(self) -> dict[str, Any]:
+        """Return the numbers of model/score.json, which may be a script's; those of earlier without such a file."""
+        found = read_if_intact(lambda: files.read_json(self.output.model / "score.json"), self.score)
+        numbers = {name: value for name, value in found.items() if type(value) in (int, float)}
+        if found != numbers:
+            names = ", ".join(sorted(found.keys() - numbers))
+            log.warning("model/score.json: left out %s: a score must be a finite number", names)
+        return numbers
+
+    def _read_model_pass(self) -> int | None:
+        """Return the pass, from 0, of the checkpoint from which output/model was exported; None without one."""
+        model = read_if_intact(lambda: files.read_json(self.output.model / "model.json"), dict[str, Any]())
+        at = position(str(model.get("checkpoint")))
+        return at.passes - 1 if at else None
+
+
+def find_progress(member: Member, plan: Plan) -> TrainerProgress:
+    """Return what a rank's trainer wrote to progress.json in the attempt of `plan`; without values before it did."""
+    is_current = member.state.attempt == plan.attempt and member.phase not in (Phase.STAGING, Phase.IDLE)
+    return member.state.progress if is_current else TrainerProgress()
+
+
+def estimate_seconds_left(progress: TrainerProgress, settings: TrainSettings) -> float | None:
+    """Return the seconds that one rank needs for its remaining batches; None if it reports no speed yet."""
+    done, batch, speed = progress.number, progress.batch, progress.samples_per_second
+    if done is None or batch is None or not progress.batches or not speed or speed < 0:
+        return None
+    left = ((progress.passes or settings.passes) - done) * progress.batches - batch
+    return max(0.0, left * (progress.batch_size or settings.batch_size) / speed)
+
+
+def describe_wait(plan: Plan, members: Sequence[Member], now: float, silence: float) -> str | None:
+    """Return in one line what the run waits for, such as ranks or the storage; None if it does not wait."""
+    hung = [
+        f"the storage to answer {m.label}: no answer for {m.state.storage:.0f} s"
+        for m in members
+        if m.state.storage > 0
+    ]
+    if hung:
+        return "; ".join(hung)
+    running = [m.label for m in members if m.phase.runs_processes]
+    if plan.do == Action.WAIT:
+        missing = find_missing(members, now, silence)
+        present = [m for m in members if m not in missing]
+        parts = [
+            *(f"{m.label} to join" for m in missing),
+            *(f"{m.label} to stage its shard" for m in present if m.phase == Phase.STAGING),
+            *(f"{m.label} to stop its processes" for m in present if m.phase.runs_processes),
+            *(f"the processes of {m.label}'s earlier pod to exit" for m in members if m.ghost_until > now),
+            *(
+                f"a new pod instead of {m.label}, of which a device failed"
+                for m in present
+                if m.state.incarnation in plan.replaced
+            ),
+        ]
+        return "; ".join(parts) or None
+    if plan.do == Action.SERVE:
+        late = [m.label for m in members if m.phase == Phase.IDLE or not m.phase.has_reached(Phase.READY)]
+        return f"the pservers of {', '.join(late)} to accept connections" if late else None
+    if plan.do == Action.TRAIN:
+        late = [f"{m.label} ({state})" for m in members if (state := find_state_before_training(m, plan))]
+        save = describe_save_request(members, now) if plan.save_after is not None else None
+        return f"{', '.join(late)} to start training" if late else save
+    if plan.do == Action.STOP and running:
+        return f"{', '.join(running)} to stop its processes"
+    return None
+
+
+def find_state_before_training(member: Member, plan: Plan) -> str | None:
+    """Return a trainer's state (`starting`, `joining`, `loading`) if it has not trained a batch yet; else None."""
+    state = find_progress(member, plan).state
+    return state if state in STATES_BEFORE_TRAINING else None
+
+
+def build_status(
+    settings: TrainSettings,
+    members: Sequence[Member],
+    plan: Plan,
+    *,
+    now: float,
+    silence: float,
+    wall: float,
+    state: str | None = None,
+    cause: str | None = None,
+    warning: str | None = None,
+) -> StatusFile:
+    """Return the present content of `output/status.json` (docs/reference/file-formats.md).
+
+    Args:
+        silence: a rank that has not reported for so many seconds counts as lost.
+        wall: Unix time in seconds at the moment `now`.
+        state: replaces the state that follows from the plan.
+        cause: why the run failed; None: it did not fail.
+        warning: what is doubtful about a complete run; None: nothing.
+    """
+    starts = plan.do == Action.TRAIN and any(find_state_before_training(member, plan) for member in members)
+    state = state or ("starting" if starts else STATES.get(plan.do, str(plan.do)))
+    progresses = [find_progress(member, plan) for member in members]
+    ranks = [
+        # After a second start of a complete run no rank reports, but none is absent or staging.
+        _build_rank(member, progress, state if state == "complete" else _rank_state(member, progress))
+        for member, progress in zip(members, progresses, strict=True)
+    ]
+    placed = [(r.number, r.batch or 0) for r in ranks if r.number is not None]
+    slowest = min(placed, default=(None, None))
+    speeds = [r.samples_per_second for r in ranks if r.samples_per_second is not None]
+    losses = [r.loss for r in ranks if r.loss is not None]
+    etas = [eta for progress in progresses if (eta := estimate_seconds_left(progress, settings)) is not None]
+    has_missing = plan.do == Action.WAIT and bool(find_missing(members, now, silence))
+    seconds_left = 0.0 if state == "complete" else None
+    return StatusFile(
+        run_id=settings.run_id,
+        state=state,
+        attempt=plan.attempt,
+        restarts=tuple(replace(restart, signature=None) for restart in plan.restarts),
+        waiting_for=describe_wait(plan, members, now, silence),
+        waiting_since=round(wall - (now - plan.since), 3) if has_missing else None,
+        join_seconds=settings.join_seconds,
+        trainers=settings.trainers,
+        passes=max((each.passes for each in progresses if each.passes), default=settings.passes),
+        number=slowest[0],
+        batch=slowest[1],
+        batches=max((each.batches for each in progresses if each.batches is not None), default=None),
+        # Calculated from numbers of scripts, so each may be infinite, which JSON has no number for.
+        samples_per_second=_finite(sum(speeds), 1) if speeds else None,
+        loss=_finite(sum(losses) / len(losses)) if losses else None,
+        eta=_finite(max(etas), 1) if etas and state == "training" else seconds_left,
+        cause=cause,
+        warning=warning,
+        export_to=run_folder_url(settings) if settings.export_to else None,
+        updated=round(wall, 3),
+        ranks=ranks,
+    )
+
+
+def _build_rank(member: Member, progress: TrainerProgress, state: str) -> RankStatus:
+    reported = member.state
+    return RankStatus(
+        rank=reported.rank,
+        pod=reported.pod,
+        node=reported.node,
+        state=state,
+        number=progress.number,
+        batch=progress.batch,
+        samples_per_second=progress.samples_per_second,
+        loss=progress.loss,
+        storage_seconds=reported.storage,
+    )
+
+
+def _rank_state(member: Member, progress: TrainerProgress) -> str:
+    if member.state.failure is not None:
+        return "failed"
+    return (progress.state if member.phase == Phase.TRAINING else "") or str(member.phase)
+
+
+def _finite(number: float, digits: int | None = None) -> float | None:
+    """Return the number, rounded to this many digits; None for NaN and infinity, which JSON has no numbers for."""
+    if not math.isfinite(number):
+        return None
+    return number if digits is None else round(number, digits)
+
+
+def render_metrics(status: StatusFile, rendezvous_seconds: float | None) -> bytes:
+    """Return the page of GET /metrics in the text format of Prometheus.
+
+    `rendezvous_seconds` is None before all ranks have joined.
+    """
+    from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+
+    registry = CollectorRegistry()
+    gauges = {
+        "attempt": ("Present attempt, counted from 0.", status.attempt),
+        "pass": ("Pass of the slowest rank, counted from 0.", status.number),
+        "batch": ("Batch of the slowest rank.", status.batch),
+        "samples_per_second": ("Samples per second of all ranks.", status.samples_per_second),
+        "loss": ("Mean training loss of the pass so far.", status.loss),
+        "eta_seconds": ("Estimated seconds until the end of the last pass.", status.eta),
+        "rendezvous_seconds": ("Seconds from the plan of this attempt to its start.", rendezvous_seconds),
+    }
+    for name, (text, found) in gauges.items():
+        gauge = Gauge(f"paddle_training_{name}", text, registry=registry)
+        gauge.set(float("nan") if found is None else found)
+    restarts = Counter("paddle_training_restarts", "Restarts of the gang.", ["cause"], registry=registry)
+    for restart in status.restarts:
+        restarts.labels(cause=restart.cause.partition("\n")[0][:120]).inc()
+    ranks = Gauge(
+        "paddle_training_rank_samples_per_second", "Samples per second.", ["rank"], registry=registry
+    )
+    for rank in status.ranks:
+        ranks.labels(rank=str(rank.rank)).set(rank.samples_per_second or 0)
+    return bytes(generate_latest(registry))
