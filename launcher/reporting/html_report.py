@@ -55,7 +55,7 @@ def write_report(root: Path) -> Path | None:
         manifest=_read_json(damage, ManifestFile, root.parent / "manifest.json"),
         damage=damage,
         earlier=earlier,
-        plotted=plots.draw_svgs(rows, best, root),
+        curves=plots.draw_svg(rows, best, root),
     )
     write_atomically(output.report_html, page.encode())
     return output.report_html
@@ -81,13 +81,13 @@ def render_page(
     *,
     manifest: Values,
     earlier: Sequence[tuple[str, Values]],
-    plotted: Mapping[str, str],
+    curves: str,
     damage: Sequence[str] = (),
 ) -> str:
     """Return the HTML page of a run of `job`.
 
-    `run` is run.json with `options` from program.json, `earlier` has (run id, the same) of earlier runs. `plotted` is
-    the result of `plots.draw_svgs`; `damage` has a sentence for each damaged file.
+    `run` is run.json with `options` from program.json, `earlier` has (run id, the same) of earlier runs. `curves`
+    is the result of `plots.draw_svg`; `damage` has a sentence for each damaged file.
     """
     passes = metrics.pass_table(rows)
     best = metrics.best_pass(run, passes)
@@ -110,7 +110,7 @@ def render_page(
         run=escape(f"{run.get('runId')} · {_time(run.get('finished'))}"),
         state=escape(str(run.get("state"))),
         tiles=_tiles(run, passes, best),
-        curves=_plots(passes, plotted),
+        curves=_section("Curves", curves),
         sections="".join(sections),
         footer=escape(
             f"Release {run.get('release')} in namespace {run.get('namespace')}. Passes count from 1, "
@@ -144,16 +144,6 @@ def _tiles(run: Values, passes: Sequence[Values], best: Values) -> str:
         f'<div class="card tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b></div>'
         for name, value in tiles
     )
-
-
-def _plots(passes: Sequence[Values], plotted: Mapping[str, str]) -> str:
-    cards = []
-    for name, svg in plotted.items():
-        title = "Training loss" if name == plots.LOSS else f"Test {name.removeprefix(TEST)}"
-        last = [row[name] for row in passes if name in row][-1]
-        heading = f'{escape(title)} <span class="soft">last {last:.4g}</span>'
-        cards.append(f'<figure class="card" style="margin:0"><h2>{heading}</h2>{svg}</figure>')
-    return "".join(cards)
 
 
 def _pass_table(passes: Sequence[Values], best: Values) -> str:

@@ -61,7 +61,12 @@ def drawn(monkeypatch):
     from matplotlib.figure import Figure
 
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+
+    def save(figure, to, **_):
+        figures.append(figure)
+        to.write(b"drawn")
+
+    monkeypatch.setattr(Figure, "savefig", save)
     return figures
 
 
