@@ -12,8 +12,6 @@
   speed. Then how many cores each of the two kept busy.
 - `ctr_pass_<network>_<trainers>`: seconds of a pass over the same rows by one to three trainers, each with a
   server, compared with one trainer. All share this machine's cores.
-- `ctr_torch`: samples/s of one server and one trainer, large network, compared with the same network in one
-  process of PyTorch (sparse embedding), if BENCH_TORCH names a Python that has it.
 - `ctr_auc_limit`, `ctr_auc_one_process`: AUC of the model that three ranks train in three passes over a million
   rows, compared with the AUC of the true click probabilities from which the rows were generated (the best
   possible one), and with that of a model trained by one process. It may be at most 0.005 lower than either.
@@ -25,7 +23,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -42,7 +39,6 @@ from benchmarks._result_lines import print_ratio
 from launcher.dataprep.csv_records import RowPlaces
 from launcher.programs.ctr import generated_rows, scores
 from launcher.runtimes.runtime_protocol import ProcessSpec
-from launcher.serving.paddle_served import paddle_inference
 from launcher.trainer import program_loader as programs
 from launcher.trainer import record_files
 from local.paths import CLONE
@@ -211,24 +207,6 @@ def trainers(folder: Path, networks: Iterable[str], repeats: int) -> None:
             print(f"# a sample: {trainer:.1f} us CPU of trainers, {server:.1f} us of servers", flush=True)
 
 
-def torch(folder: Path) -> None:
-    """Print `ctr_torch`: one server and one trainer of ours and one PyTorch process on the same rows."""
-    python = os.environ.get("BENCH_TORCH", "")
-    if not python:
-        print("# ctr_torch was not measured. Fix: set BENCH_TORCH to a Python that has PyTorch and numpy")
-        return
-    hidden, rows = NETWORKS["large"]
-    data = shards(folder / "torch", [rows], 1)
-    arrays = parse(data[0] / "train.txt")
-    unique, places = np.unique(arrays.pop("ids"), return_inverse=True)
-    np.savez(folder / "torch.npz", ids=places.reshape(rows, -1), known=len(unique), **arrays)
-    paddle_inference.prefer_avx2()  # what we ask of our MKL is asked of PyTorch's, too
-    theirs = _json([python, "benchmarks/_ctr_torch.py", str(folder / "torch.npz"), hidden, str(BATCH)])
-    ours, *ours_cpu = measure(folder / "torch-ours", data, hidden, 1, 1, "ours")[0, 0].tolist()
-    print_ratio("ctr_torch", ours, theirs["rate"], "/s", digits=0)
-    print_ratio("ctr_torch_cpu", sum(ours_cpu), theirs["cpu"], "us")
-
-
 def _try(train: Path, test: Path, to: Path, passes: int, *more: str) -> dict[str, Any]:
     """Run `python -m launcher try`: train the program in one process."""
     command = [sys.executable, "-m", "launcher", "try", "ctr", "--data", str(train), "--test", str(test)]
@@ -245,11 +223,6 @@ def _try(train: Path, test: Path, to: Path, passes: int, *more: str) -> dict[str
     ]
     done = subprocess.run(command, cwd=CLONE, check=True, capture_output=True, text=True)
     return dict(json.loads(done.stdout))
-
-
-def _json(argv: list[str]) -> dict[str, float]:
-    done = subprocess.run(argv, cwd=CLONE, check=True, capture_output=True, text=True)
-    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def learning(folder: Path, seed: int) -> Iterator[bool]:
@@ -284,7 +257,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ctr", description=__doc__)
     parser.add_argument("--repeats", type=int, default=5, help="passes of each way")
     parser.add_argument("--network", choices=list(NETWORKS), action="append", help="all by default")
-    parser.add_argument("--only", choices=["speed", "trainers", "learning", "torch"])
+    parser.add_argument("--only", choices=["speed", "trainers", "learning"])
     parser.add_argument("--seed", type=int, default=1, help="of `learning`")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="paddle-training-ctr.") as made:
@@ -295,8 +268,6 @@ def main() -> int:
             kept += speed(folder, networks, given.repeats)
         if given.only in (None, "trainers"):
             trainers(folder, networks, given.repeats)
-        if given.only in (None, "torch"):
-            torch(folder)
         if given.only in (None, "learning"):
             kept += learning(folder, given.seed)
     return 0 if all(kept) else 1
