@@ -1,20 +1,23 @@
 """Split one part of a source: each line goes to a shard's file or to the test set; combine all parts at the end.
 
 One pass over the source in constant memory: a thread reads and hashes the source, the calling thread splits
-lines, two threads hash and write. The result depends on the source's bytes and the settings alone,
+lines, another thread hashes and writes. The result depends on the source's bytes and the settings alone,
 not on the machine or the size of blocks. A golden test fixes it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +28,6 @@ from launcher.dataprep.byte_streams import BLOCK, Prefetch
 from launcher.dataprep.csv_records import RowPlaces
 from launcher.dataprep.prepared_data import LIST
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.shard_writers import FileWriters
 from launcher.errors import DataError
 from launcher.io.files import fsync_dir, fsync_tree, require_space, storage_errors, write_atomically
 from launcher.paths import DataPaths
@@ -33,7 +35,12 @@ from launcher.schema import MANIFEST_VERSION
 from launcher.settings import DataSettings
 
 _AHEAD = 4  # blocks of lines between the reading thread and the splitting one
-_BATCH_BYTES = 2 << 20  # given to the writing threads at once
+_BATCH_BYTES = 2 << 20  # given to the writing thread at once
+_MAX_PENDING = 2  # batches that may wait for the writing thread: limits the memory
+_SYNC_THREADS = 2
+FLUSH_BYTES = 16 << 20  # after so many bytes the disk starts to write, which shortens the last fsync
+_WAIT_SECONDS = 1.0
+T = TypeVar("T")
 _READER_SECONDS = 2.0  # a reader that hangs in a network call ends with the process
 
 
@@ -221,6 +228,127 @@ class PartSplitter:
                 "the file is another one, or it was changed on the way. Nothing was published. Fix: correct "
                 "data.source, or set data.sha256 to the second value if you trust this file."
             )
+
+
+class _OutputFile:
+    """Writes one file and calculates its sha256."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path.open("wb", buffering=1 << 16)
+        self.sha256 = hashlib.sha256()
+        self.bytes = 0
+        self.flushed = 0
+
+    def write(self, data: bytes) -> bool:
+        """Append `data`. Return True each time FLUSH_BYTES more were written: the caller then calls `sync_flushed`."""
+        with storage_errors(self.path):
+            self.sha256.update(data)
+            self.file.write(data)
+            self.bytes += len(data)
+            if self.bytes - self.flushed < FLUSH_BYTES:
+                return False
+            self.file.flush()
+            self.flushed = self.bytes
+            return True
+
+    def sync_flushed(self) -> None:
+        """Wait until the flushed bytes are on the disk; `finish` reports an error of the disk.
+
+        Runs in a thread of its own, while the caller's thread continues to `write`.
+        """
+        with contextlib.suppress(OSError, ValueError):  # the last fsync reports the error with its reason
+            os.fdatasync(self.file.fileno())
+
+    def finish(self) -> dict[str, Any]:
+        with storage_errors(self.path):
+            self.file.flush()
+            os.fsync(self.file.fileno())
+            self.file.close()
+        return {"bytes": self.bytes, "sha256": self.sha256.hexdigest()}
+
+
+class FileWriters:
+    """Hashes and writes several files, each in the order of its data, in a thread, while the caller splits lines.
+
+    Hashing and writing release the interpreter's lock, so that they run in parallel to the splitting.
+    """
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Create the files at `paths`. Raises `StorageError`."""
+        _raise_open_file_limit(len(paths))
+        self._files: list[_OutputFile] = []
+        with contextlib.ExitStack() as undo, storage_errors(paths[0]):
+            for path in paths:
+                self._files.append(_OutputFile(path))
+                undo.callback(self._files[-1].file.close)
+            undo.pop_all()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="writer")
+        self._syncs = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="syncer")
+        self._pending: deque[Future[None]] = deque()
+
+    def put(self, pieces: Sequence[bytes], wait: Callable[[], None] = lambda: None) -> None:
+        """Append one piece, possibly empty, to each file.
+
+        `wait` is called about once a second while the disk is slower than the caller; it may raise.
+
+        Raises:
+            StorageError: an earlier piece could not be written, for example because the disk is full.
+        """
+        while len(self._pending) >= _MAX_PENDING:
+            await_future(self._pending.popleft(), wait)
+        self._pending.append(self._writer.submit(self._write, pieces))
+
+    def finish(self, wait: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+        """Wait until every file is on the disk (fsync); return {"bytes", "sha256"} of each.
+
+        Raises:
+            StorageError: a file could not be written.
+        """
+        for pending in self._pending:
+            await_future(pending, wait)
+        last = [self._syncs.submit(file.finish) for file in self._files]
+        written = [await_future(one, wait) for one in last]
+        self._shut_down()
+        return written
+
+    def abort(self) -> None:
+        """Stop the threads without writing the pending pieces, and close the files."""
+        self._shut_down()
+        for each in self._files:
+            with contextlib.suppress(OSError):
+                each.file.close()
+
+    def _shut_down(self) -> None:
+        for pool in (self._writer, self._syncs):
+            pool.shutdown(cancel_futures=True)
+
+    def _write(self, pieces: Sequence[bytes]) -> None:
+        for file, piece in zip(self._files, pieces, strict=True):
+            if piece and file.write(piece):
+                self._syncs.submit(file.sync_flushed)
+
+
+def await_future(future: Future[T], wait: Callable[[], None]) -> T:
+    """Return the result of a thread's work; call `wait` about once a second before it is finished."""
+    while not future.done():
+        with contextlib.suppress(TimeoutError):
+            future.exception(_WAIT_SECONDS)
+            break
+        wait()
+    return future.result()
+
+
+def _raise_open_file_limit(count: int) -> None:
+    """Raise this process's soft limit of open files for `count` more files, up to its hard limit."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = count + 100
+    if hard != resource.RLIM_INFINITY:
+        needed = min(needed, hard)
+    if soft != resource.RLIM_INFINITY and needed > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 UInt64s = npt.NDArray[np.uint64]

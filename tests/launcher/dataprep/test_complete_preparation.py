@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from launcher.dataprep import data_job, shard_writers, split_part
+from launcher.dataprep import data_job, split_part
 from launcher.dataprep.csv_records import split_fields
 from launcher.dataprep.prepared_data import LIST
 from launcher.errors import StorageFailedError
@@ -88,7 +88,7 @@ def test_more_than_one_batch_for_the_writers_changes_nothing(
     pod.source(LINES)
     before = pod.prepare(chunk=512)
     monkeypatch.setattr(split_part, "_BATCH_BYTES", 1)
-    monkeypatch.setattr(shard_writers, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(split_part, "FLUSH_BYTES", 1)
     assert pod.prepare(chunk=512, SHA256=before["sha256"]) == before
     shutil.rmtree(pod.data)
     assert pod.prepare(chunk=512) == before
