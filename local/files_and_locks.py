@@ -15,31 +15,15 @@ from local import console
 from local.external_commands import LocalError
 
 
-def write_file_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> bool:
-    """Write `text` to a temporary file, fsync it and rename it to `path`, with the file mode `mode`.
-
-    Returns:
-        Whether the content changed. A file that already has this content is not rewritten, so that callers
-        restart a daemon only when its settings changed.
-    """
-    data = text.encode() if isinstance(text, str) else text
-    with contextlib.suppress(FileNotFoundError):
-        if path.read_bytes() == data:
-            path.chmod(mode)
-            return False
+def write_file_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
+    """Write `text` to a temporary file with the file mode `mode`, fsync it and rename it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).chmod(mode)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-    return True
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
+        draft.write(text.encode() if isinstance(text, str) else text)
+        draft.flush()
+        os.fsync(draft.fileno())
+        os.fchmod(draft.fileno(), mode)
+        Path(draft.name).replace(path)
 
 
 @contextlib.contextmanager

@@ -156,11 +156,14 @@ def main(count: int, machine: int) -> None:
     for root in cgroup_hierarchies():
         create_cgroups(root, nodes)
     subprocess.run(["sh", "-xe"], input=namespace_script(nodes, machine), text=True, check=True)
-    daemons = list_daemons(nodes)
+    daemons, written = list_daemons(nodes), ""
     while True:
         for daemon in daemons:
             daemon.step()
-        write_file_atomically(STATES, json.dumps({daemon.name: daemon.state for daemon in daemons}) + "\n")
+        states = json.dumps({daemon.name: daemon.state for daemon in daemons}) + "\n"
+        if states != written:
+            write_file_atomically(STATES, states)
+            written = states
         _reap_orphans({daemon.process.pid for daemon in daemons if daemon.process})
         time.sleep(POLL)
 

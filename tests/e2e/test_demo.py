@@ -90,26 +90,3 @@ def test_make_demo_trains_and_pulumi_detects_manual_upgrades_afterwards(
     left = cluster.kubectl("get", "namespace", "paddle", "--ignore-not-found", "-o", "name")
     assert not left or cluster.get("pods", "paddle") == [], "destroy waits for the pods"
     assert (quick_start.output / "model").is_dir(), "destroy leaves the data"
-
-
-def test_invalid_settings_are_rejected_before_any_resource_is_created(
-    cluster: Cluster, tmp_path: Path
-) -> None:
-    clone = tmp_path / "clone"
-    shutil.copytree(ROOT, clone, ignore=IGNORED)
-    (clone / "Pulumi.bad.yaml").write_text(
-        "config:\n  paddle-training:target: kubeconfig\n  paddle-training:image: x\n"
-        "  paddle-training:kubeconfig: {path: /nowhere/kubeconfig}\n"
-        "  paddle-training:storage: {type: hostPath, path: relative}\n  paddle-training:colour: red\n"
-    )
-    backend = tmp_path / "backend"
-    backend.mkdir()
-    env = {name: value for name, value in cluster.env.items() if not name.startswith("PULUMI_")}
-    env |= {"PULUMI_BACKEND_URL": f"file://{backend}", "PULUMI_CONFIG_PASSPHRASE": "test"}
-    pulumi(env, "stack", "init", "bad", cwd=clone)
-    output = pulumi(env, "preview", "-s", "bad", cwd=clone, check=False)
-    for word in ("paddle-training:colour", "storage.path", "relative"):
-        assert word in output, output
-    assert "Traceback" not in output
-    state = pulumi(env, "stack", "export", "-s", "bad", cwd=clone)
-    assert not json.loads(state)["deployment"].get("resources")

@@ -23,7 +23,6 @@ Make = Callable[..., Training]
 NO_NODE = {"resources": {"requests": {"cpu": "999"}}}
 """Values of a release whose data Job runs, and whose training pods fit on no node."""
 ANY_NODE = {"resources": {"requests": {"cpu": "200m"}}}
-DEATH_SECONDS = 30
 """Seconds after the death of a process within which all pods exit if no restarts are allowed.
 
 Kubernetes needs up to 15 s more to report it.
@@ -239,23 +238,6 @@ def test_releases_with_one_name_in_two_namespaces_train_at_once_and_a_third_star
     assert not (one.output / "run.lock").exists(), "the other run's folder is only read"
 
 
-def test_a_process_that_dies_with_no_restarts_left_fails_the_job_with_its_cause(
-    train: Make, cluster: Cluster
-) -> None:
-    training = train("recommendation", trainers=2, training={"passes": 500, "restarts": 0})
-    training.upgrade()
-    until(lambda: training.pass_of(1) >= 0, "rank 1 in training", 180)
-    job_processes.signal_all(
-        job_processes.find_job_processes(training.values["jobName"], "trainer", rank=1), signal.SIGKILL
-    )
-    assert training.ended(DEATH_SECONDS + 15) == "Failed"
-    status = json.loads((training.output / "status.json").read_text())
-    assert (status["state"], status["attempt"]) == ("failed", 0)
-    for text in (status["cause"], *training.messages()):
-        assert "rank 1" in text, text
-        assert "SIGKILL" in text and "training.restarts: 1 failures" in text and "(limit 0)" in text, text
-
-
 def test_helm_test_says_that_the_cluster_does_not_enforce_the_policy_of_the_servers(
     train: Make, cluster: Cluster
 ) -> None:
@@ -285,28 +267,6 @@ def test_a_failed_data_job_fails_the_training_at_once_with_its_reason(train: Mak
     init = [s for pod in training.pods() for s in pod["status"].get("initContainerStatuses", [])]
     messages = [(s["state"].get("terminated") or {}).get("message", "") for s in init]
     assert any("sha256" in text for text in messages), messages
-
-
-def test_the_nic_selects_the_address_and_an_unknown_one_is_rejected_with_the_interfaces(train: Make) -> None:
-    training = train("quick_start", trainers=1, nic="eth9", training={"passes": 1})
-    training.upgrade()
-    assert training.ended(120) == "Failed"
-    assert any("eth9" in message and "eth0" in message for message in training.messages()), (
-        training.messages()
-    )
-
-
-def test_a_pod_that_cannot_start_is_shown_with_the_reason(train: Make, cluster: Cluster) -> None:
-    training = train(
-        "quick_start", trainers=2, resources={"requests": {"memory": "900Gi"}, "limits": {"memory": "900Gi"}}
-    )
-    training.upgrade()
-
-    def find_reason() -> str:
-        shown = cluster.launcher("status", "-n", training.namespace, check=False)
-        return shown.stdout if "nsufficient memory" in shown.stdout + shown.stderr else ""
-
-    assert until(find_reason, "the scheduler's reason in status", 60, 2)
 
 
 @pytest.mark.seconds(90)

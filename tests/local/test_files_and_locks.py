@@ -30,9 +30,9 @@ def test_hold_file_lock_times_out_with_the_lock_holders_pid(tmp_path, capsys):
         pass
 
 
-def test_write_file_atomically_with_the_same_content_does_not_rewrite_the_file(tmp_path):
-    assert files_and_locks.write_file_atomically(tmp_path / "f", "x", 0o600)
-    before = (tmp_path / "f").stat()
-    assert not files_and_locks.write_file_atomically(tmp_path / "f", "x", 0o600)
-    assert (tmp_path / "f").stat().st_ino == before.st_ino
-    assert before.st_mode & 0o777 == 0o600
+def test_write_file_atomically_replaces_the_file_with_the_given_mode(tmp_path):
+    for text in ("old", b"new"):
+        files_and_locks.write_file_atomically(tmp_path / "f", text, 0o600)
+    assert (tmp_path / "f").read_text() == "new"
+    assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["f"]
