@@ -172,21 +172,11 @@ def completion_time(job: Path) -> float | None:
 
 
 def _prepare_local_cluster(nodes: int, config: str, tools: list[Tool]) -> None:
-    """Prepare tools, cluster, image and data in parallel; each starts as soon as its prerequisites exist.
-
-    If tools must be built, which takes minutes, the example is trained here without Kubernetes meanwhile, as
-    `make try` does.
-    """
-    cold = not all(one.is_built() for one in tools)
+    """Prepare tools, cluster, image and data in parallel; each starts as soon as its prerequisites exist."""
     runtime = str(try_example.example_values(config)["runtime"])
     with ThreadPoolExecutor() as pool:
         image = pool.submit(launcher_image.ensure_archive, runtime)
         work: list[Future[Any]] = [image, pool.submit(example_data.ensure_example_data, config)]
-        if cold:
-            console.info(
-                f"while the tools are built, {config} is trained here without Kubernetes, as `make try` does"
-            )
-            work.append(pool.submit(try_example.run, config, live=False))
         with go_tools.tool_builder(tools) as make:
             make([one for one in tools if one.name in go_tools.CLUSTER])
             for done in work:

@@ -15,11 +15,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import yaml
 
@@ -103,10 +102,8 @@ def _json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"))  # as helm writes it
 
 
-def run(config: str, live: bool = True) -> None:
+def run(config: str) -> None:
     """Train an example, show its progress, and print where its model and curve are.
-
-    If `live`, the training has the terminal to itself; otherwise its progress is printed line by line.
 
     Raises:
         LocalError: the data cannot be fetched, or the training failed.
@@ -122,10 +119,9 @@ def run(config: str, live: bool = True) -> None:
     each = "a process of the script" if is_script else "a pserver and a trainer"
     console.info(f"three launchers on loopback, each with {each}; their logs are in {folder}")
     with LauncherGang(folder, env, python).start() as gang:
-        _follow(job, gang, live)
+        _follow(job, gang)
         gang.wait(STOP_SECONDS)  # rank 0 still draws the curve
-    with _command("results", job, live=live) as results:
-        results.wait()
+    _start_command("results", job).wait()
     console.success(f"model:  {job / 'output' / 'model'}")
     console.success(f"curve:  {job / 'output' / 'curve.png'}")
     print_prediction(config, job)
@@ -187,21 +183,24 @@ def _run_data_job(env: Mapping[str, str], folder: Path) -> None:
         )
 
 
-def _follow(job: Path, gang: LauncherGang, live: bool) -> None:
+def _follow(job: Path, gang: LauncherGang) -> None:
     """Show the progress of the run in the job folder `job` until all launchers of `gang` have exited.
 
     Raises:
         LocalError: a launcher failed; the text is the cause that it reported.
     """
-    with _command("wait", job, "--timeout", str(DEADLINE_MINUTES * 60), live=live) as wait:
-        while wait.poll() is None:
-            time.sleep(0.2)
-            if not gang.failed():
-                continue
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                wait.wait(CAUSE_SECONDS)
-            if wait.poll() is None:
-                raise LocalError("\n".join(_failure(gang, rank) for rank in gang.failed()))
+    with _start_command("wait", job, "--timeout", str(DEADLINE_MINUTES * 60)) as wait:
+        try:
+            while wait.poll() is None:
+                time.sleep(0.2)
+                if not gang.failed():
+                    continue
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    wait.wait(CAUSE_SECONDS)
+                if wait.poll() is None:
+                    raise LocalError("\n".join(_failure(gang, rank) for rank in gang.failed()))
+        finally:
+            wait.kill()  # no effect on a command that has exited
     if wait.returncode:
         raise LocalError(
             f"the training failed; its message is above. Fix: correct the cause in the launchers' logs in {gang.folder}"
@@ -216,29 +215,10 @@ def _failure(gang: LauncherGang, rank: int) -> str:
     )
 
 
-@contextlib.contextmanager
-def _command(command: str, job: Path, *words: str, live: bool) -> Iterator[subprocess.Popen[str]]:
-    """Run one of the launcher's commands for users; at the end it is killed and its output is printed."""
+def _start_command(command: str, job: Path, *words: str) -> subprocess.Popen[bytes]:
+    """Start one of the launcher's commands for users; it prints to the terminal."""
     argv = [sys.executable, "-m", "launcher", command, "--path", str(job), *words]
-    inherited = {**os.environ, "PYTHONPATH": str(CLONE)}
-    piped = None if live else subprocess.PIPE
-    with subprocess.Popen(
-        argv, cwd=CLONE, env=inherited, text=True, stdout=piped, stderr=piped and subprocess.STDOUT
-    ) as child:
-        printer = None if live else threading.Thread(target=_print_lines, args=(child.stdout,))
-        if printer:
-            printer.start()
-        try:
-            yield child
-        finally:
-            child.kill()  # no effect on a command that has exited
-            if printer:
-                printer.join()
-
-
-def _print_lines(lines: IO[str]) -> None:
-    for line in lines:
-        console.info(line.rstrip())
+    return subprocess.Popen(argv, cwd=CLONE, env={**os.environ, "PYTHONPATH": str(CLONE)})
 
 
 def _read_test_row(job: Path) -> list[str]:

@@ -31,13 +31,9 @@ def test_the_users_cluster_must_have_the_context_and_an_image(tmp_path):
         demo.resolve_target(str(tmp_path / "absent"), None, None)
 
 
-@pytest.mark.parametrize("cold", [True, False])
-def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built_and_trains_here_meanwhile(
-    monkeypatch, cold
-):
+def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built(monkeypatch):
     seen = []
     tools = [find_tool("kubernetes"), find_tool("coredns"), find_tool("helm")]
-    monkeypatch.setattr(type(tools[0]), "is_built", lambda self: not cold)
     archive_is_there = threading.Event()
     started = threading.Event()
 
@@ -60,11 +56,9 @@ def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built_and_trains_her
     monkeypatch.setattr(demo.launcher_image, "ensure_archive", lambda runtime: archive_is_there.wait(20))
     monkeypatch.setattr(demo.cluster_lifecycle, "import_launcher_image", imported)
     monkeypatch.setattr(demo.example_data, "ensure_example_data", lambda _: None)
-    monkeypatch.setattr(demo.try_example, "run", lambda config, live: seen.append((config, live)))
     monkeypatch.setattr(demo, "start_cluster", lambda nodes: (seen.append(nodes), started.set()))
     demo._prepare_local_cluster(3, "quick_start", tools)
     assert seen.index(["kubernetes", "coredns"]) < seen.index(3) < seen.index("import")
-    assert (("quick_start", False) in seen) == cold
 
 
 def test_a_demo_without_config_says_which_example_the_stack_keeps(

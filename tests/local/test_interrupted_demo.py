@@ -36,8 +36,7 @@ from local.go_tools import find_tool
 
 wait = lambda *_, **__: run_command(["sleep", "601"], why="the image")
 go_tools.create_source_folder = lambda work: work.mkdir(parents=True, exist_ok=True)
-demo.launcher_image.ensure_archive = demo.try_example.run = wait
-demo.example_data.ensure_example_data = lambda *_: None
+demo.launcher_image.ensure_archive = demo.example_data.ensure_example_data = wait
 __main__.steps.run_demo = lambda *_: demo._prepare_local_cluster(
     1, "quick_start", [find_tool("kubernetes"), find_tool("coredns")])
 sys.argv[1:] = ["demo"]
@@ -123,7 +122,7 @@ def _interrupt(demo: subprocess.Popen[bytes], number: int) -> None:
 @pytest.mark.parametrize("number", NUMBERS)
 def test_an_interrupted_build_leaves_no_process_no_tool_and_no_temporary_file(tmp_path: Path, number: int):
     with _run(tmp_path, [sys.executable, "-c", BUILD], "go", GO) as demo:
-        until(lambda: str(_processes(tmp_path)).count("sleep 60") == 3, "build, image and training")
+        until(lambda: str(_processes(tmp_path)).count("sleep 60") == 3, "build, image and data")
         _interrupt(demo, number)
         until(lambda: not _processes(tmp_path), "the end of all processes", 5)
     assert not list((tmp_path / "cache").glob("tools/*"))

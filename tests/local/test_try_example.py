@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import subprocess
@@ -45,7 +44,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_three_launchers_train_without_a_cluster_and_leave_a_model_but_no_process(
     example: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    try_example.run("small", live=False)
+    try_example.run("small")
     output = example / "shared" / "small" / "output"
     assert (output / "model" / "score.json").exists()
     assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
@@ -92,13 +91,10 @@ def test_the_message_of_a_killed_launcher_has_its_exit_code_and_the_folder_of_it
 ) -> None:
     monkeypatch.setattr(try_example, "CAUSE_SECONDS", 0.1)
     waiting = subprocess.Popen(["sleep", "600"])
-    monkeypatch.setattr(try_example, "_command", lambda *_, **__: contextlib.nullcontext(waiting))
+    monkeypatch.setattr(try_example, "_start_command", lambda *_: waiting)
     gang = LauncherGang(tmp_path, {"PADDLE_LAUNCHER_TRAINERS": "1"})
     gang.processes[0] = subprocess.Popen(["sleep", "600"])
     gang.processes[0].kill()
-    try:
-        with pytest.raises(LocalError, match=rf"launcher of rank 0 exited with -9\..*Fix: .*{tmp_path}"):
-            try_example._follow(tmp_path, gang, live=True)
-    finally:
-        waiting.kill()
-        waiting.wait()
+    with pytest.raises(LocalError, match=rf"launcher of rank 0 exited with -9\..*Fix: .*{tmp_path}"):
+        try_example._follow(tmp_path, gang)
+    assert waiting.poll() is not None
