@@ -90,42 +90,6 @@ class Vpc(Ec2Handler):
         return {}
 
 
-@register_handler("aws:ec2/subnet:Subnet")
-class Subnet(Ec2Handler):
-    noun = "Subnet"
-    arguments: ClassVar = {
-        "VpcId": "vpcId",
-        "CidrBlock": "cidrBlock",
-        "AvailabilityZone": "availabilityZone",
-    }
-
-
-@register_handler("aws:ec2/internetGateway:InternetGateway")
-class InternetGateway(Ec2Handler):
-    noun = "InternetGateway"
-
-    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        rid, _ = super().create(cloud, p)
-        _ec2(cloud).attach_internet_gateway(InternetGatewayId=rid, VpcId=p["vpcId"])
-        return rid, {}
-
-    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
-        _ec2(cloud).detach_internet_gateway(InternetGatewayId=rid, VpcId=p["vpcId"])
-        super().delete(cloud, rid, p)
-
-
-@register_handler("aws:ec2/eip:Eip")
-class Eip(Ec2Handler):
-    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        return _ec2(cloud).allocate_address(Domain="vpc")["AllocationId"], {}
-
-    def described(self, cloud: MotoCloud, rid: str) -> Props:
-        return _ec2(cloud).describe_addresses(AllocationIds=[rid])["Addresses"][0]
-
-    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
-        _ec2(cloud).release_address(AllocationId=rid)
-
-
 @register_handler("aws:ec2/natGateway:NatGateway")
 class NatGateway(Ec2Handler):
     noun, arguments = "NatGateway", {"SubnetId": "subnetId", "AllocationId": "allocationId"}
@@ -136,11 +100,6 @@ class NatGateway(Ec2Handler):
         for address in addresses:
             # AWS deletes the gateway's network interface; moto keeps it.
             _ec2(cloud).delete_network_interface(NetworkInterfaceId=address["NetworkInterfaceId"])
-
-
-@register_handler("aws:ec2/routeTable:RouteTable")
-class RouteTable(Ec2Handler):
-    noun, arguments = "RouteTable", {"VpcId": "vpcId"}
 
 
 @register_handler("aws:ec2/route:Route")
@@ -186,27 +145,6 @@ class RouteTableAssociation(Handler):
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         _ec2(cloud).disassociate_route_table(AssociationId=rid)
-
-
-@register_handler("aws:ec2/vpcEndpoint:VpcEndpoint")
-class VpcEndpoint(Ec2Handler):
-    noun = "VpcEndpoint"
-    arguments: ClassVar = {
-        "VpcId": "vpcId",
-        "ServiceName": "serviceName",
-        "VpcEndpointType": "vpcEndpointType",
-        "PrivateDnsEnabled": "privateDnsEnabled",
-        "RouteTableIds": "routeTableIds",
-        "SubnetIds": "subnetIds",
-        "SecurityGroupIds": "securityGroupIds",
-    }
-
-    def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
-        seen = super().read(cloud, rid, p)
-        return seen and {"tags": seen["tags"]}  # updates of the other inputs are not passed to moto
-
-    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
-        _ec2(cloud).delete_vpc_endpoints(VpcEndpointIds=[rid])
 
 
 @register_handler("aws:ec2/securityGroup:SecurityGroup")
@@ -308,14 +246,6 @@ class LaunchTemplate(Ec2Handler):
         )
         latest = made["LaunchTemplateVersion"]["VersionNumber"]
         return {"latestVersion": latest, "defaultVersion": latest if new.get("updateDefaultVersion") else 1}
-
-
-@register_handler("aws:ec2/placementGroup:PlacementGroup")
-class PlacementGroup(Handler):
-    """Handled by the generic model, because moto lacks placement groups; its id is its name."""
-
-    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        return p["name"], {}
 
 
 @register_handler("aws:ec2/instance:Instance")

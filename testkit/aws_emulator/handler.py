@@ -1,4 +1,4 @@
-"""Base class of the handlers of resource types, and their helpers: moto clients, ARNs, tags."""
+"""Handlers of resource types: their base class, those of the table moto_calls.yaml, and helpers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import boto3
+import jmespath
+import yaml
 from botocore.config import Config
 
 from testkit.aws_emulator.account import Account
@@ -92,7 +94,55 @@ class Handler:
         return []
 
 
-HANDLERS: dict[str, Handler] = {}
+class TableHandler(Handler):
+    """A type whose calls are a row of moto_calls.yaml, which explains the fields."""
+
+    def __init__(self, row: Props) -> None:
+        self.row = row
+
+    def _run(self, cloud: MotoCloud, operation: str, values: Props) -> Props:
+        """Make the calls of an operation; return `values` with the last two answers."""
+        values = values | {"region": cloud.region, "account": cloud.account.number, "token": uuid.uuid4().hex}
+        for call in self.row.get(operation, ()):
+            service, method = call["call"].split(".")
+            found = {name: jmespath.search(text, values) for name, text in call.items() if name != "call"}
+            arguments = {name: value for name, value in found.items() if value is not None}
+            values["before"] = values.get("answer")
+            values["answer"] = getattr(cloud.client(service), method)(**arguments)
+        return values
+
+    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        values = self._run(cloud, "create", p)
+        values["id"] = jmespath.search(self.row["id"], values)
+        return values["id"], jmespath.search(self.row["outputs"], values) if "outputs" in self.row else {}
+
+    def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
+        values = self._run(cloud, "read", p | {"id": rid})
+        if "state" in self.row and jmespath.search(self.row["state"], values).lower() in (
+            "deleting",
+            "deleted",
+        ):
+            return None
+        seen = jmespath.search(self.row["seen"], values) if "seen" in self.row else {}
+        seen |= {"tags": tag_map(seen["tags"])} if "tags" in seen else {}
+        return {name: value for name, value in seen.items() if value is not None}
+
+    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
+        self._run(cloud, "update", new | {"id": rid})
+        return {}
+
+    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
+        self._run(cloud, "delete", p | {"id": rid})
+
+    def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
+        self._run(cloud, "tag", {"id": rid, "tags": tag_list(tags)})
+
+    def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
+        self._run(cloud, "untag", {"id": rid, "keys": keys})
+
+
+_TABLE = yaml.safe_load(Path(__file__).with_name("moto_calls.yaml").read_text(encoding="utf-8"))
+HANDLERS: dict[str, Handler] = {kind: TableHandler(row) for kind, row in _TABLE.items() if kind[0] != "."}
 
 
 def register_handler(*tokens: str) -> Callable[[type[Handler]], type[Handler]]:

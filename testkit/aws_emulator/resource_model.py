@@ -11,26 +11,19 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from testkit.aws_emulator import (
+    data_handlers,
     ec2_handlers,
-    efs_kms_ecr_logs_handlers,
     eks_handlers,
     iam_route53_handlers,
     input_checks,
     replacements,
-    s3_handlers,
     sdk_schema,
 )
 from testkit.aws_emulator.account import Account, AwsError, Record, Target
 from testkit.aws_emulator.handler import HANDLERS, Handler, MotoCloud, handler_of
 from testkit.aws_emulator.property_values import UNKNOWN, Props, all_strings, diff_values, has_unknown
 
-MODULES = (
-    s3_handlers,
-    ec2_handlers,
-    eks_handlers,
-    iam_route53_handlers,
-    efs_kms_ecr_logs_handlers,
-)  # importing them fills HANDLERS
+MODULES = (data_handlers, ec2_handlers, eks_handlers, iam_route53_handlers)  # importing them fills HANDLERS
 
 # The input that has a name by default: the resource's logical name and seven random digits.
 AUTONAMED = {
