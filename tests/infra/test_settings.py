@@ -1,22 +1,22 @@
-"""Tests of the stack's settings.
-
-They check which settings are rejected (with key, value, limit, reason and fix) or accepted, that all are described,
-and what the modules import.
-"""
+"""Settings: which are rejected (with key, value, limit, reason and fix) or accepted, and their descriptions."""
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from infra import chart_values, settings
-from infra.settings import SettingsError, load_settings
+from aws.stack_access import read_stack
+from infra import chart_values, settings, training
+from infra.settings import SettingsError, load_settings, read_stack_config
 
-from .recording_mocks import AWS, LOCAL, ROOT, aws_settings, config
+from .recording_mocks import AWS, LOCAL, ROOT, aws_settings, aws_stack, config
 
 
 def _refused(given: dict[str, str]) -> list[Any]:
@@ -264,3 +264,76 @@ def test_modules_without_pulumi_import_no_pulumi() -> None:
     loaded = f"{program}; import sys; print([name for name in sys.modules if name.startswith('pulumi')])"
     ran = subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=True, capture_output=True, text=True)
     assert ran.stdout.strip() == "[]"
+
+
+HIDDEN = {
+    "values": {"training": {"extraArgs": [{"secure": "v1:x"}]}},
+    "values.extraEnv": {"extraEnv": [{"name": "A", "value": {"secure": "v1:x"}}]},
+    "image": {"secure": "v1:x"},
+}
+
+
+@pytest.mark.parametrize("key", ["values", "image", "valuesFiles"])
+def test_pulumi_secret_in_a_setting_is_rejected_without_showing_it(key: str) -> None:
+    given = config(**AWS, values={"extraEnv": [{"name": "A", "value": "s3cret"}], "nonsense": 1})
+    with pytest.raises(SettingsError) as error:
+        load_settings(given, secrets=[f"paddle-training:{key}", "aws:secretKey"])
+    (problem,) = error.value.problems
+    assert problem.key == f"paddle-training:{key}"
+    assert "s3cret" not in str(error.value)
+    assert "kubectl create secret" in problem.fix
+    assert "valueFrom.secretKeyRef" in problem.fix
+
+
+def test_secret_of_the_provider_is_no_setting_of_the_program() -> None:
+    load_settings(config(**AWS), secrets=["aws:secretKey"])
+
+
+@pytest.mark.parametrize("value", HIDDEN.values(), ids=HIDDEN)
+def test_encrypted_value_in_a_stack_file_is_rejected(tmp_path: Path, value: Any) -> None:
+    key = "image" if "secure" in value else "values"
+    (tmp_path / "Pulumi.dev.yaml").write_text(json.dumps({"config": {f"paddle-training:{key}": value}}))
+    with pytest.raises(SettingsError, match=rf"paddle-training:{key}"):
+        load_settings(read_stack_config(tmp_path, "dev"))
+    other = {"config": {"aws:secretKey": {"secure": "v1:x"}, "aws:region": "us-west-2"}}
+    (tmp_path / "Pulumi.dev.yaml").write_text(json.dumps(other))
+    with pytest.raises(SettingsError, match="aws:secretKey is"):
+        load_settings(read_stack_config(tmp_path, "dev"))
+
+
+NAMES = ["assumeRoles", "accessKey", "sharedCredentialsFiles", "profile"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_read_stack_credentials_in_settings_raises(name: str) -> None:
+    with pytest.raises(
+        SettingsError,
+        match=rf"aws:{name} .*not `pulumi login`, kubectl.*\n.*config rm aws:{name}.*AWS_PROFILE=",
+    ):
+        read_stack("dev", [f"aws:{name}=[x]"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_program_credentials_in_settings_raises(name: str) -> None:
+    with pytest.raises(SettingsError, match=f"aws:{name} "):
+        load_settings({**config(**AWS), f"aws:{name}": "work"})
+
+
+def test_read_stack_leaves_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CI gets keys for each run, and has no profile."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "of-the-run")
+    before = dict(os.environ)
+    read_stack("dev")
+    assert dict(os.environ) == before
+
+
+def test_kubeconfig_names_no_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "read_revisions", lambda *where: [])
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    providers = [r for r in aws_stack().resources if r.typ == "pulumi:providers:kubernetes"]
+    assert providers
+    for provider in providers:
+        [user] = json.loads(provider.inputs["kubeconfig"])["users"]
+        assert "profile" not in str(user)
+        assert not user["user"]["exec"].get("env"), "the command inherits the environment of its user"

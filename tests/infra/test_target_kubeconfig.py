@@ -1,18 +1,165 @@
-"""Resources of target kubeconfig: the namespace and the release."""
+"""Target kubeconfig: checks of the cluster, the namespace and the release, and manual changes of the release."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import http.server
+import json
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from infra import chart_values
-from infra.chart_values import read_stack_inputs
-from infra.training import ENFORCE_LABEL, OWNER_LABEL, wait_seconds
+from infra import chart_values, stack_builder, training
+from infra.chart_values import CHART, read_stack_inputs
+from infra.naming import folder_digest
+from infra.settings import SettingsError
+from infra.training import DATA_LOSS_NOTE, ENFORCE_LABEL, OWNER_LABEL, wait_seconds
 
 from .recording_mocks import LOCAL, ROOT, clone, config, local_settings, local_stack
+
+
+def _kubeconfig(folder: Path, server: str) -> Path:
+    path = folder / "kubeconfig"
+    path.write_text(
+        yaml.safe_dump(
+            {
+                "apiVersion": "v1",
+                "kind": "Config",
+                "clusters": [{"name": "c", "cluster": {"server": server}}],
+                "users": [{"name": "u", "user": {"token": "t"}}],
+                "contexts": [{"name": "local", "context": {"cluster": "c", "user": "u"}}],
+            }
+        )
+    )
+    return path
+
+
+class _Api(http.server.BaseHTTPRequestHandler):
+    """A fake API server with one namespace and the Secrets of helm releases."""
+
+    namespace: dict[str, Any] | None = None
+    status = 200
+    releases = 0
+
+    def do_GET(self) -> None:
+        found = self.namespace is not None and self.status == 200
+        body: dict[str, Any] = {"kind": "Namespace", "metadata": self.namespace}
+        if "/secrets" in self.path:
+            revision = gzip.compress(json.dumps({"version": 1, "info": {}}).encode())
+            stored = base64.b64encode(base64.b64encode(revision)).decode()
+            secret = {"metadata": {"name": "x"}, "data": {"release": stored}}
+            body = {"kind": "SecretList", "items": [secret] * self.releases}
+        status = 200 if found else (404 if self.status == 200 else self.status)
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(body if found else {"kind": "Status", "code": status}).encode())
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def api(tmp_path: Path) -> Iterator[tuple[type[_Api], str]]:
+    """Yield the handler class of a running API server, and the path of its kubeconfig."""
+    handler = type("Handler", (_Api,), {})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield handler, str(_kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}"))
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+READ = training.read_revisions
+
+
+def _look(path: str, privileged: bool = False, **keys: Any) -> None:
+    chosen = local_settings(
+        kubeconfig={"path": path, "context": keys.pop("context", "local")},
+        values={"hostPorts": privileged},
+        **keys,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "read_revisions", READ)  # from the fake API server
+        stack_builder.check_cluster(read_stack_inputs(chosen, "paddle-training", "local", ROOT), path)
+
+
+def test_preflight_without_namespace_passes(api: tuple[type[_Api], str]) -> None:
+    _look(api[1])
+
+
+def test_preflight_own_namespace_passes(api: tuple[type[_Api], str]) -> None:
+    api[0].namespace = {"name": "paddle", "labels": {OWNER_LABEL: "paddle-training-local"}}
+    _look(api[1])
+
+
+@pytest.mark.parametrize(("labels", "word"), [(None, "not created by"), ({OWNER_LABEL: "x"}, "stack x")])
+def test_preflight_namespace_of_other_owner_raises(
+    api: tuple[type[_Api], str], labels: Any, word: str
+) -> None:
+    api[0].namespace = {"name": "paddle", "labels": labels}
+    with pytest.raises(SettingsError, match=word):
+        _look(api[1])
+
+
+def test_preflight_pod_security_rejects_host_ports_raises(api: tuple[type[_Api], str]) -> None:
+    api[0].namespace = {"name": "paddle", "labels": {ENFORCE_LABEL: "restricted"}}
+    with pytest.raises(SettingsError, match="admits host ports"):
+        _look(api[1], privileged=True, namespace={"create": False})
+
+
+def test_preflight_rejected_credentials_raises(api: tuple[type[_Api], str]) -> None:
+    api[0].status = 401
+    with pytest.raises(SettingsError, match="401"):
+        _look(api[1])
+
+
+def test_preflight_forbidden_namespace_read_passes(api: tuple[type[_Api], str]) -> None:
+    api[0].status = 403
+    _look(api[1])
+
+
+@pytest.mark.parametrize("releases", [0, 1])
+def test_preflight_keep_manual_values_requires_release(api: tuple[type[_Api], str], releases: int) -> None:
+    api[0].namespace = {"name": "paddle", "labels": {OWNER_LABEL: "paddle-training-local"}}
+    api[0].releases = releases
+    if releases:
+        _look(api[1], release={"keepManualValues": True})
+        return
+    with pytest.raises(SettingsError, match="keepManualValues"):
+        _look(api[1], release={"keepManualValues": True})
+
+
+def test_preflight_unreachable_cluster_raises(tmp_path: Path) -> None:
+    path = _kubeconfig(tmp_path, "https://127.0.0.1:9")
+    with pytest.raises(SettingsError, match="refused"):
+        _look(str(path))
+
+
+def test_preflight_missing_kubeconfig_raises(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="No such file"):
+        _look(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(("content", "word"), [("a: [", "flow node"), ("a: 1", "contexts")])
+def test_preflight_invalid_kubeconfig_raises(tmp_path: Path, content: str, word: str) -> None:
+    (tmp_path / "kubeconfig").write_text(content)
+    with pytest.raises(SettingsError, match=word):
+        _look(str(tmp_path / "kubeconfig"))
+
+
+def test_preflight_unknown_context_lists_contexts(api: tuple[type[_Api], str]) -> None:
+    with pytest.raises(SettingsError, match="prod"):
+        _look(api[1], context="prod")
 
 
 def test_kubeconfig_target_creates_only_namespace_and_release() -> None:
@@ -120,3 +267,97 @@ def test_owner_label_identifies_stack() -> None:
     owner = read_stack_inputs(local_settings(), "paddle-training", "x" * 80, ROOT).owner
     assert owner.startswith("paddle-training-x")
     assert len(owner) <= 63
+
+
+OURS = f"chart {folder_digest(ROOT / CHART)}. {DATA_LOSS_NOTE}"
+BY_HAND = f"{OURS} Reverts manual changes of revision 7: trainers."
+
+
+def _registered(**keys: Any) -> str:
+    """Return the description that the program gives the release."""
+    return str(local_stack(**keys).one("Release").inputs["description"])
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the list that collects the program's warnings."""
+    said: list[str] = []
+    monkeypatch.setattr(training.pulumi.log, "warn", said.append)
+    return said
+
+
+def _in_the_cluster(monkeypatch: pytest.MonkeyPatch, *descriptions: str, **changes: Any) -> None:
+    """Make the release have revisions 7, 6, … with these descriptions; 7 has the stack's values with `changes`."""
+    values = local_stack().one("Release").inputs["values"]
+    revisions = [
+        training.Revision(7 - index, description, {**values, **({} if index else changes)})
+        for index, description in enumerate(descriptions)
+    ]
+    monkeypatch.setattr(training, "read_revisions", lambda *where: revisions)
+
+
+@pytest.mark.parametrize("earlier", [[OURS], ["Upgrade complete", OURS], []])
+def test_manual_revision_is_reported_and_reverted(
+    monkeypatch: pytest.MonkeyPatch, warned: list[str], earlier: list[str]
+) -> None:
+    """Also when helm no longer keeps the revision of the last `up`."""
+    _in_the_cluster(monkeypatch, "Upgrade complete", *earlier, trainers=2)
+    assert _registered() == BY_HAND
+    [said] = warned
+    assert "revision 7" in said
+    assert "\n  trainers: 2 in the cluster, 3 in the stack" in said
+
+
+@pytest.mark.parametrize("before", [OURS, BY_HAND])
+@pytest.mark.parametrize("case", ["last update's", "same values", "kept"])
+def test_description_without_manual_changes_stays(
+    monkeypatch: pytest.MonkeyPatch, warned: list[str], before: str, case: str
+) -> None:
+    # The revision of the last update differs from settings that were changed since then.
+    trainers = 3 if case == "same values" else 2
+    newest = [] if case == "last update's" else ["by hand"]
+    _in_the_cluster(monkeypatch, *newest, before, "by hand", OURS, trainers=trainers)
+    assert _registered(**({"release": {"keepManualValues": True}} if case == "kept" else {})) == before
+    assert warned == []
+
+
+def test_description_changes_with_chart_after_manual_revision(monkeypatch: pytest.MonkeyPatch) -> None:
+    _in_the_cluster(monkeypatch, BY_HAND.replace("chart ", "chart 0"))
+    assert _registered() == OURS
+
+
+def test_unreadable_release_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: list[str]) -> None:
+    monkeypatch.setattr(training, "read_revisions", READ)
+    assert _registered() == OURS
+    [said] = warned
+    assert "could not be compared with the cluster: " in said
+    assert "No such file" in said
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(
+        '{"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}], '
+        '"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], '
+        '"users": [{"name": "u", "user": {"token": "t"}}]}'
+    )
+    for given in (str(kubeconfig), kubeconfig.read_text()):
+        with pytest.raises(training.UnreadableError, match="refused"):
+            READ(given, "c", "paddle", "paddle-training")
+        with pytest.raises(training.UnreadableError, match="context"):
+            READ(given, "d", "paddle", "paddle-training")
+
+
+@pytest.mark.parametrize(
+    ("live", "stack", "lines"),
+    [
+        ({"a": {"b": 1, "c": []}}, {"a": {"b": 1, "c": None}}, []),
+        ({"a": {"b": False}}, {"a": {"b": True}}, ["a.b: false in the cluster, true in the stack"]),
+        ({}, {"a": ["x"]}, ['a: not set in the cluster, ["x"] in the stack']),
+        ({"a": {"b": "y"}}, {"a": {}}, ['a.b: "y" in the cluster, not set in the stack']),
+        (
+            {"a": "b"},
+            {"a": {"b": 1}},
+            ['a: "b" in the cluster, not set in the stack', "a.b: not set in the cluster, 1 in the stack"],
+        ),
+    ],
+)
+def test_differences_lists_changed_added_and_removed_keys(live: Any, stack: Any, lines: list[str]) -> None:
+    assert list(training.differences(live, stack)) == lines
