@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -75,19 +75,16 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
 
     Raises UsageError if the claim or the image is not determined; the message lists the claims.
     """
-    runs = [one.run for one in list_releases(cluster, all_namespaces=False)]
-    others = [run for run in runs if run is not None]
-    claims = cluster.list_objects("persistent_volume_claim")
-    names = [object_states.name_of(one) for one in claims]
-    owned = [
-        object_states.name_of(one)
-        for one in claims
-        if (one["metadata"].get("labels") or {}).get(RELEASE_LABEL) == release
-    ]
-    candidates = [name for name in names if name == request.claim] if request.claim else owned or names
+    others = [one.run for one in list_releases(cluster, all_namespaces=False) if one.run]
+    claims = {
+        object_states.name_of(one): (one["metadata"].get("labels") or {}).get(RELEASE_LABEL)
+        for one in cluster.list_objects("persistent_volume_claim")
+    }
+    owned = [name for name, owner in claims.items() if owner == release]
+    candidates = [name for name in claims if name == request.claim] if request.claim else owned or [*claims]
     listed = ", ".join(
         name + "".join(f" (of release {other.release})" for other in others if other.claim == name)
-        for name in names
+        for name in claims
     )
     place = f"namespace {cluster.namespace} on {cluster.name}"
     if len(candidates) != 1:
@@ -226,9 +223,12 @@ class ClusterSession:
             OtherRunError: the release's training Job is not `expected_job`.
             CliError: another version of the chart wrote the ConfigMap.
         """
-        files = self._config_map()
+        found = self.cluster.find("config_map", f"{self.release}-run")
+        if found is None:
+            raise ReleaseNotFoundError(self.cluster, self.release)
         try:
-            run = ReleaseRun.from_json(self.release, self.cluster.namespace, json.loads(files["run.json"]))
+            about = json.loads(found["data"]["run.json"])
+            run = ReleaseRun.from_json(self.release, self.cluster.namespace, about)
         except (KeyError, ValueError, TypeError) as error:
             raise self._other_chart_error(repr(error)) from error
         if run.cron_job:
@@ -253,16 +253,7 @@ class ClusterSession:
 
     def run_if_installed(self) -> ReleaseRun | None:
         """Return the run that the release's ConfigMap describes, or None if the release is not installed."""
-        return self.run() if self._find_config_map() is not None else None
-
-    def _config_map(self) -> Mapping[str, str]:
-        found = self._find_config_map()
-        if found is None:
-            raise ReleaseNotFoundError(self.cluster, self.release)
-        return dict(found.get("data") or {})
-
-    def _find_config_map(self) -> Object | None:
-        return self.cluster.find("config_map", f"{self.release}-run")
+        return self.run() if self.cluster.find("config_map", f"{self.release}-run") else None
 
     def pods(self) -> list[Object]:
         """Return the release's pods, without the reader pods that commands create to read the storage."""

@@ -234,8 +234,14 @@ class Helm:
         self._options += ["--kube-context", cluster.context] if cluster.context else []
 
     def read_values(self, release: str) -> dict[str, Any]:
-        """Return the values that were given to the deployed revision of a release, without the chart's defaults."""
-        return json.loads(self._run(["get", "values", release, "-o", "json", *self._options])) or {}
+        """Return the values that were given to the deployed revision of a release, without the chart's defaults.
+
+        If no revision is deployed, because the first installation failed, return those of the newest revision.
+        """
+        revisions = json.loads(self._run(["history", release, "-o", "json", *self._options]))
+        chosen = max(revisions, key=lambda one: (one["status"] == "deployed", one["revision"]))
+        words = ["get", "values", release, "--revision", str(chosen["revision"]), "-o", "json"]
+        return json.loads(self._run([*words, *self._options])) or {}
 
     def upgrade_command(self, release: str, *files: str) -> list[str]:
         """Return the command line (argv) that installs or upgrades a release to the values of these files.

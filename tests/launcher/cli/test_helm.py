@@ -23,6 +23,8 @@ HELM = """#!/bin/sh
 echo "$@" >> calls
 env | grep ^HELM_KUBE >> calls
 case "$*" in
+history*) echo '[{{"revision": 7, "status": "superseded"}}, {{"revision": 8, "status": "deployed"}},' \
+    '{{"revision": 9, "status": "failed"}}]' ;;
 get*) echo '{{"image": "x", "training": {{"passes": null}}}}' ;;
 *--dry-run*) cat > checked.yaml; cat dry.json ;;
 *) cat > sent.yaml ;;
@@ -61,9 +63,12 @@ def test_helm_gets_the_values_and_the_cluster_of_the_command(
         }, "without the null, helm would use the chart's default again"
     cluster = "-n paddle --kube-context test"
     calls = (here / "calls").read_text().splitlines()
-    assert calls[0] == f"get values paddle-training -o json {cluster}"
+    assert calls[:2] == [
+        f"history paddle-training -o json {cluster}",
+        f"get values paddle-training --revision 8 -o json {cluster}",
+    ]
     upgrade = f"upgrade --install paddle-training {releases.find_chart()} {cluster} --reset-values"
-    assert calls[1:] == [
+    assert calls[2:] == [
         f"{upgrade} --cleanup-on-fail -f - --dry-run=server -o json",
         f"{upgrade} --cleanup-on-fail -f - --description run by me",
     ]
