@@ -254,7 +254,6 @@ class Agent:
         self.link: CoordinatorLink | None = None
         self._rank0_wait: Rank0Wait | None = None
         self._address = ""
-        self._locator: Rank0Locator | None = None
         self._probe = StorageProbe(settings.job_path)
         self._forks: child_processes.ForkServer | None = None
         self._fingerprint: dict[str, Any] | None = None
@@ -334,11 +333,11 @@ class Agent:
 
     def _start_link(self) -> None:
         s, t = self.settings, self.timings
-        locator, send = Rank0Locator(s), self._read_state_to_send
-        link = CoordinatorLink(self.network, s.peer_port, t, locator, read_state=send, wake=self.wake)
+        send = self._read_state_to_send
+        link = CoordinatorLink(self.network, s.peer_port, t, Rank0Locator(s), read_state=send, wake=self.wake)
         self._rank0_wait = Rank0Wait(s, self.runtime, t, link)
         self._rank0_wait.raise_if_run_is_over("complete")
-        self._locator, self.link, self._watchdog.link = locator, link, link
+        self.link = self._watchdog.link = link
         link.start()
 
     def _step(self) -> Plan | None:
@@ -491,8 +490,6 @@ class Agent:
             self.link.close(self.timings.copies)
         if self.executor.processes is not None:
             self.executor.processes.join_log_followers(self.timings.copies)
-        if self._locator is not None:
-            self._locator.close()
         if self.server is not None:
             self.server.close()
 

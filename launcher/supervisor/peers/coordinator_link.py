@@ -283,6 +283,7 @@ class CoordinatorLink:
         self._urgent.set()
         self._finished.wait(seconds)
         self._finished.set()
+        self._locator.close()
 
     def _run(self) -> None:
         while time.monotonic() < self._deadline:

@@ -14,7 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from launcher.runtimes import load_runtime
 from launcher.settings import TrainSettings
+from launcher.supervisor.coordinator.coordinator import Coordinator
+from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.timings import Timings
 from testkit import written_data
 from testkit.waiting import PATIENCE, until
 
@@ -70,6 +74,17 @@ def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
     return TrainSettings.from_environ(
         pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
     )
+
+
+def build_coordinator(settings: TrainSettings, **changes: Any) -> Coordinator:
+    """Return rank 0's coordinator without a launcher; `changes`: other arguments than the usual ones."""
+    usual: dict[str, Any] = {
+        "runtime": load_runtime("fleet"),
+        "network": PodNetwork(),
+        "timings": Timings(**FAST),
+    }
+    usual |= {"address": "127.0.0.1", "pause": time.sleep, "wake": lambda: None}
+    return Coordinator(settings, **{**usual, **changes})
 
 
 def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:

@@ -64,6 +64,9 @@ class Rank1:
             wake=lambda: None,
         )
 
+    def close(self) -> None:
+        """Do nothing: nothing is watched."""
+
     def find(self) -> Rank0Place:
         self.reads += 1
         if self.credential == "unreadable":

@@ -128,17 +128,22 @@ def test_a_drained_pod_of_rank_0_waits_for_the_scripts_of_other_ranks(tmp_path: 
         assert (run["state"], run["attempt"], run["countedRestarts"]) == ("complete", 1, 0)
 
 
-def test_a_second_signal_ends_the_time_that_a_script_has(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("grace", "is_hurried"), [("600", True), ("22", False)], ids=["second signal", "end of grace"]
+)
+def test_a_script_that_is_stuck_after_sigterm_is_killed(tmp_path: Path, grace: str, is_hurried: bool) -> None:
+    """The launcher then copies the logs and releases the lease before Kubernetes kills it."""
     with build(
-        tmp_path, REACTS.replace("sleep(5)", "sleep(500)"), PADDLE_LAUNCHER_GRACE_SECONDS="600"
+        tmp_path, REACTS.replace("sleep(5)", "sleep(500)"), PADDLE_LAUNCHER_GRACE_SECONDS=grace
     ) as gang:
         gang.start().wait_until(lambda: all("trains" in gang.read_log(rank) for rank in (0, 1)))
         for process in gang.processes.values():
             process.send_signal(signal.SIGTERM)
         gang.wait_until(lambda: "received SIGTERM" in gang.pod_log(0))
-        for process in gang.processes.values():
+        for process in gang.processes.values() if is_hurried else ():
             process.send_signal(signal.SIGTERM)
         assert gang.wait_for_exit() == [143, 143], gang.pod_log(0)
+        assert not (gang.output / "run.lock").exists()
 
 
 EARLY = """

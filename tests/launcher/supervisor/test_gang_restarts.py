@@ -103,6 +103,7 @@ def parent_pid(pid: int) -> int:
 
 def test_only_restarts_without_a_new_checkpoint_are_limited(tmp_path: Path) -> None:
     fake = {"trainer:1": {"do": "signal", "signal": int(signal.SIGKILL), "at": 2}}
+    fake["trainer:0"] = {"do": "hang", "at": 2}  # or it trains on until it is stopped
     with build_gang(tmp_path, fake=fake) as gang:
         assert gang.start().wait_for_exit(60) == [70, 70]
         # the first attempts may save passes 0 and 1; every later attempt resumes after pass 1

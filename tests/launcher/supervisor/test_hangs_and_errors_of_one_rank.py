@@ -19,7 +19,6 @@ from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAtte
 from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
-from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.helper_processes import convert_shard
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import Action, Plan
@@ -30,7 +29,7 @@ from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 from tests.launcher.supervisor.failing_calls import fail_calls
 from tests.launcher.supervisor.fake_clock import FakeClock
-from tests.launcher.supervisor.loopback_gang import FAST, train_settings
+from tests.launcher.supervisor.loopback_gang import FAST, build_coordinator, train_settings
 
 
 class SleepRuntime(V1Runtime):
@@ -196,10 +195,7 @@ def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(
 def test_the_main_thread_is_not_taken_for_stuck_while_the_report_of_a_failed_run_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank_0 = Coordinator(
-        train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"), SleepRuntime(), PodNetwork(), Timings(**FAST),
-        address="127.0.0.1", pause=time.sleep, wake=lambda: None,
-    )  # fmt: skip
+    rank_0 = build_coordinator(train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"))
     turns: list[int] = []
     seen: list[int] = []
 
@@ -244,10 +240,7 @@ def test_a_parser_that_logs_nothing_is_stopped_and_one_that_logs_is_not(tmp_path
 
 
 def test_an_unexpected_error_at_the_end_of_a_run_is_recorded_as_its_failure(tmp_path: Path) -> None:
-    rank_0 = Coordinator(
-        train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"), SleepRuntime(), PodNetwork(), Timings(**FAST),
-        address="127.0.0.1", pause=time.sleep, wake=lambda: None,
-    )  # fmt: skip
+    rank_0 = build_coordinator(train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"))
     rank_0.run_files = Mock(warning=None)
     rank_0.run_files.write_trained.side_effect = ValueError(
         "Out of range float values are not JSON compliant"

@@ -6,19 +6,14 @@ import contextlib
 import http.client
 import json
 import stat
-import time
 from pathlib import Path
 
 import pytest
 
-from launcher.runtimes import load_runtime
-from launcher.supervisor.coordinator.coordinator import Coordinator
-from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import Rank0Locator
 from launcher.supervisor.shared_storage.output_lease import build_credential
-from launcher.supervisor.timings import Timings
 from testkit.waiting import until
-from tests.launcher.supervisor.loopback_gang import FAST, LoopbackGang, train_settings
+from tests.launcher.supervisor.loopback_gang import LoopbackGang, build_coordinator, train_settings
 
 pytestmark = pytest.mark.slow
 
@@ -46,10 +41,7 @@ def test_a_late_write_of_an_earlier_rank_0_keeps_no_rank_out(tmp_path: Path) -> 
     settings = train_settings(tmp_path)
     settings.layout.run_secret.parent.mkdir()
     settings.layout.run_secret.touch(0o644)
-    rank_0 = Coordinator(
-        settings, load_runtime("v1"), PodNetwork(), Timings(**FAST),
-        address="10.0.0.1", pause=time.sleep, wake=lambda: None,
-    )  # fmt: skip
+    rank_0 = build_coordinator(settings, address="10.0.0.1")
     rank_0.acquire_output(lambda error: None)
     locator = Rank0Locator(settings)
     assert locator.find() == ("10.0.0.1", rank_0.credential)
