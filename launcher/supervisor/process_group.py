@@ -337,12 +337,13 @@ class ProcessGroup:
     def _find_hang(self, now: float) -> ProcessError | None:
         """Return an error if the trainers' pass, batch and state have not changed for too long; None if they have.
 
-        Without a state, that is without progress.json, the logs of a user's script must grow.
+        A growing log of a user's script is progress, too, unless the script reports steps: its state is `training`.
         """
         settings = self._gang.settings
         progress = read_progress(settings)
         state = progress.state or ("starting" if self._runtime.reports_progress else "")
-        follows_log = not state and self._runtime.is_user_script
+        # Its steps say more than its log, but before the first one, or during a test, a script may only log.
+        follows_log = self._runtime.is_user_script and state not in ("training", "done")
         logged = sum(measure_log(c.spec.log) for c in self._trainers) if follows_log else None
         place = progress.number, progress.batch, state, logged
         if place != self._place[1]:

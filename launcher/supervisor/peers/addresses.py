@@ -128,6 +128,10 @@ def has_connection(hosts: Collection[str], except_port: int) -> bool:
 
 
 def _parse_ipv4(end: str) -> str:
-    """Return the IPv4 address of one end of a connection in a table of _TCP_TABLES; of IPv6 the last four bytes."""
+    """Return the IPv4 address of one end of a connection in a table of _TCP_TABLES, or an IPv6 address as IPv4.
+
+    That is the last four bytes, as of an IPv4 address in an IPv6 socket; for ::1, which `localhost` may be, 127.0.0.1.
+    """
     number = int(end.partition(":")[0][-8:], 16)  # in the byte order of the machine
-    return socket.inet_ntoa(struct.pack("=I", number))
+    address = socket.inet_ntoa(struct.pack("=I", number))
+    return "127.0.0.1" if address == "0.0.0.1" else address

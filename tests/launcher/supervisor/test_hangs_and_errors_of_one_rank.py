@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.helper_processes import convert_shard
+from launcher.supervisor.peers import addresses
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import Action, Plan
 from launcher.supervisor.process_group import ProcessGroup
@@ -116,6 +118,24 @@ def test_a_silent_log_of_a_script_is_reported_as_a_hang_and_a_growing_one_ends_i
     assert "Fix: let any process" in group.hang.text, "that line has a meaning, but no fix"
 
 
+@pytest.mark.parametrize(("state", "hangs"), [("starting", False), ("testing", False), ("training", True)])
+def test_a_script_that_reports_no_step_yet_but_logs_does_not_hang(
+    start_training: Start, tmp_path: Path, state: str, hangs: bool
+) -> None:
+    """Regression: a script that prepared its data for long, and logged that, was restarted again and again."""
+    runtime = SleepRuntime()
+    runtime.is_user_script = True
+    group, start = start_training(runtime), time.monotonic()
+    (tmp_path / "work" / "progress.json").write_text(f'{{"pass": 0, "batch": 1, "state": "{state}"}}')
+    log = tmp_path / "work" / "logs" / "train.log"
+    for minute in range(12):
+        log.write_text("a line\n" * (minute + 1))
+        group.poll(start + 60 * minute)
+    assert (group.hang is not None) == hangs
+    group.poll(start + 60 * 12 + 3600)
+    assert group.hang is not None
+
+
 @pytest.mark.parametrize(("code", "kind"), [(errno.EROFS, StorageError), (errno.EIO, StorageFailedError)])
 def test_a_failing_disk_of_the_pod_is_reported_as_such(
     start_training: Start, code: int, kind: type[Exception]
@@ -125,6 +145,25 @@ def test_a_failing_disk_of_the_pod_is_reported_as_such(
         pytest.raises(kind, match=r"progress\.json: .* Fix: "),
     ):
         start_training(SleepRuntime())
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_processes_that_met_on_loopback_are_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily
+) -> None:
+    """Regression: `localhost` may be ::1, and the run was warned about processes that trained alone."""
+    with socket.create_server(
+        ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family
+    ) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(server.getsockname()[:2]):
+            text = Path("/proc/net/tcp6" if family == socket.AF_INET6 else "/proc/net/tcp").read_text()
+    table = tmp_path / "tcp"
+    table.write_text("\n".join(["header", *(line for line in text.splitlines() if f":{port:04X}" in line)]))
+    monkeypatch.setattr(addresses, "_TCP_TABLES", (table,))
+    assert addresses.has_connection({"127.0.0.1"}, 1)
+    assert not addresses.has_connection({"127.0.0.1"}, port), "the launchers' own port"
+    assert not addresses.has_connection({"10.0.0.1"}, 1)
 
 
 def test_an_error_of_a_file_while_processes_are_stopped_does_not_end_the_shut_down(
