@@ -1,4 +1,7 @@
-"""Print the events and the outcome of one simulated run: python -m tests.launcher.supervisor.run_simulation SEED."""
+"""Print the events and the outcome of a simulated run: python -m tests.launcher.supervisor.run_simulation SEED [KIND…].
+
+Without KIND, all kinds of faults (`Faults`) happen.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class _EventLog(logging.Handler):
 
 if __name__ == "__main__":
     with simulated_machine():
-        world = World(int(sys.argv[1]))
+        world = World(int(sys.argv[1]), kinds=tuple(sys.argv[2:]))
         log.handlers[:], log.propagate = [_EventLog(world)], False
         try:
             outcome = world.run()

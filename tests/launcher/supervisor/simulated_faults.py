@@ -24,10 +24,11 @@ class Faults:
     """Schedule random faults in `world`, on its clock."""
 
     def __init__(self, world: World, kinds: tuple[str, ...] = ()) -> None:
-        """Schedule the faults; `kinds` are the only kinds, empty: any."""
+        """Schedule the faults; `kinds` are the only kinds, without harsh ones in a mild run; empty: any."""
         self.world = world
         self.rng = rng = world.rng
-        all_kinds = kinds or (*self._mild_kinds, *(() if world.mild else self._harsh_kinds))
+        allowed = (*self._mild_kinds, *(() if world.mild else self._harsh_kinds))
+        all_kinds = [kind for kind in kinds or allowed if kind in allowed]
         chosen = rng.sample(all_kinds, rng.randint(1, len(all_kinds)))
         undisturbed = 10 + world.seconds * len(world.points)  # seconds that the run takes without faults
         for _ in range(3 if kinds else rng.choice((0, 1, 1, 2, 2, 3, 4))):

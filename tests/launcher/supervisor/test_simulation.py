@@ -21,10 +21,14 @@ from launcher.supervisor.shared_storage.output_lease import OutputLease
 from tests.launcher.supervisor.simulated_machine import simulated_machine
 from tests.launcher.supervisor.simulation import InvariantBrokenError, World
 
+pytestmark = pytest.mark.long  # unit tests find faults of the decisions sooner
 
-def seed_ranges(short: range, *long: range) -> pytest.MarkDecorator:
-    """Return the parametrization of a test with one range of seeds, and with more of them in the tier `long`."""
-    ranges = [short, *(pytest.param(seeds, marks=pytest.mark.long) for seeds in long)]
+CHILDREN = ("child_killed", "child_fails", "child_hangs", "starts_fail", "program_bug")
+COORDINATORS = ("launcher_killed", "forced", "frozen", "drained", "lost_and_rank_0_drained")
+
+
+def seed_ranges(*ranges: range) -> pytest.MarkDecorator:
+    """Return the parametrization of a test with ranges of seeds, which run in several processes."""
     return pytest.mark.parametrize("seeds", ranges, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 
 
@@ -48,16 +52,15 @@ def find_broken_run(seeds: range, *kinds: str) -> World | None:
     return None
 
 
-@pytest.mark.slow
-@seed_ranges(range(100), *(range(first, first + 100) for first in (100, 200, 300)))
-def test_random_faults_break_no_invariant(seeds: range) -> None:
-    broken = find_broken_run(seeds)
+@pytest.mark.parametrize("kinds", [(), CHILDREN, COORDINATORS], ids=["any", "children", "coordinators"])
+@seed_ranges(*(range(first, first + 100) for first in (0, 100, 200, 300)))
+def test_random_faults_break_no_invariant(seeds: range, kinds: tuple[str, ...]) -> None:
+    broken = find_broken_run(seeds, *kinds)
     if broken is not None:
-        again = f"python -m tests.launcher.supervisor.run_simulation {broken.seed}"
+        again = f"python -m tests.launcher.supervisor.run_simulation {broken.seed} {' '.join(kinds)}"
         pytest.fail(f"seed {broken.seed} (alone: {again}):\n{broken.newest_events()}", pytrace=False)
 
 
-@pytest.mark.slow
 def test_seeds_contain_undisturbed_restarted_and_failed_runs() -> None:
     ends: set[str] = set()
     for seed in range(150):
@@ -69,8 +72,7 @@ def test_seeds_contain_undisturbed_restarted_and_failed_runs() -> None:
     pytest.fail(f"only {ends}")
 
 
-@pytest.mark.slow
-@seed_ranges(range(100, 160, 3), range(1, 100, 3), range(160, 310, 3))  # seeds with a grace period of 60 s
+@seed_ranges(range(1, 160, 3), range(160, 310, 3))  # seeds with a grace period of 60 s
 def test_drained_pods_lose_no_more_than_the_training_since_the_requested_checkpoint(seeds: range) -> None:
     resumed = 0
     for seed in seeds:
@@ -80,8 +82,7 @@ def test_drained_pods_lose_no_more_than_the_training_since_the_requested_checkpo
     assert resumed >= 1, "too few runs with a requested checkpoint"
 
 
-@pytest.mark.slow
-@seed_ranges(range(3), range(3, 20))
+@seed_ranges(range(20), range(20, 40))
 def test_a_run_completes_although_rank_0_is_killed_sixteen_times(seeds: range) -> None:
     for seed in seeds:
         world = World(seed, faults=False)
@@ -233,7 +234,6 @@ The first seed saves time: its run showed the bug when this was written.
 """
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_seeded_bug_is_found(bug: Callable[[Patch], None], monkeypatch: Patch) -> None:
     bug(monkeypatch)
