@@ -189,7 +189,6 @@ def _plan_after_waiting(plan: Plan, members: Sequence[Member], now: float, limit
         m.state.failure
         for m in members
         if m.state.failure is not None
-        and m.state.attempt < plan.attempt
         and m.phase in (Phase.STAGING, Phase.LEAVING)
         and m.state.failure.code in RUN_ENDS
     ]

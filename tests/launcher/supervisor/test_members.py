@@ -25,7 +25,7 @@ from launcher.supervisor.coordinator.members import (
     describe_missing,
 )
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import Phase
+from launcher.supervisor.peers.messages import Failure, Phase
 from launcher.supervisor.shared_storage.output_folder import run_fingerprint
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.fake_clock import FakeClock
@@ -146,6 +146,8 @@ def test_a_change_of_phase_or_failure_wakes_the_agent_and_invalid_states_are_rej
     for phase in ("staging", "staging", "idle"):
         membership.record_state(make_state(1, "a", phase), NOW)
     assert len(wakes) == 2
+    membership.record_state(make_state(1, "a", failure=Failure("it broke", 70, NOW)), NOW)
+    assert len(wakes) == 3
     for rank in (-1, 2):
         with pytest.raises(ValueError, match="ranks are 0 to 1"):
             membership.record_state(make_state(rank, "a"), NOW)
