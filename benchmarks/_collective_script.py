@@ -12,10 +12,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from benchmarks._example_trainings import ExampleGang, read
+from launcher.runtimes.collective import training_variables
+from launcher.settings import TrainSettings
 from local import try_example
 from local.external_commands import free_port
 from local.launcher_gang import find_processes, first_port
@@ -30,14 +33,17 @@ MARKS = {"started": "python", "imported": "import", "joined": "join", "loaded": 
 Paddle, has joined the others (`init_parallel_env`), has loaded its rows and the checkpoint, has trained a step."""
 
 
-def prepare_text(folder: Path, trainers: int) -> dict[str, str]:
-    """Write data and script of the example `text` for so many pods to `folder`; return their environment."""
-    env = try_example.prepare_example(EXAMPLE, folder, trainers=trainers)
+def prepare_text(folder: Path, trainers: int, training: Mapping[str, Any]) -> dict[str, str]:
+    """Write data and script of the example `text` for so many pods to `folder`; return their environment.
+
+    `training` has values of the chart below that key.
+    """
+    own = {"config": f"{EXAMPLE}/{SCRIPT}", **training}
+    env = try_example.prepare_example(EXAMPLE, folder, trainers=trainers, logFormat="json", training=own)
     program = Path(env["OUT_DIR"]) / EXAMPLE
     shutil.copytree(PROGRAMS / EXAMPLE, program)
     shutil.copyfile(CLONE / "benchmarks" / "_timed_script.py", program / SCRIPT)
-    threads = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PADDLE_LAUNCHER_LOG_FORMAT": "json"}
-    return {**env, **threads, "PADDLE_LAUNCHER_CONFIG_FILE": SCRIPT, "MARKS_DIR": str(folder)}
+    return {**env, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "MARKS_DIR": str(folder)}
 
 
 def read_marks(folder: Path, attempt: int, processes: int) -> list[dict[str, float]]:
@@ -49,9 +55,9 @@ def read_marks(folder: Path, attempt: int, processes: int) -> list[dict[str, flo
 class ScriptGang(ExampleGang):
     """A gang of launchers, each with one process of the script."""
 
-    def __init__(self, folder: Path, trainers: int, **values: str) -> None:
-        env = prepare_text(folder, trainers)
-        super().__init__(folder, {**env, **values}, ensure_collective_python())
+    def __init__(self, folder: Path, trainers: int, **training: Any) -> None:
+        env = prepare_text(folder, trainers, training)
+        super().__init__(folder, env, ensure_collective_python())
         self.output = Path(env["OUT_DIR"]) / "output"
 
     def run(self, seconds: float) -> None:
@@ -62,19 +68,15 @@ class ScriptGang(ExampleGang):
 
 
 @contextlib.contextmanager
-def run_with_paddle(folder: Path, trainers: int, **values: str) -> Iterator[list[subprocess.Popen[bytes]]]:
+def run_with_paddle(folder: Path, trainers: int, **training: Any) -> Iterator[list[subprocess.Popen[bytes]]]:
     """Start the script with `python -m paddle.distributed.launch`, once for each pod; kill what runs after the block.
 
     The script gets the shards and settings that the launchers would give it, and saves checkpoints in
     `folder/output`.
     """
-    env = prepare_text(folder, trainers)
-    job = Path(env["OUT_DIR"])
-    own = {
-        name: value
-        for name, value in (env | values).items()
-        if not name.startswith(("PADDLE_LAUNCHER_RESUME", "PADDLE_TRAINER"))
-    }
+    own = prepare_text(folder, trainers, training)
+    job = Path(own["OUT_DIR"])
+    own |= training_variables(TrainSettings.from_environ(own))
     processes, port = [], free_port()
     try:
         for rank in range(trainers):

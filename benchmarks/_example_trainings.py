@@ -25,7 +25,7 @@ ROLES = ("trainer", "pserver")
 MARKS = {"imported": "import", "joined": "join", "loaded": "load", "first_batch": "batch"}
 """Time mark in a trainer's progress.json → the part of the start that ends at it: the trainer has imported Paddle, has
 joined the servers and the other trainers, has loaded the checkpoint (if there is one), has trained its first batch."""
-PORTS = {"CONF_PADDLE_PORTS_NUM": "1", "CONF_PADDLE_PORTS_NUM_SPARSE": "1"}
+PORTS = {"portsNum": 1, "portsNumSparse": 1}
 JOB = "job"
 
 
@@ -62,15 +62,16 @@ class ExampleGang(LauncherGang):
 class FleetGang(ExampleGang):
     """A gang of three ranks that trains an example with runtime fleet."""
 
-    def __init__(self, folder: Path, job: Path, example: str, **env: str) -> None:
+    def __init__(self, folder: Path, job: Path, example: str, **training: Any) -> None:
+        """Copy the prepared `job` to `folder`; `training` has values of the chart below that key."""
         shared = folder / "shared"
         for source, target in ((job, JOB), (job.parent / ".data", ".data")):
             shutil.copytree(source, shared / target, symlinks=True)
-        example_env = {"TRAIN_CONFIG_DIR": example, "PADDLE_LAUNCHER_LOG_FORMAT": "json"}
+        own = {"jobName": JOB, "trainers": len(RANKS), "logFormat": "json", **PORTS}
+        program = {"config": f"{example}/trainer_config.py"}
         inherited = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
-        super().__init__(
-            folder, {**inherited, **job_environment(shared, JOB, len(RANKS)), **PORTS, **example_env, **env}
-        )
+        environ = job_environment(shared, own, {"training": program | training})
+        super().__init__(folder, inherited | environ)
         self.output = shared / JOB / "output"
         self._started = 0.0
 
@@ -95,10 +96,10 @@ class FleetGang(ExampleGang):
 class ByHand(TrainerProcesses):
     """The same pservers and trainers as under the launchers of FleetGang, started without launchers."""
 
-    def __init__(self, folder: Path, job: Path, example: str, **env: str) -> None:
+    def __init__(self, folder: Path, job: Path, example: str, **training: Any) -> None:
         folder.mkdir()
         data = [job / str(rank) / "data" for rank in RANKS]
-        super().__init__(folder, data, PROGRAMS / example, values={**PORTS, **env})
+        super().__init__(folder, data, PROGRAMS / example, values={**PORTS, "training": training})
 
     def first_batch(self, seconds: float, measure: Callable[[], object] = lambda: None) -> dict[str, float]:
         """Start all processes, and kill them after each rank's first batch.

@@ -26,7 +26,7 @@ from testkit.waiting import until
 PROCESSES, ROUNDS, KILLS = 3, 2, 2
 LIMIT = 8.0
 DEADLINE = 60.0
-VALUES = {"PADDLE_LAUNCHER_PASSES": "1000", "PADDLE_LAUNCHER_RESTARTS": "100"}
+VALUES = {"passes": 1000, "restarts": 100}
 
 
 def await_steps(folder: Path, attempt: int, gang: ScriptGang) -> Parts:

@@ -129,11 +129,8 @@ def measure(
         trainers together; CPU microseconds per sample of the trainers; CPU microseconds per sample of the
         servers.
     """
-    values = {
-        "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
-        "TRAINER_COUNT": str(threads),
-        "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--hidden={hidden}"]),
-    }
+    training = {"batchSize": BATCH, "extraArgs": [f"--hidden={hidden}"]}
+    values = {"trainerCount": threads, "training": training}
     shutil.rmtree(folder, ignore_errors=True)
     gang = Bench(folder, data, PROGRAMS / "ctr", values=values, hows=hows, repeats=repeats)
     gang.files = [f"slots-{i}.txt" for i in range(threads)]
@@ -239,11 +236,7 @@ def learning(folder: Path, seed: int) -> Iterator[bool]:
     joined = folder / "joined.txt"
     joined.write_bytes(b"".join((place / "train.txt").read_bytes() for place in data))
     best = scores.metrics(*generated_rows.limit(test))["auc"]
-    values = {
-        "PADDLE_LAUNCHER_PASSES": str(passes),
-        "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
-        "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--seed={seed}"]),
-    }
+    values = {"training": {"passes": passes, "batchSize": BATCH, "extraArgs": [f"--seed={seed}"]}}
     gang = TrainerProcesses(folder / "gang", data, PROGRAMS / "ctr", values=values)
     gang.finish(seconds=580)
     ours = json.loads((gang.output.model / "score.json").read_text())["auc"]

@@ -30,6 +30,7 @@ import time
 from pathlib import Path
 
 from benchmarks._result_lines import print_ratio
+from local.launcher_gang import job_environment
 from local.paths import CLONE
 
 SHARDS = 8
@@ -56,18 +57,11 @@ def make_text(path: Path, lines: int) -> None:
 def run_prepare(storage: Path) -> tuple[float, int]:
     """Return wall seconds and peak memory in KB of one `prepare` of `sources/in.txt`."""
     log = storage / "log"
+    data = {"source": "file://in.txt", "testFraction": TEST_FRACTION}
     environ = {
+        **job_environment(storage, {"jobName": "bench", "trainers": SHARDS, "data": data}),
         "PATH": os.environ["PATH"],
-        "JOB_NAME": "bench",
-        "JOB_PATH": str(storage),
-        "JOB_NAMESPACE": "bench",
-        "PADDLE_LAUNCHER_RELEASE": "bench",
-        "PADDLE_LAUNCHER_K8S_JOB": "bench-data",
-        "PADDLE_LAUNCHER_DATA_DIGEST": "bench",
         "PADDLE_LAUNCHER_TERMINATION_LOG": str(storage / "termination"),
-        "SPLIT_COUNT": str(SHARDS),
-        "PADDLE_LAUNCHER_DATA_SOURCE": "file://in.txt",
-        "PADDLE_LAUNCHER_DATA_TEST_FRACTION": str(TEST_FRACTION),
     }
     code = (
         "import runpy, sys; sys.argv = ['launcher', 'prepare']\n"

@@ -24,6 +24,7 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -63,16 +64,19 @@ def optimizer(job):
 """
 
 
-def gang(folder: Path, lines: list[str], **values: str) -> TrainerProcesses:
-    """Return a pserver and a trainer on the rows `lines` (the first 100 are the test set); `values`: environment."""
+def gang(folder: Path, lines: list[str], training: dict[str, Any], **environ: str) -> TrainerProcesses:
+    """Return a pserver and a trainer on the rows `lines` (the first 100 are the test set).
+
+    `training` has values of the chart below that key; `environ` further variables.
+    """
     data, own = folder / "data", folder / "own"
     (data / "tables").mkdir(parents=True)
     own.mkdir()
     (own / "trainer_config.py").write_text(PROGRAM)
     (data / "train.txt").write_text("".join(f"{line}\n" for line in lines))
     (data / "test.txt").write_text("".join(f"{line}\n" for line in lines[:100]))
-    few = {"PADDLE_LAUNCHER_LOG_PERIOD": "1000", "PADDLE_LAUNCHER_DOT_PERIOD": "1000"}
-    return TrainerProcesses(folder, [data], own, values=few | values)
+    few = {"logPeriod": 1000, "dotPeriod": 1000}
+    return TrainerProcesses(folder, [data], own, values={"training": few | training}, environ=environ)
 
 
 class Watched:
@@ -104,15 +108,11 @@ class Watched:
         return self.after - self.before
 
 
-def train_and_save(folder: Path, millions: float, rule: str, **more: str) -> Watched:
+def train_and_save(folder: Path, millions: float, rule: str, **environ: str) -> Watched:
     """Train each of `millions` million ids once with the optimizer `rule`, and save a checkpoint."""
     lines = [str(n) for n in range(int(millions * 1000))]
-    values = {
-        "PADDLE_LAUNCHER_PASSES": "1",
-        "PADDLE_LAUNCHER_BATCH_SIZE": "100",
-        "PADDLE_LAUNCHER_EXTRA_ARGS": json.dumps([f"--rule={rule}"]),
-    }
-    return Watched(gang(folder, lines, **values, **more))
+    training = {"passes": 1, "batchSize": 100, "extraArgs": [f"--rule={rule}"]}
+    return Watched(gang(folder, lines, training, **environ))
 
 
 def measure_tables(millions: float, brief: bool) -> bool:
@@ -151,8 +151,8 @@ def saved_bytes(started: TrainerProcesses) -> int:
 def report_loading(started: TrainerProcesses, millions: float) -> bool:
     """Print `ctr_table_load` of a run that resumes from the checkpoint of `started`, and `ctr_table_init`."""
     [saved] = (float(s) for s in re.findall(r"saved \S+ in (\S+) s", started.log()))
-    values = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "earlier/output", "PADDLE_LAUNCHER_SAVING_PERIOD": "1"}
-    new = replace(started, root=started.root / "new", values=started.values | values)
+    training = started.values["training"] | {"initModelPath": "earlier/output", "savingPeriod": 1}
+    new = replace(started, root=started.root / "new", values={"training": training})
     new.root.mkdir()
     (new.root / "earlier").symlink_to(started.output.root.parent)
     init = time_loading(new)

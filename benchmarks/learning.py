@@ -64,13 +64,10 @@ def join_shards(data: list[Path], root: Path) -> Path:
 
 def train_gang(name: str, root: Path, data: list[Path], seed: int) -> dict[str, float]:
     """Train example `name` on loopback, a trainer and a pserver per folder of `data`; return the model's score."""
-    environment = try_example.example_environment(try_example.example_values(name), root)
-    keys = ("PASSES", "BATCH_SIZE", "EXTRA_ARGS")
-    values = {key: environment[key] for key in (f"PADDLE_LAUNCHER_{key}" for key in keys)}
-    values["PADDLE_LAUNCHER_EXTRA_ARGS"] = json.dumps(
-        [*json.loads(values["PADDLE_LAUNCHER_EXTRA_ARGS"]), f"--seed={seed}"]
-    )
-    gang = TrainerProcesses(root / f"gang-{seed}", data, PROGRAMS / name, values=values)
+    example = try_example.example_values(name)["training"]
+    training = {key: example[key] for key in ("passes", "batchSize")}
+    training["extraArgs"] = [*example["extraArgs"], f"--seed={seed}"]
+    gang = TrainerProcesses(root / f"gang-{seed}", data, PROGRAMS / name, values={"training": training})
     gang.root.mkdir()
     began = time.monotonic()
     gang.finish(seconds=300)

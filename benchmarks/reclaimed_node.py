@@ -33,9 +33,9 @@ from testkit.waiting import until
 
 EXAMPLE, INTERVAL, DEADLINE = "quick_start", 30.0, 60.0
 VALUES = {
-    "PADDLE_LAUNCHER_PASSES": "100000",
-    "PADDLE_LAUNCHER_SAVING_PERIOD": "100000",
-    "PADDLE_LAUNCHER_GRACE_SECONDS": "110",
+    "passes": 100_000,
+    "savingPeriod": 100_000,
+    "terminationGracePeriodSeconds": 110,
 }
 
 

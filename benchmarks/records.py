@@ -86,7 +86,7 @@ def measure_training(folder: Path) -> bool:
     (data / "tables").mkdir(parents=True)
     generated_rows.make(data / "train.txt", TRAINED, seed=2)
     generated_rows.make(data / "test.txt", 1000, seed=3)
-    values = {"PADDLE_LAUNCHER_PASSES": "2", "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH)}
+    values = {"training": {"passes": 2, "batchSize": BATCH}}
     gang = TrainerProcesses(folder, [data], PROGRAMS / "ctr", values=values)
     gang.finish(seconds=400)
     found = re.search(r"train\.txt: parsed [\d,]+ rows in ([\d.]+) s", gang.log())

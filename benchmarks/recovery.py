@@ -50,7 +50,7 @@ SOONEST, SPREAD = 0.5, 1.6
 takes 0.3 to 0.6 s, and its checkpoint 0.3 s."""
 LIMIT_RECOVERY, LIMIT_FIRST, LONGEST = 8.0, 6.0, 0.6
 DEADLINE = 60.0
-ENDLESS = {"PADDLE_LAUNCHER_PASSES": "100000", "PADDLE_LAUNCHER_RESTARTS": "100"}
+ENDLESS = {"passes": 100_000, "restarts": 100}
 GOLDEN = 0.618034
 """The fractions of its multiples are spread evenly, however many there are."""
 RunningGang = FleetGang | PodGang

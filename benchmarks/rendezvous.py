@@ -142,7 +142,7 @@ def clients(given: str) -> None:
 
 def measure(size: int, folder: Path) -> tuple[float, float, float]:
     """Return (seconds until all ranks have joined, rank 0's CPU seconds per second, its memory in MB)."""
-    waits = {"PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": str(int(DEADLINE))}
+    waits = {"rendezvousSeconds": int(DEADLINE)}
     with StandInGang(folder, size, **waits) as gang:
         pid = gang.start(0).processes[0].pid
         until(gang.output.run_json.exists, "run.json", 30)
@@ -220,8 +220,8 @@ def count_api_requests(folder: Path, pods: int = 20) -> float:
         {"type": "ADDED", "object": make_pod("second", "10.0.0.3", made="2")},
     ]
     server.hangs.set()
-    gang = StandInGang(folder, pods, PADDLE_LAUNCHER_RENDEZVOUS="api", JOB_COMPLETION_INDEX="1")
-    settings = TrainSettings.from_environ(gang.environ)
+    gang = StandInGang(folder, pods, rendezvous="api")
+    settings = TrainSettings.from_environ({**gang.environ, "JOB_COMPLETION_INDEX": "1"})
     finders = [Rank0PodWatch(settings, server.api()) for _ in range(pods)]
     deadline = time.monotonic() + 30
 

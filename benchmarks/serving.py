@@ -69,7 +69,7 @@ def export(root: Path, millions: float) -> bool:
         (folder / "train.txt").write_text(lines)
         (folder / "test.txt").write_text("0\n")
         data.append(folder)
-    values = {"PADDLE_LAUNCHER_PASSES": "1", "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH)}
+    values = {"training": {"passes": 1, "batchSize": BATCH}}
     gang = TrainerProcesses(root, data, program, values=values)
     gang.finish(seconds=600 + 60 * millions)
     found = [PATTERN.search(log) for log in (gang.log(0), gang.log(1))]

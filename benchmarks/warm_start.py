@@ -29,7 +29,7 @@ from testkit.gang_without_launchers import ForkedProcess, Process
 
 ROUNDS = 3
 LOAD_SECONDS = 120.0
-PASSES = {"PADDLE_LAUNCHER_PASSES": "100000"}
+PASSES = {"passes": 100_000}
 
 
 class ForkedByHand(ByHand):

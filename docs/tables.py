@@ -1,4 +1,4 @@
-"""Write the generated reference pages: settings of a stack, and commands of the launcher.
+"""Write what is generated: the pages on the settings of a stack and the commands of the launcher, and JSON Schemas.
 
 `make docs` runs it. The charts' values have their tables in the charts' own READMEs, which helm-docs writes.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import typer
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -60,7 +62,7 @@ See also the [exit codes](../how-to/troubleshooting.md#exit-codes), the [rights]
 %s
 ## Commands of the pods
 
-Four more commands run only in the pods, not on your machine; they read their settings from [environment variables](environment.md):
+Four more commands run only in the pods, not on your machine; they read [their settings](environment.md) from a file:
 
 | command | pod | what it does |
 | --- | --- | --- |
@@ -202,7 +204,28 @@ def schema_page(name: str) -> str:
     return json.dumps(json_schema(FILES[name], name), indent=2) + "\n"
 
 
+def values_schema(chart: Path) -> str:
+    """Return the values.schema.json of a chart with defaults and descriptions from its values.yaml.
+
+    A description is the comment `# -- …` above a value. All other keys of the schema are written by hand.
+    """
+    text = (chart / "values.yaml").read_text("utf-8")
+    schema, folders = json.loads((chart / "values.schema.json").read_text("utf-8")), [""] * 9
+    for match in re.finditer(r"^( *)# -- (?:\(\w+\) )?(.*)\n *(\w+):|^( *)(\w+):$", text, re.MULTILINE):
+        indent, comment, key, folder_indent, folder = match.groups()
+        depth = len(folder_indent if key is None else indent) // 2
+        folders[depth] = folder if key is None else key
+        if key is not None:
+            node, value = schema, yaml.safe_load(text)
+            for name in folders[: depth + 1]:
+                node, value = node["properties"][name], value[name]
+            node |= {"description": comment, "default": value}
+    return json.dumps(schema, indent=2, ensure_ascii=False) + "\n"
+
+
+CHARTS = [ROOT / "charts" / name for name in ("paddle-training", "paddle-serving")]
 PAGES = {
+    **{chart / "values.schema.json": functools.partial(values_schema, chart) for chart in CHARTS},
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "commands.md": commands_page,
     **{

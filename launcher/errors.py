@@ -140,7 +140,7 @@ def setting_message(key: str, value: object, limit: str, reason: str, fix: str) 
     """Return the message `KEY is VALUE, but must be LIMIT: REASON. Fix: FIX.` about a wrong setting.
 
     Args:
-        key: name of the setting, as users write it, such as `training.passes (PADDLE_LAUNCHER_PASSES)`.
+        key: name of the setting, as users write it, such as `training.passes`.
         value: the wrong value.
         limit: description of valid values; follows the words `but must be`.
         reason: why other values cannot work.

@@ -7,6 +7,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import json
 import os
 import re
 import signal
@@ -15,11 +18,11 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from launcher import runtimes
 from launcher.errors import LauncherError
-from launcher.settings import TrainSettings
+from launcher.settings import TrainSettings, read_document, seed_variables, settings_document
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.timings import Timings
@@ -28,6 +31,9 @@ from local.paths import CLONE
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11
 
+CHART = CLONE / "charts" / "paddle-training"
+NO_GRACE = {"training": {"terminationGracePeriodSeconds": 0}}
+"""Values of a gang that is not resumed after a stop, so that it need not save a checkpoint."""
 STOP_SECONDS = 90
 """Seconds within which launchers that are asked to stop must exit, even while a compiler makes them slow."""
 
@@ -52,22 +58,40 @@ def find_processes(folder: Path) -> list[int]:
     return found
 
 
-def job_environment(job_path: Path, job_name: str, trainers: int) -> dict[str, str]:
-    """Return the environment that every pod of a job on loopback has, whatever it trains.
+@functools.cache
+def default_values() -> dict[str, Any]:
+    """Return the default values of the chart."""
+    import yaml  # noqa: PLC0415 - a launcher, which may have a bare Python, imports this module too
 
-    `job_path` stands for the shared storage; the job's folder is `<job_path>/<job_name>`.
+    return dict(yaml.safe_load((CHART / "values.yaml").read_text("utf-8")))
+
+
+def job_environment(
+    job_path: Path, *changes: Mapping[str, Any], data_digest: str = "loopback"
+) -> dict[str, str]:
+    """Write the settings of a job on loopback to `job_path`, and return the environment that all its pods have.
+
+    Args:
+        job_path: stands for the shared storage; the job's folder is `<job_path>/<jobName>`.
+        changes: values of the chart that differ from its defaults; later ones override earlier ones.
+        data_digest: that of the manifest on the storage; `none` for a script that reads its own data.
     """
+    from launcher.cli.releases import merge_values  # noqa: PLC0415 - as above
+
+    own = {"jobPath": str(job_path), "nic": "lo"}
+    values = functools.reduce(merge_values, (default_values(), NO_GRACE, *changes, own))
+    document = json.dumps(settings_document(values, data_digest=data_digest))
+    # Gangs with other settings may use the same storage.
+    file = job_path / f"settings-{hashlib.sha256(document.encode()).hexdigest()[:8]}.json"
+    job_path.mkdir(parents=True, exist_ok=True)
+    file.write_text(document)
     return {
-        "JOB_NAME": job_name,
-        "JOB_PATH": str(job_path),
+        **seed_variables(values),
         "JOB_NAMESPACE": "loopback",
-        "PADDLE_LAUNCHER_RELEASE": "loopback",
-        "PADDLE_LAUNCHER_K8S_JOB": f"{job_name}-loopback",
-        "PADDLE_LAUNCHER_DATA_DIGEST": "loopback",
-        "PADDLE_LAUNCHER_SERVICE": "loopback",
-        "PADDLE_LAUNCHER_TRAINERS": str(trainers),
-        "CONF_PADDLE_NIC": "lo",
-        "PADDLE_LAUNCHER_GRACE_SECONDS": "0",  # a stopped gang is not resumed, so it saves no checkpoint
+        "JOB_COMPLETION_INDEX": "0",
+        "PADDLE_LAUNCHER_K8S_JOB": f"{values['jobName']}-loopback",
+        "PADDLE_LAUNCHER_SETTINGS": str(file),
+        **{each["name"]: each["value"] for each in values["extraEnv"]},
     }
 
 
@@ -93,16 +117,16 @@ class LauncherGang:
     """All launchers of one run. A context manager: after its block, all processes of the gang have exited."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str], python: str | Path = sys.executable) -> None:
-        """Prepare a gang of as many launchers as PADDLE_LAUNCHER_TRAINERS says.
+        """Prepare a gang of as many launchers as the value `trainers` says.
 
         Args:
             folder: for the ranks' work folders, their logs `rank-<i>.log` and their termination messages
                 `rank-<i>.end`.
-            environ: environment of all launchers, without what differs from rank to rank.
+            environ: environment of all launchers (`job_environment`), without what differs from rank to rank.
             python: interpreter of the launchers, and so of a script of runtime collective.
         """
         self.folder, self.environ, self.python = folder, environ, str(python)
-        self.trainers = int(environ["PADDLE_LAUNCHER_TRAINERS"])
+        self.trainers = int(read_document(environ)["trainers"])
         net = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}"  # two gangs may run at once
         self.addresses = [f"{net}.{rank + 1}" for rank in range(self.trainers)]
         self.processes: dict[int, subprocess.Popen[bytes]] = {}

@@ -24,14 +24,21 @@ import yaml
 
 from launcher.cli.releases import merge_values
 from launcher.dataprep.csv_records import split_fields
+from launcher.settings import read_document
 from local import console, example_data, local_stack
 from local.external_commands import LocalError, free_port, run_command
 from local.files_and_locks import require_free_space
-from local.launcher_gang import STOP_SECONDS, LauncherGang, first_port, job_environment
+from local.launcher_gang import (
+    NO_GRACE,
+    STOP_SECONDS,
+    LauncherGang,
+    default_values,
+    first_port,
+    job_environment,
+)
 from local.launcher_image import ensure_collective_python
 from local.paths import CLONE, cache
 
-CHART = CLONE / "charts" / "paddle-training"
 CAUSE_SECONDS = 5
 """Seconds that `launcher wait` gets, after a launcher has failed, to print the cause from the status file."""
 DEADLINE_MINUTES = 60
@@ -40,66 +47,11 @@ SERVER_SECONDS = 60
 SHOWN = 100  # characters of the request that are printed
 
 
-def example_values(config: str) -> dict[str, Any]:
-    """Return the values of an example, merged over the chart's defaults."""
-    files = CHART / "values.yaml", CLONE / local_stack.EXAMPLES / f"{config}.yaml"
-    defaults, example = (yaml.safe_load(file.read_text("utf-8")) for file in files)
-    return merge_values(defaults, example)
-
-
-def example_environment(v: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    """Return the environment of the data Job and of the launchers, for the chart's values `v`.
-
-    These are the variables that templates/_training.tpl and _data_spec.tpl of the chart set, without those
-    that only a cluster has. A test compares them with what helm renders.
-    """
-    training, source, trainers = v["training"], v["data"], v["trainers"]
-    config_dir, _, config_file = training["config"].partition("/")
-    is_script, processes = v["runtime"] == "collective", training["processesPerPod"] or 1
-    variables: dict[str, Any] = {
-        **job_environment(folder / "shared", v["jobName"], trainers),
-        "TRAIN_CONFIG_DIR": config_dir,
-        "PADDLE_LAUNCHER_CONFIG_FILE": config_file or "trainer_config.py",
-        "CONF_PADDLE_PORT": v["port"],
-        "CONF_PADDLE_PORTS_NUM": processes if is_script else v["portsNum"],
-        "CONF_PADDLE_PORTS_NUM_SPARSE": 1 if is_script else v["portsNumSparse"],
-        "CONF_PADDLE_GRADIENT_NUM": trainers,
-        "TRAINER_COUNT": v["trainerCount"],
-        "PADDLE_LAUNCHER_RUNTIME": v["runtime"],
-        "PADDLE_LAUNCHER_MODE": training["mode"],
-        "PADDLE_LAUNCHER_PASSES": training["passes"],
-        "PADDLE_LAUNCHER_BATCH_SIZE": training["batchSize"],
-        "PADDLE_LAUNCHER_LOG_PERIOD": training["logPeriod"],
-        "PADDLE_LAUNCHER_EXTRA_ARGS": _json(training["extraArgs"]),
-        "PADDLE_LAUNCHER_RESTARTS": training["restarts"],
-        "OUT_DIR": folder / "shared" / v["jobName"],
-        "SPLIT_COUNT": trainers,
-        **{
-            f"PADDLE_LAUNCHER_DATA_{key}": source[name]
-            for key, name in {
-                "SOURCE": "source",
-                "SHA256": "sha256",
-                "MEMBER": "member",
-                "FORMAT": "format",
-                "DELIMITER": "delimiter",
-                "ENCODING": "encoding",
-                "SEED": "seed",
-                "TEST_FRACTION": "testFraction",
-            }.items()
-        },
-        "PADDLE_LAUNCHER_DATA_HEADER": str(source["header"]).lower(),
-        "PADDLE_LAUNCHER_DATA_TABLES": _json(source["tables"]),
-        "PADDLE_LAUNCHER_DATA_COLUMNS": _json(source["columns"]),
-        **({} if source["quoting"] == "minimal" else {"PADDLE_LAUNCHER_DATA_QUOTING": source["quoting"]}),
-        **{each["name"]: each["value"] for each in v["extraEnv"]},
-    }
-    if is_script:
-        variables["PADDLE_LAUNCHER_PROCESSES_PER_POD"] = processes
-    return {key: str(value) for key, value in variables.items()}
-
-
-def _json(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"))  # as helm writes it
+def example_values(config: str, folder: Path | None = None) -> dict[str, Any]:
+    """Return the values of an example (a file in `folder`), merged over the chart's defaults."""
+    file = (folder or CLONE / local_stack.EXAMPLES) / f"{config}.yaml"
+    example = yaml.safe_load(file.read_text("utf-8"))
+    return merge_values(default_values(), example)
 
 
 def run(config: str) -> None:
@@ -114,7 +66,7 @@ def run(config: str) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     env = prepare_example(config, folder)
     job = Path(env["OUT_DIR"])
-    is_script = env["PADDLE_LAUNCHER_RUNTIME"] == "collective"
+    is_script = read_document(env)["runtime"] == "collective"
     python = ensure_collective_python() if is_script else Path(sys.executable)
     each = "a process of the script" if is_script else "a pserver and a trainer"
     console.info(f"three launchers on loopback, each with {each}; their logs are in {folder}")
@@ -140,7 +92,7 @@ def print_prediction(config: str, job: Path) -> None:
 def prepare_example(config: str, folder: Path, **changes: Any) -> dict[str, str]:
     """Fetch an example's data and split it into shards below the new `folder`, as its data Job does.
 
-    `changes` are chart values of the first level that differ from the example's, such as `trainers`.
+    `changes` are values of the chart that differ from the example's, such as `trainers`.
 
     Returns:
         The environment of the example's launchers.
@@ -157,8 +109,9 @@ def prepare_example(config: str, folder: Path, **changes: Any) -> dict[str, str]
     }
     env = {
         **inherited,
-        **example_environment(example_values(config) | changes, folder),
-        "CONF_PADDLE_PORT": str(first_port()),
+        **job_environment(
+            folder / "shared", example_values(config), NO_GRACE, {"port": first_port()}, changes
+        ),
         "PYTHONPATH": str(CLONE),
     }
     with console.timed_step(f"{config}: split the data into {env['SPLIT_COUNT']} shards"):

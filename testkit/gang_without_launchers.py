@@ -82,8 +82,10 @@ class TrainerProcesses:
     program: Path
     """Folder of the training program."""
     config: str = "trainer_config.py"
-    values: dict[str, str] = field(default_factory=dict)
-    """Environment variables that differ from the defaults."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """Values of the chart that differ from the defaults."""
+    environ: dict[str, str] = field(default_factory=dict)
+    """Further environment variables."""
     resume: Position | None = None
     attempt: int = 0
     patience: ClassVar[float] = 1.0
@@ -96,19 +98,22 @@ class TrainerProcesses:
 
     def settings(self, rank: int) -> TrainSettings:
         """Return the settings that a launcher of this rank would have."""
+        own = {
+            "jobName": "job",
+            "trainers": len(self.data),
+            "training": {"config": f"{self.program.name}/{self.config}"},
+            "port": first_port(),
+            "portsNum": 1,
+            "portsNumSparse": 1,
+        }
         return TrainSettings.from_environ(
             {
-                **job_environment(self.root, "job", len(self.data)),
+                **job_environment(self.root, own, self.values),
                 "JOB_COMPLETION_INDEX": str(rank),
-                "TRAIN_CONFIG_DIR": self.program.name,
-                "PADDLE_LAUNCHER_CONFIG_FILE": self.config,
-                "CONF_PADDLE_PORT": str(first_port()),
-                "CONF_PADDLE_PORTS_NUM": "1",
-                "CONF_PADDLE_PORTS_NUM_SPARSE": "1",
                 "PADDLE_LAUNCHER_WORK_DIR": str(self.root / f"work{rank}"),
                 "PATH": os.environ["PATH"],
                 "HOME": os.environ.get("HOME", "/"),
-                **self.values,
+                **self.environ,
             }
         )
 

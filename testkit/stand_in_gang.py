@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from launcher.paths import OutputPaths
 from local.launcher_gang import LauncherGang, job_environment
@@ -32,21 +33,19 @@ pass; both then sleep."""
 class StandInGang(LauncherGang):
     """A gang of launchers with runtime v1 that start the program `STAND_IN`; its trainers never finish."""
 
-    def __init__(self, folder: Path, trainers: int, **environ: str) -> None:
-        """Write the job and the stand-in to `folder`; `environ` is added to all launchers' environment."""
-        base = job_environment(folder / "shared", JOB, trainers)
+    def __init__(self, folder: Path, trainers: int, **values: Any) -> None:
+        """Write the job and the stand-in to `folder`; `values` of the chart override those of this gang."""
+        program = {"config": "mine/trainer_config.py"}
+        own = {"jobName": JOB, "trainers": trainers, "runtime": "v1", "training": program}
+        environ = job_environment(folder / "shared", own, values)
         lines = [[f"line {rank}"] for rank in range(trainers)]
-        write_data(folder / "shared" / JOB, lines, digest=base["PADDLE_LAUNCHER_DATA_DIGEST"])
-        program = folder / "bin" / "paddle"
-        program.parent.mkdir()
-        program.write_text(f"#!{sys.executable} -S\n{STAND_IN}")
-        program.chmod(0o755)
-        own = {
-            "PATH": f"{program.parent}{os.pathsep}{os.environ['PATH']}",
-            "TRAIN_CONFIG_DIR": "mine",
-            "PADDLE_LAUNCHER_RUNTIME": "v1",
-        }
-        super().__init__(folder, {**base, **own, **environ})
+        write_data(folder / "shared" / JOB, lines, digest="loopback")
+        paddle = folder / "bin" / "paddle"
+        paddle.parent.mkdir()
+        paddle.write_text(f"#!{sys.executable} -S\n{STAND_IN}")
+        paddle.chmod(0o755)
+        path = f"{paddle.parent}{os.pathsep}{os.environ['PATH']}"
+        super().__init__(folder, {**environ, "PATH": path})
         self.output = OutputPaths(folder / "shared" / JOB / "output")
 
     def trainer_log(self, rank: int) -> str:

@@ -237,11 +237,24 @@ def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
     return {name: str(value) for name, value in found.items()}
 
 
+def training_variables(settings: TrainSettings) -> dict[str, str]:
+    """Return the settings that `launcher.script_run` reads."""
+    found = {
+        "PASSES": settings.passes,
+        "BATCH_SIZE": settings.batch_size,
+        "KEEP_CHECKPOINTS": settings.keep_checkpoints,
+        "CHECKPOINT_EVERY_BATCHES": settings.checkpoint_every_batches,
+        "CHECKPOINT_EVERY_MINUTES": settings.checkpoint_every_minutes,
+    }
+    return {f"PADDLE_LAUNCHER_{name}": str(value) for name, value in found.items()}
+
+
 def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
-    """Return what `launcher.script_run` reads in addition to the pod's variables; an empty text: there is none."""
+    """Return what `launcher.script_run` reads in addition to `rank_variables`; an empty text: there is none."""
     s, output = attempt.settings, OutputPaths(attempt.settings.layout.output)
     train, test = s.work.data / "train.txt", s.work.data / "test.txt"
     return {
+        **training_variables(s),
         "PADDLE_LAUNCHER_ATTEMPT": str(attempt.attempt),
         "PADDLE_LAUNCHER_TRAIN_FILE": str(train) if s.has_data else "",
         "PADDLE_LAUNCHER_TEST_FILE": str(test) if s.has_data and test.is_file() else "",

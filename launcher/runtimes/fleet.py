@@ -170,7 +170,9 @@ def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSp
         variables = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(rank)}
     path = s.work_dir / f"process-{name.replace(' ', '-')}.json"
     values = {"rank": rank, "server": server, "hosts": list(attempt.hosts), "attempt": attempt.attempt}
-    files.write_json(path, values | {"resume": to_json(attempt.resume), "store": attempt.store})
+    # Rank 0 has replaced `previous`, so that all ranks load the same model.
+    values |= {"resume": to_json(attempt.resume), "store": attempt.store, "init_model": s.init_model}
+    files.write_json(path, values)
     # Every process must get the same sequence.
     servers = [f"{host}:{each}" for host in attempt.hosts for each in s.pserver_ports]
     variables |= {
@@ -178,8 +180,6 @@ def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSp
         "PADDLE_TRAINERS_NUM": str(s.gradient_num),
         "POD_IP": attempt.host,
         "PADDLE_PORT": str(port),
-        # Rank 0 has replaced `previous`, so that all ranks load the same model.
-        "PADDLE_LAUNCHER_INIT_MODEL_PATH": s.init_model,
         process_settings.VARIABLE: str(path),
     }
     return ProcessSpec(

@@ -129,7 +129,7 @@ class V1Runtime(Runtime):
 
 def _unusable(why: str, settings: TrainSettings) -> SettingsError:
     return setting_error(
-        "runtime (PADDLE_LAUNCHER_RUNTIME)",
+        "runtime",
         settings.runtime,
         "fleet with this image",
         f"{why}; v1 needs an image of PaddlePaddle 0.10 or 0.11, later ones have neither "

@@ -1,75 +1,183 @@
-"""The settings of a pod: frozen dataclasses that are read once from the environment variables of the pod.
+"""The settings of a pod: frozen dataclasses that are read once, when a process starts. No other module reads them.
 
-No other module of the launcher reads them from the environment. Each field has its parser, default and chart value.
-The variable of a field without a `name` is PADDLE_LAUNCHER_ (in `DataSettings`: PADDLE_LAUNCHER_DATA_) and the field's
-name in upper case. All faults are reported at once, one line each, before anything is created (exit code 64). Whether
+A setting is a value of the chart, and has the path of the value as its key, such as `training.passes`. The chart writes
+the values of a Job's pods as one JSON document into an annotation of the pods, which is mounted as SETTINGS_FILE: so
+nothing between the user and the program rewrites a value. Environment variables are only those of the tutorial of 2017
+(`CONF_PADDLE_PORT`), what only the pod knows (`PADDLE_LAUNCHER_POD_IP`), and what comes from a Secret.
+
+Each field has its key and its parser. Only a value that may be null has a default here: all others have theirs in the
+chart's values.yaml. All faults are reported at once, one line each, before anything is created (exit code 64). Whether
 values fit together is checked by the chart (`templates/_validate.tpl`), which alone creates pods.
 """
 
 from __future__ import annotations
 
-import functools
+import dataclasses
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from launcher.metrics import DEFAULT_PASSES
+from launcher.errors import SettingsError, setting_message
 from launcher.paths import JobPaths, WorkPaths
 from launcher.settings import parsers as p
-from launcher.settings.variables import read_variables, secret_names, variable
 
-__all__ = ["NO_DATA", "PREVIOUS", "DataSettings", "PodSettings", "TrainSettings", "termination_log"]
+if TYPE_CHECKING:
+    from typing import Self  # Python 3.11
 
 PREVIOUS = "previous"
 """Value of `training.initModelPath` that means the model of the newest complete run of this job."""
 NO_DATA = "none"
 """Data digest of a run without data of the launcher: its script reads its own (data.enabled false)."""
+SETTINGS_FILE = "/etc/paddle-training/settings.json"
+"""Where the chart mounts the document; the variable PADDLE_LAUNCHER_SETTINGS is the path of another one."""
+REQUIRED = object()
+"""Stands for the default of a setting that must be set."""
 
-
-_MINUTES = p.number(
-    0, 10_080, "it counts minutes, and a week without a checkpoint could lose a week of training"
-)
 _NO_CHECKPOINT = "without a checkpoint every failure starts the training from scratch"
 _LONG_CHAIN = "a restore loads all of them, one after the other"
-_RANK_WAIT = p.number(0, 168, "it counts hours, and the pods that wait hold their machines for so long")
 _NO_DEADLINE = (
     "a slow batch is not a hang, and the detection of hangs cannot be turned off: a hung run would hold its "
     "machines until the Job's deadline"
 )
-_HELD_OUT = p.number(0, 0.5, "it is the fraction of the lines that is held out for the test")
+_COUNT = p.integer(1)
+_COUNT_OR_NONE = p.integer(0)
+_PODS = p.integer(1, 1000, "it is a number of pods")
 _PORT = p.integer(1, p.PORT_MAX, "it is a TCP port")
-_data_variable = functools.partial(variable, prefix="PADDLE_LAUNCHER_DATA_")
+_PORTS = p.integer(1, 100, "each one starts a parameter server")
+_MINUTES = p.number(
+    0, 10_080, "it counts minutes, and a week without a checkpoint could lose a week of training"
+)
+_RANK_WAIT = p.number(0, 168, "it counts hours, and the pods that wait hold their machines for so long")
+_HELD_OUT = p.number(0, 0.5, "it is the fraction of the lines that is held out for the test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """Where the value of a dataclass field comes from; `setting` and `variable` describe the attributes."""
+
+    parse: p.Parser
+    default: Any
+    key: str = ""
+    variable: str = ""
+    value: str = ""
+    is_secret: bool = False
+
+    def read(self, document: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Any, str]:
+        """Return (value of the field, empty text), or (None, message) for a missing or invalid setting."""
+        found = environ.get(self.variable) or self.find(document)
+        if found is None and self.default is not REQUIRED:
+            return self.default, ""
+        value = self.key or self.value
+        name = f"{value} ({self.variable})" if value and self.variable else value or self.variable
+        if found is None:
+            fix = "Use the chart and the image of one version"
+            return None, setting_message(name, None, "set", "the chart sets it in every pod", fix)
+        try:
+            return self.parse(found), ""
+        except p.BadValueError as error:
+            shown = "(not shown)" if self.is_secret else found
+            fix = error.fix or f"Set {value or self.variable} to such a value"
+            return None, setting_message(name, shown, error.limit, error.reason, fix)
+
+    def find(self, document: Mapping[str, Any]) -> Any:
+        """Return the value of `key` in the document; None if there is none."""
+        found: Any = document
+        for name in self.key.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+
+def setting(key: str, parse: p.Parser, default: Any = REQUIRED, *, by_variable: str = "") -> Any:
+    """Return a dataclass field that is read from the document.
+
+    Args:
+        key: the path of the chart's value, such as `training.passes`.
+        parse: converts the value, or raises BadValueError.
+        default: the field's value, unparsed, when the value is null or absent.
+        by_variable: a variable that the chart sets from a Secret instead of the value.
+    """
+    return _field(Setting(key=key, parse=parse, default=default, variable=by_variable))
+
+
+def variable(
+    name: str, parse: p.Parser, default: Any = REQUIRED, *, value: str = "", is_secret: bool = False
+) -> Any:
+    """Return a dataclass field that is read from the environment.
+
+    Args:
+        name: the variable.
+        parse: as in `setting`; it gets the variable's text.
+        default: the field's value, unparsed, when the variable is absent or empty.
+        value: the chart's value that sets the variable, for messages.
+        is_secret: whether the value is hidden in messages, and the variable kept from child processes.
+    """
+    return _field(Setting(variable=name, parse=parse, default=default, value=value, is_secret=is_secret))
+
+
+def _field(one: Setting) -> Any:
+    return field(repr=not one.is_secret, metadata={"setting": one})
+
+
+def settings_of(dataclass_type: type) -> dict[str, Setting]:
+    """Return the setting of each field of a dataclass by the field's name."""
+    fields = dataclasses.fields(dataclass_type)
+    return {each.name: each.metadata["setting"] for each in fields if each.metadata}
+
+
+def read_document(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the document with the chart's values.
+
+    Raises:
+        SettingsError: there is no such file, or it is not a JSON object.
+    """
+    path = environ.get("PADDLE_LAUNCHER_SETTINGS") or SETTINGS_FILE
+    try:
+        return dict(json.loads(Path(path).read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingsError(
+            f"the settings in {path} cannot be read: {error}. The chart writes them into an annotation of each pod. "
+            "Fix: use the chart and the image of one version."
+        ) from error
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings:
     """Settings of every pod."""
 
-    job_name: str = variable(p.job_name, name="JOB_NAME", value="jobName")
-    """The value jobName: the job's folder on the shared storage."""
-    job_path: Path = variable(p.absolute, Path("/home/jobpath"), name="JOB_PATH")
+    job_name: str = variable("JOB_NAME", p.job_name, value="jobName")
+    """The job's folder on the shared storage."""
+    job_path: Path = variable("JOB_PATH", p.absolute, value="jobPath")
     """Where the shared storage is mounted."""
-    namespace: str = variable(p.dns_label, name="JOB_NAMESPACE", value="the release's namespace")
-    release: str = variable(p.filled, value="the release's name")
-    k8s_job: str = variable(p.dns_label, value="jobName")
+    namespace: str = variable("JOB_NAMESPACE", p.dns_label)
+    completion_index: int = variable("JOB_COMPLETION_INDEX", _COUNT_OR_NONE)
+    """Number of this pod in its Job, from 0: the rank of a training pod."""
+    k8s_job: str = variable("PADDLE_LAUNCHER_K8S_JOB", p.dns_label)
     """Name of the pod's Kubernetes Job; the run id of a training."""
-    data_digest: str = variable(p.filled, value="data")
-    """Digest of all values that determine the data; the manifest has the same one."""
-    source_digest: str = variable(p.text, "", "data")
-    """The same without the number of shards; set for runtime collective only."""
-    pod_name: str = variable(p.text, "")
-    pod_ip: str = variable(p.text, "")
-    node_name: str = variable(p.text, "")
-    k8s_job_uid: str = variable(p.text, "")
+    k8s_job_uid: str = variable("PADDLE_LAUNCHER_K8S_JOB_UID", p.text, "")
     """The Kubernetes Job's uid; empty outside a cluster."""
-    termination_log: Path = variable(p.absolute, Path("/dev/termination-log"))
+    pod_name: str = variable("PADDLE_LAUNCHER_POD_NAME", p.text, "")
+    pod_ip: str = variable("PADDLE_LAUNCHER_POD_IP", p.text, "")
+    node_name: str = variable("PADDLE_LAUNCHER_NODE_NAME", p.text, "")
+    termination_log: Path = variable(
+        "PADDLE_LAUNCHER_TERMINATION_LOG", p.absolute, Path("/dev/termination-log")
+    )
     """File for the pod's termination message."""
-    chart_run_id: str = variable(p.text, "", "runId", name="PADDLE_LAUNCHER_RUN_ID")
+    release: str = setting("release.name", p.filled)
+    data_digest: str = setting("release.dataDigest", p.filled)
+    """Digest of all values that determine the data; the manifest has the same one.
+
+    With `training.schedule` it ends with the name of the Job, because each Job makes its own data."""
+    schedule: str = setting("training.schedule", p.text)
+    chart_run_id: str = setting("runId", p.text)
     """The value runId: a new text makes a new Job from the same values."""
-    log_format: str = variable(p.choice("text", "json"), "text", "logFormat")
+    log_format: str = setting("logFormat", p.choice("text", "json"))
     """Form of the launcher's own lines in the pod's log."""
+    trainers: int = setting("trainers", _PODS)
+    """Number of training pods."""
     environ: Mapping[str, str] = field(repr=False)
     """The environment, read-only and without secrets: the base of child processes' environments."""
 
@@ -78,109 +186,125 @@ class PodSettings:
         """Return the paths of the job on the shared storage."""
         return JobPaths(self.job_path, self.job_name)
 
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """Read all settings. Raises `SettingsError` with one line for each missing or invalid setting."""
+        environ = dict(os.environ if environ is None else environ)
+        document, settings = read_document(environ), settings_of(cls)
+        found = {name: one.read(document, environ) for name, one in settings.items()}
+        if faults := [fault for _, fault in found.values() if fault]:
+            raise SettingsError("\n".join(faults))
+        values = {name: value for name, (value, _) in found.items()}
+        if values["schedule"]:
+            digests = {name: values[name] for name in ("data_digest", "source_digest") if values.get(name)}
+            values |= {name: f"{digest}-{values['k8s_job']}" for name, digest in digests.items()}
+        secrets = {one.variable for one in settings.values() if one.is_secret}
+        passed = {name: value for name, value in environ.items() if name not in secrets}
+        return cls(**cls._derive(values), environ=MappingProxyType(passed))
+
+    @classmethod
+    def _derive(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields after those that depend on others are replaced."""
+        return values
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings(PodSettings):
-    """Settings of a training pod and of its init container. Comments name the chart's values."""
+    """Settings of a training pod and of its init container."""
 
-    config_dir: str = variable(p.folder_name, name="TRAIN_CONFIG_DIR", value="training.config")
-    """Folder of the training program (training.config)."""
-    config_file: str = variable(p.folder_name, "trainer_config.py", "training.config")
-    """File of the training program in that folder (training.config)."""
-    nic: str = variable(p.filled, "eth0", "nic", name="CONF_PADDLE_NIC")
+    config_dir: str = variable("TRAIN_CONFIG_DIR", p.folder_name, value="training.config")
+    """Folder of the training program."""
+    config_file: str = setting("training.config", p.program_file)
+    """File of the training program in that folder."""
+    nic: str = variable("CONF_PADDLE_NIC", p.filled, value="nic")
     """Network interface that the processes communicate over."""
-    port: int = variable(_PORT, 7164, "port", name="CONF_PADDLE_PORT")
+    port: int = variable("CONF_PADDLE_PORT", _PORT, value="port")
     """First port of the pod's parameter servers."""
-    ports_num: int = variable(
-        p.integer(1, 100, "each one starts a parameter server"), 2, "portsNum", name="CONF_PADDLE_PORTS_NUM"
-    )
+    ports_num: int = variable("CONF_PADDLE_PORTS_NUM", _PORTS, value="portsNum")
     """Dense ports; runtime fleet starts one parameter server on each."""
     ports_num_sparse: int = variable(
-        p.integer(0, 100), 2, "portsNumSparse", name="CONF_PADDLE_PORTS_NUM_SPARSE"
+        "CONF_PADDLE_PORTS_NUM_SPARSE", p.integer(0, 100), value="portsNumSparse"
     )
-    gradient_num: int = variable(p.integer(1), None, "gradientNum", name="CONF_PADDLE_GRADIENT_NUM")
+    gradient_num: int = variable("CONF_PADDLE_GRADIENT_NUM", _COUNT, value="gradientNum")
     """Trainers that a synchronous step waits for; equal to `trainers`."""
     trainer_count: int = variable(
-        p.integer(1, 1024, "it is a number of threads"), 1, "trainerCount", name="TRAINER_COUNT"
+        "TRAINER_COUNT", p.integer(1, 1024, "it is a number of threads"), value="trainerCount"
     )
     """Worker threads of one trainer."""
-    completion_index: int = variable(p.integer(0), name="JOB_COMPLETION_INDEX", value="the Indexed Job")
-    """This pod's rank, from 0."""
-    trainers: int = variable(p.integer(1, 1000, "it is a number of pods"), value="trainers")
-    """Number of training pods."""
-    service: str = variable(p.dns_label, value="the headless Service")
+    webhook: str = variable(
+        "PADDLE_LAUNCHER_WEBHOOK", p.web_address, "", value="notify.webhook", is_secret=True
+    )
+    """Address that messages about the run are posted to, or empty. Never logged: it may contain a secret."""
+    work_dir: Path = variable("PADDLE_LAUNCHER_WORK_DIR", p.absolute, Path("/work"))
+    """Folder on the pod's own disk."""
+    work_limit_bytes: int = variable(
+        "PADDLE_LAUNCHER_WORK_LIMIT_BYTES", _COUNT_OR_NONE, 0, value="workDir.sizeLimit"
+    )
+    """Kubernetes evicts the pod when its own disk holds more bytes; 0: no limit."""
+    source_digest: str = setting("release.sourceDigest", p.text)
+    """As data_digest, without the number of shards; set for runtime collective only."""
+    service: str = setting("release.service", p.dns_label)
     """The headless Service that gives each rank a DNS name."""
-    start_from_scratch: str = variable(p.text, "", "startFromScratch")
-    """A new text discards the output and starts from scratch (startFromScratch)."""
-    program_sha256: str = variable(p.sha256, "", "training.programSha256")
+    gpus_per_pod: int = setting("release.gpusPerPod", p.integer(0, 64))
+    """GPUs of each pod (resources.limits), for runtime collective."""
+    start_from_scratch: str = setting("startFromScratch", p.text)
+    """A new text discards the output and starts from scratch."""
+    runtime: str = setting("runtime", p.choice("fleet", "v1", "collective"))
+    rendezvous: str = setting("rendezvous", p.choice("lease", "api"))
+    """`lease` or `api`: how ranks find rank 0."""
+    rendezvous_seconds: int = setting("rendezvousSeconds", _COUNT)
+    """Seconds in which all ranks usually join."""
+    peer_port: int = setting("peerPort", _PORT)
+    """Port of the launchers' own HTTP server."""
+    events: bool = setting("notify.events", p.flag)
+    """Whether Kubernetes Events are written on the Job."""
+    data_wait_seconds: int = setting("data.waitSeconds", _COUNT)
+    """Seconds that training pods wait for a data Job that shows no progress."""
+    program_sha256: str = setting("training.programSha256", p.sha256)
     """sha256 that the program must have; empty: any program."""
-    runtime: str = variable(p.choice("fleet", "v1", "collective"), "fleet", "runtime")
-    processes_per_pod: int = variable(
-        p.integer(1, 64, "each one is a trainer process of a pod"), 1, "training.processesPerPod"
+    processes_per_pod: int = setting(
+        "training.processesPerPod", p.integer(1, 64, "each one is a trainer process of a pod")
     )
     """Trainer processes of each pod; more than 1 with runtime collective only."""
-    gpus_per_pod: int = variable(p.integer(0, 64), 0, "resources.limits (GPUs)")
-    """GPUs of each pod, for runtime collective."""
-    rendezvous: str = variable(p.choice("lease", "api"), "lease", "rendezvous")
-    """`dns` or `api`: how ranks find rank 0."""
-    rendezvous_seconds: int = variable(p.integer(1), 900, "rendezvousSeconds")
-    """Seconds in which all ranks usually join."""
-    rank_wait_hours: float = variable(_RANK_WAIT, 6.0, "training.rankWaitHours")
+    rank_wait_hours: float = setting("training.rankWaitHours", _RANK_WAIT, 6.0)
     """Hours to wait after `rendezvous_seconds` for a rank that has not joined."""
-    peer_port: int = variable(_PORT, None, "peerPort")
-    """Port of the launchers' own HTTP server."""
-    mode: str = variable(p.choice("sync", "async"), "async", "training.mode")
-    passes: int = variable(p.integer(1, 100_000), DEFAULT_PASSES, "training.passes")
-    batch_size: int = variable(p.integer(1), 256, "training.batchSize")
+    mode: str = setting("training.mode", p.choice("sync", "async"))
+    passes: int = setting("training.passes", p.integer(1, 100_000))
+    batch_size: int = setting("training.batchSize", _COUNT)
     """Samples of one batch of one trainer."""
-    log_period: int = variable(p.integer(1), 50, "training.logPeriod")
+    log_period: int = setting("training.logPeriod", _COUNT)
     """Batches between two lines of the trainer's log."""
-    dot_period: int = variable(p.integer(1), 10, "training.dotPeriod")
+    dot_period: int = setting("training.dotPeriod", _COUNT)
     """Batches between two dots of the trainer's log."""
-    saving_period: int = variable(p.integer(1), 1, "training.savingPeriod")
+    saving_period: int = setting("training.savingPeriod", _COUNT)
     """Passes between two checkpoints."""
-    checkpoint_every_batches: int = variable(p.integer(0), 0, "training.checkpointEvery.batches")
+    checkpoint_every_batches: int = setting("training.checkpointEvery.batches", _COUNT_OR_NONE, 0)
     """Batches between two checkpoints inside a pass; 0: none."""
-    checkpoint_every_minutes: float = variable(_MINUTES, None, "training.checkpointEvery.minutes")
+    checkpoint_every_minutes: float = setting("training.checkpointEvery.minutes", _MINUTES, 0.0)
     """Minutes between two checkpoints inside a pass, converted to the same number of batches on every rank;
-    0: none. Default: 10, and 0 with `checkpoint_every_batches` or runtime v1."""
-    keep_checkpoints: int = variable(p.integer(1, why=_NO_CHECKPOINT), 3, "training.keepCheckpoints")
+    0: none, as always with `checkpoint_every_batches` or runtime v1."""
+    keep_checkpoints: int = setting("training.keepCheckpoints", p.integer(1, why=_NO_CHECKPOINT))
     """How many of the newest checkpoints are kept."""
-    incremental_checkpoints: int = variable(
-        p.integer(0, 100, _LONG_CHAIN), 0, "training.incrementalCheckpoints"
-    )
+    incremental_checkpoints: int = setting("training.incrementalCheckpoints", p.integer(0, 100, _LONG_CHAIN))
     """Maximum number of incremental checkpoints after each full one; 0: every checkpoint is full."""
-    keep_best: str = variable(p.text, "", "training.keepBest")
+    keep_best: str = setting("training.keepBest", p.text)
     """Test metric whose best checkpoint is kept and exported; empty: the last checkpoint is exported."""
-    patience: int = variable(p.integer(0, 100_000), 0, "training.patience")
+    patience: int = setting("training.patience", p.integer(0, 100_000))
     """Training stops after so many passes without a better score; 0: never."""
-    init_model: str = variable(
-        p.init_model, "", "training.initModelPath", name="PADDLE_LAUNCHER_INIT_MODEL_PATH"
-    )
-    """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, PREVIOUS, or empty
-    (training.initModelPath)."""
-    progress_deadline_seconds: int = variable(
-        p.integer(10, why=_NO_DEADLINE), 600, "training.progressDeadlineSeconds"
+    init_model: str = setting("training.initModelPath", p.init_model)
+    """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, PREVIOUS, or empty."""
+    progress_deadline_seconds: int = setting(
+        "training.progressDeadlineSeconds", p.integer(10, why=_NO_DEADLINE)
     )
     """Seconds without a batch after which a trainer counts as hung."""
-    extra_args: tuple[str, ...] = variable(p.arguments, (), "training.extraArgs")
+    extra_args: tuple[str, ...] = setting("training.extraArgs", p.arguments)
     """Options for the training program, each `--key=value`."""
-    restarts: int = variable(p.integer(0), 3, "training.restarts")
+    restarts: int = setting("training.restarts", _COUNT_OR_NONE)
     """Restarts without a new checkpoint between them before the run fails."""
-    grace_seconds: int = variable(p.integer(0), 110, "training.terminationGracePeriodSeconds")
+    grace_seconds: int = setting("training.terminationGracePeriodSeconds", _COUNT_OR_NONE)
     """Seconds from SIGTERM until Kubernetes kills the pod."""
-    export_to: str = variable(p.export_to, "", "training.exportTo")
+    export_to: str = setting("training.exportTo", p.export_to)
     """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
-    data_wait_seconds: int = variable(p.integer(1), 3600, "data.waitSeconds")
-    """Seconds that training pods wait for a data Job that shows no progress."""
-    webhook: str = variable(p.web_address, "", "notify.webhook", secret=True)
-    """Address that messages about the run are posted to, or empty. Never logged: it may contain a secret."""
-    events: bool = variable(p.flag, False, "notify.events")
-    """Whether Kubernetes Events are written on the Job."""
-    work_dir: Path = variable(p.absolute, Path("/work"))
-    """Folder on the pod's own disk."""
-    work_limit_bytes: int = variable(p.integer(0), 0, "workDir.sizeLimit")
-    """Kubernetes evicts the pod when its own disk holds more bytes; 0: no limit."""
 
     @property
     def run_id(self) -> str:
@@ -213,58 +337,47 @@ class TrainSettings(PodSettings):
         return range(self.port + self.ports_num, self.port + self.ports_num + self.ports_num_sparse)
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None) -> TrainSettings:
-        """Read all settings. Raises `SettingsError` with one line for each invalid variable."""
-        environ = dict(os.environ if environ is None else environ)
-        values = read_variables(cls, environ)
-        if values["gradient_num"] is None:
-            values["gradient_num"] = values["trainers"]
-        if values["peer_port"] is None:
-            values["peer_port"] = values["port"] + values["ports_num"] + values["ports_num_sparse"]
-        if values["checkpoint_every_minutes"] is None:
-            has_other = values["checkpoint_every_batches"] or values["runtime"] == "v1"
-            values["checkpoint_every_minutes"] = 0.0 if has_other else 10.0
-        passed = {name: value for name, value in environ.items() if name not in secret_names(cls)}
-        return cls(**values, environ=MappingProxyType(passed))
+    def _derive(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values["checkpoint_every_batches"] or values["runtime"] == "v1":
+            values["checkpoint_every_minutes"] = 0.0
+        return values
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataSettings(PodSettings):
     """Settings of a pod that prepares the data (the chart's values below `data`)."""
 
-    prepared_by: str = _data_variable(p.choice("dataJob", "trainingPods"), "dataJob", "data.preparedBy")
+    prepared_by: str = setting("data.preparedBy", p.choice("dataJob", "trainingPods"))
     """`dataJob`, or `trainingPods`: this process is an init container of a training pod."""
-    completion_index: int = variable(p.integer(0), 0, "the Indexed Job", name="JOB_COMPLETION_INDEX")
-    """Number of this pod in its Job, from 0."""
     split_count: int = variable(
-        p.integer(1, 1000, "each trainer needs a shard"), 3, "data.splitCount", name="SPLIT_COUNT"
+        "SPLIT_COUNT", p.integer(1, 1000, "each trainer needs a shard"), value="data.splitCount"
     )
     """Number of shards, one for each trainer."""
-    source: str = _data_variable(p.address, value="data.source")
-    source_secret: str = _data_variable(p.text, "", "data.sourceSecret")
+    source: str = setting("data.source", p.address, by_variable="PADDLE_LAUNCHER_DATA_SOURCE")
+    source_secret: str = setting("data.sourceSecret", p.secret_key)
     """NAME/KEY of the Secret that `source` was read from; then no message or file may contain `source`."""
-    sha256: str = _data_variable(p.sha256, "", "data.sha256")
+    sha256: str = setting("data.sha256", p.sha256)
     """sha256 that the source must have; empty: any."""
-    member: str = _data_variable(p.text, "", "data.member")
+    member: str = setting("data.member", p.text)
     """Path of the text inside the source's archive; empty: the source is the text."""
-    tables: tuple[str, ...] = _data_variable(p.texts, (), "data.tables")
+    tables: tuple[str, ...] = setting("data.tables", p.texts)
     """Further members of the archive, which are copied unchanged."""
-    format: str = _data_variable(p.choice("lines", "csv"), "lines", "data.format")
-    delimiter: str = _data_variable(p.delimiter, ",", "data.delimiter")
-    header: bool = _data_variable(p.flag, True, "data.header")
-    columns: tuple[str | int, ...] = _data_variable(p.columns, (), "data.columns")
-    quoting: str = _data_variable(p.quoting, "minimal", "data.quoting")
-    encoding: str = _data_variable(p.encoding, "utf-8", "data.encoding")
-    seed: int = _data_variable(p.integer(0, 2**63 - 1), 0, "data.seed")
-    test_fraction: float = _data_variable(_HELD_OUT, 0.1, "data.testFraction")
+    format: str = setting("data.format", p.choice("lines", "csv"))
+    delimiter: str = setting("data.delimiter", p.delimiter)
+    header: bool = setting("data.header", p.flag)
+    columns: tuple[str | int, ...] = setting("data.columns", p.columns)
+    quoting: str = setting("data.quoting", p.quoting)
+    encoding: str = setting("data.encoding", p.encoding)
+    seed: int = setting("data.seed", p.integer(0, 2**63 - 1))
+    test_fraction: float = setting("data.testFraction", _HELD_OUT)
     """Fraction of the lines that is held out as the test set, 0 to 0.5."""
-    test_source: str = _data_variable(p.text, "", "data.testSource")
+    test_source: str = setting("data.testSource", p.text)
     """A test set of your own, instead of held-out lines; empty: none."""
-    test_rows: int = _data_variable(p.integer(1), 200_000, "data.testRows")
+    test_rows: int = setting("data.testRows", _COUNT)
     """Maximum number of rows in the test set."""
-    workers: int = _data_variable(p.integer(1, 1000, "it is a number of pods"), 1, "data.workers")
-    """Pods that prepare the data: data.workers, or trainers."""
-    deadline_seconds: int | None = _data_variable(p.integer(1), None, "data.deadlineSeconds")
+    workers: int = setting("data.workers", _PODS)
+    """Pods that prepare the data: data.workers, or the training pods."""
+    deadline_seconds: int | None = setting("data.deadlineSeconds", _COUNT, None)
     """Deadline of the preparation; None: derived from the size of the source."""
 
     @property
@@ -273,13 +386,59 @@ class DataSettings(PodSettings):
         return self.prepared_by == "trainingPods"
 
     @classmethod
-    def from_environ(cls, environ: Mapping[str, str] | None = None) -> DataSettings:
-        """Read all settings. Raises `SettingsError` with one line for each invalid variable."""
-        environ = dict(os.environ if environ is None else environ)
-        return cls(**read_variables(cls, environ), environ=MappingProxyType(environ))
+    def _derive(cls, values: dict[str, Any]) -> dict[str, Any]:
+        if values["prepared_by"] == "trainingPods":
+            values["workers"] = values["trainers"]
+        return values
+
+
+def settings_document(
+    values: Mapping[str, Any], release: str = "loopback", data_digest: str = "loopback"
+) -> dict[str, Any]:
+    """Return the document for pods outside a cluster, from all values of the chart.
+
+    The chart's template `paddle-training.settings` writes the same settings (a test compares them), and leaves out the
+    values that only the chart reads.
+    """
+    ports = range(values["port"], values["port"] + sum(_numbers_of_ports(values)))
+    training = {**values["training"], "processesPerPod": values["training"]["processesPerPod"] or 1}
+    derived = {
+        "name": release,
+        "service": release,
+        "dataDigest": data_digest,
+        "sourceDigest": "",
+        "gpusPerPod": 0,
+    }
+    return {**values, "training": training, "peerPort": values["peerPort"] or ports.stop, "release": derived}
+
+
+def seed_variables(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables of the tutorial of 2017 in the pods, from all values of the chart."""
+    dense, sparse = _numbers_of_ports(values)
+    variables = {
+        "JOB_NAME": values["jobName"],
+        "JOB_PATH": values["jobPath"],
+        "TRAIN_CONFIG_DIR": values["training"]["config"].partition("/")[0],
+        "CONF_PADDLE_NIC": values["nic"],
+        "CONF_PADDLE_PORT": values["port"],
+        "CONF_PADDLE_PORTS_NUM": dense,
+        "CONF_PADDLE_PORTS_NUM_SPARSE": sparse,
+        "CONF_PADDLE_GRADIENT_NUM": values["trainers"],
+        "TRAINER_COUNT": values["trainerCount"],
+        "OUT_DIR": f"{values['jobPath']}/{values['jobName']}",
+        "SPLIT_COUNT": values["trainers"],
+    }
+    return {name: str(value) for name, value in variables.items()}
+
+
+def _numbers_of_ports(values: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the numbers of dense and of sparse ports; with runtime collective of processes, and of the master."""
+    if values["runtime"] == "collective":
+        return values["training"]["processesPerPod"] or 1, 1
+    return values["portsNum"], values["portsNumSparse"]
 
 
 def termination_log(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the path of the container's termination message. Works even if other variables are invalid."""
+    """Return the path of the container's termination message. Works even if other settings are invalid."""
     environ = os.environ if environ is None else environ
     return Path(environ.get("PADDLE_LAUNCHER_TERMINATION_LOG") or "/dev/termination-log")

@@ -60,7 +60,7 @@ class BucketExport:
         except ExportError as error:
             reason, fix = _split_fix(error)
             raise setting_error(
-                "training.exportTo (PADDLE_LAUNCHER_EXPORT_TO)",
+                "training.exportTo",
                 self._settings.export_to,
                 "a bucket and prefix that the pods can reach and write to, and that no other training uses",
                 reason,

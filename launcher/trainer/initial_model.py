@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # both import Paddle
     from launcher.trainer.fleet_trainer import FleetTrainer
     from launcher.trainer.network import BuiltNetwork
 
-KEY = "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)"
+KEY = "training.initModelPath"
 Values = dict[str, NDArray[np.float32]]
 _FIX = (
     "Paddle only logs why. Fix: look for warnings and errors with `load` in every rank's server log (python -m "

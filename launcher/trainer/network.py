@@ -155,7 +155,7 @@ def check_metric(program: TrainingProgram, keep_best: str, scores: Collection[st
     """Raise `SettingsError` unless `keep_best` is one of `scores`; empty `scores` mean that none is known yet."""
     if keep_best and scores and keep_best not in scores:
         raise setting_error(
-            "training.keepBest (PADDLE_LAUNCHER_KEEP_BEST)",
+            "training.keepBest",
             keep_best,
             f"one of {', '.join(scores)}",
             f"metrics() of the program {program.path} returns no other score",
@@ -442,7 +442,7 @@ def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit
         row = network.ids[table.name] * (8 + 4 * (table.width + 3)) * (MERGED if mode == "async" else 1)
         if batch_size * row > limit:
             raise setting_error(
-                "training.batchSize (PADDLE_LAUNCHER_BATCH_SIZE)",
+                "training.batchSize",
                 batch_size,
                 f"at most {limit // row}",
                 f"with {network.ids[table.name]} ids per row in the table {table.name} of width "
@@ -488,7 +488,7 @@ def build_training_graph(
     evicting = [table.name for table in network.tables if table.evict is not None]
     if evicting and settings.incremental_checkpoints:  # which record no deletions
         raise setting_error(
-            "training.incrementalCheckpoints (PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS)",
+            "training.incrementalCheckpoints",
             settings.incremental_checkpoints,
             "0 with a table that has evict",
             f"the table {', '.join(evicting)} of the program has evict; restoring an incremental "

@@ -2,8 +2,8 @@
 
 An attempt is one start of a run's processes; a restart after a failure is the next attempt.
 
-The pod's settings are read from the environment, as the launcher itself does. What only the launcher knows
-(rank, addresses, attempt, where to resume) is in a small JSON file that the launcher writes for each process.
+The pod's settings are read as the launcher itself reads them. What only the launcher knows (rank, addresses, attempt,
+where to resume, the initial model) is in a small JSON file that the launcher writes for each process.
 """
 
 from __future__ import annotations
@@ -64,4 +64,4 @@ class ProcessSettings(TrainSettings):
         pod = TrainSettings.from_environ(environ)
         part["hosts"] = tuple(part["hosts"])
         part["resume"] = None if part["resume"] is None else from_json(Position, part["resume"])
-        return cls(**{field.name: getattr(pod, field.name) for field in dataclasses.fields(pod)}, **part)
+        return cls(**({field.name: getattr(pod, field.name) for field in dataclasses.fields(pod)} | part))

@@ -121,6 +121,24 @@ def run_json(manifests: list[Manifest]) -> dict[str, Any]:
     return json.loads(found)
 
 
+def settings(template: Manifest) -> dict[str, Any]:
+    """Return the settings document of a pod template."""
+    return json.loads(template["metadata"]["annotations"]["paddle-training/settings"])
+
+
+@functools.cache
+def default_values() -> dict[str, Any]:
+    """Return the default values of the chart."""
+    return yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+
+
+def leaves(values: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Return the paths of all values that are not objects, or are empty ones."""
+    if isinstance(values, dict) and values:
+        return [leaf for key, value in values.items() for leaf in leaves(value, (*path, key))]
+    return [path]
+
+
 def env(container: Manifest) -> dict[str, str]:
     """Return the value of each environment variable of a container by name; `<downward>` for one with `valueFrom`."""
     return {item["name"]: item.get("value", "<downward>") for item in container["env"]}

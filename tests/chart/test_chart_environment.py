@@ -1,190 +1,210 @@
-"""The environment of the pods is the documented one: docs/reference/environment.md."""
+"""What the pods get: the settings document, which the launcher reads, and the documented environment variables."""
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
-import yaml
-from chart_tools import CHART, EXAMPLES, ONE_MACHINE, ROOT, env, helm_template, one, render
+from chart_tools import (
+    CHART,
+    EXAMPLES,
+    ONE_MACHINE,
+    ROOT,
+    SCENARIOS,
+    default_values,
+    env,
+    helm_template,
+    leaves,
+    render,
+    settings,
+)
 
 from launcher.metrics import DEFAULT_PASSES
-from local import try_example
+from launcher.settings import DataSettings, TrainSettings, seed_variables, settings_document, settings_of
+from local.try_example import example_values
 
 PAGE = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+ONLY_CHART = {
+    *("training.deadlineSeconds", "training.sharedMemory"),
+    *("data.enabled", "data.podSpecPatch", "data.resources", "data.splitCount"),
+}
+"""Values below `training` and `data` that only the chart reads; `data.splitCount` is the variable SPLIT_COUNT."""
+KUBERNETES = {
+    "JOB_COMPLETION_INDEX": "0",
+    "PADDLE_LAUNCHER_K8S_JOB": "a-1",
+    "PADDLE_LAUNCHER_K8S_JOB_UID": "0a1b",
+    "PADDLE_LAUNCHER_POD_IP": "10.0.0.1",
+    "PADDLE_LAUNCHER_WORK_LIMIT_BYTES": "1000",
+    "PADDLE_LAUNCHER_WEBHOOK": "https://example.org/hook",
+    "PADDLE_LAUNCHER_DATA_SOURCE": "https://example.org/rows?signature=a",
+}
+"""What Kubernetes sets in a pod."""
 
 
-def containers(values=None, *files):
-    """Return the containers (init containers first) of the training pod and of the data pod."""
-    manifests = render(*(files or (ONE_MACHINE,)), values=values)
-    pods = {c: one(manifests, "Job", c)["spec"]["template"]["spec"] for c in ("training", "data")}
-    return pods["training"]["initContainers"] + pods["training"]["containers"], pods["data"]["containers"]
+def templates(*files, values=None):
+    """Return the pod templates by component; a release of training.schedule has the one of the training only."""
+    found = {}
+    for item in render(*files, values=values):
+        spec = item["spec"]["jobTemplate"]["spec"] if item["kind"] == "CronJob" else item.get("spec", {})
+        if item["kind"] in ("Job", "CronJob"):
+            found[item["metadata"]["labels"]["app.kubernetes.io/component"]] = spec["template"]
+    return found
 
 
-def section(title: str) -> str:
-    """Return the text below the heading `title` of docs/reference/environment.md."""
-    return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+def containers(template):
+    return [*template["spec"].get("initContainers", []), *template["spec"]["containers"]]
 
 
-def documented_for_all() -> set[str]:
-    return set(re.findall(r"^\| `([A-Z0-9_]+)` \|", section("All pods"), re.MULTILINE))
+def read(kind, template, container, folder):
+    """Return the settings that the launcher reads in a container."""
+    file = folder / "settings.json"
+    file.write_text(template["metadata"]["annotations"]["paddle-training/settings"])
+    environ = {name: KUBERNETES.get(name, text) for name, text in env(container).items()}
+    own = {"PADDLE_LAUNCHER_SETTINGS": str(file), "JOB_COMPLETION_INDEX": "0"}
+    return kind.from_environ(environ | own)
 
 
-def documented_for_training() -> dict[str, str]:
-    rows = re.findall(r"^\| `([A-Z0-9_]+)` \|[^|]*\|([^|]*)\|$", section("Training pods"), re.MULTILINE)
-    return {name: default.strip().strip("`") for name, default in rows}
+def documented(title: str) -> set[str]:
+    section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    return set(re.findall(r"^\| `([A-Z0-9_]+)` \|", section, re.MULTILINE))
 
 
-def documented_for_data() -> set[str]:
-    return set(re.findall(r"^\| `([A-Z0-9_]+)` \|", section("Data pods"), re.MULTILINE))
+@pytest.mark.parametrize("scenario", [*SCENARIOS, *EXAMPLES], ids=lambda path: path.stem)
+def test_the_launcher_reads_the_settings_of_each_scenario(scenario, tmp_path):
+    made = templates(*((ONE_MACHINE,) if scenario in EXAMPLES else ()), scenario)
+    for component, template in made.items():
+        for container in containers(template):
+            kind = DataSettings if container["command"][-1] == "prepare" else TrainSettings
+            found = read(kind, template, container, tmp_path)
+            assert found.data_digest == settings(template)["release"]["dataDigest"] + (
+                "-a-1" if found.schedule else ""
+            ), component
 
 
-def test_training_containers_have_exactly_the_documented_variables():
-    """`JOB_COMPLETION_INDEX` comes from Kubernetes, HOME is for libraries."""
-    wanted = (documented_for_all() | set(documented_for_training()) | {"HOME"}) - {"JOB_COMPLETION_INDEX"}
-    for container in containers(
-        {"training": {"incrementalCheckpoints": 1, "keepBest": "auc", "patience": 1, "rankWaitHours": 0}}
-    )[0]:
-        assert set(env(container)) == wanted, container["name"]
+def test_every_value_of_the_training_and_the_data_has_a_field_and_the_other_way_round():
+    fields = {one.key for kind in (TrainSettings, DataSettings) for one in settings_of(kind).values()}
+    of_chart = {
+        key
+        for key in map(".".join, leaves({name: default_values()[name] for name in ("training", "data")}))
+        if key not in ONLY_CHART and not key.startswith(("data.resources", "data.sourceSecret."))
+    } | {"training.checkpointEvery.batches", "data.sourceSecret"}
+    assert {key for key in fields if key.startswith(("training.", "data."))} == of_chart
+    made = templates(ONE_MACHINE)
+    below = {
+        f"{part}.{key}"
+        for document in map(settings, (made["training"], made["data"]))
+        for part in ("training", "data")
+        for key in document[part]
+    }
+    assert not below & ONLY_CHART
 
 
-def test_training_defaults_are_the_documented_defaults():
-    found = env(containers()[0][1])
-    others = (
-        "SERVICE",
-        "K8S_JOB_UID",
-        "INCREMENTAL_CHECKPOINTS",
-        "KEEP_BEST",
-        "PATIENCE",
-        "RANK_WAIT_HOURS",
-        "WORK_LIMIT_BYTES",
-    )
-    special = {"JOB_COMPLETION_INDEX", *(f"PADDLE_LAUNCHER_{name}" for name in others)}
-    for name, default in documented_for_training().items():
-        if name not in special:
-            assert found[name] == ("" if default == "empty" else default), name
-    assert found["PADDLE_LAUNCHER_SERVICE"] == one(render(ONE_MACHINE), "Service")["metadata"]["name"]
-
-
-def test_the_default_number_of_passes_is_that_of_the_launcher():
-    assert yaml.safe_load((CHART / "values.yaml").read_text())["training"]["passes"] == DEFAULT_PASSES
-
-
-def test_data_container_has_exactly_the_documented_variables():
-    wanted = documented_for_all() | documented_for_data() | {"HOME"}
-    hidden = {"source": "", "sourceSecret": {"name": "a"}, "sha256": "0" * 64}
-    found = env(containers({"data": {"quoting": "none", **hidden}})[1][0])
-    assert "PADDLE_LAUNCHER_DATA_SOURCE_SECRET" not in env(containers()[1][0]), (
-        "it would rename existing Jobs"
-    )
-    assert found["PADDLE_LAUNCHER_DATA_QUOTING"] == "none"
-    assert "PADDLE_LAUNCHER_DATA_QUOTING" not in env(containers()[1][0]), "it would rename existing Jobs"
-    assert set(found) == wanted - {"PADDLE_LAUNCHER_DATA_PREPARED_BY"}
-
-
-def test_training_pods_that_prepare_data_have_the_variables_of_the_data_container():
-    data_values = {"deadlineSeconds": 9, "member": "rows.txt", "tables": ["a"]}
-    values = {"trainers": 5, "data": data_values | {"preparedBy": "trainingPods"}}
-    training = one(render(ONE_MACHINE, values=values), "Job")["spec"]["template"]["spec"]
-    [found] = [env(container) for container in training["initContainers"]]
-    data = env(containers({"trainers": 5, "data": data_values})[1][0])
-    changed = {"PADDLE_LAUNCHER_DATA_PREPARED_BY": "trainingPods", "PADDLE_LAUNCHER_DATA_WORKERS": "5"}
-    assert found == data | changed
-    assert env(training["containers"][0]).keys() == env(containers()[0][1]).keys()
-
-
-def test_every_variable_is_text():
-    """The API server rejects an env value that YAML reads as a number or a boolean."""
-    for container in [item for group in containers() for item in group]:
-        assert all(isinstance(item.get("value", ""), str) for item in container["env"])
-
-
-def test_settings_reach_their_variables():
+def test_values_reach_the_fields_of_the_settings(tmp_path):
     values = {
-        "nic": "ens5",
-        "port": 8000,
-        "portsNum": 3,
-        "portsNumSparse": 4,
-        "trainerCount": 5,
+        "nic": "ens5", "port": 8000, "portsNum": 3, "portsNumSparse": 4, "trainerCount": 5, "trainers": 5,
+        "logFormat": "json", "notify": {"events": True, "webhook": {"secretName": "chat"}},
         "training": {
             "config": "mine/net.py",
-            "extraArgs": ["--a=b c", '--q="x"'],
+            "extraArgs": ["--a=b $(HOME) c", '--q="<x>&"'],
             "batchSize": 1000000,
             "checkpointEvery": {"batches": 2000000},
-            "keepCheckpoints": 7,
-            "incrementalCheckpoints": 4,
-            "keepBest": "auc",
-            "patience": 3,
-            "initModelPath": "other-job/output",
-            "progressDeadlineSeconds": 60,
+            "terminationGracePeriodSeconds": 45,
+            "rankWaitHours": 0,
         },
-        "notify": {"events": True},
-        "logFormat": "json",
-    }
-    found = env(containers(values)[0][1])
-    expected = {
-        "CONF_PADDLE_NIC": "ens5",
-        "CONF_PADDLE_PORT": "8000",
-        "CONF_PADDLE_PORTS_NUM": "3",
-        "CONF_PADDLE_PORTS_NUM_SPARSE": "4",
-        "PADDLE_LAUNCHER_PEER_PORT": "8007",
-        "TRAINER_COUNT": "5",
-        "TRAIN_CONFIG_DIR": "mine",
-        "PADDLE_LAUNCHER_CONFIG_FILE": "net.py",
-        "PADDLE_LAUNCHER_EXTRA_ARGS": '["--a=b c","--q=\\"x\\""]',
-        "PADDLE_LAUNCHER_BATCH_SIZE": "1000000",
-        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES": "2000000",
-        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES": "0",
-        "PADDLE_LAUNCHER_KEEP_CHECKPOINTS": "7",
-        "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS": "4",
-        "PADDLE_LAUNCHER_KEEP_BEST": "auc",
-        "PADDLE_LAUNCHER_PATIENCE": "3",
-        "PADDLE_LAUNCHER_INIT_MODEL_PATH": "other-job/output",
-        "PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS": "60",
-        "PADDLE_LAUNCHER_EVENTS": "true",
-        "PADDLE_LAUNCHER_LOG_FORMAT": "json",
-    }
-    assert {name: found[name] for name in expected} == expected
-
-
-def test_unset_optional_values_add_no_variables():
-    """An additional variable would rename the Job, so an upgrade would start a new run."""
-    names = ("INCREMENTAL_CHECKPOINTS", "KEEP_BEST", "PATIENCE", "RANK_WAIT_HOURS")
-    assert not {f"PADDLE_LAUNCHER_{name}" for name in names} & env(containers()[0][1]).keys()
+        "data": {"format": "csv", "delimiter": "\t", "sha256": "AB" * 32, "columns": ["a", 1], "testFraction": 0},
+    }  # fmt: skip
+    made = templates(ONE_MACHINE, values=values)
+    found = read(TrainSettings, made["training"], made["training"]["spec"]["containers"][0], tmp_path)
+    assert (found.nic, found.port, found.ports_num, found.ports_num_sparse) == ("ens5", 8000, 3, 4)
+    assert (found.peer_port, found.trainer_count, found.trainers, found.gradient_num) == (8007, 5, 5, 5)
+    assert (found.config_dir, found.config_file) == ("mine", "net.py")
+    assert found.extra_args == ("--a=b $(HOME) c", '--q="<x>&"')
+    assert (found.batch_size, found.checkpoint_every_batches, found.checkpoint_every_minutes) == (
+        10**6,
+        2 * 10**6,
+        0,
+    )
+    assert (found.grace_seconds, found.rank_wait_hours, found.log_format) == (45, 0, "json")
+    assert (found.events, found.webhook) == (True, KUBERNETES["PADDLE_LAUNCHER_WEBHOOK"])
+    cut = read(DataSettings, made["data"], made["data"]["spec"]["containers"][0], tmp_path)
+    assert (cut.format, cut.delimiter, cut.columns, cut.sha256) == ("csv", "\t", ("a", 1), "ab" * 32)
+    assert (cut.split_count, cut.workers, cut.test_fraction, cut.in_training_pod) == (5, 1, 0, False)
 
 
 @pytest.mark.parametrize(
     ("every", "runtime", "batches", "minutes"),
     [
-        ({}, "fleet", "0", "10"),
-        ({"batches": None, "minutes": 0.5}, "fleet", "0", "0.5"),
-        ({"minutes": 0}, "fleet", "0", "0"),
-        ({"minutes": None}, "fleet", "0", "0"),
-        ({"batches": 7}, "fleet", "7", "0"),
-        ({}, "v1", "0", "0"),
+        ({}, "fleet", 0, 10),
+        ({"batches": None, "minutes": 0.5}, "fleet", 0, 0.5),
+        ({"minutes": 0}, "fleet", 0, 0),
+        ({"minutes": None}, "fleet", 0, 0),
+        ({"batches": 7}, "fleet", 7, 0),
+        ({}, "v1", 0, 0),
     ],
 )
-def test_batches_between_checkpoints_replace_the_default_minutes(every, runtime, batches, minutes):
+def test_batches_between_checkpoints_replace_the_default_minutes(every, runtime, batches, minutes, tmp_path):
     """Helm merges a user's `{batches: 7}` with the default `{minutes: 10}`."""
-    found = env(containers({"training": {"checkpointEvery": every}, "runtime": runtime})[0][1])
-    assert found["PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES"] == batches
-    assert found["PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES"] == minutes
+    template = templates(ONE_MACHINE, values={"training": {"checkpointEvery": every}, "runtime": runtime})[
+        "training"
+    ]
+    found = read(TrainSettings, template, template["spec"]["containers"][0], tmp_path)
+    assert (found.checkpoint_every_batches, found.checkpoint_every_minutes) == (batches, minutes)
 
 
-def test_the_launcher_knows_the_grace_period():
-    found = containers({"training": {"terminationGracePeriodSeconds": 45}})[0][1]
-    assert env(found)["PADDLE_LAUNCHER_GRACE_SECONDS"] == "45"
+def test_training_pods_that_prepare_data_have_the_values_and_variables_of_the_data_job(tmp_path):
+    values = {"trainers": 5, "data": {"deadlineSeconds": 9, "member": "rows.txt", "tables": ["a"]}}
+    by_job = templates(ONE_MACHINE, values=values)["data"]
+    values["data"]["preparedBy"] = "trainingPods"
+    by_pods = templates(ONE_MACHINE, values=values)["training"]
+    (prepare,), (job,) = by_pods["spec"]["initContainers"], by_job["spec"]["containers"]
+    assert env(prepare) == env(job)
+    ours, theirs = (read(DataSettings, *each, tmp_path) for each in ((by_pods, prepare), (by_job, job)))
+    assert (ours.in_training_pod, ours.workers) == (True, 5)
+    same = [name for name in settings_of(DataSettings) if name not in ("prepared_by", "workers")]
+    assert {name: getattr(ours, name) for name in same} == {name: getattr(theirs, name) for name in same}
 
 
-def test_webhook_address_comes_from_a_required_secret():
-    """A pod without the address would train without sending messages."""
-    training, data = containers({"notify": {"webhook": {"secretName": "chat"}}})
-    wanted = {"secretKeyRef": {"name": "chat", "key": "url", "optional": False}}
-    for container in training:
-        assert [
-            item["valueFrom"] for item in container["env"] if item["name"] == "PADDLE_LAUNCHER_WEBHOOK"
-        ] == [wanted]
-    assert "PADDLE_LAUNCHER_WEBHOOK" not in env(data[0])
+@pytest.mark.parametrize("component", ["training", "data"])
+def test_containers_have_exactly_the_documented_variables(component):
+    """Kubernetes sets `JOB_COMPLETION_INDEX`; HOME is for libraries. The API server rejects a value that is no text."""
+    secrets = {"name": "a"}, {"secretName": "chat"}
+    values = {
+        "data": {"source": "", "sourceSecret": secrets[0], "sha256": "0" * 64},
+        "notify": {"webhook": secrets[1]},
+    }
+    title = {"training": "Training pods", "data": "Data pods"}[component]
+    wanted = (documented("All pods") | documented(title) | {"HOME"}) - {"JOB_COMPLETION_INDEX"}
+    template = templates(ONE_MACHINE, values=values)[component]
+    for container in containers(template):
+        assert set(env(container)) == wanted - {"PADDLE_LAUNCHER_PYTHONPATH"}, container["name"]
+        assert all(isinstance(item.get("value", ""), str) for item in container["env"])
+        mounted = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+        assert mounted["settings"] == "/etc/paddle-training"
+    [volume] = [each for each in template["spec"]["volumes"] if each["name"] == "settings"]
+    [item] = volume["downwardAPI"]["items"]
+    assert item["fieldRef"]["fieldPath"] == "metadata.annotations['paddle-training/settings']"
+    if component == "training":
+        by_name = {each["name"]: each for each in template["spec"]["containers"][0]["env"]}
+        reference = {"secretKeyRef": {"name": "chat", "key": "url", "optional": False}}
+        assert by_name["PADDLE_LAUNCHER_WEBHOOK"]["valueFrom"] == reference, (
+            "a pod without the address would train without sending messages"
+        )
+
+
+def test_the_settings_hold_no_secret_and_no_variable_of_the_user():
+    values = {
+        "data": {"source": "", "sourceSecret": {"name": "addresses", "key": "train"}, "sha256": "0" * 64},
+        "extraEnv": [{"name": "A", "value": "only in env"}],
+        "podAnnotations": {"a.io/b": "only an annotation"},
+    }
+    for template in templates(ONE_MACHINE, values=values).values():
+        text = json.dumps(settings(template))
+        assert "only" not in text
+    assert settings(templates(ONE_MACHINE, values=values)["data"])["data"]["sourceSecret"] == {
+        "name": "addresses",
+        "key": "train",
+    }
 
 
 def test_extra_env_reaches_every_container_unchanged():
@@ -197,50 +217,39 @@ def test_extra_env_reaches_every_container_unchanged():
         {"name": "EMPTY", "value": ""},
         {"name": "AWS_SECRET_ACCESS_KEY", "valueFrom": secret},
     ]
-    training, data = containers({"extraEnv": own})
-    assert len(training) == 2
-    for container in [*training, *data]:
+    made = templates(ONE_MACHINE, values={"extraEnv": own})
+    for container in (each for template in made.values() for each in containers(template)):
         assert [item for item in container["env"] if item in own] == own, container["name"]
-        assert all(isinstance(item.get("value", ""), str) for item in container["env"])
 
 
 def test_extra_env_with_a_name_of_the_chart_is_rejected():
     """Of two variables with one name the second would silently override the first."""
-    names = documented_for_all() | set(documented_for_training()) | documented_for_data() | {"HOME"}
+    names = documented("All pods") | documented("Training pods") | documented("Data pods") | {"HOME"}
     own = [{"name": name, "value": "x"} for name in sorted(names)]
     done = helm_template(ONE_MACHINE, values={"extraEnv": own})
     rejected = set(re.findall(r'extraEnv is "([A-Z0-9_]+)", but must be a name that neither', done.stderr))
     assert rejected == names
 
 
-def test_launcher_reads_exactly_the_variables_that_the_chart_sets():
-    """The launcher's parsers accept the environment of each example."""
-    from launcher.settings import DataSettings, TrainSettings
+@pytest.mark.parametrize(
+    "scenario", [*EXAMPLES, CHART / "ci" / "collective.yaml"], ids=lambda path: path.stem
+)
+def test_make_try_has_the_same_settings_as_the_chart(scenario):
+    """`settings_document` and `seed_variables` stand for the templates outside a cluster."""
+    made = templates(ONE_MACHINE, scenario)
+    values = example_values(scenario.stem, scenario.parent)
+    ours = settings_document(values, "demo", settings(made["training"])["release"]["dataDigest"])
+    for component, kind in (("training", TrainSettings), ("data", DataSettings)):
+        if component not in made:
+            continue
+        theirs = settings(made[component])
+        for name, one_setting in settings_of(kind).items():
+            if name != "source_digest":
+                assert one_setting.find(ours) == one_setting.find(theirs), name
+        variables = env(made[component]["spec"]["containers"][0])
+        seeds = {name: text for name, text in seed_variables(values).items() if name in variables}
+        assert seeds == {name: variables[name] for name in seeds}
 
-    for example in EXAMPLES:
-        training, data = containers(None, ONE_MACHINE, example)
-        environment = env(training[1]) | {"JOB_COMPLETION_INDEX": "0", "PADDLE_LAUNCHER_POD_IP": "10.0.0.1"}
-        written = {"PADDLE_LAUNCHER_K8S_JOB": "a-1", "PADDLE_LAUNCHER_K8S_JOB_UID": "0a1b"}  # by Kubernetes
-        written["PADDLE_LAUNCHER_WORK_LIMIT_BYTES"] = "1000"
-        environment |= written
-        settings = TrainSettings.from_environ(environment)
-        cut = DataSettings.from_environ(env(data[0]) | written)
-        assert settings.trainers == cut.split_count == 3
-        assert settings.data_digest == cut.data_digest
-        if example.stem == "recommendation":
-            assert cut.delimiter == "\t"
 
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
-def test_make_try_sets_the_same_environment_as_the_chart(example, tmp_path):
-    """Except values that depend on the cluster: names, digest, network, folders."""
-    own = {
-        "JOB_PATH", "OUT_DIR", "JOB_NAMESPACE", "CONF_PADDLE_NIC",
-        *(f"PADDLE_LAUNCHER_{name}" for name in ("RELEASE", "K8S_JOB", "DATA_DIGEST", "SERVICE", "GRACE_SECONDS")),
-    }  # fmt: skip
-    training, data = containers(None, ONE_MACHINE, example)
-    pods = {**env(data[0]), **env(training[1])}
-    environment = try_example.example_environment(try_example.example_values(example.stem), tmp_path)
-    assert {key: environment[key] for key in environment if key not in own} == {
-        key: pods[key] for key in environment if key not in own
-    }
+def test_the_default_number_of_passes_is_that_of_the_launcher():
+    assert default_values()["training"]["passes"] == DEFAULT_PASSES

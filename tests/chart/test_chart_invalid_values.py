@@ -3,318 +3,74 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
-from chart_tools import CHART, ONE_MACHINE, helm_template
+from chart_tools import CHART, ONE_MACHINE, default_values, helm_template
 from jsonschema import Draft7Validator
 
 from launcher.cli.launch_training import merge_values, nest_keys
+from launcher.runtimes.collective import FOREIGN_VARIABLES
 
-EFS = {"storage": {"type": "efs-csi"}}
-NFS = {"storage": {"type": "nfs"}}
-CLAIM = {"storage": {"type": "existingClaim"}}
-
-# values, key, value as printed, a word of the limit, a part of the fix
-BAD = [
-    (
-        {"data": {"splitCount": 4}},
-        "data.splitCount",
-        "4",
-        "3, the number of trainers",
-        "Set data.splitCount to null",
-    ),
-    ({"gradientNum": 2}, "gradientNum", "2", "3, the number of trainers", "Set gradientNum to null"),
-    ({"image": ""}, "image", '""', "the name of an image", "Build launcher/Dockerfile"),
-    ({"jobPath": "/work"}, "jobPath", '"/work"', "outside /work", "Set another mount path"),
-    ({"jobPath": "/a/../work"}, "jobPath", '"/a/../work"', "without '..'", "Write the path without"),
-    ({"port": 65532}, "port", "65532", "at most 65531", "Set a lower port"),
-    ({"peerPort": 7167}, "peerPort", "7167", "outside 7164 to 7167", "Set peerPort to null"),
-    ({"hostPorts": True, "port": 10248}, "port", "10248", "10250 to 10250 stay free", "hostPorts to false"),
-    (
-        {"hostPorts": True, "peerPort": 32767},
-        "peerPort",
-        "32767",
-        "30000 to 32767 stay free",
-        "hostPorts to false",
-    ),
-    (
-        {"training": {"config": "output/x.py"}},
-        "training.config",
-        '"output/x.py"',
-        "other than",
-        "another name",
-    ),
-    ({"training": {"config": "0/x.py"}}, "training.config", '"0/x.py"', "a number", "another name"),
-    (
-        {"training": {"extraArgs": ["--num_passes=3"]}},
-        "training.extraArgs",
-        '"--num_passes=3"',
-        "no value",
-        "Remove it",
-    ),
-    (
-        {"training": {"extraArgs": ["--x=1", "--x=2"]}},
-        "training.extraArgs",
-        '"--x=2"',
-        "given once",
-        "Remove one",
-    ),
-    (
-        {"training": {"rankWaitHours": 2, "deadlineSeconds": 7200}},
-        *(
-            "training.rankWaitHours",
-            "2",
-            "at most 1.75",
-            "training.deadlineSeconds to a higher value or null",
-        ),
-    ),
-    (
-        {"training": {"extraArgs": ["--trainer-id=3"]}, "runtime": "v1"},
-        *("training.extraArgs", '"--trainer-id=3"', "a flag that no value of this chart sets", "Remove it"),
-    ),
-    (
-        {"training": {"checkpointEvery": {"batches": 5}}, "runtime": "v1"},
-        *("training.checkpointEvery.batches", "5", "unset with runtime v1", "savingPeriod"),
-    ),
-    (
-        {"training": {"incrementalCheckpoints": 5}, "runtime": "v1"},
-        *("training.incrementalCheckpoints", "5", "0 with runtime v1", "runtime to fleet"),
-    ),
-    (
-        {"training": {"keepBest": "auc"}, "runtime": "v1"},
-        *("training.keepBest", '"auc"', "empty with runtime v1", "runtime to fleet"),
-    ),
-    (
-        {"training": {"patience": 2}},
-        *("training.patience", "2", "0 without training.keepBest", "test metric of the program"),
-    ),
-    (
-        {"training": {"initModelPath": "other/output"}, "runtime": "v1"},
-        *("training.initModelPath", '"other/output"', "empty with runtime v1", "runtime to fleet"),
-    ),
-    (
-        {"training": {"initModelPath": "paddle-job/output"}},
-        *("training.initModelPath", '"paddle-job/output"', "outside paddle-job/output", "paddle-job/runs"),
-    ),
-    (
-        {"data": {"source": "s3://bucket", "member": "a"}},
-        *("data.source", '"s3://bucket"', "s3://BUCKET/KEY of one archive", "Set data.source to the archive"),
-    ),
-    (
-        {"extraEnv": [{"name": "PYTHONPATH", "value": "x"}]},
-        *("extraEnv", '"PYTHONPATH"', "neither this chart nor the image", "Remove it"),
-    ),
-    (
-        {"extraEnv": [{"name": "OMP_NUM_THREADS", "value": "4"}]},
-        *("extraEnv", '"OMP_NUM_THREADS"', "neither this chart nor the image", "Remove it"),
-    ),
-    (
-        {"extraEnv": [{"name": "A", "value": "x"}, {"name": "A", "value": "y"}]},
-        *("extraEnv", '"A"', "given once", "Remove one"),
-    ),
-    ({"extraEnv": [{"name": "A"}]}, "extraEnv A", '""', "either value or valueFrom", "exactly one"),
-    (
-        {"extraEnv": [{"name": "A", "value": "x", "valueFrom": {"fieldRef": {"fieldPath": "a.b"}}}]},
-        *("extraEnv A", '"value and valueFrom"', "either value or valueFrom", "exactly one"),
-    ),
-    (
-        {"extraEnv": [{"name": "AWS_SECRET_ACCESS_KEY", "value": "x"}]},
-        *("extraEnv AWS_SECRET_ACCESS_KEY", '"(not shown)"', "valueFrom.secretKeyRef", "into a Secret"),
-    ),
-    (
-        {"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://me:secret@proxy:3128"}]},
-        *("extraEnv HTTPS_PROXY", '"(not shown)"', "valueFrom.secretKeyRef", "into a Secret"),
-    ),
-    ({"data": {"source": ""}}, "data.source", '""', "https://", "file://NAME"),
-    ({"data": {"source": "http://a/b"}}, "data.sha256", '""', "given with an http source", "sha256sum"),
-    (
-        {"data": {"source": "file://../b"}},
-        "data.source",
-        '"file://../b"',
-        "without '..'",
-        "Write the path without",
-    ),
-    ({"data": {"tables": ["../b"]}}, "data.tables", '"../b"', "without '..'", "Write the path without"),
-    (
-        {"data": {"source": "https://me:secret@example.org/x"}},
-        *("data.source", '"(not shown)"', "without user name and password", "keys in a Secret"),
-    ),
-    (
-        {"data": {"testSource": "https://me:secret@example.org/x"}},
-        *("data.testSource", '"(not shown)"', "without user name and password", "keys in a Secret"),
-    ),
-    (
-        {"data": {"preparedBy": "trainingPods", "workers": 3}},
-        *("data.workers", "3", "1 with data.preparedBy trainingPods", "Remove data.workers"),
-    ),
-    ({"data": {"tables": ["a/t", "b/t"]}}, "data.tables", '"b/t"', "no other table", "Remove one"),
-    (
-        {"data": {"tables": ["t"], "member": ""}},
-        "data.tables",
-        '["t"]',
-        "other than data.member",
-        "Set data.member",
-    ),
-    (
-        {"data": {"tables": ["t"], "member": "t"}},
-        "data.tables",
-        '["t"]',
-        "other than data.member",
-        "Set data.member",
-    ),
-    ({"data": {"columns": ["a"]}}, "data.columns", '["a"]', "empty with data.format lines", "to csv"),
-    (
-        {"data": {"format": "csv", "header": False, "columns": ["a"]}},
-        *("data.columns", '["a"]', "indexes from 0", "data.header to true"),
-    ),
-    (EFS, "storage.efsCsi.fileSystemId", '""', "fs-", "describe-file-systems"),
-    (NFS, "storage.nfs.server", '""', "a server", "nodes can resolve"),
-    (
-        {"storage": {"hostPath": {"path": ""}}},
-        "storage.hostPath.path",
-        '""',
-        "absolute",
-        "exists on every node",
-    ),
-    (CLAIM, "storage.existingClaim.name", '""', "the name of a claim", "ReadWriteMany"),
-    ({"resources": {"limits": {"memory": "3Gi"}}}, "resources.limits.memory", '"3Gi"', "2Gi", "Set both"),
-    (
-        {"data": {"resources": {"limits": {"memory": "1Gi"}}}},
-        "data.resources.limits.memory",
-        '"1Gi"',
-        "512Mi",
-        "Set both",
-    ),
-    (
-        {"resources": {"limits": {"cpu": "500m"}}},
-        *(
-            "resources.requests.cpu",
-            '"1"',
-            "at most 500m, the limit",
-            "Set a lower request or a higher limit",
-        ),
-    ),
-    (
-        {"resources": {"requests": {"ephemeral-storage": "20Gi"}}},
-        *("resources.requests.ephemeral-storage", '"20Gi"', "at most 10Gi", "workDir.sizeLimit"),
-    ),
-    (
-        {"data": {"resources": {"limits": {"cpu": 0.1}}}},
-        *("data.resources.requests.cpu", '"250m"', "at most 0.1, the limit", "Set a lower request"),
-    ),
-    (
-        {"podLabels": {"app.kubernetes.io/component": "x"}},
-        *("podLabels", '"app.kubernetes.io/component"', "does not set", "another label"),
-    ),
-    ({"extraVolumes": [{"name": "work"}]}, "extraVolumes", '"work"', "other than jobpath", "another name"),
-    (
-        {"extraVolumeMounts": [{"name": "a", "mountPath": "/home/jobpath/a"}]},
-        *("extraVolumeMounts", '"/home/jobpath/a"', "outside /home/jobpath", "Set another mount path"),
-    ),
-    (
-        {"monitoring": {"podMonitor": {"enabled": True}}},
-        *("networkPolicy.metricsFrom", "[]", "given with monitoring.podMonitor.enabled", "Prometheus' pods"),
-    ),
-    (
-        {"serviceAccount": {"create": False}},
-        "serviceAccount.name",
-        '""',
-        "create false",
-        "Set it to a service account",
-    ),
-]
+HERE = Path(__file__).parent
+INVALID = yaml.safe_load((HERE / "invalid_values.yaml").read_text("utf-8"))
+WRONG = yaml.safe_load((HERE / "invalid_by_schema.yaml").read_text("utf-8"))
+TORCHRUN = {
+    "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK",
+    "ROLE_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+    "TORCHELASTIC_USE_AGENT_STORE",
+}  # fmt: skip
+FLEET_ONLY = {
+    "trainerCount": 2,
+    "portsNum": 3,
+    "portsNumSparse": 1,
+    "training.mode": "sync",
+    "training.savingPeriod": 2,
+    "training.logPeriod": 10,
+    "training.dotPeriod": 1,
+    "training.incrementalCheckpoints": 1,
+    "training.keepBest": "auc",
+    "training.patience": 1,
+    "training.initModelPath": "previous",
+}
+"""Values that only other runtimes have → a value other than the default."""
 
 
-@pytest.mark.parametrize(("values", "key", "value", "limit", "fix"), BAD, ids=lambda item: str(item)[:60])
-def test_invalid_value_is_rejected_with_key_value_limit_and_fix(values, key, value, limit, fix):
-    done = helm_template(ONE_MACHINE, values=values)
+@pytest.mark.parametrize(
+    ("scenario", "values", "texts"),
+    [(scenario, values, texts) for scenario, rows in INVALID.items() for values, *texts in rows],
+    ids=lambda item: str(item)[:60],
+)
+def test_invalid_value_is_rejected_with_key_value_limit_and_fix(scenario, values, texts):
+    done = helm_template(CHART / "ci" / f"{scenario}.yaml", values=nest_keys(values))
     assert done.returncode != 0, "helm accepted it"
-    line = next((line for line in done.stderr.splitlines() if f"{key} is {value}, but must be " in line), "")
+    line = next((line for line in done.stderr.splitlines() if texts[0] in line), "")
     assert line, done.stderr
-    assert limit in line
-    assert fix in line.partition(". Fix: ")[2]
-    assert ",:" not in line
+    for text in texts:
+        assert text in line
+        line = line.partition(text)[2]
+    assert ",:" not in done.stderr
     assert "me:secret" not in done.stdout + done.stderr
 
 
-# Key → values that the schema rejects, because they are wrong by themselves.
-WRONG: dict[str, list[object]] = {
-    "trainers": [0, 1001, "3"],
-    "runtime": ["v2"],
-    "image": ["a b"],
-    "jobName": ["j" * 46, "quick_start"],
-    "jobPath": ["home"],
-    "nic": ["eth 0"],
-    "port": [80],
-    "portsNum": [0],
-    "peerPort": [70000],
-    "hostPorts": ["yes"],
-    "logFormat": ["xml"],
-    "fullnameOverride": ["A"],
-    "training.config": ["a/b/c", "../x/y"],
-    "training.mode": ["fast"],
-    "training.passes": [0],
-    "training.batchSize": [10**9, 1.5],
-    "training.deadlineSeconds": [10**9],
-    "training.extraArgs": [["--x"]],
-    "training.progressDeadlineSeconds": [0],
-    "training.keepCheckpoints": [0],
-    "training.incrementalCheckpoints": [101],
-    "training.checkpointEvery.batches": [0],
-    "training.checkpointEvery.minutes": [-1],
-    "training.exportTo": ["/srv/models", "s3://ab", "s3://bucket/a/../b", "s3://bucket/a b"],
-    "training.initModelPath": [
-        *("/srv/other", "a/../b", "..", "a//b", "s3://bucket", "s3://bucket/a/../b", "s3:/b")
-    ],
-    "data.source": ["ftp://a/b", "file:///etc/b"],
-    "data.sha256": ["12"],
-    "data.member": ["/b"],
-    "data.tables": [["b/"]],
-    "data.format": ["json"],
-    "data.delimiter": ["::"],
-    "data.testFraction": [0.6],
-    "data.testSource": ["http://a.org/x"],
-    "storage.type": ["efs"],
-    "storage.size": ["many"],
-    "storage.efsCsi.accessPointId": ["x"],
-    "storage.nfs.path": ["x"],
-    "storage.hostPath.path": ["x"],
-    "podLabels": [{"a": "b c"}],
-    "podAnnotations": [{"a b": ""}],
-    "podSecurityContext.runAsUser": [0],
-    "podSecurityContext.seccompProfile.type": ["x"],
-    "securityContext.capabilities": [{"drop": None}],
-    "scheduling.queue": ["a b"],
-    "scheduling.architecture": ["x86_64"],
-    "scheduling.topologySpreadConstraints": [[{}]],
-    "notify.webhook": ["https://example.org/a-secret"],
-    "notify.webhook.secretName": ["Chat"],
-    "notify.webhook.key": [""],
-    "extraEnv": [
-        [{"name": "A", "value": 8080}],
-        [{"value": "x", "name": "a-b"}],
-        [{"name": "A", "valueFrom": {"vaultRef": {}}}],
-    ],
-    "extraEnvFrom": [[{"prefix": "A_"}]],
-    "imagePullSecrets": [[{"nam": "x"}]],
-    "workDir.sizeLimit": ["10GB"],
-    "monitoring.podMonitor.interval": ["30"],
-    "monitoring.alerts.noBatchMinutes": [0],
-    "monitoring.dashboard.labels": [{"a": "b c"}],
-    # Unknown keys, which helm itself ignores.
-    "trainer": [3],
-    "training.pass": [3],
-    "training.checkpointEvery.passes": [3],
-    "data.splitcount": [3],
-    "storage.nfs.host": ["a"],
-    "resources.request": [{}],
-    "scheduling.nodeselector": [{}],
-    "securityContext.privileged": [True],
-    "securityContext.runAsUser": [5],
-    "serviceAccount.token": ["x"],
-    "notify.webhook.url": ["https://example.org"],
-}
+def test_all_faults_are_reported_in_one_message():
+    """Values that only other runtimes have, and variables that describe the distribution, with runtime collective."""
+    names = sorted({*FOREIGN_VARIABLES, *TORCHRUN})
+    values = nest_keys(FLEET_ONLY) | {"extraEnv": [{"name": name, "value": "1"} for name in names]}
+    done = helm_template(CHART / "ci" / "collective.yaml", values=values)
+    lines = done.stderr.splitlines()
+    for key in FLEET_ONLY:
+        [fault] = [line for line in lines if line.startswith(f"- {key} is ")]
+        default = default_values()
+        for part in key.split("."):
+            default = default[part]
+        assert f"but must be {json.dumps(default)} with runtime collective: " in fault
+        assert fault.endswith(f"Fix: Remove {key}.")
+    rejected = [
+        line for line in lines if "but must be a name that neither this chart nor the image sets" in line
+    ]
+    assert [line.split('"')[1] for line in rejected] == names
 
 
 @pytest.fixture(scope="module")
@@ -324,8 +80,8 @@ def schema() -> Draft7Validator:
 
 @pytest.mark.parametrize(("key", "wrong"), [(key, each) for key in WRONG for each in WRONG[key]])
 def test_value_that_is_wrong_by_itself_is_rejected_by_the_schema(schema, key, wrong):
-    defaults = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    errors = list(schema.iter_errors(merge_values(defaults, nest_keys({"image": "a", key: wrong}))))
+    values = merge_values(default_values(), nest_keys({"image": "a", key: wrong}))
+    errors = list(schema.iter_errors(values))
     assert errors
     for error in errors:  # an unknown key is reported at the object that has it
         place, last = ".".join(map(str, error.absolute_path)), key.rpartition(".")[2]
@@ -353,12 +109,6 @@ def test_folder_of_a_run_is_accepted_as_initial_model_by_chart_and_launcher(plac
 
     assert helm_template(ONE_MACHINE, values={"training": {"initModelPath": place}}).returncode == 0
     assert init_model(place) == place.rstrip("/")
-
-
-def test_all_faults_are_reported_in_one_message():
-    done = helm_template(ONE_MACHINE, values={"gradientNum": 9, "image": "", "data": {"source": ""}})
-    for key in ("gradientNum is 9", 'image is ""', 'data.source is ""'):
-        assert key in done.stderr
 
 
 @pytest.mark.parametrize("name", ["a.b", "1st"])

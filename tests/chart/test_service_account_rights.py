@@ -42,7 +42,7 @@ def settings(namespace, job):
             JOB_NAMESPACE=namespace,
             PADDLE_LAUNCHER_K8S_JOB=job,
             PADDLE_LAUNCHER_K8S_JOB_UID=uid,
-            PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="60",
+            rendezvous_seconds=60,
         )
     )
 

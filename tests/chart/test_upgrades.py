@@ -319,3 +319,52 @@ def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again
     kubectl("create", "namespace", release.namespace)
     assert not release.upgrade()
     release.wait_for_bound_claim()
+
+
+def pod_settings(pod: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings document of a pod."""
+    return json.loads(pod["metadata"]["annotations"]["paddle-training/settings"])
+
+
+def test_a_replaced_pod_has_the_settings_of_its_own_run_after_upgrades_and_a_rollback(
+    each_helm: Release, local_cluster: None
+) -> None:
+    """Also a run of a schedule, whose CronJob an upgrade changes, and while another user has a release of its own."""
+    ours: dict[str, Any] = {
+        "training": {"schedule": "0 2 1 1 *", "passes": 3},
+        "data": {"enabled": True},
+        "trainers": 1,
+    }
+
+    def settings(release: Release, job: str) -> Any:
+        """Return the settings of the only pod of a Job; None while it has none, or more."""
+        pods = [one for one in release.items("pods") if "deletionTimestamp" not in one["metadata"]]
+        mine = [one for one in pods if one["metadata"]["labels"]["batch.kubernetes.io/job-name"] == job]
+        return len(mine) == 1 and pod_settings(mine[0])
+
+    with new_namespace() as other_namespace:
+        other = Release(other_namespace, each_helm.helm)
+        assert not other.upgrade({"training": {"passes": 7}, "trainers": 1})
+        theirs = other.training()["metadata"]["name"]
+        other_settings = until(lambda: settings(other, theirs), "the other user's pod", 60, 0.3)
+        assert (other_settings["training"]["passes"], other_settings["release"]["name"]) == (7, "demo")
+
+        assert not each_helm.upgrade(ours)
+        kubectl("create", "job", "night", "--from=cronjob/paddle-job", "-n", each_helm.namespace)
+        first = until(lambda: settings(each_helm, "night"), "the run's pod", 60, 0.3)
+        assert (first["training"]["passes"], first["data"]["source"]) == (3, "file://lines.txt")
+        assert not each_helm.upgrade(ours | {"training": ours["training"] | {"passes": 5}})
+        [before] = each_helm.pods()
+        kubectl("delete", "pods", "--all", "-n", each_helm.namespace)
+        until(lambda: len(each_helm.pods()) == 1 and each_helm.pods() != {before}, "the replacement", 90, 0.3)
+        assert settings(each_helm, "night") == first
+        kubectl("create", "job", "next", "--from=cronjob/paddle-job", "-n", each_helm.namespace)
+        changed = until(lambda: settings(each_helm, "next"), "the next run's pod", 60, 0.3)
+        assert changed == first | {"training": first["training"] | {"passes": 5}}
+
+        back = run(each_helm.helm, "rollback", "demo", "1", "-n", each_helm.namespace)
+        assert back.returncode == 0, back.stderr
+        kubectl("create", "job", "again", "--from=cronjob/paddle-job", "-n", each_helm.namespace)
+        assert until(lambda: settings(each_helm, "again"), "the pod after the rollback", 60, 0.3) == first
+        assert settings(other, theirs) == other_settings
+        kubectl("delete", "pv", "-l", f"paddle-training/namespace={other_namespace}", "--wait=false")

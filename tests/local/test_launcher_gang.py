@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from local.launcher_gang import LauncherGang, find_processes
+from local.launcher_gang import LauncherGang, find_processes, job_environment
 from testkit.waiting import until
 
 BENCHMARK = """
@@ -32,7 +32,7 @@ def test_benchmark_that_receives_sigterm_stops_its_gang(tmp_path: Path) -> None:
 
 
 def test_a_second_interrupt_while_a_gang_stops_leaves_no_process(tmp_path: Path) -> None:
-    gang = LauncherGang(tmp_path, {"PADDLE_LAUNCHER_TRAINERS": "1"})
+    gang = LauncherGang(tmp_path, job_environment(tmp_path, {"trainers": 1}))
     environ = {"PADDLE_LAUNCHER_WORK_DIR": str(gang.work_dir(0))}
     gang.processes[0] = InterruptedProcess(["sleep", "600"], env=environ)
     with pytest.raises(KeyboardInterrupt), gang:

@@ -13,7 +13,7 @@ import yaml
 
 from local import example_data, try_example
 from local.external_commands import LocalError
-from local.launcher_gang import LauncherGang, find_processes
+from local.launcher_gang import LauncherGang, find_processes, job_environment
 
 
 @pytest.fixture
@@ -92,7 +92,7 @@ def test_the_message_of_a_killed_launcher_has_its_exit_code_and_the_folder_of_it
     monkeypatch.setattr(try_example, "CAUSE_SECONDS", 0.1)
     waiting = subprocess.Popen(["sleep", "600"])
     monkeypatch.setattr(try_example, "_start_command", lambda *_: waiting)
-    gang = LauncherGang(tmp_path, {"PADDLE_LAUNCHER_TRAINERS": "1"})
+    gang = LauncherGang(tmp_path, job_environment(tmp_path, {"trainers": 1}))
     gang.processes[0] = subprocess.Popen(["sleep", "600"])
     gang.processes[0].kill()
     with pytest.raises(LocalError, match=rf"launcher of rank 0 exited with -9\..*Fix: .*{tmp_path}"):

@@ -4,43 +4,18 @@
 {{- if .Values.data.enabled }}{{ ternary "trainingPods" .Values.data.preparedBy (ne .Values.training.schedule "") }}{{ end -}}
 {{- end -}}
 
-{{/* Environment of a pod that prepares the data, in addition to commonEnv. Takes (list $ <number of these pods>). */}}
+{{/* Environment of a pod that prepares the data, in addition to commonEnv: the variables of the tutorial of 2017, and the
+     address of data.sourceSecret. */}}
 {{- define "paddle-training.dataEnv" -}}
-{{- $root := index . 0 -}}
-{{- $data := $root.Values.data -}}
-{{- range $name, $value := dict
-  "OUT_DIR" (printf "%s/%s" (trimSuffix "/" $root.Values.jobPath) $root.Values.jobName)
-  "SPLIT_COUNT" (include "paddle-training.splitCount" $root)
-  "PADDLE_LAUNCHER_DATA_SOURCE" $data.source
-  "PADDLE_LAUNCHER_DATA_SHA256" (lower $data.sha256)
-  "PADDLE_LAUNCHER_DATA_MEMBER" $data.member
-  "PADDLE_LAUNCHER_DATA_TABLES" (toJson $data.tables)
-  "PADDLE_LAUNCHER_DATA_FORMAT" $data.format
-  "PADDLE_LAUNCHER_DATA_DELIMITER" (include "paddle-training.delimiter" $root)
-  "PADDLE_LAUNCHER_DATA_HEADER" $data.header
-  "PADDLE_LAUNCHER_DATA_COLUMNS" (toJson $data.columns)
-  "PADDLE_LAUNCHER_DATA_ENCODING" $data.encoding
-  "PADDLE_LAUNCHER_DATA_SEED" (int64 $data.seed)
-  "PADDLE_LAUNCHER_DATA_TEST_FRACTION" $data.testFraction
-  "PADDLE_LAUNCHER_DATA_TEST_SOURCE" $data.testSource
-  "PADDLE_LAUNCHER_DATA_TEST_ROWS" (int64 $data.testRows)
-  "PADDLE_LAUNCHER_DATA_WORKERS" (index . 1 | int64)
-  "PADDLE_LAUNCHER_DATA_DEADLINE_SECONDS" (kindIs "invalid" $data.deadlineSeconds | ternary "" (toString (int64 $data.deadlineSeconds))) }}
-- name: {{ $name }}
-{{- if and $data.sourceSecret.name (eq $name "PADDLE_LAUNCHER_DATA_SOURCE") }}
-  valueFrom: {secretKeyRef: {name: {{ $data.sourceSecret.name | quote }}, key: {{ $data.sourceSecret.key | quote }}}}
-{{- else }}
-  value: {{ $value | toString | quote }}
+- name: OUT_DIR
+  value: {{ printf "%s/%s" (trimSuffix "/" .Values.jobPath) .Values.jobName | quote }}
+- name: SPLIT_COUNT
+  value: {{ include "paddle-training.splitCount" . | quote }}
+{{- with .Values.data.sourceSecret }}
+{{- if .name }}
+- name: PADDLE_LAUNCHER_DATA_SOURCE
+  valueFrom: {secretKeyRef: {name: {{ .name | quote }}, key: {{ .key | quote }}}}
 {{- end }}
-{{- end }}
-{{- with $data.sourceSecret.name }}
-# What messages and the manifest show instead of the address.
-- name: PADDLE_LAUNCHER_DATA_SOURCE_SECRET
-  value: {{ printf "%s/%s" . $data.sourceSecret.key | quote }}
-{{- end }}
-{{- if ne $data.quoting "minimal" }}
-- name: PADDLE_LAUNCHER_DATA_QUOTING
-  value: {{ $data.quoting }}
 {{- end }}
 {{- end -}}
 
@@ -75,7 +50,7 @@ containers:
     {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "prepare")) | nindent 4 }}
     env:
       {{- include "paddle-training.commonEnv" . | nindent 6 }}
-      {{- include "paddle-training.dataEnv" (list . $data.workers) | trim | nindent 6 }}
+      {{- include "paddle-training.dataEnv" . | trim | nindent 6 }}
     {{- include "paddle-training.resources" $data.resources | nindent 4 }}
     volumeMounts:
       {{- include "paddle-training.mounts" . | nindent 6 }}

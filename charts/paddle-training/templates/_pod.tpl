@@ -1,42 +1,56 @@
-{{/* Name and uid of the Job. */}}
-{{- define "paddle-training.jobEnv" -}}
-# Name and uid of the Job, from labels that Kubernetes sets on its pods.
-- name: PADDLE_LAUNCHER_K8S_JOB
-  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/job-name']"}}
-- name: PADDLE_LAUNCHER_K8S_JOB_UID
-  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
+{{/* The settings of a Job's pods, as JSON: the values that the launcher reads, by their own names, and what the chart
+     derives from them and from the release. They hold no secret. An annotation of the pods has them, and a volume shows it
+     as a file. Unlike variables, nothing expands $(NAME) in it; unlike a ConfigMap, it is part of the Job's immutable
+     template and digest, and an upgrade leaves it to the pods of a Job that still runs, also one of training.schedule.
+     Without nulls, because Helm's versions differ in whether a default null is absent. Takes (list $ <"training" or
+     "data">). */}}
+{{- define "paddle-training.settings" -}}
+{{- $root := index . 0 -}}
+{{- $v := $root.Values -}}
+{{- $preparedBy := include "paddle-training.dataPreparedBy" $root -}}
+{{- $release := dict "name" $root.Release.Name "dataDigest" (include "paddle-training.dataDigest" $root) -}}
+{{- $changed := dict "preparedBy" $preparedBy "sha256" (lower $v.data.sha256) "delimiter" (include "paddle-training.delimiter" $root) -}}
+{{- $data := merge $changed (omit $v.data "enabled" "splitCount" "waitSeconds" "podSpecPatch" "resources") -}}
+{{- $settings := dict "release" $release "training" (pick $v.training "schedule") "data" $data -}}
+{{- if eq (index . 1) "training" -}}
+{{- $isScript := eq $v.runtime "collective" -}}
+{{- $release := merge $release (dict
+  "service" (include "paddle-training.fullname" $root)
+  "sourceDigest" ($isScript | ternary (include "paddle-training.sourceValues" $root | sha256sum) "")
+  "gpusPerPod" (include "paddle-training.gpus" $root | int64)) -}}
+{{- $processes := dict "processesPerPod" (include "paddle-training.processesPerPod" $root | int64) -}}
+{{- $settings = dict
+  "release" $release
+  "peerPort" (include "paddle-training.peerPort" $root | int64)
+  "training" (merge $processes (omit $v.training "deadlineSeconds" "sharedMemory"))
+  "data" (merge (pick $v.data "waitSeconds") (ternary $data dict (eq $preparedBy "trainingPods")))
+  "notify" (pick $v.notify "events")
+  | merge (pick $v "startFromScratch" "runtime" "rendezvous" "rendezvousSeconds") -}}
+{{- end -}}
+{{- $settings = merge (pick $v "runId" "logFormat" "trainers") $settings | deepCopy -}}
+{{- include "paddle-training.removeNulls" $settings -}}
+{{- toJson $settings -}}
 {{- end -}}
 
-{{/* Environment of every pod. A variable in env overrides one of envFrom. With training.schedule each Job makes its own
-     data, so that its name is part of the digest; a variable can refer only to variables before it. */}}
+{{/* Environment of every pod. A variable in env overrides one of envFrom. */}}
 {{- define "paddle-training.commonEnv" -}}
-{{- $schedule := .Values.training.schedule -}}
-{{- with $schedule }}
-{{- include "paddle-training.jobEnv" $ }}
-{{ end -}}
 - name: JOB_NAME
   value: {{ .Values.jobName | quote }}
 - name: JOB_PATH
   value: {{ .Values.jobPath | quote }}
 - name: JOB_NAMESPACE
   value: {{ .Release.Namespace | quote }}
-- name: PADDLE_LAUNCHER_RELEASE
-  value: {{ .Release.Name | quote }}
-- name: PADDLE_LAUNCHER_RUN_ID
-  value: {{ .Values.runId | quote }}
-- name: PADDLE_LAUNCHER_DATA_DIGEST
-  value: {{ printf "%s%s" (include "paddle-training.dataDigest" .) (ternary "-$(PADDLE_LAUNCHER_K8S_JOB)" "" (ne $schedule "")) | quote }}
-- name: PADDLE_LAUNCHER_LOG_FORMAT
-  value: {{ .Values.logFormat | quote }}
+# Name and uid of the Job, from labels that Kubernetes sets on its pods.
+- name: PADDLE_LAUNCHER_K8S_JOB
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/job-name']"}}
+- name: PADDLE_LAUNCHER_K8S_JOB_UID
+  valueFrom: {fieldRef: {fieldPath: "metadata.labels['batch.kubernetes.io/controller-uid']"}}
 - name: PADDLE_LAUNCHER_POD_NAME
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: PADDLE_LAUNCHER_POD_IP
   valueFrom: {fieldRef: {fieldPath: status.podIP}}
 - name: PADDLE_LAUNCHER_NODE_NAME
   valueFrom: {fieldRef: {fieldPath: spec.nodeName}}
-{{- if not $schedule }}
-{{ include "paddle-training.jobEnv" . }}
-{{- end }}
 # Some libraries write small files to HOME, and the pods' user has no home folder in the image.
 - name: HOME
   value: /tmp
@@ -66,15 +80,14 @@
 {{- end -}}
 {{- end -}}
 
-{{/* Labels and annotations of a pod. Takes (dict "root" $ "component" "training" "annotations" <these override
-     podAnnotations> "defaults" <podAnnotations override these>). */}}
+{{/* Labels and annotations of a pod of a Job. Takes (dict "root" $ "component" <"training" or "data"> "annotations" <these
+     override podAnnotations> "defaults" <podAnnotations override these>). */}}
 {{- define "paddle-training.podMetadata" -}}
 labels:
   {{- include "paddle-training.selectorLabels" . | nindent 2 }}
   {{- with .root.Values.podLabels }}{{ toYaml . | nindent 2 }}{{ end }}
-{{- with merge (dict) (.annotations | default dict) .root.Values.podAnnotations (.defaults | default dict) }}
-annotations: {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- $settings := dict "paddle-training/settings" (include "paddle-training.settings" (list .root .component)) }}
+annotations: {{- merge $settings (.annotations | default dict) .root.Values.podAnnotations (.defaults | default dict) | toYaml | nindent 2 }}
 {{- end -}}
 
 {{/* Common part of the specs of data and training pods. */}}
@@ -110,10 +123,12 @@ envFrom: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Volumes of a pod: the shared storage, scratch folders, and extraVolumes. */}}
+{{/* Volumes of a pod: the shared storage, the settings, a scratch folder, and extraVolumes. */}}
 {{- define "paddle-training.volumes" -}}
 - name: jobpath
   persistentVolumeClaim: {claimName: {{ include "paddle-training.claim" . | quote }}}
+- name: settings
+  downwardAPI: {items: [{path: settings.json, fieldRef: {fieldPath: "metadata.annotations['paddle-training/settings']"}}]}
 - name: tmp
   emptyDir: {}
 {{- with .Values.extraVolumes }}
@@ -124,6 +139,7 @@ envFrom: {{- toYaml . | nindent 2 }}
 {{/* Mounts of these volumes. */}}
 {{- define "paddle-training.mounts" -}}
 - {name: jobpath, mountPath: {{ .Values.jobPath | quote }}}
+- {name: settings, mountPath: /etc/paddle-training}
 - {name: tmp, mountPath: /tmp}
 {{- with .Values.extraVolumeMounts }}
 {{ toYaml . }}

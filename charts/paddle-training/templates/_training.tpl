@@ -1,80 +1,25 @@
-{{/* Environment of a training pod, in addition to commonEnv. */}}
+{{/* Environment of a training pod, in addition to commonEnv: the variables of the tutorial of 2017, what only the pod knows,
+     and what comes from a Secret. */}}
 {{- define "paddle-training.trainingEnv" -}}
-{{- $v := .Values -}}
-{{- $batches := int64 ($v.training.checkpointEvery.batches | default 0) -}}
-{{- $minutes := or (ne $batches 0) (eq $v.runtime "v1") | ternary 0 ($v.training.checkpointEvery.minutes | default 0) -}}
 {{- range $name, $value := dict
   "TRAIN_CONFIG_DIR" (include "paddle-training.configDir" .)
-  "PADDLE_LAUNCHER_CONFIG_FILE" (include "paddle-training.configFile" .)
-  "CONF_PADDLE_NIC" $v.nic
-  "CONF_PADDLE_PORT" (int64 $v.port)
+  "CONF_PADDLE_NIC" .Values.nic
+  "CONF_PADDLE_PORT" (int64 .Values.port)
   "CONF_PADDLE_PORTS_NUM" (include "paddle-training.portsNum" .)
   "CONF_PADDLE_PORTS_NUM_SPARSE" (include "paddle-training.portsNumSparse" .)
   "CONF_PADDLE_GRADIENT_NUM" (include "paddle-training.gradientNum" .)
-  "TRAINER_COUNT" (int64 $v.trainerCount)
-  "PADDLE_LAUNCHER_TRAINERS" (int64 $v.trainers)
-  "PADDLE_LAUNCHER_SERVICE" (include "paddle-training.fullname" .)
-  "PADDLE_LAUNCHER_START_FROM_SCRATCH" $v.startFromScratch
-  "PADDLE_LAUNCHER_PROGRAM_SHA256" $v.training.programSha256
-  "PADDLE_LAUNCHER_RUNTIME" $v.runtime
-  "PADDLE_LAUNCHER_RENDEZVOUS" $v.rendezvous
-  "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS" (int64 $v.rendezvousSeconds)
-  "PADDLE_LAUNCHER_PEER_PORT" (include "paddle-training.peerPort" .)
-  "PADDLE_LAUNCHER_MODE" $v.training.mode
-  "PADDLE_LAUNCHER_PASSES" (int64 $v.training.passes)
-  "PADDLE_LAUNCHER_BATCH_SIZE" (int64 $v.training.batchSize)
-  "PADDLE_LAUNCHER_LOG_PERIOD" (int64 $v.training.logPeriod)
-  "PADDLE_LAUNCHER_DOT_PERIOD" (int64 $v.training.dotPeriod)
-  "PADDLE_LAUNCHER_SAVING_PERIOD" (int64 $v.training.savingPeriod)
-  "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES" $batches
-  "PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES" $minutes
-  "PADDLE_LAUNCHER_KEEP_CHECKPOINTS" (int64 $v.training.keepCheckpoints)
-  "PADDLE_LAUNCHER_INIT_MODEL_PATH" $v.training.initModelPath
-  "PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS" (int64 $v.training.progressDeadlineSeconds)
-  "PADDLE_LAUNCHER_EXTRA_ARGS" (toJson $v.training.extraArgs)
-  "PADDLE_LAUNCHER_RESTARTS" (int64 $v.training.restarts)
-  "PADDLE_LAUNCHER_GRACE_SECONDS" (int64 $v.training.terminationGracePeriodSeconds)
-  "PADDLE_LAUNCHER_EXPORT_TO" $v.training.exportTo
-  "PADDLE_LAUNCHER_DATA_WAIT_SECONDS" (int64 $v.data.waitSeconds)
-  "PADDLE_LAUNCHER_EVENTS" $v.notify.events
-  "PADDLE_LAUNCHER_WORK_DIR" "/work" }}
+  "TRAINER_COUNT" (int64 .Values.trainerCount) }}
 - name: {{ $name }}
   value: {{ $value | toString | quote }}
 {{- end }}
-{{- /* Set only when used: an additional variable would rename every Job. */}}
-{{- $isScript := eq $v.runtime "collective" -}}
-{{- $source := include "paddle-training.sourceValues" . | sha256sum -}}
-{{- if $v.training.schedule }}
-{{- /* Each Job of a schedule is a training of its own, as with the data digest: without this the second one would find
-       the first one's output complete, and train nothing. */}}
-{{- $source = print $source "-$(PADDLE_LAUNCHER_K8S_JOB)" -}}
-{{- end }}
-{{- range $name, $value := dict
-  "PADDLE_LAUNCHER_PROCESSES_PER_POD" (ternary (include "paddle-training.processesPerPod" .) "" $isScript)
-  "PADDLE_LAUNCHER_SOURCE_DIGEST" (ternary $source "" $isScript)
-  "PADDLE_LAUNCHER_GPUS_PER_POD" (ternary (include "paddle-training.gpus" . | int64) 0 $isScript)
-  "PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS" (int64 $v.training.incrementalCheckpoints)
-  "PADDLE_LAUNCHER_KEEP_BEST" $v.training.keepBest
-  "PADDLE_LAUNCHER_PATIENCE" (int64 $v.training.patience) }}
-{{- with $value }}
-- name: {{ $name }}
-  value: {{ . | toString | quote }}
-{{- end }}
-{{- end }}
-{{- if not (kindIs "invalid" $v.training.rankWaitHours) }}
-- name: PADDLE_LAUNCHER_RANK_WAIT_HOURS
-  value: {{ $v.training.rankWaitHours | toString | quote }}
-{{- end }}
-{{- if $v.workDir.sizeLimit }}
+{{- if .Values.workDir.sizeLimit }}
 - name: PADDLE_LAUNCHER_WORK_LIMIT_BYTES
   valueFrom: {resourceFieldRef: {resource: limits.ephemeral-storage}}
 {{- end }}
-- name: PADDLE_LAUNCHER_WEBHOOK
-{{- with $v.notify.webhook }}
+{{- with .Values.notify.webhook }}
 {{- if .secretName }}
+- name: PADDLE_LAUNCHER_WEBHOOK
   valueFrom: {secretKeyRef: {name: {{ .secretName | quote }}, key: {{ .key | quote }}, optional: false}}
-{{- else }}
-  value: ""
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -39,8 +39,7 @@ initContainers:
     {{- include "paddle-training.containerCommon" (dict "root" . "command" (list "python" "-m" "launcher" "prepare")) | nindent 4 }}
     env:
       {{- include "paddle-training.commonEnv" . | nindent 6 }}
-      {{- include "paddle-training.dataEnv" (list . .Values.trainers) | trim | nindent 6 }}
-      - {name: PADDLE_LAUNCHER_DATA_PREPARED_BY, value: trainingPods}
+      {{- include "paddle-training.dataEnv" . | trim | nindent 6 }}
     {{- include "paddle-training.trainingResources" . | nindent 4 }}
     volumeMounts:
       {{- include "paddle-training.mounts" . | nindent 6 }}

@@ -268,7 +268,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- end -}}
 {{- range $key, $paths := dict "jobPath" (list .Values.jobPath) "extraVolumeMounts" $mounts -}}
-{{- $taken := ternary (list "/work" "/tmp") (list "/work" "/tmp" $.Values.jobPath) (eq $key "jobPath") -}}
+{{- $taken := ternary (list "/work" "/tmp" "/etc/paddle-training") (list "/work" "/tmp" "/etc/paddle-training" $.Values.jobPath) (eq $key "jobPath") -}}
 {{- range $path := $paths -}}
 {{- range $taken -}}
 {{- if hasPrefix (printf "%s/" .) (printf "%s/" $path) -}}
@@ -304,8 +304,8 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- end -}}
 {{- range .Values.extraVolumes -}}
-{{- if has .name (list "jobpath" "work" "tmp") -}}
-{{- include "paddle-training.fault" (list "extraVolumes" .name "a name other than jobpath, work and tmp" "the pods have volumes of these names" "Give the volume another name") -}}
+{{- if has .name (list "jobpath" "settings" "work" "tmp") -}}
+{{- include "paddle-training.fault" (list "extraVolumes" .name "a name other than jobpath, settings, work and tmp" "the pods have volumes of these names" "Give the volume another name") -}}
 {{- end -}}
 {{- end -}}
 {{- if and .Values.monitoring.podMonitor.enabled .Values.networkPolicy.enabled (not .Values.networkPolicy.metricsFrom) -}}

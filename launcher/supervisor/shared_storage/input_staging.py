@@ -48,7 +48,7 @@ def find_program(settings: TrainSettings, built_in: Path = BUILT_IN) -> Path:
     if not (folder / settings.config_file).is_file():
         there = sorted(path.name for path in folder.iterdir() if path.is_file())
         raise setting_error(
-            "training.config (PADDLE_LAUNCHER_CONFIG_FILE)",
+            "training.config",
             settings.config_file,
             f"a file in {folder}",
             f"there are only {_list(there)}",
@@ -132,7 +132,7 @@ def _stage_program(
         raise _bad_copy(program, target)
     if expected and (found := files.folder_sha256(target)) != expected:
         raise setting_error(
-            "training.programSha256 (PADDLE_LAUNCHER_PROGRAM_SHA256)",
+            "training.programSha256",
             expected,
             f"the sha256 of the program on the storage, {found}",
             f"{program} is not the program that these values were made for: it was pushed again since then, or "

@@ -241,7 +241,7 @@ def find_previous_model(
     if not fitting:
         newest = max(found)[1]
         raise setting_error(
-            "training.initModelPath (PADDLE_LAUNCHER_INIT_MODEL_PATH)",
+            "training.initModelPath",
             PREVIOUS,
             "used with a program that an earlier run has trained",
             f"all complete runs of this job trained another program; the newest one is {newest}. Its parameters "

@@ -22,6 +22,7 @@ from launcher.io import files
 from launcher.io.retry import Retry
 from launcher.paths import JobPaths
 from launcher.settings import DataSettings
+from testkit.pod_settings import pod_environ
 
 LINES = b"".join(b"%d\tthe text of line %d\n" % (number % 2, number) for number in range(1000))
 PART = 4000
@@ -51,7 +52,8 @@ class Pod:
     """A stand-in for one pod of the data Job: its shared storage, and `prepare` to run it with settings."""
 
     storage: Path
-    environ: dict[str, str]
+    environ: dict[str, Any]
+    """Fields of DataSettings, and environment variables."""
 
     @property
     def job(self) -> Path:
@@ -63,16 +65,13 @@ class Pod:
         path.parent.mkdir(exist_ok=True)
         path.write_bytes(content)
         os.utime(path, (zlib.crc32(content),) * 2)  # what two storages have of it is the same
-        self.environ["PADDLE_LAUNCHER_DATA_SOURCE"] = f"file://{name}"
-        return self.environ["PADDLE_LAUNCHER_DATA_SOURCE"]
+        self.environ["source"] = f"file://{name}"
+        return f"file://{name}"
 
     def env(self, **values: Any) -> dict[str, str]:
-        """Return the pod's environment variables; `values` sets PADDLE_LAUNCHER_DATA_<key> or SPLIT_COUNT."""
-        environ = dict(self.environ)
-        for key, value in values.items():
-            text = value if isinstance(value, str) else json.dumps(value)
-            environ[key if key == "SPLIT_COUNT" else f"PADDLE_LAUNCHER_DATA_{key}"] = text
-        return environ
+        """Return the pod's environment variables; `values` are fields of DataSettings, in upper case too."""
+        own = {key.lower(): value for key, value in values.items()}
+        return pod_environ(DataSettings, **self.environ | own)
 
     def settings(self, **values: Any) -> DataSettings:
         return DataSettings.from_environ(self.env(**values))
@@ -158,11 +157,11 @@ def make_pod(storage: Path) -> Pod:
         "JOB_NAME": "job",
         "JOB_PATH": str(storage),
         "JOB_NAMESPACE": "paddle",
-        "PADDLE_LAUNCHER_RELEASE": "paddle-training",
+        "release": "paddle-training",
         "PADDLE_LAUNCHER_K8S_JOB": "job-data-12345678",
-        "PADDLE_LAUNCHER_DATA_DIGEST": "0123456789abcdef",
+        "data_digest": "0123456789abcdef",
         "PADDLE_LAUNCHER_TERMINATION_LOG": str(storage / "termination-log"),
-        "PADDLE_LAUNCHER_DATA_TEST_FRACTION": "0",
+        "test_fraction": 0,
         "SPLIT_COUNT": "3",
     }
     return Pod(storage, environ)

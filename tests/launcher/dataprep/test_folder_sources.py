@@ -193,6 +193,6 @@ def test_the_rule_applies_to_data_test_source(pod: Pod) -> None:
     pod.prepare(TEST_SOURCE=test)
     assert pod.test() == [b"own"]
     write(pod, {"c.png": b"x"})
-    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    pod.environ["data_digest"] = "other"
     with pytest.raises(DataError, match=r"data\.testSource file://days: c\.png is no text file"):
         pod.prepare(TEST_SOURCE=test)

@@ -266,7 +266,7 @@ def test_a_source_that_changes_between_two_tries_is_rejected(
         data_job.main(pod.settings(SOURCE=server.url(), SHA256=SHA256), retry=retry)
 
 
-IN_SECRET = {"SOURCE_SECRET": "addresses/train"}
+IN_SECRET = {"SOURCE_SECRET": {"name": "addresses", "key": "train"}}
 OF_SECRET = "the address in Secret addresses/train.* Fix: "
 
 
@@ -367,7 +367,7 @@ def test_address_in_a_secret_is_in_no_file_and_no_log(
     pod: Pod, secure: Server, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
     secure.plan.answers = ["503", "cut"]
-    manifest = pod.prepare(SOURCE=secure.url(SECRET) + "\n", SOURCE_SECRET="addresses/train", SHA256=SHA256)
+    manifest = pod.prepare(SOURCE=secure.url(SECRET) + "\n", **IN_SECRET, SHA256=SHA256)
     assert manifest["source"] == "the address in Secret addresses/train"
     assert_complete(pod)
     texts = [file.read_bytes() for file in pod.job.parent.rglob("*") if file.is_file()]

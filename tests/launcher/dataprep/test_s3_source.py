@@ -114,7 +114,7 @@ def test_csv_objects_need_the_same_header(pod: Pod, bucket: Any) -> None:
     pod.prepare(SOURCE="s3://data/csv", FORMAT="csv")
     assert sorted(pod.train()) == [b"1\t2", b"3\t4", b"5\t6"]
     bucket.put_object(Bucket="data", Key="csv/3.csv", Body=b"b,c,a\n7,9,8\n")
-    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    pod.environ["data_digest"] = "other"
     with pytest.raises(DataError, match=r"3\.csv, line 1: the header is \['b', 'c', 'a'\], but \['a', 'b'\]"):
         pod.prepare(SOURCE="s3://data/csv", FORMAT="csv")
     pod.prepare(SOURCE="s3://data/csv", FORMAT="csv", COLUMNS=["b", "a"])
@@ -141,7 +141,7 @@ def test_one_object_is_a_source_and_a_wrong_checksum_over_all_objects_is_rejecte
     sha256 = hashlib.sha256(PARTS["set/part-0.txt"]).hexdigest()
     pod.prepare(SOURCE="s3://data/set/part-0.txt", SHA256=sha256)
     assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3"]
-    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    pod.environ["data_digest"] = "other"
     with pytest.raises(DataError, match=r"data.sha256 is .* has "):
         pod.prepare(SOURCE="s3://data/set", SHA256=sha256)
 

@@ -22,18 +22,18 @@ ALL = sorted(LINES.split(b"\n")[:-1])
 
 def other(pod: Pod, digest: str, **environ: str) -> Pod:
     """Return a data pod with another data digest on the same storage; `environ` has further variables."""
-    return Pod(pod.storage, {**pod.environ, "PADDLE_LAUNCHER_DATA_DIGEST": digest, **environ})
+    return Pod(pod.storage, {**pod.environ, "data_digest": digest, **environ})
 
 
 def other_job(pod: Pod, name: str = "job-2") -> Pod:
     """Return a data pod of another job and release on the same storage, with the same settings."""
-    own = {"PADDLE_LAUNCHER_RELEASE": name, "PADDLE_LAUNCHER_K8S_JOB": f"{name}-data"}
+    own = {"release": name, "PADDLE_LAUNCHER_K8S_JOB": f"{name}-data"}
     return other(pod, name, JOB_NAME=name, **own)
 
 
 def other_release(pod: Pod, digest: str = "b") -> Pod:
     """Return a data pod of another release with the same jobName."""
-    return other(pod, digest, PADDLE_LAUNCHER_RELEASE="other", PADDLE_LAUNCHER_K8S_JOB="other-data")
+    return other(pod, digest, release="other", PADDLE_LAUNCHER_K8S_JOB="other-data")
 
 
 def folders(pod: Pod) -> list[str]:

@@ -144,7 +144,7 @@ def test_a_compressed_file_without_its_suffix_is_rejected(pod: Pod) -> None:
     with pytest.raises(DataError, match="is compressed, but its name does not end with"):
         pod.prepare(part_bytes=PART)
     pod.source(gzip.compress(noise), "in.gz")
-    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    pod.environ["data_digest"] = "other"
     assert pod.prepare(part_bytes=PART)["lines"] == 500
 
 
@@ -174,7 +174,7 @@ def test_csv_objects_are_never_divided_and_need_equal_headers_in_all_parts(pod: 
     assert manifest["lines"] == 800
     assert manifest["shards"][0]["parts"] == 2
     (folder / "3.csv").write_bytes(b"b,c\n" + rows)
-    pod.environ["PADDLE_LAUNCHER_DATA_DIGEST"] = "other"
+    pod.environ["data_digest"] = "other"
     with pytest.raises(DataError, match=r"file://csv/3\.csv has the header \['b', 'c'\] and 2 columns, but"):
         pod.prepare(part_bytes=PART, SOURCE="file://csv", FORMAT="csv")
 

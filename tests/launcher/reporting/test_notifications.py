@@ -270,7 +270,7 @@ def test_events_of_restarts_and_failures_are_warnings(
             posted.append(event)
 
     monkeypatch.setattr("launcher.io.kubernetes_api.PodApi", Api)
-    sender = Notifier(settings(PADDLE_LAUNCHER_EVENTS="true"), base=0.02)
+    sender = Notifier(settings(events=True), base=0.02)
     sender.notify("started", attempt=0)
     sender.notify("restarted", attempt=1, cause="x")
     until(lambda: len(posted) == 2)
@@ -286,7 +286,7 @@ def test_events_of_restarts_and_failures_are_warnings(
 def test_events_without_a_service_account_are_logged_once(
     logged: Callable[[], list[str]],
 ) -> None:
-    sender = Notifier(settings(PADDLE_LAUNCHER_EVENTS="true"))
+    sender = Notifier(settings(events=True))
     sender.notify("started", attempt=0)
     sender.close(20)
     (line,) = logged()

@@ -30,10 +30,10 @@ def attempt(tmp_path: Path, rank: int = 0, resume: Position | None = None, **env
     """Return an attempt of two pods with two processes each."""
     values = {
         "JOB_PATH": str(tmp_path),
-        "PADDLE_LAUNCHER_RUNTIME": "collective",
-        "PADDLE_LAUNCHER_CONFIG_FILE": "train.py",
-        "PADDLE_LAUNCHER_TRAINERS": "2",
-        "PADDLE_LAUNCHER_PROCESSES_PER_POD": "2",
+        "runtime": "collective",
+        "config_file": "mine/train.py",
+        "trainers": 2,
+        "processes_per_pod": 2,
         "PADDLE_LAUNCHER_WORK_DIR": str(tmp_path / "work"),
         "JOB_COMPLETION_INDEX": str(rank),
         **env,
@@ -84,7 +84,7 @@ def test_the_processes_have_the_variables_of_paddle_distributed_and_torchrun(tmp
 
 
 def test_the_command_line_is_the_script_with_the_extra_arguments(tmp_path: Path) -> None:
-    here = attempt(tmp_path, PADDLE_LAUNCHER_EXTRA_ARGS='["--lr=0.1"]')
+    here = attempt(tmp_path, extra_args=["--lr=0.1"])
     spec = RUNTIME.trainers(here)[0]
     assert spec.argv == (sys.executable, "-u", "train.py", "--lr=0.1")
     assert spec.cwd == here.settings.work.program
@@ -95,7 +95,7 @@ def test_the_command_line_is_the_script_with_the_extra_arguments(tmp_path: Path)
 def test_gpus_are_assigned_to_processes_as_by_paddles_launcher(
     tmp_path: Path, processes: str, expected: list[str]
 ) -> None:
-    env = {"PADDLE_LAUNCHER_GPUS_PER_POD": "3", "PADDLE_LAUNCHER_PROCESSES_PER_POD": processes}
+    env = {"gpus_per_pod": 3, "processes_per_pod": processes}
     specs = RUNTIME.trainers(attempt(tmp_path, CONF_PADDLE_PORTS_NUM="3", **env))
     assert [spec.env["FLAGS_selected_gpus"] for spec in specs] == expected
     assert "PADDLE_DISTRI_BACKEND" not in specs[0].env
@@ -118,7 +118,7 @@ def test_gloo_and_nccl_use_the_network_interface_of_the_chart_unless_extra_env_s
 
 def test_variables_of_the_device_plugin_and_of_nccl_reach_the_script_unchanged(tmp_path: Path) -> None:
     given = {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NCCL_DEBUG": "INFO"}
-    spec = RUNTIME.trainers(attempt(tmp_path, PADDLE_LAUNCHER_GPUS_PER_POD="2", **given))[1]
+    spec = RUNTIME.trainers(attempt(tmp_path, gpus_per_pod=2, **given))[1]
     assert {name: spec.env.get(name) for name in given} == given
     assert "CUDA_VISIBLE_DEVICES" not in spec.env, (
         "FLAGS_selected_gpus and LOCAL_RANK count all GPUs of the pod"
@@ -153,7 +153,7 @@ def test_gpus_are_rejected_when_the_paddle_of_the_image_is_built_without_cuda(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str | None, gpus: str, is_rejected: bool
 ) -> None:
     install_paddle(tmp_path / "packages", monkeypatch, version)
-    settings = attempt(tmp_path, PADDLE_LAUNCHER_GPUS_PER_POD=gpus).settings
+    settings = attempt(tmp_path, gpus_per_pod=gpus).settings
     if not is_rejected:
         RUNTIME.check(settings)
         return
@@ -166,7 +166,7 @@ def test_gpus_are_rejected_when_the_paddle_of_the_image_is_built_without_cuda(
 def test_gpus_are_accepted_in_an_image_without_paddle_and_in_one_with_another_framework(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = attempt(tmp_path, PADDLE_LAUNCHER_GPUS_PER_POD="2").settings
+    settings = attempt(tmp_path, gpus_per_pod=2).settings
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "paddle", None)  # as if not installed
         RUNTIME.check(settings)
@@ -304,7 +304,7 @@ def test_the_python_path_of_the_pod_reaches_the_script_and_the_launcher_stays_im
 
 def test_a_script_run_reads_the_variables_that_the_runtime_sets(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
-    env = {"PADDLE_LAUNCHER_PASSES": "7", "PADDLE_LAUNCHER_BATCH_SIZE": "64"}
+    env = {"passes": 7, "batch_size": 64}
     run = ScriptRun(RUNTIME.trainers(attempt(tmp_path, 1, **env))[1].env)
     assert (run.rank, run.world_size, run.epochs, run.batch_size) == (3, 4, 7, 64)
     assert (run.train_file, run.test_file) == (tmp_path / "work" / "data" / "train.txt", None)

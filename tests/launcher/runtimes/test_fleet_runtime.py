@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.errors import SettingsError
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
+from launcher.runtimes.runtime_protocol import RankAttempt
 from launcher.trainer.process_settings import ProcessSettings
+from testkit.pod_settings import chart_values
 from tests.launcher.trainer.loopback_training import PROGRAMS, LoopbackTraining
 
 RUNTIME = FleetRuntime()
 
 
-def gang(tmp_path: Path, rank: int = 0, ranks: int = 2, **values: str):
-    data = [tmp_path / str(i) for i in range(ranks)]
-    return LoopbackTraining(tmp_path, data, PROGRAMS / "quick_start", values=values, resume=Position(5)).gang(
-        rank
-    )
+def gang(tmp_path: Path, rank: int = 0, environ: dict[str, str] | None = None, **fields: Any) -> RankAttempt:
+    data = [tmp_path / str(i) for i in range(2)]
+    own = {"values": chart_values(**fields), "environ": environ or {}, "resume": Position(5)}
+    return LoopbackTraining(tmp_path, data, PROGRAMS / "quick_start", **own).gang(rank)
 
 
 def test_port_and_ports_num_decide_the_pservers_of_a_pod(tmp_path: Path) -> None:
-    specs = RUNTIME.pservers(gang(tmp_path, 1, CONF_PADDLE_PORT="7164", CONF_PADDLE_PORTS_NUM="3"))
+    specs = RUNTIME.pservers(gang(tmp_path, 1, port=7164, ports_num=3))
     assert [spec.ready_ports for spec in specs] == [(7164,), (7165,), (7166,)]
     assert [spec.env["PADDLE_PORT"] for spec in specs] == ["7164", "7165", "7166"]
     assert [spec.log.name for spec in specs] == ["server.log", "server-1.log", "server-2.log"]
@@ -38,7 +39,7 @@ def test_every_process_has_the_same_list_of_servers_and_each_server_finds_itself
 ) -> None:
     lists = set()
     for rank in (0, 1):
-        here = gang(tmp_path, rank, CONF_PADDLE_PORT="7164", CONF_PADDLE_PORTS_NUM="2")
+        here = gang(tmp_path, rank, port=7164, ports_num=2)
         servers = RUNTIME.pservers(here)
         lists |= {spec.env["PADDLE_PSERVERS_IP_PORT_LIST"] for spec in [*servers, *RUNTIME.trainers(here)]}
         for spec in servers:
@@ -48,7 +49,7 @@ def test_every_process_has_the_same_list_of_servers_and_each_server_finds_itself
 
 
 def test_every_trainer_receives_the_store_of_rank_0_and_its_secret_path(tmp_path: Path) -> None:
-    attempts = [gang(tmp_path, rank, CONF_PADDLE_PORTS_NUM_SPARSE="0") for rank in (0, 1)]
+    attempts = [gang(tmp_path, rank, ports_num_sparse=0) for rank in (0, 1)]
     for attempt in attempts:
         RUNTIME.check(attempt.settings)
         settings = ProcessSettings.from_environ(RUNTIME.trainers(attempt)[0].env)
@@ -56,7 +57,7 @@ def test_every_trainer_receives_the_store_of_rank_0_and_its_secret_path(tmp_path
 
 
 def test_every_process_receives_the_model_that_rank_0_found_for_previous(tmp_path: Path) -> None:
-    attempt = gang(tmp_path, PADDLE_LAUNCHER_INIT_MODEL_PATH="previous")
+    attempt = gang(tmp_path, init_model="previous")
     found = replace(attempt, settings=replace(attempt.settings, init_model="job/runs/a"))
     for spec in (*RUNTIME.trainers(found), *RUNTIME.pservers(found)):
         assert ProcessSettings.from_environ(spec.env).init_model == "job/runs/a"
@@ -79,15 +80,14 @@ def test_paddle_variables_of_the_pod_are_not_passed_on(tmp_path: Path) -> None:
         "TRAINING_ROLE": "TRAINER",
         "HTTPS_PROXY": "p",
     }
-    spec = RUNTIME.pservers(gang(tmp_path, **dirty))[0]
+    spec = RUNTIME.pservers(gang(tmp_path, environ=dirty))[0]
     assert spec.env["TRAINING_ROLE"] == "PSERVER"
     assert not {"PADDLE_TRAINER_ID", "PADDLE_GLOO_FS_PATH"} & set(spec.env)
     assert spec.env["HTTPS_PROXY"] == "p", "other variables of the pod are passed on"
 
 
 def test_a_process_reads_the_settings_of_its_pod_and_attempt(tmp_path: Path) -> None:
-    extra = json.dumps(["--learning_rate=0.1"])
-    here = gang(tmp_path, 1, TRAINER_COUNT="3", PADDLE_LAUNCHER_EXTRA_ARGS=extra)
+    here = gang(tmp_path, 1, trainer_count=3, extra_args=["--learning_rate=0.1"])
     settings = ProcessSettings.from_environ(RUNTIME.trainers(here)[0].env)
     assert (settings.rank, settings.trainers, settings.server, settings.trainer_count) == (1, 2, -1, 3)
     assert settings.extra_args == ("--learning_rate=0.1",)

@@ -47,20 +47,17 @@ def test_a_script_trains_with_a_bare_python(tmp_path: Path, version: str) -> Non
     shared = tmp_path / "shared"
     (shared / "job" / "mine").mkdir(parents=True)
     (shared / "job" / "mine" / "train.py").write_text(SCRIPT)
+    values = {
+        "jobName": "job",
+        "trainers": 2,
+        "runtime": "collective",
+        "training": {"config": "mine/train.py", "passes": 2, "checkpointEvery": {"batches": 3}},
+    }
     env = {
-        **job_environment(shared, "job", 2),
+        **job_environment(shared, values, data_digest="none"),
         "HOME": str(tmp_path),
         "PATH": os.environ["PATH"],
         "PYTHONDONTWRITEBYTECODE": "1",
-        "TRAIN_CONFIG_DIR": "mine",
-        "PADDLE_LAUNCHER_CONFIG_FILE": "train.py",
-        "PADDLE_LAUNCHER_RUNTIME": "collective",
-        "PADDLE_LAUNCHER_PASSES": "2",
-        "PADDLE_LAUNCHER_DATA_DIGEST": "none",
-        "PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES": "3",
-        "CONF_PADDLE_PORT": "7164",
-        "CONF_PADDLE_PORTS_NUM": "1",
-        "CONF_PADDLE_PORTS_NUM_SPARSE": "1",
     }
     with LauncherGang(tmp_path / "gang", env, python).start() as gang:
         assert gang.wait(60) == [0, 0], gang.pod_log(0) + gang.termination(0)

@@ -18,7 +18,7 @@ from tests.launcher.supervisor.loopback_gang import pod_environ
 
 def gang(rank: int = 0, resume: Position | None = None, **env: str) -> RankAttempt:
     s = TrainSettings.from_environ(
-        pod_environ(PADDLE_LAUNCHER_RUNTIME="v1", JOB_NAME="paddle-cluster-job", TRAINER_COUNT="4", **env)
+        pod_environ(runtime="v1", JOB_NAME="paddle-cluster-job", TRAINER_COUNT="4", **env)
     )
     return RankAttempt(
         rank=rank,
@@ -69,7 +69,7 @@ def test_a_resume_starts_after_the_saved_pass_and_trains_the_remaining_ones() ->
 
 
 def test_extra_arguments_are_passed_on_at_the_end() -> None:
-    argv = V1Runtime().trainers(gang(PADDLE_LAUNCHER_EXTRA_ARGS='["--parallel_nn=1", "--seed=a b"]'))[0].argv
+    argv = V1Runtime().trainers(gang(extra_args=["--parallel_nn=1", "--seed=a b"]))[0].argv
     assert argv[-2:] == ("--parallel_nn=1", "--seed=a b")
 
 
@@ -104,5 +104,5 @@ def test_newest_checkpoint_returns_the_last_pass_with_done(tmp_path: Path) -> No
         (tmp_path / f"pass-{number:05d}" / "done").touch()
     (tmp_path / "pass-00011").mkdir()
     assert runtime.newest_checkpoint(tmp_path) == Position(11)
-    assert runtime.is_complete(tmp_path, gang(PADDLE_LAUNCHER_PASSES="11").settings)
-    assert not runtime.is_complete(tmp_path, gang(PADDLE_LAUNCHER_PASSES="12").settings)
+    assert runtime.is_complete(tmp_path, gang(passes=11).settings)
+    assert not runtime.is_complete(tmp_path, gang(passes=12).settings)

@@ -1,169 +1,196 @@
-"""Tests of settings: defaults, parsing, and one message for each fault with key, value, limit, reason and fix."""
+"""Tests of settings: their sources, parsing, and one message for each fault with key, value, limit, reason and fix."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.errors import SettingsError
-from launcher.settings import DataSettings, TrainSettings
-from tests.launcher.supervisor.loopback_gang import pod_environ
+from launcher.settings import DataSettings, PodSettings, TrainSettings, settings_of
+from testkit.pod_settings import pod_environ
 
-DATA = {
-    "JOB_NAME": "quick-start",
-    "JOB_NAMESPACE": "paddle",
-    "PADDLE_LAUNCHER_RELEASE": "r",
-    "PADDLE_LAUNCHER_K8S_JOB": "quick-start-data-0a1b2c3d",
-    "PADDLE_LAUNCHER_DATA_DIGEST": "d1",
-    "PADDLE_LAUNCHER_DATA_SOURCE": "file://corpus.whl",
-}
 FORM = re.compile(r".+ is .+, but must be .+: .+\. .+\.")
 
 
-def test_the_smallest_environment_gets_the_defaults_of_the_chart() -> None:
-    s = TrainSettings.from_environ(pod_environ())
+def read(kind: type[PodSettings] = TrainSettings, /, **given: Any) -> Any:
+    """Return the settings of a pod with these fields in its document, or variables."""
+    return kind.from_environ(pod_environ(kind, **given))
+
+
+def faults(kind: type[PodSettings] = TrainSettings, /, **given: Any) -> list[str]:
+    """Return the lines of the message about invalid settings."""
+    with pytest.raises(SettingsError) as caught:
+        read(kind, **given)
+    assert caught.value.exit_code == 64
+    return str(caught.value).splitlines()
+
+
+def test_settings_come_from_the_document_and_the_variables() -> None:
+    s = read()
     assert (s.job_path, s.nic, s.port, s.ports_num, s.ports_num_sparse) == (
         Path("/home/jobpath"), "eth0", 7164, 2, 2,
     )  # fmt: skip
-    assert (s.gradient_num, s.trainer_count, s.peer_port) == (3, 1, 7168)
+    assert (s.gradient_num, s.trainer_count, s.peer_port, s.rank_wait_hours) == (3, 1, 7168, 6)
     assert (s.runtime, s.rendezvous, s.mode, s.passes, s.batch_size) == ("fleet", "lease", "async", 10, 256)
     assert (list(s.pserver_ports), list(s.sparse_ports)) == ([7164, 7165], [7166, 7167])
     assert s.run_id == "quick-start-0a1b2c3d"
+    changed = read(ports_num_sparse=0, restarts=0, rank_wait_hours=None, config_file="mine")
+    assert (changed.ports_num_sparse, changed.restarts, changed.peer_port) == (0, 0, 7166)
+    assert (changed.rank_wait_hours, changed.config_file) == (6, "trainer_config.py")
 
 
 @pytest.mark.parametrize(
     ("given", "parsed"), [("", ""), ("s3://abc", "s3://abc"), ("s3://b.c-d/a/b/", "s3://b.c-d/a/b")]
 )
 def test_export_to_is_empty_or_a_prefix_without_a_slash_at_its_end(given: str, parsed: str) -> None:
-    assert TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_EXPORT_TO=given)).export_to == parsed
-
-
-def test_zero_and_empty_values_differ_from_absent_ones() -> None:
-    s = TrainSettings.from_environ(
-        pod_environ(
-            CONF_PADDLE_PORTS_NUM_SPARSE="0", PADDLE_LAUNCHER_RESTARTS="0", CONF_PADDLE_GRADIENT_NUM=""
-        )
-    )
-    assert (s.ports_num_sparse, s.restarts, s.peer_port, s.gradient_num) == (0, 0, 7166, 3)
+    assert read(export_to=given).export_to == parsed
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    ("field", "value", "expected"),
     [
-        ("PADDLE_LAUNCHER_TRAINERS", "0", "from 1 to 1000"),
-        ("PADDLE_LAUNCHER_TRAINERS", "three", "not an integer"),
-        ("PADDLE_LAUNCHER_TRAINERS", "1_0", "not an integer"),
-        ("CONF_PADDLE_PORT", "70000", "1 to 65535"),
-        ("JOB_NAME", "Quick_Start", "DNS label of at most 45"),
-        ("JOB_NAME", "a" * 46, "DNS label of at most 45"),
-        ("JOB_NAME", "", "no default"),
-        ("PADDLE_LAUNCHER_RUNTIME", "v2", "one of fleet, v1"),
-        ("PADDLE_LAUNCHER_MODE", "fast", "one of sync, async"),
-        ("TRAIN_CONFIG_DIR", "../etc", "a file name"),
-        ("PADDLE_LAUNCHER_EXTRA_ARGS", '["lr=1"]', "does not have the form --key=value"),
-        ("PADDLE_LAUNCHER_EXTRA_ARGS", '["--lr=1", "--lr=2"]', "--lr is a duplicate"),
-        ("PADDLE_LAUNCHER_EXTRA_ARGS", "--lr=1", "not JSON"),
-        ("JOB_PATH", "home", "absolute path"),
-        ("PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS", "0", "cannot be turned off"),
-        ("PADDLE_LAUNCHER_RANK_WAIT_HOURS", "169", "the pods that wait hold their machines"),
-        ("PADDLE_LAUNCHER_KEEP_CHECKPOINTS", "0", "starts the training from scratch"),
-        ("PADDLE_LAUNCHER_INCREMENTAL_CHECKPOINTS", "101", "one after the other"),
-        ("PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES", "-1", "it counts minutes"),
-        ("PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES", "nan", "0 to 10080"),
-        ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "/srv/other", "without '/' at its start"),
-        ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "a/../b", "without '/' at its start"),
-        ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "a//b", "without '/' at its start"),
-        ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "s3:/b", "an export is in a bucket"),
-        ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "s3://bucket/", "the address has no folder after the bucket"),
-        ("PADDLE_LAUNCHER_INIT_MODEL_PATH", "s3://bucket/a/../b", "is not a folder"),
-        ("PADDLE_LAUNCHER_WEBHOOK", "ftp://example.org", "messages are posted there"),
-        ("PADDLE_LAUNCHER_WEBHOOK", "https://me:pass@example.org/", "without a user"),
-        ("PADDLE_LAUNCHER_WEBHOOK", "https://example.org/a b", "messages are posted there"),
-        ("PADDLE_LAUNCHER_LOG_FORMAT", "xml", "one of text, json"),
-        ("PADDLE_LAUNCHER_EXPORT_TO", "/models", "s3://BUCKET/PREFIX"),
-        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://Models/a", "names have 3 to 63"),
-        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://ab", "names have 3 to 63"),
-        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://bucket/a b", "s3://BUCKET/PREFIX"),
-        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://bucket/a/../b", "is not a folder"),
-        ("PADDLE_LAUNCHER_EXPORT_TO", "s3://bucket//a//b", "is not a folder"),
+        ("trainers", 0, "from 1 to 1000"),
+        ("trainers", "three", "not an integer"),
+        ("trainers", "1_0", "not an integer"),
+        ("trainers", 1.5, "not an integer"),
+        ("trainers", True, "not an integer"),
+        ("port", 70000, "1 to 65535"),
+        ("job_name", "Quick_Start", "DNS label of at most 45"),
+        ("job_name", "a" * 46, "DNS label of at most 45"),
+        ("job_name", "", "but must be set"),
+        ("passes", None, "Fix: use the chart and the image of one version"),
+        ("release", " ", "a text that is not empty"),
+        ("runtime", "v2", "one of fleet, v1"),
+        ("mode", "fast", "one of sync, async"),
+        ("events", "true", "the setting is a boolean"),
+        ("keep_best", 7, "a text: the value is of another type"),
+        ("config_dir", "../etc", "a file name"),
+        ("config_file", "mine/a/b", "a file name"),
+        ("extra_args", ["lr=1"], "not of the form --key=value"),
+        ("extra_args", ["--lr=1", "--lr=2"], "--lr is a duplicate"),
+        ("extra_args", "--lr=1", "not an array"),
+        ("job_path", "home", "absolute path"),
+        ("progress_deadline_seconds", 0, "cannot be turned off"),
+        ("rank_wait_hours", 169, "the pods that wait hold their machines"),
+        ("rank_wait_hours", "1", "not a number"),
+        ("keep_checkpoints", 0, "starts the training from scratch"),
+        ("incremental_checkpoints", 101, "one after the other"),
+        ("checkpoint_every_minutes", -1, "it counts minutes"),
+        ("checkpoint_every_minutes", float("nan"), "0 to 10080"),
+        ("init_model", "/srv/other", "without '/' at its start"),
+        ("init_model", "a/../b", "without '/' at its start"),
+        ("init_model", "a//b", "without '/' at its start"),
+        ("init_model", "s3:/b", "an export is in a bucket"),
+        ("init_model", "s3://bucket/", "the address has no folder after the bucket"),
+        ("init_model", "s3://bucket/a/../b", "is not a folder"),
+        ("webhook", "ftp://example.org", "messages are posted there"),
+        ("webhook", "https://me:pass@example.org/", "without a user"),
+        ("webhook", "https://example.org/a b", "messages are posted there"),
+        ("log_format", "xml", "one of text, json"),
+        ("export_to", "/models", "s3://BUCKET/PREFIX"),
+        ("export_to", "s3://Models/a", "names have 3 to 63"),
+        ("export_to", "s3://ab", "names have 3 to 63"),
+        ("export_to", "s3://bucket/a b", "s3://BUCKET/PREFIX"),
+        ("export_to", "s3://bucket/a/../b", "is not a folder"),
+        ("export_to", "s3://bucket//a//b", "is not a folder"),
+        ("split_count", 0, "from 1 to 1000"),
+        ("source", "\n", "a text that is not empty"),
+        ("source_secret", "a/b", "refers to a Secret"),
+        ("sha256", "abc", "64 hex digits"),
+        ("test_fraction", 0.6, "0 to 0.5"),
+        ("test_fraction", float("nan"), "0 to 0.5"),
+        ("delimiter", "ab", "one character"),
+        ("quoting", "all", "one of minimal, none"),
+        ("header", "yes", "true or false"),
+        ("encoding", "utf-99", "text encoding"),
+        ("encoding", "hex", "text encoding"),
+        ("encoding", "undefined", "text encoding"),
+        ("columns", [-1], "column names"),
+        ("tables", [1], "array of texts"),
     ],
-)
+)  # fmt: skip
 def test_an_invalid_value_is_one_line_with_key_value_limit_reason_and_fix(
-    name: str, value: str, expected: str
+    field: str, value: Any, expected: str
 ) -> None:
-    with pytest.raises(SettingsError) as caught:
-        TrainSettings.from_environ(pod_environ(**{name: value}))
-    lines = str(caught.value).splitlines()
-    assert len(lines) == 1
-    assert FORM.fullmatch(lines[0]), lines[0]
-    assert expected in lines[0]
-    assert name in lines[0]
-    assert caught.value.exit_code == 64
+    kind = TrainSettings if field in settings_of(TrainSettings) else DataSettings
+    valid = {"source": "file://a"} if kind is DataSettings else {"gradient_num": 3, "peer_port": 7168}
+    [line] = faults(kind, **valid | {field: value})
+    assert FORM.fullmatch(line), line
+    assert expected in line
+    one = settings_of(kind)[field]
+    assert (one.key or one.value) in line
+    assert one.variable in line
 
 
 @pytest.mark.parametrize(
     ("given", "minutes"),
-    [({}, 10.0), ({"CHECKPOINT_EVERY_BATCHES": "5"}, 0.0), ({"RUNTIME": "v1"}, 0.0)],
+    [
+        ({}, 10),
+        ({"checkpoint_every_batches": 5}, 0),
+        ({"runtime": "v1"}, 0),
+        ({"checkpoint_every_minutes": None}, 0),
+    ],
 )
-def test_checkpoints_are_saved_every_ten_minutes_by_default(given: dict[str, str], minutes: float) -> None:
-    environ = pod_environ(**{f"PADDLE_LAUNCHER_{name}": value for name, value in given.items()})
-    assert TrainSettings.from_environ(environ).checkpoint_every_minutes == minutes
+def test_checkpoints_are_saved_every_ten_minutes_by_default(given: dict[str, Any], minutes: float) -> None:
+    assert read(**given).checkpoint_every_minutes == minutes
 
 
 def test_the_webhook_is_neither_shown_nor_passed_to_children() -> None:
-    s = TrainSettings.from_environ(
-        pod_environ(PADDLE_LAUNCHER_WEBHOOK="https://[::1]:8443/hook?token=top-secret\n")
-    )
+    s = read(webhook="https://[::1]:8443/hook?token=top-secret\n")
     assert s.webhook == "https://[::1]:8443/hook?token=top-secret"
     assert "top-secret" not in repr(s) + str(dict(s.environ))
-    with pytest.raises(SettingsError) as caught:
-        TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_WEBHOOK="hook.example.org/top-secret"))
-    assert "top-secret" not in str(caught.value)
+    assert "top-secret" not in "".join(faults(webhook="hook.example.org/top-secret"))
 
 
 def test_all_faults_are_reported_at_once() -> None:
-    with pytest.raises(SettingsError) as caught:
-        TrainSettings.from_environ(
-            pod_environ(CONF_PADDLE_PORT="x", TRAINER_COUNT="0", PADDLE_LAUNCHER_PASSES="-1")
-        )
-    assert len(str(caught.value).splitlines()) == 3
+    assert len(faults(port="x", trainer_count=0, passes=-1)) == 3
 
 
-def test_data_settings_have_their_defaults_and_read_json_arrays() -> None:
-    s = DataSettings.from_environ(
-        {**DATA, "PADDLE_LAUNCHER_DATA_COLUMNS": '["text", 0]', "PADDLE_LAUNCHER_DATA_DELIMITER": "\\t"}
-    )
-    assert (s.columns, s.delimiter, s.test_fraction, s.format, s.header) == (
-        ("text", 0),
-        "\t",
-        0.1,
-        "lines",
-        True,
-    )
+@pytest.mark.parametrize("content", [None, "[1]", "{", "[]x"])
+def test_a_document_that_cannot_be_read_is_an_error_with_its_path(
+    tmp_path: Path, content: str | None
+) -> None:
+    file = tmp_path / "settings.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SettingsError, match=rf"the settings in {file} cannot be read: .* Fix: use the chart"):
+        TrainSettings.from_environ({"PADDLE_LAUNCHER_SETTINGS": str(file)})
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("SPLIT_COUNT", "0", "from 1 to 1000"),
-        ("PADDLE_LAUNCHER_DATA_SHA256", "abc", "64 hex digits"),
-        ("PADDLE_LAUNCHER_DATA_TEST_FRACTION", "0.6", "0 to 0.5"),
-        ("PADDLE_LAUNCHER_DATA_TEST_FRACTION", "nan", "0 to 0.5"),
-        ("PADDLE_LAUNCHER_DATA_DELIMITER", "ab", "one character"),
-        ("PADDLE_LAUNCHER_DATA_QUOTING", "all", "one of minimal, none"),
-        ("PADDLE_LAUNCHER_DATA_HEADER", "yes", "true or false"),
-        ("PADDLE_LAUNCHER_DATA_ENCODING", "utf-99", "text encoding"),
-        ("PADDLE_LAUNCHER_DATA_ENCODING", "hex", "text encoding"),
-        ("PADDLE_LAUNCHER_DATA_ENCODING", "undefined", "text encoding"),
-        ("PADDLE_LAUNCHER_DATA_COLUMNS", "[-1]", "column names"),
-        ("PADDLE_LAUNCHER_DATA_TABLES", "[1]", "array of strings"),
-    ],
-)
-def test_an_invalid_data_value_has_a_message_of_the_same_form(name: str, value: str, expected: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        DataSettings.from_environ({**DATA, name: value})
-    assert FORM.fullmatch(str(caught.value))
-    assert expected in str(caught.value)
-    assert name in str(caught.value)
+def test_data_settings_have_the_values_below_data() -> None:
+    s = read(DataSettings, source="file://a", columns=["text", 0], delimiter="\\t")
+    assert (s.columns, s.delimiter, s.test_fraction, s.format, s.header, s.workers) == (
+        ("text", 0), "\t", 0.1, "lines", True, 1,
+    )  # fmt: skip
+    by_pods = read(DataSettings, source="file://a", prepared_by="trainingPods", trainers=5)
+    assert (by_pods.in_training_pod, by_pods.workers) == (True, 5)
+
+
+def test_the_address_of_a_secret_replaces_the_source() -> None:
+    reference = {"name": "addresses", "key": "train"}
+    environ = pod_environ(DataSettings, source="", source_secret=reference)
+    s = DataSettings.from_environ(environ | {"PADDLE_LAUNCHER_DATA_SOURCE": "https://h/a?signature=b\n"})
+    assert (s.source, s.source_secret) == ("https://h/a?signature=b", "addresses/train")
+
+
+def test_each_run_of_a_schedule_has_digests_of_its_own() -> None:
+    """Otherwise the second night finds the output of the first one complete, and trains nothing."""
+    s = read(schedule="@daily", source_digest="s1")
+    assert (s.data_digest, s.source_digest) == ("d1-quick-start-0a1b2c3d", "s1-quick-start-0a1b2c3d")
+    assert (read(schedule="").data_digest, read(schedule="@daily").source_digest) == ("d1", "")
+
+
+def test_every_default_is_of_a_value_that_may_be_null() -> None:
+    """All other values have their only default in the chart's values.yaml."""
+    schema = json.loads((Path(__file__).parents[3] / "charts/paddle-training/values.schema.json").read_text())
+    for kind in (TrainSettings, DataSettings):
+        for name, one in settings_of(kind).items():
+            if (one.key and one.default is None) or (isinstance(one.default, int | float | str) and one.key):
+                node = schema
+                for part in one.key.split("."):
+                    node = node["properties"][part]
+                assert "null" in node["type"], name

@@ -20,6 +20,7 @@ from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.timings import Timings
 from testkit import written_data
+from testkit.pod_settings import pod_environ
 from testkit.waiting import PATIENCE, until
 
 HERE = Path(__file__).parent
@@ -53,26 +54,10 @@ FAST = {
 _subnet = [os.getpid() % 200 + 20, os.getpid() // 200]
 
 
-def pod_environ(**changes: str) -> dict[str, str]:
-    """Return the smallest environment of a training pod, with `changes`."""
-    base = {
-        "JOB_NAME": "quick-start",
-        "JOB_NAMESPACE": "paddle",
-        "PADDLE_LAUNCHER_RELEASE": "paddle-training",
-        "PADDLE_LAUNCHER_K8S_JOB": "quick-start-0a1b2c3d",
-        "PADDLE_LAUNCHER_DATA_DIGEST": "d1",
-        "TRAIN_CONFIG_DIR": "mine",
-        "JOB_COMPLETION_INDEX": "0",
-        "PADDLE_LAUNCHER_TRAINERS": "3",
-        "PADDLE_LAUNCHER_SERVICE": "paddle-training",
-    }
-    return {**base, **changes}
-
-
-def train_settings(tmp_path: Path, **env: str) -> TrainSettings:
+def train_settings(tmp_path: Path, **env: Any) -> TrainSettings:
     """Return the settings of a training pod with its folders in `tmp_path`."""
     return TrainSettings.from_environ(
-        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_WORK_DIR=str(tmp_path / "work"), **env)
+        pod_environ(JOB_PATH=tmp_path, PADDLE_LAUNCHER_WORK_DIR=tmp_path / "work", **env)
     )
 
 
@@ -93,13 +78,13 @@ def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:
     return written_data.write_data(job, lines, digest=digest, tables={"items.txt": "1 item\n"})
 
 
-def paddle_scripts(**env: str) -> dict[str, Any]:
+def paddle_scripts(**env: Any) -> dict[str, Any]:
     """Return the arguments of `LoopbackGang` for scripts that train with Paddle and gloo, with `env`."""
     return {
         "timings": {"silence": 15.0, "orphan": 15.0},
-        "PADDLE_LAUNCHER_RUNTIME": "collective",
-        "PADDLE_LAUNCHER_CONFIG_FILE": "train.py",
-        "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "60",
+        "runtime": "collective",
+        "config_file": "mine/train.py",
+        "rendezvous_seconds": 60,
         # Paddle's store listens on all addresses, so no other test may use these ports.
         "CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10),
         "OMP_NUM_THREADS": "1",
@@ -127,7 +112,7 @@ class LoopbackGang:
         forked: bool = False,
         report: bool = False,
         python: str | Path = sys.executable,
-        **env: str,
+        **env: Any,
     ) -> None:
         self.root, self.trainers, self.run = root, trainers, run
         self.mark = uuid.uuid4().hex
@@ -161,23 +146,23 @@ class LoopbackGang:
         for process in self.processes.values():
             process.wait()
 
-    def build_config(self, rank: int) -> dict[str, Any]:
-        """Return the configuration that loopback_launcher.py reads for a rank."""
+    def build_config(self, rank: int, **env: Any) -> dict[str, Any]:
+        """Return the configuration that loopback_launcher.py reads for a rank; `env` overrides that of the gang."""
         work = self.folder / f"work-{rank}"
         own = {
             "JOB_PATH": str(self.root / "shared"),
             "JOB_COMPLETION_INDEX": str(rank),
             "PADDLE_LAUNCHER_K8S_JOB": self.run,
-            "PADDLE_LAUNCHER_TRAINERS": str(self.trainers),
+            "trainers": self.trainers,
             "PADDLE_LAUNCHER_POD_NAME": f"{self.run}-{rank}-x",
             "PADDLE_LAUNCHER_POD_IP": self.addresses[rank],
             "PADDLE_LAUNCHER_NODE_NAME": f"node-{rank}",
-            "PADDLE_LAUNCHER_RUNTIME": "v1",
-            "PADDLE_LAUNCHER_PASSES": "3",
-            "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "8",
-            "PADDLE_LAUNCHER_RANK_WAIT_HOURS": "0",
-            "PADDLE_LAUNCHER_RESTARTS": "0",
-            "PADDLE_LAUNCHER_DATA_WAIT_SECONDS": "5",
+            "runtime": "v1",
+            "passes": 3,
+            "rendezvous_seconds": 8,
+            "rank_wait_hours": 0,
+            "restarts": 0,
+            "data_wait_seconds": 5,
             "PADDLE_LAUNCHER_WORK_DIR": str(work),
             "PADDLE_LAUNCHER_TERMINATION_LOG": str(self.folder / f"termination-{rank}"),
             "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin",
@@ -188,7 +173,7 @@ class LoopbackGang:
             "GANG_MARK": self.mark,
         }
         return {
-            "environ": pod_environ(**{**own, **self.env}),
+            "environ": pod_environ(**{**own, **self.env, **env}),
             "hosts": self.hosts,
             "nics": self.nics or {"lo": ["127.0.0.1"], "eth0": [self.addresses[rank]]},
             "own": self.addresses[rank],
@@ -199,11 +184,10 @@ class LoopbackGang:
             "report": self.report,
         }
 
-    def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: str) -> LoopbackGang:
+    def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: Any) -> LoopbackGang:
         """Start the launchers of `ranks`, by default of all ranks."""
         for rank in ranks or range(self.trainers):
-            config = self.build_config(rank)
-            config["environ"].update(env)
+            config = self.build_config(rank, **env)
             path = self.folder / f"config-{rank}.json"
             path.write_text(json.dumps(config))
             with (self.folder / f"pod-{rank}.log").open("ab") as log:

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from tests.launcher.supervisor.simulation import World
 
 EXIT_SECONDS = T.stop + T.copies + SPARE_SECONDS
-_SETTINGS = TrainSettings.from_environ(
-    pod_environ(PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS=str(STALL), CONF_PADDLE_NIC="eth0")
-)
+_SETTINGS = TrainSettings.from_environ(pod_environ(progress_deadline_seconds=STALL, CONF_PADDLE_NIC="eth0"))
 
 
 class Ignored:

@@ -91,12 +91,12 @@ class ExportBucket:
             "AWS_ACCESS_KEY_ID": "test",
             "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_DEFAULT_REGION": "us-west-2",
-            "PADDLE_LAUNCHER_EXPORT_TO": "s3://bucket/models",
+            "export_to": "s3://bucket/models",
         }
 
     def build_gang(self, **more: Any) -> LoopbackGang:
         """Return a gang of two trainers that exports to the bucket; `more`: its other arguments."""
-        more = {"trainers": 2, "fake": SMALL, "PADDLE_LAUNCHER_PASSES": "1", **self.env, **more}
+        more = {"trainers": 2, "fake": SMALL, "passes": 1, **self.env, **more}
         return LoopbackGang(self.root, **more)
 
     @property
@@ -106,7 +106,7 @@ class ExportBucket:
 
     def settings(self, **env: str) -> TrainSettings:
         """Return the settings of a run without launchers."""
-        return train_settings(self.root, PADDLE_LAUNCHER_RUNTIME="v1", **{**self.env, **env})
+        return train_settings(self.root, runtime="v1", **{**self.env, **env})
 
     def write_output(self, *files: str) -> None:
         """Write the output folder of a complete run with these files."""
@@ -266,7 +266,7 @@ def test_a_model_that_has_changed_is_uploaded_again(bucket: ExportBucket) -> Non
 
 
 def test_the_newest_export_is_found_with_the_program_that_trained_it(bucket: ExportBucket) -> None:
-    previous = {"PADDLE_LAUNCHER_INIT_MODEL_PATH": "previous"}
+    previous = {"init_model": "previous"}
     assert bucket.build_upload(**previous).reserve()["latest"] is None
     bucket.write_output("model/network.pdmodel")
     bucket.build_upload(**previous).copy()
@@ -309,7 +309,7 @@ def test_without_a_model_folder_the_last_pass_is_exported(bucket: ExportBucket) 
 
 def build_export(bucket: ExportBucket, target: str = "s3://bucket/models", **timings: float) -> BucketExport:
     """Return the export of a run without launchers, which starts the helper process."""
-    settings = bucket.settings(PADDLE_LAUNCHER_EXPORT_TO=target)
+    settings = bucket.settings(export_to=target)
     settings.work_dir.mkdir()
     return BucketExport(settings, Timings(**{**FAST, **timings}), time.sleep)
 
@@ -409,9 +409,7 @@ def test_an_export_that_hangs_fails_at_its_deadline(bucket: ExportBucket) -> Non
 @pytest.mark.parametrize("target", ["s3://bucket/models", "s3://bucket/models/"])
 def test_each_job_and_run_has_its_own_folder(target: str) -> None:
     first, second, other = (
-        TrainSettings.from_environ(
-            pod_environ(PADDLE_LAUNCHER_EXPORT_TO=target, PADDLE_LAUNCHER_K8S_JOB=run, JOB_NAME=name)
-        )
+        TrainSettings.from_environ(pod_environ(export_to=target, PADDLE_LAUNCHER_K8S_JOB=run, JOB_NAME=name))
         for run, name in (("a-1", "a"), ("a-2", "a"), ("a-1", "b"))
     )
     assert run_folder_url(first) == "s3://bucket/models/a/a-1/"

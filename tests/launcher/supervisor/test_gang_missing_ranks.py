@@ -27,10 +27,10 @@ def build_gang(root: Path, hook: Hook, hours: float) -> LoopbackGang:
     return LoopbackGang(
         root,
         trainers=2,
-        PADDLE_LAUNCHER_PASSES="8",
+        passes=8,
         FAKE_PASS_SECONDS="0.4",
-        PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="1",
-        PADDLE_LAUNCHER_RANK_WAIT_HOURS=str(hours),
+        rendezvous_seconds=1,
+        rank_wait_hours=hours,
         PADDLE_LAUNCHER_WEBHOOK=hook.url,
     )
 

@@ -28,10 +28,10 @@ def build_gang(root: Path, trainers: int, run: str, python: Path, **env: str) ->
     digest, lines = f"d{trainers}", texts(1200, 1)
     settings = {
         "TRAIN_CONFIG_DIR": "text",
-        "PADDLE_LAUNCHER_PASSES": str(PASSES),
-        "PADDLE_LAUNCHER_BATCH_SIZE": str(BATCH),
-        "PADDLE_LAUNCHER_DATA_DIGEST": digest,
-        "PADDLE_LAUNCHER_SOURCE_DIGEST": "texts",
+        "passes": PASSES,
+        "batch_size": BATCH,
+        "data_digest": digest,
+        "source_digest": "texts",
     }
     gang = LoopbackGang(root, trainers=trainers, run=run, python=python, **paddle_scripts(**settings, **env))
     write_data(gang.job, [lines[n::trainers] for n in range(trainers)], texts(200, 2), digest)
@@ -43,7 +43,7 @@ def test_the_example_learns_and_continues_with_another_number_of_processes(
     tmp_path: Path, version: str
 ) -> None:
     python = ensure_collective_python() if version == "3.3.1" else Path(sys.executable)
-    with build_gang(tmp_path, 2, "text-1", python, PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES="5") as gang:
+    with build_gang(tmp_path, 2, "text-1", python, checkpoint_every_batches=5) as gang:
         gang.start().wait_until(lambda: list(gang.output.glob("pass-00001*/done")), 90)
         os.kill(gang.find_pid(1, "train.py"), signal.SIGKILL)
         assert gang.wait_for_exit(120) == [70, 70], gang.pod_log(0)

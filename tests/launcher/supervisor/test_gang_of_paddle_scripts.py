@@ -50,10 +50,10 @@ def build_gang(root: Path, processes: int, epochs: int, python: str | Path = sys
         step, f"{step}        __import__('time').sleep(0.03)\n"
     )  # or a kill would come too late
     settings = {
-        "PADDLE_LAUNCHER_PROCESSES_PER_POD": str(processes),
-        "PADDLE_LAUNCHER_PASSES": str(epochs),
-        "PADDLE_LAUNCHER_BATCH_SIZE": "32",
-        "PADDLE_LAUNCHER_RESTARTS": "3",
+        "processes_per_pod": processes,
+        "passes": epochs,
+        "batch_size": 32,
+        "restarts": 3,
     }
     gang = LoopbackGang(root, trainers=2, python=python, **paddle_scripts(**settings))
     write_data(gang.job, [make_rows(1200 + shard * 40, shard) for shard in range(2)], make_rows(300, 9))

@@ -55,7 +55,7 @@ for step in range(60):
 def test_only_a_run_in_which_no_rank_logs_anything_any_more_is_restarted(tmp_path: Path) -> None:
     """Rank 1 never logs anything. Nobody restarts the run while rank 0 does, for longer than the deadline."""
     code = ONLY_RANK_0_LOGS.replace("HANG_AT", "52")
-    with build(tmp_path, code, PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10") as gang:
+    with build(tmp_path, code, progress_deadline_seconds=10) as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert (run["state"], run["attempt"]) == ("complete", 1)
@@ -83,7 +83,7 @@ if ATTEMPT == 0:
 def test_a_broken_gpu_ends_its_pod_and_counts_once(tmp_path: Path, broken: int) -> None:
     """The other rank fails first, because of the broken one."""
     code = ECC.replace("BROKEN", str(broken))
-    with build(tmp_path, code, PADDLE_LAUNCHER_RESTARTS="1") as gang:
+    with build(tmp_path, code, restarts=1) as gang:
         gang.start()
         gang.wait_until(lambda: gang.processes[broken].poll() is not None)
         assert gang.processes[broken].wait() == 71, gang.pod_log(broken)
@@ -114,9 +114,7 @@ time.sleep(0 if ATTEMPT else 600)
 
 
 def test_a_drained_pod_of_rank_0_waits_for_the_scripts_of_other_ranks(tmp_path: Path) -> None:
-    with build(
-        tmp_path, REACTS.replace("sleep(5)", "sleep(5 + 4 * RANK)"), PADDLE_LAUNCHER_GRACE_SECONDS="60"
-    ) as gang:
+    with build(tmp_path, REACTS.replace("sleep(5)", "sleep(5 + 4 * RANK)"), grace_seconds=60) as gang:
         gang.start().wait_until(lambda: all("trains" in gang.read_log(rank) for rank in (0, 1)))
         gang.processes[0].send_signal(signal.SIGTERM)
         assert gang.processes[0].wait(60) == 143, gang.pod_log(0)
@@ -129,13 +127,11 @@ def test_a_drained_pod_of_rank_0_waits_for_the_scripts_of_other_ranks(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("grace", "is_hurried"), [("600", True), ("22", False)], ids=["second signal", "end of grace"]
+    ("grace", "is_hurried"), [(600, True), (22, False)], ids=["second signal", "end of grace"]
 )
-def test_a_script_that_is_stuck_after_sigterm_is_killed(tmp_path: Path, grace: str, is_hurried: bool) -> None:
+def test_a_script_that_is_stuck_after_sigterm_is_killed(tmp_path: Path, grace: int, is_hurried: bool) -> None:
     """The launcher then copies the logs and releases the lease before Kubernetes kills it."""
-    with build(
-        tmp_path, REACTS.replace("sleep(5)", "sleep(500)"), PADDLE_LAUNCHER_GRACE_SECONDS=grace
-    ) as gang:
+    with build(tmp_path, REACTS.replace("sleep(5)", "sleep(500)"), grace_seconds=grace) as gang:
         gang.start().wait_until(lambda: all("trains" in gang.read_log(rank) for rank in (0, 1)))
         for process in gang.processes.values():
             process.send_signal(signal.SIGTERM)
@@ -163,7 +159,7 @@ time.sleep(0.7)  # as a library that cleans up after it has closed its connectio
 def test_an_early_end_is_named_before_the_failure_that_it_caused_although_it_is_reported_later(
     tmp_path: Path,
 ) -> None:
-    with build(tmp_path, EARLY, PADDLE_LAUNCHER_RESTARTS="0") as gang:
+    with build(tmp_path, EARLY, restarts=0) as gang:
         assert gang.start().wait_for_exit() == [70, 70], gang.pod_log(0)
         early, _, failure = gang.read_json("run.json")["cause"].partition(". Then: ")
         assert "trainer of rank 1 (pod " in early
@@ -178,7 +174,7 @@ def test_a_script_for_parameter_servers_that_exits_at_once_fails_at_the_line_tha
     tmp_path: Path,
 ) -> None:
     code = f"print({PADDLE_LINE!r}, file=sys.stderr, flush=True)\n"
-    with build(tmp_path, code, PADDLE_LAUNCHER_RESTARTS="0") as gang:
+    with build(tmp_path, code, restarts=0) as gang:
         assert gang.start().wait_for_exit() == [70, 70], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert run["state"] == "failed"

@@ -27,12 +27,12 @@ def build_gang(root: Path, script: Path = HERE / "fake_script.py", **changes: An
         root,
         **{
             "trainers": 2,
-            "PADDLE_LAUNCHER_RUNTIME": "collective",
-            "PADDLE_LAUNCHER_CONFIG_FILE": "train.py",
-            "PADDLE_LAUNCHER_PROCESSES_PER_POD": str(processes),
-            "PADDLE_LAUNCHER_RESTARTS": "3",
-            "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "30",
-            "PADDLE_LAUNCHER_SOURCE_DIGEST": "s1",
+            "runtime": "collective",
+            "config_file": "mine/train.py",
+            "processes_per_pod": processes,
+            "restarts": 3,
+            "rendezvous_seconds": 30,
+            "source_digest": "s1",
             **changes,
         },
     )
@@ -90,7 +90,7 @@ def test_a_complete_run_starts_nothing_and_more_passes_continue_it(tmp_path: Pat
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         assert "nothing to start" in gang.pod_log(0)
         assert not (gang.output / "environment-0.json").exists()
-        assert gang.start(PADDLE_LAUNCHER_PASSES="4").wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert gang.start(passes=4).wait_for_exit() == [0, 0], gang.pod_log(0)
         assert "starts at (3, 0) with 18" in gang.read_log(1)
         assert read_model(gang) == 4 * STEPS
 
@@ -116,12 +116,12 @@ def test_another_number_of_pods_continues_at_the_same_part_of_the_epoch(
     tmp_path: Path, trainers: int, step: int
 ) -> None:
     ends = {"every": {"0": {"do": "exit", "code": 64, "at": [1, 4]}}}
-    with build_gang(tmp_path, fake=ends, PADDLE_LAUNCHER_CHECKPOINT_EVERY_BATCHES="3") as gang:
+    with build_gang(tmp_path, fake=ends, checkpoint_every_batches=3) as gang:
         gang.start().wait_for_exit()
         newest = gang.output / Position(1, 6).folder / "done"
         assert newest.exists(), "3 steps of each of 2 processes"
     write_data(gang.job, trainers, "d2")  # the data Job makes other shards
-    changed = {"PADDLE_LAUNCHER_DATA_DIGEST": "d2", "FAKE_STEP_SECONDS": "0.03"}
+    changed = {"data_digest": "d2", "FAKE_STEP_SECONDS": "0.03"}
     with build_gang(tmp_path, trainers=trainers, run="quick-start-1b2c3d4e", **changed) as more:
         assert more.start().wait_for_exit() == [0] * trainers, more.pod_log(0)
         assert f"starts at (1, {step})" in more.read_log(0)
@@ -150,7 +150,7 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_is_used(tmp_path
 def test_a_process_that_hangs_restarts_all_of_them(tmp_path: Path) -> None:
     message = "trainer hangs: no batch for 10 s (training.progressDeadlineSeconds), at pass "
     fault = {"1": {"do": "hang", "at": [1, 2]}}
-    with build_gang(tmp_path, fake=fault, PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10") as gang:
+    with build_gang(tmp_path, fake=fault, progress_deadline_seconds=10) as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert (run["state"], run["attempt"]) == ("complete", 1)
@@ -159,7 +159,7 @@ def test_a_process_that_hangs_restarts_all_of_them(tmp_path: Path) -> None:
 
 def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path: Path) -> None:
     # The processes do not wait for each other: enough steps follow that none is done before the checkpoint.
-    with build_gang(tmp_path, FAKE_STEP_SECONDS="2.4", PADDLE_LAUNCHER_RESTARTS="0") as gang:
+    with build_gang(tmp_path, FAKE_STEP_SECONDS="2.4", restarts=0) as gang:
         started = gang.start()
         started.wait_until(
             lambda: "epoch 1 step 4" in gang.read_log(1)
@@ -176,7 +176,7 @@ def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path
 
 
 def test_a_script_without_data_of_the_launcher_needs_no_manifest(tmp_path: Path) -> None:
-    with build_gang(tmp_path, PADDLE_LAUNCHER_DATA_DIGEST="none") as gang:
+    with build_gang(tmp_path, data_digest="none") as gang:
         shutil.rmtree(gang.job.parent / ".data")
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         seen = gang.read_json("environment-1.json")
@@ -190,7 +190,7 @@ def test_a_known_line_in_the_log_of_a_failed_script_is_explained_once_with_a_fix
         "print('NCCL WARN Error while creating shared memory segment /dev/shm/nccl-1 (size 33030528)')\n"
         "raise SystemExit('RuntimeError: might be caused by insufficient shared memory (shm)')\n"
     )
-    with build_gang(tmp_path / "gang", script, trainers=1, PADDLE_LAUNCHER_RESTARTS="0") as gang:
+    with build_gang(tmp_path / "gang", script, trainers=1, restarts=0) as gang:
         assert gang.start().wait_for_exit() == [70]
         cause = gang.read_json("run.json")["cause"]
         assert "exited with exit code 1" in cause
@@ -198,7 +198,7 @@ def test_a_known_line_in_the_log_of_a_failed_script_is_explained_once_with_a_fix
 
 
 def test_gpus_on_an_image_with_a_paddle_for_cpus_end_the_run_before_it_starts(tmp_path: Path) -> None:
-    with build_gang(tmp_path, trainers=1, PADDLE_LAUNCHER_GPUS_PER_POD="1") as gang:
+    with build_gang(tmp_path, trainers=1, gpus_per_pod=1) as gang:
         assert gang.start().wait_for_exit() == [64]
         assert "resources.limits (GPUs) is 1, but must be absent with this image" in gang.pod_log(0)
         assert not (gang.output / "environment-0.json").exists()

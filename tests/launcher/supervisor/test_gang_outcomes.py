@@ -126,7 +126,7 @@ def test_a_launcher_that_is_process_1_trains_and_reaps_orphans(tmp_path: Path) -
 
 
 def test_a_rank_that_never_joins_is_reported_with_the_reason(tmp_path: Path) -> None:
-    env = {"PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "1"}
+    env = {"rendezvous_seconds": 1}
     with LoopbackGang(tmp_path, trainers=4, **env) as gang:
         del gang.hosts[gang.names[3]]
         assert gang.start(0, 1).wait_for_exit(30) == [70, 70]
@@ -143,14 +143,14 @@ def test_a_rank_that_never_joins_is_reported_with_the_reason(tmp_path: Path) -> 
 
 
 def test_without_rank_0_the_other_ranks_exit_and_report_the_reason(tmp_path: Path) -> None:
-    with LoopbackGang(tmp_path, PADDLE_LAUNCHER_RENDEZVOUS_SECONDS="1") as gang:
+    with LoopbackGang(tmp_path, rendezvous_seconds=1) as gang:
         assert gang.start(1).wait_for_exit(30) == [70]
         reason = f"no rank 0 of this run holds {gang.output / 'run.lock'} (its pod is not scheduled"
         assert reason in gang.termination_message(1)
 
 
 def test_a_second_start_of_a_complete_run_exits_with_0_and_starts_no_process(tmp_path: Path) -> None:
-    with LoopbackGang(tmp_path, trainers=2, PADDLE_LAUNCHER_PASSES="1") as gang:
+    with LoopbackGang(tmp_path, trainers=2, passes=1) as gang:
         assert gang.start().wait_for_exit() == [0, 0]
         assert gang.start(1).processes[1].wait(20) == 0, "also without rank 0"
         assert "the run is complete" in gang.pod_log(1)
@@ -165,9 +165,7 @@ def test_a_second_start_of_a_complete_run_exits_with_0_and_starts_no_process(tmp
 
 def test_a_second_start_resumes_after_the_last_finished_pass_and_keeps_earlier_logs(tmp_path: Path) -> None:
     fake = {"trainer:1": {"do": "exit", "code": 3, "at": 2}}
-    with LoopbackGang(
-        tmp_path, trainers=2, fake=fake, FAKE_PASS_SECONDS="0.3", PADDLE_LAUNCHER_PASSES="5"
-    ) as gang:
+    with LoopbackGang(tmp_path, trainers=2, fake=fake, FAKE_PASS_SECONDS="0.3", passes=5) as gang:
         assert gang.start().wait_for_exit(30) == [70, 70]
         newest = max(int(p.parent.name[5:]) for p in gang.output.glob("pass-*/done"))
         (gang.output / f"pass-{newest + 1:05d}").mkdir(exist_ok=True)  # an unfinished checkpoint
@@ -188,11 +186,11 @@ def test_more_passes_resume_in_the_same_output_and_other_settings_archive_and_re
     with LoopbackGang(tmp_path, trainers=2) as gang:
         assert gang.start().wait_for_exit() == [0, 0]
     first = gang.run
-    with LoopbackGang(tmp_path, trainers=2, run="quick-start-more", PADDLE_LAUNCHER_PASSES="4") as gang:
+    with LoopbackGang(tmp_path, trainers=2, run="quick-start-more", passes=4) as gang:
         assert gang.start().wait_for_exit() == [0, 0]
         assert "Pass=3" in (gang.output / "node_0" / "train.log").read_text()
         assert "Pass=2" not in (gang.output / "node_0" / "train.log").read_text()
-    with LoopbackGang(tmp_path, trainers=2, run="quick-start-other", PADDLE_LAUNCHER_BATCH_SIZE="64") as gang:
+    with LoopbackGang(tmp_path, trainers=2, run="quick-start-other", batch_size=64) as gang:
         assert gang.start().wait_for_exit() == [0, 0]
         assert (gang.job / "runs" / "quick-start-more" / "pass-00003" / "done").exists()
         assert not (gang.output / "pass-00003").exists()
@@ -207,10 +205,10 @@ def test_more_passes_resume_in_the_same_output_and_other_settings_archive_and_re
 def test_a_second_release_with_the_same_job_name_fails_and_the_first_one_completes(
     tmp_path: Path,
 ) -> None:
-    no_grace = {"PADDLE_LAUNCHER_GRACE_SECONDS": "0"}  # a waiter adds it to lock_wait
+    no_grace = {"grace_seconds": 0}  # a waiter adds it to lock_wait
     with LoopbackGang(tmp_path, trainers=2, FAKE_PASS_SECONDS="4", **no_grace) as first:
         first.start().wait_until(first.all_trainers_started)
-        env = {"run": "quick-start-ffff", "PADDLE_LAUNCHER_RELEASE": "second"}
+        env = {"run": "quick-start-ffff", "release": "second"}
         with LoopbackGang(tmp_path, trainers=2, timings={"lock_wait": 1.5}, **env) as second:
             assert second.start().wait_for_exit(30) == [70, 70]
             cause = second.termination_message(0)
@@ -298,6 +296,6 @@ def test_the_address_of_the_given_nic_is_advertised(tmp_path: Path) -> None:
 
 def test_ranks_with_different_settings_fail_the_run(tmp_path: Path) -> None:
     with LoopbackGang(tmp_path, trainers=2) as gang:
-        assert gang.start(0, CONF_PADDLE_PORTS_NUM="2") and gang.start(1, PADDLE_LAUNCHER_BATCH_SIZE="7")
+        assert gang.start(0, CONF_PADDLE_PORTS_NUM="2") and gang.start(1, batch_size=7)
         assert gang.wait_for_exit(30) == [70, 70]
         assert "batchSize 256 against 7" in gang.termination_message(1)

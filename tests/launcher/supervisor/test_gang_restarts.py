@@ -26,10 +26,10 @@ def build_gang(root: Path, **changes: Any) -> LoopbackGang:
         root,
         **{
             "trainers": 2,
-            "PADDLE_LAUNCHER_RESTARTS": "3",
-            "PADDLE_LAUNCHER_PASSES": PASSES,
+            "restarts": 3,
+            "passes": PASSES,
             "FAKE_PASS_SECONDS": "0.4",
-            "PADDLE_LAUNCHER_RENDEZVOUS_SECONDS": "30",
+            "rendezvous_seconds": 30,
             **changes,
         },
     )
@@ -132,7 +132,7 @@ def test_a_pod_that_is_evicted_for_its_full_work_folder_says_so(tmp_path: Path) 
 
 
 def test_a_stopped_launcher_exits_with_143_and_its_next_pod_resumes(tmp_path: Path) -> None:
-    with build_gang(tmp_path, PADDLE_LAUNCHER_RESTARTS="0") as gang:
+    with build_gang(tmp_path, restarts=0) as gang:
         gang.start().wait_until(lambda: has_started_pass(gang, 1, 2))
         gang.processes[1].send_signal(signal.SIGTERM)
         assert gang.processes[1].wait(20) == 143, gang.pod_log(1)
@@ -195,7 +195,7 @@ def test_a_second_pod_of_a_healthy_rank_is_rejected_and_the_run_completes(
 
 def test_a_damaged_run_record_loses_no_checkpoint(tmp_path: Path) -> None:
     """A damaged run.json is read from its copy; without both the output is neither moved nor trained."""
-    with build_gang(tmp_path, PADDLE_LAUNCHER_PASSES="2") as gang:
+    with build_gang(tmp_path, passes=2) as gang:
         assert gang.start().wait_for_exit() == [0, 0]
         run = gang.output / "run.json"
         run.write_text(run.read_text().replace('"dataDigest": "d1"', '"dataDigest": "d0"'))
@@ -255,7 +255,7 @@ def test_invalid_reports_are_rejected_and_http_pages_are_served(tmp_path: Path) 
 
 def test_five_quick_suspends_lose_no_checkpoint(tmp_path: Path) -> None:
     """Each suspend hits another moment of the start: staging, the rendezvous, the start of the pservers."""
-    with build_gang(tmp_path, PADDLE_LAUNCHER_RESTARTS="0") as gang:
+    with build_gang(tmp_path, restarts=0) as gang:
         gang.start().wait_until(lambda: has_started_pass(gang, 0, 2))
         for seconds in (0.0, 0.3, 0.6, 0.9, 1.5):
             time.sleep(seconds)

@@ -58,7 +58,7 @@ def start_training(tmp_path: Path) -> Iterator[Start]:
     (tmp_path / "work").mkdir()
 
     def start(runtime: SleepRuntime) -> ProcessGroup:
-        settings = train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1")
+        settings = train_settings(tmp_path, trainers=1)
         group = ProcessGroup(
             runtime,
             RankAttempt(0, ("127.0.0.1",), settings, 0, None),
@@ -191,7 +191,7 @@ def test_rendezvous_api_without_a_service_account_is_found_at_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Regression: the rank waited for rank 0 until `training.rankWaitHours` were over."""
-    settings = train_settings(tmp_path, JOB_COMPLETION_INDEX="1", PADDLE_LAUNCHER_RENDEZVOUS="api")
+    settings = train_settings(tmp_path, JOB_COMPLETION_INDEX="1", rendezvous="api")
     monkeypatch.setattr("launcher.io.kubernetes_api.ACCOUNT", tmp_path / "absent")
     agent = Agent(settings, SleepRuntime(), PodNetwork(), Timings(**FAST))
     with pytest.raises(SettingsError, match="this pod has no service account"):
@@ -234,7 +234,7 @@ def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(
 def test_the_main_thread_is_not_taken_for_stuck_while_the_report_of_a_failed_run_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rank_0 = build_coordinator(train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"))
+    rank_0 = build_coordinator(train_settings(tmp_path, trainers=1))
     turns: list[int] = []
     seen: list[int] = []
 
@@ -279,7 +279,7 @@ def test_a_parser_that_logs_nothing_is_stopped_and_one_that_logs_is_not(tmp_path
 
 
 def test_an_unexpected_error_at_the_end_of_a_run_is_recorded_as_its_failure(tmp_path: Path) -> None:
-    rank_0 = build_coordinator(train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1"))
+    rank_0 = build_coordinator(train_settings(tmp_path, trainers=1))
     rank_0.run_files = Mock(warning=None)
     rank_0.run_files.write_trained.side_effect = ValueError(
         "Out of range float values are not JSON compliant"

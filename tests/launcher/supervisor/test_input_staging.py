@@ -47,9 +47,7 @@ def test_wait_raises_at_its_deadline_with_what_it_found(tmp_path: Path, job: Pat
         write_data(job, 3, digest="old")
     clock = FakeClock()
     with pytest.raises(DataError, match=r"no activity for 60 s .* there is no .*/\.data/d1\.json yet"):
-        wait_for_manifest(
-            train_settings(tmp_path, PADDLE_LAUNCHER_DATA_WAIT_SECONDS="60"), clock.pause, clock
-        )
+        wait_for_manifest(train_settings(tmp_path, data_wait_seconds=60), clock.pause, clock)
     assert 60 <= clock.now < 61
 
 
@@ -76,9 +74,7 @@ def test_each_activity_of_the_data_job_restarts_the_deadline(tmp_path: Path, job
 
     clock = FakeClock(s50=touch(1), s100=touch(2))
     with pytest.raises(DataError, match=r"the data Job showed no activity for 60 s"):
-        wait_for_manifest(
-            train_settings(tmp_path, PADDLE_LAUNCHER_DATA_WAIT_SECONDS="60"), clock.pause, clock
-        )
+        wait_for_manifest(train_settings(tmp_path, data_wait_seconds=60), clock.pause, clock)
     assert 160 <= clock.now < 162
 
 
@@ -132,19 +128,19 @@ def test_the_failure_of_an_earlier_data_job_is_ignored_and_that_of_its_own_raise
     failure = {"dataDigest": "d1", "reason": "no such member", "runId": "1"}
     (job / "data-failed.json").write_text(json.dumps(failure))
     clock = FakeClock(s5=lambda: write_data(job, 3))
-    again = train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="2")
+    again = train_settings(tmp_path, chart_run_id="2")
     assert wait_for_manifest(again, clock.pause, clock)["splitCount"] == 3
     (tmp_path / ".data" / "d1.json").unlink()
     with pytest.raises(DataError, match="no such member"):
-        wait_for_manifest(train_settings(tmp_path, PADDLE_LAUNCHER_RUN_ID="1"), clock.pause, clock)
+        wait_for_manifest(train_settings(tmp_path, chart_run_id="1"), clock.pause, clock)
 
 
 def test_a_program_with_another_checksum_than_in_the_values_is_rejected(tmp_path: Path, job: Path) -> None:
     manifest = write_data(job, 3)
     digest = files.folder_sha256(job / "mine")
-    fits = train_settings(tmp_path, PADDLE_LAUNCHER_PROGRAM_SHA256=digest)
+    fits = train_settings(tmp_path, program_sha256=digest)
     input_staging.stage_inputs(fits, 0, manifest, job / "mine")
-    other = train_settings(tmp_path, PADDLE_LAUNCHER_PROGRAM_SHA256="a" * 64)
+    other = train_settings(tmp_path, program_sha256="a" * 64)
     with pytest.raises(SettingsError, match=f"training.programSha256 .*{digest}.*is not the program"):
         input_staging.stage_inputs(other, 0, manifest, job / "mine")
 
@@ -169,7 +165,7 @@ def test_a_missing_program_is_reported_with_existing_ones(tmp_path: Path, job: P
 def test_a_missing_config_file_is_reported_with_existing_files(tmp_path: Path, job: Path) -> None:
     write_data(job, 3)
     with pytest.raises(SettingsError, match=r"'lr\.py'.* there are only trainer_config\.py"):
-        input_staging.find_program(train_settings(tmp_path, PADDLE_LAUNCHER_CONFIG_FILE="lr.py"))
+        input_staging.find_program(train_settings(tmp_path, config_file="mine/lr.py"))
 
 
 def test_a_custom_program_takes_precedence_over_a_built_in_one(tmp_path: Path, job: Path) -> None:
@@ -233,7 +229,7 @@ def test_the_records_of_a_shard_need_space_as_well(
     """Regression: a shard of 7.4 MB passed the check with a limit of 12 MiB, and the pod was evicted later."""
     manifest = write_data(job, 3)
     manifest["shards"][1]["bytes"] = 7_400_000
-    limit = {"PADDLE_LAUNCHER_WORK_LIMIT_BYTES": str(12 << 20), "PADDLE_LAUNCHER_RUNTIME": runtime}
+    limit = {"PADDLE_LAUNCHER_WORK_LIMIT_BYTES": str(12 << 20), "runtime": runtime}
     settings = train_settings(tmp_path, **limit)
     if fits:  # a script reads the text itself
         input_staging.stage_inputs(settings, 1, manifest, job / "mine")
@@ -355,6 +351,6 @@ def test_the_test_set_is_staged_only_on_ranks_that_need_it(tmp_path: Path, job: 
         (1, "v1", 1, True),
     ):
         manifest["test"]["lines"] = lines
-        settings = train_settings(tmp_path, PADDLE_LAUNCHER_RUNTIME=runtime)
+        settings = train_settings(tmp_path, runtime=runtime)
         input_staging.stage_inputs(settings, rank, manifest, job / "mine")
         assert (settings.work.data / "test.txt").exists() is is_staged

@@ -22,9 +22,7 @@ EXPORTED = {"to": "s3://bucket/models/quick-start/run-9/", "program": "p"}
 
 
 def settings(tmp_path: Path) -> TrainSettings:
-    return TrainSettings.from_environ(
-        pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_INIT_MODEL_PATH="previous")
-    )
+    return TrainSettings.from_environ(pod_environ(JOB_PATH=str(tmp_path), init_model="previous"))
 
 
 def past_run(tmp_path: Path, name: str, finished: float, program: str = "p", state: str = "complete") -> Path:
@@ -77,7 +75,7 @@ def test_models_of_another_program_only_are_an_error(tmp_path: Path, exported: d
 def test_all_ranks_start_from_the_model_of_the_run_before_also_after_a_failure(tmp_path: Path) -> None:
     def build_gang(run: str, digest: str, fake: dict[str, Any]) -> LoopbackGang:
         write_data(tmp_path / "shared" / "quick-start", 2, digest)
-        more = {"PADDLE_LAUNCHER_DATA_DIGEST": digest, "PADDLE_LAUNCHER_INIT_MODEL_PATH": "previous"}
+        more = {"data_digest": digest, "init_model": "previous"}
         return LoopbackGang(tmp_path, trainers=2, run=run, fake=fake, **more)
 
     with build_gang("run-1", "d1", MODEL) as first:

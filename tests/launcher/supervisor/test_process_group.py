@@ -83,8 +83,8 @@ def build_group(tmp_path: Path) -> Iterator[Build]:
     work.mkdir()
     (tmp_path / "quick-start" / "output").mkdir(parents=True)
 
-    def build(runtime: ScriptRuntime, timings: Mapping[str, float] = FAST, **env: str) -> ProcessGroup:
-        settings = train_settings(tmp_path, PADDLE_LAUNCHER_TRAINERS="1", **env)
+    def build(runtime: ScriptRuntime, /, timings: Mapping[str, float] = FAST, **fields: Any) -> ProcessGroup:
+        settings = train_settings(tmp_path, trainers=1, **fields)
         gang = RankAttempt(0, ("127.0.0.1",), settings, 0, None)
         group = ProcessGroup(
             runtime,
@@ -209,9 +209,7 @@ def test_the_progress_deadline_applies_to_training_but_not_to_saving_and_testing
     build_group: Build, tmp_path: Path
 ) -> None:
     progress = tmp_path / "work" / "progress.json"
-    group = start_training(
-        build_group(ScriptRuntime([SLEEP]), PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10")
-    )
+    group = start_training(build_group(ScriptRuntime([SLEEP]), progress_deadline_seconds=10))
     start = time.monotonic()
     for state, hangs in (("starting", False), ("saving", False), ("testing", False), ("training", True)):
         progress.write_text(json.dumps({"state": state, "pass": 0, "batch": 4}))
@@ -230,9 +228,7 @@ def test_a_hang_is_found_although_a_script_wrote_no_numbers_to_progress_json(
     build_group: Build, tmp_path: Path
 ) -> None:
     """Regression: the launcher itself crashed while it built the message."""
-    group = start_training(
-        build_group(ScriptRuntime([SLEEP]), PADDLE_LAUNCHER_PROGRESS_DEADLINE_SECONDS="10")
-    )
+    group = start_training(build_group(ScriptRuntime([SLEEP]), progress_deadline_seconds=10))
     values = {"state": "training", "pass": "two", "batch": {}}
     (tmp_path / "work" / "progress.json").write_text(json.dumps(values))
     start = time.monotonic()
@@ -366,8 +362,8 @@ def test_a_rank_is_done_when_all_its_trainers_are_and_those_that_train_decide_it
     group = start_training(
         build_group(
             TwoTrainers(wait, write),
-            PADDLE_LAUNCHER_RUNTIME="collective",
-            PADDLE_LAUNCHER_PROCESSES_PER_POD="2",
+            runtime="collective",
+            processes_per_pod=2,
         )
     )
     poll_until(group, group._trainers[1].done.is_set)
@@ -383,8 +379,8 @@ def test_the_message_about_a_failed_trainer_says_which_one_had_exited_before(bui
     group = start_training(
         build_group(
             TwoTrainers(fail, "pass"),
-            PADDLE_LAUNCHER_RUNTIME="collective",
-            PADDLE_LAUNCHER_PROCESSES_PER_POD="2",
+            runtime="collective",
+            processes_per_pod=2,
         )
     )
     failure = wait_for_failure(group)

@@ -25,10 +25,8 @@ from tests.launcher.supervisor.loopback_gang import pod_environ
 
 
 def make_settings(work_dir: Path, processes: int = 1) -> TrainSettings:
-    env = {"RUNTIME": "collective", "PROCESSES_PER_POD": str(processes), "WORK_DIR": str(work_dir)}
-    return TrainSettings.from_environ(
-        pod_environ(**{f"PADDLE_LAUNCHER_{key}": text for key, text in env.items()})
-    )
+    given = {"runtime": "collective", "processes_per_pod": processes, "work_dir": work_dir}
+    return TrainSettings.from_environ(pod_environ(**given))
 
 
 def test_progress_is_read_as_it_was_written(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def start_watch(server: FakeApiServer) -> Iterator[Watch]:
 
 def build_settings(**env: str) -> TrainSettings:
     """Return the settings of a training pod that finds rank 0 with the Kubernetes API."""
-    return TrainSettings.from_environ(pod_environ(PADDLE_LAUNCHER_RENDEZVOUS="api", **env))
+    return TrainSettings.from_environ(pod_environ(rendezvous="api", **env))
 
 
 def await_address(watch: Rank0PodWatch, address: str) -> None:

@@ -34,7 +34,7 @@ from tests.launcher.supervisor.loopback_gang import pod_environ
 class Run:
     """A writer of run.json and status.json whose plan a test sets."""
 
-    def __init__(self, tmp_path: Path, earlier: RunFile | None = None, **env: str) -> None:
+    def __init__(self, tmp_path: Path, earlier: RunFile | None = None, **env: Any) -> None:
         self.output, self.plan = OutputPaths(tmp_path), Plan()
         self.settings = TrainSettings.from_environ(pod_environ(JOB_PATH=str(tmp_path), **env))
         self.writer = RunFilesWriter(
@@ -102,8 +102,7 @@ def test_run_json_has_the_program_and_with_keep_best_the_pass_of_the_model(tmp_p
     record = run.write_plan()
     assert record["config"] == f"{run.settings.config_dir}/trainer_config.py"
     assert not {"keepBest", "patience", "modelPass"} & set(record)
-    best = {"KEEP_BEST": "auc", "PATIENCE": "0", "PASSES": "7"}
-    run = Run(tmp_path, **{f"PADDLE_LAUNCHER_{key}": value for key, value in best.items()})
+    run = Run(tmp_path, keep_best="auc", patience=0, passes=7)
     record = run.write_plan()
     assert (record["keepBest"], record["patience"], record["passes"]) == ("auc", 0, 7)
     assert "modelPass" not in record, "there is no model yet"
@@ -146,15 +145,11 @@ def test_a_run_that_was_complete_keeps_its_times_and_its_export(tmp_path: Path) 
 # status.json.
 
 
-def make_status(*members: Member, do: str = "train", wall: float = NOW, **env: str) -> StatusFile:
+def make_status(*members: Member, do: str = "train", wall: float = NOW, **fields: Any) -> StatusFile:
     """Return the status of a run in attempt 1 with this action, which was decided 5 s ago."""
-    env = {
-        "PADDLE_LAUNCHER_TRAINERS": str(len(members)),
-        **{f"PADDLE_LAUNCHER_{key}": text for key, text in env.items()},
-    }
     restarts = (RestartRecord(0, "a death", 4990.0, [0, "trainer", 1, 1, 2]),)
     plan = make_plan(1, do, since=NOW - 5, restarts=restarts)
-    settings = TrainSettings.from_environ(pod_environ(**env))
+    settings = TrainSettings.from_environ(pod_environ(trainers=len(members), **fields))
     return build_status(settings, members, plan, now=NOW, silence=10, wall=wall)
 
 
@@ -168,8 +163,8 @@ def test_status_has_the_total_speed_the_slowest_position_and_the_longest_eta() -
         trainer(0, number=2, batch=5, batches=10, samples_per_second=100.0, loss=1.0, state="saving"),
         trainer(1, number=1, batch=9, batches=10, samples_per_second=50.0, loss=3.0),
         trainer(2),
-        PASSES="4",
-        BATCH_SIZE="10",
+        passes=4,
+        batch_size=10,
     )
     value = to_json(status)
     assert (value["pass"], value["batch"], value["samplesPerSecond"], value["loss"]) == (1, 9, 150.0, 2.0)
@@ -193,7 +188,7 @@ def test_a_script_reports_its_own_batch_size_and_passes_and_no_number_of_the_sta
         "batch_size": 4.0,
         "passes": 3,
     }
-    found = make_status(trainer(0, **script), trainer(1), PASSES="10")
+    found = make_status(trainer(0, **script), trainer(1), passes=10)
     assert (found.passes, found.number, found.batch, found.eta) == (3, 1, 10, (20 + 10) * 4 / 8)
     speeds = (1.7e308, 1.7e308, 5e-324)
     ranks = [

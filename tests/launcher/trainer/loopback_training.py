@@ -12,13 +12,15 @@ import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
+from launcher.cli.releases import merge_values
 from launcher.paths import Position
 from launcher.runtimes.fleet import trainer_command
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor.child_processes import ForkServer
 from testkit.gang_without_launchers import PROGRAMS, ForkedProcess, Process, TrainerProcesses
+from testkit.pod_settings import chart_values
 from testkit.waiting import PATIENCE
 
 __all__ = ["PROGRAMS", "SHARDS", "LoopbackTraining", "Process", "prepare_training"]
@@ -68,9 +70,10 @@ class LoopbackTraining(TrainerProcesses):
         assert _fork_servers[0].alive, "the fork server has exited"
         return ForkedProcess(spec, _fork_servers[0])
 
-    def next_attempt(self, resume: Position | None, **values: str) -> Self:
-        """Return the next attempt, which resumes at this position with some changed `values` (see `variables`)."""
-        return replace(self, resume=resume, attempt=self.attempt + 1, values=self.values | variables(values))
+    def next_attempt(self, resume: Position | None, **values: Any) -> Self:
+        """Return the next attempt, which resumes at this position with some changed fields of its settings."""
+        changed = merge_values(self.values, chart_values(**values))
+        return replace(self, resume=resume, attempt=self.attempt + 1, values=changed)
 
 
 def prepare_training(
@@ -79,16 +82,8 @@ def prepare_training(
     port: int,
     program: Path = PROGRAMS / "quick_start",
     config: str = "trainer_config.py",
-    **values: str,
+    **values: Any,
 ) -> LoopbackTraining:
-    """Return a training of one pass with `values` (see `variables`)."""
-    few = {"PASSES": "1", "BATCH_SIZE": "32", "LOG_PERIOD": "1", "CONF_PADDLE_PORT": str(port)}
-    return LoopbackTraining(root, data, program, config, variables(few | values))
-
-
-def variables(values: dict[str, str]) -> dict[str, str]:
-    """Return environment variables by their complete names; `values` leaves the prefix PADDLE_LAUNCHER_ out."""
-    own = ("CONF_", "TRAINER_COUNT")
-    return {
-        name if name.startswith(own) else f"PADDLE_LAUNCHER_{name}": text for name, text in values.items()
-    }
+    """Return a training of one pass with these fields of its settings."""
+    few = {"passes": 1, "batch_size": 32, "log_period": 1, "port": port}
+    return LoopbackTraining(root, data, program, config, chart_values(**few | values))
