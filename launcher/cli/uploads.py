@@ -254,17 +254,11 @@ def check_program(
     from launcher.trainer import network, program_loader, record_files, single_process, trial_data
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as temporary:
-        rows, places = [], RowPlaces("")
+        rows, places = [], RowPlaces(source.name if source else "")
         if source is not None:
-            rows = trial_data.read_first_rows(
-                source,
-                row_format(data),
-                places,
-                CHECKED_ROWS,
-                member=data["member"],
-                tables=data["tables"],
-                into=Path(temporary),
-            )
+            archive = trial_data.Archive(data["member"], data["tables"], Path(temporary))
+            read = trial_data.read_rows(source, row_format(data), places, CHECKED_ROWS, archive=archive)
+            rows = list(read)
         elif data["tables"]:
             return "its code was parsed, not run: it needs side tables, which are not on this machine"
         program = program_loader.load_program(config, Path(temporary), tuple(training["extraArgs"]))

@@ -39,33 +39,63 @@ class RowFormat:
     encoding: str = "utf-8"
 
 
+@dataclass(frozen=True)
+class Archive:
+    """Says what to read of an archive: `member` and `tables` are `data.member` and `data.tables`."""
+
+    member: str
+    tables: Sequence[str]
+    into: Path
+    """Folder to which the side tables are copied."""
+
+
 def read_rows(
     file: Path,
     form: RowFormat,
     found: RowPlaces | None = None,
     limit: int | None = None,
     report: Report | None = None,
+    *,
+    archive: Archive | None = None,
 ) -> Iterator[str]:
     """Yield the rows of a file, which may be compressed, as the data Job would write them to shards.
 
-    `found` gets the line of the file at which each row starts, for messages.
+    `found` gets the line of the file at which each row starts, for messages. With `archive` the rows are those of its
+    member, and the side tables are copied before this ends.
 
     Raises:
         DataError: the file is missing, damaged, or not in this format.
     """
+    places = found or RowPlaces(str(file))
     try:
         with file.open("rb") as raw:
-            stream = archives.decompress(cast("Readable", raw), str(file), None).stream
-            rows = _rows(stream, str(file), form, found or RowPlaces(str(file)))
             size, began, pace = max(1, file.stat().st_size), time.monotonic(), ReportTimer()
-            for count, row in enumerate(itertools.islice(rows, limit), 1):
-                yield row
-                if report is not None and pace.due():
-                    share = max(raw.tell() / size, count / limit if limit else 0.0)
-                    rate = count / max(time.monotonic() - began, 1e-9)
-                    report(f"{file.name}: {count:,} rows parsed, {share:.0%}, {rate:,.0f} rows/s")
+            for part in _parts(raw, file, places.name, archive):
+                if part.table and archive:
+                    with (archive.into / part.table).open("wb") as copy:
+                        shutil.copyfileobj(cast("IO[bytes]", part.stream), copy)
+                    continue
+                places.name = part.name
+                rows = _rows(part.stream, part.name, form, places)
+                for count, row in enumerate(itertools.islice(rows, limit), 1):
+                    yield row
+                    if report is not None and pace.due():
+                        share = max(raw.tell() / size, count / limit if limit else 0.0)
+                        rate = count / max(time.monotonic() - began, 1e-9)
+                        report(f"{file.name}: {count:,} rows parsed, {share:.0%}, {rate:,.0f} rows/s")
+                if not (archive and archive.tables):
+                    return
     except FileNotFoundError:
         raise DataError(f"there is no file {file}. Fix: correct --data or --test") from None
+
+
+def _parts(raw: IO[bytes], file: Path, name: str, archive: Archive | None) -> Iterator[archives.SourceFile]:
+    if archive is None or not archive.member:
+        yield archives.decompress(cast("Readable", raw), name, None)
+    elif archives.is_zip(raw):
+        yield from archives.zip_files(file, name, archive.member, archive.tables)
+    else:
+        yield from archives.tar_files(raw, name, archive.member, archive.tables)
 
 
 def _rows(stream: Readable, name: str, form: RowFormat, found: RowPlaces) -> Iterator[str]:
@@ -78,47 +108,6 @@ def _rows(stream: Readable, name: str, form: RowFormat, found: RowPlaces) -> Ite
             yield from block.decode("utf-8", "surrogateescape").split("\n")[:-1]
     finally:  # also when only the first rows are read
         text_lines.warn_of_quotes(reader.spanning, reader.first_spanning)
-
-
-def read_first_rows(
-    file: Path,
-    form: RowFormat,
-    places: RowPlaces,
-    rows: int,
-    *,
-    member: str,
-    tables: Sequence[str],
-    into: Path,
-) -> list[str]:
-    """Return the first rows of a source file, which may be plain, compressed or an archive.
-
-    `member` and `tables` are `data.member` and `data.tables`. The side tables are copied to the folder `into`.
-
-    Raises:
-        DataError: the file is damaged, or not in this format.
-    """
-    found: list[str] = []
-    into.mkdir(parents=True, exist_ok=True)
-    for part in _parts(file, member, tables):
-        if part.table:
-            with (into / part.table).open("wb") as copy:
-                shutil.copyfileobj(cast("IO[bytes]", part.stream), copy)
-        else:
-            places.name = part.name
-            found = list(itertools.islice(_rows(part.stream, part.name, form, places), rows))
-            if not tables:
-                break
-    return found
-
-
-def _parts(file: Path, member: str, tables: Sequence[str]) -> Iterator[archives.SourceFile]:
-    with file.open("rb") as stream:
-        if not member:
-            yield archives.decompress(stream, file.name, None)
-        elif archives.is_zip(stream):
-            yield from archives.zip_files(file, file.name, member, tables)
-        else:
-            yield from archives.tar_files(stream, file.name, member, tables)
 
 
 def write_records(

@@ -243,10 +243,8 @@ def test_an_invalid_csv_row_is_reported_by_its_line_where_the_file_is_read_and_b
     with pytest.raises(DataError) as error:
         trial_data.write_records(program, rows_csv, form, tmp_path / "try", 0.0)
     messages.append(str(error.value))
-    found = RowPlaces("")
-    first = trial_data.read_first_rows(
-        rows_csv, form, found, 300, member="", tables=(), into=tmp_path / "tables"
-    )
+    found = RowPlaces("rows.csv")
+    first = list(trial_data.read_rows(rows_csv, form, found, 300))
     with pytest.raises(DataError) as error:
         record_files.parse_records(first, program, found)
     messages.append(str(error.value))
