@@ -5,6 +5,7 @@ The rows are read as the data Job reads them.
 
 from __future__ import annotations
 
+import io
 import itertools
 import shutil
 import time
@@ -89,7 +90,9 @@ def read_rows(
         raise DataError(f"there is no file {file}. Fix: correct --data or --test") from None
 
 
-def _parts(raw: IO[bytes], file: Path, name: str, archive: Archive | None) -> Iterator[archives.SourceFile]:
+def _parts(
+    raw: io.BufferedReader, file: Path, name: str, archive: Archive | None
+) -> Iterator[archives.SourceFile]:
     if archive is None or not archive.member:
         yield archives.decompress(cast("Readable", raw), name, None)
     elif archives.is_zip(raw):
