@@ -30,7 +30,8 @@ def dev_stack(account: Account, tmp_path: Path) -> Callable[..., Engine]:
         given = dict(change.split("=", 1) for change in changes)
         boundary, path = given.get("iam.permissionsBoundary", ""), given.get("iam.path", "/")
         iam = IamSettings(permissions_boundary=boundary, path=path)
-        dns = DnsSettings(external_name=given.get("dns.externalName", ""))
+        public = {"external_name": given.get("dns.externalName", "")}
+        dns = DnsSettings(**public, public_zone_id=given.get("dns.publicZoneId", ""))
         prefix, key = naming.prefix("paddle-training", name), given.get("kms.keyArn", "")
         granted.extend(iam_policies.deployer(prefix, iam, dns=dns, key_arn=key))
         account.grant(granted)
