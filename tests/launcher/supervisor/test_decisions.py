@@ -391,7 +391,9 @@ def test_a_broken_device_is_the_cause_although_another_rank_failed_earlier() -> 
     early = member(0, "training", 3, program_failure(0, at=NOW - 60))
     after = step(plan("train"), [early, member(1, "training", 3, broken(1))])
     assert after.cause is not None
-    assert (after.cause.rank, after.cause.ends_pod) == (1, True)
+    assert (after.cause.rank, after.cause.ends_pod, failure(71).ends_pod) == (1, True, False), (
+        "its launcher did not fail"
+    )
     before = stopped(cause=program_failure(0, at=NOW - 60))
     after = step(before, [member(0, "idle", 3), member(1, "idle", 3, broken(1))])
     assert after.restarts[-1].cause == "rank 1 (pod pod-1 on node node-a): its GPU failed", "reported later"
