@@ -229,7 +229,7 @@ def test_status_says_what_the_run_waits_for(do: str, other: Member, state: str, 
 
 
 def test_status_says_since_when_ranks_are_missing_and_has_no_progress_of_an_earlier_attempt() -> None:
-    stale = member(0, "idle", 0, progress=TrainerProgress(3, 1))
+    stale = member(0, "ended", 0, progress=TrainerProgress(3, 1))
     found = make_status(stale, absent(1), do="wait", wall=5000.0)
     assert (found.number, found.waiting_since, found.join_seconds) == (None, 4995.0, 900 + 6 * 3600)
     assert make_status(stale, do="wait").waiting_since is None
