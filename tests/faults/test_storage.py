@@ -41,7 +41,7 @@ def test_a_full_and_a_read_only_volume_fail_the_run_which_resumes_once_they_are_
         damage()
         fails(run, word)
         repair()
-        run.training.upgrade({"runId": f"again {number}"})
+        run.training.upgrade({"runId": f"again-{number}"})
         run.recovered()
         assert run.json("run.json")["resume"]["pass"] >= number
     run.ends_complete(what="rejected with the reason (75) twice; repaired and started again: ")
