@@ -9,7 +9,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -101,12 +101,8 @@ class ByHand(TrainerProcesses):
         data = [job / str(rank) / "data" for rank in RANKS]
         super().__init__(folder, data, PROGRAMS / example, values={**PORTS, "training": training})
 
-    def first_batch(self, seconds: float, measure: Callable[[], object] = lambda: None) -> dict[str, float]:
-        """Start all processes, and kill them after each rank's first batch.
-
-        Args:
-            seconds: deadline.
-            measure: called while all trainers train.
+    def first_batch(self, seconds: float) -> dict[str, float]:
+        """Start all processes, and kill them after each rank's first batch; exit after `seconds` without one.
 
         Returns:
             Seconds from the start to the last rank's first batch, as `total`, and their parts.
@@ -118,7 +114,6 @@ class ByHand(TrainerProcesses):
             marks = [read(self.settings(rank).work.progress).get("marks", {}) for rank in RANKS]
             if not found and all("first_batch" in m for m in marks):
                 found.append(split_parts(started, process_ends(marks, MARKS)))
-                measure()
                 for process in running.values():
                     process.kill()
 
