@@ -43,8 +43,9 @@ def data_of(layout: JobPaths, manifest: Mapping[str, Any]) -> DataPaths:
     """Return the folder of the data that a manifest describes. Raises `DataError` if it names none."""
     content = str(manifest.get("content"))
     if _CONTENT.fullmatch(content) is None:
+        path = layout.data_record(str(manifest.get("dataDigest")))
         raise DataError(
-            f"the manifest of the data has no usable folder in `content`: {content[:80]!r}. {make_again_fix(layout)}"
+            f"{path} has no usable name of a folder in `content`: {content[:80]!r}. {make_again_fix(layout, path)}"
         )
     return layout.data(content)
 

@@ -106,7 +106,7 @@ def test_a_damaged_manifest_raises_within_a_minute_or_is_harmless(
             found = wait_for_manifest(settings, clock.pause, clock)
             input_staging.stage_inputs(settings, 1, found, job / "mine")
         except DataError as error:
-            assert "which makes the data again" in str(error) or str(path) in str(error)
+            assert "which makes its data again" in str(error) or str(path) in str(error)
             ended += clock.now <= Timings().data_again + 1
         else:
             assert not sealed or manifest.items() <= found.items()
