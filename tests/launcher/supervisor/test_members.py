@@ -25,7 +25,7 @@ from launcher.supervisor.coordinator.members import (
     describe_missing,
 )
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import Failure, Phase
+from launcher.supervisor.peers.messages import Failure, Phase, Plan
 from launcher.supervisor.shared_storage.output_folder import run_fingerprint
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.fake_clock import FakeClock
@@ -201,6 +201,26 @@ def test_a_new_rank_0_waits_for_the_processes_of_the_ranks_in_the_run_record(ran
         rank_0.membership.record_state(make_state(2, "d"), now + 1)
     order = rank_0.step(own, now + T.life + 2)
     assert (order.do, order.attempt) == ("wait", 5), "rank 2 has stopped its processes without orders"
+    rank_0.lock.release()
+
+
+def test_run_json_has_the_pods_of_an_attempt_before_they_receive_its_order(
+    rank_0: Coordinator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new pod of rank 0 reads there whose processes may run."""
+    recorded: list[Any] = []
+
+    def publish(plan: Plan) -> None:
+        found = run_record.read(rank_0.output)[0] or {}
+        recorded.append((plan.do, found["attempt"], found["incarnations"]))
+
+    monkeypatch.setattr(rank_0.membership, "publish", publish)
+    now = time.monotonic()
+    for rank, incarnation in enumerate(("new", "b", "c")):
+        rank_0.membership.record_state(make_state(rank, incarnation, attempt=4), now)
+    for _ in range(2):
+        rank_0.step(make_state(0, "new", attempt=4), now)
+    assert recorded == [("wait", 5, []), ("serve", 5, ["new", "b", "c"])]
     rank_0.lock.release()
 
 
