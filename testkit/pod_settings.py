@@ -34,7 +34,7 @@ _BASE = {"jobName": JOB, "training": {"config": "mine/trainer_config.py"}}
 def _folder() -> Path:
     """Make a folder for the documents, which exists until this process exits."""
     folder = Path(tempfile.mkdtemp(prefix="settings-"))
-    folder.chmod(0o755)  # some tests start processes as another user
+    folder.chmod(0o777)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return folder
 

@@ -181,7 +181,7 @@ def test_csv_records_become_escaped_lines_of_the_chosen_columns(pod: Pod) -> Non
 
 def test_csv_without_header_and_in_latin_1(pod: Pod) -> None:
     pod.source("é\t1\nè\t2\nê\t3\n".encode("latin-1"))
-    pod.prepare(FORMAT="csv", DELIMITER="\\t", HEADER="false", ENCODING="latin-1", COLUMNS=[1, 0])
+    pod.prepare(FORMAT="csv", DELIMITER="\\t", HEADER=False, ENCODING="latin-1", COLUMNS=[1, 0])
     assert sorted(pod.train()) == ["1\té".encode(), "2\tè".encode(), "3\tê".encode()]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from testkit.written_data import data_folder
 from tests.launcher.supervisor.loopback_gang import LoopbackGang
 
 pytestmark = pytest.mark.slow
@@ -248,7 +249,7 @@ def test_a_pserver_that_exits_before_the_training_is_a_failure_at_once(
 
 def test_a_changed_shard_makes_all_ranks_exit_with_65_before_any_process_starts(tmp_path: Path) -> None:
     with LoopbackGang(tmp_path, trainers=2) as gang:
-        (gang.job / "1" / "data" / "train.txt").write_text("changed\n")
+        (data_folder(gang.job, "d1").shard(1) / "train.txt").write_text("changed\n")
         assert gang.start().wait_for_exit(30) == [65, 65]
         for rank in range(2):
             assert "train.txt has sha256" in gang.termination_message(rank)
