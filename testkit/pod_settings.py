@@ -74,7 +74,8 @@ def pod_environ(kind: type[PodSettings] = TrainSettings, /, **given: Any) -> dic
         document["peerPort"] = sum(map(int, ports))
     content = json.dumps(document)
     file = _folder() / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"
-    file.write_text(content)
+    if not file.exists():  # it may be of another user
+        file.write_text(content)
     return environ | {"PADDLE_LAUNCHER_SETTINGS": str(file)}
 
 
