@@ -62,7 +62,7 @@ See also the [exit codes](../how-to/troubleshooting.md#exit-codes), the [rights]
 %s
 ## Commands of the pods
 
-Four more commands run only in the pods, not on your machine; they read [their settings](environment.md) from a file:
+Four more commands run only in the pods, not on your machine; they read [their settings](pods.md#settings) from a file:
 
 | command | pod | what it does |
 | --- | --- | --- |
@@ -71,7 +71,7 @@ Four more commands run only in the pods, not on your machine; they read [their s
 | `train` | training pod | Copies the shard to the pod's disk, waits for the other ranks (rendezvous), starts and supervises pservers and trainer. |
 | `reader` | short-lived pod of the command line | Reads and writes the shared storage for the commands below. |
 
-`serve` also runs in the pods of the chart `paddle-serving` ([its options](http.md)).
+`serve` also runs in the pods of the chart `paddle-serving` ([its options](pods.md#the-model-server)).
 
 """  # noqa: E501
 

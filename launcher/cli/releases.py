@@ -35,7 +35,7 @@ LIVE_STATES = ("running", "suspended")
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseRun:
-    """The content of key `run.json` of ConfigMap `<release>-run` (fields: docs/reference/cluster-objects.md)."""
+    """The content of key `run.json` of ConfigMap `<release>-run` (fields: docs/reference/pods.md)."""
 
     release: str
     namespace: str

@@ -46,7 +46,7 @@ class ProgressFile:
             del self._values["saved"]
 
     def note(self, **values: object) -> None:
-        """Set fields (docs/reference/file-formats.md) for the next write of progress.json.
+        """Set fields (docs/reference/files.md) for the next write of progress.json.
 
         NaN and infinity become null, since JSON has neither.
         """

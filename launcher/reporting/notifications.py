@@ -35,7 +35,7 @@ RETRIED_CODES = (408, 425, 429)  # of the responses 3xx and 4xx those that are r
 
 
 Message = Mapping[str, Any]
-"""The JSON object for the webhook (docs/reference/http.md), from which an Event is made too."""
+"""The JSON object for the webhook (docs/reference/pods.md), from which an Event is made too."""
 
 
 class Notifier:

@@ -113,7 +113,7 @@ class ShardFiles(TypedDict):
 
 @dataclass(frozen=True)
 class DataFailure:
-    """`data-failed.json`: why the data Job failed (docs/reference/file-formats.md)."""
+    """`data-failed.json`: why the data Job failed (docs/reference/files.md)."""
 
     data_digest: str = field(default="", metadata={KEY: "dataDigest"})
     reason: str = ""
@@ -201,7 +201,7 @@ class ScriptCheckpoint(SavedCheckpoint):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointContents(SavedCheckpoint):
-    """`contents.json` of a checkpoint of the parameter servers (docs/reference/file-formats.md)."""
+    """`contents.json` of a checkpoint of the parameter servers (docs/reference/files.md)."""
 
     version: int
     seed: int
@@ -246,7 +246,7 @@ class ModelTable:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelDescription:
-    """`model.json`: describes an exported model (docs/reference/file-formats.md)."""
+    """`model.json`: describes an exported model (docs/reference/files.md)."""
 
     version: int
     checkpoint: str = field(default="", metadata=ALWAYS)
@@ -281,7 +281,7 @@ class ExportedFile:
 
 @dataclass(frozen=True)
 class ExportMarker:
-    """`_SUCCESS.json`: lists the objects of a complete export (docs/reference/file-formats.md)."""
+    """`_SUCCESS.json`: lists the objects of a complete export (docs/reference/files.md)."""
 
     files: list[ExportedFile]
     output_id: str = field(default="", metadata={KEY: "outputId"})
@@ -298,7 +298,7 @@ class ExportMarker:
 class TrainerProgress:
     """`progress.json`: how far one trainer has trained. The trainer rewrites the file often, and the launcher reads it.
 
-    A user's own program may write anything there: a missing or wrong value is None. docs/reference/file-formats.md
+    A user's own program may write anything there: a missing or wrong value is None. docs/reference/files.md
     describes the fields.
     """
 
@@ -387,7 +387,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class StatusFile:
-    """`output/status.json`: the present state of a run and its ranks (docs/reference/file-formats.md).
+    """`output/status.json`: the present state of a run and its ranks (docs/reference/files.md).
 
     Passes and attempts count from 0.
     """
@@ -424,7 +424,7 @@ class StatusFile:
 
 @dataclass(frozen=True)
 class RunFile(PlanRecord):
-    """`output/run.json`, the run record: settings, attempts and outcome of a run (docs/reference/file-formats.md).
+    """`output/run.json`, the run record: settings, attempts and outcome of a run (docs/reference/files.md).
 
     Times are in Unix seconds.
     """

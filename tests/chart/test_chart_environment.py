@@ -24,7 +24,7 @@ from launcher.metrics import DEFAULT_PASSES
 from launcher.settings import DataSettings, TrainSettings, seed_variables, settings_document, settings_of
 from local.try_example import example_values
 
-PAGE = (ROOT / "docs" / "reference" / "environment.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "reference" / "pods.md").read_text(encoding="utf-8")
 ONLY_CHART = {
     *("training.deadlineSeconds", "training.sharedMemory"),
     *("data.enabled", "data.podSpecPatch", "data.resources", "data.splitCount"),
@@ -66,7 +66,7 @@ def read(kind, template, container, folder):
 
 
 def documented(title: str) -> set[str]:
-    section = PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    section = PAGE.partition(f"### {title}\n")[2].partition("\n### ")[0]
     return set(re.findall(r"^\| `([A-Z0-9_]+)` \|", section, re.MULTILINE))
 
 

@@ -125,7 +125,7 @@ def test_dashboard_uses_every_served_metric_and_no_other(made):
     metrics = served()
     used = {name for target in targets for name in re.findall(r"paddle_training_\w+", target["expr"])}
     assert used == {name for name in metrics if not name.endswith("_created")}
-    documented = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+    documented = (ROOT / "docs" / "reference" / "pods.md").read_text(encoding="utf-8")
     assert all(f"| `{name}` |" in documented for name in used)
     own = {"namespace", "pod"}  # Prometheus adds them to every metric of a PodMonitor
     for target in targets:

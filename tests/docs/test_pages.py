@@ -54,7 +54,7 @@ def schema_keys(schema: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted((REFERENCE / "schemas").glob("*.json")), ids=lambda path: path.name)
 def test_every_field_of_a_file_is_on_the_page_of_file_formats(path: Path) -> None:
-    page = (REFERENCE / "file-formats.md").read_text()
+    page = (REFERENCE / "files.md").read_text()
     keys = schema_keys(json.loads(path.read_text()))
     assert sorted(key for key in keys if f"`{key}`" not in page and f'"{key}"' not in page) == []
 

@@ -5,7 +5,7 @@
     model = Model("results/model")
     model.predict([{"text": "what a lovely day"}])        # float32, shape [rows, …]
 
-The folder is `output/model` of a run (docs/reference/file-formats.md). It contains the training program, so
+The folder is `output/model` of a run (docs/reference/files.md). It contains the training program, so
 rows are parsed as in training. `pip install ./served` installs this package as `paddle_served`, and
 `pip install './served[serve]'` adds the HTTP server (`python -m paddle_served --model DIR`). In the launcher
 and its image the package is `launcher.serving.paddle_served`.

@@ -144,7 +144,7 @@ def read_rows(body: bytes, model: Model, form: str) -> list[dict[str, Any]]:
 
 
 class ServerMetrics:
-    """All metrics of one server (docs/reference/metrics.md)."""
+    """All metrics of one server (docs/reference/pods.md)."""
 
     def __init__(self, model: Model, start_seconds: float) -> None:
         self.registry = registry = CollectorRegistry()

@@ -256,7 +256,7 @@ def build_status(
     cause: str | None = None,
     warning: str | None = None,
 ) -> StatusFile:
-    """Return the present content of `output/status.json` (docs/reference/file-formats.md).
+    """Return the present content of `output/status.json` (docs/reference/files.md).
 
     Args:
         silence: a rank that has not reported for so many seconds counts as lost.
