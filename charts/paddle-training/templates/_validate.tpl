@@ -303,6 +303,9 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "podLabels" $key "a label that the chart does not set" "Services, policies and the command line select pods by it" "Use another label") -}}
 {{- end -}}
 {{- end -}}
+{{- if hasKey .Values.podAnnotations "paddle-training/settings" -}}
+{{- include "paddle-training.fault" (list "podAnnotations" "paddle-training/settings" "an annotation that the chart does not set" "the launcher reads its settings from it" "Use another annotation") -}}
+{{- end -}}
 {{- range .Values.extraVolumes -}}
 {{- if has .name (list "jobpath" "settings" "work" "tmp") -}}
 {{- include "paddle-training.fault" (list "extraVolumes" .name "a name other than jobpath, settings, work and tmp" "the pods have volumes of these names" "Give the volume another name") -}}
