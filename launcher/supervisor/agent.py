@@ -381,7 +381,7 @@ class Agent:
         if self.link is not None and time.monotonic() - self.link.heard >= self.timings.orphan:
             raise UnfitError(
                 f"attempt {order.attempt} was not started: the storage took so long that rank 0's order "
-                f"expired after {self.timings.orphan:.0f} s. This pod exits, and Kubernetes replaces it. "
+                f"expired after {self.timings.orphan:.0f} s. All ranks start the next attempt. "
                 "Fix: if this happens again, check the load of the volume's server"
             )
         model = self.settings.init_model if order.init_model is None else order.init_model
