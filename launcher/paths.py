@@ -310,7 +310,7 @@ class WorkPaths:
 
     @property
     def sums(self) -> Path:
-        """Path of sums.json, a digest of the content of train.txt and test.txt by file name."""
+        """Path of sums.json: bytes and sha256 of each file that was copied into train.txt and test.txt, by name."""
         return self.data / "sums.json"
 
     @property

@@ -13,6 +13,7 @@ import json
 import multiprocessing
 import os
 import shutil
+import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -22,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.dataprep.csv_records import RowPlaces
-from launcher.errors import DataError, UnfitError
+from launcher.errors import DataError, SettingsError, UnfitError
 from launcher.io import cgroup_memory, files
 from launcher.io.helper_protocol import main
 from launcher.trainer import program_loader, record_files
@@ -33,8 +34,8 @@ from launcher.trainer.training_log import ReportTimer
 PROCESS_BYTES = 200 << 20
 """Memory that one parsing process may need: a file's records twice, and what the program itself holds."""
 CHECKSUMS = "sums.json"
-"""Name of the file in which staging writes the sha256 of the files next to it, by file name. The sha256 of other
-files is computed here."""
+"""Name of the file in which staging writes what it copied into the files next to it: {file name: [{"bytes", "sha256"}
+of each source, in order]}. The sha256 of other files is computed here."""
 RANGE_BYTES = 32 << 20
 """Bytes of text that one process parses at a time. So the text is divided without reading it first."""
 SAMPLE_BYTES = 1 << 20
@@ -87,6 +88,54 @@ def _convert_range(
     return written, skipped
 
 
+class _CopyCheck:
+    """Compares a text with the bytes and sha256 of the files that staging copied into it.
+
+    Each range is read just after the parsing process has read it: from the memory of the kernel, not from the disk.
+    """
+
+    def __init__(self, text: Path, copied: list[dict[str, Any]]) -> None:
+        self._text, self._copied = text, list(copied)
+        self._position = self._start = 0
+        self._digest = hashlib.sha256()
+
+    def read_to(self, end: int) -> None:
+        """Read the text on to byte `end`.
+
+        Raises:
+            UnfitError: a part of the text is not what staging copied.
+        """
+        with files.storage_errors(self._text), self._text.open("rb") as file:
+            file.seek(self._position)
+            while self._copied and self._position < end:
+                last = self._start + self._copied[0]["bytes"]
+                block = file.read(min(files.BLOCK, min(last, end) - self._position))
+                self._digest.update(block)
+                self._position += len(block)
+                if self._position < last and block:
+                    continue
+                if self._digest.hexdigest() != self._copied.pop(0)["sha256"]:
+                    raise UnfitError(
+                        f"{self._text} does not read back as it was copied: this pod's own disk is faulty. Fix: if "
+                        "this repeats, delete the pod, so that it may run on another node."
+                    )
+                self._start, self._digest = self._position, hashlib.sha256()
+
+    @contextlib.contextmanager
+    def completed(self) -> Iterator[None]:
+        """Read the rest of the text after the block. A faulty disk may be why a row in the block was rejected.
+
+        Raises:
+            UnfitError: see `read_to`.
+        """
+        try:
+            yield
+        except (DataError, SettingsError):
+            self.read_to(sys.maxsize)
+            raise
+        self.read_to(sys.maxsize)
+
+
 _convert: Callable[[int], tuple[list[RecordFile], int]] | None = None
 """What the parsing processes call. They are forked and read it here, since the user's module cannot be pickled."""
 
@@ -116,7 +165,7 @@ def convert_text(
     Raises:
         DataError: a row is invalid (the message has file, row and column), or there is no usable row.
         StorageError: the disk has not enough free space; raised before anything is parsed.
-        UnfitError: a parsing process was killed.
+        UnfitError: a parsing process was killed, or the text is not what staging copied.
     """
     dtype = record_dtype(program.inputs)
     checksums = files.read_json(text.parent / CHECKSUMS) or {}
@@ -126,7 +175,8 @@ def convert_text(
                 f"{text} is missing: the data Job did not write it, or it was not staged. Fix: start the run "
                 "again with another runId"
             )
-        key = _origin_digest(program, checksums.get(text.name) or files.sha256_file(text, check))
+        copied = checksums.get(text.name) or []
+        key = _origin_digest(program, copied or files.sha256_file(text, check))
         size = text.stat().st_size
     found = Records.open(folder, dtype, key)
     if found is not None:
@@ -144,9 +194,11 @@ def convert_text(
     starts = range(0, size, RANGE_BYTES)
     converts = partial(_convert_range, text, name, program, folder)
     converted = _convert_ranges(converts, name, starts, processes or _process_count(len(starts)))
-    with contextlib.closing(converted):
+    copy_check = _CopyCheck(text, copied)
+    with contextlib.closing(converted), copy_check.completed():
         for start, (parts, left_out) in zip(starts, converted, strict=True):
             check()
+            copy_check.read_to(start + RANGE_BYTES)
             written += parts
             skipped += left_out
             done = sum(file.rows for file in written) + skipped
@@ -169,8 +221,11 @@ def _estimate_rows(text: Path, size: int) -> int:
     return -(-size * max(1, sample.count(b"\n")) // len(sample)) if sample else 0
 
 
-def _origin_digest(program: TrainingProgram, text: str) -> str:
-    """Return the digest of all that the records are made from. `text`: sha256 of the text file."""
+def _origin_digest(program: TrainingProgram, text: str | list[dict[str, Any]]) -> str:
+    """Return the digest of all that the records are made from.
+
+    `text`: sha256 of the text file, or of the files that staging copied into it.
+    """
     about = {
         "text": text,
         "program": files.folder_sha256(program.path.parent),

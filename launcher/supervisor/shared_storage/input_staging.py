@@ -204,12 +204,11 @@ def _stage_data(
     data, about = data_of(layout, manifest), manifest["shards"][rank]
     found = list_shard_files(layout, data, about)
     pieces = [(data.shard(rank) / file["name"], file["sha256"]) for file in found]
-    _copy_checked(layout, pieces, work.data / "train.txt", check)
-    sums = {"train.txt": about.get("sha256")}  # of a shard in several files: of the list of their sha256
+    sums = {"train.txt": _copy_checked(layout, pieces, work.data / "train.txt", check)}
     test = manifest.get("test") or {}
     if test and _needs_test_set(settings, rank, manifest):
-        _copy_checked(layout, [(data.test, test.get("sha256"))], work.data / "test.txt", check)
-        sums["test.txt"] = test.get("sha256")
+        pieces = [(data.test, test.get("sha256"))]
+        sums["test.txt"] = _copy_checked(layout, pieces, work.data / "test.txt", check)
     files.write_atomically(work.data / "train.list", "data/train.txt\n")
     files.write_atomically(work.data / "test.list", "data/test.txt\n" if test.get("bytes") else "")
     for table in manifest.get("tables") or []:
@@ -221,13 +220,16 @@ def _stage_data(
 
 def _copy_checked(
     layout: JobPaths, pieces: list[tuple[Path, str | None]], target: Path, check: Callable[[], None]
-) -> None:
+) -> list[dict[str, Any]]:
     """Copy files, each with the sha256 of the manifest, one after the other to `target`.
 
-    What was read must match the manifest. The copy is not read again here: the trainer reads it once, when it converts
-    the rows to records.
+    What was read must match the manifest. The copy is not read again here: the process that converts the rows to
+    records reads it once, and compares it with what this function returns.
+
+    Returns:
+        {"bytes", "sha256"} of each file, in the order in which they are in `target`.
     """
-    offset = 0
+    offset, copied = 0, []
     for source, wanted in pieces:
         copy = functools.partial(files.copy_file, source, target, check, offset)
         try:
@@ -243,3 +245,5 @@ def _copy_checked(
                 f"after the data Job. {make_again_fix(layout, source)}"
             )
         offset += size
+        copied.append({"bytes": size, "sha256": read})
+    return copied

@@ -336,7 +336,7 @@ def test_a_shard_in_several_files_is_staged_as_one_file_after_verifying_each(
     data = tmp_path / "work" / "data"
     assert (data / "train.txt").read_text() == "a\nb\nc\n"
     checksums = json.loads((data / "sums.json").read_text())
-    assert checksums == {"train.txt": sha256}
+    assert checksums == {"train.txt": [{key: file[key] for key in ("bytes", "sha256")} for file in found]}
     (folder / "train-00001.txt").write_text("d\n")
     with pytest.raises(DataError, match=r"train-00001\.txt has sha256"):
         stage_shard_1(tmp_path, manifest)

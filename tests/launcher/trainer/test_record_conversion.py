@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -175,12 +176,48 @@ def test_each_line_is_in_one_range_wherever_the_ranges_end(
         assert flat(numbers(data.blocks(1000))) == list(range(101))
 
 
-def test_the_text_is_read_once(path: Path, tmp_path: Path) -> None:
+def write_checksums(text: Path, size: int) -> None:
+    """Write sums.json as staging does for a text that it copied from two files, the first one of `size` bytes."""
+    content = text.read_bytes()
+    copied = [
+        {"bytes": len(part), "sha256": hashlib.sha256(part).hexdigest()}
+        for part in (content[:size], content[size:])
+    ]
+    (text.parent / conversion.CHECKSUMS).write_text(json.dumps({text.name: copied}))
+
+
+def test_a_text_with_checksums_of_staging_is_not_hashed_before_it_is_parsed(
+    path: Path, tmp_path: Path
+) -> None:
     text = write(tmp_path / "data", 500)
-    (text.parent / conversion.CHECKSUMS).write_text(json.dumps({"train.txt": "checksum"}))
+    write_checksums(text, 2000)
     with fail_calls("open", "*/train.txt") as opened:
         conversion.convert_text(load(path), text, "f", tmp_path / "rec", processes=1)
-    assert opened.hits == 2, "once for the estimate of the rows, from the first bytes, once to parse them"
+    assert opened.hits == 4, (
+        "to estimate the rows, to parse the only range, and twice to compare the bytes just read"
+    )
+
+
+@pytest.mark.usefixtures("small_ranges")
+@pytest.mark.parametrize("size", [0, 499, 500, 501, 2000])
+@pytest.mark.parametrize(
+    "damage", [(b"\n90\t", b"\n91\t"), (b"\n90\t", b"\nxx\t"), (b"300\t300 301\n", b""), (b"x", b"")]
+)
+def test_a_text_that_does_not_read_back_as_it_was_copied_is_a_fault_of_the_pods_disk(
+    path: Path, tmp_path: Path, size: int, damage: tuple[bytes, bytes]
+) -> None:
+    """In turn: a row with another number, a row that cannot be parsed, a truncated text, an intact one."""
+    text = write(tmp_path / "data", 301)
+    write_checksums(text, size)
+    intact = text.read_bytes()
+    text.write_bytes(intact.replace(*damage))
+    for processes in (1, 2):
+        if text.read_bytes() == intact:
+            conversion.convert_text(load(path), text, "f", tmp_path / "rec", processes=processes)
+            continue
+        with pytest.raises(UnfitError, match=r"train\.txt does not read back as it was copied: .* Fix: if"):
+            conversion.convert_text(load(path), text, "f", tmp_path / "rec", processes=processes)
+        assert not (tmp_path / "rec" / "index.json").exists()
 
 
 def test_rows_are_parsed_again_only_after_a_change_of_text_program_or_options(
@@ -378,15 +415,3 @@ def test_check_labels_gets_the_labels_of_all_record_files(path: Path, tmp_path: 
         SettingsError, match=r"failed in check_labels\(\) at trainer_config.py:\d+: .* Attribute"
     ):
         made(path, tmp_path, 250)
-
-
-def test_a_checksum_of_staging_is_used_instead_of_hashing_the_text(path: Path, tmp_path: Path) -> None:
-    text = write(tmp_path / "data", 10)
-    program = load(path)
-    (text.parent / conversion.CHECKSUMS).write_text(json.dumps({"train.txt": "checksum"}))
-    key = conversion._origin_digest(program, "checksum")
-    conversion.convert_text(program, text, "f", tmp_path / "rec")
-    assert (
-        record_files.Records.open(tmp_path / "rec", record_files.record_dtype(program.inputs), key)
-        is not None
-    )
