@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from launcher.cli import run_display
+from launcher.cli import run_view
 from launcher.cli.cluster_api import UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
 from launcher.cli.releases import ReleaseNotFoundError
@@ -33,7 +33,7 @@ class Time:
 @pytest.fixture(autouse=True)
 def time(monkeypatch):
     fake = Time()
-    monkeypatch.setattr(run_display, "time", fake)
+    monkeypatch.setattr(run_view, "time", fake)
     return fake
 
 
@@ -61,9 +61,9 @@ def follow(views, timeout=1000.0):
             raise found
         return found
 
-    printer = run_display.LinePrinter(printed.append)
+    printer = run_view.LinePrinter(printed.append)
     try:
-        run_display.poll_until_over(poll, printer.print_view, printed.append, timeout)
+        run_view.poll_until_over(poll, printer.print_view, printed.append, timeout)
     except CliError as error:
         return printed, error
     return printed, None
@@ -136,7 +136,7 @@ def test_an_api_server_that_stays_unreachable_stops_the_wait():
 @pytest.mark.parametrize(("seconds", "lines"), [(4.0, 1), (5.0, 2)])
 def test_figures_are_printed_at_most_every_five_seconds(time, seconds, lines):
     printed = []
-    printer = run_display.LinePrinter(printed.append)
+    printer = run_view.LinePrinter(printed.append)
     printer.print_view(a_view(batch=1))
     time.now = seconds
     printer.print_view(a_view(batch=2))
@@ -145,7 +145,7 @@ def test_figures_are_printed_at_most_every_five_seconds(time, seconds, lines):
 
 def test_a_new_pass_is_printed_immediately_and_equal_figures_once(time):
     printed = []
-    printer = run_display.LinePrinter(printed.append)
+    printer = run_view.LinePrinter(printed.append)
     for number in (0, 0, 1):
         printer.print_view(a_view(number=number))
     time.now = 100
@@ -198,7 +198,7 @@ def test_a_run_that_is_not_training_is_waited_for(state):
 
 def test_a_new_score_is_printed_although_nothing_else_changed():
     printed: list[str] = []
-    printer = run_display.LinePrinter(printed.append)
+    printer = run_view.LinePrinter(printed.append)
     printer.print_view(a_view("complete"))
     printer.print_view(a_view("complete", score={"error": 0.25}))
     assert "score error 0.2500" in printed[-1]
@@ -206,7 +206,7 @@ def test_a_new_score_is_printed_although_nothing_else_changed():
 
 def test_an_equal_line_is_printed_once():
     printed: list[str] = []
-    printer = run_display.LinePrinter(printed.append)
+    printer = run_view.LinePrinter(printed.append)
     failed = a_view("failed")
     printer.print_view(dataclasses.replace(failed, progress=None))
     printer.print_view(failed)
@@ -231,7 +231,7 @@ class Session:
 
 def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
     complete = a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
-    run_display.follow_run(Session(complete), 10)
+    run_view.follow_run(Session(complete), 10)
     assert capsys.readouterr().out.endswith("3 passes already\n")
 
 
@@ -242,21 +242,21 @@ def test_the_cause_of_a_failure_is_the_one_that_only_the_files_have():
     with pytest.raises(
         RunFailedError, match=r"^the run failed: rank 1: SIGSEGV\. Fix: .*logs --release mine$"
     ):
-        run_display.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_view.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
 
 
 def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
     drawn = io.StringIO()
     screen = Console(file=drawn, force_terminal=True, width=200)
-    monkeypatch.setattr(run_display, "console", lambda: screen)
+    monkeypatch.setattr(run_view, "console", lambda: screen)
     with pytest.raises(RunFailedError, match=r"^the run failed\. Fix: correct the cause that is shown above"):
-        run_display.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_view.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
     assert "cause: rank 1: SIGSEGV" in drawn.getvalue()
 
 
 def test_suggested_commands_select_the_followed_release():
     with pytest.raises(WaitTimeoutError, match=r"larger --timeout: python -m launcher wait --release mine$"):
-        run_display.follow_run(Session(a_view()), 0)
+        run_view.follow_run(Session(a_view()), 0)
 
 
 @pytest.mark.parametrize("command", ["wait", "stop", "run"])
