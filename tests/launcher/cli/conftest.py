@@ -167,6 +167,11 @@ METRICS = (
 )
 
 
+def names(folder):
+    """Return the names of a folder's entries, sorted."""
+    return sorted(path.name for path in folder.iterdir())
+
+
 def update_json(file, **changes):
     """Change keys of a JSON object in a file."""
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))

@@ -11,11 +11,7 @@ from launcher.cli.commands import predict, results
 from launcher.cli.run_files import OUTPUT, FoundFiles
 from launcher.io.files import with_checksum
 
-from .conftest import update_json
-
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
+from .conftest import names, update_json
 
 
 def test_status_shows_the_passes_the_ranks_and_the_state(cli, job_folder):

@@ -6,10 +6,7 @@ import pytest
 
 from launcher.io.files import folder_sha256
 
-
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
+from .conftest import names
 
 COMPLETE_PROGRAM = """
 COLUMNS, LABEL = ("text", "label"), "label"
