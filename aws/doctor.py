@@ -160,7 +160,7 @@ def check_types(stack: AwsStack, client: Client) -> Findings:
     for kind in types:
         missing = [zone for zone in zones if (kind, zone) not in offered]
         if missing:
-            other = any((t, z) in offered for t in types for z in missing)
+            other = all(any((t, z) in offered for t in types) for z in missing)
             fix = "choose another type, or list other zones under network.availabilityZones"
             yield (warn if other else bad)(f"{kind} is not offered in {', '.join(missing)}", fix)
         else:

@@ -377,6 +377,26 @@ def test_doctor_obstacles_are_reported_with_fix(examine, changes, replaced, said
     assert [f for f in found if said in f.what and f.fix], found
 
 
+@pytest.mark.parametrize(
+    ("offered", "found"),
+    [
+        ({"a": "xyz", "b": "xyz"}, ["ok", "ok"]),
+        ({"a": "xz", "b": "yz"}, ["warn", "warn"]),
+        ({"a": "x", "b": "y"}, ["bad", "bad"]),
+        ({"a": "xyz", "b": ""}, ["ok", "warn"]),
+    ],
+)
+def test_doctor_a_zone_without_any_instance_type_is_an_error(monkeypatch, offered, found) -> None:
+    """Regression: if another type was offered in one of several missing zones, all of them were only warnings."""
+    offers = [{"InstanceType": kind, "Location": zone} for kind, zones in offered.items() for zone in zones]
+    pages = SimpleNamespace(search=lambda _: offers)
+    ec2 = SimpleNamespace(get_paginator=lambda _: SimpleNamespace(paginate=lambda **_: pages))
+    nodes = SimpleNamespace(single_zone=False, instance_types=("a", "b"))
+    monkeypatch.setattr(doctor, "used_zones", lambda *_: ["x", "y", "z"])
+    stack = SimpleNamespace(settings=SimpleNamespace(nodes=nodes))
+    assert [each.level for each in doctor.check_types(stack, lambda _: ec2)] == found
+
+
 def test_doctor_checks_existing_resources_of_settings(examine, client) -> None:
     client("ec2").create_key_pair(KeyName="mine")
     key = client("kms").create_key()["KeyMetadata"]
