@@ -55,6 +55,11 @@ def make_pod(
     }
 
 
+def unscheduled(message):
+    """Return the conditions of a pod that no node can run."""
+    return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
+
+
 def make_job(name, *conditions, suspended=False, namespace="paddle", labels=None, **status):
     entries = [
         {"type": kind, "status": "True", "reason": why, "message": text} for kind, why, text in conditions

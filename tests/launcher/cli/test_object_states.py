@@ -4,7 +4,7 @@ import pytest
 
 from launcher.cli import object_states
 
-from .conftest import DONE, FAILED, make_job, make_pod
+from .conftest import DONE, FAILED, make_job, make_pod, unscheduled
 
 SCHEDULED = [{"type": "PodScheduled", "status": "True"}]
 EVENTS = [
@@ -12,10 +12,6 @@ EVENTS = [
     {"type": "Warning", "reason": "FailedMount", "message": "hostPath type check failed\n"},
     {"type": "Normal", "reason": "Pulled", "message": "pulled"},
 ]
-
-
-def unscheduled(message):
-    return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
 
 
 def waiting(reason, message=""):

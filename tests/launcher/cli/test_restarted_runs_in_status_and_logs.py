@@ -17,6 +17,7 @@ from .conftest import (
     make_status,
     make_view,
     print_screen,
+    unscheduled,
 )
 from .fake_cluster import FakeCluster
 
@@ -26,53 +27,45 @@ def ended(code, when, message=""):
     return [{"name": "train", "state": {"terminated": end}}]
 
 
-RUNNING = [make_pod(f"p{rank}", rank=rank) for rank in range(3)]
+P0, *_ = RUNNING = [make_pod(f"p{rank}", rank=rank) for rank in range(3)]
 
 
-def test_status_shows_the_attempt_and_each_restart_with_time_and_first_line_of_its_cause():
-    shown = print_screen(make_view(pods=RUNNING, status=make_status(attempt=2, restarts=make_restarts(2))))
-    assert any(line.endswith("attempt 2, 2 restarts") for line in shown)
-    at = shown.index("Restarts (2)")
-    assert shown[at + 2 : at + 4] == [
-        f"2026-11-21 04:5{3 + k}:18Z        {k}  rank 1 (pod p1 on node2): trainer exited with SIGKILL, time {k}"
-        for k in range(2)
+@pytest.mark.parametrize(("count", "title", "first"), [(2, "(2)", 0), (40, "(40, the last 5)", 35)])
+def test_status_shows_the_attempt_and_the_newest_restarts_with_time_and_first_line_of_the_cause(
+    count, title, first
+):
+    status = make_status(attempt=count, restarts=make_restarts(count))
+    shown = print_screen(make_view(pods=RUNNING, status=status))
+    assert any(line.endswith(f"attempt {count}, {count} restarts") for line in shown)
+    at = shown.index(f"Restarts {title}") + 2
+    cells = [line.split(maxsplit=3) for line in shown[at : at + count - first]]
+    cause = "rank 1 (pod p1 on node2): trainer exited with SIGKILL, time"
+    assert [(attempt, text) for _, _, attempt, text in cells] == [
+        (str(k), f"{cause} {k}") for k in range(first, count)
     ]
+    assert count > 2 or cells[0][:2] == ["2026-11-21", "04:53:18Z"]
     assert not any("[x] line" in line for line in shown)
 
 
-def test_only_the_newest_of_many_restarts_are_shown():
-    shown = print_screen(make_view(pods=RUNNING, status=make_status(attempt=40, restarts=make_restarts(40))))
-    assert "Restarts (40, the last 5)" in shown
-    assert [k for k in range(40) if any(line.endswith(f"time {k}") for line in shown)] == [35, 36, 37, 38, 39]
-
-
-def test_a_run_at_rendezvous_shows_what_it_waits_for_and_its_checkpoint():
+def test_a_run_at_rendezvous_shows_what_it_waits_for_and_its_checkpoint_unless_that_may_be_outdated():
     status = make_idle(state="rendezvous", attempt=1, restarts=make_restarts(1), waitingFor="rank 1 to come")
-    seen = make_view(pods=RUNNING, status=status, run={"runId": K8S_JOB, "resume": [3, 500]})
+    record = {"runId": K8S_JOB, "resume": [3, 500]}
+    seen = make_view(pods=RUNNING, status=status, run=record)
     assert not seen.is_over
     assert seen.progress.fraction == 0.3
     assert run_view.status_line(seen) == (
         "rendezvous: attempt 1, 1 restart, resumes from pass 4, batch 500, waits for rank 1 to come"
     )
     assert "waits for rank 1 to come" in print_screen(seen)
-
-
-def test_a_checkpoint_that_may_be_outdated_is_not_shown():
     for state in ("stopped", "rendezvous"):
         status = make_idle(state=state, attempt=3, restarts=make_restarts(1))
         assert "resumes from p" not in run_view.status_line(
-            make_view(pods=RUNNING, status=status, run={"runId": K8S_JOB, "resume": [3, 5]})
+            make_view(pods=RUNNING, status=status, run=record)
         )
 
 
 def test_a_run_that_waits_for_a_rank_shows_the_reason_and_when_it_gives_up():
-    full = {
-        "type": "PodScheduled",
-        "status": "False",
-        "reason": "Unschedulable",
-        "message": "0/2 nodes are available",
-    }
-    pending = make_pod("p1", rank=1, phase="Pending", conditions=[full])
+    pending = make_pod("p1", rank=1, phase="Pending", conditions=unscheduled("0/2 nodes are available"))
     pods = [make_pod("p0", rank=0), pending, make_pod("p2", rank=2)]
     status = make_idle(state="rendezvous", waitingFor="rank 1 to join", waitingSince=1000.0, joinSeconds=7200)
     end = (
@@ -96,48 +89,40 @@ def evicted(name, rank, made="1"):
     return make_pod(name, rank=rank, phase="Failed", made=made, **status)
 
 
+OLD, NEW = evicted("p1", 1), {"rank": 1, "made": "2"}
+LOST = f"(lost: rank 1 (its previous pod): {EVICTED})"
+
+
 @pytest.mark.parametrize(
     ("pods", "status", "expected"),
     [
         (
-            [evicted("p0", 0), evicted("p1", 1)],
-            {"state": "stopped", "cause": "rank 0 (p0): received SIGTERM"},
+            [evicted("p0", 0), OLD],
+            make_idle(state="stopped", cause="rank 0 (p0): received SIGTERM"),
             f"(lost: rank 0 (p0), rank 1 (p1): {EVICTED})",
         ),
+        ([P0, OLD], make_idle(state="rendezvous"), f"a new pod of rank 1 (lost: rank 1 (p1): {EVICTED})"),
         (
-            [make_pod("p0", rank=0), evicted("p1", 1)],
-            {"state": "rendezvous"},
-            f"a new pod of rank 1 (lost: rank 1 (p1): {EVICTED})",
+            [P0, OLD, make_pod("p1-new", phase="Pending", **NEW)],
+            make_idle(state="rendezvous"),
+            f"rank 1 (p1-new): not scheduled yet {LOST}",
         ),
         (
-            [make_pod("p0", rank=0), evicted("p1", 1), make_pod("p1-new", rank=1, phase="Pending", made="2")],
-            {"state": "rendezvous"},
-            f"rank 1 (p1-new): not scheduled yet (lost: rank 1 (its previous pod): {EVICTED})",
+            [P0, OLD, make_pod("p1-new", **NEW)],
+            make_idle(state="rendezvous", waitingFor="rank 1 (p1-new) to stage its shard"),
+            f"rank 1 (p1-new) to stage its shard {LOST}",
         ),
-        (
-            [make_pod("p0", rank=0), evicted("p1", 1), make_pod("p1-new", rank=1, made="2")],
-            {"state": "rendezvous", "waitingFor": "rank 1 (p1-new) to stage its shard"},
-            f"rank 1 (p1-new) to stage its shard (lost: rank 1 (its previous pod): {EVICTED})",
-        ),
+        ([P0, OLD, make_pod("p1-new", **NEW)], make_status(), ""),
     ],
-    ids=["all pods", "no new pod yet", "new pod is pending", "new pod prepares again"],
+    ids=["all pods", "no new pod yet", "new pod is pending", "new pod prepares again", "new pod trains"],
 )
 def test_a_run_that_waits_shows_why_kubernetes_ended_its_pods(pods, status, expected):
-    seen = make_view(pods=[*pods, make_pod("p2", rank=2)], status=make_idle(**status))
+    seen = make_view(pods=[*pods, make_pod("p2", rank=2)], status=status)
+    line = run_view.status_line(seen)
+    assert expected in line and ("Evicted" in line) is bool(expected)
     assert expected in run_view.describe_wait(seen)
-    assert expected in run_view.status_line(seen)
-    assert "\n".join(print_screen(seen)).count(FULL.strip(" .")) == 1, "each reason is shown once"
-
-
-def test_a_pod_that_trains_again_hides_why_the_previous_one_was_lost():
-    pods = [
-        make_pod("p0", rank=0),
-        evicted("p1", 1),
-        make_pod("p1-new", rank=1, made="2"),
-        make_pod("p2", rank=2),
-    ]
-    seen = make_view(pods=pods, status=make_status())
-    assert "Evicted" not in run_view.status_line(seen)
+    shown = "\n".join(print_screen(seen)).count(FULL.strip(" ."))
+    assert shown == bool(expected), "each reason is shown once"
 
 
 def test_a_pod_that_was_preempted_and_removed_is_explained_by_its_event(tmp_path):
@@ -171,25 +156,21 @@ def test_a_suspended_job_waits_for_resume(with_files):
     assert f"waits for {wait}" in print_screen(seen)
 
 
-@pytest.mark.parametrize("harmless", [{"code": 143}, {"code": 69}, {"code": 137, "disrupted": True}])
-def test_the_cause_is_never_a_harmless_or_replaced_pod(harmless):
-    disrupted = (
-        {"conditions": [{"type": "DisruptionTarget", "status": "True"}]} if "disrupted" in harmless else {}
-    )
+DISRUPTED = {"conditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+@pytest.mark.parametrize(("code", "status"), [(143, {}), (69, {}), (137, DISRUPTED)])
+def test_the_cause_is_never_a_harmless_or_replaced_pod(code, status):
+    def failed(name, rank, when, code, message, **status):
+        return make_pod(
+            name, rank=rank, phase="Failed", made=when, containerStatuses=ended(code, when, message), **status
+        )
+
     pods = [
-        make_pod(
-            "old", rank=0, phase="Failed", made="1", containerStatuses=ended(71, "1", "storage was lost")
-        ),
-        make_pod(
-            "stopped",
-            rank=1,
-            phase="Failed",
-            made="2",
-            containerStatuses=ended(harmless["code"], "2", "x"),
-            **disrupted,
-        ),
-        make_pod("guilty", rank=0, phase="Failed", made="3", containerStatuses=ended(70, "3", "used up")),
-        make_pod("late", rank=2, phase="Failed", made="4", containerStatuses=ended(70, "4", "lost rank 0")),
+        failed("old", 0, "1", 71, "storage was lost"),
+        failed("stopped", 1, "2", code, "x", **status),
+        failed("guilty", 0, "3", 70, "used up"),
+        failed("late", 2, "4", 70, "lost rank 0"),
     ]
     seen = make_view(make_job(K8S_JOB, FAILED), pods=pods)
     assert (seen.state, seen.cause) == ("failed", "guilty (rank 0): used up")

@@ -16,9 +16,10 @@ from .conftest import (
     make_status,
     make_view,
     print_screen,
+    unscheduled,
 )
 
-PENDING = [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no node fits"}]
+PENDING = unscheduled("no node fits")
 
 
 def test_a_running_training_shows_each_rank_with_pod_node_and_figures():

@@ -115,42 +115,48 @@ def test_a_training_that_somebody_stops_is_reported_once_with_who_and_how_to_res
     assert not any("was stopped" in line for line in printed), "a queue starts it"
 
 
-def test_a_removed_release_stops_the_wait():
-    _, error = follow([a_view(), ReleaseNotFoundError(FakeCluster(), "x")])
-    assert isinstance(error, RunFailedError)
-    assert "removed while waiting" in str(error)
-
-
 def test_an_unreachable_api_server_is_retried():
     printed, error = follow([a_view(), UnreachableError("cannot be reached"), a_view("complete")])
     assert error is None
     assert "cannot be reached. Retrying." in printed
 
 
-def test_an_api_server_that_stays_unreachable_stops_the_wait():
-    for views in ([a_view(), UnreachableError("cannot be reached")], [UnreachableError("never answered")]):
-        _, error = follow(views, timeout=10000)
-        assert isinstance(error, UnreachableError)
+@pytest.mark.parametrize(
+    ("views", "raised", "message"),
+    [
+        ([a_view(), ReleaseNotFoundError(FakeCluster(), "x")], RunFailedError, "removed while waiting"),
+        ([a_view(), UnreachableError("cannot be reached")], UnreachableError, "cannot be reached"),
+        ([UnreachableError("never answered")], UnreachableError, "never answered"),
+    ],
+)
+def test_a_removed_release_and_an_api_server_that_stays_unreachable_stop_the_wait(views, raised, message):
+    _, error = follow(views, timeout=10000)
+    assert isinstance(error, raised)
+    assert message in str(error)
 
 
-@pytest.mark.parametrize(("seconds", "lines"), [(4.0, 1), (5.0, 2)])
-def test_figures_are_printed_at_most_every_five_seconds(time, seconds, lines):
+FAILED = a_view("failed")
+
+
+@pytest.mark.parametrize(
+    ("views", "lines"),
+    [
+        ([(0, a_view(batch=1)), (4, a_view(batch=2))], 1),
+        ([(0, a_view(batch=1)), (5, a_view(batch=2))], 2),
+        ([(0, a_view(number=0)), (0, a_view(number=0)), (0, a_view(number=1)), (100, a_view(number=1))], 2),
+        ([(0, a_view("complete")), (0, a_view("complete", score={"error": 0.25}))], 2),
+        ([(0, dataclasses.replace(FAILED, progress=None)), (0, FAILED)], 1),
+    ],
+    ids=["early figures", "late figures", "a new pass", "a new score", "an equal line"],
+)
+def test_figures_are_printed_at_most_every_five_seconds_news_at_once_and_equal_lines_once(time, views, lines):
     printed = []
     printer = run_view.LinePrinter(printed.append)
-    printer.print_view(a_view(batch=1))
-    time.now = seconds
-    printer.print_view(a_view(batch=2))
+    for at, view in views:
+        time.now = at
+        printer.print_view(view)
     assert len(printed) == lines
-
-
-def test_a_new_pass_is_printed_immediately_and_equal_figures_once(time):
-    printed = []
-    printer = run_view.LinePrinter(printed.append)
-    for number in (0, 0, 1):
-        printer.print_view(a_view(number=number))
-    time.now = 100
-    printer.print_view(dataclasses.replace(a_view(number=1)))
-    assert len(printed) == 2
+    assert views[-1][1].score == {} or "score error 0.2500" in printed[-1]
 
 
 def restarted(count, **more):
@@ -162,55 +168,25 @@ def restarted(count, **more):
     )
 
 
-def test_each_restart_is_printed_once_with_its_cause():
-    printed, error = follow(
-        [restarted(0), restarted(2), restarted(2), restarted(3), restarted(3, state="complete")]
-    )
+@pytest.mark.parametrize(
+    ("views", "restarts"),
+    [
+        ([restarted(0), restarted(2), restarted(2), restarted(3)], [(1, 0), (2, 1), (3, 2)]),
+        ([restarted(2), RunView("here", "run-1", "pending"), restarted(2)], []),
+        ([restarted(2), restarted(0, run_id="run-2"), restarted(1, run_id="run-2")], [(1, 0)]),
+    ],
+    ids=["each once with its cause", "earlier ones are counted only", "another run's from 1"],
+)
+def test_restarts_are_printed(views, restarts):
+    last = dataclasses.replace(views[-1], state="complete")
+    printed, error = follow([*views, last])
     assert error is None
     assert [line for line in printed if line.startswith("restart ")] == [
-        f"restart {k + 1}, at 1970-01-01 00:00:00Z: attempt {k} failed, attempt {k + 1} starts; cause: {k}"
-        for k in range(3)
+        f"restart {count}, at 1970-01-01 00:00:00Z: attempt {k} failed, attempt {k + 1} starts; cause: {k}"
+        for count, k in restarts
     ]
-
-
-def test_earlier_restarts_are_counted_and_not_printed():
-    printed, _ = follow(
-        [restarted(2), RunView("here", "run-1", "pending"), restarted(2), restarted(2, state="complete")]
-    )
-    assert not [line for line in printed if line.startswith("restart ")]
-    assert printed[0].endswith("attempt 2, 2 restarts")
-
-
-def test_restarts_of_another_run_are_counted_from_1():
-    views = [restarted(2), restarted(0, run_id="run-2"), restarted(1, run_id="run-2")]
-    printed, _ = follow([*views, restarted(1, run_id="run-2", state="complete")])
-    assert [line[:9] for line in printed if line.startswith("restart ")] == ["restart 1"]
-
-
-@pytest.mark.parametrize(
-    "state", ["rendezvous", "starting", "restarting", "finishing", "stopped", "exporting"]
-)
-def test_a_run_that_is_not_training_is_waited_for(state):
-    printed, error = follow([a_view(state), a_view("complete")])
-    assert error is None
-    assert printed[0].startswith(f"{state}: ")
-
-
-def test_a_new_score_is_printed_although_nothing_else_changed():
-    printed: list[str] = []
-    printer = run_view.LinePrinter(printed.append)
-    printer.print_view(a_view("complete"))
-    printer.print_view(a_view("complete", score={"error": 0.25}))
-    assert "score error 0.2500" in printed[-1]
-
-
-def test_an_equal_line_is_printed_once():
-    printed: list[str] = []
-    printer = run_view.LinePrinter(printed.append)
-    failed = a_view("failed")
-    printer.print_view(dataclasses.replace(failed, progress=None))
-    printer.print_view(failed)
-    assert printed == ["failed"]
+    shown = len(last.progress.restarts)
+    assert printed[-1].endswith(f"attempt {shown}, {shown} restart{'s' if shown > 1 else ''}")
 
 
 class Session:
