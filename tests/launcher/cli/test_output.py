@@ -20,6 +20,7 @@ from launcher.errors import EXIT_STORAGE, StorageError
 
 from .conftest import update_json
 
+MAIN = "import sys; from launcher.__main__ import main; sys.exit(main(sys.argv[1:]))"
 ROOT = Path(__file__).resolve().parents[3]
 NOISE = """
 import atexit, ctypes, logging, os, subprocess, sys, threading, warnings
@@ -36,10 +37,11 @@ atexit.register(noise, "exit")
 """
 
 
-def python(code: str, *argv: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    words = [sys.executable, "-c", code, *map(str, argv)]
+def run(*argv: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run Python with these arguments in the clone; return how it ended, with its stdout and stderr as text."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
     return subprocess.run(
-        words, cwd=ROOT, text=True, check=False, timeout=120, **{"capture_output": True, **options}
+        [sys.executable, *map(str, argv)], cwd=ROOT, text=True, timeout=120, check=False, **pipes
     )
 
 
@@ -51,28 +53,17 @@ exec({NOISE!r}, {{}})
 terminal.print_json({{"a": float("nan"), "b": "\\x9b\\u202e\\x7f\\udce9"}})
 exec({NOISE!r}, {{}})
 """
-    done = python(code)
+    done = run("-c", code)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == {"a": None, "b": "\x9b\u202e\x7f\udce9"}
     assert done.stdout.isascii()
-    printed = (
-        "printed by import",
-        "written",
-        "original",
-        "descriptor",
-        "child",
-        "from C",
-        "logged",
-        "thread",
-    )
-    for text in printed:
+    for text in ("by import", "written", "original", "descriptor", "child", "from C", "logged", "thread"):
         assert text in done.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "wait", "results", "runs", "compare"])
 def test_commands_print_json_to_the_descriptor_of_stdout(job: Path, command: str) -> None:
-    code = "import sys; from launcher.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    done = python(f"{NOISE}\n{code}", command, "--path", job, "-o", "json")
+    done = run("-c", f"{NOISE}\n{MAIN}", command, "--path", job, "-o", "json")
     before = done.stdout.partition("\n{")[0].partition("\n[")[0]
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.removeprefix(before)), (
@@ -104,31 +95,28 @@ def hostile(job: Path) -> None:
     (output / "node_0" / "train.log").write_text(f"{HOSTILE}\nsecond line\n")
 
 
-JSON = ("wait", "-o", "json")
 CONTROLS = set(HOSTILE) - set("]0;title[2J1Aname")
 
 
 @pytest.mark.parametrize(
-    "argv",
-    [*((name,) for name in ("status", "wait", "results", "runs", "compare")), ("clean", "--keep", "0"), JSON],
+    ("argv", "state"),
+    [
+        *(((name,), "complete") for name in ("status", "wait", "results", "runs", "compare")),
+        (("clean", "--keep", "0"), "complete"),
+        (("wait", "-o", "json"), "complete"),
+        (("wait",), "failed"),
+    ],
 )
 def test_control_characters_of_files_are_printed_as_escapes(
-    cli: Any, job: Path, argv: tuple[str, ...]
+    cli: Any, job: Path, argv: tuple[str, ...], state: str
 ) -> None:
     hostile(job)
+    update_json(job / "output" / "status.json", state=state)
     (job / "runs" / f"a{HOSTILE}").mkdir()
     (job / "runs" / f"a{HOSTILE}" / "run.json").write_text('{"started": 1}')
     code, out, err = cli(argv[0], "--path", job, *argv[1:])
-    assert "\\u001b" in out + err, (code, err)
-    assert not CONTROLS & set(out + err)
-
-
-def test_a_failure_in_a_file_is_printed_as_escapes(cli: Any, job: Path) -> None:
-    hostile(job)
-    update_json(job / "output" / "status.json", state="failed")
-    code, out, err = cli("wait", "--path", job)
-    assert (code, "\\u001b" in err) == (1, True)
-    assert not CONTROLS & set(out + err)
+    assert "\\u001b" in (err if state == "failed" else out + err), (code, err)
+    assert (code == 1, CONTROLS & set(out + err)) == (state == "failed", set())
 
 
 def on_terminal(*argv: object) -> str:
@@ -176,23 +164,24 @@ def test_text_of_users_stays_readable() -> None:
     assert escape_controls(text) == text
 
 
-@pytest.mark.parametrize("argv", [("status",), ("results",), ("runs",), ("logs",), ("status", "-o", "json")])
+COMMANDS = [("status",), ("runs",), ("logs",), ("status", "-o", "json")]
+
+
+@pytest.mark.parametrize("argv", [*COMMANDS, ("results",)])
 def test_a_full_disk_behind_stdout_has_its_exit_code(job: Path, argv: tuple[str, ...]) -> None:
-    words = [sys.executable, "-m", "launcher", argv[0], "--path", job, *argv[1:]]
     with open("/dev/full", "w") as full:  # noqa: PTH123
-        done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        done = run("-m", "launcher", argv[0], "--path", job, *argv[1:], stdout=full)
     assert done.returncode == EXIT_STORAGE, done.stderr
     assert done.stderr.startswith("error: No space left on device. Fix: free space on this disk")
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.parametrize("argv", [("status",), ("runs",), ("logs",), ("status", "-o", "json"), ("--help",)])
+@pytest.mark.parametrize("argv", [*COMMANDS, ("--help",)])
 def test_a_closed_pipe_ends_a_command_as_it_ends_other_tools(job: Path, argv: tuple[str, ...]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     path = () if argv[0] == "--help" else ("--path", job)
-    words = [sys.executable, "-m", "launcher", argv[0], *path, *argv[1:]]
-    done = subprocess.run(words, cwd=ROOT, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    done = run("-m", "launcher", argv[0], *path, *argv[1:], stdout=writer)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
 
@@ -200,9 +189,8 @@ def test_a_closed_pipe_ends_a_command_as_it_ends_other_tools(job: Path, argv: tu
 @pytest.mark.parametrize("argv", [("status",), ("logs",), ("status", "-o", "json")])
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_a_stdout_or_stderr_that_is_closed_is_no_bug(job: Path, closed: str, argv: tuple[str, ...]) -> None:
-    call = f'exec "$@" {closed}'
-    words = ["sh", "-c", call, "sh", sys.executable, "-m", "launcher", *argv, "--path", str(job)]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    shell = f"import os, sys; os.execvp('sh', ['sh', '-c', 'exec \"$@\" {closed}', 'sh', *sys.argv[1:]])"
+    done = run("-c", shell, sys.executable, "-m", "launcher", *argv, "--path", job)
     assert (done.returncode, bool(done.stdout), done.stderr) == (0, closed == "2>&-", "")
 
 
@@ -223,31 +211,27 @@ def test_a_target_that_cannot_exist_is_a_wrong_option(cli: Any, job: Path) -> No
     assert "--to /proc/x: cannot write there: No such file or directory. Fix: give a folder that" in err
 
 
-def test_the_fix_of_a_full_disk_of_this_machine_is_not_that_of_a_pod() -> None:
+def test_a_full_disk_or_storage_has_its_exit_code_and_the_fix_of_its_machine() -> None:
     error = StorageError("no space left while writing tried-model (0 bytes free). Fix: delete runs/")
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
     failure = describe_os_error(error)
-    assert failure.exit_code == EXIT_STORAGE
     assert str(failure).startswith(
         "no space left while writing tried-model (0 bytes free). Fix: free space on this"
-    )
-
-
-def test_a_full_storage_has_its_exit_code_through_a_pod_too() -> None:
-    for text in (
-        "/home/jobpath/sources has 5 bytes free, but 6 are needed",
-        "No space left on device: /x. Fix: y",
-    ):
-        assert storage_failure(text).exit_code == EXIT_STORAGE
-    assert storage_failure("No such file or directory: /x").exit_code == 3
+    ), "not that of a pod"
     temporary = FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
-    assert describe_os_error(temporary).exit_code == EXIT_STORAGE
+    through_a_pod = (
+        storage_failure("/home/jobpath/sources has 5 bytes free, but 6 are needed"),
+        storage_failure("No space left on device: /x. Fix: y"),
+    )
+    for full in (failure, describe_os_error(temporary), *through_a_pod):
+        assert full.exit_code == EXIT_STORAGE
+    assert storage_failure("No such file or directory: /x").exit_code == 3
 
 
 @pytest.mark.parametrize("name", ["typer", "rich", "yaml", "kubernetes"])
 def test_a_missing_package_of_the_command_line_is_one_message(job: Path, name: str) -> None:
-    code = f"import sys; sys.modules[{name!r}] = None; from launcher.__main__ import main; sys.exit(main(sys.argv[1:]))"
-    done = python(code, "status", *(() if name == "kubernetes" else ("--path", job)))
+    without = f"import sys; sys.modules[{name!r}] = None; {MAIN}"
+    done = run("-c", without, "status", *(() if name == "kubernetes" else ("--path", job)))
     assert (done.returncode, done.stdout) == (3, ""), done.stderr
     message = f"error: this command needs the Python package {name}, which is not installed. Fix: pip install '.' in"
     assert done.stderr.startswith(message)

@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from .test_output import NOISE
+
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "launcher" / "programs" / "README.md").read_text()
 pytestmark = [
@@ -88,15 +90,6 @@ def test_the_model_scores_like_the_training_and_unknown_ids_are_zeros(
     assert model.tables["word"].width == 4
     assert np.allclose(model.predict([done["row"]])[0], done["prediction"])
     assert model.answer([{"visits": "3", "words": "umbrella"}]).unknown == {"word": 1}
-
-
-NOISE = """
-import atexit, ctypes, os
-def noise(where):
-    print("printed by", where); os.system("echo child"); ctypes.CDLL(None).puts(b"from C")
-noise("import")
-atexit.register(noise, "exit")
-"""
 
 
 def test_stdout_of_json_has_nothing_that_the_program_prints(shop: Path, tmp_path: Path) -> None:
