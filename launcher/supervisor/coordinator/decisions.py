@@ -70,17 +70,17 @@ def plan_first_attempt(
     # A failed run is only started again by a user, who expects all restarts.
     counted = 0 if earlier.state == "failed" else earlier.counted_restarts
     record = earlier.record | {"attempt": attempt, "counted_restarts": counted}
-    plan = Plan(**record | {"incarnations": ()}, since=now)
     incarnations = earlier.incarnations
     if earlier.state != "training" or len(incarnations) != trainers:
-        return plan, ()
+        return Plan(**record | {"incarnations": ()}, since=now), ()
     cause = Failure("rank 0's launcher was lost", EXIT_GANG, now, 0)
     members = (
         Member(MemberState(0)),
         # With attempt -1: every state that these launchers report themselves is later.
         *(Member(MemberState(rank, incarnations[rank], Phase.TRAINING), now) for rank in range(1, trainers)),
     )
-    return replace(plan, attempt=attempt - 1, do=Action.STOP, cause=cause), members
+    # run.json keeps the incarnations, so that a further pod of rank 0 waits for the same processes.
+    return Plan(**record | {"attempt": attempt - 1}, since=now, do=Action.STOP, cause=cause), members
 
 
 def decide_next_plan(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
@@ -240,7 +240,7 @@ def _describe_mismatch(members: Sequence[Member], state: MemberState) -> str:
 
 def _first_failure(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Failure | None:
     """Return the failure of this attempt that caused the others: by `Failure.sort_key`, mostly the earliest."""
-    if not plan.incarnations:
+    if plan.incarnations[:1] != (members[0].state.incarnation,):
         return None  # the attempt of an earlier rank 0, whose loss is the cause
     found = [
         failure

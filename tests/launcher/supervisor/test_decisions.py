@@ -300,7 +300,7 @@ def test_a_rank_that_could_not_stage_ends_the_run_with_its_code() -> None:
 def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run() -> None:
     record = {
         "state": "training",
-        "incarnations": ["i0", "i1"],
+        "incarnations": ["old", "i1"],
         "resume": [2, 10],  # as earlier launchers wrote it
         "countedRestarts": 1,
         "restarts": [{"attempt": 1, "cause": "x", "at": 5000.0, "signature": [1, "trainer", 1]}],
@@ -309,7 +309,12 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
     assert (first.do, first.attempt, first.resume, first.counted_restarts) == ("stop", 3, Position(2, 10), 1)
     assert first.restarts == (RestartRecord(1, "x", 5000.0, [1, "trainer", 1]),)
     assert step(first, [member(0, "idle", 3), members[1]]).do == "stop"
-    assert step(first, gang("idle")).counted_restarts == 2
+    after = step(first, gang("idle"))
+    assert (after.counted_restarts, after.cause_text) == (2, "rank 0's launcher was lost")
+    for known in (first, after):  # a third pod of rank 0, before these ranks have joined the next attempt
+        record = RunFile(**known.record, state="training")
+        _, again = plan_first_attempt(record, known.attempt + 1, 2, NOW)
+        assert again == members, "it waits for the same processes"
 
 
 @pytest.mark.parametrize(

@@ -220,7 +220,7 @@ def test_run_json_has_the_pods_of_an_attempt_before_they_receive_its_order(
         rank_0.membership.record_state(make_state(rank, incarnation, attempt=4), now)
     for _ in range(2):
         rank_0.step(make_state(0, "new", attempt=4), now)
-    assert recorded == [("wait", 5, []), ("serve", 5, ["new", "b", "c"])]
+    assert recorded == [("wait", 5, ["a", "b", "c"]), ("serve", 5, ["new", "b", "c"])]
     rank_0.lock.release()
 
 

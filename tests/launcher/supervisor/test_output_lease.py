@@ -342,6 +342,17 @@ def test_a_lease_expires_10_s_after_the_start_of_its_last_renewal(path: Path, sl
     assert path.read_bytes() == content
 
 
+def test_a_lease_file_with_other_content_is_not_overwritten_by_a_renewal(path: Path) -> None:
+    held = build_lease(path, build_holder("a"), FakeClock())
+    held.acquire()
+    written = path.read_bytes()
+    for content in (b"", written[:40], b"\0" * len(written), written + b"{}", written[:-1]):
+        path.write_bytes(content)
+        with pytest.raises(files.UnreadableError, match=f"contains {len(content)} bytes"):
+            held.renew()
+        assert path.read_bytes() == content
+
+
 @pytest.mark.parametrize("taken", [True, False], ids=["taken", "removed"])
 def test_a_lease_that_is_taken_or_removed_is_lost_at_the_next_renewal(path: Path, taken: bool) -> None:
     held, lost = start_renewed_lease(path, build_holder("a"))
