@@ -1,4 +1,4 @@
-"""Tests of gangs on loopback that run a user's script (runtime collective)."""
+"""Gangs on loopback that run a user's script (runtime collective), with `ScriptRun` and without it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def read_model(gang: LoopbackGang) -> int:
     return int(json.loads((gang.output / "model" / "count.json").read_text()))
 
 
-def test_all_processes_get_their_ranks_and_the_run_completes(tmp_path: Path) -> None:
+def test_all_processes_get_their_ranks_and_a_complete_run_continues_only_with_more_passes(
+    tmp_path: Path,
+) -> None:
     with build_gang(tmp_path, processes=2, report=True) as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
@@ -82,10 +84,6 @@ def test_all_processes_get_their_ranks_and_the_run_completes(tmp_path: Path) -> 
                 assert "epoch 2 step 5" in (gang.output / f"node_{rank}" / name).read_text()
         assert gang.pod_log(1).count("epoch 2 step 5\n") == 1, "a pod's log shows its first process only"
 
-
-def test_a_complete_run_starts_nothing_and_more_passes_continue_it(tmp_path: Path) -> None:
-    with build_gang(tmp_path) as gang:
-        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         (gang.output / "environment-0.json").unlink()
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
         assert "nothing to start" in gang.pod_log(0)
@@ -93,22 +91,6 @@ def test_a_complete_run_starts_nothing_and_more_passes_continue_it(tmp_path: Pat
         assert gang.start(passes=4).wait_for_exit() == [0, 0], gang.pod_log(0)
         assert "starts at (3, 0) with 18" in gang.read_log(1)
         assert read_model(gang) == 4 * STEPS
-
-
-def test_a_killed_process_restarts_all_of_them_from_the_newest_checkpoint(tmp_path: Path) -> None:
-    fault = {"3": {"do": "signal", "signal": int(signal.SIGKILL), "at": [1, 4]}}
-    with build_gang(tmp_path, processes=2, fake=fault, FAKE_STEP_SECONDS="0.4") as gang:
-        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
-        run = gang.read_json("run.json")
-        assert (run["state"], run["attempt"], run["resume"]) == ("complete", 1, {"pass": 1, "batch": 0})
-        assert "exited with signal SIGKILL" in run["restarts"][0]["cause"]
-        for rank in range(2):
-            assert f"starts at (1, 0) with {STEPS}" in gang.read_log(rank)
-            assert (
-                "starts at (0, 0)" in (gang.output / f"node_{rank}" / "attempt-0" / "train.log").read_text()
-            )
-        assert read_model(gang) == 3 * STEPS, "no step was counted twice"
-        assert gang.running_pids() == []
 
 
 @pytest.mark.parametrize(("trainers", "step"), [(1, 6), (3, 2)])
@@ -130,9 +112,12 @@ def test_another_number_of_pods_continues_at_the_same_part_of_the_epoch(
     assert not (gang.job / "runs").exists(), "the output was continued, not moved away"
 
 
-def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_is_used(tmp_path: Path) -> None:
+def test_a_killed_process_restarts_all_of_them_from_the_newest_intact_checkpoint(tmp_path: Path) -> None:
+    """The scripts use no data of the launcher, so they need no manifest."""
     # The processes do not wait for each other: enough time is left that none is done before the kill.
-    with build_gang(tmp_path, FAKE_STEP_SECONDS="0.6") as gang:
+    changes = {"processes": 2, "data_digest": "none", "FAKE_STEP_SECONDS": "0.6"}
+    with build_gang(tmp_path, **changes) as gang:
+        shutil.rmtree(gang.job.parent / ".data")
         gang.start().wait_until(
             lambda: "epoch 2 step 1" in gang.read_log(0) and "epoch 2" in gang.read_log(1)
         )
@@ -141,20 +126,17 @@ def test_a_damaged_checkpoint_is_rejected_and_the_one_before_it_is_used(tmp_path
         os.kill(gang.find_pid(1, "train.py"), signal.SIGKILL)
         assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
-        assert (run["state"], run["attempt"]) == ("complete", 2)
+        assert (run["state"], run["attempt"], run["resume"]) == ("complete", 2, {"pass": 1, "batch": 0})
+        assert "exited with signal SIGKILL" in run["restarts"][0]["cause"]
         assert "its sha256 differs" in run["restarts"][1]["cause"]
-        assert f"starts at (1, 0) with {STEPS}" in gang.read_log(0)
-        assert read_model(gang) == 3 * STEPS
-
-
-def test_a_process_that_hangs_restarts_all_of_them(tmp_path: Path) -> None:
-    message = "trainer hangs: no batch for 10 s (training.progressDeadlineSeconds), at pass "
-    fault = {"1": {"do": "hang", "at": [1, 2]}}
-    with build_gang(tmp_path, fake=fault, progress_deadline_seconds=10) as gang:
-        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
-        run = gang.read_json("run.json")
-        assert (run["state"], run["attempt"]) == ("complete", 1)
-        assert message in run["restarts"][0]["cause"]
+        for rank in range(2):
+            assert f"starts at (1, 0) with {STEPS}" in gang.read_log(rank)
+            first = gang.output / f"node_{rank}" / "attempt-0" / "train.log"
+            assert "starts at (0, 0)" in first.read_text()
+        assert read_model(gang) == 3 * STEPS, "no step was counted twice"
+        seen = gang.read_json("environment-1.json")
+        assert seen["PADDLE_LAUNCHER_TRAIN_FILE"] == seen["PADDLE_LAUNCHER_TEST_FILE"] == ""
+        assert gang.running_pids() == []
 
 
 def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path: Path) -> None:
@@ -175,30 +157,188 @@ def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path
         assert read_model(gang) == 3 * STEPS
 
 
-def test_a_script_without_data_of_the_launcher_needs_no_manifest(tmp_path: Path) -> None:
-    with build_gang(tmp_path, data_digest="none") as gang:
-        shutil.rmtree(gang.job.parent / ".data")
+# Scripts that know nothing of the launcher.
+
+START = """
+import os, signal, socket, sys, time
+RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ["PADDLE_LAUNCHER_ATTEMPT"])
+OUTPUT = os.environ["PADDLE_LAUNCHER_OUTPUT_DIR"]
+MASTER = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]) + PORT_OFFSET)
+
+
+def meet():
+    \"\"\"Connect all processes to process 0, as a library's store does, and wait until all are connected.\"\"\"
+    if RANK:
+        while True:
+            try:
+                return socket.create_connection(MASTER)
+            except OSError:
+                time.sleep(0.05)
+    server = socket.create_server(MASTER)
+    return [server, *(server.accept() for _ in range(int(os.environ["WORLD_SIZE"]) - 1))]
+"""
+
+
+def build_plain(root: Path, code: str, port_offset: int = 0, **changes: Any) -> LoopbackGang:
+    """Return a gang of two pods that run `code`, in which `meet()` connects the processes to each other."""
+    script = root / "plain.py"
+    root.mkdir(exist_ok=True)
+    script.write_text(START.replace("PORT_OFFSET", str(port_offset)) + code)
+    return build_gang(root / "gang", script, **changes)
+
+
+ONLY_RANK_0_LOGS = """
+connections = meet()
+for step in range(60):
+    if RANK == 0:
+        print("step", step)
+    if step == HANG_AT and ATTEMPT == 0:
+        time.sleep(600)
+    time.sleep(0.25)
+"""
+
+
+def test_only_a_run_in_which_no_rank_logs_anything_any_more_is_restarted(tmp_path: Path) -> None:
+    """Rank 1 never logs anything. Nobody restarts the run while rank 0 does, for longer than the deadline."""
+    code = ONLY_RANK_0_LOGS.replace("HANG_AT", "52")
+    with build_plain(tmp_path, code, progress_deadline_seconds=10) as gang:
         assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
-        seen = gang.read_json("environment-1.json")
-        assert seen["PADDLE_LAUNCHER_TRAIN_FILE"] == seen["PADDLE_LAUNCHER_TEST_FILE"] == ""
-        assert read_model(gang) == 3 * STEPS
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"]) == ("complete", 1)
+        assert "step 51" in (gang.output / "node_0" / "attempt-0" / "train.log").read_text()
+        cause = run["restarts"][0]["cause"]
+        assert "none of the 2 ranks that train makes progress; rank " in cause
+        assert "trainer hangs: its log has not grown for 10 s (training.progressDeadlineSeconds)" in cause
+        assert "increase training.progressDeadlineSeconds" in cause.partition("Fix: ")[2]
 
 
-def test_a_known_line_in_the_log_of_a_failed_script_is_explained_once_with_a_fix(tmp_path: Path) -> None:
-    script = tmp_path / "failing.py"
-    script.write_text(
-        "print('NCCL WARN Error while creating shared memory segment /dev/shm/nccl-1 (size 33030528)')\n"
-        "raise SystemExit('RuntimeError: might be caused by insufficient shared memory (shm)')\n"
+ECC = """
+connections = meet()
+if ATTEMPT == 0 and RANK == BROKEN:
+    time.sleep(1)
+    print("RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    print("\\n".join(f"frame #{number}: c10::Error (/usr/lib/libc10.so)" for number in range(60)), flush=True)
+    os.kill(os.getpid(), signal.SIGABRT)
+if ATTEMPT == 0:
+    print("DistBackendError: NCCL error: unhandled system error", flush=True)
+    sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_broken_gpu_ends_its_pod_and_counts_once(tmp_path: Path, broken: int) -> None:
+    """The other rank fails first, because of the broken one."""
+    code = ECC.replace("BROKEN", str(broken))
+    with build_plain(tmp_path, code, restarts=1) as gang:
+        gang.start()
+        gang.wait_until(lambda: gang.processes[broken].poll() is not None)
+        assert gang.processes[broken].wait() == 71, gang.pod_log(broken)
+        message = gang.termination_message(broken)
+        assert "uncorrectable ECC error encountered" in message
+        assert f"kubectl cordon node-{broken}" in message.partition("Fix: ")[2]
+        gang.start(broken)
+        assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"], run["countedRestarts"]) == ("complete", 1, 1)
+        assert [restart["attempt"] for restart in run["restarts"]] == [0]
+        assert "uncorrectable ECC" in (gang.output / f"node_{broken}" / "attempt-0" / "train.log").read_text()
+        assert f"kubectl cordon node-{broken}" in run["restarts"][0]["cause"]
+
+
+REACTS = """
+def save(number, frame):
+    time.sleep(5)  # longer than the launcher's own time for stopping
+    open(f"{OUTPUT}/saved-{RANK}", "w").close()
+    sys.exit(0)
+
+
+signal.signal(signal.SIGTERM, save)
+connections = meet()
+print("trains", flush=True)
+time.sleep(0 if ATTEMPT else 600)
+"""
+
+
+def test_a_drained_pod_of_rank_0_waits_for_the_scripts_of_other_ranks(tmp_path: Path) -> None:
+    with build_plain(tmp_path, REACTS.replace("sleep(5)", "sleep(5 + 4 * RANK)"), grace_seconds=60) as gang:
+        gang.start().wait_until(lambda: all("trains" in gang.read_log(rank) for rank in (0, 1)))
+        gang.processes[0].send_signal(signal.SIGTERM)
+        assert gang.processes[0].wait(60) == 143, gang.pod_log(0)
+        assert (gang.output / "saved-0").exists()
+        assert (gang.output / "saved-1").exists()
+        gang.start(0)
+        assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"], run["countedRestarts"]) == ("complete", 1, 0)
+
+
+@pytest.mark.parametrize(
+    ("grace", "is_hurried"), [(600, True), (22, False)], ids=["second signal", "end of grace"]
+)
+def test_a_script_that_is_stuck_after_sigterm_is_killed(tmp_path: Path, grace: int, is_hurried: bool) -> None:
+    """The launcher then copies the logs and releases the lease before Kubernetes kills it."""
+    with build_plain(tmp_path, REACTS.replace("sleep(5)", "sleep(500)"), grace_seconds=grace) as gang:
+        gang.start().wait_until(lambda: all("trains" in gang.read_log(rank) for rank in (0, 1)))
+        for process in gang.processes.values():
+            process.send_signal(signal.SIGTERM)
+        gang.wait_until(lambda: "received SIGTERM" in gang.pod_log(0))
+        for process in gang.processes.values() if is_hurried else ():
+            process.send_signal(signal.SIGTERM)
+        assert gang.wait_for_exit() == [143, 143], gang.pod_log(0)
+        assert not (gang.output / "run.lock").exists()
+
+
+PADDLE_LINE = "WARNING: init_server() function doesn't work when use non_distributed fleet."
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "texts"),
+    [
+        (
+            {},
+            70,
+            (
+                "function doesn't work when use non_distributed fleet",
+                "Fix: call fleet.init(is_collective=True)",
+            ),
+        ),
+        ({"gpus_per_pod": 1}, 64, ("resources.limits (GPUs) is 1, but must be absent with this image",)),
+    ],
+    ids=["a script for parameter servers that exits at once", "a Paddle for CPUs in a pod with a GPU"],
+)
+def test_a_script_that_cannot_train_ends_the_run_with_a_fix(
+    tmp_path: Path, settings: dict[str, Any], code: int, texts: tuple[str, ...]
+) -> None:
+    script = f"print({PADDLE_LINE!r}, file=sys.stderr, flush=True)\n"
+    with build_plain(tmp_path, script, restarts=0, **settings) as gang:
+        assert gang.start().wait_for_exit() == [code, code], gang.pod_log(0)
+        for text in texts:
+            assert text in gang.termination_message(0)
+
+
+@pytest.mark.parametrize(
+    ("start", "port_offset", "is_alone", "score"),
+    [
+        ("", 0, True, '{"a": 1e400, "b": NaN, "c": ["high"], "d": {"a": true}}'),
+        ("connections = meet()\n", 7, False, "[0.9]"),
+    ],
+    ids=["alone", "met on a port of its own"],
+)
+def test_a_complete_run_whose_processes_never_met_has_a_warning_and_one_without_score_completes(
+    tmp_path: Path, start: str, port_offset: int, is_alone: bool, score: str
+) -> None:
+    code = (
+        f"{start}os.makedirs(f'{{OUTPUT}}/model', exist_ok=True)\n"
+        f"open(f'{{OUTPUT}}/model/score.json', 'w').write({score!r})\n"
+        "time.sleep(2)\n"
     )
-    with build_gang(tmp_path / "gang", script, trainers=1, restarts=0) as gang:
-        assert gang.start().wait_for_exit() == [70]
-        cause = gang.read_json("run.json")["cause"]
-        assert "exited with exit code 1" in cause
-        assert cause.count("The shared memory is too small\nFix: increase training.sharedMemory") == 1
-
-
-def test_gpus_on_an_image_with_a_paddle_for_cpus_end_the_run_before_it_starts(tmp_path: Path) -> None:
-    with build_gang(tmp_path, trainers=1, gpus_per_pod=1) as gang:
-        assert gang.start().wait_for_exit() == [64]
-        assert "resources.limits (GPUs) is 1, but must be absent with this image" in gang.pod_log(0)
-        assert not (gang.output / "environment-0.json").exists()
+    with build_plain(tmp_path, code, port_offset) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        for name in ("run.json", "status.json"):
+            found = gang.read_json(name)
+            assert found["state"] == "complete"
+            warning = found.get("warning", "")
+            assert ("each of the 2 processes has most likely trained alone" in warning) == is_alone
+        assert ("trained alone" in gang.pod_log(0)) == is_alone
+        assert gang.read_json("run.json")["score"] == {}
+        assert "score.json" in gang.pod_log(0), "the log says why there is no score"

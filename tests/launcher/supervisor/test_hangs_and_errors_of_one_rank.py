@@ -12,15 +12,12 @@ from unittest.mock import Mock
 
 import pytest
 
-from launcher.errors import DataError, ProcessError, SettingsError, StorageError, StorageFailedError
+from launcher.errors import DataError, SettingsError, StorageError, StorageFailedError
 from launcher.io.files import UnreadableError, read_json
-from launcher.io.helper_protocol import HelperSpec, python_environ
-from launcher.paths import WorkPaths
 from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt
 from launcher.runtimes.v1 import V1Runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import Agent
-from launcher.supervisor.helper_processes import convert_shard
 from launcher.supervisor.peers import addresses
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.messages import Action, Plan
@@ -254,28 +251,6 @@ def test_the_main_thread_is_not_taken_for_stuck_while_the_report_of_a_failed_run
     rank_0.announce_exit(error)
     rank_0.wait_and_close(error, record_turn)
     assert seen[1] == seen[0] + 1
-
-
-def test_a_parser_that_logs_nothing_is_stopped_and_one_that_logs_is_not(tmp_path: Path) -> None:
-    code = (
-        "import time\nfrom launcher.io.helper_protocol import main\ndef work(request):\n"
-        "    for number in range(request['lines']): print(number, flush=True); time.sleep(0.3)\n"
-        "    time.sleep(request['then'])\n    return {}\nmain(work)\n"
-    )
-    (tmp_path / "helper.py").write_text(code)
-    environ = python_environ({"PYTHONPATH": str(tmp_path)})
-    timings = Timings(poll=0.05, stop=1.0, parser_quiet=3.0)
-    (tmp_path / "work").mkdir()
-    for request in ({"lines": 12, "then": 0}, {"lines": 1, "then": 600}):
-        spec = HelperSpec("parser", "helper", request, environ)
-        if request["then"] == 0:
-            convert_shard(spec, WorkPaths(tmp_path / "work"), timings, time.sleep)
-            continue
-        with pytest.raises(
-            ProcessError, match=r"it has logged nothing for 3 s; the last.*\n0\nFix: see"
-        ) as caught:
-            convert_shard(spec, WorkPaths(tmp_path / "work"), timings, time.sleep)
-        assert caught.value.exit_code == 70
 
 
 def test_an_unexpected_error_at_the_end_of_a_run_is_recorded_as_its_failure(tmp_path: Path) -> None:

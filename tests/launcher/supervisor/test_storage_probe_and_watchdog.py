@@ -1,16 +1,21 @@
-"""Tests of the storage probe with a storage that hangs, fails and recovers."""
+"""Tests of the agent's threads: the storage probe, and the watchdog that kills processes without orders."""
 
 from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from launcher.errors import UnfitError
+from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor import agent
 from launcher.supervisor.agent import ProcessWatchdog, StorageProbe
+from launcher.supervisor.child_processes import ChildProcess
 from launcher.supervisor.timings import Timings
 from testkit import failing_filesystem
 from testkit.waiting import until
@@ -69,3 +74,31 @@ def test_the_liveness_probe_fails_while_the_storage_does_not_answer(
         with pytest.raises(UnfitError, match="Fix: see whether the volume is mounted"):
             probe.check(0.5)
     until(lambda: healthz()[0] == 200)
+
+
+@pytest.mark.parametrize("is_helper", [False, True])
+def test_the_watchdog_kills_processes_without_orders_although_the_main_thread_runs(
+    tmp_path: Path, is_helper: bool
+) -> None:
+    """The main thread stops them after `orphan` seconds; the watchdog acts when that has not happened."""
+    t, log = Timings(), tmp_path / "log"
+    argv = (sys.executable, "-S", "-c", "import time; time.sleep(600)")
+    child = ChildProcess(
+        ProcessSpec("trainer", "trainer", argv, dict(os.environ), tmp_path, log),
+        lambda: None,
+        is_helper=is_helper,
+    )
+    watchdog = ProcessWatchdog(train_settings(tmp_path), t, StorageProbe(tmp_path))
+    watchdog.link = cast(Any, SimpleNamespace(heard=1000.0))
+    try:
+        watchdog.record_turn()
+        watchdog._check_limits(1000.0 + t.orphan + t.stop + 1.9)
+        assert not child.done.wait(0.5)
+        watchdog._check_limits(1000.0 + t.orphan + t.stop + 2.0)
+        if is_helper:
+            assert not child.done.wait(0.5), "a helper belongs to no attempt"
+        else:
+            until(child.done.is_set, "the end of the process")
+    finally:
+        child.signal(9)
+        until(child.done.is_set)

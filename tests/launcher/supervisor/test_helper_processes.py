@@ -1,4 +1,4 @@
-"""Tests of converting the staged shard to record files in a helper process before the rendezvous."""
+"""Tests of helper processes: parsing the staged shard before the rendezvous, and writing the report."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 
 from launcher.errors import ProcessError, StoppedError, UnfitError
+from launcher.io import run_record
 from launcher.io.helper_protocol import HelperSpec, python_environ
-from launcher.paths import WorkPaths
+from launcher.paths import OutputPaths, WorkPaths
 from launcher.runtimes import fleet
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.runtimes.v1 import V1Runtime
+from launcher.schema import RunFile
 from launcher.supervisor import child_processes
-from launcher.supervisor.helper_processes import convert_shard
+from launcher.supervisor.helper_processes import convert_shard, write_report
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.loopback_gang import train_settings
 
@@ -48,11 +50,14 @@ class ScriptRuntime(FleetRuntime):
 
 
 def run_conversion(
-    runtime: Any, folder: Path, pause: Any = lambda seconds: time.sleep(min(seconds, 0.05))
+    runtime: Any,
+    folder: Path,
+    pause: Any = lambda seconds: time.sleep(min(seconds, 0.05)),
+    **timings: float,
 ) -> None:
     """Convert the shard as the launcher does."""
     spec = runtime.conversion(train_settings(folder), 0)
-    convert_shard(spec, WorkPaths(folder / "work"), Timings(poll=0.05, stop=1.0), pause)
+    convert_shard(spec, WorkPaths(folder / "work"), Timings(**{"poll": 0.05, "stop": 1.0, **timings}), pause)
 
 
 def test_convert_shard_returns_after_exit_code_0(tmp_path: Path) -> None:
@@ -78,6 +83,15 @@ def test_a_killed_parser_or_a_faulty_disk_is_an_error_of_this_pod_only(tmp_path:
     assert e.value.exit_code == 71
     assert "parsing" in str(e.value)
     assert ("raise resources.limits.memory" in str(e.value)) == ("kill" in end)
+
+
+def test_a_parser_that_logs_nothing_is_stopped_and_one_that_logs_is_not(tmp_path: Path) -> None:
+    logs = "[(print(number, flush=True), time.sleep(0.3)) for number in range(12)]"
+    run_conversion(ScriptRuntime(logs, tmp_path), tmp_path, parser_quiet=3.0)
+    silent = ScriptRuntime("print(0, flush=True); time.sleep(600)", tmp_path)
+    with pytest.raises(ProcessError, match=r"it has logged nothing for 3 s; the last.*\n0\nFix: see") as e:
+        run_conversion(silent, tmp_path, parser_quiet=3.0)
+    assert e.value.exit_code == 70
 
 
 def test_a_stopped_launcher_kills_the_parser(tmp_path: Path) -> None:
@@ -125,3 +139,26 @@ def test_fleet_converts_a_large_shard_before_the_training_and_leaves_a_small_one
         run_conversion(FleetRuntime(), tmp_path)
     assert e.value.exit_code == 65
     assert V1Runtime().conversion(train_settings(tmp_path), 0) is None
+
+
+@pytest.mark.slow
+def test_the_report_of_a_failed_run_is_written_on_a_slow_machine_and_only_logged_if_it_cannot_be(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a busy machine the start of Python and the import of matplotlib took longer than 5 s."""
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow" / "sitecustomize.py").write_text("import time; time.sleep(6)")
+    (tmp_path / "slow" / "matplotlib.py").write_text(
+        "raise SystemExit('no pass is finished: nothing to draw')"
+    )
+    settings = train_settings(tmp_path, PYTHONPATH=str(tmp_path / "slow"))
+    settings.work_dir.mkdir()
+    output = OutputPaths(settings.layout.output)
+    output.root.mkdir(parents=True)
+    run_record.write(output, RunFile(run_id="r", state="failed", cause="a death"))
+    write_report(settings, Timings(), Timings().report, time.sleep)
+    assert output.report_html.is_file()
+    output.report_html.unlink()
+    output.report_html.mkdir()
+    write_report(settings, Timings(), Timings().report, time.sleep)
+    assert "report.html" in caplog.text.partition("plots and report were not made, because")[2]
