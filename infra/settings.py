@@ -122,7 +122,11 @@ class Section(BaseModel):
 
     @model_validator(mode="after")
     def check_rules(self) -> Self:
-        """Reject a mapping whose fields violate a rule."""
+        """Return this section, whose fields are valid one by one, after checking the rules between them.
+
+        Raises:
+            SettingsError: `problems` found violated rules; it contains all of them.
+        """
         if found := list(self.problems()):
             raise SettingsError(found)
         return self
@@ -626,7 +630,8 @@ class Settings(Section):
         Annotated[str, Field(min_length=1, max_length=128), AfterValidator(_check_tag_key)],
         Annotated[str, Field(max_length=256)],
     ] = Field(default={}, max_length=40)
-    """Tags of every resource, in addition to the stack's own tags. A change replaces all nodes, one after the other.
+    """Your own tags for every AWS resource of the stack; the program adds tags that identify the stack. A changed tag
+    replaces all nodes, one after the other.
 
     Must be at most 40 tags, with keys of 1 to 128 characters that do not begin with aws:, and values of at most 256:
     AWS accepts no other tags. Fix: shorten or remove the tag.
@@ -740,10 +745,13 @@ def merge_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
 
 
 def read_stack_config(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return `namespace:key` → value of a stack's file, with `changes` such as `nodes.desired=1` applied.
+    """Return `namespace:key` → value of the settings in the file Pulumi.<stack>.yaml of `folder`.
+
+    `changes` are KEY=VALUE texts that override the file, VALUE being YAML. The dots of a KEY such as `nodes.desired`
+    lead into sections; a KEY without a namespace gets `paddle-training:`.
 
     Raises:
-        SettingsError: the file does not exist or is not YAML, or a change has no `=`.
+        SettingsError: the file does not exist or contains no YAML mapping, or a change has no key or no `=`.
     """
     stacks = sorted(path.name.split(".")[1] for path in folder.glob("Pulumi.*.yaml"))
     if stack not in stacks:
@@ -894,10 +902,15 @@ def _problems_of(config: Mapping[str, Any], error: ErrorDetails) -> Iterator[Pro
         yield Problem(_full_key(key), value, rule)
         return
     limit = error["msg"].removeprefix("Input should be ")
-    limit = f"items, each of which is {limit}" if in_item else limit
+    # JSON's words, in which pydantic reports, for a list and a mapping of YAML.
+    limit = {"a valid array": "a list", "an object": "a mapping"}.get(limit, limit)
     why = f"{error['input']!r} is of type {type(error['input']).__name__}"
     why = "no other value is supported" if error["type"] == "literal_error" else why
-    yield Problem(_full_key(key), value, f"{limit}: {why}. Fix: write {key} as {limit} in the stack's file")
+    fix = f"set {key} to {limit}"
+    if in_item:
+        fix = f"replace {error['input']!r} in {key} by {limit}"
+        limit = f"a {'mapping' if isinstance(value, Mapping) else 'list'} in which each value is {limit}"
+    yield Problem(_full_key(key), value, f"{limit}: {why}. Fix: {fix} in the stack's file")
 
 
 def describe_field(field: FieldInfo) -> tuple[str, str]:

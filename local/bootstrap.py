@@ -38,7 +38,7 @@ def environment_name(lock: bytes, version: tuple[int, ...]) -> str:
 
 
 def python_version() -> tuple[int, int]:
-    """Return the Python version of the environment: that of this interpreter if it is supported, else the oldest."""
+    """Return the Python version of the environment: this interpreter's if supported, else the oldest supported."""
     version = sys.version_info[:2]
     return version if version in SUPPORTED else SUPPORTED[0]
 
@@ -54,7 +54,11 @@ def exit_with_error(message: str) -> None:
 
 
 def run_or_exit(command: list[str], what: str, fix: str) -> None:
-    """Run a command; if it fails, exit with `what` failed, its fix and the end of the command's output."""
+    """Run a command. If it fails, print the message and exit with code 1.
+
+    The message is `error: {what}. Fix: {fix}`, and then the last 15 lines of the command's stderr, or of its stdout if
+    stderr is empty. So `what` is a sentence that says what failed.
+    """
     ended = subprocess.run(command, env=uv_variables(), capture_output=True, text=True, check=False)
     if ended.returncode:
         lines = (ended.stderr or ended.stdout).strip().splitlines()[-15:]
@@ -97,7 +101,9 @@ def ensure_uv() -> str:
         ]
         what = f"the packages of {INSTALLER_LOCK.relative_to(CLONE)} could not be installed"
         run_or_exit(
-            [*pip, "-r", str(INSTALLER_LOCK)], what, "correct the cause in pip's output and try again"
+            [*pip, "-r", str(INSTALLER_LOCK)],
+            what,
+            "correct the cause in pip's output, then repeat your command",
         )
     return str(folder / "bin" / "uv")
 
@@ -110,7 +116,7 @@ def install_packages(folder: Path) -> None:
     uv, version = ensure_uv(), ".".join(map(str, python_version()))
     if sys.version_info[:2] in SUPPORTED:
         wanted, what = sys.executable, f"the environment could not be created with {sys.executable}"
-        fix = "correct the cause in uv's output and try again"
+        fix = "correct the cause in uv's output, then repeat your command"
     else:
         wanted, what = (
             version,
@@ -128,7 +134,7 @@ def install_packages(folder: Path) -> None:
     command = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
     command += ["--python", str(folder / "bin" / "python"), "-r", str(INSTALLER_LOCK), "-r", str(LOCK)]
     what = f"the packages of {LOCK.relative_to(CLONE)} could not be installed"
-    run_or_exit(command, what, "correct the cause in uv's output, then run the same command again")
+    run_or_exit(command, what, "correct the cause in uv's output, then repeat your command")
 
 
 def ensure_environment() -> Path:

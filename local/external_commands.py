@@ -36,8 +36,8 @@ def run_command(
         seconds: Timeout.
 
     Raises:
-        LocalError: The program is missing, exited with another code than 0, or timed out. The message
-            contains the last lines of the program's output.
+        LocalError: The program is missing, timed out, or exited with another code than 0. In the last case the
+            message ends with the last lines of the program's stderr, or of its stdout if stderr is empty.
     """
     words = [str(word) for word in argv]
     try:
@@ -57,13 +57,13 @@ def run_command(
         raise LocalError(f"{why}: the program {words[0]} is not on PATH. Fix: make tools") from None
     except subprocess.TimeoutExpired:
         raise LocalError(
-            f"{why}: `{' '.join(words[:4])} …` timed out after {seconds:.0f} s. Fix: run the same command "
-            "again when the machine is less busy"
+            f"{why}: `{' '.join(words[:4])} …` timed out after {seconds:.0f} s. Fix: repeat the command "
+            "that you typed when the machine is less busy"
         ) from None
     if ended.returncode:
         raise LocalError(
-            f"{why}: `{' '.join(words[:6])}` exited with {ended.returncode}. Fix: correct the cause in its output, "
-            f"then run the same command again:\n{indent_last_lines(ended.stderr or ended.stdout)}"
+            f"{why}: `{' '.join(words[:6])}` exited with {ended.returncode}. Fix: correct the cause, then repeat the "
+            f"command that you typed. The end of its output:\n{indent_last_lines(ended.stderr or ended.stdout)}"
         )
     return ended.stdout
 

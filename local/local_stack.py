@@ -38,6 +38,8 @@ def settings_file(clone: Path = CLONE) -> Path:
 def read_settings(clone: Path = CLONE) -> dict[str, Any]:
     """Return the stack's settings; the keys have no `paddle-training:` prefix.
 
+    They are read from `Pulumi.local.yaml`, or from the default in `local/` if that file does not exist yet.
+
     Raises:
         LocalError: The file is not the YAML file of a stack.
     """
@@ -50,9 +52,10 @@ def read_settings(clone: Path = CLONE) -> dict[str, Any]:
         config = yaml.safe_load(path.read_text())["config"]
         return {str(key).removeprefix(f"{_PREFIX}:"): value for key, value in config.items()}
     except (yaml.YAMLError, TypeError, KeyError, AttributeError) as problem:
-        raise LocalError(
-            f"{path} is not a valid stack file: {problem!r}. Fix: correct it, or delete it to get the default"
-        ) from None
+        fix = "correct it, or delete it: the next command copies the default local/Pulumi.local.yaml to its place"
+        if path != settings_file(clone):  # the default itself, which git tracks
+            fix = f"git restore {path}"
+        raise LocalError(f"{path} is not a valid stack file: {problem!r}. Fix: {fix}") from None
 
 
 def list_examples(clone: Path = CLONE) -> list[str]:

@@ -40,7 +40,11 @@ _CONTENT = re.compile(r"[0-9a-f]{64}")
 
 
 def data_of(layout: JobPaths, manifest: Mapping[str, Any]) -> DataPaths:
-    """Return the folder of the data that a manifest describes. Raises `DataError` if it names none."""
+    """Return the folder of the data that a manifest describes.
+
+    Raises:
+        DataError: the manifest's `content` is not the name of such a folder.
+    """
     content = str(manifest.get("content"))
     if _CONTENT.fullmatch(content) is None:
         path = layout.data_record(str(manifest.get("dataDigest")))
@@ -51,7 +55,10 @@ def data_of(layout: JobPaths, manifest: Mapping[str, Any]) -> DataPaths:
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
-    """Return a manifest; None if it is absent, or damaged: then the data is made again."""
+    """Return the manifest in the file `path`; None if it is absent or damaged.
+
+    A damaged manifest is logged; the data Job then makes data and manifest again.
+    """
     try:
         return files.read_json(path, shape=ManifestFile)
     except files.UnreadableError as error:
@@ -62,8 +69,8 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 def read_record(settings: DataSettings) -> dict[str, Any] | None:
     """Return the manifest of this pod's data if each file in it exists with its size; else None.
 
-    A training pod checks only the files of its own shard, and those without a shard: with hundreds of trainers,
-    all files would be so many that the check would take minutes in each pod.
+    A training pod checks only its own shard, the test set and the side tables: with hundreds of trainers, a check of
+    all shards would take minutes in each pod.
     """
     shard = settings.completion_index if settings.in_training_pod else None
     manifest = read_manifest(settings.layout.data_record(settings.data_digest))
@@ -75,7 +82,10 @@ def read_record(settings: DataSettings) -> dict[str, Any] | None:
 def is_complete(
     layout: JobPaths, manifest: dict[str, Any], shards: int, only_shard: int | None = None
 ) -> bool:
-    """Return whether the data has so many shards, and each file of all shards, or of one, exists with its size."""
+    """Return whether the data has `shards` shards, and all its files exist with the sizes in the manifest.
+
+    With `only_shard` the files of the other shards are not checked. If not, the log says which files are wrong.
+    """
     try:
         listed = files_of_manifest(manifest, layout, only_shard)
         sizes = {path: int(entry["bytes"]) for path, entry in listed.items()}
@@ -94,10 +104,13 @@ def is_complete(
 def files_of_manifest(
     manifest: dict[str, Any], layout: JobPaths, only_shard: int | None = None
 ) -> dict[Path, dict[str, Any]]:
-    """Return {"bytes", "sha256"} of each file that a manifest lists; of all shards, or of one.
+    """Return the path → {"bytes", "sha256"} of each file that a manifest lists.
+
+    With `only_shard` the files of the other shards are left out; test set and side tables are always included.
 
     Raises:
-        DataError, KeyError, TypeError, ValueError: the manifest is damaged.
+        DataError, KeyError, TypeError, ValueError: the manifest, or a shard's `files.json`, is damaged.
+        StorageError, StorageFailedError: a shard's `files.json` cannot be read.
     """
     if why := schema.mismatch(manifest, ManifestFile):
         raise ValueError(why)
@@ -113,12 +126,14 @@ def files_of_manifest(
 
 
 def list_shard_files(layout: JobPaths, data: DataPaths, shard: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return [{"name", "bytes", "sha256"}] of a shard's files, in the order of the source.
+    """Return {"name", "bytes", "sha256"} of each prepared file of a shard, in the order in which pods join the files.
 
-    `shard` is the shard's entry in the manifest.
+    `shard` is the shard's entry in the manifest. A shard of one file has name, size and sha256 there; for a shard of
+    several files the entry has only the sha256 of the shard's `files.json`, which this function reads.
 
     Raises:
-        DataError: `files.json` is not the one of the manifest.
+        DataError: `files.json` is missing or damaged, or has another sha256 than the manifest lists.
+        StorageError, StorageFailedError: `files.json` cannot be read.
     """
     if not shard.get("parts"):
         return [{"name": "train.txt", "bytes": shard["bytes"], "sha256": shard.get("sha256")}]

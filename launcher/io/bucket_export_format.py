@@ -2,8 +2,9 @@
 
 s3://bucket/prefix/<job name>/
 ├── latest.json          which run was exported last, and its folder
-└── <run id>/            one folder per run; no other run writes to it
-    ├── started.json     written when the run starts: proves write access, and records which run owns the folder
+└── <run id>/            one folder per run id. A training with another outputId (such as one with the same job name
+    │                    and run id in another cluster) is rejected here once _SUCCESS.json exists
+    ├── started.json     written when the run starts, to check that its pods may write here. Nothing reads it
     ├── model/…          copy of output/model/ (with runtime v1: of the last checkpoint, pass-<NNNNN>/)
     ├── run.json, metrics.csv, curve.png, report.html
     └── _SUCCESS.json    written last: lists every object with its size and sha256. Without it the export is

@@ -1,7 +1,7 @@
 """Export of the model to an S3 bucket (`training.exportTo`).
 
-Rank 0 uses `BucketExport`. It starts a helper process, whose main module is this one and which uses `ModelUpload`, so
-that the launcher never loads boto3. launcher/io/bucket_export_format.py describes the files in the bucket.
+Rank 0's launcher uses `BucketExport`, which starts this module as a helper process. The helper process uses
+`ModelUpload`, so only it loads boto3. launcher/io/bucket_export_format.py describes the files in the bucket.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class BucketExport:
         """Check before the training that the run's folder in the bucket can be written, and mark it as used.
 
         Returns:
-            With training.initModelPath `previous`: `to` (address) and `program` (sha256) of the job's newest
-            export, or None if it has none.
+            {"to": address, "program": sha256 of the program} of the job's newest export by another run. None if there
+            is none, or if training.initModelPath is not `previous`.
 
         Raises:
             SettingsError: the folder cannot be written, or belongs to another training.
@@ -149,10 +149,17 @@ class ModelUpload:
             raise ExportError(f"{self.url}: {error}") from error
 
     def reserve(self) -> dict[str, Any]:
-        """Check that the folder is empty or belongs to this training, and write started.json to it.
+        """Check that no other training has exported to this run's folder, then write started.json to it.
+
+        Only `outputId` in _SUCCESS.json is compared: a folder without that file counts as free, whatever is in it.
+        The write of started.json shows that this pod may write to the folder.
 
         Returns:
-            to (address of the folder), and with training.initModelPath `previous` also latest: `_find_latest()`.
+            {"to": address of the folder, "latest": the result of `_find_latest()`}. `latest` is None unless
+            training.initModelPath is `previous`.
+
+        Raises:
+            ExportError: _SUCCESS.json has another `outputId` or is damaged, or S3 rejects a request.
         """
         self._read_marker()
         latest = self._find_latest() if self._settings.init_model == PREVIOUS else None
@@ -160,10 +167,17 @@ class ModelUpload:
         return {"to": self.url, "latest": latest}
 
     def copy(self) -> dict[str, Any]:
-        """Upload all files and, last, the marker _SUCCESS.json; do nothing if this model is uploaded already.
+        """Upload all files, then the marker _SUCCESS.json, then latest.json.
+
+        If _SUCCESS.json lists the same model files already, only latest.json is written.
 
         Returns:
-            to (address), finished (Unix seconds), objects (how many), bytes.
+            {"to": address of the folder, "finished": time of the upload in Unix seconds, "objects": number of
+            uploaded files, "bytes": sum of their sizes}.
+
+        Raises:
+            ExportError: _SUCCESS.json belongs to another training or is damaged, there is no model, a file has an
+                unsafe name, or S3 rejects a request.
         """
         marker = self._read_marker()
         listed = self._list_files()
@@ -202,10 +216,11 @@ class ModelUpload:
         return {**about, "release": s.release, "outputId": self._output_id}
 
     def _read_marker(self) -> dict[str, Any] | None:
-        """Return this run's marker, or None if it was not exported yet.
+        """Return the content of _SUCCESS.json in this run's folder, or None if there is no such file.
 
         Raises:
-            ExportError: the marker is of another training.
+            ExportError: the file has another `outputId`, so another training wrote it; it is damaged; or S3 rejects
+                the request.
         """
         with self._export_errors(self._folder.url(MARKER)):
             content = self._folder.read(MARKER)
@@ -278,7 +293,12 @@ class ModelUpload:
             return None
 
     def _find_latest(self) -> dict[str, Any] | None:
-        """Return `to` (address) and `program` (sha256) of the complete export in latest.json; None without one."""
+        """Return the newest complete export of this job by another run, as latest.json in the job's folder has it.
+
+        Returns:
+            {"to": address of that run's folder, "program": sha256 of its program}; None if latest.json is absent or
+            damaged, or refers to this run, to another folder, or to a run without _SUCCESS.json.
+        """
         job = self._job_folder()
         to = str((self._read_object(job, LATEST) or {}).get("to"))
         name = to.removeprefix(job.url("")).removesuffix("/")
@@ -291,7 +311,7 @@ class ModelUpload:
         return {"to": to, "program": record.fingerprint.get("program")}
 
     def _write_latest(self, marker: Mapping[str, Any]) -> None:
-        """Write latest.json, which says where the job's newest model is, unless it has that of a later training.
+        """Write latest.json, which says where the job's newest model is. A model of a later training stays in it.
 
         A failure is only logged, because latest.json is not needed to load the model.
         """
@@ -325,7 +345,7 @@ class ModelUpload:
 
 
 def _model_files(entries: Any) -> list[Any]:
-    """Return the entries of model files only; `entries` are those of `_list_files` or of the file _SUCCESS.json."""
+    """Return the entries of model files only, from the result of `_list_files` or from `files` in _SUCCESS.json."""
     return [entry for entry in entries or [] if entry.get("name") not in RUN_FILES]
 
 

@@ -70,9 +70,10 @@ def _import_layers(node: Node, archive: Path, image: str, present: set[str]) -> 
         # A failed import of a partial archive is not an error: the caller tries again with the complete
         # archive.
         if (code or broken) and not present:
+            shown = indent_last_lines(output.read().decode(errors="replace"))
             raise LocalError(
-                f"Importing {image} into {node.name} failed with {code}. Fix: correct the cause in the output of ctr, "
-                f"then run the same command again:\n{indent_last_lines(output.read().decode(errors='replace'))}"
+                f"Importing {image} into {node.name} failed with {code}. Fix: correct the cause, then repeat the "
+                f"command that you typed. The end of ctr's output:\n{shown}"
             )
 
 

@@ -118,10 +118,12 @@ OTHERS = [
     ({"target": "gcp"}, "target", "'aws' or 'kubeconfig'"),
     ({"release": {"name": "x" * 54}}, "release.name", "53"),
     ({"namespace": {"name": "Paddle"}}, "namespace.name", "DNS label"),
-    ({"namespace": "paddle"}, "namespace", "an object"),
+    ({"namespace": "paddle"}, "namespace", "a mapping"),
     ({"nodes": {"desird": 3}}, "nodes.desird", "desired"),
     ({"nodse": {"desired": 3}}, "nodse", "nodes"),
-    ({"valuesFiles": "one.yaml"}, "valuesFiles", "a valid array"),
+    ({"valuesFiles": "one.yaml"}, "valuesFiles", "a list"),
+    ({"valuesFiles": ["one.yaml", 3]}, "valuesFiles", "replace 3 in valuesFiles by a valid string"),
+    ({"artifacts": {"uploads": {"a": 3}}}, "artifacts.uploads", "a mapping in which each value is"),
 ]
 
 

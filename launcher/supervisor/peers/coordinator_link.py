@@ -57,18 +57,26 @@ class Rank0Locator:
     """Finds the pod of rank 0 that holds the output lease of this run."""
 
     def __init__(self, settings: TrainSettings) -> None:
-        """Start to watch rank 0's pod with `rendezvous: api`; raise `SettingsError` without a service account."""
+        """With `rendezvous: api` start a thread that watches rank 0's pod.
+
+        Raises:
+            SettingsError: `rendezvous` is `api`, and this pod has no service account.
+        """
         self._settings = settings
         self._pod_watch: Rank0PodWatch | None = None
         if settings.rendezvous == "api":
             self._pod_watch = Rank0PodWatch(settings, PodApi(settings.environ, settings.namespace))
 
     def find(self) -> Rank0:
-        """Return where rank 0 is.
+        """Return the address of rank 0's pod, and the credential for its HTTP server.
+
+        This reads run.lock and the file with the secret. The address is in run.lock; with `rendezvous: api` the
+        thread of `Rank0PodWatch` has got it from the API server. Callers try again after an OSError.
 
         Raises:
-            OSError: no rank 0 of this run holds the lease, its pod does not run, or its secret is not visible yet.
-            LauncherError: the storage fails, or the API server rejects the requests.
+            OSError: no rank 0 of this run holds the lease; the secret of the pod that holds it is not visible yet; or,
+                with `rendezvous: api`, rank 0's pod does not run, or the API server rejects or fails the requests.
+            StorageError, StorageFailedError: run.lock or the file with the secret cannot be read.
         """
         s = self._settings
         lock = OutputPaths(s.layout.output).lock
@@ -81,7 +89,7 @@ class Rank0Locator:
         credential = build_credential(s, (secret or b"").decode(errors="replace"))
         if hash_credential(credential) != holder.get("token"):
             raise OSError(
-                f"{s.layout.run_secret} is not that of the pod {holder.get('pod')}, which holds {lock}"
+                f"{s.layout.run_secret} does not have the secret of the pod {holder.get('pod')}, which holds {lock}"
             )
         if self._pod_watch is not None:
             return Rank0(self._pod_watch.find_address(), credential)
@@ -128,10 +136,10 @@ class Rank0PodWatch:
         threading.Thread(target=self._run, name="find rank 0", daemon=True).start()
 
     def find_address(self) -> str:
-        """Return the newest known IPv4 address of rank 0, without waiting.
+        """Return the IPv4 address that the watch last found for rank 0's pod. This sends no request.
 
         Raises:
-            OSError: rank 0's pod does not run, or the API server rejects the requests; the message says which.
+            OSError: rank 0's pod does not run, or the API server rejects or fails the requests; the message says which.
         """
         if self._address:
             return self._address
@@ -380,7 +388,7 @@ def _encode(state: MemberState, seen: int) -> bytes:
 
 
 class RunEndedError(LauncherError):
-    """The run is over, as rank 0 reported or wrote to run.json; `exit_code` is that of the run."""
+    """The run is over, as rank 0 reported or wrote to run.json; `exit_code` is the exit code of the run."""
 
     def __init__(self, cause: str, code: int) -> None:
         super().__init__(cause)

@@ -5,10 +5,10 @@ States of run.lock, and what a pod that wants the lease does (lock_… are the f
     absent                               ── create with link(2)      ──▶ held by this pod
     held by this pod                     ── renew in place           ──▶ held by this pod
     held by this pod                     ── release                  ──▶ absent
-    held by another pod, which renews it ── wait for its grace       ──▶ error; TwinError if of the same run
-                                            period and lock_wait
-    another pod's, not renewed for       ── replace with rename(2)   ──▶ held by this pod, if lock_settle later
-    lock_stale                                                           the file still contains its token
+    held by another pod, which renews it ── wait for lock_wait plus  ──▶ error; TwinError if both pods belong
+                                            that pod's grace period      to one run
+    held by another pod, which has not   ── replace with rename(2)   ──▶ held by this pod, if the file still
+    renewed it for lock_stale                                            contains its token after lock_settle
 
 Clocks of two machines are never compared: a waiter observes by its own clock whether the content changes.
 
@@ -18,13 +18,15 @@ Clocks of two machines are never compared: a waiter observes by its own clock wh
   digits of the beat, so that a torn read is still a valid lease.
 - **Created by link(2)**, which fails if the name exists. On NFS the server answers, which also
   invalidates this node's cached name; so a waiter tries it before it treats a lease as expired.
-- **Taken over by rename.** A delayed write of the old holder then changes a file without a name. Of several
-  waiters the last one gets the lease and the others see that, if none needs longer than `lock_settle` from
-  its last read to its own rename (Fischer's algorithm); one that needs longer waits for another `lock_lease`.
-- **Expires by itself.** A thread that uses no storage ends the lease `lock_lease` after the start of the last
-  successful renewal, whatever the mount does. A lost lease is never written or removed again. No other run
-  writes to the output before `lock_stale` + `lock_settle` after the same moment, so some seconds are left in
-  which all ranks are notified and their children are killed.
+- **Taken over by rename.** The old holder may still write to the file that it has open. After the rename that file has
+  no name any more, so its late write does not change the new run.lock. Several waiters may rename at once: the last
+  rename stays, and after `lock_settle` the other waiters read a token that is not their own. This is Fischer's
+  algorithm. It requires that a waiter renames within `lock_settle` after it last read the file; a waiter that took
+  longer waits for `lock_lease` more before it reads.
+- **Expires by itself.** The holder's lease expires `lock_lease` after the start of its last successful renewal. A
+  thread that uses no storage ends it then, so a hung mount cannot delay that. A holder that has lost its lease does
+  not write or remove run.lock again. Another run writes to the output only `lock_stale` + `lock_settle` after the
+  start of that renewal. In the seconds between, the holder notifies all ranks, and they kill their child processes.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ class LeaseHolder:
     token: str
     """Distinguishes two pods of one run: the hash of the credential with which this run's other ranks authenticate."""
     grace_seconds: int
-    """Grace period of the pod: after SIGTERM it may save a checkpoint, and renew the lease, for so long."""
+    """Seconds after SIGTERM in which the pod may still save a checkpoint and renew the lease."""
     address: str = ""
     """IP address at which this run's other ranks reach the holder."""
 
@@ -98,7 +100,7 @@ class OutputLease:
         self.pause, self._clock = pause, clock
         self._beat = 0
         self._renewed = clock()
-        """Start of the last successful renewal; the lease is not stale before `lock_stale` after that."""
+        """Start of the last successful renewal; no other pod takes the lease over within `lock_stale` after it."""
         self._failure: Exception | None = None
         """Why the last renewal failed."""
         self._error: LauncherError | None = None
@@ -220,7 +222,7 @@ class OutputLease:
         return True
 
     def write_to(self, path: Path) -> None:
-        """Write this process's lease to `path`, over an expired one or into a folder that will become output/."""
+        """Write this process's lease to `path`: an expired lease, or a file in a folder that will become output/."""
         files.write_atomically(path, self._content())
 
     @contextlib.contextmanager
@@ -280,11 +282,14 @@ class OutputLease:
         self._remove()
 
     def renew(self) -> None:
-        """Renew the lease once by writing to run.lock; do nothing if the lease has expired.
+        """Check that run.lock still has this holder's lease, then renew the lease once by writing to the file.
+
+        If the lease has expired, or was lost, the file is checked too, but not written.
 
         Raises:
-            LeaseLostError: the file was removed or is another holder's.
-            StorageError, StorageFailedError, UnreadableError: the file cannot be read or written.
+            LeaseLostError: the file was removed, or contains the lease of another holder.
+            UnreadableError: the file is damaged: it contains no lease, or one of another length.
+            StorageError, StorageFailedError: the file cannot be read or written.
         """
         began = self._clock()
         with files.storage_errors(self.path):
@@ -318,7 +323,11 @@ class OutputLease:
         self._renewed = began
 
     def release(self) -> None:
-        """Stop renewing and remove the file, unless the lease was lost, is another holder's, or cannot be read."""
+        """Stop renewing, then remove run.lock.
+
+        The file stays if the lease was lost or has expired, or if the file contains another holder's lease or cannot
+        be read.
+        """
         self._end.set()
         if self._renewer.ident is None:
             self._remove()
@@ -363,7 +372,13 @@ def _who(content: bytes | None) -> str:
 
 
 def read_lease_holder(path: Path, sleep: Callable[[float], None] = time.sleep) -> dict[str, Any]:
-    """Return the JSON object in the lease file `path` (keys such as token, address); {} if absent or damaged."""
+    """Return the JSON object in the lease file `path` (keys such as token, address); {} if absent or damaged.
+
+    `sleep` waits between retries while the storage fails.
+
+    Raises:
+        StorageError, StorageFailedError: the file cannot be read.
+    """
     return _parsed(files.read_bytes(path, sleep)) or {}
 
 

@@ -46,7 +46,7 @@ def test_a_late_write_of_an_earlier_rank_0_keeps_no_rank_out(tmp_path: Path) -> 
     locator = Rank0Locator(settings)
     assert locator.find() == ("10.0.0.1", rank_0.credential)
     settings.layout.run_secret.write_text("the secret of an earlier pod")
-    with pytest.raises(OSError, match="is not that of the pod"):
+    with pytest.raises(OSError, match="does not have the secret of the pod"):
         locator.find()
 
     def is_found() -> bool:
