@@ -35,6 +35,9 @@ from launcher.reporting import text_formats
 LOCK_SECONDS = 8.0  # rank 0 renews run.lock every 2 s while a run writes to the output
 YOUNG_SECONDS = 24 * 3600.0  # a release that does not exist yet may be about to train on younger data
 
+Pod = tuple[str, str]
+"""A pod: its name with its namespace, and its spec as JSON."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -78,19 +81,15 @@ def clean(
         root = storage.sibling(".")
 
         def find() -> list[Candidate]:
-            releases = []
+            pods, releases = list[Pod](), list[Release]()
             if isinstance(session, ClusterSession):
-                releases = list_storage_users(session.cluster, storage.claim)
-            if job is not None:
-                found = [find_job_folder(session, storage, releases)]
+                pods, releases = _live_pods(session), list_storage_users(session.cluster, storage.claim)
+            if job is None:
+                found, removed = find_earlier_runs(storage, pods, keep, keep_best), ""
             else:
-                found = find_earlier_runs(session, storage, keep, keep_best)
-            removed = job if job is not None and not found[0].kept else ""
-            return [
-                *found,
-                *find_sources(session, root, releases),
-                *find_prepared_data(session, storage, releases, removed),
-            ]
+                found = [find_job_folder(storage, pods, releases)]
+                removed = "" if found[0].kept else job
+            return [*found, *find_unused_data(session, storage, releases, removed)]
 
         found = find()
         for one in found:
@@ -126,12 +125,12 @@ def clean(
     print_line(f"removed {paths}: {sum(removed.values()):,} bytes")
 
 
-def find_earlier_runs(session: Session, storage: Storage, keep: int, keep_best: bool) -> list[Candidate]:
+def find_earlier_runs(storage: Storage, pods: Sequence[Pod], keep: int, keep_best: bool) -> list[Candidate]:
     """Return the earlier runs of the storage's job as candidates, with the reasons why some must stay.
 
-    `keep` and `keep_best` are the options of `clean`.
+    `pods` are those that may use a run; `keep` and `keep_best` are the options of `clean`.
     """
-    runs, pods = read_runs(storage), _live_pods(session)
+    runs = read_runs(storage)
     for run in runs:
         if run.folder == CURRENT and run.is_unknown:  # it may have started from the model of an earlier run
             check_intact(run.damage, f"nothing was removed, because of damage in {storage.where}")
@@ -169,16 +168,15 @@ def explain_kept_runs(
     return found
 
 
-def find_job_folder(session: Session, storage: Storage, releases: Sequence[Release]) -> Candidate:
+def find_job_folder(storage: Storage, pods: Sequence[Pod], releases: Sequence[Release]) -> Candidate:
     """Return the job's folder as a candidate, with the reason if it must stay. Raises UsageError if absent.
 
-    `releases` are those that use the storage.
+    `pods` are those that may use it, `releases` those that use the storage.
     """
-    name, root = storage.job.name, storage.sibling(".")
-    entries = run_json_command(root, "ls")
+    name = storage.job.name
     jobs = [
         one["name"]
-        for one in entries
+        for one in run_json_command(storage.sibling("."), "ls")
         if one["type"] == "folder" and one["name"] != SOURCES and not one["name"].startswith(".")
     ]
     if name not in jobs:
@@ -188,8 +186,8 @@ def find_job_folder(session: Session, storage: Storage, releases: Sequence[Relea
     users = [release for release in releases if release.run and release.run.job_name == name]
     if live := [release for release in users if release.state in LIVE_STATES]:
         kept = f"the run of {live[0]} is {live[0].state}. Fix: wait until it is over, or helm uninstall it"
-    elif pods := _names_using(_live_pods(session), name):
-        kept = f"these pods use it: {', '.join(pods)}. Fix: wait until they have exited, or kubectl delete pod them"
+    elif names := _names_using(pods, name):
+        kept = f"these pods use it: {', '.join(names)}. Fix: wait until they have exited, or kubectl delete pod them"
     else:
         kept = _explain_unreadable(releases)
     if not kept and _is_lock_renewed(storage):
@@ -197,52 +195,39 @@ def find_job_folder(session: Session, storage: Storage, releases: Sequence[Relea
     return Candidate(name, ", ".join(f"{release} ({release.state})" for release in users), kept)
 
 
-def find_sources(session: Session, root: Storage, releases: Sequence[Release]) -> list[Candidate]:
-    """Return the uploaded data, and what interrupted uploads left, with the reasons why some must stay.
-
-    `root` is the folder that contains all jobs; `releases` are those that use the storage.
-    """
-    entries = run_json_command(root, "ls", "--optional", SOURCES)
-    users = {name: str(one) for one in releases if one.run for name in one.run.source_files}
-    doubt = _explain_doubt(session, releases)
-    if not doubt and any(one["type"] == "other" and one["name"] in users for one in entries):
-        doubt = "a release trains on a link in this folder, which may lead to it"
-    found = []
-    for one in entries:
-        name = one["name"]
-        kept = (
-            f"{users[name]} trains on it. Fix: helm uninstall that release first" if name in users else doubt
-        )
-        found.append(Candidate(f"{SOURCES}/{name}", kept=kept or _explain_age(one)))
-    return found
-
-
-def find_prepared_data(
+def find_unused_data(
     session: Session, storage: Storage, releases: Sequence[Release], removed_job: str
 ) -> list[Candidate]:
-    """Return the prepared data that nothing refers to (`unused_data`), with the reasons why some must stay.
+    """Return uploaded data, what interrupted uploads left, and prepared data that nothing refers to (`unused_data`).
 
-    `releases` are those that use the storage. The manifest of `removed_job`, which is removed in the same call, does
-    not count.
+    Each has the reason if it must stay. `releases` are those that use the storage. The manifest of `removed_job`,
+    which is removed in the same call, does not count.
     """
-    root, data = storage.sibling("."), JobPaths(Path(), "").all_data.name
-    entries = {one["name"]: one for one in run_json_command(root, "ls", "--optional", data)}
-    if not entries:
-        return []
-    manifests = read_small_files(root, ["*/manifest.json"])
-    digests = {
-        _read_field(content, "dataDigest")
-        for path, content in manifests.items()
-        if path != f"{removed_job}/manifest.json"
-    }
-    digests |= {release.run.data_digest for release in releases if release.run}
-    contents = read_small_files(storage.sibling(data), ["*.json"])
-    records = {name: _read_field(content, "content") for name, content in contents.items()}
+    root, prepared = storage.sibling("."), JobPaths(Path(), "").all_data.name
+    sources, data = (
+        {one["name"]: one for one in run_json_command(root, "ls", "--optional", folder)}
+        for folder in (SOURCES, prepared)
+    )
     doubt = _explain_doubt(session, releases)
-    return [
-        Candidate(f"{data}/{name}", kept=doubt or _explain_age(entries[name]))
-        for name in unused_data(entries, records, digests)
-    ]
+    users = {name: str(one) for one in releases if one.run for name in one.run.source_files}
+    is_linked = any(one["type"] == "other" and one["name"] in users for one in sources.values())
+    link = "a release trains on a link in this folder, which may lead to it" if is_linked else ""
+    found = []
+    for name, entry in sources.items():
+        user = f"{users[name]} trains on it. Fix: helm uninstall that release first" if name in users else ""
+        found.append(Candidate(f"{SOURCES}/{name}", kept=user or doubt or link or _explain_age(entry)))
+    if data:
+        manifests = read_small_files(root, ["*/manifest.json"])
+        manifests.pop(f"{removed_job}/manifest.json", None)
+        digests = {_read_field(content, "dataDigest") for content in manifests.values()}
+        digests |= {release.run.data_digest for release in releases if release.run}
+        contents = read_small_files(storage.sibling(prepared), ["*.json"])
+        records = {name: _read_field(content, "content") for name, content in contents.items()}
+        found += [
+            Candidate(f"{prepared}/{name}", kept=doubt or _explain_age(data[name]))
+            for name in unused_data(data, records, digests)
+        ]
+    return found
 
 
 def _read_field(content: bytes, key: str) -> str:
@@ -289,13 +274,8 @@ def _is_lock_renewed(storage: Storage) -> bool:
     return read_small_files(storage, lock) not in ({}, before)
 
 
-def _live_pods(session: Session) -> list[tuple[str, str]]:
-    """Return (name and namespace, spec as JSON) of each pod of the cluster that is pending or runs.
-
-    Pods in namespaces that this user may not list are missing. A folder of this machine has no pods.
-    """
-    if not isinstance(session, ClusterSession):
-        return []
+def _live_pods(session: ClusterSession) -> list[Pod]:
+    """Return each pod of the cluster that is pending or runs, but those in namespaces that this user may not list."""
     return [
         (
             f"{pod['metadata']['name']} in namespace {pod['metadata'].get('namespace')}",
@@ -306,7 +286,7 @@ def _live_pods(session: Session) -> list[tuple[str, str]]:
     ]
 
 
-def _names_using(pods: Sequence[tuple[str, str]], folder: str) -> list[str]:
+def _names_using(pods: Sequence[Pod], folder: str) -> list[str]:
     """Return the names of the pods whose spec has the folder in an argument, a variable or a mount."""
     pattern = re.compile(rf'["/]{re.escape(folder)}["/]')
     return [name for name, spec in pods if pattern.search(spec)]
