@@ -16,7 +16,6 @@ from .conftest import (
     add_run,
     make_job,
     make_pod,
-    make_status,
     make_view,
     update_json,
 )
@@ -95,37 +94,35 @@ def test_a_damaged_file_is_no_absent_file(cli, job, name, how):
         assert name in json.loads(rejected(cli, name, "runs", "--path", job, "-o", "json"))[0]["damage"]
 
 
-def test_a_run_whose_record_is_damaged_is_listed_as_damaged(cli, job):
+def test_a_run_whose_record_is_damaged_is_listed_as_damaged_and_its_results_are_copied(cli, job, tmp_path):
     damage(job, OF_RUN[0], wrong_checksum)
     out = rejected(cli, OF_RUN[0], "runs", "--path", job)
     assert out.splitlines()[1].split()[:3] == ["output", "(current)", "damaged"]
     (job / "output" / "status.json").unlink()
-    out = rejected(cli, OF_RUN[0], "results", "--path", job)
+    out = rejected(cli, OF_RUN[0], "results", "--path", job, "--to", tmp_path / "to")
     assert "score on the test set: unknown" in out
+    assert (tmp_path / "to" / "model" / "model.pdmodel").exists()
+
+
+HEAD = b"pass,rank,attempt,samples,seconds,samples_per_second,train_loss"
 
 
 @pytest.mark.parametrize(
     "content",
     [
         b"",
-        b"pass,rank,attempt,samples,seconds,samples_per_second,train_loss\n0,0,0,100,2.0,5",
-        b"pass,rank,attempt,samples,seconds,samples_per_second,train_loss\n0,0,0,100,2.0,50,0.6",
-        b"pass,rank,attempt,samples,seconds,samples_per_second,train_loss\n0,0,0,many,2.0,50,0.6\n",
+        HEAD + b"\n0,0,0,100,2.0,5",
+        HEAD + b"\n0,0,0,100,2.0,50,0.6",
+        HEAD + b"\n0,0,0,many,2.0,50,0.6\n",
         b"pass;rank\n",
         b"\xff\n",
-        b"pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_auc\n0,0,0,1,2.0,50,0.6,x\n",
+        HEAD + b",test_auc\n0,0,0,1,2.0,50,0.6,x\n",
     ],
 )
 def test_damaged_metrics_are_named_and_their_intact_rows_shown(cli, job, content):
     (job / "output" / "metrics.csv").write_bytes(content)
     for command in ("status", "wait", "results", "runs"):
         rejected(cli, "output/metrics.csv", command, "--path", job)
-
-
-def test_results_are_copied_although_a_file_is_damaged(cli, job, tmp_path):
-    damage(job, OF_RUN[0], wrong_checksum)
-    rejected(cli, OF_RUN[0], "results", "--path", job, "--to", tmp_path / "to")
-    assert (tmp_path / "to" / "model" / "model.pdmodel").exists()
 
 
 @pytest.mark.parametrize("options", [("--attempt", "3"), ("--follow",)])
@@ -158,29 +155,20 @@ def test_data_whose_manifest_is_damaged_is_not_called_lost():
     assert not make_view(pods=pods, manifest=None, damage={"manifest.json": "it is damaged"}).notes
 
 
-@pytest.fixture
-def cluster(job, monkeypatch):
-    made = FakeCluster(job.parent)
-    monkeypatch.setattr(made, "stream_log", lambda *_, **__: [], raising=False)
-    made.add_release()
-    made.jobs = [make_job(K8S_JOB), make_job(DATA_JOB, DONE)]
+def test_a_release_whose_files_are_damaged_is_no_release_without_files(cli, job, monkeypatch):
+    cluster = FakeCluster(job.parent)
+    monkeypatch.setattr(cluster, "stream_log", lambda *_, **__: [], raising=False)
+    cluster.add_release()
+    cluster.jobs = [make_job(K8S_JOB), make_job(DATA_JOB, DONE)]
     running = [{"name": "train", "state": {"running": {}}}]
-    made.pods = [make_pod("p0", rank=0, containerStatuses=running)]
-    monkeypatch.setattr(shared_options, "connect", lambda *_: made)
-    (job / "output" / "status.json").write_text(json.dumps(make_status()))
-    return made
-
-
-def test_a_release_whose_files_are_damaged_is_no_release_without_files(cli, job, cluster):
+    cluster.pods = [make_pod("p0", rank=0, containerStatuses=running)]
+    monkeypatch.setattr(shared_options, "connect", lambda *_: cluster)
     damage(job, "output/status.json", DAMAGES["cut"])
     for command in ("status", "wait"):
         rejected(cli, "output/status.json", command)
     code, _, err = cli("stop")
     assert (code, "no checkpoint could be saved" in err, "output/status.json" in err) == (64, True, True), err
-
-
-def test_the_job_of_an_uninstalled_release_is_unknown_if_a_record_is_damaged(cli, job, cluster):
-    damage(job, OF_RUN[0], wrong_checksum)
+    damage(job, OF_RUN[0], wrong_checksum)  # so the job of a release that is not installed is unknown
     rejected(cli, "quick-start/output/run.json", "results", "--release", "gone")
 
 

@@ -50,6 +50,11 @@ def launch_options(**more: object) -> launch_training.LaunchOptions:
     )
 
 
+def plan(**more: object) -> launch_training.TrainingPlan:
+    (made,) = launch_training.plan_trainings(launch_options(**more))
+    return made
+
+
 @pytest.mark.parametrize(
     ("setting", "path", "value"),
     [
@@ -73,34 +78,25 @@ def test_a_setting_is_a_value_of_the_chart_or_an_option_of_the_program(
     assert found == value
 
 
-@pytest.mark.parametrize("setting", ["batchSize", "=1", "trainin.passes=1", "data.columns=[a"])
-def test_an_invalid_setting_is_rejected(setting: str) -> None:
-    with pytest.raises(UsageError):
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("batchSize", "this is not KEY=VALUE"),
+        ("=1", "this is not KEY=VALUE"),
+        ("trainin.passes=1", r"the chart has no value trainin, .*; did you mean training\?"),
+        ("data.columns=[a", "the value is not YAML"),
+    ],
+)
+def test_an_invalid_setting_is_rejected(setting: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         launch_training.apply_settings({}, [setting], DEFAULTS)
-
-
-@pytest.mark.slow
-def test_a_misspelt_value_is_reported_with_the_most_similar_one(
-    cli: Cli, here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = ("run", "My Line", "--data", "rows.txt", "--set")
-    code, _, err = cli(*given, "trainig.passes=3")
-    assert code == 64
-    assert "the chart has no value trainig" in err
-    assert "did you mean training?" in err
-    code, _, err = cli("sweep", "My Line", "--data", "rows.txt", "--grid", "dta.seed=1,2")
-    assert code == 64
-    assert "did you mean data?" in err
 
 
 @pytest.mark.slow
 def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None:
     (here / "mine.yaml").write_text("training: {passes: 9, batchSize: 8}\ndata: {format: lines, seed: 3}\n")
-    (made,) = launch_training.plan_trainings(
-        launch_options(
-            values=[here / "mine.yaml"], settings=["rate=0.5", "data.seed=4"], trainers=2, passes=1
-        )
-    )
+    settings = ["rate=0.5", "data.seed=4"]
+    made = plan(values=[here / "mine.yaml"], settings=settings, trainers=2, passes=1)
     assert made.values["jobName"] == "my-line"
     training = made.values["training"]
     assert (training["passes"], training["batchSize"], training["extraArgs"]) == (1, 8, ["--rate=0.5"])
@@ -109,8 +105,7 @@ def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None
     assert made.values["data"]["source"] == "file://rows.txt"
     assert made.values["trainers"] == 2
     (here / "My Line" / "trainer_config.py").write_text(PROGRAM + "# edited\n")
-    (again,) = launch_training.plan_trainings(launch_options())
-    assert again.values["training"]["programSha256"] != training["programSha256"], "an edit trains again"
+    assert plan().values["training"]["programSha256"] != training["programSha256"], "an edit trains again"
 
 
 @pytest.mark.parametrize(
@@ -125,14 +120,11 @@ def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None
 def test_the_file_of_training_config_is_trained(here: Path, values: str, settings: list[str]) -> None:
     (here / "mine.yaml").write_text(values)
     (here / "My Line" / "other.py").write_text(PROGRAM)
-
-    (made,) = launch_training.plan_trainings(launch_options(values=[here / "mine.yaml"], settings=settings))
-    assert made.values["training"]["config"] == "My-Line/other.py"
+    options = {"values": [here / "mine.yaml"], "settings": settings}
+    assert plan(**options).values["training"]["config"] == "My-Line/other.py"
     (here / "My Line" / "other.py").unlink()
-    with pytest.raises(
-        UsageError, match=r"names the file other\.py, but My Line has only trainer_config\.py"
-    ):
-        launch_training.plan_trainings(launch_options(values=[here / "mine.yaml"], settings=settings))
+    with pytest.raises(UsageError, match=r"the file other\.py, but My Line has only trainer_config\.py"):
+        plan(**options)
 
 
 @pytest.mark.slow
@@ -175,24 +167,6 @@ def test_rows_in_an_archive_are_checked_with_its_tables(cli: Cli, here: Path) ->
     assert "the kubeconfig not-there cannot be used: no such file" in err
 
 
-def test_errors_of_run_mention_the_options_of_run(here: Path) -> None:
-    with pytest.raises(UsageError, match=r"^gone\.txt: no such file"):
-        launch_training.plan_trainings(launch_options(data="gone.txt"))
-    (here / "My Line").rename(here / "output")
-    with pytest.raises(
-        UsageError, match=r"^a program cannot have the name output: .* Fix: rename your folder or file"
-    ):
-        launch_training.plan_trainings(launch_options(program=Path("output")))
-
-
-@pytest.mark.slow
-def test_a_values_file_that_is_not_utf_8_is_an_error_with_its_name(here: Path) -> None:
-    (here / "my.yaml").write_bytes(b"jobName: \xff\n")
-    expected = r"^-f my\.yaml is not a file with chart values: .* Fix: give a YAML file, in UTF-8"
-    with pytest.raises(UsageError, match=expected):
-        launch_training.plan_trainings(launch_options(values=[Path("my.yaml")]))
-
-
 @pytest.mark.slow
 @paddle_is_here
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Paddle warns of its own expressions
@@ -207,11 +181,6 @@ def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cl
         code, _, err = cli("sweep", *given)
         assert code == 64
         assert "--by mae: the program has no such score; nothing was sent. Fix: choose one of: error" in err
-
-
-def plan(**more: object) -> launch_training.TrainingPlan:
-    (made,) = launch_training.plan_trainings(launch_options(**more))
-    return made
 
 
 def test_a_folder_whose_name_is_no_job_name_can_be_trained_with_another_one(here: Path) -> None:
@@ -238,6 +207,28 @@ def test_a_value_of_another_type_is_rejected_before_it_is_used(
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         plan(settings=[setting])
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("My Line", {"data": "gone.txt"}, r"^gone\.txt: no such file"),
+        ("output", {}, r"^a program cannot have the name output: .* Fix: rename your folder or file"),
+        (
+            "My Line",
+            {"values": [Path("my.yaml")]},
+            r"^-f my\.yaml is not a file with chart values: .*in UTF-8",
+        ),
+    ],
+    ids=["an absent file", "a reserved name", "a values file that is not UTF-8"],
+)
+def test_an_error_of_run_mentions_its_option(
+    here: Path, name: str, options: dict[str, object], message: str
+) -> None:
+    (here / "my.yaml").write_bytes(b"jobName: \xff\n")
+    (here / "My Line").rename(here / name)
+    with pytest.raises(UsageError, match=message):
+        plan(program=Path(name), **options)
 
 
 @pytest.mark.slow
