@@ -199,11 +199,13 @@ class Training(pulumi.ComponentResource):
     """paddle:infra:Training: the Kubernetes provider, the namespace and the release.
 
     Args:
-        values: chart values; ignored with `release.keepManualValues`, which keeps those of the cluster.
+        values: chart values. With `release.keepManualValues` they are ignored, and the release keeps the values that
+            it has in the cluster.
         kubeconfig: path or content of the kubeconfig.
         context: context of the kubeconfig; the provider contacts no other cluster.
-        cluster_id: a text that differs for each cluster ever created. Only when it changes, the provider and all
-            resources in the cluster are replaced; without it, when the kubeconfig's cluster changes.
+        cluster_id: a text that is different for each cluster that was ever created. When it changes, Pulumi replaces
+            the provider and all resources in the cluster. Without it, Pulumi does so when the cluster in the kubeconfig
+            changes.
     """
 
     def __init__(

@@ -80,9 +80,10 @@ def find_damage(content: bytes) -> str:
 
 
 def split_fields(text: str) -> list[list[str]]:
-    """Return the fields of each line in the text of a metrics.csv, the header line first; [] for invalid CSV.
+    """Return one list of fields for each line in the text of a metrics.csv; the first line is the header.
 
-    Each line is parsed alone, so that a damaged quotation mark does not swallow the lines after it.
+    Each line is parsed alone, so that a damaged quotation mark does not swallow the lines after it. The list of an
+    empty line, and of a line that is not valid CSV, is empty; nothing is raised.
     """
     return [_split_line(line) for line in text.removesuffix("\n").split("\n")]
 

@@ -275,11 +275,11 @@ class OutputPaths:
         return self.root / f"node_{rank}"
 
     def server_log(self, rank: int, server: int = 0) -> Path:
-        """Return the log file of parameter server number `server` of `rank`: `server.log`, or `server-<k>.log`."""
+        """Return the log file of one parameter server of `rank`: `server.log` for server 0, else `server-<k>.log`."""
         return self.node(rank) / (f"server-{server}.log" if server else "server.log")
 
     def train_log(self, rank: int, trainer: int = 0) -> Path:
-        """Return the log file of trainer number `trainer` of `rank`: `train.log`, or `train-<k>.log`."""
+        """Return the log file of one trainer of `rank`: `train.log` for trainer 0, else `train-<k>.log`."""
         return self.node(rank) / (f"train-{trainer}.log" if trainer else "train.log")
 
     def attempt(self, rank: int, attempt: int) -> Path:

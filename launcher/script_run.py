@@ -142,7 +142,14 @@ class ScriptRun:
     def should_save(self) -> bool:
         """Return whether process 0 should save a checkpoint now; False in all other processes.
 
-        The reasons are `training.checkpointEvery`, a user's request (`launcher stop`), and a pod that must exit.
+        True if the interval `training.checkpointEvery` is over, or if the launcher answers that a checkpoint is
+        requested: by a user (`launcher stop`), or because a pod must exit. Process 0 asks the launcher over HTTP, at
+        most once every ASK_SECONDS. If the launcher does not answer, the result is False, and a later call asks again.
+
+        The first call tells the launcher, through the progress file, that this script saves checkpoints.
+
+        Raises:
+            StorageError: the progress file cannot be written.
         """
         if self.rank:
             return False

@@ -298,7 +298,13 @@ def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterS
 
 
 def _confirm_replacement(session: ClusterSession, current: ReleaseRun, job: str) -> None:
-    """Ask the user before the release's training, or its schedule, is replaced. Raises UsageError for the answer no."""
+    """Ask the user whether training `job` may replace the current training of the release, or its schedule.
+
+    Return without a question if the release has no schedule and its training is over, is missing in the cluster, or
+    was stopped (its Job is suspended, and no Kueue queue controls it).
+
+    Raises UsageError if the user answers no, or stdin is no terminal.
+    """
     problem = f"release {current.release} has training.schedule, which training {job} would remove"
     if not current.cron_job:
         view = session.poll_view()

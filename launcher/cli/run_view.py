@@ -430,8 +430,8 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
     notes = _note_script(files) if has_progress else []
     if seen.claim:
         notes.append(
-            f"{seen.claim.rstrip('.')}. Fix: correct the cause that this shows: kubectl describe pvc {run.claim} -n "
-            f"{run.namespace}"
+            f"{seen.claim.rstrip('.')}. Fix: run `kubectl describe pvc {run.claim} -n {run.namespace}`, and correct "
+            "the cause that it shows"
         )
     if has_progress and state == "complete":
         notes += _note_surplus_passes(files, run.passes)

@@ -1,4 +1,4 @@
-"""Read a source's bytes once and in advance, count and hash them, and resume after a broken connection."""
+"""Streams of a source's bytes: count and hash them, read ahead in a thread, and resume after a broken connection."""
 
 from __future__ import annotations
 
@@ -79,8 +79,15 @@ class ResumingStream:
     ) -> None:
         """Prepare the stream; the first `read` or `start` connects.
 
-        `name` is the source in messages, `begin` the first byte to read. `digest` is updated with all bytes that are
-        read; for a server that cannot continue at a byte it must have no other bytes.
+        Args:
+            name: name of the source for messages.
+            open_at: connects at a byte.
+            retry: waits after a temporary error, or raises when there were too many.
+            progress: its counter of bytes is increased; the stream reports to it while it connects.
+            digest: updated with all bytes that are read. After a break, a server that cannot continue at a byte sends
+                the source from its start again. The stream compares the bytes up to the break with `digest`. So for
+                such a server `digest` must be new, and nothing else may update it.
+            begin: first byte to read; 0 for such a server.
         """
         self._name, self._open, self._retry, self._progress = name, open_at, retry, progress
         self._digest = digest

@@ -217,7 +217,11 @@ class DataPod:
                 os.utime(folder)
 
     def _read_complete(self) -> dict[str, Any] | None:
-        """Return the manifest of the folder with the data if all its files exist."""
+        """Return the manifest of the prepared data, if this data is complete and has the configured number of shards.
+
+        Complete means that each file that the manifest lists exists with its listed size. In all other cases return
+        None, and log what is wrong; an absent manifest is not logged.
+        """
         manifest = prepared_data.read_manifest(self._data.manifest)
         shards = self._settings.split_count
         if manifest is None or not prepared_data.is_complete(self._layout, manifest, shards):

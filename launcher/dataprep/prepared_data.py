@@ -82,9 +82,10 @@ def read_record(settings: DataSettings) -> dict[str, Any] | None:
 def is_complete(
     layout: JobPaths, manifest: dict[str, Any], shards: int, only_shard: int | None = None
 ) -> bool:
-    """Return whether the data has `shards` shards, and all its files exist with the sizes in the manifest.
+    """Return whether the prepared data has `shards` shards, and each listed file exists with its listed size.
 
-    With `only_shard` the files of the other shards are not checked. If not, the log says which files are wrong.
+    `only_shard` limits the check to the files of this shard and to those that belong to no shard. If the data is
+    incomplete, or the manifest or files.json is damaged, log what is wrong.
     """
     try:
         listed = files_of_manifest(manifest, layout, only_shard)

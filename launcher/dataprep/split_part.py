@@ -269,9 +269,9 @@ class _OutputFile:
 
 
 class FileWriters:
-    """Hashes and writes several files, each in the order of its data, in a thread, while the caller splits lines.
+    """Appends pieces of data to several files and hashes them, in a thread of its own, in the order of `put`.
 
-    Hashing and writing release the interpreter's lock, so that they run in parallel to the splitting.
+    Hashing and writing release the interpreter's lock, so the caller can split the next lines at the same time.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:

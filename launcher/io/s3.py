@@ -56,7 +56,7 @@ def split_url(url: str) -> tuple[str, str]:
 class Bucket:
     """Client of one S3 bucket.
 
-    Every request raises `TransientError` when a retry may help, `UnfitError` when this pod has no credentials
+    A failed request raises `TransientError` when a retry may help, `UnfitError` when this pod has no credentials
     but another pod may get some, and `S3RejectedError` otherwise.
     """
 

@@ -86,8 +86,13 @@ def render_page(
 ) -> str:
     """Return the HTML page of a run of `job`.
 
-    `run` is run.json with `options` from program.json, `earlier` has (run id, the same) of earlier runs. `curves`
-    is the result of `plots.draw_svg`; `damage` has a sentence for each damaged file.
+    Args:
+        run: content of the run's run.json, with the key `options` from program.json.
+        rows: rows of metrics.csv.
+        manifest: manifest of the data; {} if there is none.
+        earlier: (run id, `run` as above) of each earlier run to compare with.
+        curves: result of `plots.draw_svg`.
+        damage: a sentence for each damaged file.
     """
     passes = metrics.pass_table(rows)
     best = metrics.best_pass(run, passes)

@@ -136,7 +136,11 @@ class _Sender(threading.Thread):
             self._changed.notify()
 
     def finish(self, until: float) -> None:
-        """Let the thread end once all queued messages are sent, or at the monotonic time `until`."""
+        """Request that the thread exits when its queue is empty; return at once.
+
+        From now on the thread sends the newest message first. It does not retry a message after the monotonic time
+        `until`.
+        """
         with self._changed:
             self._until = until
             self._changed.notify()

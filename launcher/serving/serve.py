@@ -83,7 +83,8 @@ def main(arguments: Sequence[str]) -> int:
     given = command.parse_args(arguments)
     if given.follow is not None and given.follow <= 0:
         command.error(
-            f"--follow is {given.follow:g}, but must be more than 0 seconds. Fix: set the seconds between searches"
+            f"--follow is {given.follow:g}, but must be more than 0 seconds. Fix: give the seconds between two "
+            "searches for a newer model, such as --follow 300"
         )
     work, address = given.work / "served", (given.host, given.port, given.workers)
     try:

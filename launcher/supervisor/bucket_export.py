@@ -311,9 +311,13 @@ class ModelUpload:
         return {"to": to, "program": record.fingerprint.get("program")}
 
     def _write_latest(self, marker: Mapping[str, Any]) -> None:
-        """Write latest.json, which says where the job's newest model is. A model of a later training stays in it.
+        """Let the job's latest.json refer to this run's model, unless it refers to a model that was trained later.
 
-        A failure is only logged, because latest.json is not needed to load the model.
+        In that case this is logged, and the file stays. An `ExportError` is only logged, because latest.json is not
+        needed to load the model.
+
+        Args:
+            marker: content of _SUCCESS.json of this run's export.
         """
         job = self._job_folder()
         trained = marker.get("trained") or marker["finished"]

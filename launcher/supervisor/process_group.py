@@ -319,7 +319,11 @@ class ProcessGroup:
         return ProcessError(text, code, spec.name, meaning.priority, ends_pod=meaning.ends_pod)
 
     def _find_broken_device(self, now: float) -> None:
-        """After all processes were stopped, report once the failure of a device that a trainer's log contains."""
+        """Search the trainers' logs for a failed device, and set `failure` to it; log nothing.
+
+        `poll` calls this when all processes have been stopped. Only the first call searches, and only if no failure is
+        known: a device of this pod may have failed although another rank's failure stopped the processes.
+        """
         if self.failure is None and not self._was_searched:
             self._was_searched = True
             errors = (self._explain(c, "was stopped", c.returncode) for c in self._trainers)

@@ -155,16 +155,22 @@ def convert_text(
     check: Callable[[], None] = lambda: None,
     processes: int | None = None,
 ) -> Records:
-    """Return the records of a text file: those in `folder` if they are up to date, else new ones.
+    """Return the records of a text file; parse the file unless `folder` has its records already.
+
+    The records in `folder` are used again if text, program, options and side tables have not changed since they were
+    written. Otherwise the folder is deleted and written again.
 
     Args:
-        name: the file in messages.
-        check: called now and then; may raise to stop.
+        text: the file; its folder may hold the checksums that staging wrote.
+        name: name of the file for messages.
+        report: called with the progress.
+        check: called now and then; an error that it raises stops the conversion.
         processes: parsing processes; None to choose by cores and memory.
 
     Raises:
-        DataError: a row is invalid (the message has file, row and column), or there is no usable row.
-        StorageError: the disk has not enough free space; raised before anything is parsed.
+        DataError: the file is missing, a row is invalid (the message has file, row and column), or no row is usable.
+        SettingsError: parse() or check_labels() of the program failed.
+        StorageError: the disk has not enough free space (checked before parsing), or cannot be written.
         UnfitError: a parsing process was killed, or the text is not what staging copied.
     """
     dtype = record_dtype(program.inputs)
@@ -278,13 +284,17 @@ def convert_staged(
     report: Report = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> list[Records]:
-    """Convert a staged shard and, with `test`, the test set to records.
+    """Convert a staged shard and, with `test`, the test set to records; use finished records again.
+
+    Each of the two files is converted as `convert_text` describes, with the same errors.
 
     Args:
-        data: folder of the staged files.
+        data: folder of the staged files train.txt and test.txt.
         folder: folder for the records, which are written to train/ and test/ in it.
+        rank: rank of this pod, for the shard's name in messages.
+        test: whether to convert the test set, too.
         report: called now and then with the progress.
-        check: called now and then; raises if the conversion must stop.
+        check: called now and then; an error that it raises stops the conversion.
 
     Returns:
         [records of the shard], or [records of the shard, records of the test set].

@@ -101,7 +101,8 @@ def select_range(ids_by_rank: Sequence[Ids], rank: int, ranks: int, checkpoint: 
     if len(merged) != last - first or (merged[1:] == merged[:-1]).any():
         raise DataError(
             f"cannot export the model: the checkpoint {checkpoint} has an id twice, since two servers saved the same "
-            f"row. Fix: remove the folder output/{checkpoint}, then start the run again; it uses an earlier checkpoint"
+            f"row. Fix: remove the folder output/{checkpoint}, then start the run again; it resumes from an earlier "
+            "checkpoint"
         )
     return first, merged
 

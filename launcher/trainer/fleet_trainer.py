@@ -193,10 +193,14 @@ class ServerLayout:
 
     @classmethod
     def read(cls, settings: ProcessSettings) -> ServerLayout:
-        """Return the layout of this attempt; the number of shards is that of the checkpoint to resume from.
+        """Return the layout of this attempt, from the environment and the checkpoint to resume from.
+
+        A resumed training keeps the number of shards of its checkpoint; a new one gets the number of
+        `choose_shard_count`.
 
         Raises:
             SettingsError: there are so many pservers that one would get no shard.
+            CheckpointError: contents.json of the checkpoint is missing or damaged.
         """
         pairs = (e.rsplit(":", 1) for e in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","))
         addresses = [(host, int(port)) for host, port in pairs]
@@ -220,7 +224,11 @@ class ServerLayout:
         return cls(addresses, own, found)
 
     def own_shards(self) -> dict[int, int]:
-        """Return the server of each shard that the servers of this rank's pod hold: shard → index of the server."""
+        """Return which shards of each table the pservers in this rank's pod hold, and which pserver holds each.
+
+        Returns:
+            Number of the shard → index of its pserver in `addresses`; only for the pservers of this pod.
+        """
         servers = len(self.addresses)
         return {
             shard: server for server in self.own for shard in shards_of_server(self.shards, servers, server)

@@ -88,10 +88,14 @@ def _set(symbol: str, kind: type[ctypes.c_int32 | ctypes.c_uint64], value: int) 
 
 
 def push_each_gradient() -> None:
-    """Let this trainer push each gradient at once, if that is possible. Call it before fleet.init_worker().
+    """Let Paddle send each gradient of this trainer at once. Call this before `fleet.init_worker()`.
 
-    By default Paddle merges the gradients of up to 12 batches, and pushes fewer only while `client_flush` runs.
-    If the pushing thread is late then, as on a busy machine, the gradient stays here and counts for the next step.
+    By default a thread of Paddle merges the gradients of up to 12 batches before it sends them. Only while
+    `ServerConnection.flush` waits, the thread sends fewer. On a busy machine the thread may run too late for that: then
+    the gradient stays in the trainer, and the servers apply it in the next step.
+
+    The function sets both merge limits of Paddle's library to 0. If this build of Paddle does not export them, it
+    changes nothing and raises no error.
     """
     for symbol in _MERGE_LIMITS:
         _set(symbol, ctypes.c_int32, 0)

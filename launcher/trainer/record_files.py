@@ -56,8 +56,8 @@ def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataErr
     if not skipped:
         return DataError(f"{name} has no rows. Fix: check the data.")
     return DataError(
-        f"{name}: the program {program.path.name} uses no row of it (parse() skipped {skipped} of {skipped} "
-        "rows). Fix: check the data, or parse()."
+        f"{name}: the program {program.path.name} cannot use any row of it, because parse() skipped all "
+        f"{skipped} rows. Fix: check the data, or parse()."
     )
 
 

@@ -269,14 +269,19 @@ class Checkpoints:
             ) from error
 
     def prepare(self) -> InitialModel | None:
-        """Verify the checkpoint to resume from, before the trainers' rendezvous; or read the initial model.
+        """Verify the checkpoint to resume from; in a new run read the initial model and set the dense parameters.
+
+        Call this before the trainers' rendezvous. Each rank verifies the sha256 of its share of the checkpoint's files.
 
         Returns:
-            The model of training.initModelPath, in a new run that has one.
+            The model of training.initModelPath; None if training resumes, or the setting is empty.
 
         Raises:
-            SettingsError: the program's tables are not those of the checkpoint.
-            StorageFailedError: the checkpoint is damaged, and was rejected.
+            SettingsError: the program's tables differ from the tables of the checkpoint or of the initial model, or
+                there is no initial model.
+            CheckpointError: contents.json of the checkpoint is damaged.
+            StorageFailedError: a file of the checkpoint is damaged or missing; the checkpoint was rejected.
+            DataError: the initial model is damaged.
         """
         at = self.settings.resume
         if at is None:
@@ -293,13 +298,19 @@ class Checkpoints:
     def load(self, initial: InitialModel | None) -> RestoredState:
         """Load the checkpoint to resume from, or else the initial model, into the servers.
 
-        Call this after the trainers' rendezvous.
+        All trainers call this together, after their rendezvous. Trainer 0 then compares the servers' values with the
+        saved values, and loads once more if they differ. At the end every trainer has the servers' dense parameters.
 
         Args:
             initial: the return value of `prepare`; None if there is no initial model.
 
+        Returns:
+            The totals and scores with which training resumes; the defaults in a new run.
+
         Raises:
-            StorageFailedError: the servers did not load what was saved; the checkpoint was rejected.
+            CheckpointError: contents.json of the checkpoint, or of one that it continues, is damaged.
+            StorageFailedError: the servers' values differ from the checkpoint after LOAD_TRIES loads; it was rejected.
+            GangError: the servers' values differ from the initial model, or the ranks' dense parameters differ.
         """
         at = self.settings.resume
         if at is None:
@@ -318,8 +329,12 @@ class Checkpoints:
     def restore(self, at: Position) -> None:
         """Load an earlier checkpoint of this run into the running servers for the export.
 
-        Rows that the servers have and the checkpoint does not have stay in the servers. The exported model
-        has only the checkpoint's ids.
+        All trainers call this together. Rows that the servers have and the checkpoint does not have stay in the
+        servers. The exported model has only the checkpoint's ids.
+
+        Raises:
+            CheckpointError: contents.json is damaged.
+            StorageFailedError: a file is damaged, or the servers' values differ from it; the checkpoint was rejected.
         """
         folder, contents = self._open(at)
         self._verify_files(folder, contents)

@@ -126,9 +126,10 @@ class TableFile:
     """Bytes of the compressed file."""
     sha256: str
     samples: dict[int, NDArray[np.float32]]
-    """The first, the middle and the last row: id → values of shape [width]."""
+    """Three rows: the first, one near the middle, and the last. id → values of shape [width]. Empty for the dense table
+    and for a table without rows."""
     ids: NDArray[np.uint64]
-    """The ids of all rows."""
+    """The ids of all rows, in the order of the file; empty for the dense table, whose lines have no ids."""
 
 
 def server_of(name: str) -> int | None:
@@ -172,22 +173,27 @@ def shards_of_server(shards: int, servers: int, server: int) -> range:
 
 
 def read_table_file(path: Path, width: int, rule: str = "adam") -> TableFile:
-    """Read a saved table's file to its end, which verifies gzip's checksum, and sync it to disk.
+    """Sync a saved table's file to disk, read it to its end, and return what it holds.
 
-    `width` is 0 for the dense table, of which no samples and ids are returned.
+    Reading to the end verifies gzip's checksum.
+
+    Args:
+        width: length of the table's vectors; 0 for the dense table.
+        rule: kind of the table's optimizer, which decides how many numbers of state a row has.
 
     Raises:
-        DataError: the file is truncated or damaged.
+        DataError: the file is truncated or damaged, or a line does not begin with an id.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         os.fsync(file.fileno())  # the server closed the file, but did not sync it
     lines: list[bytes] = []
     ids = [np.zeros(0, np.uint64)]
     for block in _read_blocks(path):
-        lines += {block[0], block[-1]}
+        lines += [block[0], block[len(block) // 2], block[-1]]
         if width:
             ids.append(_parse_ids(path, block))
-    sampled = {0, len(lines) // 2, len(lines) - 1} if width and lines else set()
+    sampled = (0, len(lines) // 2, len(lines) - 1) if width and lines else ()
     samples = dict(parse_row(path, lines[n], width, rule) for n in sampled)
     return TableFile(path.stat().st_size, files.sha256_file(path), samples, np.concatenate(ids))
 

@@ -35,7 +35,11 @@ CNI_PLUGINS = Path("/usr/lib/cni")  # Debian's containernetworking-plugins
 
 @dataclass(frozen=True)
 class Node:
-    """Names, addresses and folder of one node; `index` counts from 1."""
+    """One node of the local Kubernetes cluster: its names, addresses and files, all derived from `index`.
+
+    `index` is the number of the node, from 1 to MAX_NODES. `folder` is the folder on this machine in which the node's
+    containerd, kubelet and proxy keep their files.
+    """
 
     index: int
 

@@ -87,7 +87,10 @@ class CheckpointAnswer:
     """Why no checkpoint was saved; empty if one was."""
 
     def __str__(self) -> str:
-        """Return the checkpoint as messages show it."""
+        """Return the saved checkpoint for messages: `pass 4, batch 500 (output/FOLDER)`.
+
+        If only the model is left to be written, the text says so. Call this only if `problem` is empty.
+        """
         at = position(self.folder)
         if at is None:
             return "the last pass is saved; only the model remains to be written"
@@ -126,6 +129,8 @@ def describe_wrong_state(session: ClusterSession, action: str, wanted: str) -> U
 
 def request_checkpoint(session: ClusterSession, seconds: float) -> CheckpointAnswer:
     """Request a checkpoint from the training, and wait at most `seconds` until it is saved.
+
+    Prints the progress to stderr. If the cluster or the storage fails, the answer has this as its `problem`.
 
     Raises UsageError if the run ended in the meantime.
     """

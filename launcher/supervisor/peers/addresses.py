@@ -39,7 +39,13 @@ class PodNetwork:
         return list(dict.fromkeys(str(item[4][0]) for item in found))
 
     def interfaces(self) -> dict[str, list[str]]:
-        """Return interface name → addresses, IPv4 first; empty list for an interface without an address."""
+        """Return the addresses of each network interface: its first IPv4 address, then its IPv6 addresses.
+
+        IPv6 addresses that are link-local are left out. The list is empty for an interface without other addresses.
+
+        Returns:
+            Name of the interface → addresses.
+        """
         result: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             for name, addresses in result.items():

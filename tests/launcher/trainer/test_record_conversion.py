@@ -341,7 +341,7 @@ def test_an_exception_in_parse_is_a_settings_error_with_the_programs_line(path: 
 
 
 def test_a_file_whose_rows_are_all_skipped_is_rejected(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"f: the program .* uses no row .* skipped 1 of 1 rows"):
+    with pytest.raises(DataError, match=r"f: the program .* cannot use any row .* skipped all 1 rows"):
         made(path, tmp_path, 1, 1, "--skip=0")
     with pytest.raises(DataError, match=r"f has no rows\. Fix: "):
         made(path, tmp_path, 0)
@@ -363,7 +363,7 @@ def test_the_number_of_skipped_rows_is_reported_if_no_row_can_be_predicted(
 ) -> None:
     """Regression: the message said that parse() had skipped 0 of 0 rows."""
     text = write(tmp_path / "data", 1)
-    with pytest.raises(DataError, match=r"skipped 1 of 1 rows"):
+    with pytest.raises(DataError, match=r"skipped all 1 rows"):
         trial_data.first_usable_row(load(path, "--skip=0"), text, trial_data.RowFormat())
 
 

@@ -87,13 +87,20 @@ def test_usable_ports_nums_are_only_those_that_the_trainers_can_reach() -> None:
     assert server_tables.usable_ports_nums(60, 61) == []
 
 
-def test_read_table_file_returns_size_sha256_and_sample_rows(tmp_path: Path) -> None:
+@pytest.mark.parametrize("block", [files.BLOCK, 250], ids=["one block", "blocks of 3 rows"])
+def test_read_table_file_returns_size_sha256_ids_and_three_sample_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    """Regression: which rows of a block were samples depended on Python's hash randomisation."""
+    monkeypatch.setattr(files, "BLOCK", block)
     path = tmp_path / "part-000-00000"
-    path.write_bytes(gzip.compress(WIDE + WITHOUT_VECTOR * 3 + WIDE.replace(b"16 ", b"32 ", 1)))
+    path.write_bytes(gzip.compress(b"".join(WIDE.replace(b"16 ", b"%d " % n, 1) for n in range(1, 22))))
     found = server_tables.read_table_file(path, 3)
     assert (found.size, found.sha256) == (path.stat().st_size, files.sha256_file(path))
-    assert sorted(found.samples) == [16, 32], "the first and the last row"
-    assert server_tables.read_table_file(path, 0).samples == {}
+    assert found.ids.tolist() == list(range(1, 22))
+    assert list(found.samples) == [1, 11, 21], "the first, the middle and the last row"
+    dense = server_tables.read_table_file(path, 0)
+    assert (dense.samples, dense.ids.tolist()) == ({}, [])
     empty = tmp_path / "part-000-00001"
     empty.write_bytes(gzip.compress(b""))
     assert server_tables.read_table_file(empty, 3).samples == {}
