@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher import runtimes
 from launcher.errors import LauncherError
+from launcher.io import files
 from launcher.settings import TrainSettings, read_document, seed_variables, settings_document
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.peers.addresses import PodNetwork
@@ -84,7 +85,7 @@ def job_environment(
     # Gangs with other settings may use the same storage.
     file = job_path / f"settings-{hashlib.sha256(document.encode()).hexdigest()[:8]}.json"
     job_path.mkdir(parents=True, exist_ok=True)
-    file.write_text(document)
+    files.write_atomically(file, document)  # launchers that already run may read it now
     return {
         **seed_variables(values),
         "JOB_NAMESPACE": "loopback",

@@ -86,9 +86,7 @@ def settings(tmp_path: Path, init_model: str) -> SimpleNamespace:
 
 @pytest.mark.parametrize("given", ["/somewhere", "../other/output", "nothing/output"])
 def test_find_rejects_a_folder_that_is_not_a_run(tmp_path: Path, given: str) -> None:
-    with pytest.raises(
-        SettingsError, match=r"training\.initModelPath .* is '.*', but must be an earlier run"
-    ):
+    with pytest.raises(SettingsError, match=r"training\.initModelPath is '.*', but must be an earlier run"):
         initial_model.InitialModel.find(settings(tmp_path, given))
 
 
