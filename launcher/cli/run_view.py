@@ -299,16 +299,6 @@ def find_culprit(pods: Sequence[Object]) -> Object | None:
     )
 
 
-def describe_culprit(pods: Sequence[Object]) -> str:
-    """Return text such as `POD (rank 0): CAUSE` about the pod that failed the Job; empty if there is none."""
-    pod = find_culprit(pods)
-    if pod is None:
-        return ""
-    rank = rank_of(pod)
-    pod_name = object_states.name_of(pod) + ("" if rank is None else f" (rank {rank})")
-    return f"{pod_name}: {object_states.explain_failure(pod)}"
-
-
 def _failed_at(pod: Object) -> str:
     times = [
         ended.get("finishedAt") or "~"
@@ -397,7 +387,12 @@ def _state_and_cause(
         reason = failure.reason if failure and failure.data_digest == run.data_digest else ""
         state = "failed", f"{DATA_JOB_FAILED}{reason or data.reason}"
     elif training.state == "failed":
-        state = "failed", cause or describe_culprit(pods) or training.reason
+        culprit = find_culprit(pods)
+        if culprit and not cause:
+            name, rank = object_states.name_of(culprit), rank_of(culprit)
+            name += "" if rank is None else f" (rank {rank})"
+            cause = f"{name}: {object_states.explain_failure(culprit)}"
+        state = "failed", cause or training.reason
     elif training.state == "missing":
         state = (reported if reported in FINAL_STATES else "missing"), cause
     elif training.state in ("complete", "suspended"):
@@ -412,33 +407,33 @@ def _state_and_cause(
     return state
 
 
-def _note_replaced_output(seen: ClusterSnapshot) -> list[str]:
-    """Return a note if a run of another release has replaced the `output/` of this complete run."""
+def _note_replaced_output(seen: ClusterSnapshot) -> str:
+    """Return a note if a run of another release has replaced the `output/` of this complete run; else empty."""
     run, other = seen.run, seen.files.run
     if other is None or not other.release or (other.release, other.namespace) == (run.release, run.namespace):
-        return []
-    return [
+        return ""
+    return (
         f"run {other.run_id} of release {other.release} in namespace {other.namespace} has the same jobName, and "
         f"output/ belongs to it; this run's output was moved to runs/{run.k8s_job} (`runs` lists it). Fix: give one of "
         "the two releases another jobName"
-    ]
+    )
 
 
 def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str) -> list[str]:
     """Return sentences that users must know in addition to state and cause, such as a lost data set with its fix."""
     run, files = seen.run, seen.files
-    notes = _note_script(files) if has_progress else []
+    notes = [_note_script(files)] if has_progress else []
     if seen.claim:
         notes.append(
             f"{seen.claim.rstrip('.')}. Fix: run `kubectl describe pvc {run.claim} -n {run.namespace}`, and correct "
             "the cause that it shows"
         )
     if has_progress and state == "complete":
-        notes += _note_surplus_passes(files, run.passes)
+        notes.append(_note_surplus_passes(files, run.passes))
     if data.state == "complete" and run.k8s_data_job:
-        notes += _note_lost_data(seen, data, state)
+        notes.append(_note_lost_data(seen, data, state))
     if state == "complete":
-        notes += _note_replaced_output(seen)
+        notes.append(_note_replaced_output(seen))
     if data.state in ("running", "waiting"):
         notes.append(describe_running_data(data))
     if state == "missing" and run.cron_job == run.k8s_job:
@@ -468,7 +463,7 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
             )
     if files.problem:
         notes.append(f"the progress cannot be read: {files.problem}")
-    return notes
+    return [note for note in notes if note]
 
 
 def _note_removed_pods(seen: ClusterSnapshot) -> list[str]:
@@ -492,53 +487,52 @@ def describe_running_data(data: JobView) -> str:
     return text + (f" ({data.reason})" if data.reason else "")
 
 
-def _note_surplus_passes(files: JobFiles, requested: int) -> list[str]:
-    """Return a note if the output of a complete run has more passes than were requested."""
+def _note_surplus_passes(files: JobFiles, requested: int) -> str:
+    """Return a note if the output of a complete run has more passes than were requested; else empty."""
     resumed = files.run.resume.passes if files.run and files.run.resume else 0
     trained = max([resumed, *(row["pass"] + 1 for row in files.passes)])
     if trained <= requested:
-        return []
-    return [
+        return ""
+    return (
         f"training.passes is {requested}, but output/ already has {trained} passes: nothing was trained, and model and "
         "score are those of the longer training. Fix: train from scratch: run the same command with "
         "--set startFromScratch=TEXT (any new text)"
-    ]
+    )
 
 
-def _note_script(files: JobFiles) -> list[str]:
-    """Return a note if the script of runtime collective has reported no step, or has most likely trained alone."""
+def _note_script(files: JobFiles) -> str:
+    """Return a note if a script of runtime collective reported no step, or most likely trained alone; else empty."""
     runtime = files.run.fingerprint.get("runtime") if files.run else ""
     status = files.status
     if status is not None and status.warning:
-        return [f"warning: {status.warning}"]
+        return f"warning: {status.warning}"
     if runtime != "collective" or status is None or status.state != "training" or status.number is not None:
-        return []
-    return [
+        return ""
+    return (
         "the script has not reported a step yet. If it never does (launcher.program.ScriptRun), its position, speed "
         "and remaining time are unknown, there is no curve, and it counts as hung when none of its processes logs "
         "anything for training.progressDeadlineSeconds"
-    ]
+    )
 
 
-def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> list[str]:
-    """Return a note if the data Job is complete, but the storage does not contain its data."""
+def _note_lost_data(seen: ClusterSnapshot, data: JobView, state: str) -> str:
+    """Return a note if the data Job is complete, but the storage does not contain its data; else empty."""
     run, manifest = seen.run, seen.files.manifest
     was_read = seen.files.was_read and MANIFEST not in seen.files.damage
-    if not was_read or (manifest and manifest.data_digest == run.data_digest):
-        return []
-    if not manifest and state in FINAL_STATES:
-        return []
+    is_intact = manifest and manifest.data_digest == run.data_digest
+    if not was_read or is_intact or (not manifest and state in FINAL_STATES):
+        return ""
     by = manifest.made_by if manifest else {}
     if by.get("release") and (by["release"], by.get("namespace")) != (run.release, run.namespace):
-        return [
+        return (
             f"release {by['release']} in namespace {by.get('namespace')} has the same jobName {run.job_name!r}: the "
             "job's folder has links to its data. The data of this release stays. Fix: give one of the two another "
             "jobName"
-        ]
-    return [
+        )
+    return (
         f"the storage does not contain the data of Job {data.name}. Fix: delete that Job, so that the same "
         f"`run` or helm upgrade creates it again: kubectl delete job {data.name} -n {run.namespace}"
-    ]
+    )
 
 
 def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> RunView:
@@ -559,8 +553,9 @@ def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> 
     record = files.run or RunFile()
     if status and progress:
         state, cause = progress.state, status.cause or ""
-        notes += _note_script(files)
-        notes += _note_surplus_passes(files, progress.passes) if state == "complete" else []
+        notes.append(_note_script(files))
+        if state == "complete":
+            notes.append(_note_surplus_passes(files, progress.passes))
     elif failure:
         state, cause = "failed", f"{DATA_JOB_FAILED}{failure.reason}"
     elif record.state or files.damage:
@@ -576,7 +571,7 @@ def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> 
         data=data,
         ranks=build_ranks(status.trainers, [], {}, status.ranks) if status else (),
         progress=progress,
-        notes=tuple(notes),
+        notes=tuple(filter(None, notes)),
         exported=record.exported_to,
         score=record.score,
         passes=files.passes,
@@ -598,15 +593,11 @@ _PAUSED = {
 }
 
 
-def attempt_text(progress: RunProgress) -> str:
-    """Return for example `attempt 2, 2 restarts`; attempts count from 0, as in log lines and folder names."""
-    count = len(progress.restarts)
-    restarts = f", {count} restart{'' if count == 1 else 's'}" if count else ""
-    return f"attempt {progress.attempt}{restarts}"
-
-
 def progress_text(progress: RunProgress) -> str:
-    """Return pass, batch, speed, loss, time left, attempt and the checkpoint to resume from, on one line."""
+    """Return pass, batch, speed, loss, time left, attempt and the checkpoint to resume from, on one line.
+
+    Attempts count from 0, as in log lines and folder names.
+    """
     parts = []
     if progress.number is not None:
         current = min(progress.number + 1, progress.passes or progress.number + 1)
@@ -617,18 +608,12 @@ def progress_text(progress: RunProgress) -> str:
         parts.append(f"loss {number(progress.loss)}")
     if progress.eta is not None and progress.state not in FINAL_STATES:
         parts.append(f"ETA {duration(progress.eta)}")
-    parts.append(attempt_text(progress))
+    parts.append(f"attempt {progress.attempt}")
+    if count := len(progress.restarts):
+        parts.append(f"{count} restart{'' if count == 1 else 's'}")
     if progress.number is None and progress.resumes_from:
         parts.append(f"resumes from {progress.resumes_from}")
     return ", ".join(parts)
-
-
-def restart_text(restart: RestartRecord, count: int) -> str:
-    """Return one restart as a line; `count` counts the restarts of the run from 1."""
-    return (
-        f"restart {count}, at {utc_time(restart.at)}: attempt {restart.attempt} failed, attempt "
-        f"{restart.attempt + 1} starts; cause: {first_line(restart.cause)}"
-    )
 
 
 def status_line(view: RunView) -> str:
@@ -751,12 +736,14 @@ def status_screen(view: RunView, options: Sequence[str] = (), now: float | None 
     `options` select the run in suggested commands; `now` is the time in unix seconds, for tests.
     """
     parts: list[RenderableType] = [Text.assemble((view.where, "bold"), "  ", _state_text(view.state))]
-    jobs = [(kind, job) for kind, job in (("data", view.data), ("training", view.training)) if job]
+    jobs = [_job_row(kind, job) for kind, job in (("data", view.data), ("training", view.training)) if job]
     if jobs:
-        rows = [_job_row(kind, job) for kind, job in jobs]
-        parts.append(text_table(("Job", "name", "state", "pods"), rows))
+        parts.append(text_table(("Job", "name", "state", "pods"), jobs))
     if view.progress:
-        parts += [_progress_bar(view.progress), Text(progress_text(view.progress))]
+        bar = Table.grid(padding=(0, 1))
+        done = view.progress.fraction
+        bar.add_row(ProgressBar(total=1.0, completed=done, width=50), f"{done:4.0%}")
+        parts += [bar, Text(progress_text(view.progress))]
         age = (time.time() if now is None else now) - (view.progress.updated or 0)
         if view.progress.updated and not view.is_over and age > STALE_SECONDS:
             parts.append(Text(f"status.json was last updated {duration(age)} ago", style="yellow"))
@@ -828,13 +815,6 @@ def _restart_table(restarts: Sequence[RestartRecord]) -> RenderableType:
     return text_table(("when", ">attempt", "cause"), rows, title)
 
 
-def _progress_bar(progress: RunProgress) -> RenderableType:
-    """Return a progress bar: how much of all passes is done."""
-    grid = Table.grid(padding=(0, 1))
-    grid.add_row(ProgressBar(total=1.0, completed=progress.fraction, width=50), f"{progress.fraction:4.0%}")
-    return grid
-
-
 LINE_SECONDS = 5.0  # changed figures are printed at most once in this time; a new state or pass immediately
 UNREACHABLE_SECONDS = 120.0  # an API server that is being replaced is unreachable for less
 PAUSE_SECONDS = 2.0  # between two polls
@@ -863,7 +843,10 @@ class LinePrinter:
             run, seen = self._restarts
             known = len(progress.restarts) if run != view.run_id else seen
             for count, restart in enumerate(progress.restarts[known:], known + 1):
-                self.report(restart_text(restart, count))
+                self.report(
+                    f"restart {count}, at {utc_time(restart.at)}: attempt {restart.attempt} failed, attempt "
+                    f"{restart.attempt + 1} starts; cause: {first_line(restart.cause)}"
+                )
             self._restarts = view.run_id, max(known, len(progress.restarts))
         key = (
             view.state,
