@@ -15,6 +15,7 @@ import pytest
 
 from launcher import metrics
 from launcher.reporting import html_report, plots, run_settings
+from tests.launcher.cli.conftest import update_json
 
 HOSTILE = "<script>document.title='x'</script> & \"more\""
 MEASURE = """<script>
@@ -44,21 +45,14 @@ def output(job_folder: Path) -> Path:
         "finished": 1795230600.0,
         "score": {"error": 0.2012},
         "restarts": [{"attempt": 0, "cause": f"rank 1 was lost; {HOSTILE}\nlast line", "at": 1795230300.0}],
-        "fingerprint": {
-            "trainers": 2,
-            "program": "a" * 64,
-            "dataDigest": "d" * 64,
-            "extraArgs": ["--rate=0.1"],
-        },
     }
-    (folder / "run.json").write_text(json.dumps(run))
+    same = {"trainers": 2, "program": "a" * 64, "dataDigest": "d" * 64}
+    (folder / "run.json").write_text(
+        json.dumps({**run, "fingerprint": {**same, "extraArgs": ["--rate=0.1"]}})
+    )
     earlier = job_folder / "runs" / "quick-start-older"
     earlier.mkdir(parents=True)
-    record = {
-        **run,
-        "fingerprint": {**run["fingerprint"], "extraArgs": ["--rate=0.3"]},
-        "score": {"error": 0.3},
-    }
+    record = {**run, "fingerprint": {**same, "extraArgs": ["--rate=0.3"]}, "score": {"error": 0.3}}
     for path in (earlier, earlier.with_name(".quick-start-removed.0123.old")):  # `clean` is removing that one
         path.mkdir(exist_ok=True)
         (path / "run.json").write_text(json.dumps(record))
@@ -70,13 +64,15 @@ def output(job_folder: Path) -> Path:
     return folder
 
 
-class Cells(HTMLParser):
-    """Parser that collects the cell texts of all tables, and the tags of the page."""
+class Page(HTMLParser):
+    """A page, parsed: the cell texts of all tables, and the tags."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
+        self.text = text
         self.rows: list[list[str]] = []
         self.tags: set[str] = set()
+        self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
         self.tags.add(tag)
@@ -94,28 +90,25 @@ class Cells(HTMLParser):
             self.rows[-1][-1] += data
 
 
-def test_page_contains_passes_settings_data_restarts_and_earlier_runs(output: Path) -> None:
+def write_page(output: Path, **changes: Any) -> Page:
+    """Change keys of run.json, and write the page; return it."""
+    update_json(output / "run.json", **changes)
     assert html_report.write_report(output) == output / "report.html"
-    page = (output / "report.html").read_text("utf-8")
-    cells = Cells()
-    cells.feed(page)
-    assert ["3", "200", "2.0", "100", "0.2500", "0.2012"] in cells.rows, "passes count from 1"
-    assert ["run", "state", "finished", "duration", "score", "--rate"] in cells.rows, "only what differs"
-    assert [
-        "quick-start-older",
-        "complete",
-        "2026-11-21 03:10:00Z",
-        "10 min 00 s",
-        "error 0.3000",
-        "0.3",
-    ] in (cells.rows)
-    assert "quick-start-removed" not in page
-    assert ["training rows", "21,000"] in cells.rows
-    assert any(row[-1].startswith("rank 1 was lost; <script>") for row in cells.rows if row)
-    assert "script" not in cells.tags
-    assert not re.search(r"(?<!xlink:)(src|href)=|href=\"[^#]|url\([^#]|@import", page), (
-        "the page loads nothing else"
-    )
+    return Page((output / "report.html").read_text("utf-8"))
+
+
+def test_page_contains_passes_settings_data_restarts_and_earlier_runs(output: Path) -> None:
+    page = write_page(output)
+    assert ["3", "200", "2.0", "100", "0.2500", "0.2012"] in page.rows, "passes count from 1"
+    assert ["run", "state", "finished", "duration", "score", "--rate"] in page.rows, "only what differs"
+    earlier = ["quick-start-older", "complete", "2026-11-21 03:10:00Z", "10 min 00 s", "error 0.3000", "0.3"]
+    assert earlier in page.rows
+    assert "quick-start-removed" not in page.text
+    assert ["training rows", "21,000"] in page.rows
+    assert any(row[-1].startswith("rank 1 was lost; <script>") for row in page.rows if row)
+    assert "script" not in page.tags
+    loads = r"(?<!xlink:)(src|href)=|href=\"[^#]|url\([^#]|@import"
+    assert not re.search(loads, page.text), "the page loads nothing else"
 
 
 def test_ticks_of_an_axis_have_different_labels(tmp_path: Path) -> None:
@@ -134,51 +127,35 @@ def test_a_run_of_a_script_has_no_settings_of_parameter_servers() -> None:
 
 
 def test_page_of_damaged_run_records_is_written_from_their_copies(output: Path) -> None:
-    html_report.write_report(output)
-    page = (output / "report.html").read_text("utf-8")
-    folders = (output, output.parent / "runs" / "quick-start-older")
-    for folder in folders:
+    page = write_page(output)
+    for folder in (output, output.parent / "runs" / "quick-start-older"):
         (folder / "run.json").rename(folder / "run.copy.json")
     (output / "run.json").write_text("{")
     html_report.write_report(output)
-    assert (output / "report.html").read_text("utf-8") == page
+    assert (output / "report.html").read_text("utf-8") == page.text
 
 
 def test_page_contains_the_program_all_options_and_the_best_pass(output: Path) -> None:
-    run = json.loads((output / "run.json").read_text())
-    about = {"config": "own/net.py", "keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
-    (output / "run.json").write_text(json.dumps(run | about))
     options = {"rate": "0.1", "width": "16"}
     (output / "program.json").write_text(json.dumps({"options": options, "files": {}}))
-    html_report.write_report(output)
-    page = (output / "report.html").read_text("utf-8")
-    cells = Cells()
-    cells.feed(page)
+    about = {"config": "own/net.py", "keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
+    page = write_page(output, **about)
     for row in (["program", f"own/net.py, sha256 {'a' * 12}"], ["--width", "16"], ["keepBest", "error"]):
-        assert row in cells.rows
-    assert '<span class="soft">best error, stopped early</span><b>pass 2</b>' in page
-    assert "Test error, best 0.2500 after pass 2" in page, "the curves mark it"
-    assert '<tr class="here"><td class="n">2</td>' in page
+        assert row in page.rows
+    assert '<span class="soft">best error, stopped early</span><b>pass 2</b>' in page.text
+    assert "Test error, best 0.2500 after pass 2" in page.text, "the curves mark it"
+    assert '<tr class="here"><td class="n">2</td>' in page.text
 
 
 def render_hostile_page(module: Any) -> str:
     """Return a page on which every text that comes from a file is HOSTILE, or has it at its end."""
     state = {"state": HOSTILE, "started": 1.0, "finished": 2.0}
-    restarts = [
-        {"attempt": HOSTILE, "cause": f"{HOSTILE}\n{HOSTILE}", "at": 1.0},
-        {"attempt": 1, "cause": HOSTILE},
-    ]
+    first = {"attempt": HOSTILE, "cause": f"{HOSTILE}\n{HOSTILE}", "at": 1.0}
     fingerprint = {"trainers": 2, HOSTILE: HOSTILE, "program": HOSTILE}
-    run = {
-        "runId": HOSTILE,
-        "release": HOSTILE,
-        "namespace": HOSTILE,
-        "cause": HOSTILE,
-        "warning": HOSTILE,
-        **state,
-    }
-    run |= {"score": {HOSTILE: HOSTILE}, "restarts": restarts, "fingerprint": fingerprint}
-    run |= {"keepBest": HOSTILE, "config": HOSTILE, "options": {HOSTILE: HOSTILE}}
+    texts = ("runId", "release", "namespace", "cause", "warning", "keepBest", "config")
+    run = {**dict.fromkeys(texts, HOSTILE), **state, "fingerprint": fingerprint}
+    run |= {"score": {HOSTILE: HOSTILE}, "options": {HOSTILE: HOSTILE}}
+    run |= {"restarts": [first, {"attempt": 1, "cause": HOSTILE}]}
     rows = [metrics.MetricsRow(0, 0, 0, 10, 1.0, 10.0, 0.5, {HOSTILE: 0.5})]
     shard = {"index": 0, "lines": 1, "bytes": 1, "sha256": HOSTILE[:16]}
     manifest = dict.fromkeys(("source", "sha256", "member", "format", "testSource", "seed"), HOSTILE)
@@ -196,12 +173,10 @@ def render_hostile_page(module: Any) -> str:
 
 
 def test_no_text_of_a_file_becomes_a_part_of_the_page() -> None:
-    page = render_hostile_page(html_report)
-    cells = Cells()
-    cells.feed(page)
-    assert "<script" not in page
-    assert "script" not in cells.tags
-    assert page.count("&lt;script&gt;") > 20
+    page = Page(render_hostile_page(html_report))
+    assert "<script" not in page.text
+    assert "script" not in page.tags
+    assert page.text.count("&lt;script&gt;") > 20
 
 
 SOURCE = Path(html_report.__file__).read_text("utf-8")
@@ -219,12 +194,9 @@ def test_the_page_without_one_escape_contains_a_text_of_a_file(at: int) -> None:
 
 
 def test_page_of_a_failed_run_contains_the_cause(output: Path) -> None:
-    run = json.loads((output / "run.json").read_text())
     cause = "rank 1's trainer exited with 1; its log:\n<b>no space</b>"
-    (output / "run.json").write_text(json.dumps({**run, "state": "failed", "score": {}, "cause": cause}))
     (output / "metrics.csv").unlink()  # before the first pass was complete
-    html_report.write_report(output)
-    page = (output / "report.html").read_text("utf-8")
+    page = write_page(output, state="failed", score={}, cause=cause).text
     assert "<h2>Cause of the failure</h2><pre>rank 1" in page
     assert "&lt;b&gt;no space" in page
     assert re.search("<title>.*: failed</title>", page)
@@ -236,9 +208,8 @@ def test_page_of_a_failed_run_contains_the_cause(output: Path) -> None:
 def test_page_in_a_browser_has_curves_the_colour_scheme_and_no_horizontal_scrolling(
     output: Path, tmp_path: Path, scheme: int, width: int, dark: bool
 ) -> None:
-    html_report.write_report(output)
     page = tmp_path / "page.html"
-    page.write_text((output / "report.html").read_text("utf-8").replace("</body>", MEASURE), "utf-8")
+    page.write_text(write_page(output).text.replace("</body>", MEASURE), "utf-8")
     argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
     argv += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
     argv += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--hide-scrollbars"]

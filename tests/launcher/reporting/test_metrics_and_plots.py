@@ -8,11 +8,15 @@ import pytest
 
 from launcher import metrics
 from launcher.reporting import plots
+from tests.launcher.cli.conftest import METRICS
+
+# Two passes of two ranks, the second trained twice by rank 0, and an incomplete line.
+ROWS = metrics.parse_metrics(METRICS + "2,0,1,10")
+HEAD = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss"
 
 
-def test_parse_metrics_keeps_the_last_attempt_of_a_pass_and_skips_incomplete_lines(metrics_text):
-    rows = metrics.parse_metrics(metrics_text)
-    assert [(row.number, row.rank, row.attempt, row.train_loss) for row in rows] == [
+def test_parse_metrics_keeps_the_last_attempt_of_a_pass_and_skips_incomplete_lines():
+    assert [(row.number, row.rank, row.attempt, row.train_loss) for row in ROWS] == [
         (0, 0, 0, 0.6),
         (0, 1, 0, 0.2),
         (1, 0, 1, 0.4),
@@ -20,8 +24,8 @@ def test_parse_metrics_keeps_the_last_attempt_of_a_pass_and_skips_incomplete_lin
     ]
 
 
-def test_pass_table_has_one_row_per_pass_with_sums_and_weighted_loss(metrics_text):
-    table = metrics.pass_table(metrics.parse_metrics(metrics_text))
+def test_pass_table_has_one_row_per_pass_with_sums_and_weighted_loss():
+    table = metrics.pass_table(ROWS)
     assert table[0] == {
         "pass": 0,
         "ranks": 2,
@@ -35,9 +39,9 @@ def test_pass_table_has_one_row_per_pass_with_sums_and_weighted_loss(metrics_tex
 
 
 def test_parse_metrics_keeps_the_newest_attempt_in_any_order_of_rows():
-    head, old, new = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss\n", "0,0,0", "0,0,10"
+    old, new = "0,0,0", "0,0,10"
     for rows in ((old, new), (new, old)):
-        text = head + "".join(f"{row},10,1.0,10,0.{len(row)}\n" for row in rows)
+        text = HEAD + "\n" + "".join(f"{row},10,1.0,10,0.{len(row)}\n" for row in rows)
         assert [row.attempt for row in metrics.parse_metrics(text)] == [10], rows
 
 
@@ -71,7 +75,7 @@ def drawn(monkeypatch):
 
 
 def test_curve_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_path, drawn):
-    head = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
+    head = f"{HEAD},test_error\n"
     lines = [f"{number},0,{number // 2},10,1.0,10,0.5,0.25\n" for number in range(4)]
     (tmp_path / "metrics.csv").write_text(head + "".join(lines))
     plots.draw_png(tmp_path)
@@ -83,7 +87,7 @@ def test_curve_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_path, dr
 
 
 def test_curve_marks_the_best_pass_of_a_run_with_keep_best(tmp_path, drawn):
-    head = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_auc,test_error\n"
+    head = f"{HEAD},test_auc,test_error\n"
     lines = [f"{number},0,0,10,1.0,10,0.5,{auc},0.5\n" for number, auc in enumerate((0.6, 0.8, 0.7))]
     (tmp_path / "metrics.csv").write_text(head + "".join(lines))
     (tmp_path / "run.json").write_text('{"keepBest": "auc"}')
@@ -120,7 +124,7 @@ def test_draw_png_without_passes_writes_nothing(tmp_path):
 
 
 def test_draw_png_accepts_many_ranks_and_nan_losses(tmp_path):
-    lines = ["pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error,test_auc"]
+    lines = [f"{HEAD},test_error,test_auc"]
     lines += [f"0,{rank},0,10,1.0,10,nan,," for rank in range(20)]
     (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
     assert plots.draw_png(tmp_path)
