@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
+
+from launcher.errors import StoppedError
 
 log = logging.getLogger("launcher")
 
@@ -30,12 +33,25 @@ class _JsonFormatter(logging.Formatter):
         return json.dumps(value, ensure_ascii=False)
 
 
+class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes log records to stderr, and lets the exception of a stop signal pass."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - a name of logging
+        """Raise the `StoppedError` of a signal that arrived while the record was written.
+
+        logging prints every exception and continues, so the process would ignore the signal until it is killed.
+        """
+        if isinstance(sys.exc_info()[1], StoppedError):
+            raise  # noqa: PLE0704 - logging calls this in an except block
+        super().handleError(record)
+
+
 def start_logging(who: str, form: str = "text") -> None:
     """From now on, write the launcher's log lines to stderr, with the time in UTC and `who`, such as `rank 1`.
 
     `form` is `text` or `json`.
     """
-    handler = logging.StreamHandler()
+    handler = _StderrHandler()
     if form == "json":
         handler.setFormatter(_JsonFormatter(who))
     else:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.releases import merge_values
+from launcher.io.files import write_atomically
 from launcher.settings import (
     PodSettings,
     Setting,
@@ -75,7 +76,7 @@ def pod_environ(kind: type[PodSettings] = TrainSettings, /, **given: Any) -> dic
     content = json.dumps(document)
     file = _folder() / f"{hashlib.sha256(content.encode()).hexdigest()[:16]}.json"
     if not file.exists():  # it may be of another user
-        file.write_text(content)
+        write_atomically(file, content)
     return environ | {"PADDLE_LAUNCHER_SETTINGS": str(file)}
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 
 import pytest
 
+from launcher import log as launcher_log
 from launcher.errors import StoppedError
 from launcher.io.stop_signals import handle_signals, raise_on_stop_signal
 
@@ -31,3 +33,20 @@ def test_the_first_stop_signal_raises_and_a_second_one_is_ignored() -> None:
         finally:
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is earlier
+
+
+def test_stop_signal_while_a_log_line_is_written_stops_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: logging printed the exception of the signal and continued, and the pod waited until it was killed."""
+
+    class Stderr(io.StringIO):
+        def write(self, text: str) -> int:
+            signal.raise_signal(signal.SIGTERM)
+            return super().write(text)
+
+    monkeypatch.setattr("sys.stderr", Stderr())
+    for name in ("handlers", "propagate", "level"):  # start_logging changes them
+        monkeypatch.setattr(launcher_log.log, name, getattr(launcher_log.log, name))
+    launcher_log.log.handlers = []
+    launcher_log.start_logging("await-data 0")
+    with pytest.raises(StoppedError), raise_on_stop_signal():
+        launcher_log.log.info("waiting for data")

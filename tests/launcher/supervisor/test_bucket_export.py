@@ -327,7 +327,7 @@ def test_a_bucket_that_cannot_be_written_is_rejected(
 ) -> None:
     bucket.store.answers = {"started.json": answers}
     with pytest.raises(
-        SettingsError, match=rf"training.exportTo .* is '{target}', but must be .*{message}"
+        SettingsError, match=rf"training.exportTo is '{target}', but must be .*{message}"
     ) as caught:
         build_export(bucket, target, export_tries=3).reserve("output-1")
     assert str(caught.value).count("Fix: ") == 1

@@ -114,7 +114,7 @@ def test_await_data_exits_with_0_once_the_data_exists_and_143_when_stopped(tmp_p
     assert waiting.stderr is not None
     assert "waiting for data d1" in waiting.stderr.readline()
     waiting.terminate()
-    assert waiting.wait(10) == 143
+    assert waiting.wait(60) == 143
     waiting.stderr.close()
     write_data(tmp_path / "quick-start", 3)
     assert subprocess.run(command, cwd=REPO, env=env, capture_output=True, check=False).returncode == 0
