@@ -61,7 +61,11 @@ class AwsContext:
         return f"{self.prefix}-{part}"
 
     def tagged(self, part: str) -> dict[str, str]:
-        """Return the tags of the objects that AWS creates from a resource, such as a launch template's instances."""
+        """Return the tags for objects that AWS itself creates, such as the instances of a launch template.
+
+        Pulumi does not manage these objects, so `add_tags` does not reach them. `part` is the name of the object
+        without the prefix of the stack; the tag `Name` has both.
+        """
         return {**self.tags, "Name": self.named(part)}
 
     def add_tags(self, args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:

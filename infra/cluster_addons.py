@@ -31,7 +31,7 @@ def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
     By default, the add-on also turns on Container Insights and Application Signals. The key `agent.config` replaces
     both: with it, the CloudWatch agent only accepts metrics in log lines (EMF), which no pod sends. The agent cannot
     be turned off, because it brings the service account that Fluent Bit uses (templates of the chart
-    amazon-cloudwatch-observability). `labels` are those of the system nodes, on which the add-on's operator runs.
+    amazon-cloudwatch-observability). `labels` are the labels of the system nodes, on which the add-on's operator runs.
     """
     manager: dict[str, object] = {"applicationSignals": {"autoMonitor": {"monitorAllServices": False}}}
     if labels:

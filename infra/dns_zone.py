@@ -15,7 +15,7 @@ TTL_SECONDS = 60
 def private_zone_name(settings: Settings, prefix: str) -> str:
     """Return the name of the private zone: `dns.zone`, or a default that differs for each stack of an existing VPC.
 
-    Route53 rejects a second private zone of the same name in a VPC. `prefix` is that of the stack's names.
+    Route53 rejects a second private zone of the same name in a VPC. `prefix` is the prefix of the stack's names.
     """
     own = f"{prefix}.internal" if settings.network.vpc_id != "" else "paddle.internal"
     return settings.dns.zone if settings.dns.zone != "" else own

@@ -149,7 +149,7 @@ def use_key(key_arn: str) -> str:
 
 
 def autoscaler(cluster: str) -> str:
-    """Return the policy of the autoscaler's role: read all groups, and scale those of this cluster."""
+    """Return the policy of the autoscaler's role: read all node groups, and scale the groups of this cluster."""
     owned = {"StringEquals": {f"aws:ResourceTag/k8s.io/cluster-autoscaler/{cluster}": "owned"}}
     reads = (
         "autoscaling:DescribeAutoScalingGroups autoscaling:DescribeAutoScalingInstances "
@@ -257,8 +257,8 @@ def deployer(
 
     The user can change only what has the stack's tag or name prefix; the rules with a `reason` have the rest. The
     user can put any inline policy on the stack's roles; only a permissions boundary limits what the roles may do.
-    Of DNS records, the user can change only those of `dns`. `key_arn` is the setting `kms.keyArn`: EKS creates a grant
-    for this key in the user's name.
+    The only DNS records that the user can change are those of the setting `dns`. `key_arn` is the setting
+    `kms.keyArn`: EKS creates a grant for this key in the user's name.
 
     `account` `*` has the same effect as the account's id, because an IAM policy applies only in its own account.
     """

@@ -1,9 +1,10 @@
 """Build a stack: read its inputs, check them, then create the resources of its target.
 
-Target kubeconfig has only the namespace and the release, on an existing cluster; `target_aws.py` has the other.
+For target `kubeconfig` this module creates only the namespace and the release, on an existing cluster. For target
+`aws`, `target_aws.py` creates the AWS resources too.
 
-All checks come before the first resource. A destroy does not run the program, so it works even if the cluster no longer
-exists.
+All checks come before the first resource. `pulumi destroy` does not run the program, so it needs none of the checks and
+works even if the cluster no longer exists.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def check_cluster(inputs: StackInputs, kubeconfig: str) -> None:
 def namespace_problem(inputs: StackInputs, labels: Mapping[str, str] | None) -> str:
     """Return why the stack cannot use its namespace, as the text of a Problem; an empty text if it can.
 
-    `labels` are those of the namespace, or None if it does not exist.
+    `labels` are the labels of the namespace, or None if it does not exist.
     """
     name, create = inputs.settings.namespace.name, inputs.settings.namespace.create
     level = (labels or {}).get(ENFORCE_LABEL)

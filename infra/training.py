@@ -61,7 +61,7 @@ MAX_SHOWN = 60  # characters of a value in a message
 
 
 class UnreadableError(Exception):
-    """The cluster cannot be read; the text is the reason, and `status` that of the API server's answer, if any."""
+    """The cluster cannot be read; the text is the reason, `status` the HTTP status of the API server's answer or 0."""
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -158,12 +158,12 @@ def differences(live: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[
 
 
 def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Mapping[str, Any]) -> str:
-    """Return the release's description: that of the last `up`, or a different text if `up` has to upgrade the release.
+    """Return the release's description. It is the last `up`'s, or a different text if `up` has to upgrade the release.
 
     The provider's diff contains neither changes of the chart nor all manual changes of values (see
     `differences`). So the description contains the chart's digest and the keys that were changed manually:
     a new description makes `up` upgrade the release, and an unchanged one does not. The description of the last `up`
-    is that of the newest revision with DATA_LOSS_NOTE, because other tools do not write this text.
+    is the one of the newest revision that contains DATA_LOSS_NOTE, because other tools do not write this text.
     """
     chart = f"chart {naming.folder_digest(inputs.folder / CHART)}. {DATA_LOSS_NOTE}"
     release, namespace = inputs.settings.release, inputs.settings.namespace.name

@@ -262,7 +262,7 @@ def stops_early(metric: str, scores: Scores, patience: int) -> bool:
 
 
 def best_pass(run: Mapping[str, Any], passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the best pass of a run by `training.keepBest`; after a complete run that of the exported model.
+    """Return the best pass of a run by `training.keepBest`; after a complete run the pass of the exported model.
 
     Args:
         run: content of run.json.

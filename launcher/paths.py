@@ -318,7 +318,7 @@ class WorkPaths:
         return self.root / "program"
 
     def log(self, name: str) -> Path:
-        """Return a child process's log file; `name`, such as `train.log`, is that of its copy on the shared storage."""
+        """Return a child process's log file. Its copy on the shared storage has the same name, such as `train.log`."""
         return self.root / "logs" / name
 
     @property
@@ -331,7 +331,7 @@ class WorkPaths:
         return self.trainer_progress(0)
 
     def trainer_progress(self, trainer: int) -> Path:
-        """Return the progress file of trainer number `trainer` of this pod: `progress.json`, or `progress-<k>.json`."""
+        """Return the progress file of this pod's trainer k: `progress.json` for k = 0, else `progress-<k>.json`."""
         return self.root / (f"progress-{trainer}.json" if trainer else "progress.json")
 
     def helper_answer(self, name: str) -> Path:

@@ -79,7 +79,7 @@ class ScriptRun:
         self._epoch_began: float | None = None
         """Monotonic time at which the measured part of this epoch began, plus the time spent saving and testing."""
         self._samples = self._measured = self._loss = 0.0
-        """Samples of this epoch; those of them that were measured; the sum of all samples' losses."""
+        """Number of samples of this epoch, number of measured ones, and the sum of all samples' losses."""
         with _exit_on_error():
             self.checkpoint = self._find_checkpoint(env.get("PADDLE_LAUNCHER_RESUME"))
         at = position(self.checkpoint.name) if self.checkpoint else None

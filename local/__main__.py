@@ -57,7 +57,7 @@ def _ensure_tools(tests: bool = False) -> None:
 
 @app.command()
 def tools() -> None:
-    """Install missing Debian packages and build missing tools, also those of the tests and the documentation."""
+    """Install missing Debian packages and build missing tools, also the ones for tests and documentation."""
     debian_packages.ensure_packages(tests=True)
     _ensure_tools(tests=True)
     console.success("all tools are installed")
@@ -125,7 +125,7 @@ def demo(
     context: Context = "",
     image: Image = "",
 ) -> None:
-    """Set up everything, train an example (by default that of the stack), and print its results."""
+    """Set up all that is missing, train an example (by default the one in Pulumi.local.yaml), print its results."""
     plan_nodes(nodes)
     where = steps.resolve_target(cluster_kubeconfig or None, context or None, image or None)
     steps.run_demo(config, nodes, where, image or None)

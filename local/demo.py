@@ -46,7 +46,7 @@ class Target:
 
 
 def resolve_target(kubeconfig: str | None, context: str | None, image: str | None) -> Target:
-    """Return the cluster of `kubeconfig`, or else that of the settings in Pulumi.local.yaml.
+    """Return the cluster of `kubeconfig`; if it is None, the cluster of the settings in Pulumi.local.yaml.
 
     `context` selects a context of the kubeconfig, and `image` is the launcher image that its nodes can pull.
 
@@ -88,7 +88,7 @@ def resolve_target(kubeconfig: str | None, context: str | None, image: str | Non
 
 
 def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
-    """Train the example `config` (empty: that of the stack's file) in the cluster `where`, and print its results.
+    """Train the example `config` in the cluster `where`, and print its results. Empty: the one in Pulumi.local.yaml.
 
     `nodes` is the size of the local cluster; without `image` the launcher image is built from this clone.
     """

@@ -157,7 +157,7 @@ TOOLS = (
 
 
 def find_tool(name: str) -> Tool:
-    """Return the pinned tool `name`."""
+    """Return the pinned tool called `name`, which must be one of TOOLS."""
     return next(one for one in TOOLS if one.name == name)
 
 
@@ -189,7 +189,7 @@ def path_folders(installed: Iterable[str]) -> list[Path]:
 
 
 def ensure_tools(tools: Sequence[Tool]) -> None:
-    """Build those of `tools` that are missing; see `tool_builder`."""
+    """Build the tools of `tools` that are not built yet (`tool_builder`)."""
     with tool_builder(tools) as make:
         make(tools)
 

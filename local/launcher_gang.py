@@ -74,8 +74,8 @@ def job_environment(
 
     Args:
         job_path: stands for the shared storage; the job's folder is `<job_path>/<jobName>`.
-        changes: values of the chart that differ from its defaults; later ones override earlier ones.
-        data_digest: that of the manifest on the storage; `none` for a script that reads its own data.
+        changes: values of the chart that replace its defaults; a later mapping overrides an earlier one.
+        data_digest: the data digest of the manifest on the storage; `none` for a script that reads its own data.
     """
     from launcher.cli.releases import merge_values  # noqa: PLC0415 - as above
 

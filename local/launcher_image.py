@@ -39,10 +39,11 @@ _CATATONIT = (
 
 
 def run_buildah(command: str, *words: str | Path, seconds: float = 1200) -> str:
-    """Run one buildah command and return its output.
+    """Run `buildah COMMAND WORDS…` on the image store in the cache; return its standard output.
 
     Raises:
-        LocalError: The command failed; with the last lines of its output.
+        LocalError: buildah is missing, failed, or did not finish within `seconds`. After a failure the message ends
+            with the last lines of buildah's output.
     """
     return run_command([*_buildah(), command, *words], why=f"buildah {command}", seconds=seconds)
 

@@ -30,7 +30,7 @@ RELEASE_LABEL = "app.kubernetes.io/instance"
 COMPONENT_LABEL = "app.kubernetes.io/component"
 CHART = "paddle-training"  # the chart's name, and the default name of a release
 NAMESPACE = "paddle"  # the default namespace
-FOLLOW_SECONDS = 24 * 3600.0  # a followed log may stay without a new line for so long
+FOLLOW_SECONDS = 24 * 3600.0  # a followed log may stay without a new line for this time
 CONNECT_SECONDS = 5.0
 READ_SECONDS = 30.0  # between two reads of an answer
 GROUPS = {"job": "apis/batch/v1", "lease": "apis/coordination.k8s.io/v1"}
@@ -206,7 +206,10 @@ class Cluster:
         return self._list(kind, self.path(kind), selector)
 
     def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Object]:
-        """Return the objects of all namespaces; of this one only if the user may not list the others."""
+        """Return the objects in all namespaces. If the user may not list these, return the objects in this namespace.
+
+        In that case `has_hidden_namespaces` becomes true.
+        """
         try:
             return self._list(kind, self.path(kind, all_namespaces=True), selector)
         except ForbiddenError:

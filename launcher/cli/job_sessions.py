@@ -69,8 +69,8 @@ _OTHER_FIX = "install a release with the same storage, or read the volume's fold
 def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> ReleaseRun:
     """Return a run with the claim and the image through which the storage of an uninstalled release is read.
 
-    The claim is that of the request, else the one with the release's label, else the only one. The image is
-    that of the request, else that of another release of the namespace. The returned `job_name` is SOURCES,
+    The claim is the request's, else the one with the release's label, else the only one. The image is the
+    request's, else the one of another release in the namespace. The returned `job_name` is SOURCES,
     the folder next to the jobs' folders, because the release's job is unknown until `find_own_job` searches it.
 
     Raises UsageError if the claim or the image is not determined; the message lists the claims.
@@ -171,7 +171,7 @@ class FolderSession:
 
     @contextlib.contextmanager
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
-        """Yield the job's folder, or that of another job next to it.
+        """Yield the job's folder, or the folder of another job next to it.
 
         Raises UsageError if the request has a claim or an image, which a folder does not have.
         """
@@ -356,7 +356,7 @@ class ClusterSession:
 
     @contextlib.contextmanager
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
-        """Yield the job's folder, or that of another job on the same storage.
+        """Yield the job's folder, or the folder of another job on the same storage.
 
         The folder is opened through a running pod of the run. If the command writes, or must not depend on the
         training's pods, the folder is opened through a reader pod, and through a running pod only if no node can

@@ -63,7 +63,7 @@ def name_of(thing: Object) -> str:
 
 
 def container_statuses(pod: Object) -> list[Object]:
-    """Return the statuses of a pod's init containers, then those of its other containers."""
+    """Return the statuses of a pod's containers, first of the init containers, then of the others."""
     status = pod.get("status", {})
     return [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
 

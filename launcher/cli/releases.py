@@ -236,7 +236,7 @@ class Helm:
     def read_values(self, release: str) -> dict[str, Any]:
         """Return the values that were given to the deployed revision of a release, without the chart's defaults.
 
-        If no revision is deployed, because the first installation failed, return those of the newest revision.
+        If no revision is deployed, because the first installation failed, return the values of the newest revision.
         """
         revisions = json.loads(self._run(["history", release, "-o", "json", *self._options]))
         chosen = max(revisions, key=lambda one: (one["status"] == "deployed", one["revision"]))

@@ -27,7 +27,7 @@ from launcher.cli.errors import CliError, OtherRunError
 
 RENEW_SECONDS = 3.0
 EXPIRED_SECONDS = 15.0
-"""A lease that was not renewed for so long, by the waiting process's own clock, has expired."""
+"""A lease that was not renewed for this time, by the waiting process's own clock, has expired."""
 POLL_SECONDS = 0.5
 
 

@@ -378,7 +378,7 @@ def _state_and_cause(
     training: JobView,
     pods: Sequence[Object],
 ) -> tuple[str, str]:
-    """Return (state, cause) of the run. A Job's state overrides that of status.json, which may be older."""
+    """Return (state, cause) of the run. The state of a Job overrides the one in status.json, which may be older."""
     run, files = seen.run, seen.files
     reported = progress.state if progress else ""
     cause = (files.status.cause if files.status and progress else None) or ""
@@ -458,7 +458,7 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
             job_state = "being deleted" if deleted else object_states.job_state(job)[0]
             notes.append(
                 f"the namespace has a Job that is not in this release's values: {name} ({job_state}). A "
-                "failed upgrade may have left it, or prevented that it is replaced. Fix: repeat the upgrade; if the "
+                "failed upgrade may have left it, or prevented its replacement. Fix: repeat the upgrade; if the "
                 f"Job stays, delete it: kubectl delete job {name} -n {run.namespace}"
             )
     if files.problem:
@@ -467,7 +467,11 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
 
 
 def _note_removed_pods(seen: ClusterSnapshot) -> list[str]:
-    """Return why Kubernetes removed pods of the run; no other object shows this."""
+    """Return a note for each pod of the run that no longer exists because Kubernetes removed it, with the reason.
+
+    The reasons are in events (`object_states.LOSSES`, such as an eviction). With the pod, Kubernetes deletes the pod's
+    status, so nothing else shows them.
+    """
     known = {object_states.name_of(pod) for pod in seen.pods}
     found = [(str(event["involvedObject"]["name"]), event) for event in seen.events.get("", ())]
     return [
@@ -495,7 +499,7 @@ def _note_surplus_passes(files: JobFiles, requested: int) -> str:
         return ""
     return (
         f"training.passes is {requested}, but output/ already has {trained} passes: nothing was trained, and model and "
-        "score are those of the longer training. Fix: train from scratch: run the same command with "
+        "score come from the longer training. Fix: train from scratch: run the same command with "
         "--set startFromScratch=TEXT (any new text)"
     )
 

@@ -41,7 +41,7 @@ from launcher.cli.terminal import report
 from launcher.io.stop_signals import handle_signals
 from launcher.io.tar_stream import read_tar
 
-IDLE_SECONDS = 60.0  # a copy fails after so many seconds without a byte
+IDLE_SECONDS = 60.0  # a copy fails after this time without a byte
 SLOW_IDLE_SECONDS = 1800.0  # the same for commands that read 100 GB or millions of files before they answer
 READ_SECONDS = 300  # deadline of a reader pod that reads small files
 COPY_SECONDS = 3600  # deadline of a reader pod that copies data
@@ -102,11 +102,11 @@ class StorageRequest:
     """Selects the job's folder that a command opens, and for how long and how it is opened."""
 
     job: str | None = None
-    """The jobName; None: that of the release."""
+    """The jobName; None: the release's."""
     claim: str | None = None
-    """The PersistentVolumeClaim of the storage; None: that of the release."""
+    """The PersistentVolumeClaim of the storage; None: the release's."""
     image: str | None = None
-    """The image of the reader pod of a release that is gone; None: that of another release."""
+    """The image of the reader pod if the release is uninstalled; None: the image of another release."""
     seconds: int = READ_SECONDS
     """The deadline of a reader pod, in seconds after its start."""
     writable: bool = False

@@ -151,7 +151,7 @@ class ResumingStream:
         """Skip the first `position` bytes of a response that starts at byte 0.
 
         Raises:
-            DataError: their sha256 differs from that of the bytes that `read` returned before the break.
+            DataError: their sha256 differs from the sha256 of the bytes that `read` returned before the break.
             TransientError: the connection broke again.
         """
         log.info(

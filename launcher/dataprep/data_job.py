@@ -344,7 +344,7 @@ class DataPod:
         return True
 
     def _give(self, manifest: Mapping[str, Any]) -> None:
-        """Make complete data that of this pod's job, unless it is already."""
+        """Publish complete data for this pod's job (`give_to_job`), once no other data Job publishes."""
         layout = self._layout
         while True:
             with prepared_data.lock_file(layout.all_data / ".lock", self._settings) as locked:

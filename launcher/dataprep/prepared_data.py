@@ -32,7 +32,7 @@ from launcher.settings import DataSettings
 LIST = "files.json"
 """File next to a shard of several files, with their names, sizes and sha256."""
 UNUSED_SECONDS = 3600.0
-"""A temporary file of `.data/` that no pod has touched for so long belongs to a data Job that was killed."""
+"""A temporary file of `.data/` that no pod has touched for this time belongs to a data Job that was killed."""
 _BUSY = (errno.EACCES, errno.EAGAIN)
 _SHARD = re.compile(r"0|[1-9][0-9]*")
 _DIGEST = re.compile(r"[A-Za-z0-9.-]+")
@@ -246,10 +246,15 @@ def _try_lock(fd: int, settings: DataSettings) -> bool:
 
 
 def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> None:
-    """Make complete data that of this pod's digest and of its job: write the manifests and the links.
+    """Publish complete data for this pod's data digest and job.
 
-    Data that an earlier upgrade of the same release left in the job is removed if no other job or release uses it. The
-    caller holds the lock of `.data/`.
+    This writes the manifest `.data/<dataDigest>.json`, on which the training pods wait, and in the job's folder the
+    links to the data and manifest.json. The job's earlier data is removed if an earlier upgrade of this release made
+    it and no manifest in `.data/` refers to it. The caller holds the lock of `.data/`.
+
+    Raises:
+        DataError: `manifest` has no usable name of a folder.
+        StorageError, StorageFailedError: a file cannot be read or written.
     """
     layout = settings.layout
     release = {"namespace": settings.namespace, "release": settings.release}
@@ -296,7 +301,7 @@ def _link_data(layout: JobPaths, data: DataPaths, manifest: Mapping[str, Any]) -
 
 
 def remove_data(layout: JobPaths, manifest: Mapping[str, Any]) -> None:
-    """Remove the manifest of a data digest, and its data unless the manifest of another digest refers to that."""
+    """Remove a manifest from `.data/`, and the data that it describes unless another manifest there refers to it."""
     digest, content = str(manifest.get("dataDigest")), str(manifest.get("content"))
     with contextlib.suppress(OSError):
         if _DIGEST.fullmatch(digest):
@@ -309,8 +314,9 @@ def remove_data(layout: JobPaths, manifest: Mapping[str, Any]) -> None:
 def unused_data(names: Iterable[str], records: Mapping[str, str], digests: Collection[str]) -> list[str]:
     """Return the names in `.data/` that nothing refers to. `clean` removes those that are old enough.
 
-    A manifest `<dataDigest>.json` is used while a job's manifest.json or a release has its digest, or begins a digest
-    of a schedule (`<dataDigest>-<Job>`). A folder is used while a manifest refers to it that is used itself.
+    A manifest `<dataDigest>.json` is used while a job's manifest.json or a release has this digest. The digests of a
+    schedule's runs have the form `<dataDigest>-<Job>`; such a manifest is used while something has the digest before
+    the hyphen. A folder is used while a used manifest refers to it.
 
     Args:
         names: all names in `.data/`.
@@ -336,7 +342,7 @@ def remove_folder(folder: Path) -> None:
 def remove_leftovers(layout: JobPaths, alive: Path) -> None:
     """Remove the temporary files and folders of data Jobs that were killed more than an hour ago.
 
-    `alive` is a file that this pod has just touched: its time is that of the storage's clock.
+    `alive` is a file that this pod has just touched, so its time of change comes from the clock of the storage.
     """
     with files.storage_errors(layout.all_data):
         now = alive.stat().st_mtime

@@ -39,7 +39,7 @@ class DataProgress:
         self._log_at = self.started + LOG_SECONDS
 
     def set_deadline(self, size: int | None, pods: int) -> None:
-        """Set the deadline, if the settings have none, for a source of `size` bytes (None: unknown) in so many pods."""
+        """Set the deadline for `pods` pods that read `size` bytes (None: unknown), unless the settings have one."""
         if self.deadline_seconds is None:
             self.deadline_seconds = (
                 UNKNOWN_SIZE_SECONDS if size is None else LEAST_SECONDS + size / (SLOWEST_RATE * pods)

@@ -158,7 +158,7 @@ class PlannedPart:
     ranges: tuple[ByteRange, ...]
     """What the part reads; empty when the source is one stream."""
     test_rows: int
-    """At most so many lines of the part go to the test set."""
+    """Largest number of lines of the part that go to the test set."""
 
     @property
     def bytes(self) -> int:
@@ -197,7 +197,7 @@ def complete_objects(objects: Sequence[SourceObject]) -> list[ByteRange]:
 
 
 def part_size(shards: int) -> int:
-    """Return the size, in bytes, of each part of a source that is split into so many shards."""
+    """Return the size in bytes of each part of a source, from the number of shards."""
     return max(PART_BYTES, SHARD_FILE_BYTES * shards)
 
 
@@ -238,7 +238,7 @@ class RangeLines:
         return b""
 
     def _own_lines(self, data: bytes) -> bytes:
-        """Return those of the next bytes that belong to lines of the range."""
+        """Return the part of `data`, the next bytes of the stream, that belongs to lines of the range."""
         left, self._left = self._left, self._left - len(data)
         start = 0
         if self._skip:
@@ -261,7 +261,7 @@ class RangeLines:
 
 
 def is_hidden(path: str) -> bool:
-    """Return whether a file below the source is never read, because of its name or that of a folder."""
+    """Return whether a file below the source is never read, because its name or the name of a folder is hidden."""
     return any(map(_HIDDEN.match, path.split("/")))
 
 
@@ -320,7 +320,13 @@ def check_below_sources(context: SourceContext, path: Path) -> None:
 
 
 def _walk(root: Path) -> Iterator[Path]:
-    """Yield all files below `root`, and hidden folders and links to folders. Raise OSError if one is unreadable."""
+    """Yield the path of each file below `root`, at any depth.
+
+    Hidden folders and links to folders are yielded too, each as one path: their content is not read.
+
+    Raises:
+        OSError: a folder cannot be read.
+    """
 
     def fail(error: OSError) -> NoReturn:  # Path.rglob leaves out a folder that this pod's user cannot read
         raise error
@@ -429,7 +435,7 @@ class StorageSource(Source):
         return self._base / found.name
 
     def check_unchanged(self, found: SourceObject) -> None:
-        """Raise `DataError` when size or time of change differ from those of the listing."""
+        """Raise `DataError` if the file is missing, or its size or time of change differs from the listing."""
         try:
             same = self._object(self._base / found.name) == found
         except FileNotFoundError:
@@ -615,8 +621,8 @@ class WebSource(Source):
         self._url, self._name = url, name
         self._opener = urllib.request.build_opener(_SafeRedirects(key, name))
         self._malformed = DataError(
-            f"{name}: the address in {key}, a redirect or a header of the server is malformed. Fix: set {key} to the "
-            "final address; curl -sIL ADDRESS shows redirects and headers."
+            f"{name}: the address in {key} is malformed, or the server answered with a malformed redirect or header. "
+            f"Fix: set {key} to the address after all redirects; curl -sIL ADDRESS shows redirects and headers."
         )
         try:
             host = urllib.parse.urlsplit(url).netloc

@@ -83,7 +83,7 @@ class PartSplitter:
 
         Args:
             number: the part's number; None: the source is data.testSource, and all of it is for the test set.
-            test_rows: the test set has at most so many lines of this part, spread over it; the other lines
+            test_rows: largest number of lines of this part in the test set, spread over it; the other lines
                 are trained on (or, of data.testSource, left out).
 
         Returns:
@@ -494,7 +494,7 @@ def assemble_shards(
     Args:
         settings: the settings of this pod.
         work: the folder in which the pods of this data Job work.
-        markers: what `PartSplitter.run` returned for each part of the source; that of data.testSource is the last one.
+        markers: what `PartSplitter.run` returned for each part of the source, and last for data.testSource if set.
         tests: the parts' test sets.
         progress: enforces the deadline.
 
@@ -549,9 +549,10 @@ def assemble_shards(
 
 
 def shard_file_name(part: int, parts: int) -> str:
-    """Return the name, in each shard's folder, of the file with the rows of one part of the source.
+    """Return the name of the file that has the rows of part `part` of the source; it is the same for all shards.
 
-    `part` is the part's number from 0, `parts` the number of all parts.
+    A part is some files, or a range of bytes, of the source. Each shard's folder has one such file for each part. The
+    parts are numbered from 0; `parts` is how many there are.
     """
     return "train.txt" if parts == 1 else f"train-{part:05d}.txt"
 
@@ -574,7 +575,8 @@ def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict
 def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: list[int]) -> None:
     """Raise `DataError` when a shard, or a required test set, would be empty.
 
-    `lines` has the train lines of each shard, `parts` those of each part of the source, `held` those of the test set.
+    `lines` has the number of train lines of each shard, `parts` the number of train lines of each part of the source.
+    `held` is the number of lines of the test set.
     """
     name, train = sources.source_name(settings), sum(lines)
     if train >= settings.split_count and min(lines) == 0:

@@ -157,7 +157,7 @@ def _position(block: bytes, offset: int, at: str, row: int) -> str:
 
 
 def warn_of_quotes(spanning: int, first: str) -> None:
-    """Log that so many records of a tab-separated source span lines, which is rarely meant."""
+    """Log the number of records of a tab-separated source that span lines, which is rarely meant."""
     if spanning:
         log.warning(
             "%d records of the tab-separated text span several lines, because a quote starts a field; the first one is "

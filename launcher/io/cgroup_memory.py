@@ -1,6 +1,6 @@
 """Read this container's memory limit and use, and how many of its processes the kernel killed because of that limit.
 
-`root` is the cgroup folder; tests pass their own.
+`root` is the folder where the container's cgroup files are mounted (v1 or v2); only tests pass another one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def oom_kills(root: Path = ROOT) -> int:
 
 
 def limit(root: Path = ROOT) -> int | None:
-    """Return the container's memory limit in bytes, or None if it has none."""
+    """Return the container's memory limit in bytes from the cgroup files in `root`; None if there is no limit."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         value = _text(root / name).strip()
         if value.isdecimal() and int(value) < _UNLIMITED:

@@ -1,4 +1,4 @@
-"""Write, verify, choose and remove checkpoints: those of the parameter servers, and those of users' scripts.
+"""Write, verify, choose and remove checkpoints of the parameter servers and of users' scripts.
 
 A checkpoint is written under a temporary name, synced to disk, and renamed once it is complete:
 
@@ -57,7 +57,7 @@ MAX_SHARDS = 100_000
 """More than any number of parameter servers needs; Paddle reserves memory for each shard."""
 MARGIN_BYTES = 1 << 20  # room for names, lists and logs in addition to the data
 _UNFINISHED = re.compile(r"\..+\.(?:attempt-(\d+)|script)\.tmp")
-"""Names of temporary folders; earlier launchers wrote those of scripts without the attempt."""
+"""Names of temporary folders. Earlier launchers wrote the folders of scripts' checkpoints without the attempt."""
 
 
 class CheckpointFolder:
@@ -260,9 +260,9 @@ def newest_checkpoint(output_dir: Path) -> Position | None:
 def unusable_reason(folder: Path) -> str | None:
     """Return why training cannot resume from a finished checkpoint, None when it can.
 
-    The reasons are an earlier rejection, another outputId than that of run.json, a missing file or one of another
-    size, for the checkpoint itself and for each checkpoint that an incremental one continues. The content of the files
-    is not read.
+    The checkpoint, and each earlier checkpoint that an incremental one continues, must have an intact contents.json
+    with the `outputId` of run.json, all files with their sizes, and no rejection by an earlier load. The content of
+    the other files is not read.
     """
     try:
         contents = _read_checked(folder)
@@ -287,10 +287,14 @@ def find_damage(folder: Path) -> str | None:
 
 
 def _read_checked(folder: Path) -> SavedCheckpoint:
-    """Return a checkpoint's contents.json after checking that all listed files exist with their sizes.
+    """Return the content of a checkpoint's contents.json after checking that the checkpoint can be used.
+
+    The earlier checkpoints that an incremental checkpoint continues are not checked.
 
     Raises:
-        CheckpointError: `unusable_reason` lists the reasons; the checkpoints that it continues are not checked.
+        CheckpointError: the folder is a symbolic link; an earlier load rejected it; contents.json is missing, damaged,
+            or of another version, position or `outputId`; or a file that it lists is missing or has another size.
+        StorageError, StorageFailedError: the folder cannot be read.
     """
     try:
         if files.retry_storage(folder, folder.is_symlink):
@@ -366,7 +370,7 @@ def read_contents(folder: Path) -> CheckpointContents:
     """Return `contents.json` of a checkpoint of the parameter servers. Raise as `read_any_contents` does."""
     contents = read_any_contents(folder)
     if not isinstance(contents, CheckpointContents):
-        raise CheckpointError(f"{CONTENTS} is that of a script's checkpoint")
+        raise CheckpointError(f"{CONTENTS} belongs to a checkpoint of a script")
     return contents
 
 

@@ -286,7 +286,11 @@ def _blocks(path: Path) -> Iterator[bytes]:
 def sha256_file(path: Path, check: Callable[[], None] = lambda: None) -> str:
     """Return the sha256 of a file's content as hex digits.
 
-    An OSError is not converted, because the command line uses this function for files on the user's machine too.
+    `check` is called before each block of the file is hashed; it may raise to stop the work.
+
+    Raises:
+        OSError: the file cannot be read. It is not converted to a `StorageError`, because the command line calls this
+            function for files on the user's machine too.
     """
     digest = hashlib.sha256()
     for block in _blocks(path):
@@ -300,8 +304,13 @@ def copy_file(
 ) -> tuple[int, str]:
     """Copy a file; return (number of bytes, sha256 of the content that was read, as hex digits).
 
-    `target` is not replaced atomically: callers copy into folders that nothing reads yet. With an `offset`, its first
-    bytes stay, and the copy follows them.
+    `target` is not replaced atomically: callers copy into folders that nothing reads yet. The first `offset` bytes of
+    `target` stay, and the copy follows them. `check` is called before each block is written; it may raise to stop the
+    copy.
+
+    Raises:
+        StorageError, StorageFailedError: a file cannot be read or written, except that FileNotFoundError and
+            NotADirectoryError stay as they are.
     """
     digest = hashlib.sha256()
     total = 0

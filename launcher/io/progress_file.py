@@ -90,10 +90,10 @@ class ProgressFile:
             self.write()
 
     def write(self) -> None:
-        """Write the file now.
+        """Replace progress.json by the current fields now, without waiting for WRITE_SECONDS.
 
         Raises:
-            StorageError: the pod's disk is full.
+            StorageError, StorageFailedError: the file cannot be written, for example because the pod's disk is full.
         """
         self._written = self._clock()
         with files.storage_errors(self._path):

@@ -22,9 +22,9 @@ from launcher.schema import ManifestFile, ProgramFile, RunFile
 
 PAGE = Path(__file__).with_name("report.html")
 EARLIER_RUNS = 20
-"""At most so many earlier runs are compared, the newest ones."""
+"""Largest number of earlier runs that the report compares: the newest ones."""
 SHARDS = 64
-"""At most so many shards are listed."""
+"""Largest number of shards that the report lists."""
 Values = Mapping[str, Any]
 
 
@@ -62,13 +62,19 @@ def write_report(root: Path) -> Path | None:
 
 
 def _read_run(output: OutputPaths, damage: list[str]) -> dict[str, Any]:
-    """Return the run record with the program's options; {} when there is none, or only a damaged one."""
+    """Return the content of run.json (or of its copy), with the options from program.json added; {} if both are lost.
+
+    The description of each damaged file is appended to the list `damage`.
+    """
     record = _read_json(damage, RunFile, output.run_json, output.run_copy)
     return record and run_settings.with_options(record, _read_json(damage, ProgramFile, output.program_json))
 
 
 def _read_json(damage: list[str], shape: Any, *paths: Path) -> dict[str, Any]:
-    """Return the JSON object in the first intact file; {} if all are absent, or damaged, which `damage` gets."""
+    """Return the JSON object in the first of `paths` that is intact; {} if all files are absent or damaged.
+
+    If no file is intact, the description of the first damaged one is appended to the list `damage`.
+    """
     found, error = run_record.first_intact(((path, read_bytes(path)) for path in paths), shape)
     damage += [str(error)] if error and found is None else []
     return found or {}

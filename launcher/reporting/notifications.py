@@ -204,7 +204,12 @@ class _Sender(threading.Thread):
 
 
 def post_to_webhook(url: str, timeout: float, message: Message) -> None:
-    """Post a message as JSON, through the pod's HTTP proxy if there is one. A redirect is an error."""
+    """Post a message as JSON, through the pod's HTTP proxy if there is one.
+
+    Raises:
+        OSError, http.client.HTTPException: the server cannot be reached, does not answer within `timeout` seconds, or
+            answers with another status than 2xx. Redirects are not followed, so they raise too.
+    """
     import urllib.request
 
     class Stay(urllib.request.HTTPRedirectHandler):

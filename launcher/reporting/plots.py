@@ -68,7 +68,7 @@ def draw_png(output_dir: Path) -> Path | None:
 
 
 def draw_svg(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) -> str:
-    """Return the plots of curve.png as an SVG element for a page; the arguments are those of `draw`."""
+    """Return the plots of curve.png as an SVG element; empty without a pass. The arguments are as for `draw`."""
     svg = draw(rows, best, spare, "svg").decode()
     return re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S) if svg else ""
 
@@ -152,7 +152,12 @@ def _add_titles(axis: Any, name: str, passes: Sequence[Mapping[str, Any]], best:
 
 @contextlib.contextmanager
 def _matplotlib_cache(spare: Path) -> Iterator[None]:
-    """Give matplotlib a writable cache folder, if need be below `spare`: a pod's root is read-only, without a home."""
+    """Set MPLCONFIGDIR, matplotlib's cache folder, to a writable folder while the `with` block runs.
+
+    Otherwise matplotlib would look for its cache in the home folder, which a pod does not have. A writable
+    MPLCONFIGDIR stays. Else this creates a folder in the system's folder for temporary files, or in `spare` if no such
+    folder is writable (the root file system of a pod is read-only), and removes it after the block.
+    """
     given = os.environ.get("MPLCONFIGDIR")
     if given and os.access(given, os.W_OK):
         yield

@@ -36,7 +36,7 @@ PADDLE_VARIABLES = (
     "PADDLE_PORT",
     "TRAINING_ROLE",
 )
-"""Prefixes of variables that configure Paddle's roles; those of the pod must not reach Paddle."""
+"""Prefixes of variables that configure Paddle's roles. Such variables of the pod must not reach Paddle."""
 CONVERT_BYTES = 16 << 20
 """A smaller shard is parsed by the trainer: loading the program in another process takes longer than parsing
 it."""

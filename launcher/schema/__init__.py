@@ -98,7 +98,7 @@ class ManifestFile:
 
 
 class ShardFileEntry(TypedDict):
-    """Entry of files.json about one file of a shard that has several files."""
+    """One entry of files.json: the name, size in bytes and sha256 (hex) of one file of a shard."""
 
     name: FileName
     bytes: Count
@@ -106,7 +106,7 @@ class ShardFileEntry(TypedDict):
 
 
 class ShardFiles(TypedDict):
-    """`files.json`: lists the files of a shard that has several."""
+    """`files.json`: lists the files of one shard. Only a shard of several files has a files.json in its folder."""
 
     files: list[ShardFileEntry]
 
@@ -180,7 +180,7 @@ class RankFiles:
 
 @dataclass(frozen=True, kw_only=True)
 class SavedCheckpoint:
-    """The fields of `contents.json` that every checkpoint has, also that of a user's script."""
+    """The fields of `contents.json` that every checkpoint has, also a checkpoint of a user's script."""
 
     position: Position
     attempt: Count

@@ -39,7 +39,7 @@ class _Field(NamedTuple):
 
 @functools.cache
 def _layout(shape: Any) -> tuple[_Field, ...]:
-    """Return the fields of a dataclass or TypedDict."""
+    """Return a `_Field` for each field of the dataclass or TypedDict `shape`, in their order."""
     hints = get_type_hints(shape, include_extras=True)
     if is_typeddict(shape):
         return tuple(_Field(key, key, hint, key in shape.__required_keys__) for key, hint in hints.items())

@@ -52,7 +52,7 @@ class ExportedModels:
         return None if content is None else files.parse_json_object(self._folder.url(LATEST), content)
 
     def newest(self) -> ExportFolder:
-        """Return this folder if it has an export (_SUCCESS.json), else that of the run to which latest.json refers.
+        """Return this folder if it has an export (_SUCCESS.json), else the run's folder to which latest.json refers.
 
         With neither file return this folder, whose `download` then fails with the reason.
         """
@@ -144,7 +144,7 @@ class ExportedModels:
 
 
 def download_model(url: str, into: Path, asked_by: str) -> Path:
-    """Download the newest model of a job, or that of one run, to `into`. Raise the errors of `ExportedModels`."""
+    """Download the model of one run, or the newest one of a job, to `into`. Raise the errors of `ExportedModels`."""
     exports = ExportedModels(url, asked_by)
     require = functools.partial(files.require_space, into, what="the model", fix=_ENLARGE)
     return exports.download(exports.newest(), into, require)

@@ -124,7 +124,7 @@ class FoundModel:
     """Describes a complete model that was found; nothing is copied yet."""
 
     identity: str
-    """Text that differs from that of every other model at the address."""
+    """Text that identifies the model: every other model at the address has another one."""
     address: str
     """Address of the model, for messages."""
     copy: Callable[[Path, Callable[[int], None]], Path]

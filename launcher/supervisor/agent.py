@@ -245,7 +245,7 @@ class Agent:
         self.settings, self.runtime, self.network, self.timings = settings, runtime, network, timings
         self.rank = settings.completion_index
         self.incarnation = os.urandom(16).hex()
-        """Random identifier of this pod, which differs from that of an earlier pod with the same rank."""
+        """Random identifier of this pod. An earlier pod with the same rank had another one."""
         self.output = OutputPaths(settings.layout.output)
         self.executor = OrderExecutor(self._start_processes, self.rank, timings.orphan)
         self.server: PeerServer | None = None

@@ -237,7 +237,7 @@ class GroupTermination:
     """
 
     def __init__(self, children: Sequence[ChildProcess], seconds: float, now: float) -> None:
-        """Send SIGTERM to those of `children` that still run; SIGKILL follows `seconds` later, or replaces it if 0."""
+        """Send SIGTERM to all `children` that still run, and SIGKILL after `seconds`; if 0, only SIGKILL, at once."""
         self._running = [child for child in children if not child.done.is_set()]
         self._deadline: float | None = now + seconds
         for child in self._running:

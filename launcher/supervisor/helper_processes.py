@@ -119,8 +119,8 @@ def convert_shard(
     """Run the helper process that parses this rank's shard into binary records; do nothing if `spec` is None.
 
     Raises:
-        ProcessError: the data or the program are wrong; message and exit code are those of the process. Or the process
-            has logged nothing for `Timings.parser_quiet` seconds.
+        ProcessError: the data or the program are wrong; the error has the message and the exit code of the process. Or
+            the process has logged nothing for `Timings.parser_quiet` seconds.
         UnfitError: the process was killed, or the pod's disk is faulty: another pod may succeed.
     """
     if spec is None:

@@ -80,7 +80,7 @@ class ProcessGroup:
         self.attempt, self.phase = gang.attempt, Phase.SERVING
         self.failure: Failure | None = None
         self.hang: Failure | None = None
-        """Why the trainers seem to hang, if the runtime's trainers hang only together with those of all ranks."""
+        """Why the trainers seem to hang, with a runtime whose trainers hang only if the trainers of all ranks do."""
         self._trainers: list[ChildProcess] = []
         self._servers: list[ChildProcess] = []
         self._follows: list[LogFollower] = []

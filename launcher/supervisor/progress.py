@@ -58,7 +58,7 @@ def _read(path: Path) -> TrainerProgress | None:
 
 
 def combine_progress(found: Sequence[TrainerProgress]) -> TrainerProgress:
-    """Combine the progress of the trainers of one pod: that of the slowest one, with the speed of all together."""
+    """Return the progress of the slowest trainer of one pod, with the sum of all speeds and the mean of all losses."""
     if not found:
         return TrainerProgress()
     losses = [each.loss for each in found if each.loss is not None]

@@ -23,17 +23,17 @@ class Timings:
     data_again: float = 60.0
     """How long a run whose data another release has replaced waits for its data Job to start."""
     silence: float = 10.0
-    """The coordinator counts a rank as lost if it has not reported for so long, which is longer than a busy node
+    """The coordinator counts a rank as lost if it has not reported for this time, which is longer than a busy node
     pauses."""
     orphan: float = 10.0
-    """A rank stops its processes if rank 0 has not confirmed their order for so long."""
+    """A rank stops its processes if rank 0 has not confirmed their order for this time."""
     stuck: float = 30.0
-    """A main thread that does not run for so long (a hung volume) makes its launcher look dead to the
+    """A main thread that does not run for this time (a hung volume) makes its launcher look dead to the
     coordinator, and its watchdog kills the processes."""
     storage_late: float = 10.0
-    """The status says that a rank waits for its storage if the storage has not answered for so long."""
+    """The status says that a rank waits for its storage if the storage has not answered for this time."""
     storage: float = 150.0
-    """A rank whose storage has not answered for so long exits, and Kubernetes replaces its pod: a restart or
+    """A rank whose storage has not answered for this time exits, and Kubernetes replaces its pod: a restart or
     failover of a storage server takes up to two minutes."""
     parser_quiet: float = 3600.0
     """How long the process that parses the shard may log nothing. It logs its progress after each part of the rows."""
@@ -59,10 +59,10 @@ class Timings:
     lock_beat: float = 2.0
     """Time between two renewals of the lease in run.lock."""
     lock_lease: float = 10.0
-    """The holder counts the lease as lost if it could not renew it for so long. The time from then until another pod
+    """The holder counts the lease as lost if it could not renew it for this time. The time from then until another pod
     may take the lease is enough for an order to arrive and for `stop`."""
     lock_stale: float = 20.0
-    """A lease whose file does not change for so long, by the waiter's own clock, has expired."""
+    """A lease whose file does not change for this time, by the waiter's own clock, has expired."""
     lock_wait: float = 70.0
     """How long a pod waits, after the grace period of the pod that holds the lease, until that pod releases it: longer
     than `lock_stale`, with some time for a slow node."""

@@ -61,13 +61,25 @@ class Evaluator:
     """Calculates the program's metrics on the test set. Each trainer has one object, and all trainers call `score`."""
 
     def __init__(self, program: TrainingProgram, trainer: FleetTrainer, test: Records | None) -> None:
-        """Prepare to evaluate on the complete test set `test`, which trainer 0 must have and others may have."""
+        """Prepare to evaluate on the test set.
+
+        Args:
+            test: the complete test set; None if this trainer's pod has none. Only trainer 0 must have the job's
+                test set. If all trainers have it, each predicts a share of the rows; else trainer 0 predicts all.
+        """
         self._program, self._predict, self._test = program, trainer.predict, test
         self._trainers, self._rank = trainer.trainers, trainer.trainers.rank
         self._is_shared: bool | None = None
 
     def score(self) -> dict[str, float]:
-        """Evaluate the present parameters. Return {metric: value} on trainer 0, and {} on the others."""
+        """Evaluate the current parameters; all trainers call this together.
+
+        Returns:
+            {metric: value} on trainer 0; {} on the other trainers, and on trainer 0 without a test set.
+
+        Raises:
+            SettingsError: the program's metrics() fails.
+        """
         test = self._test
         if self._is_shared is None:
             self._is_shared = bool(self._trainers.gather([float(test is not None)]).all())

@@ -10,7 +10,7 @@ model/
   score.json                    the metrics of this model on the test set
 
 `ModelExporter` writes it from the servers: all trainers call `export` together after the last save, and all ranks fill
-the two files of a table at the same time. The ids come from a checkpoint (`ids/<table>-<rank>.npy`, those of each
+the two files of a table at the same time. The ids come from a checkpoint (`ids/<table>-<rank>.npy`, the ids of each
 rank's servers) and not from the shards of this run's data, because the tables also have ids of earlier runs. The ids
 of all ranks are sorted together; each rank writes a contiguous range of rows.
 
@@ -316,7 +316,7 @@ def _write_networks(
 def _save_network(
     path: Path, network: BuiltNetwork, inputs: Sequence[str], outputs: list[Any], exe: Any
 ) -> None:
-    """Write an inference program with those of the inputs that the outputs depend on; Paddle rejects others."""
+    """Write an inference program. Of `inputs` it has only the ones that `outputs` need; Paddle rejects others."""
     import paddle
 
     needed = network.names_needed(outputs)
@@ -410,7 +410,11 @@ class ScoringProcess:
     """
 
     def __init__(self, test: Path) -> None:
-        """Fork the process; `test` is the folder with the test set's records."""
+        """Fork the scoring process, which waits for requests; `test` is the folder with the test set's records.
+
+        Raises:
+            OSError: another thread of this process ran all the time (`fork_while_alone`).
+        """
         self._test = test
         self._pipe, theirs = multiprocessing.Pipe()
         self._pid = fork_while_alone()
@@ -424,7 +428,14 @@ class ScoringProcess:
         theirs.close()
 
     def score(self, folder: Path) -> dict[str, float]:
-        """Return metric → value of the model in `folder` on the test set, or raise `DataError`."""
+        """Let the scoring process calculate the metrics of the model in `folder` on the test set.
+
+        Returns:
+            metric → value.
+
+        Raises:
+            DataError: the scoring failed or took longer than TIMEOUT_SECONDS, or the process has exited.
+        """
         try:
             self._pipe.send(folder)
             answer = (

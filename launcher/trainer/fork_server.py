@@ -35,16 +35,18 @@ _WATCHED = ("State:", "voluntary_ctxt_switches:", "nonvoluntary_ctxt_switches:")
 
 
 def fork_while_alone() -> int:
-    """Call `os.fork()` while all other threads of this process sleep; wait for that at most QUIET_SECONDS.
+    """Fork this process at a moment when all its other threads sleep, as `os.fork()` does otherwise.
 
-    A lock that another thread holds is never released in the child. Whether a thread ran meanwhile is known
-    only after the fork; then the child is killed, and the fork is repeated.
+    The child has only the thread that forks. If another thread held a lock at that moment, the lock would stay locked
+    in the child for ever. So this function forks only when all other threads sleep, and afterwards compares their
+    numbers of context switches: if a thread ran during the fork, it kills the child and tries again, for up to
+    QUIET_SECONDS.
 
     Returns:
         The child's process id; 0 in the child.
 
     Raises:
-        OSError: for QUIET_SECONDS at least one other thread always ran.
+        OSError: at each try within QUIET_SECONDS another thread was running.
     """
     deadline = time.monotonic() + QUIET_SECONDS
     while time.monotonic() < deadline:
@@ -69,8 +71,9 @@ def fork_while_alone() -> int:
             os.waitpid(pid, 0)
         time.sleep(0.001)
     raise OSError(
-        f"cannot fork process {os.getpid()}: at least one of its other threads always ran for {QUIET_SECONDS:g} s. "
-        "Fix: if this happens again, increase resources.requests.cpu, so that the threads become idle sooner"
+        f"cannot fork process {os.getpid()}: whenever it tried during {QUIET_SECONDS:g} s, another of its threads was "
+        "running, and a lock of that thread would stay locked in the new process. Fix: if this happens again, increase "
+        "resources.requests.cpu, so that the threads become idle sooner"
     )
 
 

@@ -52,7 +52,7 @@ IGNORED_DEFAULTS = {
     "adagrad": {"epsilon": 1e-6},
     "sgd": {},
 }
-"""Arguments that the servers ignore: those of dense parameters' optimizers, and Adagrad's. They use these values."""
+"""Arguments that the servers ignore, of Adagrad and of the optimizers of dense parameters. They use these values."""
 RULE_NAMES = {"adam": "SparseAdamSGDRule", "sgd": "SparseNaiveSGDRule", "adagrad": "StdAdaGradSGDRule"}
 DEFAULT_BYTES = 64 << 20
 MAX_BYTES = (1 << 31) - 1
@@ -353,7 +353,7 @@ class ServerConnection:
         self._worker.barrier(0)
 
     def pull_dense(self) -> None:
-        """Replace this trainer's dense parameters by those of the servers."""
+        """Replace this trainer's dense parameters by the current values on the servers."""
         self._runtime._pull_all_dense(self._runtime.scopes, self._runtime._send_ctx, self._dense)
 
     def rows(self, name: str, ids: NDArray[np.int64]) -> NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""Read the settings of one pserver or trainer process: those of its pod, and those of the current attempt.
+"""Read the settings of one pserver or trainer process: its pod's settings, and what holds for the current attempt.
 
 An attempt is one start of a run's processes; a restart after a failure is the next attempt.
 

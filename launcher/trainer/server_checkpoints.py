@@ -355,7 +355,7 @@ class Checkpoints:
                 raise checkpoints.reject(member, reason, self.settings.attempt)
 
     def _table_mismatch(self, contents: CheckpointContents) -> str | None:
-        """Return how the program's tables differ from those of the checkpoint, or None."""
+        """Return how the program's tables differ from the tables in the checkpoint; None if they are the same."""
         saved, present = contents.tables, {table.name: table for table in self.network.tables}
         if list(saved) != list(present):
             return f"it has the tables {', '.join(saved)}, but the program has {', '.join(present)}"

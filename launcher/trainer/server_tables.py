@@ -91,7 +91,7 @@ class EmbeddingTable:
     width: int
     spread: float
     rule: OptimizerRule | None
-    """The table's own optimizer; None: that of the program's optimizer()."""
+    """The table's own optimizer; None: the one that the program's optimizer() returns."""
     admit: int
     evict: int | None
 

@@ -63,7 +63,10 @@ class TrainerLog:
 
 @dataclass
 class PassTotals:
-    """Totals of one rank in its current pass; a checkpoint inside a pass contains them."""
+    """Running sums of one rank over the batches of its current pass.
+
+    A checkpoint inside a pass contains them, so that a resumed pass continues the sums.
+    """
 
     samples: float = 0.0
     seconds: float = 0.0
@@ -87,7 +90,7 @@ class PassMeter:
 
     @property
     def average(self) -> float:
-        """The mean loss of the pass so far."""
+        """The mean loss of the pass so far, over its rows."""
         return self.totals.loss / self.totals.samples
 
     @property

@@ -30,7 +30,7 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class RowFormat:
-    """The format of a file of rows; the fields are those of the chart's `data` values."""
+    """The format of a file of rows; each field is the value of the same name below `data` in the chart."""
 
     csv: bool = False
     delimiter: str = ","

@@ -28,7 +28,7 @@ def send_request(
         path: Path and query on the server.
         method: HTTP method.
         body: JSON of the request; with the method PATCH a merge patch.
-        at: Host and port; by default those of the API server.
+        at: Host and port; by default the API server's.
         client: Name of the client certificate.
         seconds: Timeout.
 

@@ -194,9 +194,9 @@ def _stream_pod(
 
 
 def _stream_replacements(session: ClusterSession, pod: dict[str, Any], rank: int) -> Iterator[bytes]:
-    """Yield the logs of the containers that follow that of `pod`, until the run is over.
+    """Yield the logs of the containers that run after the current one of `pod`, until the run is over.
 
-    They are the main container, if `pod` was in its init container, and those of the pods that replace `pod`.
+    They are the main container, if `pod` was in its init container, and the containers of pods that replace `pod`.
     """
     last, deadline = (object_states.name_of(pod), _log_container(pod)), time.monotonic() + FOLLOW_SECONDS
     while time.monotonic() < deadline:

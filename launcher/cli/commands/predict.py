@@ -82,7 +82,7 @@ def predict_rows(folder: Path, cells: Sequence[str], rows: Path | None) -> list[
 
 
 def _prediction_text(answer: dict[str, Any]) -> str:
-    """Return the prediction for one row as text: that of the program's describe(), else the predicted numbers."""
+    """Return the prediction for one row as text: what the program's describe() returned, else the predicted numbers."""
     value = answer["prediction"]
     if answer["words"] is not None:
         return str(answer["words"])

@@ -200,7 +200,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
 
 
 def find_script(program: Path) -> Path | None:
-    """Return the script that `program` is or contains (or that of an example), or None if it is a program of fleet."""
+    """Return the script that `program` (a file, a folder or an example) is or contains; None for a program of fleet."""
     if (program / CONFIG).is_file():
         return None
     only = list(program.glob("*.py")) if program.is_dir() else []  # as `run`: the only file of a folder

@@ -48,7 +48,7 @@ def prepare(job: Job) -> dict:
 
 
 def _table(path):
-    """Return the rows of a side table, each a list of texts."""
+    """Return the rows of a side table (a file of `data.tables`, which all ranks have), each a list of texts."""
     lines = path.read_text("utf-8").splitlines()
     return [line.split("\t") for line in lines[1:]]  # the first line has the column names
 

@@ -75,7 +75,7 @@ class Coordinator:
 
         Args:
             address: IP address of this pod, which other ranks read in run.lock.
-            pause: waits so many seconds, as time.sleep does, or until the agent must stop.
+            pause: waits for a number of seconds, as time.sleep does, or until the agent must stop.
             wake: called when a rank has reported, so that the agent calls `step` at once.
         """
         self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
@@ -240,7 +240,7 @@ class Coordinator:
     def _end_run(self, plan: Plan) -> Plan:
         """Finish report and export, and write the outcome to run.json before any rank or user receives it.
 
-        Return `plan` with the final cause of a failure, which may be that of the export.
+        Return `plan` with the final cause of a failure: the cause it has, else that the report or the export failed.
         """
         assert self.run_files is not None  # noqa: S101 - step() checked it
         if plan.cause is None:
@@ -372,13 +372,15 @@ class Coordinator:
             self._close("stopped" if stopped else None, error, pause)
 
     def _close(self, state: str | None, error: LauncherError | None, pause: Callable[[float], None]) -> None:
-        """Write how the run ended, if this pod still holds the lease; then release it, and stop the notifications.
+        """Write how the run ended to the output, then release the lease and send the last notifications.
+
+        A pod that has lost the lease writes nothing to the output, and notifies nobody of the end. If the run failed,
+        report.html is written too; a complete run has written it before. An error of run.json is only logged.
 
         Args:
-            state: the state to write to run.json; None if run.json is already final.
-            error: the cause of the end, if the run failed or was stopped. After a failure report.html is written
-                here; that of a complete run exists already.
-            pause: waits so many seconds.
+            state: the state to write to run.json, of which users are notified; None if run.json is already final.
+            error: why the run failed or was stopped; None if it is complete.
+            pause: waits for a number of seconds.
         """
         holds_lease = self.run_files is not None and not self.lock.is_lost
         if self.run_files is not None and holds_lease and state is not None:

@@ -66,7 +66,7 @@ class GangLimits:
     """What decisions about one run depend on: deadlines in seconds, counts, and functions that look something up."""
 
     silence: float
-    """A rank that has not reported for so long counts as lost."""
+    """A rank that has not reported for this number of seconds counts as lost."""
     life: float
     """Time after its last report for which a lost rank's processes may still run."""
     rendezvous: float
@@ -257,13 +257,13 @@ class Membership:
     def reject(self, credential: str) -> tuple[int, bytes] | None:
         """Return the answer (HTTP status, JSON body) to a sender of POST /state that is no rank of this run, or None.
 
-        401: the credential is not that of this run. 503: rank 0 does not hold the output lease.
+        401: the credential does not have this run's secret. 503: rank 0 does not hold the output lease.
         """
         expected = self._credential
         if expected is None:
             return 503, _error("rank 0 does not hold the lease on the output")
         if not hmac.compare_digest(expected.encode(), credential.encode()):
-            return 401, _error("this credential is not that of the run that holds run.lock")
+            return 401, _error("this credential does not have the secret of the run that holds run.lock")
         return None
 
     def handle_state(self, body: bytes) -> tuple[int, bytes]:

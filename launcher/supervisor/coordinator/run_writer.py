@@ -66,7 +66,7 @@ class RunFilesWriter:
         self.exported: dict[str, Any] | None = earlier.exported if earlier.run_id == settings.run_id else None
         """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
         self.score = earlier.score
-        """The model's test scores from model/score.json; while that does not exist, those of an earlier run.json."""
+        """The model's test scores from model/score.json; until that file exists, the scores in an earlier run.json."""
         self.warning: str | None = None
         """What is doubtful about the complete run, for `status`; None: nothing."""
         self._started = time.time()
@@ -171,7 +171,7 @@ class RunFilesWriter:
         run_record.write(self.output, record, self._lock.check)
 
     def _read_score(self) -> dict[str, Any]:
-        """Return the numbers of model/score.json, which may be a script's; those of earlier without such a file."""
+        """Return the numbers in model/score.json, and `self.score` if that file is missing or damaged."""
         found = read_if_intact(lambda: files.read_json(self.output.model / "score.json"), self.score)
         numbers = {name: value for name, value in found.items() if type(value) in (int, float)}
         if found != numbers:
@@ -259,7 +259,7 @@ def build_status(
     """Return the present content of `output/status.json` (docs/reference/files.md).
 
     Args:
-        silence: a rank that has not reported for so many seconds counts as lost.
+        silence: a rank that has not reported for this number of seconds counts as lost.
         wall: Unix time in seconds at the moment `now`.
         state: replaces the state that follows from the plan.
         cause: why the run failed; None: it did not fail.

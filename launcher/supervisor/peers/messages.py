@@ -50,7 +50,7 @@ class Phase(str, enum.Enum):
 
 
 class Action(str, enum.Enum):
-    """What all ranks must do in an attempt; decisions.py has the order."""
+    """What all ranks must do now in an attempt. coordinator/decisions.py shows in which sequence the actions follow."""
 
     WAIT = "wait"
     SERVE = "serve"

@@ -24,7 +24,7 @@ RECORDS_PER_BYTE = 0.75
 COUNTED_FILES = 10_000
 """A script may have made many files, and its launcher counts their bytes before it stops the script."""
 TEST_ALONE = 200_000
-"""Rank 0 alone evaluates a test set of at most so many rows; a larger one is divided among all ranks
+"""Rank 0 alone evaluates a test set of at most this number of rows; a larger one is divided among all ranks
 (launcher/trainer/evaluation.py)."""
 
 
@@ -221,9 +221,9 @@ def _stage_data(
 def _copy_checked(
     layout: JobPaths, pieces: list[tuple[Path, str | None]], target: Path, check: Callable[[], None]
 ) -> list[dict[str, Any]]:
-    """Copy files, each with the sha256 of the manifest, one after the other to `target`.
+    """Append the content of `pieces`, each (path, its sha256 in the manifest), to the new file `target`.
 
-    What was read must match the manifest. The copy is not read again here: the process that converts the rows to
+    What was read must have this sha256. The copy is not read again here: the process that converts the rows to
     records reads it once, and compares it with what this function returns.
 
     Returns:

@@ -27,8 +27,12 @@ def wait_for_manifest(
     """Wait until the data of this run is complete (`.data/<dataDigest>.json` exists); return its manifest.
 
     Raises:
-        DataError: the data Job failed or showed no activity for `data.waitSeconds`. Or it showed none for
-            `timings.data_again` seconds, and the manifest is damaged.
+        DataError: one of these:
+            - data-failed.json says that the data Job of this run failed;
+            - the data Job showed no activity for `data.waitSeconds`;
+            - the manifest is damaged, and no data Job was active in the first `timings.data_again` seconds;
+            - the manifest is intact, but `check_manifest` rejects it.
+        StorageError, StorageFailedError: a file cannot be read.
     """
     timings = timings or Timings()
     layout = settings.layout
@@ -74,7 +78,7 @@ def wait_for_manifest(
 
 
 def _activity(path: Path) -> int | None:
-    """Return a value that changes while the data Job works; None if there is no data Job at work."""
+    """Return a value that changes while the data Job works; None if the file that the data Job touches is absent."""
     try:
         return path.stat().st_mtime_ns
     except OSError:  # only a hint; other code reports errors of the storage
