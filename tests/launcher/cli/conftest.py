@@ -182,6 +182,11 @@ def update_json(file, **changes):
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
+def write_status(job: Path, **changed: object) -> None:
+    """Write the status.json of a job's run, which trains unless `changed` says otherwise."""
+    (job / "output" / "status.json").write_text(json.dumps(make_status(**changed)))
+
+
 DAY = 86400.0
 
 

@@ -36,13 +36,9 @@ def test_a_complete_run_ends_with_its_score_and_the_next_command(cli, job_folder
     code, out, _ = cli("wait", "--path", job_folder)
     assert code == 0
     assert out.startswith("complete") and out.splitlines()[-1].endswith("score error 0.2012")
-    update_json(job_folder / "output" / "run.json", score={})
-    assert "score" not in cli("wait", "--path", job_folder)[1]
-
-
-def test_results_say_when_the_run_finished(cli, job_folder):
-    update_json(job_folder / "output" / "run.json", finished=1795236798.0)
+    update_json(job_folder / "output" / "run.json", score={}, finished=1795236798.0)
     assert "complete at 2026-11-21 04:53:18Z" in cli("results", "--path", job_folder)[1]
+    assert "score" not in cli("wait", "--path", job_folder)[1]
 
 
 def test_another_jobs_folder_is_read_by_its_name(cli, job_folder):
@@ -105,32 +101,22 @@ def test_wait_returns_2_after_its_timeout_and_says_what_it_waits_for(cli, job_fo
     assert "still waits for: pass 7 of 10" in err
 
 
-def exporting(job_folder, state, exported=None):
-    """Write the files of a run whose model is being exported, or was exported."""
+def test_a_run_that_still_exports_is_not_over_and_then_its_address_is_shown(cli, job_folder):
     to = "s3://bucket/models/quick-start/quick-start-1a2b3c4d/"
-    update_json(job_folder / "output" / "status.json", state=state, exportTo=to)
-    update_json(job_folder / "output" / "run.json", exported=exported)
-    return to
-
-
-def test_a_run_that_still_exports_is_not_over(cli, job_folder):
-    to = exporting(job_folder, "exporting")
+    update_json(job_folder / "output" / "status.json", state="exporting", exportTo=to)
     code, out, err = cli("wait", "--path", job_folder, "--timeout", "0")
     assert code == 2
     assert out.startswith("exporting: ")
     assert f"still waits for: copying the model to {to}" in err
-    code, out, _ = cli("status", "--path", job_folder)
+    out = cli("status", "--path", job_folder)[1]
     assert f"copying the model to {to}" in out
     assert "100%" in out
-
-
-def test_the_address_of_an_exported_model_is_shown(cli, job_folder):
-    to = exporting(job_folder, "complete")
-    exporting(job_folder, "complete", {"to": to, "objects": 5, "bytes": 1000})
+    update_json(job_folder / "output" / "status.json", state="complete")
+    exported = {"to": to, "objects": 5, "bytes": 1000}
+    update_json(job_folder / "output" / "run.json", exported=exported)
     for command in ("wait", "status", "results"):
         code, out, _ = cli(command, "--path", job_folder)
-        assert code == 0
-        assert f"exported to {to}" in out, command
+        assert (code, f"exported to {to}" in out) == (0, True), command
 
 
 def test_results_are_copied_completely_and_unchanged(cli, job_folder, tmp_path):
@@ -281,21 +267,20 @@ def test_the_end_of_input_is_not_a_yes(monkeypatch):
     assert terminal.confirm("Stop anyway?") is False
 
 
-@pytest.mark.parametrize(("module", "extra"), [("numpy", "model"), ("uvicorn", "serve")])
-def test_a_package_that_is_not_installed_is_one_message(cli, monkeypatch, module, extra):
+@pytest.mark.parametrize(
+    ("module", "extra"), [("numpy", "model"), ("uvicorn", "serve"), ("launcher.gone", "")]
+)
+def test_a_package_that_is_not_installed_is_one_message_and_a_module_that_the_launcher_lacks_a_bug(
+    cli, monkeypatch, module, extra
+):
     def load(*_):
         raise ModuleNotFoundError(f"No module named '{module}'", name=module)
 
     monkeypatch.setattr(predict, "predict_rows", load)
+    if not extra:
+        with pytest.raises(ModuleNotFoundError):
+            cli("predict", "model", "x=1")
+        return
     code, _, err = cli("predict", "model", "x=1")
     assert (code, err.count("\n")) == (3, 1)
     assert f"the Python package {module}, which is not installed. Fix: pip install '.[{extra}]'" in err
-
-
-def test_a_module_that_the_launcher_lacks_is_a_bug(cli, monkeypatch):
-    def load(*_):
-        raise ModuleNotFoundError("No module named 'launcher.gone'", name="launcher.gone")
-
-    monkeypatch.setattr(predict, "predict_rows", load)
-    with pytest.raises(ModuleNotFoundError):
-        cli("predict", "model", "x=1")

@@ -19,9 +19,10 @@ def waiting(reason, message=""):
     return [{"name": "train", "image": "localhost/x:1", "state": state}]
 
 
-def explain_failure(**terminated):
+def explain_failure(status=None, **terminated):
     ended = {"name": "train", "state": {"terminated": terminated}}
-    return object_states.explain_failure(make_pod("p", phase="Failed", containerStatuses=[ended]))
+    pod = make_pod("p", phase="Failed", containerStatuses=[ended], **(status or {}))
+    return object_states.explain_failure(pod)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +64,6 @@ def test_a_pending_pod_is_explained_by_its_scheduler_container_or_event(status, 
     assert object_states.explain_pending(pod, events) == expected
 
 
-def test_a_termination_message_is_the_reason_of_a_failed_pod():
-    assert explain_failure(exitCode=70, message="rank 1: trainer died\n") == "rank 1: trainer died"
-
-
-def test_a_container_killed_for_memory_is_explained():
-    explanation = explain_failure(exitCode=137, reason="OOMKilled")
-    assert "exit code 137 (SIGKILL)" in explanation
-    assert "more memory than its limit" in explanation
-
-
 def test_job_states_follow_their_conditions():
     assert object_states.job_state(None) == ("missing", "")
     assert object_states.job_state(make_job("j")) == ("running", "")
@@ -92,21 +83,22 @@ def test_an_unbound_claim_is_explained_by_its_newest_event():
     assert object_states.explain_claim(None, "paddle") == "the claim paddle does not exist"
 
 
+@pytest.mark.parametrize("message", ["", "the log's last line"])
 @pytest.mark.parametrize(
     ("code", "words"),
     [
         (69, "another pod of this rank has taken its place"),
         (71, "it is replaced"),
         (143, "stopped by SIGTERM"),
-        (137, "SIGKILL"),
+        (137, "SIGKILL), OOMKilled: it used more memory than its limit"),
     ],
 )
-def test_an_exit_code_that_does_not_fail_the_run_is_described(code, words):
-    for message in ("", "the log's last line"):
-        explanation = explain_failure(exitCode=code, message=message)
-        assert explanation.startswith(f"container train exited with exit code {code} (")
-        assert words in explanation
-        assert explanation.endswith(message)
+def test_an_exit_code_that_does_not_fail_the_run_is_described(code, words, message):
+    reason = {"reason": "OOMKilled"} if code == 137 else {}
+    explanation = explain_failure(exitCode=code, message=message, **reason)
+    assert explanation.startswith(f"container train exited with exit code {code} (")
+    assert words in explanation
+    assert explanation.endswith(message)
 
 
 def test_a_scheduler_message_about_a_claim_being_bound_is_no_failure():
@@ -174,12 +166,9 @@ GONE = {"type": "DisruptionTarget", "status": "True"}
 )
 @pytest.mark.parametrize("code", [143, 137, 71])
 def test_a_pod_that_kubernetes_ended_is_explained_by_that_and_not_by_its_exit_code(status, expected, code):
-    ended = {"name": "train", "state": {"terminated": {"exitCode": code, "message": "received SIGTERM"}}}
-    pod = make_pod("p", phase="Failed", containerStatuses=[ended], **status)
-    assert object_states.explain_failure(pod) == expected
+    assert explain_failure(status, exitCode=code, message="received SIGTERM") == expected
 
 
-def test_a_final_error_is_the_cause_although_the_pod_was_evicted_afterwards():
-    ended = {"name": "train", "state": {"terminated": {"exitCode": 65, "message": "the loss is NaN"}}}
-    pod = make_pod("p", phase="Failed", containerStatuses=[ended], reason="Evicted", message=FULL)
-    assert object_states.explain_failure(pod) == "the loss is NaN"
+@pytest.mark.parametrize("status", [{}, {"reason": "Evicted", "message": FULL}])
+def test_the_message_of_a_final_error_is_the_cause_although_the_pod_was_evicted_afterwards(status):
+    assert explain_failure(status, exitCode=65, message="the loss is NaN\n") == "the loss is NaN"

@@ -142,43 +142,30 @@ def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(here:
     assert cluster.suspended == [(DATA_JOB, False)], "helm leaves a Job that it keeps suspended"
 
 
-@pytest.mark.slow
-def test_of_two_concurrent_runs_of_one_job_in_two_releases_one_trains(here: Path) -> None:
-    cluster = make_cluster("one", "other")
-    rejected: list[str] = []
-
-    def second() -> None:
-        with pytest.raises(OtherRunError, match=r"has been using job mine since .*Fix: ") as raised:
-            launch(cluster, launch_options(release="other", replace=True))
-        rejected.append(str(raised.value))
-
-    launch(cluster, launch_options(release="one", replace=True), helm=FakeHelm(cluster, second))
-    assert rejected
-    assert not cluster.leases
-
-
-def test_of_two_concurrent_runs_of_a_release_one_fails_with_the_lease_holder(
-    here: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("releases", "what"), [(("one", "one"), "release one"), (("one", "other"), "job mine")]
+)
+def test_of_two_concurrent_runs_of_a_release_or_job_one_fails_with_the_lease_holder(
+    here: Path, monkeypatch: pytest.MonkeyPatch, releases: tuple[str, str], what: str
 ) -> None:
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
-    cluster = make_cluster("paddle-training")
+    cluster = make_cluster(*dict.fromkeys(releases))
+    first, other = (launch_options(release=name, keep=None, replace=True) for name in releases)
     rejected: list[OtherRunError] = []
 
     def second() -> None:
         with pytest.raises(OtherRunError) as raised:
-            launch(cluster, launch_options(keep=None, replace=True), batch=16)
+            launch(cluster, other, batch=16)
         rejected.append(raised.value)
 
-    helm = FakeHelm(cluster, second)
-    done = launch(cluster, launch_options(keep=None, replace=True), helm=helm)
+    done = launch(cluster, first, helm=FakeHelm(cluster, second))
     assert [str(path) for path in here.glob("*.values.yaml")] == [str(here / "mine.values.yaml")]
     assert yaml.safe_load(done.keep.read_text())["training"]["batchSize"] == 8
     assert done.session.run().k8s_job == "mine-8"
-    assert str(rejected[0]).startswith(
-        f"{run_lease.user_and_host()} (process {os.getpid()}) has been using release"
-    )
+    holder = f"{run_lease.user_and_host()} (process {os.getpid()})"
+    assert str(rejected[0]).startswith(f"{holder} has been using {what} since ")
     assert "Fix: " in str(rejected[0])
-    assert rejected[0].exit_code == 4
+    assert (rejected[0].exit_code, cluster.leases) == (4, {})
 
 
 def test_a_replaced_run_is_not_followed(here: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from launcher.cli import object_states, shared_options
 from launcher.paths import OutputPaths, Position
 from testkit.waiting import until
 
-from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, make_job, make_pod, make_status
+from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, make_job, make_pod, write_status
 from .fake_cluster import FakeCluster
 
 Cli = Callable[..., tuple[int, str, str]]
@@ -40,35 +41,36 @@ def cluster(job_folder: Path, monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
     made.add_release()
     made.jobs = [make_job(K8S_JOB), make_job(DATA_JOB, DONE)]
     monkeypatch.setattr(shared_options, "connect", lambda *_: made)
-    (job_folder / "output" / "status.json").write_text(json.dumps(make_status()))
+    write_status(job_folder)
     return made
 
 
-@pytest.fixture
-def trainer(job_folder: Path) -> Iterator[None]:
-    """Run a thread that saves a checkpoint when one is requested."""
+@contextlib.contextmanager
+def when_requested(job_folder: Path, work: Callable[[OutputPaths], object]) -> Iterator[None]:
+    """In the block, call `work` in a thread once a checkpoint is requested, with the output's paths."""
     output = OutputPaths(job_folder / "output")
-    end = threading.Event()
 
     def run() -> None:
-        while not end.wait(0.05):
-            if output.checkpoint_request.exists():
-                at = output.checkpoint(Position(6, 41))
-                at.mkdir(exist_ok=True)
-                (at / "done").touch()
-                output.checkpoint_request.unlink(missing_ok=True)
+        until(output.checkpoint_request.exists, "the request")
+        work(output)
 
     thread = threading.Thread(target=run)
     thread.start()
     yield
-    end.set()
     thread.join()
 
 
 def test_stop_saves_a_checkpoint_suspends_the_job_and_suggests_resume(
-    cli: Cli, cluster: FakeCluster, trainer: None
+    cli: Cli, cluster: FakeCluster, job_folder: Path
 ) -> None:
-    code, out, err = cli("stop")
+    def save(output: OutputPaths) -> None:
+        at = output.checkpoint(Position(6, 41))
+        at.mkdir()
+        (at / "done").touch()
+        output.checkpoint_request.unlink()
+
+    with when_requested(job_folder, save):
+        code, out, err = cli("stop")
     assert (code, cluster.suspended) == (0, [(K8S_JOB, True)]), err
     assert "checkpoint: pass 7, batch 41 (output/pass-00006-batch-0000041)" in out
     assert "python -m launcher resume" in out
@@ -96,7 +98,7 @@ def test_resume_starts_a_failed_training_again(cli: Cli, cluster: FakeCluster) -
 def test_without_a_checkpoint_stop_describes_the_loss_and_needs_confirmation(
     cli: Cli, cluster: FakeCluster, job_folder: Path, state: str, why: str
 ) -> None:
-    (job_folder / "output" / "status.json").write_text(json.dumps(make_status(state=state)))
+    write_status(job_folder, state=state)
     code, _, err = cli("stop", "--timeout", "1")
     assert (code, cluster.suspended) == (64, [])
     assert why in err
@@ -115,18 +117,15 @@ def test_a_withdrawn_request_is_repeated_and_old_checkpoints_are_not_reported(
         (output.root / name).mkdir(exist_ok=True)
         (output.root / name / "done").touch()
 
-    def withdraw_then_save() -> None:
-        until(output.checkpoint_request.exists, "the request")
+    def withdraw_then_save(output: OutputPaths) -> None:
         output.checkpoint_request.unlink()
         until(output.checkpoint_request.exists, "the request to be sent again")
         (output.checkpoint(Position(5)) / "done").unlink()
         (output.checkpoint(Position(5)) / "done").write_text("again")  # the same position is saved again
         output.checkpoint_request.unlink()
 
-    thread = threading.Thread(target=withdraw_then_save)
-    thread.start()
-    code, out, err = cli("stop")
-    thread.join()
+    with when_requested(job_folder, withdraw_then_save):
+        code, out, err = cli("stop")
     assert code == 0, err
     assert "checkpoint: the end of pass 5 (output/pass-00004)" in out
 
@@ -135,15 +134,8 @@ def test_a_stop_that_times_out_keeps_the_request_of_another_one(
     cli: Cli, cluster: FakeCluster, job_folder: Path
 ) -> None:
     request = OutputPaths(job_folder / "output").checkpoint_request
-
-    def ask_too() -> None:
-        until(request.exists, "the request")
-        request.write_text("of another")
-
-    thread = threading.Thread(target=ask_too)
-    thread.start()
-    assert cli("stop", "--timeout", "1")[0] == 64
-    thread.join()
+    with when_requested(job_folder, lambda _: request.write_text("of another")):
+        assert cli("stop", "--timeout", "1")[0] == 64
     assert request.read_text() == "of another"
 
 
@@ -157,7 +149,7 @@ def test_a_stop_that_times_out_keeps_the_request_of_another_one(
 def test_stop_reports_what_is_saved(
     cli: Cli, cluster: FakeCluster, job_folder: Path, option: str, text: str
 ) -> None:
-    (job_folder / "output" / "status.json").write_text(json.dumps(make_status(state="exporting")))
+    write_status(job_folder, state="exporting")
     assert f"checkpoint: {text}" in cli("stop", option)[1]
 
 
@@ -205,16 +197,7 @@ def test_a_runtime_without_checkpoints_inside_a_pass_is_reported(
 def test_a_run_that_completes_during_the_request_is_not_stopped(
     cli: Cli, cluster: FakeCluster, job_folder: Path
 ) -> None:
-    status = job_folder / "output" / "status.json"
-    request = OutputPaths(status.parent).checkpoint_request
-
-    def complete() -> None:
-        until(request.exists, "the request")
-        status.write_text(json.dumps(make_status(state="complete")))
-
-    thread = threading.Thread(target=complete)
-    thread.start()
-    code, _, err = cli("stop")
-    thread.join()
+    with when_requested(job_folder, lambda _: write_status(job_folder, state="complete")):
+        code, _, err = cli("stop")
     assert (code, cluster.suspended) == (64, [])
     assert "the run is complete now" in err
