@@ -7,14 +7,14 @@ import threading
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import boto3
 import jmespath
 import yaml
 from botocore.config import Config
 
-from testkit.aws_emulator.account import Account
+from testkit.aws_emulator.account import Account, AwsError
 from testkit.aws_emulator.property_values import Props
 
 # Clients by moto server, region and service. Creating one takes up to half a second; threads may share them.
@@ -62,7 +62,7 @@ class Handler:
     The base class makes no call to moto: it is the generic model.
     """
 
-    volatile: ClassVar[tuple[str, ...]] = ()  # outputs that change with every change of an input
+    volatile: tuple[str, ...] = ()  # outputs that change with every change of an input
 
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         """Create the resource without its tags; return its id and the outputs that differ from the inputs."""
@@ -94,63 +94,90 @@ class Handler:
         return []
 
 
+def authorize(cloud: MotoCloud, action: str, role: str = "", resource: str = "", **context: str) -> None:
+    """Raise if the caller may not perform an action of IAM on a resource, or on an existing role with its boundary."""
+    if role:
+        found = cloud.client("iam").get_role(RoleName=role)["Role"]
+        resource = found["Arn"]
+        if boundary := found.get("PermissionsBoundary"):
+            context["PermissionsBoundary"] = boundary["PermissionsBoundaryArn"]
+    cloud.account.authorize([f"iam:{action}"], resource, **context)
+
+
+def run_calls(cloud: MotoCloud, calls: list[Props], values: Props) -> Props:
+    """Make the calls of a row of moto_calls.yaml; return `values` with the answers."""
+    given = {"region": cloud.region, "account": cloud.account.number, "token": uuid.uuid4().hex}
+    values = values | given | {"answers": []}
+    for call in calls:
+        found = {name: jmespath.search(text, values) for name, text in call.items() if name != "call"}
+        if not found.pop("when", True):
+            continue
+        service, method = call["call"].split(".")
+        arguments = {name: value for name, value in found.items() if value is not None}
+        if service == "authorize":
+            authorize(cloud, method, **arguments)
+            continue
+        values["answer"] = getattr(cloud.client(service), method)(**arguments)
+        values["answers"].append(values["answer"])
+    return values
+
+
 class TableHandler(Handler):
     """A type whose calls are a row of moto_calls.yaml, which explains the fields."""
 
     def __init__(self, row: Props) -> None:
         self.row = row
+        self.volatile = tuple(row.get("volatile", ()))
 
     def _run(self, cloud: MotoCloud, operation: str, values: Props) -> Props:
-        """Make the calls of an operation; return `values` with the last two answers."""
-        values = values | {"region": cloud.region, "account": cloud.account.number, "token": uuid.uuid4().hex}
-        for call in self.row.get(operation, ()):
-            service, method = call["call"].split(".")
-            found = {name: jmespath.search(text, values) for name, text in call.items() if name != "call"}
-            arguments = {name: value for name, value in found.items() if value is not None}
-            values["before"] = values.get("answer")
-            values["answer"] = getattr(cloud.client(service), method)(**arguments)
-        return values
+        parts = values.get("id", "").split(self.row.get("separator", ":"), 1)
+        return run_calls(cloud, self.row.get(operation, []), values | {"parts": parts})
+
+    def _search(self, field: str, values: Props, default: Any) -> Any:
+        return jmespath.search(self.row[field], values) if field in self.row else default
 
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        if "exists" in self.row and self.read(cloud, "", p) is not None:
+            raise AwsError(jmespath.search(self.row["exists"], p))
         values = self._run(cloud, "create", p)
         values["id"] = jmespath.search(self.row["id"], values)
-        return values["id"], jmespath.search(self.row["outputs"], values) if "outputs" in self.row else {}
+        return values["id"], self._search("outputs", values, {})
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         values = self._run(cloud, "read", p | {"id": rid})
-        if "state" in self.row and jmespath.search(self.row["state"], values).lower() in (
-            "deleting",
-            "deleted",
-        ):
+        if not self._search("present", values, True):
             return None
-        seen = jmespath.search(self.row["seen"], values) if "seen" in self.row else {}
-        seen |= {"tags": tag_map(seen["tags"])} if "tags" in seen else {}
+        seen = self._search("seen", values, {})
+        if isinstance(seen.get("tags", {}), list | None):
+            seen["tags"] = tag_map(seen["tags"])
         return {name: value for name, value in seen.items() if value is not None}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        self._run(cloud, "update", new | {"id": rid})
-        return {}
+        values = self._run(cloud, "update", new | {"id": rid, "old": old})
+        return self._search("updated", values, {})
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         self._run(cloud, "delete", p | {"id": rid})
 
     def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
-        self._run(cloud, "tag", {"id": rid, "tags": tag_list(tags)})
+        self._run(cloud, "tag", {"id": rid, "tags": tag_list(tags), "tagMap": tags})
 
     def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
         self._run(cloud, "untag", {"id": rid, "keys": keys})
 
 
-_TABLE = yaml.safe_load(Path(__file__).with_name("moto_calls.yaml").read_text(encoding="utf-8"))
-HANDLERS: dict[str, Handler] = {kind: TableHandler(row) for kind, row in _TABLE.items() if kind[0] != "."}
+TABLE: Props = yaml.safe_load(Path(__file__).with_name("moto_calls.yaml").read_text(encoding="utf-8"))
+HANDLERS: dict[str, Handler] = {
+    kind: TableHandler(row) for kind, row in TABLE.items() if "id" in row and kind[0] != "."
+}
 
 
 def register_handler(*tokens: str) -> Callable[[type[Handler]], type[Handler]]:
-    """Register a handler class for resource types."""
+    """Register a handler class for resource types; a subclass of `TableHandler` gets the row of each type."""
 
     def register(cls: type[Handler]) -> type[Handler]:
         for token in tokens:
-            HANDLERS[token] = cls()
+            HANDLERS[token] = cls(TABLE[token]) if issubclass(cls, TableHandler) else cls()
         return cls
 
     return register

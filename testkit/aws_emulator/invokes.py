@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import jmespath
+
 from testkit.aws_emulator.account import AwsError
 from testkit.aws_emulator.eks_rules import addon_version, version_of
-from testkit.aws_emulator.handler import MotoCloud, digest, tag_map
-from testkit.aws_emulator.iam_route53_handlers import private_zone
+from testkit.aws_emulator.handler import TABLE, MotoCloud, digest, run_calls, tag_map
+from testkit.aws_emulator.moto_handlers import private_zone
 from testkit.aws_emulator.property_values import Props
 
 # Public parameters of AL2023 images for EKS ("Retrieve recommended Amazon Linux AMI IDs", EKS user guide).
@@ -17,7 +19,19 @@ EKS_IMAGE = re.compile(
     r"/recommended/(image_id|release_version)"
 )
 Function = Callable[[MotoCloud, Props], Props]
-FUNCTIONS: dict[str, Function] = {}
+
+
+def _call_of_row(row: Props) -> Function:
+    def call(cloud: MotoCloud, p: Props) -> Props:
+        result: Props = jmespath.search(row["result"], run_calls(cloud, row["calls"], p))
+        if isinstance(result.get("tags"), list):
+            result["tags"] = tag_map(result["tags"])
+        return result
+
+    return call
+
+
+FUNCTIONS: dict[str, Function] = {token: _call_of_row(row) for token, row in TABLE.items() if "result" in row}
 
 
 def function(token: str) -> Callable[[Function], Function]:
@@ -57,12 +71,11 @@ def _session_context(cloud: MotoCloud, p: Props) -> Props:
 
 def _principal(cloud: MotoCloud, kind: str, name: str) -> Props:
     named = [a for a in cloud.account.about["principals"] if f":{kind}/" in a and a.endswith(f"/{name}")]
-    iam = cloud.client("iam")
     if named:
         return {"arn": named[0]}
-    if kind == "role":
-        return {"arn": iam.get_role(RoleName=name)["Role"]["Arn"]}
-    return {"arn": iam.get_user(UserName=name)["User"]["Arn"]}
+    iam = cloud.client("iam")
+    found = iam.get_role(RoleName=name) if kind == "role" else iam.get_user(UserName=name)
+    return {"arn": found[kind.capitalize()]["Arn"]}
 
 
 @function("aws:iam/getRole:getRole")
@@ -82,16 +95,6 @@ def _zones(cloud: MotoCloud, p: Props) -> Props:
     return {"names": [zone["ZoneName"] for zone in found if zone["ZoneId"] not in excluded]}
 
 
-@function("aws:ec2/getInstanceType:getInstanceType")
-def _instance_type(cloud: MotoCloud, p: Props) -> Props:
-    found = cloud.client("ec2").describe_instance_types(InstanceTypes=[p["instanceType"]])["InstanceTypes"][0]
-    return {
-        "defaultVcpus": found["VCpuInfo"]["DefaultVCpus"],
-        "memorySize": found["MemoryInfo"]["SizeInMiB"],
-        "gpuses": [{"count": gpu["Count"]} for gpu in found.get("GpuInfo", {}).get("Gpus", ())],
-    }
-
-
 @function("aws:ssm/getParameter:getParameter")
 def _parameter(cloud: MotoCloud, p: Props) -> Props:
     """Return a public parameter of AWS: an image, or a release version."""
@@ -104,28 +107,6 @@ def _parameter(cloud: MotoCloud, p: Props) -> Props:
     return {"value": found, "insecureValue": found}
 
 
-@function("aws:ec2/getVpc:getVpc")
-def _vpc(cloud: MotoCloud, p: Props) -> Props:
-    found = cloud.client("ec2").describe_vpcs(VpcIds=[p["id"]])["Vpcs"][0]
-    blocks = [{"cidrBlock": item["CidrBlock"]} for item in found["CidrBlockAssociationSet"]]
-    flags = {}
-    for name in ("enableDnsSupport", "enableDnsHostnames"):
-        answer = cloud.client("ec2").describe_vpc_attribute(VpcId=p["id"], Attribute=name)
-        flags[name] = answer[name[0].upper() + name[1:]]["Value"]
-    return {"id": p["id"], "cidrBlock": found["CidrBlock"], "cidrBlockAssociations": blocks, **flags}
-
-
-@function("aws:ec2/getSubnet:getSubnet")
-def _subnet(cloud: MotoCloud, p: Props) -> Props:
-    found = cloud.client("ec2").describe_subnets(SubnetIds=[p["id"]])["Subnets"][0]
-    return {
-        "id": p["id"],
-        "vpcId": found["VpcId"],
-        "availabilityZone": found["AvailabilityZone"],
-        "availabilityZoneId": found["AvailabilityZoneId"],
-    }
-
-
 @function("aws:route53/getZone:getZone")
 def _zone(cloud: MotoCloud, p: Props) -> Props:
     zone = private_zone(cloud, p["vpcId"], p["name"])
@@ -133,12 +114,6 @@ def _zone(cloud: MotoCloud, p: Props) -> Props:
         raise AwsError("no matching Route 53 Hosted Zone found")
     tags = cloud.client("route53").list_tags_for_resource(ResourceType="hostedzone", ResourceId=zone)
     return {"id": zone, "zoneId": zone, "tags": tag_map(tags["ResourceTagSet"]["Tags"])}
-
-
-@function("aws:ec2/getSecurityGroup:getSecurityGroup")
-def _security_group(cloud: MotoCloud, p: Props) -> Props:
-    found = cloud.client("ec2").describe_security_groups(GroupIds=[p["id"]])["SecurityGroups"][0]
-    return {"id": p["id"], "name": found["GroupName"], "vpcId": found["VpcId"]}
 
 
 @function("aws:eks/getAddonVersion:getAddonVersion")
@@ -152,12 +127,6 @@ def _cluster(cloud: MotoCloud, p: Props) -> Props:
     if record is None:
         raise AwsError(f"reading EKS Cluster ({p['name']}): couldn't find resource")
     return {"id": p["name"], "arn": record.outputs["arn"], "version": version_of(cloud, p["name"])}
-
-
-@function("aws:eks/getNodeGroups:getNodeGroups")
-def _node_groups(cloud: MotoCloud, p: Props) -> Props:
-    names = cloud.client("eks").list_nodegroups(clusterName=p["clusterName"])["nodegroups"]
-    return {"id": p["clusterName"], "names": names}
 
 
 @function("aws:eks/getNodeGroup:getNodeGroup")
@@ -186,53 +155,3 @@ def _by_tags(cloud: MotoCloud, p: Props) -> Props:
         and all(record.inputs["tags"].get(key) in values for key, values in wanted.items())
     ]
     return {"resourceTagMappingLists": found, "id": cloud.region}
-
-
-@function("aws:cloudwatch/getLogGroups:getLogGroups")
-def _log_groups(cloud: MotoCloud, p: Props) -> Props:
-    prefix = p.get("logGroupNamePrefix") or ""
-    found = cloud.client("logs").describe_log_groups(logGroupNamePrefix=prefix)["logGroups"]
-    names = [group["logGroupName"] for group in found]
-    return {"logGroupNames": names, "arns": [cloud.arn("logs", f"log-group:{name}") for name in names]}
-
-
-@function("aws:efs/getFileSystem:getFileSystem")
-def _file_system(cloud: MotoCloud, p: Props) -> Props:
-    found = cloud.client("efs").describe_file_systems(FileSystemId=p["fileSystemId"])["FileSystems"][0]
-    arn = cloud.arn("elasticfilesystem", f"file-system/{p['fileSystemId']}")
-    return {
-        "id": p["fileSystemId"],
-        "arn": arn,
-        "kmsKeyId": found.get("KmsKeyId", ""),
-        "encrypted": found["Encrypted"],
-        "tags": {tag["Key"]: tag["Value"] for tag in found["Tags"]},
-    }
-
-
-@function("aws:efs/getAccessPoint:getAccessPoint")
-def _access_point(cloud: MotoCloud, p: Props) -> Props:
-    found = cloud.client("efs").describe_access_points(AccessPointId=p["accessPointId"])["AccessPoints"][0]
-    return {"id": p["accessPointId"], "arn": found["AccessPointArn"], "fileSystemId": found["FileSystemId"]}
-
-
-@function("aws:s3/getBucket:getBucket")
-def _bucket(cloud: MotoCloud, p: Props) -> Props:
-    cloud.client("s3").head_bucket(Bucket=p["bucket"])
-    return {"id": p["bucket"], "arn": f"arn:aws:s3:::{p['bucket']}"}
-
-
-@function("aws:ecr/getRepository:getRepository")
-def _repository(cloud: MotoCloud, p: Props) -> Props:
-    found = cloud.client("ecr").describe_repositories(repositoryNames=[p["name"]])["repositories"][0]
-    return {"id": p["name"], "arn": found["repositoryArn"], "repositoryUrl": found["repositoryUri"]}
-
-
-@function("aws:kms/getKey:getKey")
-def _key(cloud: MotoCloud, p: Props) -> Props:
-    found = cloud.client("kms").describe_key(KeyId=p["keyId"])["KeyMetadata"]
-    return {
-        "id": found["KeyId"],
-        "arn": found["Arn"],
-        "enabled": found["Enabled"],
-        "keyState": found["KeyState"],
-    }

@@ -11,11 +11,9 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from testkit.aws_emulator import (
-    data_handlers,
-    ec2_handlers,
     eks_handlers,
-    iam_route53_handlers,
     input_checks,
+    moto_handlers,
     replacements,
     sdk_schema,
 )
@@ -23,7 +21,7 @@ from testkit.aws_emulator.account import Account, AwsError, Record, Target
 from testkit.aws_emulator.handler import HANDLERS, Handler, MotoCloud, handler_of
 from testkit.aws_emulator.property_values import UNKNOWN, Props, all_strings, diff_values, has_unknown
 
-MODULES = (data_handlers, ec2_handlers, eks_handlers, iam_route53_handlers)  # importing them fills HANDLERS
+MODULES = (eks_handlers, moto_handlers)  # importing them fills HANDLERS
 
 # The input that has a name by default: the resource's logical name and seven random digits.
 AUTONAMED = {

@@ -11,7 +11,7 @@ import pytest
 from infra import iam_policies
 from testkit.aws_emulator import invokes
 from testkit.aws_emulator.account import Account, AwsError, required_actions
-from testkit.aws_emulator.data_handlers import expire_images
+from testkit.aws_emulator.moto_handlers import expire_images
 from testkit.aws_emulator.resource_model import Model
 from tests.aws_emulator.test_resource_model import (
     ADDON,

@@ -1,4 +1,4 @@
-"""Handlers of S3 buckets and objects, KMS keys and log groups, with moto; and the expiry of images in ECR."""
+"""Handlers of types of EC2, S3, logs and Route 53 that need code, with moto; and the expiry of images in ECR."""
 
 from __future__ import annotations
 
@@ -11,12 +11,90 @@ from testkit.aws_emulator.account import AwsError
 from testkit.aws_emulator.handler import (
     Handler,
     MotoCloud,
+    TableHandler,
+    digest,
     pick_arguments,
     register_handler,
     tag_list,
     tag_map,
 )
 from testkit.aws_emulator.property_values import ASSET_SIGNATURE, SIGNATURE, Props
+
+
+def _ec2(cloud: MotoCloud) -> Any:
+    return cloud.client("ec2")
+
+
+class Rule(Handler):
+    """A security-group rule, a separate resource. AWS identifies rules by their content: a change creates a new one."""
+
+    side = "ingress"
+    peer_fields = ("referencedSecurityGroupId", "cidrIpv4")
+
+    def permission(self, p: Props) -> Props:
+        """Return a security-group rule as EC2's API expects it; `p` are the inputs of the Pulumi resource."""
+        permission: Props = {"IpProtocol": str(p["ipProtocol"])}
+        if permission["IpProtocol"] != "-1":
+            permission |= pick_arguments(p, FromPort="fromPort", ToPort="toPort")
+        if p.get("referencedSecurityGroupId"):
+            permission["UserIdGroupPairs"] = [{"GroupId": p["referencedSecurityGroupId"]}]
+        if p.get("cidrIpv4"):
+            permission["IpRanges"] = [{"CidrIp": p["cidrIpv4"]}]
+        return permission
+
+    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        if not any(p.get(name) for name in self.peer_fields):
+            raise AwsError("InvalidParameterValue: a rule needs one of " + ", ".join(self.peer_fields))
+        authorize = getattr(_ec2(cloud), f"authorize_security_group_{self.side}")
+        authorize(GroupId=p["securityGroupId"], IpPermissions=[self.permission(p)])
+        rid = "sgr-" + digest(self.side, p["securityGroupId"], sorted(self.permission(p).items(), key=str))
+        return rid, {}
+
+    def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
+        found = _ec2(cloud).describe_security_groups(GroupIds=[p["securityGroupId"]])["SecurityGroups"][0]
+        rules = found["IpPermissions" if self.side == "ingress" else "IpPermissionsEgress"]
+        wanted = self.permission(p)
+        peers = ("IpRanges", "UserIdGroupPairs")
+        keys = {name: next(iter(wanted[name][0].values())) for name in peers if name in wanted}
+        for rule in rules:
+            ports = all(rule.get(name) == wanted.get(name) for name in ("IpProtocol", "FromPort", "ToPort"))
+            if ports and all(value in str(rule.get(name)) for name, value in keys.items()):
+                return {}
+        return None
+
+    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
+        if self.permission(old) != self.permission(new):
+            self.delete(cloud, rid, old)
+            self.create(cloud, new)
+        return {}
+
+    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
+        revoke = getattr(_ec2(cloud), f"revoke_security_group_{self.side}")
+        revoke(GroupId=p["securityGroupId"], IpPermissions=[self.permission(p)])
+
+
+@register_handler("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
+class IngressRule(Rule):
+    side = "ingress"
+
+
+@register_handler("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule")
+class EgressRule(Rule):
+    side = "egress"
+
+
+@register_handler("aws:ec2/instance:Instance")
+class Instance(TableHandler):
+    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
+        own = [{"Name": "attachment.instance-id", "Values": [rid]}]
+        interfaces = _ec2(cloud).describe_network_interfaces(Filters=own)["NetworkInterfaces"]
+        super().delete(cloud, rid, p)
+        found = _ec2(cloud).describe_network_interfaces()["NetworkInterfaces"]
+        left = {item["NetworkInterfaceId"] for item in found}
+        for interface in interfaces:
+            # AWS deletes the instance's network interface; moto keeps it.
+            if interface["NetworkInterfaceId"] in left:
+                _ec2(cloud).delete_network_interface(NetworkInterfaceId=interface["NetworkInterfaceId"])
 
 
 def _s3(cloud: MotoCloud) -> Any:
@@ -92,41 +170,6 @@ class BucketObject(Handler):
         _delete_versions(cloud, p["bucket"], p["key"])
 
 
-@register_handler("aws:kms/key:Key")
-class Key(Handler):
-    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        wanted = pick_arguments(p, Policy="policy", Description="description")
-        rid = cloud.client("kms").create_key(**wanted)["KeyMetadata"]["KeyId"]
-        self.update(cloud, rid, p, p)
-        return rid, {}
-
-    def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
-        kms = cloud.client("kms")
-        about = kms.describe_key(KeyId=rid)["KeyMetadata"]
-        if about["KeyState"] == "PendingDeletion":
-            return None
-        tags = tag_map(kms.list_resource_tags(KeyId=rid).get("Tags"), "TagKey", "TagValue")
-        rotates = kms.get_key_rotation_status(KeyId=rid)["KeyRotationEnabled"]
-        return {"tags": tags, "description": about.get("Description", ""), "enableKeyRotation": rotates}
-
-    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        kms = cloud.client("kms")
-        if new.get("policy") != old.get("policy"):
-            kms.put_key_policy(KeyId=rid, PolicyName="default", Policy=new["policy"])
-        (kms.enable_key_rotation if new.get("enableKeyRotation") else kms.disable_key_rotation)(KeyId=rid)
-        return {}
-
-    def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
-        days = p.get("deletionWindowInDays", 30)
-        cloud.client("kms").schedule_key_deletion(KeyId=rid, PendingWindowInDays=days)
-
-    def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
-        cloud.client("kms").tag_resource(KeyId=rid, Tags=tag_list(tags, "TagKey", "TagValue"))
-
-    def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
-        cloud.client("kms").untag_resource(KeyId=rid, TagKeys=keys)
-
-
 def expire_images(cloud: MotoCloud) -> None:
     """Remove the images that the lifecycle policies select, as ECR does within a day, with all images a year old."""
     ecr = cloud.client("ecr")
@@ -145,35 +188,31 @@ def expire_images(cloud: MotoCloud) -> None:
 
 
 @register_handler("aws:cloudwatch/logGroup:LogGroup")
-class LogGroup(Handler):
-    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
-        cloud.client("logs").create_log_group(logGroupName=p["name"])
-        self.update(cloud, p["name"], {}, p)
-        return p["name"], {}
-
-    def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
-        logs = cloud.client("logs")
-        groups = logs.describe_log_groups(logGroupNamePrefix=rid)["logGroups"]
-        found = next((group for group in groups if group["logGroupName"] == rid), None)
-        if found is None:
-            return None
-        seen = {"name": rid, "tags": logs.list_tags_log_group(logGroupName=rid)["tags"]}
-        return seen | pick_arguments(found, retentionInDays="retentionInDays")
-
-    def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
-        if new.get("retentionInDays"):
-            days = new["retentionInDays"]
-            cloud.client("logs").put_retention_policy(logGroupName=rid, retentionInDays=days)
-        return {}
-
+class LogGroup(TableHandler):
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
-        cloud.client("logs").delete_log_group(logGroupName=rid)
+        super().delete(cloud, rid, p)
         if cloud.account.has_late_logs() and rid.startswith("/aws/eks/"):
             # The control plane's last lines arrive later and create the group again, without retention and tags.
             cloud.client("logs").create_log_group(logGroupName=rid)
 
-    def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
-        cloud.client("logs").tag_log_group(logGroupName=rid, tags=tags)
 
-    def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
-        cloud.client("logs").untag_log_group(logGroupName=rid, tags=keys)
+def private_zone(cloud: MotoCloud, vpc: str, name: str) -> str | None:
+    """Return the id of the private zone with this name in a VPC, or None."""
+    found = cloud.client("route53").list_hosted_zones_by_vpc(VPCId=vpc, VPCRegion=cloud.region)
+    for zone in found["HostedZoneSummaries"]:
+        if zone["Name"].rstrip(".") == name:
+            return str(zone["HostedZoneId"])
+    return None
+
+
+@register_handler("aws:route53/zone:Zone")
+class Zone(TableHandler):
+    def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
+        vpc = p["vpcs"][0]["vpcId"]
+        if zone := private_zone(cloud, vpc, p["name"]):
+            raise AwsError(
+                f"ConflictingDomainExists: The VPC {vpc} in region {cloud.region} has already been associated "
+                f"with the hosted zone {zone} with the same domain name."
+            )
+        rid = super().create(cloud, p)[0].rpartition("/")[2]
+        return rid, {"zoneId": rid}
