@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 import pulumi
 import pytest
+import yaml
 
 from infra import iam_policies
 from infra.settings import IamSettings, SettingsError
@@ -116,43 +118,6 @@ def test_deployer_policy_limits_every_action_without_a_reason() -> None:
     assert len(actions) < len(iam_policies.actions()) / 3
 
 
-STACK, OTHER = {"KubernetesCluster": PREFIX}, {"KubernetesCluster": "paddle-training-other"}
-ACCOUNT = "123456789012"
-# Resources, and the actions on them that only the tag of the stack makes sufficient.
-BY_TAG = {
-    "ec2/vpc/vpc-1": "CreateSubnet CreateTags DeleteTags DeleteVpc ModifyVpcAttribute",
-    "ec2/instance/i-1": "StopInstances TerminateInstances",
-    "ec2/security-group/sg-1": "AuthorizeSecurityGroupIngress DeleteSecurityGroup",
-    "ec2/route-table/rtb-1": "CreateRoute DeleteRoute ReplaceRoute",
-    "ec2/elastic-ip/eipalloc-1": "ReleaseAddress",
-    "ec2/launch-template/lt-1": "CreateLaunchTemplateVersion",
-    "elasticfilesystem/file-system/fs-1": (
-        "CreateMountTarget DeleteFileSystem PutFileSystemPolicy TagResource UpdateFileSystem"
-    ),
-    "kms/key/1": "CreateGrant DisableKeyRotation PutKeyPolicy ScheduleKeyDeletion UpdateKeyDescription",
-}
-CREATIONS = {
-    "ec2/x/1": "AllocateAddress CreateLaunchTemplate CreateVpc RunInstances",
-    "elasticfilesystem/x/1": "CreateFileSystem",
-    "kms/x/1": "CreateKey",
-    "eks/x/1": "CreateCluster",
-}
-# Action and resource; the name of the stack makes it sufficient.
-BY_NAME = [
-    ("eks:DeleteCluster", "arn:aws:eks:us-west-2:123456789012:cluster/{}"),
-    ("eks:UpdateNodegroupConfig", "arn:aws:eks:us-west-2:123456789012:nodegroup/{}/nodes/1"),
-    ("eks:AssociateAccessPolicy", "arn:aws:eks:us-west-2:123456789012:access-entry/{}/role/1/Admin/1"),
-    ("ecr:PutImage", "arn:aws:ecr:us-west-2:123456789012:repository/{}-launcher-1"),
-    ("ecr:DeleteRepository", "arn:aws:ecr:us-west-2:123456789012:repository/{}-launcher-1"),
-    ("s3:DeleteBucket", "arn:aws:s3:::{}-artifacts-1"),
-    ("s3:GetObject", "arn:aws:s3:::{}-artifacts-1/models/a"),
-    ("s3:PutBucketPolicy", "arn:aws:s3:::{}-artifacts-1"),
-    ("logs:DeleteLogGroup", "arn:aws:logs:us-west-2:123456789012:log-group:/aws/eks/{}/cluster:*"),
-    ("budgets:ModifyBudget", "arn:aws:budgets::123456789012:budget/{}-budget"),
-    ("kms:DeleteAlias", "arn:aws:kms:us-west-2:123456789012:alias/{}-1"),
-]
-
-
 def test_deployer_tags_what_it_creates() -> None:
     """The condition `CreateAction` has the actions that create tagged resources, and no others."""
     statements = _statements(DEPLOYER)
@@ -164,89 +129,41 @@ def test_deployer_tags_what_it_creates() -> None:
         assert [f"{service}:{name}" for name in allowed] == creates["Action"]
 
 
-def _tags(kind: str, tags: dict[str, str]) -> dict[str, str]:
-    return {f"aws:{kind}/{key}": value for key, value in tags.items()}
+GRANTED = {
+    "deployer": DEPLOYER,
+    "deployer with a boundary": BOUNDED,
+    "deployer with key 1": iam_policies.deployer(
+        PREFIX, IamSettings(), key_arn="arn:aws:kms:us-west-2:123456789012:key/1"
+    ),
+    "preview": iam_policies.preview("aws"),
+}
+REQUESTS = yaml.safe_load(Path(__file__).with_name("iam_requests.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("action", "arn"), BY_NAME)
-def test_deployer_changes_only_resources_with_the_stacks_name(action: str, arn: str) -> None:
-    granted = authorization.statements(DEPLOYER)
-    assert authorization.is_allowed(granted, action, arn.format(PREFIX))
-    for other in ("paddle-training-other", "production", f"x-{PREFIX}"):
-        assert not authorization.is_allowed(granted, action, arn.format(other)), other
+@pytest.mark.parametrize("row", REQUESTS, ids=lambda row: row["rule"])
+def test_policies_allow_only_what_the_rule_says(row: dict[str, Any]) -> None:
+    granted = authorization.statements(GRANTED[row.get("who", "deployer")])
+    for verdict, stacks in (
+        ("allowed", [PREFIX]),
+        ("denied", ["paddle-training-other", "production", f"x-{PREFIX}"]),
+    ):
+        for (actions, default_arn), request in itertools.product(row["requests"].items(), row[verdict]):
+            context = dict(request)
+            arn = context.pop("resource", default_arn)
+            for action, stack in itertools.product(actions.split(), stacks):
+                found = authorization.is_allowed(granted, action, arn.format(stack), context)
+                assert found is (verdict == "allowed"), (action, arn.format(stack), context)
 
 
-@pytest.mark.parametrize(
-    ("kind", "resource", "name"),
-    [
-        (kind, resource, name)
-        for kind, table in (("ResourceTag", BY_TAG), ("RequestTag", CREATIONS))
-        for resource, names in table.items()
-        for name in names.split()
-    ],
-)
-def test_deployer_creates_and_changes_only_resources_with_the_stacks_tag(
-    kind: str, resource: str, name: str
-) -> None:
-    service, _, rest = resource.partition("/")
-    action, arn = f"{service}:{name}", f"arn:aws:{service}:us-west-2:{ACCOUNT}:{rest}"
-    granted = authorization.statements(DEPLOYER)
-    assert authorization.is_allowed(granted, action, arn, _tags(kind, STACK))
-    for tags in (OTHER, {}):
-        assert not authorization.is_allowed(granted, action, arn, _tags(kind, tags)), tags
-
-
-@pytest.mark.parametrize(
-    ("service", "create"), [("ec2", "CreateVpc"), ("elasticfilesystem", "CreateFileSystem")]
-)
-def test_deployer_gives_the_stacks_tag_only_to_new_resources(service: str, create: str) -> None:
-    """Else every resource could get the stack's tag first, and be deleted then."""
-    granted = authorization.statements(DEPLOYER)
-    action = {"ec2": "ec2:CreateTags"}.get(service, f"{service}:TagResource")
-    arn, asked = f"arn:aws:{service}:us-west-2:{ACCOUNT}:x/1", _tags("RequestTag", STACK)
-    assert authorization.is_allowed(granted, action, arn, asked | {f"{service}:CreateAction": create})
-    for context in (asked, asked | _tags("ResourceTag", OTHER), {f"{service}:CreateAction": create}):
-        assert not authorization.is_allowed(granted, action, arn, context), context
-
-
-@pytest.mark.parametrize("action", ["Decrypt", "Encrypt", "GenerateDataKey"])
-def test_deployer_uses_keys_only_through_services(action: str) -> None:
-    granted, key = authorization.statements(DEPLOYER), f"arn:aws:kms:us-west-2:{ACCOUNT}:key/1"
-    through = {"kms:ViaService": "s3.us-west-2.amazonaws.com"}
-    assert authorization.is_allowed(granted, f"kms:{action}", key, through)
-    other = {"kms:ViaService": "ssm.us-west-2.amazonaws.com"}
-    for context in ({}, other, _tags("ResourceTag", STACK)):
-        assert not authorization.is_allowed(granted, f"kms:{action}", key, context), context
-
-
-def test_deployer_creates_grants_of_other_keys_only_by_services_and_of_the_key_in_the_settings() -> None:
-    """EKS creates a grant without kms:GrantIsForAWSResource."""
-    key, other = (f"arn:aws:kms:us-west-2:{ACCOUNT}:key/{number}" for number in (1, 2))
-    granted = authorization.statements(iam_policies.deployer(PREFIX, IamSettings(), key_arn=key))
-    by_service = {"kms:GrantIsForAWSResource": "true"}
-    assert authorization.is_allowed(granted, "kms:CreateGrant", other, by_service)
-    assert authorization.is_allowed(granted, "kms:CreateGrant", key)
-    assert not authorization.is_allowed(granted, "kms:CreateGrant", other)
-
-
-def test_deployer_changes_only_the_stacks_dns_records() -> None:
-    granted, action = authorization.statements(DEPLOYER), "route53:ChangeResourceRecordSets"
-    zone, key = "arn:aws:route53:::hostedzone/Z1", "route53:ChangeResourceRecordSets"
-    for name, kind, allowed in (("efs.paddle.internal", "CNAME", True), ("www.example.com", "CNAME", False),
-                                ("api.paddle.internal", "A", False)):  # fmt: skip
-        context = {f"{key}NormalizedRecordNames": name, f"{key}RecordTypes": kind}
-        assert authorization.is_allowed(granted, action, zone, context) is allowed, name
-
-
-@pytest.mark.parametrize("documents", [DEPLOYER, iam_policies.preview("aws")])
-def test_only_public_parameters_are_read(documents: list[str]) -> None:
-    granted, action = authorization.statements(documents), "ssm:GetParameter"
-    public = "arn:aws:ssm:us-west-2::parameter/aws/service/eks/optimized-ami/1.35/x"
-    assert authorization.is_allowed(granted, action, public)
-    for name in ("database/password", "aws/reference/secretsmanager/x"):
-        assert not authorization.is_allowed(
-            granted, action, f"arn:aws:ssm:us-west-2:{ACCOUNT}:parameter/{name}"
-        )
+@pytest.mark.parametrize("action", f"{iam_policies.BOUNDED} {iam_policies.ATTACH}".split())
+def test_deployer_policy_with_boundary_requires_it(action: str) -> None:
+    granted, role = (
+        authorization.statements(BOUNDED),
+        f"arn:aws:iam::123456789012:role/teams/{PREFIX}-nodes-1",
+    )
+    policy = {"iam:PolicyARN": "arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"}
+    for boundary in ({}, {"iam:PermissionsBoundary": "other"}):
+        assert not authorization.is_allowed(granted, action, role, policy | boundary)
 
 
 def test_preview_role_trusts_only_pull_requests_of_the_repository() -> None:
@@ -256,44 +173,6 @@ def test_preview_role_trusts_only_pull_requests_of_the_repository() -> None:
     assert rule["Principal"]["Federated"].endswith(f":oidc-provider/{github}")
     expected = {f"{github}:aud": "sts.amazonaws.com", f"{github}:sub": "repo:paddle/training:pull_request"}
     assert rule["Condition"] == {"StringEquals": expected}
-
-
-OWN, FOREIGN = (
-    f"arn:aws:iam::123456789012:role/teams/{PREFIX}-nodes-1",
-    "arn:aws:iam::123456789012:role/Admin",
-)
-CHANGES = (
-    *("AttachRolePolicy", "CreateRole", "DeleteRole", "DeleteRolePolicy", "DetachRolePolicy", "PassRole"),
-    *("PutRolePermissionsBoundary", "PutRolePolicy", "UpdateAssumeRolePolicy"),
-)
-
-
-@pytest.mark.parametrize("action", CHANGES)
-def test_deployer_policy_changes_and_passes_only_own_roles(action: str) -> None:
-    request = {
-        "iam:PermissionsBoundary": BOUNDARY,
-        "iam:PolicyARN": "arn:aws:iam::aws:policy/AmazonEKSClusterPolicy",
-        "iam:PassedToService": "eks.amazonaws.com",
-    }
-    granted = authorization.statements(BOUNDED)
-    assert authorization.is_allowed(granted, f"iam:{action}", OWN, request)
-    assert not authorization.is_allowed(granted, f"iam:{action}", FOREIGN, request)
-
-
-@pytest.mark.parametrize("action", f"{iam_policies.BOUNDED} {iam_policies.ATTACH}".split())
-def test_deployer_policy_with_boundary_requires_it(action: str) -> None:
-    policy = {"iam:PolicyARN": "arn:aws:iam::aws:policy/AmazonEKSClusterPolicy"}
-    granted = authorization.statements(BOUNDED)
-    assert not authorization.is_allowed(granted, action, OWN, policy)
-    assert not authorization.is_allowed(granted, action, OWN, policy | {"iam:PermissionsBoundary": "other"})
-
-
-def test_deployer_policy_attaches_no_administrator_policy() -> None:
-    request = {"iam:PolicyARN": "arn:aws:iam::aws:policy/AdministratorAccess"}
-    own = OWN.replace("/teams", "")
-    assert not authorization.is_allowed(
-        authorization.statements(DEPLOYER), "iam:AttachRolePolicy", own, request
-    )
 
 
 def test_trust_policy_allows_tagged_sessions_only_for_pods() -> None:
@@ -323,31 +202,37 @@ def test_caller_that_is_no_administrator_is_rejected_before_any_resource(
     assert not [text for text in said if "does not list" in text]
 
 
-def test_root_user_cannot_be_an_administrator() -> None:
-    root = "arn:aws:iam::123456789012:root"
-    caller = {"aws:iam/getSessionContext:getSessionContext": {"id": "x", "issuerArn": root}}
-    with pytest.raises(SettingsError, match=r"EKS accepts only roles and users.\n.*sign in as a role"):
-        aws_stack(answers=caller)
+ADMIN, SESSION = "arn:aws:iam::123456789012:role/teams/Admin", "aws:iam/getSessionContext:getSessionContext"
+ABSENT = {"aws:iam/getUser:getUser": Exception("reading IAM User (ghost): couldn't find resource")}
 
 
-@pytest.mark.parametrize("key", ["admins", "viewers"])
-def test_principal_that_iam_lacks_is_rejected_before_any_resource(key: str) -> None:
-    absent = Exception("reading IAM User (ghost): couldn't find resource")
-    cluster = {"admins": ["role/Admin"]}
-    cluster[key] = [*cluster.get(key, []), "user/ghost"]
-    with pytest.raises(SettingsError, match=r"user/ghost does not exist in IAM"):
-        aws_stack(answers={"aws:iam/getUser:getUser": absent}, cluster=cluster)
-    other_account = ["arn:aws:iam::999999999999:user/ghost"]
-    aws_stack(answers={"aws:iam/getUser:getUser": absent}, cluster={"admins": ["role/Admin", *other_account]})
+@pytest.mark.parametrize(
+    ("answers", "cluster", "message"),
+    [
+        (
+            {SESSION: {"id": "x", "issuerArn": "arn:aws:iam::123456789012:root"}},
+            {},
+            r"EKS accepts only roles and users.\n.*sign in as a role",
+        ),
+        (ABSENT, {"admins": ["role/Admin", "user/ghost"]}, "user/ghost does not exist in IAM"),
+        (ABSENT, {"viewers": ["user/ghost"]}, "user/ghost does not exist in IAM"),
+        (
+            {"aws:iam/getRole:getRole": {"id": "x", "arn": ADMIN}},
+            {},
+            rf"EKS accepts only the full ARN.\n.*'cluster.admins\[0\]' {ADMIN}",
+        ),
+    ],
+    ids=["root user", "absent admin", "absent viewer", "without its path"],
+)
+def test_principal_that_eks_rejects_is_rejected_before_any_resource(
+    answers: dict[str, Any], cluster: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(SettingsError, match=message):
+        aws_stack(answers=answers, cluster={"admins": ["role/Admin"], **cluster})
 
 
-def test_principal_without_its_path_is_rejected_with_the_full_arn() -> None:
-    full = "arn:aws:iam::123456789012:role/teams/Admin"
-    answers = {"aws:iam/getRole:getRole": {"id": "x", "arn": full}}
-    with pytest.raises(
-        SettingsError, match=rf"EKS accepts only the full ARN.\n.*'cluster.admins\[0\]' {full}"
-    ):
-        aws_stack(answers=answers)
+def test_principal_of_another_account_is_not_looked_up() -> None:
+    aws_stack(answers=ABSENT, cluster={"admins": ["role/Admin", "arn:aws:iam::999999999999:user/ghost"]})
 
 
 def test_iam_that_cannot_be_read_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
