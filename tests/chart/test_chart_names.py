@@ -7,125 +7,92 @@ import shutil
 import pytest
 from chart_tools import CHART, ONE_MACHINE, one, render, run_json
 
+from launcher.cli.launch_training import nest_keys
+
 
 def names(values=None, **where):
     return run_json(render(ONE_MACHINE, values=values, **where))
-
-
-def changed(values, **where):
-    """Return which names differ from those of the default values."""
-    return differing(names(), names(values, **where))
 
 
 def differing(before, after):
     return {key for key in ("k8sJob", "k8sDataJob", "dataDigest", "claim") if before[key] != after[key]}
 
 
-def test_run_json_has_the_names_of_the_created_objects():
-    manifests = render(ONE_MACHINE)
-    run = run_json(manifests)
-    assert run["k8sJob"] == one(manifests, "Job", "training")["metadata"]["name"]
-    assert run["k8sDataJob"] == one(manifests, "Job", "data")["metadata"]["name"]
-    assert run["claim"] == one(manifests, "PersistentVolumeClaim")["metadata"]["name"]
-    assert len(run["dataDigest"]) == 64
-    assert set(run) == {
-        *("jobName", "jobPath", "claim", "image", "imagePullPolicy", "imagePullSecrets", "serviceAccount"),
-        *(
-            "trainers",
-            "passes",
-            "k8sJob",
-            "k8sDataJob",
-            "clusterValues",
-            "cronJob",
-            "storage",
-            "dataPreparedBy",
-            "dataDigest",
-            "data",
-            "uid",
-            "gid",
-        ),
-    }
-    assert run["dataPreparedBy"] == "dataJob"
-
-
-def test_run_json_says_that_training_pods_prepare_the_data():
-    manifests = render(ONE_MACHINE, values={"data": {"preparedBy": "trainingPods"}})
-    run = run_json(manifests)
-    assert run["k8sJob"] == one(manifests, "Job")["metadata"]["name"]
-    assert (run["k8sDataJob"], run["dataPreparedBy"]) == ("", "trainingPods")
-    off = run_json(render(ONE_MACHINE, values={"data": {"preparedBy": "trainingPods", "enabled": False}}))
-    assert (off["k8sDataJob"], off["dataPreparedBy"]) == ("", "")
+RUN_KEYS = """
+    jobName jobPath claim image imagePullPolicy imagePullSecrets serviceAccount trainers passes k8sJob k8sDataJob
+    clusterValues cronJob storage dataPreparedBy dataDigest data uid gid
+"""
 
 
 @pytest.mark.parametrize(
-    ("values", "expected"),
+    ("data", "prepared_by"),
     [
-        # The digest is of everything immutable in a Job; these are some of its fields.
-        ({"training": {"passes": 11}}, {"k8sJob"}),
-        ({"training": {"restarts": 1}}, {"k8sJob"}),
-        ({"logFormat": "json"}, {"k8sJob", "k8sDataJob"}),
-        ({"image": "example.org/other:1"}, {"k8sJob", "k8sDataJob"}),
-        ({"podSecurityContext": {"runAsUser": 20000}}, {"k8sJob", "k8sDataJob"}),
-        ({"fullnameOverride": "other"}, {"k8sJob", "k8sDataJob"}),
-        ({"runId": "again"}, {"k8sJob", "k8sDataJob"}),
-        ({"startFromScratch": "again"}, {"k8sJob"}),
-        # Kueue does not allow another queue for a running Job.
-        ({"scheduling": {"queue": "research"}}, {"k8sJob", "k8sDataJob"}),
-        ({"data": {"resources": {"requests": {"cpu": "300m"}}}}, {"k8sDataJob"}),
-        # A proxy does not decide the data: the new data Job finds existing data.
-        ({"extraEnv": [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}]}, {"k8sJob", "k8sDataJob"}),
-        ({"podLabels": {"team": "a"}}, {"k8sJob", "k8sDataJob"}),
-        ({"scheduling": {"annotations": {"a.io/b": "c"}}}, {"k8sJob"}),
-        ({"data": {"seed": 8}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"source": "file://other.txt"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"sha256": "0" * 64}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"member": "a"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"format": "csv"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"delimiter": ";"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"header": False}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"format": "csv", "columns": ["a"]}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"quoting": "none"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"encoding": "latin-1"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"testFraction": 0.2}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"testSource": "file://t"}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"testRows": 9}}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"data": {"workers": 4}}, {"k8sDataJob"}),
-        ({"data": {"preparedBy": "trainingPods"}}, {"k8sJob", "k8sDataJob"}),
-        ({"trainers": 4}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"jobName": "other"}, {"k8sJob", "k8sDataJob", "dataDigest"}),
-        ({"storage": {"hostPath": {"path": "/srv/other"}}}, {"k8sJob", "k8sDataJob", "claim"}),
-        # The size of a claim cannot be changed.
-        ({"storage": {"size": "1Gi"}}, {"k8sJob", "k8sDataJob", "claim"}),
-        # Mutable fields of a Job, and values that are in no pod, rename nothing.
-        ({"training": {"deadlineSeconds": 5}}, set()),
-        ({"ttlSecondsAfterFinished": 100}, set()),
-        ({"scheduling": {"suspend": True}}, set()),
-        ({"networkPolicy": {"enabled": False}}, set()),
-        ({"extraEnv": []}, set()),
-        ({"monitoring": {"alerts": {"enabled": True}}}, set()),
-        ({"storage": {"nfs": {"server": "unused"}}}, set()),
-        # Different text with the same meaning.
-        ({"gradientNum": 3, "peerPort": 7168, "data": {"splitCount": 3}}, set()),
+        ({}, "dataJob"),
+        ({"preparedBy": "trainingPods"}, "trainingPods"),
+        ({"preparedBy": "trainingPods", "enabled": False}, ""),
     ],
+)
+def test_run_json_has_the_names_of_the_created_objects(data, prepared_by):
+    manifests = render(ONE_MACHINE, values={"data": data})
+    run = run_json(manifests)
+    assert set(run) == set(RUN_KEYS.split())
+    jobs = {item["metadata"]["name"] for item in manifests if item["kind"] == "Job"}
+    assert jobs == {run["k8sJob"], *([run["k8sDataJob"]] if prepared_by == "dataJob" else [])}
+    assert run["k8sJob"] == one(manifests, "Job", "training")["metadata"]["name"]
+    assert run["claim"] == one(manifests, "PersistentVolumeClaim")["metadata"]["name"]
+    assert len(run["dataDigest"]) == 64
+    assert run["dataPreparedBy"] == prepared_by
+    assert bool(run["k8sDataJob"]) is (prepared_by == "dataJob")
+
+
+BOTH = {"k8sJob", "k8sDataJob"}
+DATA = {*BOTH, "dataDigest"}
+CHANGES = (
+    # The digest is of everything immutable in a Job; these are some of its fields.
+    ({"k8sJob"}, ("training.passes", 11), ("training.restarts", 1), ("startFromScratch", "again")),
+    ({"k8sJob"}, ("scheduling.annotations", {"a.io/b": "c"})),
+    ({"k8sDataJob"}, ("data.resources.requests.cpu", "300m"), ("data.workers", 4)),
+    (BOTH, ("logFormat", "json"), ("image", "example.org/other:1"), ("podSecurityContext.runAsUser", 20000)),
+    (BOTH, ("fullnameOverride", "other"), ("runId", "again"), ("podLabels", {"team": "a"})),
+    # Kueue does not allow another queue for a running Job.
+    (BOTH, ("scheduling.queue", "research"), ("data.preparedBy", "trainingPods")),
+    # A proxy does not decide the data: the new data Job finds existing data.
+    (BOTH, ("extraEnv", [{"name": "HTTPS_PROXY", "value": "http://proxy:3128"}])),
+    (DATA, ("data.seed", 8), ("data.source", "file://other.txt"), ("data.sha256", "0" * 64)),
+    (DATA, ("data.member", "a"), ("data.format", "csv"), ("data.delimiter", ";"), ("data.header", False)),
+    (DATA, ("data", {"format": "csv", "columns": ["a"]}), ("data.quoting", "none")),
+    (DATA, ("data.encoding", "latin-1"), ("data.testFraction", 0.2), ("data.testSource", "file://t")),
+    (DATA, ("data.testRows", 9), ("trainers", 4), ("jobName", "other")),
+    # The size of a claim cannot be changed.
+    ({*BOTH, "claim"}, ("storage.hostPath.path", "/srv/other"), ("storage.size", "1Gi")),
+    # Mutable fields of a Job, and values that are in no pod, rename nothing.
+    (set(), ("training.deadlineSeconds", 5), ("ttlSecondsAfterFinished", 100), ("scheduling.suspend", True)),
+    (set(), ("networkPolicy.enabled", False), ("extraEnv", []), ("monitoring.alerts.enabled", True)),
+    (set(), ("storage.nfs.server", "unused")),
+    # Different text with the same meaning.
+    (set(), ("gradientNum", 3), ("peerPort", 7168), ("data.splitCount", 3)),
+)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [(key, value, expected) for expected, *rows in CHANGES for key, value in rows],
     ids=lambda item: str(sorted(item) if isinstance(item, set) else item),  # the same in every process
 )
-def test_changed_value_renames_exactly_the_affected_objects(values, expected):
-    assert changed(values) == expected
+def test_changed_value_renames_exactly_the_affected_objects(key, value, expected):
+    assert differing(names(), names(nest_keys({key: value}))) == expected
 
 
-def test_other_side_tables_are_other_data():
-    both = (names({"data": {"member": "rows", "tables": tables}}) for tables in ([], ["a"]))
-    assert differing(*both) == {"k8sJob", "k8sDataJob", "dataDigest"}
-
-
-def test_tab_and_its_escape_give_the_same_data_digest():
-    csv = {"format": "csv"}
-    tab, escape = ({"data": {**csv, "delimiter": text}} for text in ("\t", "\\t"))
-    assert names(tab) == names(escape)
-
-
-def test_upper_and_lower_case_sha256_give_the_same_data_digest():
-    assert names({"data": {"sha256": "AB" * 32}}) == names({"data": {"sha256": "ab" * 32}})
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ({"member": "rows", "tables": []}, {"member": "rows", "tables": ["a"]}, DATA),
+        ({"format": "csv", "delimiter": "\t"}, {"format": "csv", "delimiter": "\\t"}, set()),
+        ({"sha256": "AB" * 32}, {"sha256": "ab" * 32}, set()),
+    ],
+)
+def test_names_depend_on_the_meaning_of_the_data_values(before, after, expected):
+    assert differing(names({"data": before}), names({"data": after})) == expected
 
 
 def test_newer_chart_alone_starts_no_training(tmp_path):

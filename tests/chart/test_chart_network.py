@@ -30,17 +30,19 @@ def matches(selector, labels):
 
 
 def ports(policy):
-    """Return the ports outside the release that a pod may connect to."""
-    return {
+    """Return the ports outside the release that a pod may connect to, in addition to those of DNS."""
+    found = {
         (port["protocol"], port["port"])
         for rule in policy["egress"]
         for port in rule.get("ports", [])
         if not any("podSelector" in peer for peer in rule.get("to", []))
     }
+    assert {("UDP", 53), ("TCP", 53)} <= found
+    return {port for protocol, port in found if (protocol, port) not in {("UDP", 53), ("TCP", 53)}}
 
 
-def test_exactly_one_policy_selects_each_pod_of_the_release():
-    """This includes the command line's reader pod."""
+def test_exactly_one_policy_selects_each_pod_and_only_training_pods_accept_connections():
+    """The command line's reader pod is one of them."""
     training, data = policies()
     for component in ("training", "data", "reader", "test"):
         labels = OWN | {"app.kubernetes.io/component": component}
@@ -48,16 +50,9 @@ def test_exactly_one_policy_selects_each_pod_of_the_release():
         assert under == [component == "training", component != "training"], component
     stranger = TRAINING | {"app.kubernetes.io/instance": "other"}
     assert not any(matches(policy["podSelector"], stranger) for policy in (training, data))
-
-
-def test_only_training_pods_of_the_release_may_connect_to_training_pods():
-    training, _ = policies()
-    assert set(training["policyTypes"]) == {"Ingress", "Egress"}
+    assert set(training["policyTypes"]) == set(data["policyTypes"]) == {"Ingress", "Egress"}
     assert training["ingress"] == [{"from": [{"podSelector": {"matchLabels": TRAINING}}]}, HELM_TEST]
-
-
-def test_helm_test_pod_may_connect_to_peer_port_of_training_pods_and_accepts_no_connection():
-    _, data = policies()
+    assert "ingress" not in data
     [rule] = [rule for rule in data["egress"] if any("podSelector" in peer for peer in rule.get("to", []))]
     assert rule == {"to": [{"podSelector": {"matchLabels": TRAINING}}], "ports": HELM_TEST["ports"]}
     pod = one(render(ONE_MACHINE), "Pod")
@@ -73,78 +68,48 @@ def test_metrics_from_admits_its_peers_on_peer_port_only():
     assert "ingress" not in data
 
 
-def test_data_pod_accepts_no_connection():
-    _, data = policies()
-    assert "ingress" not in data
-    assert "Ingress" in data["policyTypes"]
+HTTP = {"source": "http://example.org/a", "sha256": "0" * 64}
+BY_TRAINING_PODS = {**HTTP, "testSource": "s3://bucket/b", "preparedBy": "trainingPods"}
 
 
-def test_pods_connect_only_to_dns_by_default():
-    training, data = policies()
-    assert ports(training) == ports(data) == {("UDP", 53), ("TCP", 53)}
-
-
-@pytest.mark.parametrize("scenario", ["efs-csi", "nfs", "host-path", "existing-claim"])
-def test_no_pod_reaches_nfs_since_the_node_mounts_the_storage(scenario):
-    """A program that speaks NFS would be root on the whole file system."""
-    for policy in policies(CHART / "ci" / f"{scenario}.yaml"):
-        assert ("TCP", 2049) not in ports(policy)
-        assert all(rule.get("ports") for rule in policy["egress"] if "podSelector" not in str(rule))
-
-
-def test_api_server_is_reached_only_with_rendezvous_api():
-    training, data = policies(CHART / "ci" / "api-rendezvous.yaml")
-    assert {("TCP", 443), ("TCP", 6443)} <= ports(training)
-    assert ("TCP", 6443) not in ports(data)
-
-
-def test_events_and_webhook_open_the_api_server_and_https_for_training_pods_only():
-    training, data = policies(values={"notify": {"events": True}})
-    assert ports(training) - ports(data) == {("TCP", 443), ("TCP", 6443)}
-    training, data = policies(values={"notify": {"webhook": {"secretName": "chat"}}})
-    assert ports(training) - ports(data) == {("TCP", 443)}
-
-
-def test_initial_model_in_a_bucket_is_reached_by_training_pods_only():
-    training, data = policies(values={"training": {"initModelPath": "s3://bucket/a"}})
-    assert ports(training) - ports(data) == {("TCP", 443), ("TCP", 80)}
+@pytest.mark.parametrize(
+    ("scenario", "values", "training", "data"),
+    [
+        ("one-machine", {}, set(), set()),
+        # The node mounts the storage: a program that speaks NFS (2049) would be root on the whole file system.
+        *((name, {}, set(), {443}) for name in ("efs-csi", "nfs", "host-path", "existing-claim")),
+        ("api-rendezvous", {}, {443, 6443}, {443}),
+        ("one-machine", {"notify": {"events": True}}, {443, 6443}, set()),
+        ("one-machine", {"notify": {"webhook": {"secretName": "chat"}}}, {443}, set()),
+        ("one-machine", {"training": {"initModelPath": "s3://bucket/a"}}, {443, 80}, set()),
+        ("s3-source-and-export", {}, {443, 80}, {443, 80}),
+        # networkPolicy.extraEgress opens another port for both Jobs.
+        ("s3-compatible-store", {}, {443, 80, 9000}, {443, 80, 9000}),
+        ("one-machine", {"data": HTTP}, set(), {443, 80}),
+        ("one-machine", {"data": {"source": "file://a", "testSource": "s3://bucket/b"}}, set(), {443, 80}),
+        ("one-machine", {"data": BY_TRAINING_PODS}, {443, 80}, {443, 80}),
+        ("one-machine", {"data": {**BY_TRAINING_PODS, "enabled": False}}, set(), {443, 80}),
+        # Each Job of a schedule prepares its own data.
+        ("one-machine", {"data": HTTP, "training": {"schedule": "@daily"}}, {443, 80}, {443, 80}),
+    ],
+)
+def test_pods_reach_dns_and_exactly_the_ports_that_the_values_need(scenario, values, training, data):
+    found = policies(CHART / "ci" / f"{scenario}.yaml", values=values)
+    assert tuple(map(ports, found)) == (training, data)
+    for policy in found:
+        open_rules = [rule["to"] for rule in policy["egress"] if not rule.get("ports")]
+        extra = [{"ipBlock": {"cidr": "10.1.0.0/16"}}]  # networkPolicy.extraEgress of s3-source-and-export
+        assert [peers for peers in open_rules if "podSelector" not in str(peers) and peers != extra] == []
 
 
 def test_s3_source_opens_https_to_the_given_networks_and_the_pod_identity_agent():
+    agent = [{"ipBlock": {"cidr": "169.254.170.23/32"}}]
     for policy in policies(CHART / "ci" / "s3-source-and-export.yaml"):
         https = [
             rule for rule in policy["egress"] if {"port": 443, "protocol": "TCP"} in rule.get("ports", [])
         ]
         assert [rule["to"] for rule in https] == [[{"ipBlock": {"cidr": "10.0.0.0/16"}}]]
-        assert {
-            "to": [{"ipBlock": {"cidr": "169.254.170.23/32"}}],
-            "ports": [{"port": 80, "protocol": "TCP"}],
-        } in policy["egress"]
-
-
-def test_extra_egress_opens_another_port_for_both_jobs():
-    for policy in policies(CHART / "ci" / "s3-compatible-store.yaml"):
-        assert ("TCP", 9000) in ports(policy)
-
-
-def test_http_source_opens_port_80_for_the_data_pod_only():
-    training, data = policies(values={"data": {"source": "http://example.org/a", "sha256": "0" * 64}})
-    assert ("TCP", 80) in ports(data)
-    assert ("TCP", 80) not in ports(training)
-
-
-def test_training_pods_that_prepare_data_reach_the_source_and_the_test_source():
-    sources = {"source": "http://example.org/a", "sha256": "0" * 64, "testSource": "s3://bucket/b"}
-    training, data = policies(values={"data": {**sources, "preparedBy": "trainingPods"}})
-    opened = {("TCP", 80), ("TCP", 443), ("UDP", 53), ("TCP", 53)}
-    assert ports(training) == ports(data) == opened
-    there, _ = policies(values={"data": {**sources, "preparedBy": "trainingPods", "enabled": False}})
-    assert ports(there) == {("UDP", 53), ("TCP", 53)}
-
-
-def test_data_pod_reaches_a_test_source_in_a_bucket():
-    _, data = policies(values={"data": {"source": "file://a", "testSource": "s3://bucket/b"}})
-    assert ("TCP", 443) in ports(data)
+        assert {"to": agent, "ports": [{"port": 80, "protocol": "TCP"}]} in policy["egress"]
 
 
 def excepted(cidr, chart=CHART, key="sourceCidrs", values=None):

@@ -46,18 +46,6 @@ def test_scheduling_suspend_suspends_the_schedule():
     assert "suspend" not in spec["jobTemplate"]["spec"]
 
 
-def test_training_pods_may_reach_the_source_only_with_a_schedule():
-    def egress(schedule):
-        values = {"data": {"source": "https://example.org/x"}, "training": {"schedule": schedule}}
-        made = render(ONE_MACHINE, values=values)
-        [policy] = [
-            p for p in made if p["kind"] == "NetworkPolicy" and p["metadata"]["name"].endswith("-training")
-        ]
-        return {port["port"] for rule in policy["spec"]["egress"] for port in rule.get("ports", [])}
-
-    assert egress("@daily") - egress("") == {443}
-
-
 def test_helm_test_asks_rank_0_of_any_run():
     [container] = one(render(SCENARIO), "Pod")["spec"]["containers"]
     assert env(container)["K8S_JOB"] == ""
