@@ -309,8 +309,7 @@ def test_namespace_deleted_during_a_training_terminates_and_can_be_created_again
     kubectl("delete", "namespace", release.namespace, "--wait=false")
     gone = "deletionTimestamp"
     until(lambda: all(gone in p["metadata"] for p in release.items("pods")), "pods asked to stop", 60, 0.3)
-    argv = ["python", "-m", "launcher", "status", "-n", release.namespace, "--release", "demo"]
-    assert f"kubectl delete jobs --all -n {release.namespace}" in " ".join(run(*argv).stdout.split())
+    # docs/how-to/troubleshooting.md: its Jobs hold a finalizer on the object of a lost pod.
     kubectl("delete", "jobs", "--all", "-n", release.namespace)
     release.delete_volumes()
     kubectl("wait", "--for=delete", f"namespace/{release.namespace}", "--timeout=180s")

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from infra import eks_cluster
+from local.cluster.daemon_configs import HOST_ADDRESS
 from local.paths import SHARED, STATE
 from testkit.aws_emulator import inventory, pulumi_engine
 from testkit.aws_emulator.account import Account
@@ -170,10 +171,8 @@ def test_kubeconfig_verifies_api_server_by_external_name(cluster: Cluster, tmp_p
 @pytest.fixture
 def store(moto: str, cluster: Cluster) -> Iterator[Relay]:
     """Yield the account's S3 at an address that pods reach: the bridge of the nodes."""
-    known = yaml.safe_load((STATE / "kubeconfig").read_text(encoding="utf-8"))
-    bridge = urlsplit(known["clusters"][0]["cluster"]["server"]).hostname or ""
     server = urlsplit(moto)
-    made = Relay(server.hostname or "", server.port or 80, listen=bridge)
+    made = Relay(server.hostname or "", server.port or 80, listen=HOST_ADDRESS)
     yield made
     made.cut()
 
