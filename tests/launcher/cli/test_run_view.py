@@ -93,8 +93,12 @@ def test_a_job_without_pods_is_explained_by_its_own_event():
 
 
 def test_the_cause_in_status_json_overrides_the_pods_messages():
-    view = make_view(make_job(K8S_JOB, FAILED), status=make_status(state="failed", cause="rank 2: SIGSEGV"))
+    ended = {"exitCode": 70, "finishedAt": "2026-11-21T04:00:09Z", "message": "lost rank 2"}
+    pods = [preparing(0, phase="Failed", terminated=ended)]
+    status = make_status(state="failed", cause="rank 2: SIGSEGV")
+    view = make_view(make_job(K8S_JOB, FAILED), pods=pods, status=status)
     assert view.cause == "rank 2: SIGSEGV"
+    assert make_view(make_job(K8S_JOB, FAILED), pods=pods).cause == "p0 (rank 0): lost rank 2"
 
 
 def test_a_failed_data_job_is_the_cause_with_the_reason_of_data_failed_json():

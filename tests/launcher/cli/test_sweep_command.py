@@ -27,8 +27,8 @@ class Session:
 
     def poll_view(self, log=False):
         state = self.states.pop(0) if self.states else self.end
-        if state == self.end:
-            self.happened.append(f"{self.name} ends")
+        if state in (self.end, "preparing"):
+            self.happened.append(f"{self.name} {'ends' if state == self.end else 'prepares'}")
         return RunView(self.name, self.name, state, cause="no shoes" if state == "failed" else "")
 
     def read_view(self, log=False):
@@ -100,18 +100,10 @@ def test_a_grid_expands_to_all_combinations_the_last_key_fastest():
 
 
 def test_other_trials_wait_until_the_first_has_its_data():
-    happened = []
-
-    class States(list):
-        def pop(self, _):
-            state = super().pop(0)
-            if state == "preparing":
-                assert happened == ["t-0 starts"], "its data Job would make the same data at the same time"
-            return state
-
-    states = States(["preparing", "preparing", "preparing", "rendezvous"])
-    train(ENDS, 3, happened=happened, first={"states": states})
-    assert [what for what in happened if "starts" in what] == ["t-0 starts", "t-1 starts", "t-2 starts"]
+    """Their data Jobs would make the same data at the same time."""
+    states = ("preparing", "preparing", "preparing", "rendezvous")
+    _, happened, _ = train(ENDS, 3, first={"states": states})
+    assert happened[:6] == ["t-0 starts", *["t-0 prepares"] * 3, "t-1 starts", "t-2 starts"]
 
 
 def test_a_score_is_read_again_if_the_cluster_was_unreachable_when_its_run_ended():
