@@ -5,7 +5,6 @@ An upload is complete and verified, or does not appear on the storage at all.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import os
 import re
@@ -21,7 +20,7 @@ from launcher.cli.errors import CliError, UsageError
 from launcher.cli.releases import SOURCES
 from launcher.cli.storage import Storage, check_name, run_json_command
 from launcher.cli.terminal import report
-from launcher.io.files import folder_files, sha256_file
+from launcher.io.files import folder_files, folder_sha256, sha256_file
 from launcher.io.open_below import ReaderError
 from launcher.io.program_folders import CONFIG, check_module_names
 from launcher.io.tar_stream import write_tar
@@ -120,14 +119,9 @@ def plan_program(folder: Path, name: str | None = None, check: bool = True, chos
             + "\nNothing was sent",
             "add it (launcher/programs/README.md); or upload a configuration of runtime v1 with --no-check",
         )
-    values = {"training.config": f"{chosen}/{config}", "training.programSha256": _folder_digest(entries)}
+    digest = folder_sha256(folder, [file for _, file in entries])
+    values = {"training.config": f"{chosen}/{config}", "training.programSha256": digest}
     return Upload(chosen, tuple(entries), values, is_source=False)
-
-
-def _folder_digest(entries: list[tuple[str, Path]]) -> str:
-    """Return the sha256 that `files.folder_sha256` will calculate for the folder after its upload."""
-    lines = "".join(f"{name}\0{sha256_file(file)}\n" for name, file in sorted(entries))
-    return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def defines_script(file: Path) -> bool:

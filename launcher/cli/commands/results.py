@@ -163,45 +163,41 @@ def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths
         for name in set(taken) - set(received):  # of an earlier copy, which may be another run's
             remove_path(target / name)
     except BaseException as error:
-        _remove_folder(target if created else hidden)
+        shutil.rmtree(target if created else hidden, ignore_errors=True)
         if not isinstance(error, OSError):
             raise
         if isinstance(full := describe_os_error(error, target), DiskFullError):
             raise full from error
         problem = f"--to {target}: cannot write there: {error.strerror or error}"
         raise UsageError(problem, "give a folder that you may write to") from error
-    _remove_folder(hidden)
+    shutil.rmtree(hidden, ignore_errors=True)
     report(f"copied {sum(saved.values()):,} bytes in {len(saved)} files; every sha256 matches the storage")
     return {name.removeprefix(f"{output.root}/"): size for name, size in saved.items()}
 
 
-def _remove_folder(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
 def _receive(storage: Storage, into: Path, output: OutputPaths) -> dict[str, int]:
+    """Receive the output into a new folder; return {name below it: bytes}.
+
+    It is tried again if the stream ends early although the sender succeeded: on a busy node a container runtime may
+    close the stream before its last bytes are sent.
+    """
+    patterns = [f"{output.root}/{name}" for name in (*COPIED, LOGS)]
+
+    def receive_once() -> dict[str, int]:
+        shutil.rmtree(into, ignore_errors=True)
+        into.mkdir(parents=True)
+        try:
+            with storage.run("tar", "--optional", *patterns) as stream:
+                return save_tar(stream, into)
+        except ReaderError as error:
+            raise TransientError(str(error)) from error
+
     fix = "Nothing was copied. Fix: run the same command again."
     retry = Retry(tries=TRIES, base=0.2, doing="copied", error=CliError, fix=fix)
-    saved = retry.call("the run's output", lambda: _receive_once(storage, into, output))
+    saved = retry.call("the run's output", receive_once)
     if not saved:
         raise CliError(
             f"{storage.where}/{output.root} was moved or removed before it was copied",
             "run the same command again",
         )
-    return saved
-
-
-def _receive_once(storage: Storage, into: Path, output: OutputPaths) -> dict[str, int]:
-    """Receive the output. Raises TransientError if the stream ends early although the sender succeeded.
-
-    On a busy node a container runtime may close the stream before its last bytes are sent.
-    """
-    _remove_folder(into)
-    into.mkdir(parents=True)
-    patterns = [f"{output.root}/{name}" for name in (*COPIED, LOGS)]
-    try:
-        with storage.run("tar", "--optional", *patterns) as stream:
-            saved = save_tar(stream, into)
-    except ReaderError as error:
-        raise TransientError(str(error)) from error
     return saved

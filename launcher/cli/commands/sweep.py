@@ -160,12 +160,9 @@ def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
 
     A sweep gives both the same name, so such a release is not of an earlier sweep and must not be replaced.
     """
+    unknown = "(unknown: another version of the chart wrote its ConfigMap)"
     for release in list_releases(cluster, all_namespaces=False):
-        job = (
-            release.run.job_name
-            if release.run
-            else "(unknown: another version of the chart wrote its ConfigMap)"
-        )
+        job = release.run.job_name if release.run else unknown
         if release.name in names and job != release.name:
             raise UsageError(
                 f"the sweep would replace {release}, which has job {job}",

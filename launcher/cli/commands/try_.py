@@ -37,7 +37,7 @@ from launcher.cli.uploads import CHECKED_ROWS, SCRIPT, defines_script, row_forma
 from launcher.errors import DataError
 from launcher.io import files
 from launcher.io.program_folders import BUILT_IN, CONFIG, find_program_file
-from launcher.metrics import parse_metrics
+from launcher.metrics import TEST, parse_metrics, pass_table
 from launcher.paths import OutputPaths
 
 if TYPE_CHECKING:
@@ -276,27 +276,18 @@ def train_script(script: Path, options: TryOptions, report: Callable[[str], None
                 f"{script} exited with code {code}", "read its messages above, and correct the script"
             )
         text = files.read_bytes(output.metrics_csv) or b""
-        rows_of_passes = parse_metrics(text.decode(errors="replace"))
-        for row in rows_of_passes:
-            shown = " ".join(f"{name}={score:.4f}" for name, score in row.tests.items())
-            report(
-                f"pass {row.number + 1}: {row.seconds:.1f} s, train_loss={row.train_loss:.4f} {shown}".rstrip()
-            )
+        passes = pass_table(parse_metrics(text.decode(errors="replace")))
+        for row in passes:
+            scores = {name.removeprefix(TEST): score for name, score in row.items() if name.startswith(TEST)}
+            shown = {"train_loss": row["train_loss"], **scores}
+            described = " ".join(f"{name}={score:.4f}" for name, score in shown.items())
+            report(f"pass {row['pass'] + 1}: {row['seconds']:.1f} s, {described}")
         score = files.read_json(output.model / "score.json") or {}
         if output.model.is_dir():
             files.copy_folder(output.model, options.to)
             report(f"model written to {options.to}")
         return {
-            "passes": [
-                {
-                    "pass": row.number,
-                    "samples": row.samples,
-                    "seconds": row.seconds,
-                    "train_loss": row.train_loss,
-                }
-                | {f"test_{name}": value for name, value in row.tests.items()}
-                for row in rows_of_passes
-            ],
+            "passes": passes,
             "score": score,
             "model": str(options.to) if output.model.is_dir() else None,
         }

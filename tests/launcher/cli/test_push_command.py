@@ -1,5 +1,6 @@
 """`push`: upload a program or a data file to a job's folder."""
 
+import os
 import stat
 
 import pytest
@@ -30,11 +31,14 @@ def make_program(folder):
 
 
 def test_push_uploads_a_program_and_prints_its_values(cli, job_folder, tmp_path):
-    code, out, _ = cli("push", make_program(tmp_path / "mine"), "--path", job_folder)
-    assert code == 0
+    odd = os.fsdecode(b"caf\xe9.txt")  # not valid UTF-8
+    (make_program(tmp_path / "mine") / odd).write_text("x")
+    (tmp_path / "mine" / ".hidden").write_text("x")
+    code, out, err = cli("push", tmp_path / "mine", "--path", job_folder)
+    assert code == 0, err
     assert "training.config=mine/trainer_config.py" in out
     assert f"training.programSha256={folder_sha256(job_folder / 'mine')}" in out
-    assert names(job_folder / "mine") == ["trainer_config.py"]
+    assert names(job_folder / "mine") == [odd, "trainer_config.py"]
     assert stat.S_IMODE((job_folder / "mine").stat().st_mode) & 0o055 == 0o055
 
 
