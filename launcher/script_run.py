@@ -119,7 +119,7 @@ class ScriptRun:
         """Report a trained step. Call this after every step: it writes a small local file, at most twice a second.
 
         Args:
-            epoch: the present epoch, from 0.
+            epoch: the current epoch, from 0.
             step: steps of this epoch that are done, so 1 after the first one.
             steps: steps of the whole epoch, for the estimate of the remaining time; 0 if unknown.
             loss: mean loss of the step's samples.

@@ -229,7 +229,7 @@ class Cluster:
             return None
 
     def list_events(self, name: str = "", reason: str = "") -> list[Object]:
-        """Return the events about the object with this name, or those about pods with this reason, oldest first.
+        """Return the events about the object `name`, or with `reason` the pods' events with this reason; oldest first.
 
         A user who may not read events gets an empty list and no error: events only explain a state.
         """

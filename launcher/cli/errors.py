@@ -1,6 +1,6 @@
 """Errors and exit codes of the commands that users type. Each error is printed as one message, no traceback.
 
-Other exit codes are those of launcher/errors.py: an invalid program or row is a `DataError` here, too.
+launcher/errors.py has all other exit codes: an invalid program or row is a `DataError` here, too.
 """
 
 from __future__ import annotations

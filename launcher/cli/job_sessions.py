@@ -69,11 +69,12 @@ _OTHER_FIX = "install a release with the same storage, or read the volume's fold
 def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> ReleaseRun:
     """Return a run with the claim and the image through which the storage of an uninstalled release is read.
 
-    The claim is the request's, else the one with the release's label, else the only one. The image is the
-    request's, else the one of another release in the namespace. The returned `job_name` is SOURCES,
-    the folder next to the jobs' folders, because the release's job is unknown until `find_own_job` searches it.
+    - Claim: the request's claim, else the claim with the release's label, else the only claim of the namespace.
+    - Image: the request's image, else the image of a release that uses the claim, else of another release.
+    - The returned `job_name` is SOURCES, the folder next to the jobs' folders, because the release's job is unknown
+      until `find_own_job` searches it.
 
-    Raises UsageError if the claim or the image is not determined; the message lists the claims.
+    Raises UsageError if there is no such claim or image, or more than one claim; the message lists the claims.
     """
     others = [one.run for one in list_releases(cluster, all_namespaces=False) if one.run]
     claims = {
@@ -162,7 +163,7 @@ class FolderSession:
         return ["--path", str(self._folder)]
 
     def read_view(self, log: bool = False) -> RunView:
-        """Return the run's present state, read from the folder; with `log` also rank 0's newest log lines."""
+        """Return the run's current state, read from the folder; with `log` also rank 0's newest log lines."""
         file = refuse_links(Path(self._storage.job), OUTPUT.train_log(0).as_posix())
         lines = last_lines(file, LOG_LINES).splitlines() if log else []
         return build_folder_view(self._storage.where, read_job_files(self._storage), lines)
@@ -194,7 +195,7 @@ class ClusterSession:
         """If not empty, `run` raises OtherRunError when the release has another training Job."""
 
     def options(self) -> list[str]:
-        """Return the options that select this release in a command, without those that are defaults."""
+        """Return the options that select this release in a command; options with their default value are left out."""
         options = ["--release", self.release] if self.release != CHART else []
         options += ["-n", self.cluster.namespace] if self.cluster.namespace != NAMESPACE else []
         return [*options, *self.cluster.options]
@@ -261,7 +262,7 @@ class ClusterSession:
         return [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) != READER]
 
     def read_view(self, log: bool = False) -> RunView:
-        """Return the run's present state; with `log` also the newest log lines of the data pod or of rank 0.
+        """Return the run's current state; with `log` also the newest log lines of the data pod or of rank 0.
 
         The files are read through a running pod, or through a reader pod after the run.
         """
@@ -276,7 +277,7 @@ class ClusterSession:
         return self._read_view(("missing",), log)
 
     def _read_view(self, reader_states: tuple[str, ...], log: bool) -> RunView:
-        """Return the run's present state.
+        """Return the run's current state.
 
         Without a running pod, a reader pod reads the files if the training Job's state is in `reader_states`.
         """

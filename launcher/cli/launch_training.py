@@ -38,7 +38,7 @@ from launcher.io import files, spelling
 from launcher.io.program_folders import find_program_folder
 
 _FILE_MARK = "# Written by `run` of paddle-training:"
-_FILE_TITLE = f"{_FILE_MARK} the values of one training, which override those that `base` prints.\n"
+_FILE_TITLE = f"{_FILE_MARK} the values of one training, which override the values that `base` prints.\n"
 SCRIPT_RUNTIME = "collective"
 """The chart's runtime for users' scripts, which only the image can run and which may read data of their own."""
 _REMOTE = ("s3://", "https://", "http://", "file://")
@@ -252,7 +252,7 @@ def check_job_name_is_free(session: ClusterSession, values: Values) -> None:
     """Raise UsageError if another release has a job with the same name on the same storage.
 
     Each of the two would replace the other's data and move its output. Releases in namespaces that this user
-    may not list are not checked. `values` are those that describe the cluster, with those of the training.
+    may not list are not checked. `values` are the chart's values of the release and of the training, merged.
     """
     cluster, release, job = session.cluster, session.release, values["jobName"]
     volume = volume_identity(values, cluster.namespace)
@@ -490,7 +490,9 @@ _SERVER_LABELS = {
 
 
 def continue_training(cluster: Cluster, run: ReleaseRun) -> bool:
-    """Resume a release's suspended Jobs, and start its training Job again if it has failed; return whether one was.
+    """Resume a release's suspended Jobs, and start its training Job again if it has failed.
+
+    Return whether a Job was resumed or started; each is reported on stderr.
 
     Jobs with a Kueue queue stay suspended: the queue starts them. A failed training is not started again after a
     failure of the data Job: it needs another data Job, and so another `runId`.

@@ -943,10 +943,13 @@ class FollowedRun(Protocol):
         """Return the options that select the run in a command."""
 
     def poll_view(self, log: bool = False) -> RunView:
-        """Return the run's present state, as cheaply as it is known; with `log` also the newest log lines."""
+        """Return the run's current state; with `log` also the newest log lines.
+
+        For callers that poll: no reader pod is started while the Jobs and pods show the state.
+        """
 
     def read_view(self, log: bool = False) -> RunView:
-        """Return the run's present state, from its files, too; with `log` also the newest log lines."""
+        """Return the run's current state, from its files, too; with `log` also the newest log lines."""
 
 
 def follow_run(session: FollowedRun, timeout: float, *, to_stderr: bool = False) -> RunView:

@@ -83,7 +83,7 @@ ImageOption = Annotated[
     str | None,
     typer.Option(
         "--image",
-        help="Image of the pod that reads the storage; default: that of a release of the namespace.",
+        help="Image of the pod that reads the storage; default: the image of a release of the namespace.",
     ),
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]

@@ -99,7 +99,7 @@ class Storage:
 
 @dataclass(frozen=True, kw_only=True)
 class StorageRequest:
-    """Selects the job's folder that a command opens, and for how long and how it is opened."""
+    """Selects the job's folder that a command opens, how long it stays open, and whether it is opened for writing."""
 
     job: str | None = None
     """The jobName; None: the release's."""

@@ -79,8 +79,8 @@ def decompress(stream: Readable, name: str, size: int | None, *, is_member: bool
     """Return a file that may be compressed (gzip, bzip2, xz) as a `SourceFile` with the decompressed text.
 
     Raises:
-        DataError: the file is an archive, and data.member is not set; or it `is_member` of another archive; or its
-            name ends like that of a compressed file, but it is not compressed.
+        DataError: the file is an archive (the fix depends on whether it `is_member` of another archive), it is
+            compressed twice, or its name has the suffix of a compressed file, but it is not compressed.
     """
     file = buffered(stream)
     text = _decompressed(file, name)

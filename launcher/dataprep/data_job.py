@@ -141,8 +141,12 @@ class DataPod:
     ) -> None:
         """Read and split parts that no other pod has locked until the data is complete; then give it to the job.
 
+        The work folder is removed at the end, and after an error that a retry cannot repair. After other errors the
+        finished parts stay for the next pod.
+
         Raises:
             DeadlineError: the data Job took longer than data.deadlineSeconds.
+            LauncherError: the source or the storage failed, or the data is invalid.
         """
         size = sum(part.bytes for part in parts)
         self._progress.set_deadline(size or None, self._settings.workers)
@@ -209,7 +213,7 @@ class DataPod:
         return parts
 
     def _touch(self) -> None:
-        """Set the times of files and folders by which others see that data Jobs use them."""
+        """Set the times of the alive file and of the two data folders, which show other pods that they are in use."""
         with contextlib.suppress(OSError):  # a missed touch is repeated with the next log line
             self._alive.touch()
         for folder in (self._work.root, self._data.root):
@@ -229,7 +233,10 @@ class DataPod:
         return manifest
 
     def _make_work_folder(self, size: int) -> bool:
-        """Return whether the work folder was absent and is there now; `size` is the source's, in bytes."""
+        """Create the work folder with a folder for each shard; return False if it exists already.
+
+        `size` is the size of the source in bytes. Raises `StorageError` if the storage has less free space than that.
+        """
         if self._work.parts.is_dir():
             return False
         require_space(self._work.root, size, "the shards and the test set")
@@ -344,7 +351,10 @@ class DataPod:
         return True
 
     def _give(self, manifest: Mapping[str, Any]) -> None:
-        """Publish complete data for this pod's job (`give_to_job`), once no other data Job publishes."""
+        """Publish complete data for this pod's job (`give_to_job`), and remove data-failed.json.
+
+        Waits until no other data Job publishes. Raises `DeadlineError` if data.deadlineSeconds pass meanwhile.
+        """
         layout = self._layout
         while True:
             with prepared_data.lock_file(layout.all_data / ".lock", self._settings) as locked:

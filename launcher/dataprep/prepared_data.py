@@ -67,7 +67,7 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(settings: DataSettings) -> dict[str, Any] | None:
-    """Return the manifest of this pod's data if each file in it exists with its size; else None.
+    """Return the manifest of this pod's data if the data is complete (`is_complete`); None if not, or if it is absent.
 
     A training pod checks only its own shard, the test set and the side tables: with hundreds of trainers, a check of
     all shards would take minutes in each pod.
@@ -312,7 +312,7 @@ def remove_data(layout: JobPaths, manifest: Mapping[str, Any]) -> None:
 
 
 def unused_data(names: Iterable[str], records: Mapping[str, str], digests: Collection[str]) -> list[str]:
-    """Return the names in `.data/` that nothing refers to. `clean` removes those that are old enough.
+    """Return the names in `.data/` that nothing refers to. `clean` removes the old ones of these names.
 
     A manifest `<dataDigest>.json` is used while a job's manifest.json or a release has this digest. The digests of a
     schedule's runs have the form `<dataDigest>-<Job>`; such a manifest is used while something has the digest before

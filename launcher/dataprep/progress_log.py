@@ -50,7 +50,7 @@ class DataProgress:
         self.read, self.lines, self.total, self.part_started = 0, 0, size, self.clock()
 
     def report(self, activity: str = "reading the source") -> None:
-        """Log `activity` and the counters if the previous log line is at least `LOG_SECONDS` old.
+        """Log `activity` and the counters, and call `touch`, if the previous line is at least `LOG_SECONDS` old.
 
         Raises:
             DeadlineError: the deadline has passed.

@@ -271,7 +271,7 @@ def files_to_read(context: SourceContext, found: Mapping[str, SourceObject | Non
     `found` is all files by their path below the source; a hidden one may be None.
 
     Raises:
-        DataError: one is not text, by its name; or none is left.
+        DataError: a file's name shows that it is not text, or no file is left.
     """
     chosen = {
         path: one for path, one in found.items() if one is not None and one.size and not is_hidden(path)
@@ -392,7 +392,12 @@ class StorageSource(Source):
         return path
 
     def objects(self) -> list[SourceObject]:
-        """Return the files of the source that are read. Raises `DataError` when there is none, or one is unreadable."""
+        """Return the files of the source that are read; open each of them once.
+
+        Raises:
+            DataError: there is none; one is unreadable, no regular file or outside of sources/; or the source is a
+                folder, but data.member is set.
+        """
         context, root = self._context, self._root
         if context.is_single and root.is_dir():
             raise DataError(
@@ -426,7 +431,7 @@ class StorageSource(Source):
         return SourceObject(path.relative_to(self._base).as_posix(), stat.st_size, str(stat.st_mtime_ns))
 
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> FileStream:
-        """Open the file at the byte `begin`; all bytes read are added to `digest`."""
+        """Open the file at the byte `begin`; all bytes read are added to `digest`. Raises as `check_unchanged`."""
         self.check_unchanged(found)
         return FileStream(self._base / found.name, self._context.progress, digest, begin)
 

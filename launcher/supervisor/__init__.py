@@ -7,7 +7,7 @@ or `stop`. A phase is what a rank reports about its processes. The output lease,
 one pod at a time to write to output/. An incarnation is the random identifier of one pod: a replaced pod has
 another one.
 
-Arguments of many functions: `now` is the present monotonic time in seconds. `pause(seconds)` waits in the agent's
-main thread; it raises an error, which ends the wait, if this launcher must exit. `wake()` interrupts the present
-`pause`; any thread may call it.
+Arguments of many functions: `now` is the current monotonic time in seconds. `pause(seconds)` waits in the agent's
+main thread; if this launcher must exit, it raises an error instead of waiting on. `wake()` interrupts a `pause` that
+waits; any thread may call it.
 """

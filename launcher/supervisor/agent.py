@@ -171,7 +171,7 @@ class ProcessWatchdog:
         threading.Thread(target=self._run, name="watchdog", daemon=True).start()
 
     def record_turn(self) -> float:
-        """Record that the main thread runs; return the present monotonic time in seconds."""
+        """Record that the main thread runs; return the current monotonic time in seconds."""
         self._last_turn = time.monotonic()
         return self._last_turn
 
@@ -344,7 +344,7 @@ class Agent:
         """Act on the newest order, and return the newest order; None before rank 0 has sent one.
 
         Rank 0's coordinator decides before this rank acts and again after it, so on rank 0 the returned order
-        may be newer than the one that this rank acted on.
+        may be newer than the order that this rank acted on.
         """
         now = time.monotonic()
         if self.coordinator is not None:
@@ -366,6 +366,8 @@ class Agent:
 
     def _start_processes(self, order: Plan) -> ProcessGroup:
         """Start this rank's parameter servers and trainers for the attempt of `order`; return them as a group.
+
+        First move the logs of the last attempt to a folder of their own.
 
         Raises:
             LauncherError: the order has expired, the output lease is lost, or a process cannot start.
@@ -517,7 +519,7 @@ class Agent:
     # Other threads.
 
     def wake(self) -> None:
-        """Interrupt the main thread's present `pause`; may be called from any thread."""
+        """Interrupt the `pause` in which the main thread waits, if it does; may be called from any thread."""
         self._wakes.put(None)
 
     def _record_signal(self, number: int) -> None:

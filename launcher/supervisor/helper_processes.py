@@ -1,7 +1,8 @@
 """Run helper processes: send the request, and wait for the answer (launcher/io/helper_protocol.py).
 
-`convert_shard` runs the one that parses the staged shard before the rendezvous. `write_report` runs the one that draws
-plots and report, whose main module is this one, so that neither its memory nor its errors harm the run.
+`convert_shard` runs the helper process that parses the staged shard before the rendezvous. `write_report` runs the
+helper process that draws plots and report, so that neither its memory nor its errors harm the run; this module is also
+the main module of that process.
 """
 
 from __future__ import annotations

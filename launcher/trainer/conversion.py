@@ -243,10 +243,10 @@ def _origin_digest(program: TrainingProgram, text: str | list[dict[str, Any]]) -
 
 
 def _process_count(ranges: int) -> int:
-    """Return how many processes to start.
+    """Return how many parsing processes to start: at least 1.
 
-    That is at most one per core, one per range of the text, and as many as fit into a quarter of the memory, but at
-    least one.
+    The number is the smallest of three: the cores, the ranges of the text, and the processes of PROCESS_BYTES that fit
+    into a quarter of the memory.
     """
     fit = cgroup_memory.usable_bytes() // 4 // PROCESS_BYTES
     return max(1, min(len(os.sched_getaffinity(0)), fit, ranges))
@@ -255,7 +255,11 @@ def _process_count(ranges: int) -> int:
 def _convert_ranges(
     converts: Callable[[int], tuple[list[RecordFile], int]], name: str, starts: range, processes: int
 ) -> Generator[tuple[list[RecordFile], int], None, None]:
-    """Yield what `converts` returns for each range, in order, so that the first invalid row is reported."""
+    """Yield what `converts` returns for each range, in the text's order, so that the first invalid row is reported.
+
+    With more than one process the ranges are parsed in parallel, in forked processes. Raises what `converts` raises,
+    and `UnfitError` if a process was killed.
+    """
     global _convert  # noqa: PLW0603 - see there
     if processes == 1 or len(starts) < 2:
         yield from map(converts, starts)

@@ -94,7 +94,10 @@ class Evaluator:
         return evaluate(self._program, self._predict, test.blocks(CHUNK))
 
     def _predict_together(self, test: Records) -> NDArray[np.float32]:
-        """Predict this trainer's share of the rows; return the predictions of all rows, float32 [rows, …]."""
+        """Predict this trainer's share of the rows, and exchange the predictions with all trainers.
+
+        Return the predictions of all rows, float32 [rows, …].
+        """
         count = self._trainers.count
         first, last = (test.rows * rank // count for rank in (self._rank, self._rank + 1))
         # With fewer rows than trainers this share may be empty: predict one row, only for the shape.

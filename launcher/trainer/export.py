@@ -204,13 +204,16 @@ class ModelWriter:
     def finish(
         self, program: TrainingProgram, values: Values, tables: Mapping[str, ModelTable], score: ScoreModel
     ) -> dict[str, float]:
-        """Write everything but the tables, score the model, and give the folder its final name.
+        """Write everything but the tables, score the model, sync all files, and give the folder its final name.
+
+        A model that has this name already is removed.
 
         Returns:
-            The metrics: metric → value. Those that are NaN or infinite are not in model.json and score.json.
+            The metrics: metric → value. NaN and infinite values are not written to model.json and score.json.
 
         Raises:
-            DataError: the model cannot be scored.
+            DataError: the model cannot be scored, or metrics() returned nothing.
+            StorageError, StorageFailedError: the volume is full or fails.
         """
         temp = self.temp
         with files.storage_errors(self.folder):
@@ -335,11 +338,15 @@ class ModelExporter:
     """Only trainer 0 has one."""
 
     def export(self, at: Position) -> None:
-        """Write the model with the values of the checkpoint `at`, which the servers have; all trainers call this.
+        """Write the model with the values of the checkpoint `at`; all trainers call this together.
+
+        The servers and the trainers must have the values of this checkpoint. Trainer 0 also scores the model, and
+        prints its scores to the trainer's log.
 
         Raises:
-            StorageError, StorageFailedError: the volume is full, or a file of the checkpoint is damaged.
-            DataError: the model cannot be scored.
+            StorageError: the volume is full.
+            StorageFailedError: a file of the checkpoint is damaged (the checkpoint was rejected), or the volume fails.
+            DataError: the model cannot be scored, or two ranks saved the same id.
         """
         trainer, began = self.trainer, time.monotonic()
         settings = trainer.settings

@@ -60,7 +60,7 @@ class TrainerThreads:
     Each thread trains one batch at a time. What T threads mean for the order of updates:
 
     - async: a thread pushes its gradients when its batch ends. So a batch is computed without the gradients of up
-      to T - 1 other batches of its trainer, as it is without those of other trainers. The dense parameters are
+      to T - 1 other batches of its trainer, and without the newest gradients of others. The dense parameters are
       pulled once for every T batches, while the next batches are computed.
     - sync: a step is T batches of each trainer at once. The servers apply the mean of all trainers' T gradients
       to the dense parameters, and all gradients of table rows, before any thread starts its next batch.
@@ -287,9 +287,13 @@ class FleetTrainer:
         self.threads = TrainerThreads(count, self.scope, self._step, apply)
 
     def join(self) -> None:
-        """Connect to the servers, and wait until all trainers have; then all have trainer 0's parameters.
+        """Connect to the servers, wait until all trainers have done so, and start the threads of `train`.
+
+        Afterwards the servers and all trainers have trainer 0's parameters, except the parameters that are never
+        trained: these are compared between the ranks.
 
         Raises:
+            DeadlineError: some pservers do not listen after CONNECT_SECONDS.
             SettingsError: a parameter that is never trained starts with other values on another rank.
         """
         await_ports(self.layout.addresses, "all pservers of the job")

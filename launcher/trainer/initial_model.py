@@ -63,11 +63,15 @@ class InitialModel:
 
     @classmethod
     def find(cls, settings: ProcessSettings) -> InitialModel:
-        """Return the model or the newest checkpoint that training.initModelPath refers to.
+        """Return the complete model that training.initModelPath refers to, or without one the newest checkpoint.
+
+        An export in S3 is downloaded to the pod's work folder. The download is removed before this returns; mapped
+        tables stay readable.
 
         Raises:
             SettingsError: there is no complete model and no usable checkpoint.
             DataError: the files are damaged.
+            GangError: S3 cannot be reached.
         """
         given = settings.init_model
         if given.startswith(s3.SCHEME):
@@ -211,10 +215,12 @@ def _require_unchanged(folder: Path, names: list[str], contents: CheckpointConte
 
 
 def prepare(trainer: FleetTrainer) -> InitialModel | None:
-    """Read the initial model before the trainers' rendezvous, and set the dense parameters.
+    """Read the initial model, compare it with the program's network, and set this trainer's dense parameters.
 
-    The rendezvous passes trainer 0's to the servers; those that are not trained stay in each trainer.
-    Return None without training.initModelPath.
+    Every trainer calls this before the rendezvous, in which the servers get trainer 0's parameters. The servers do not
+    hold parameters that are not trained: each trainer keeps the values that are set here.
+
+    Return None without training.initModelPath. Raises as `InitialModel.find` and `InitialModel.check`.
     """
     if not trainer.settings.init_model:
         return None
@@ -225,7 +231,10 @@ def prepare(trainer: FleetTrainer) -> InitialModel | None:
 
 
 def load(trainer: FleetTrainer, initial: InitialModel, log: TrainerLog) -> None:
-    """Load the initial model's tables into the servers, after the trainers' rendezvous; compare the values.
+    """Load the initial model's tables into the servers, and compare the servers' values with the model.
+
+    All trainers call this together, after their rendezvous. It writes the tables to a temporary folder in output/, and
+    removes this folder.
 
     Raises:
         GangError: the servers do not have the initial model's values, or the ranks' dense parameters differ.
@@ -288,5 +297,5 @@ def _verify(trainer: FleetTrainer, initial: InitialModel, samples: Mapping[str, 
     if wrong:
         raise GangError(
             f"training.initModelPath: loading {initial.source} into the servers failed: afterwards their values "
-            f"of {', '.join(wrong)} are not those of the files. {_FIX}"
+            f"of {', '.join(wrong)} differ from the files. {_FIX}"
         )

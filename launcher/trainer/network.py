@@ -433,7 +433,7 @@ def _pool(vectors: Any, ids: Any, weights: Any, pool: str | None) -> Any:
     return paddle.divide(total, paddle.clip(paddle.sum(each, axis=1, keepdim=True), min=1.0))
 
 
-MERGED = 12  # async sends the gradients of so many batches in one message (pserver_push_sparse_merge_limit)
+MERGED = 12  # batches whose gradients mode async sends in one message (pserver_push_sparse_merge_limit)
 
 
 def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit: int) -> None:

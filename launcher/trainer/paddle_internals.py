@@ -292,7 +292,7 @@ class Trainers:
 
 
 class ServerConnection:
-    """The parameter servers, as a trainer that has joined them reaches them. "" is the name of the dense parameters."""
+    """A trainer's connection to the parameter servers. Tables have names; the name "" is of the dense parameters."""
 
     def __init__(
         self, role: GlooRoleMaker, trainers: Trainers, scope: Any, lookups: Any, sync: Any = None
@@ -320,7 +320,7 @@ class ServerConnection:
             remove_operators(sync, ("send_barrier",))
 
     def _prepare_sync(self, role: GlooRoleMaker, trainers: Trainers, scope: Any) -> None:
-        """Prepare the use of the servers' barrier."""
+        """Create a communicator, which is never started, so that `barrier` can reach the servers' barrier table."""
         from paddle.distributed.communicator import Communicator
         from paddle.distributed.ps.the_one_ps import PsDescBuilder
         from paddle.distributed.ps.utils.public import DistributedMode
@@ -342,7 +342,7 @@ class ServerConnection:
         self._communicator.init_with_ctx(runtime._send_ctx, self._dense, text, runtime.string_hosts, scope)
 
     def flush(self) -> None:
-        """Wait until the servers have what this trainer has pushed. Sleeps 100 ms."""
+        """Wait until the servers have received all gradients that this trainer pushed. Takes at least 100 ms."""
         self._worker.client_flush()
 
     def barrier(self) -> None:

@@ -70,7 +70,8 @@ def parse_records(
         The records, shape [rows] of `record_dtype`, and the number of rows that the program skipped.
 
     Raises:
-        DataError: a row cannot be parsed; the message has file, row and column.
+        DataError: a row cannot be parsed, or parse() returned an invalid value; the message has file, row and column.
+        SettingsError: parse() failed with another error than ValueError.
     """
     module, job, columns = program.module, program.job, program.columns
     inputs = {key: served_model.new_column(kind) for key, kind in program.inputs.items()}
@@ -128,7 +129,7 @@ def parse_records(
 def parse_chunks(
     lines: Iterator[str], program: TrainingProgram, places: RowPlaces
 ) -> Iterator[tuple[NDArray[Any], int]]:
-    """Yield what `parse_records` returns for lines, as many at a time as fit into one record file."""
+    """Yield what `parse_records` returns for blocks of lines; a block has as many lines as a record file holds rows."""
     rows, read = rows_per_file(record_dtype(program.inputs)), 0
     while True:
         found, skipped = parse_records(itertools.islice(lines, rows), program, places, read + 1)
@@ -183,7 +184,11 @@ class Records:
 
     @classmethod
     def open(cls, folder: Path, dtype: np.dtype[Any], key: str) -> Records | None:
-        """Return the records in `folder`; None when they are incomplete or `write_index` got another key."""
+        """Return the records in `folder` for reading; None if they must be made again.
+
+        That is so if a file is missing or has another size, if index.json is missing, damaged or of another version, or
+        if `write_index` got another `key`. The records' checksums are verified when they are read.
+        """
         try:
             index = files.read_json(folder / INDEX)
         except files.UnreadableError:
@@ -213,11 +218,14 @@ class Records:
         The files come in a shuffled order, and rows are shuffled within each WINDOW_FILES of them. Every row
         comes once, and the sizes of batches differ by at most one row. All ranks take the same number of
         steps, because a synchronous step waits for all of them; a rank with fewer rows than steps repeats
-        rows. A thread reads the next batch while the present one is used; with a small network, reading took
+        rows. A thread reads the next batch while the caller uses the current batch; with a small network, reading took
         7 % of a single thread's time. The first `done` batches, which are trained already, are left out.
 
         Yields:
             Input's name → array [batch, length or width], a copy.
+
+        Raises:
+            UnfitError: a file is damaged; index.json was removed, so that the next start parses the rows again.
         """
         ahead = ThreadPoolExecutor(1, "read-ahead")
         try:
@@ -275,6 +283,8 @@ class Records:
 
     def _map(self, file: RecordFile) -> Bytes:
         """Return a file's records, memory-mapped. The first use in this process verifies the checksum.
+
+        If the checksum is wrong, remove index.json, so that the next start parses the rows again.
 
         Raises:
             UnfitError: the file is damaged.

@@ -11,7 +11,7 @@ path.txt, <config>.py    where the checkpoint was saved, and the program's file
 After the servers wrote their files, each trainer reads back the files of its own servers, in parallel, and
 compares some rows of each file with what the servers answer. Paddle only logs a load that fails, and continues with
 the values it has. So the files' sha256 are verified before a load; after the load, rows of every table and the dense
-parameters are compared with those that the servers answered when the checkpoint was saved.
+parameters are compared with the values that the servers answered when the checkpoint was saved.
 
 With training.incrementalCheckpoints, checkpoints inside a pass hold only the rows that changed since the
 checkpoint before, and refer to the chain of checkpoints that they continue: a full one and the incremental
@@ -83,13 +83,20 @@ class Checkpoints:
         """Table name → ids of rows that earlier checkpoints of this chain compared with the servers."""
 
     def save(self, at: Position, totals: PassTotals, steps: int, scores: metrics.Scores) -> None:
-        """Save a checkpoint of the servers' values at the position `at`; call `FleetTrainer.settle` first.
+        """Save a checkpoint of the servers' values at the position `at`, and remove older checkpoints.
 
-        `totals` are those of this rank in the unfinished pass, all 0 at the end of a pass; `steps` is the number of
-        batches per pass; `scores` has (finished passes, score) by training.keepBest.
+        All trainers call this together, after `FleetTrainer.settle`. Each trainer reads the files of its own servers
+        back and compares them with the servers. Trainer 0 publishes the checkpoint when all trainers have done so, and
+        removes checkpoints that training.keepCheckpoints does not keep; if that fails, it is only logged.
+
+        Args:
+            at: position of the training; the checkpoint's folder has its name.
+            totals: this rank's totals of the unfinished pass; all 0 at the end of a pass.
+            steps: number of batches per pass.
+            scores: (finished passes, score by training.keepBest) of the run's passes so far.
 
         Raises:
-            DivergedError: a parameter is NaN or infinite.
+            DivergedError: a parameter or a row of a table is NaN or infinite.
             StorageError, StorageFailedError: the checkpoint could not be written or read back.
         """
         trainers, settings, began = self.trainer.trainers, self.settings, time.monotonic()
@@ -182,7 +189,15 @@ class Checkpoints:
             self.log.line(f"cannot remove an older checkpoint, the next save tries again: {error}")
 
     def _read_own_tables(self, folder: CheckpointFolder, written: RankFiles) -> None:
-        """Read back the table files that this rank's servers wrote, and record them in `written`."""
+        """Read back the table files that this rank's servers wrote, and compare some rows with the servers.
+
+        Also write the ids of each table to the checkpoint. All files are recorded in `written`.
+
+        Raises:
+            DivergedError: a compared row is NaN or infinite.
+            StorageError: the volume is full, so the files are incomplete.
+            StorageFailedError: files are missing, damaged, or differ from the servers.
+        """
         rank = self.settings.rank
         try:
             for table in [*self.network.tables, None]:  # None: the dense parameters
@@ -229,11 +244,15 @@ class Checkpoints:
         return samples, np.concatenate(ids)
 
     def _compare_rows(self, table: str, samples: dict[int, NDArray[np.float32]]) -> CheckpointRows | None:
-        """Compare some rows of new table files with the same rows in the servers. Raise if they differ.
+        """Compare some rows of new table files with the same rows in the servers.
 
         Returns:
-            The servers' present values of these rows and of some rows that earlier checkpoints of the chain saved,
+            The servers' current values of these rows and of some rows that earlier checkpoints of the chain saved,
             to be compared after a restore; None when there are no rows.
+
+        Raises:
+            DivergedError: one of the servers' rows is NaN or infinite.
+            DataError: the files have other values than the servers.
         """
         chain_ids = self._chain_ids.setdefault(table, [])
         ids = np.array(list(dict.fromkeys([*samples, *chain_ids])), np.uint64).view(np.int64)
@@ -258,7 +277,7 @@ class Checkpoints:
         return sum(checkpoints.total_bytes(checkpoints.read_contents(member)) for member in members)
 
     def _open(self, at: Position) -> tuple[Path, CheckpointContents]:
-        """Return a checkpoint's folder and its contents.json. Raise `CheckpointError` if that is damaged."""
+        """Return a checkpoint's folder and contents.json. Raise `CheckpointError` if contents.json is unusable."""
         folder = self.output.checkpoint(at)
         try:
             return folder, checkpoints.read_contents(folder)
@@ -271,7 +290,7 @@ class Checkpoints:
     def prepare(self) -> InitialModel | None:
         """Verify the checkpoint to resume from; in a new run read the initial model and set the dense parameters.
 
-        Call this before the trainers' rendezvous. Each rank verifies the sha256 of its share of the checkpoint's files.
+        Call this before the trainers' rendezvous. Each rank verifies the sha256 of its share of the table files.
 
         Returns:
             The model of training.initModelPath; None if training resumes, or the setting is empty.
@@ -344,7 +363,12 @@ class Checkpoints:
         self.log.line(f"restored {folder.name}{best}, to export the model from it")
 
     def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
-        """Reject the checkpoint and raise if a file changed since the save; each rank checks a part of the files."""
+        """Verify the sha256 of this rank's share of the table files, and on rank 0 of params.npz.
+
+        Raises:
+            CheckpointError: contents.json of a checkpoint that this one continues is damaged.
+            StorageFailedError: a file changed since the save, or is missing; the checkpoint was rejected.
+        """
         for member in chain_folders(folder, contents):
             listed = checkpoints.read_contents(member)
             # Each rank verifies a share, whichever servers will load it.
@@ -377,7 +401,13 @@ class Checkpoints:
         self.trainer.servers.pull_dense()
 
     def _load_and_compare(self, folder: Path, contents: CheckpointContents) -> None:
-        """Load all tables from trainer 0; reject the checkpoint and raise when the servers' values differ."""
+        """Let the servers load all tables, pull the dense parameters, and compare both with the checkpoint.
+
+        Only trainer 0 calls this. If the values differ, load again, at most LOAD_TRIES times in all.
+
+        Raises:
+            StorageFailedError: the values differ after every load; the checkpoint was rejected.
+        """
         for number in range(1, LOAD_TRIES + 1):
             for member in chain_folders(folder, contents):
                 for table in self.network.tables:
@@ -418,7 +448,7 @@ class Checkpoints:
         return f"after the load the servers' values of {', '.join(wrong)} differ from {PARAMETERS}"
 
     def _rows_mismatch(self, contents: CheckpointContents) -> str | None:
-        """Return how the servers' rows differ from those that they had at the save, or None."""
+        """Return how the servers' rows differ from the saved values in contents.json; None if they do not."""
         for name, saved in contents.rows.items():
             given = self.trainer.servers.rows(name, np.array(saved.ids, np.int64))
             expected = np.array(saved.values, np.float32)
@@ -427,6 +457,6 @@ class Checkpoints:
                 ids = ", ".join(str(saved.ids[n] % 2**64) for n in wrong[:5])
                 return (
                     f"after the load {len(wrong)} of {len(given)} compared rows of table {name} have other "
-                    f"values, for example those of the ids {ids}"
+                    f"values, for example the rows with the ids {ids}"
                 )
         return None

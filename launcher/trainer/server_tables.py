@@ -1,6 +1,6 @@
 """The tables of Paddle's servers: their optimizers, their shards, and the files in which servers save them.
 
-The rules of optimizers are those of the servers:
+The optimizers are these rules of Paddle's servers:
 
 - adam: SparseAdamSGDRule, which is Paddle's Adam operator with a step count for each row.
 - sgd: SparseNaiveSGDRule, w -= rate x gradient.
@@ -286,7 +286,9 @@ def write_table(
 
 
 def redistribute_dense(source: Path, folder: Path, rule: OptimizerRule, servers: int) -> None:
-    """Write the dense table's files in `source` again, as another number of servers loads them.
+    """Read the dense table's files in `source`, and write them to the new folder `folder`, one file for each server.
+
+    `servers` is the number of servers that load them, which differs from the number of servers that saved them.
 
     Paddle 2.6.2 can read the files of another number of servers itself, but fails on the line format of a
     server that holds a single number.

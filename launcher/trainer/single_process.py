@@ -1,7 +1,7 @@
 """Train or check a program in one process without servers: `python -m launcher try`, the checks of `run`.
 
-The network is that of the exported model, with looked-up vectors as inputs. The tables are in this process'
-memory (`MemoryTable`), and are trained by the servers' rules.
+The network has the kind `served` (network.py), as the exported model has: looked-up vectors are inputs. The tables are
+in this process' memory (`MemoryTable`), and are trained by the servers' rules.
 """
 
 from __future__ import annotations

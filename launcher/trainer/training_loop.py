@@ -231,7 +231,7 @@ class TrainingLoop:
         self.trainers.barrier()
 
     def _save(self, at: Position, totals: PassTotals) -> None:
-        """Save a checkpoint of the present state, and remove the file by which a user requested it."""
+        """Save a checkpoint of the current state, and remove the file by which a user requested it."""
         self.progress.set(state="saving")
         self.checkpoints.save(at, totals, self.steps, self.scores)
         self.progress.note(

@@ -61,8 +61,11 @@ def read_rows(
 ) -> Iterator[str]:
     """Yield the rows of a file, which may be compressed, as the data Job would write them to shards.
 
-    `found` gets the line of the file at which each row starts, for messages. With `archive` the rows are those of its
-    member, and the side tables are copied before this ends.
+    Args:
+        found: counts the rows and gets the line of the file at which each row starts, for messages.
+        limit: yield at most this many rows; None for all.
+        report: called with the progress.
+        archive: read the rows of this member of the archive `file`, and copy the archive's side tables.
 
     Raises:
         DataError: the file is missing, damaged, or not in this format.

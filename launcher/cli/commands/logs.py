@@ -51,8 +51,8 @@ class LogRequest:
     role: Annotated[
         LogRole | None,
         typer.Option(
-            help="trainer or pserver: that process's log; data: the data Job's, or that of the rank's pod if training "
-            "pods prepare the data. Default: the launcher's."
+            help="trainer or pserver: that process's log; data: the log of the data Job, or of the rank's pod if "
+            "training pods prepare the data. Default: the launcher's."
         ),
     ] = None
     server: Annotated[
@@ -90,7 +90,7 @@ class LogRequest:
 
 @with_options(session=open_session, request=LogRequest)
 def logs(session: Session, request: LogRequest) -> None:
-    """Print a log: that of the pod while it exists, else from output/node_<rank>/ on the shared storage.
+    """Print a log: the pod's log while the pod exists, else the file in output/node_<rank>/ on the shared storage.
 
     Control characters are printed as escapes if stdout is a terminal, and unchanged into a file or pipe.
     """

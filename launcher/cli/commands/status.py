@@ -1,4 +1,4 @@
-"""`status`: the present state of a run. `wait`: follow a run until it is over."""
+"""`status`: the current state of a run. `wait`: follow a run until it is over."""
 
 from __future__ import annotations
 

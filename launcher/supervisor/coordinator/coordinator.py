@@ -134,7 +134,16 @@ class Coordinator:
         self.membership.open(self.credential)
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:
-        """Resume or create output/, write the first run.json, and plan the first attempt."""
+        """Resume or create output/, write the first run.json, and plan the first attempt.
+
+        Also start to write status.json, reserve the folder of training.exportTo in the bucket, find the model of
+        training.initModelPath `previous`, and notify users that the run started. If training is complete already, no
+        attempt is planned.
+
+        Raises:
+            LauncherError: output/ or the bucket's folder cannot be used, or all earlier complete runs trained another
+                program than this run.
+        """
         s = self._settings
         attempt, resumed = open_output(s, fingerprint, self.lock)
         earlier = resumed if resumed.run_id == s.run_id else RunFile()
@@ -184,7 +193,11 @@ class Coordinator:
         )
 
     def step(self, own_state: MemberState, now: float) -> Plan:
-        """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive."""
+        """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive.
+
+        A new plan is logged and, before any rank receives it, written to run.json. At the end of the run this also
+        writes the report and exports the model, which may take long. Nothing changes if the lease is lost.
+        """
         self.membership.record_state(own_state, now)
         if self.run_files is None or self.lock.is_lost:
             return self.membership.order
@@ -264,7 +277,13 @@ class Coordinator:
         return plan
 
     def _complete_run(self) -> None:
-        """Record that training is complete; then draw the report and export the model."""
+        """Write the state `complete` to run.json, then the report; export the model if training.exportTo is set.
+
+        Also warn if the processes of a user's script were never connected, so that each of them trained alone.
+
+        Raises:
+            LauncherError: the export failed, or this launcher must exit. A report that fails is only logged.
+        """
         assert self.run_files is not None  # noqa: S101 - step() checked it
         world = self._settings.trainers * self._settings.processes_per_pod
         is_world = self._runtime.is_user_script and world > 1 and not self._is_complete

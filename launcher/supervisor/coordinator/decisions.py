@@ -128,7 +128,7 @@ def _plan_while_running(plan: Plan, members: Sequence[Member], now: float, limit
 
 
 def find_leaving(members: Sequence[Member]) -> tuple[Member, float] | None:
-    """Return the member that must exit first, of those that received SIGTERM, and when; None if there is none."""
+    """Return the member that received SIGTERM and must exit first, and when; None if no member received SIGTERM."""
     found = [(m, m.leave_by) for m in members if m.leave_by is not None]
     return min(found, key=lambda each: each[1], default=None)
 

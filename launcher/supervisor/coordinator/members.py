@@ -301,7 +301,7 @@ class Membership:
     def all_have_newest_order(self, now: float, *, skip_absent: bool) -> bool:
         """Return whether every other rank has received the newest plan at monotonic time `now`.
 
-        Lost and leaving ranks are not counted, nor with `skip_absent` those that have never reported.
+        Lost and leaving ranks are not counted; with `skip_absent`, neither are ranks that have never reported.
         """
         return all(
             self._sent_versions.get(member.state.rank) == self._version

@@ -57,7 +57,7 @@ class RunFilesWriter:
         Args:
             lock: the output lease; nothing is written after it was lost.
             earlier: run.json as it was in the output folder before this start; empty if there was none.
-            read_plan: returns the coordinator's present plan and members; called from any thread.
+            read_plan: returns the coordinator's current plan and members; called from any thread.
         """
         self.output, self._settings, self._fingerprint = output, settings, fingerprint
         self._earlier, self._lock, self._read_plan, self._timings = earlier, lock, read_plan, timings
@@ -73,7 +73,7 @@ class RunFilesWriter:
         self._trained: float | None = None
         """Unix time at which training was complete; None before that."""
         self.state: str | None = None
-        """If not None: the state to show in status.json instead of the one that follows from the plan."""
+        """The state to show in status.json; None: status.json shows the state that follows from the plan."""
         self._end = threading.Event()
         self._writing = threading.Lock()
         self._thread = threading.Thread(
@@ -256,7 +256,7 @@ def build_status(
     cause: str | None = None,
     warning: str | None = None,
 ) -> StatusFile:
-    """Return the present content of `output/status.json` (docs/reference/files.md).
+    """Return the current content of `output/status.json` (docs/reference/files.md).
 
     Args:
         silence: a rank that has not reported for this number of seconds counts as lost.

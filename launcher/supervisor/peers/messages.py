@@ -176,7 +176,7 @@ class MemberState:
 
 @dataclass(frozen=True)
 class Plan(PlanRecord):
-    """The coordinator's decision about the present attempt: what all ranks must do now, and why.
+    """The coordinator's decision about the current attempt: what all ranks must do now, and why.
 
     Rank 0 writes the fields of `PlanRecord` to run.json, and sends the others to every rank. Each plan replaces all
     earlier ones.

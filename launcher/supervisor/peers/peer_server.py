@@ -50,11 +50,11 @@ def build_store_prefix(credential: str, attempt: int) -> str:
 
 
 class TrainerStore:
-    """Stores the addresses of the present attempt's trainers, and decides when they save a requested checkpoint.
+    """Stores the addresses of the current attempt's trainers, and decides when they save a requested checkpoint.
 
     The library gloo connects the trainers of runtime fleet: each trainer stores its addresses under its rank, and
-    reads those of the others. gloo sends no header of ours, so the secret that authenticates a trainer is a part of
-    the path (`build_store_prefix`). The server forgets all values when the next attempt starts.
+    reads the addresses of the other trainers. gloo sends no header of ours, so the path contains the secret that
+    authenticates a trainer (`build_store_prefix`). The server forgets all values when the next attempt starts.
 
     The store also answers the trainers' question whether to save a checkpoint at a batch, because a user requested one
     or a pod received SIGTERM. All trainers get the same answer for one batch.
@@ -88,12 +88,12 @@ class TrainerStore:
             self._watcher.start()
 
     def request_checkpoint(self) -> None:
-        """Grant one checkpoint of the present attempt."""
+        """Let the store answer the trainers' next question (`decide`) that they save a checkpoint."""
         with self._lock:
             self._is_requested = True
 
     def accepts(self, path: str) -> bool:
-        """Return whether `path` has the secret of the present attempt."""
+        """Return whether `path` has the secret of the current attempt."""
         expected = self._prefix
         return bool(expected) and hmac.compare_digest(path[: len(expected)].encode(), expected.encode())
 
@@ -218,7 +218,7 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         store = self._trainer_store()
         if store is None:
             self._answer_error(
-                403, "only trainers of the present attempt can store values, and only on rank 0"
+                403, "only trainers of the current attempt can store values, and only on rank 0"
             )
             self._drop_body()
         elif (value := self._read_body(VALUE_MAX_BYTES)) is not None:
@@ -246,7 +246,7 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         elif self.path != "/state" or membership is None:
             self._answer_error(
                 404,
-                "this launcher accepts POST only as rank 0, for /state and for paths of the present attempt's trainers",
+                "this launcher accepts POST only as rank 0, for /state and for paths of the current attempt's trainers",
             )
             self._drop_body()
         elif rejected := membership.reject(self.headers.get("Authorization", "").removeprefix("Bearer ")):
@@ -258,7 +258,7 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
                 self._answer(*membership.handle_state(body))
 
     def _trainer_store(self) -> TrainerStore | None:
-        """Return rank 0's key-value store for trainers if a trainer of the present attempt sent this request.
+        """Return rank 0's key-value store for trainers if a trainer of the current attempt sent this request.
 
         Its path then has the secret of the attempt. In all other cases, and on other ranks, return None.
         """

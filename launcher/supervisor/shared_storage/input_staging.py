@@ -32,7 +32,7 @@ def find_program(settings: TrainSettings, built_in: Path = BUILT_IN) -> Path:
     """Return the folder of the program of `training.config`: the user's own, or a built-in one.
 
     Raises:
-        SettingsError: the folder or the file in it is missing; the message lists those that exist.
+        SettingsError: the folder or the file in it is missing; the message lists the existing folders or files.
     """
     own = settings.layout.program(settings.config_dir)
     folder = own if own.is_dir() else built_in / settings.config_dir
@@ -80,13 +80,18 @@ def stage_inputs(
 ) -> str:
     """Copy shard, side tables and program to the pod's own disk, verify the copies, and return the program's digest.
 
-    Files of an earlier pod or container in the work folder are not trusted, and copied again.
+    A rank that needs the test set copies it, too. Files of an earlier pod or container in the work folder are not
+    trusted: they and progress.json are removed first.
 
-    `manifest` is None if the run has no data (`TrainSettings.has_data`). `check` is called often; it may raise.
+    Args:
+        manifest: manifest of the data; None if the run has no data (`TrainSettings.has_data`).
+        program: folder of the program, as `find_program` returns it.
+        check: called often; an error that it raises stops the copy.
 
     Raises:
         DataError: a file is missing, does not match the manifest, or is changed during the copy.
-        SettingsError: the files are larger than `workDir.sizeLimit`.
+        SettingsError: the files are larger than `workDir.sizeLimit`, or the program has another sha256 than
+            `training.programSha256`.
         StorageError: the pod's own disk is full.
         UnfitError: the pod's own disk does not return what was written.
     """
@@ -111,9 +116,12 @@ def stage_inputs(
 def _stage_program(
     program: Path, target: Path, config_file: str, expected: str, check: Callable[[], None]
 ) -> str:
-    """Copy the program to the folder `target`; return the digest of the copy.
+    """Copy the program to the folder `target`; return the digest of the copy (`program_sha256`).
 
-    The copied folder must have the sha256 `expected`, unless that is empty.
+    Raises:
+        DataError: the program changed during the copy.
+        SettingsError: the copied folder has another sha256 than `expected`, which is empty if any is valid.
+        UnfitError: the copy differs from the program.
     """
     changed = DataError(
         f"{program} was changed while it was copied, so it is unknown which program this run trains. "
