@@ -591,6 +591,18 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
             )
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
+    def http_error_302(
+        self, req: urllib.request.Request, fp: IO[bytes], code: int, msg: str, headers: Any
+    ) -> Any:
+        """Follow a redirect; close the connection if the new address is malformed, which urllib does not."""
+        try:
+            return super().http_error_302(req, fp, code, msg, headers)
+        except ValueError:
+            fp.close()
+            raise
+
+    http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
+
 
 class _HttpBody:
     """Reads the bytes of one HTTP response; a broken connection raises `TransientError`."""

@@ -9,7 +9,7 @@ import os
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,24 +25,35 @@ from launcher.settings import DataSettings
 from testkit.pod_settings import pod_environ
 
 LINES = b"".join(b"%d\tthe text of line %d\n" % (number % 2, number) for number in range(1000))
+ALL = sorted(LINES.split(b"\n")[:-1])
+"""The lines of LINES, sorted."""
 PART = 4000
 """Bytes of a part in tests; LINES are some 25 kB."""
 
 
-def zipped(members: dict[str, bytes]) -> bytes:
+Members = Mapping[str, bytes] | Iterable[tuple[str, bytes]]
+"""Names and contents of an archive's files; pairs may repeat a name."""
+
+
+def _pairs(members: Members) -> Iterable[tuple[str, bytes]]:
+    return members.items() if isinstance(members, Mapping) else members
+
+
+def zipped(members: Members, how: int = zipfile.ZIP_DEFLATED) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in members.items():
+    with zipfile.ZipFile(file, "w", how) as archive:
+        for name, content in _pairs(members):
             archive.writestr(name, content)
     return file.getvalue()
 
 
-def tarred(members: dict[str, bytes], mode: str = "w:gz") -> bytes:
+def tarred(members: Members, mode: str = "w:gz", form: int = tarfile.PAX_FORMAT, **headers: str) -> bytes:
+    """Return a tar archive; `headers` are PAX headers of each file."""
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as archive:  # type: ignore[call-overload]
-        for name, content in members.items():
+    with tarfile.open(fileobj=file, mode=mode, format=form) as archive:  # type: ignore[call-overload]
+        for name, content in _pairs(members):
             info = tarfile.TarInfo(name)
-            info.size = len(content)
+            info.size, info.pax_headers = len(content), headers
             archive.addfile(info, io.BytesIO(content))
     return file.getvalue()
 
@@ -66,6 +77,14 @@ class Pod:
         path.write_bytes(content)
         os.utime(path, (zlib.crc32(content),) * 2)  # what two storages have of it is the same
         self.environ["source"] = f"file://{name}"
+        return f"file://{name}"
+
+    def folder(self, contents: Mapping[str, bytes], name: str = "days") -> str:
+        """Write files by their paths below a folder of sources/ on the storage; return the folder's address."""
+        for path, content in contents.items():
+            file = self.storage / "sources" / name / path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
         return f"file://{name}"
 
     def env(self, **values: Any) -> dict[str, str]:

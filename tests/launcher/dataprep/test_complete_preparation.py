@@ -9,15 +9,15 @@ import hashlib
 import lzma
 import shutil
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from launcher.dataprep import data_job, split_part
-from launcher.dataprep.csv_records import split_fields
 from launcher.dataprep.prepared_data import LIST
 from launcher.errors import StorageFailedError
 from launcher.io import files
-from tests.launcher.dataprep.conftest import LINES, PART, Pod, tarred, zipped
+from tests.launcher.dataprep.conftest import ALL, LINES, PART, Pod, tarred, zipped
 from tests.launcher.supervisor.failing_calls import fail_calls
 
 
@@ -28,7 +28,7 @@ def test_a_file_becomes_even_shards_one_test_set_and_a_manifest(pod: Pod) -> Non
     test = pod.test()
     assert [len(shard) for shard in shards] == [300, 300, 300]
     assert len(test) == 100
-    assert sorted([*pod.train(), *test]) == sorted(LINES.split(b"\n")[:-1])
+    assert sorted([*pod.train(), *test]) == ALL
     for index in range(3):
         folder = pod.job / str(index) / "data"
         assert sorted(path.name for path in folder.iterdir()) == ["test.list", "train.list", "train.txt"]
@@ -109,92 +109,74 @@ def test_an_unreadable_manifest_is_an_error_and_does_not_replace_data(
         assert pod.inode() == before
 
 
+CSV = b'label;text;more\r\n1;"a ""quoted"";\r\nfield\t\\";x\r\n\r\n0;b;y\n2;c;z'
+ODD = [b"", b" a ", b"\x0b\x0c\x1c", "\u2028\u0085".encode(), b"c\rd", b"a\\tb"]
+PACKS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 1000, 1 << 19])
 @pytest.mark.parametrize(
-    "name", ["manifest.json", "../.data/0123456789abcdef.json", "../.data/*/manifest.json"]
-)
-def test_a_manifest_that_is_not_json_is_replaced(pod: Pod, name: str) -> None:
-    pod.source(LINES)
-    before = pod.prepare()
-    (path,) = pod.job.glob(name)
-    path.write_text("{")
-    assert pod.prepare() == before
-
-
-def test_a_last_line_without_newline_gets_one(pod: Pod) -> None:
-    pod.source(b"a\nb\nc")
-    assert pod.prepare()["lines"] == 3
-    assert sorted(pod.train()) == [b"a", b"b", b"c"]
-
-
-def test_all_other_bytes_of_a_line_are_unchanged(pod: Pod) -> None:
-    odd = [b"", b" a ", b"\x0b\x0c\x1c", "\u2028\u0085".encode(), b"c\rd", b"a\\tb"]
-    pod.source(b"\n".join(odd) + b"\n")
-    pod.prepare()
-    assert sorted(pod.train()) == sorted(odd)
-
-
-@pytest.mark.parametrize("chunk", [1, 2, 4096])
-def test_a_byte_order_mark_is_removed(pod: Pod, chunk: int) -> None:
-    pod.source(b"\xef\xbb\xbfa\nb\nc\n")
-    pod.prepare(chunk)
-    assert sorted(pod.train()) == [b"a", b"b", b"c"]
-
-
-def test_other_encodings_are_converted_to_utf_8(pod: Pod) -> None:
-    pod.source("ä\nö\nü\n".encode("utf-16"))
-    pod.prepare(3, ENCODING="utf-16")
-    assert sorted(pod.train()) == ["ä".encode(), "ö".encode(), "ü".encode()]
+    ("content", "values", "lines"),
+    [
+        (b"a\nb\nc", {}, [b"a", b"b", b"c"]),
+        (b"\xef\xbb\xbfa\nb\nc\n", {}, [b"a", b"b", b"c"]),
+        (b"\n".join(ODD) + b"\n", {}, ODD),
+        ("ä\nö\nü\n".encode("utf-16"), {"ENCODING": "utf-16"}, ["ä".encode(), "ö".encode(), "ü".encode()]),
+        *((pack(LINES[:9000]) + pack(LINES[9000:]), {}, ALL) for pack in PACKS.values()),
+        (CSV, {"FORMAT": "csv", "DELIMITER": ";", "COLUMNS": ["text", 0]},
+         [rb'a "quoted";\r\nfield\t\\' + b"\t1", b"b\t0", b"c\t2"]),
+        ("é\t1\nè\t2\nê\t3\n".encode("latin-1"),
+         {"FORMAT": "csv", "DELIMITER": "\\t", "HEADER": False, "ENCODING": "latin-1", "COLUMNS": [1, 0]},
+         ["1\té".encode(), "2\tè".encode(), "3\tê".encode()]),
+    ],
+    ids=["no newline", "byte order mark", "odd bytes", "utf-16", "plain", "gz", "bz2", "xz", "csv", "csv in latin-1"],
+)  # fmt: skip
+def test_text_becomes_lines_of_utf_8_for_any_block_size(
+    pod: Pod, content: bytes, values: dict[str, Any], lines: list[bytes], chunk: int
+) -> None:
+    pod.source(content, "in")
+    manifest = pod.prepare(chunk, **values)
+    assert sorted(pod.train()) == sorted(lines)
+    assert manifest["lines"] == len(lines)
+    assert manifest["sha256"] == hashlib.sha256(content).hexdigest()
 
 
 @pytest.mark.parametrize("kind", ["zip", "tar", "tar.gz", "tar.bz2", "tar.xz"])
-def test_a_member_of_an_archive_is_split_and_tables_are_copied(pod: Pod, kind: str) -> None:
-    members = {"d/users.tab": b"u" * 3000, "d/train.txt": LINES, "d/films.tab": b"\0binary", "x": b""}
+@pytest.mark.parametrize("suffix", PACKS)
+def test_a_member_of_an_archive_is_split_and_tables_are_copied(pod: Pod, kind: str, suffix: str) -> None:
+    """A compressed member is decompressed, a compressed table is not."""
+    train, packed = f"d/train.txt{suffix}", PACKS[suffix](b"table")
+    members = {f"d/users{suffix}": packed, train: PACKS[suffix](LINES), "d/films.tab": b"\0binary", "x": b""}
     mode = "w" if kind == "tar" else f"w:{kind.removeprefix('tar.')}"
     archive = zipped(members) if kind == "zip" else tarred(members, mode)
     pod.source(archive, "archive")
-    manifest = pod.prepare(MEMBER="d/train.txt", TABLES=["d/films.tab", "d/users.tab"])
-    assert sorted(pod.train()) == sorted(LINES.split(b"\n")[:-1])
+    manifest = pod.prepare(MEMBER=train, TABLES=["d/films.tab", f"d/users{suffix}"])
+    assert sorted(pod.train()) == ALL
     assert manifest["sha256"] == hashlib.sha256(archive).hexdigest()
     assert manifest["tables"] == [
-        {"name": "films.tab", "bytes": 7, "sha256": hashlib.sha256(b"\0binary").hexdigest()},
-        {"name": "users.tab", "bytes": 3000, "sha256": hashlib.sha256(b"u" * 3000).hexdigest()},
+        {"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        for name, content in (("films.tab", b"\0binary"), (f"users{suffix}", packed))
     ]
-    assert (pod.job / "tables" / "films.tab").read_bytes() == b"\0binary"
+    assert (pod.job / "tables" / f"users{suffix}").read_bytes() == packed
     assert pod.leftovers() == []
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, bz2.compress, lzma.compress])
-def test_a_compressed_file_is_decompressed(pod: Pod, pack: Callable[[bytes], bytes]) -> None:
-    packed = pack(LINES[:9000]) + pack(LINES[9000:])
-    pod.source(packed, "in")
-    assert pod.prepare(chunk=1000)["sha256"] == hashlib.sha256(packed).hexdigest()
-    assert sorted(pod.train()) == sorted(LINES.split(b"\n")[:-1])
-
-
-def test_csv_records_become_escaped_lines_of_the_chosen_columns(pod: Pod) -> None:
-    pod.source(b'label;text;more\r\n1;"a ""quoted"";\r\nfield\t\\";x\r\n\r\n0;b;y\n2;c;z')
-    manifest = pod.prepare(FORMAT="csv", DELIMITER=";", COLUMNS=["text", 0])
-    records = [split_fields(line.decode()) for line in pod.train()]
-    assert sorted(records) == [['a "quoted";\r\nfield\t\\', "1"], ["b", "0"], ["c", "2"]]
-    assert manifest["lines"] == 3
-
-
-def test_csv_without_header_and_in_latin_1(pod: Pod) -> None:
-    pod.source("é\t1\nè\t2\nê\t3\n".encode("latin-1"))
-    pod.prepare(FORMAT="csv", DELIMITER="\\t", HEADER=False, ENCODING="latin-1", COLUMNS=[1, 0])
-    assert sorted(pod.train()) == ["1\té".encode(), "2\tè".encode(), "3\tê".encode()]
 
 
 @pytest.mark.parametrize("damage", ["0/data/train.txt", "test.txt", "tables/t", "1/data"])
 def test_incomplete_data_is_made_again(pod: Pod, damage: str) -> None:
     pod.source(zipped({"in": LINES, "t": b"table"}), "z")
-    first = pod.prepare(MEMBER="in", TABLES=["t"], TEST_FRACTION=0.1)
+    values = {"MEMBER": "in", "TABLES": ["t"], "TEST_FRACTION": 0.1}
+    first = pod.prepare(**values)
     path = (pod.job / damage).resolve()
     if path.is_dir():
         path.rename(pod.storage / "elsewhere")
     else:
         path.write_bytes(b"")
-    assert pod.prepare(MEMBER="in", TABLES=["t"], TEST_FRACTION=0.1) == first
+    assert pod.prepare(**values) == first
     assert path.is_dir() or path.stat().st_size
 
 
@@ -202,8 +184,7 @@ def test_incomplete_data_is_made_again(pod: Pod, damage: str) -> None:
 def test_data_with_a_damaged_list_of_files_is_made_again(pod: Pod, damage: str) -> None:
     pod.source(LINES)
     first = pod.prepare(part_bytes=PART)
-    path = pod.job / "1" / "data" / LIST
-    path.write_text(damage)
+    (pod.job / "1" / "data" / LIST).write_text(damage)
     assert pod.prepare(part_bytes=PART) == first
     assert len(pod.listed_lines()) == 1000
 

@@ -21,7 +21,7 @@ from launcher.dataprep import data_job, prepared_data, sources, split_part
 from launcher.errors import DataError, LauncherError, SettingsError, StoppedError, UnfitError
 from launcher.io import files
 from launcher.settings import DataSettings
-from tests.launcher.dataprep.conftest import LINES, PART, Pod
+from tests.launcher.dataprep.conftest import ALL, LINES, PART, Pod
 
 
 def lock(fd: int, kind: int) -> None:
@@ -84,39 +84,23 @@ def test_the_number_of_pods_changes_nothing(new_pod: Callable[[], Pod]) -> None:
     assert three.leftovers() == []
 
 
-def test_one_running_pod_of_several_completes_the_data(pod: Pod) -> None:
-    """A pod that cannot be scheduled delays nothing, since no part belongs to a pod before it works on it."""
-    pod.source(LINES)
-    manifest = pod.prepare(part_bytes=PART, WORKERS="4")
-    assert manifest["lines"] == 1000
-    assert manifest["shards"][0]["parts"] > 4
-
-
-def test_an_evicted_pod_loses_only_its_current_part(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
-    pod.source(LINES)
-    finished = evict_at_part(monkeypatch, 3)
-    with pytest.raises(StoppedError):
-        pod.prepare(part_bytes=PART)
-    assert not (pod.job / "manifest.json").exists()
-    assert not (pod.job / "data-failed.json").exists()
-    manifest = pod.prepare(part_bytes=PART)
-    assert finished == [0, 1, 2, -1, *range(3, manifest["shards"][0]["parts"])]
-    assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
-
-
 @pytest.mark.parametrize(
-    ("error", "kept"), [(UnfitError("no credentials"), True), (DataError("a row"), False)]
+    ("error", "kept"),
+    [(StoppedError("evicted"), True), (UnfitError("no credentials"), True), (DataError("a row"), False)],
 )
-def test_finished_parts_stay_after_a_failure_that_another_pod_may_not_have(
+def test_finished_parts_stay_after_an_eviction_or_a_failure_that_another_pod_may_not_have(
     pod: Pod, monkeypatch: pytest.MonkeyPatch, error: LauncherError, kept: bool
 ) -> None:
     pod.source(LINES)
     finished = evict_at_part(monkeypatch, 3, error)
     with pytest.raises(type(error)):
         pod.prepare(part_bytes=PART)
-    manifest = pod.prepare(part_bytes=PART)
+    assert not (pod.job / "manifest.json").exists()
+    assert (pod.job / "data-failed.json").exists() is not kept
+    manifest = pod.prepare(part_bytes=PART, WORKERS="4")
     again = range(3 if kept else 0, manifest["shards"][0]["parts"])
-    assert finished == [0, 1, 2, -1, *again]
+    assert finished == [0, 1, 2, -1, *again], "one pod completes the data, also if the Job has more"
+    assert sorted(pod.listed_lines()) == ALL
 
 
 @pytest.mark.parametrize("part_bytes", [None, PART])
@@ -149,7 +133,7 @@ def test_a_publication_during_which_a_pod_was_evicted_is_continued(
             assert pod.prepare(part_bytes=part_bytes, TEST_FRACTION=0.1)["lines"] == 900
             break
     assert evictions > 6
-    assert sorted([*pod.listed_lines(), *pod.test()]) == sorted(LINES.split(b"\n")[:-1])
+    assert sorted([*pod.listed_lines(), *pod.test()]) == ALL
     assert pod.leftovers() == []
 
 
@@ -180,20 +164,7 @@ def test_a_part_that_another_pod_has_locked_is_made_when_that_pod_dies(
     with separate_locks():
         pod.prepare(part_bytes=PART)
     assert waits == [data_job._POLL_SECONDS]
-    assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
-
-
-def test_a_source_that_changed_after_an_eviction_is_read_again(
-    pod: Pod, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pod.source(LINES)
-    evict_at_part(monkeypatch, 3)
-    with pytest.raises(StoppedError):
-        pod.prepare(part_bytes=PART)
-    other = LINES.replace(b"text", b"word")
-    pod.source(other)
-    pod.prepare(part_bytes=PART)
-    assert sorted(pod.listed_lines()) == sorted(other.split(b"\n")[:-1])
+    assert sorted(pod.listed_lines()) == ALL
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import io
 import json
 import random
 import shutil
-import tarfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +17,7 @@ from launcher.errors import DataError, StoppedError
 from launcher.io import tar_stream
 from launcher.io.open_below import ReaderError
 from launcher.paths import JobPaths
-from tests.launcher.dataprep.conftest import LINES, PART, Pod
+from tests.launcher.dataprep.conftest import ALL, LINES, PART, Pod, tarred
 from tests.launcher.dataprep.test_concurrent_pods import evict_at_part
 
 WRONG: list[Any] = [None, True, -1, "x", [1], {}, [{}]]
@@ -44,14 +43,14 @@ def some_variants(value: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "name", ["manifest.json", "../.data/0123456789abcdef.json", "../.data/*/manifest.json"]
 )
-def test_a_manifest_of_wrong_types_is_made_again(pod: Pod, name: str) -> None:
+def test_a_manifest_of_wrong_types_or_without_json_is_made_again(pod: Pod, name: str) -> None:
     pod.source(LINES)
     pod.prepare(TEST_FRACTION=0.1)
     (path,) = pod.job.glob(name)
     manifest = json.loads(path.read_text())
     del manifest["checksum"]
-    for wrong in some_variants(manifest):
-        path.write_text(json.dumps(wrong))
+    for content in ("{", *map(json.dumps, some_variants(manifest))):
+        path.write_text(content)
         pod.prepare(TEST_FRACTION=0.1)
         assert len(pod.train()) + len(pod.test()) == 1000
 
@@ -72,7 +71,7 @@ def test_a_damaged_marker_is_a_part_that_is_made_again(pod: Pod, monkeypatch: py
         flipped[place] ^= 1 << (place % 8)
         marker.write_bytes(flipped)
         pod.prepare(part_bytes=PART)
-        assert sorted(pod.listed_lines()) == sorted(LINES.split(b"\n")[:-1])
+        assert sorted(pod.listed_lines()) == ALL
 
 
 def test_a_files_json_of_wrong_types_is_an_error_with_a_fix(pod: Pod) -> None:
@@ -95,23 +94,12 @@ def test_a_files_json_of_wrong_types_is_an_error_with_a_fix(pod: Pod) -> None:
             assert all(isinstance(file["name"], str) and file["bytes"] >= 0 for file in found)
 
 
-@pytest.mark.parametrize("sums", [*WRONG, {"a.txt": 1}, {"a.txt": None}, {"b": "x"}])
-def test_a_checksum_file_that_is_no_object_is_one_error(sums: Any) -> None:
+SUMS = [json.dumps(value).encode() for value in (*WRONG, {"a.txt": 1}, {"a.txt": None}, {"b": "x"})]
+
+
+@pytest.mark.parametrize("sums", [*SUMS, b"", b"{", b"\xff", b"[" * 100_000])
+def test_a_checksum_file_that_is_no_object_of_texts_is_one_error(sums: bytes) -> None:
     """Regression: a list ended with a traceback."""
-    assert_rejected(json.dumps(sums).encode())
-
-
-@pytest.mark.parametrize("sums", [b"", b"{", b"\xff", b"[" * 100_000])
-def test_a_checksum_file_that_is_no_json_is_one_error(sums: bytes) -> None:
-    assert_rejected(sums)
-
-
-def assert_rejected(sums: bytes) -> None:
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        for name, content in (("a.txt", b"a\n"), (tar_stream.SUMS, sums)):
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            archive.addfile(info, io.BytesIO(content))
+    archive = tarred({"a.txt": b"a\n", tar_stream.SUMS: sums}, "w")
     with pytest.raises(ReaderError, match="Fix: try again"):
-        list(tar_stream.read_tar(io.BytesIO(out.getvalue())))
+        list(tar_stream.read_tar(io.BytesIO(archive)))

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime
 import hashlib
 import http.server
-import ipaddress
 import random
 import re
 import socket
@@ -23,7 +21,7 @@ from launcher.dataprep.byte_streams import BLOCK
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
 from launcher.io.retry import Retry
-from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
+from tests.launcher.dataprep.conftest import ALL, LINES, Pod, tarred, zipped
 
 CONTENT = b"".join(b"%d a line that is long enough to be cut anywhere\n" % n for n in range(20_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -143,32 +141,9 @@ def server() -> Iterator[Server]:
 def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """Start an https server whose certificate this process trusts."""
     pytest.importorskip("cryptography", reason="no certificate can be made without cryptography")
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
+    from testkit.fake_api_server import create_certificate
 
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.UTC)
-    hosts = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(minutes=5))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(hosts, critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    pem = tmp_path / "certificate.pem"
-    public = certificate.public_bytes(serialization.Encoding.PEM)
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    pem.write_bytes(public + private)
+    pem = create_certificate(tmp_path, tmp_path / "certificate.pem")
     monkeypatch.setenv("SSL_CERT_FILE", str(pem))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pem)
@@ -295,16 +270,6 @@ def test_an_address_that_cannot_be_requested_is_one_error_without_its_secrets(
     assert "hid" not in str(error.value)
 
 
-@pytest.mark.parametrize("answer", ["403", "302"])
-def test_errors_of_an_address_in_a_secret_show_only_the_secrets_name(
-    pod: Pod, secure: Server, server: Server, answer: str
-) -> None:
-    secure.plan = Plan(answers=[answer], location=server.url(SECRET))
-    with pytest.raises(DataError, match=OF_SECRET) as error:
-        pod.prepare(SOURCE=secure.url(SECRET), SHA256=SHA256, **IN_SECRET)
-    assert "hidden" not in str(error.value)
-
-
 def test_the_progress_of_a_download_has_the_size_that_the_server_sends(
     pod: Pod, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -332,7 +297,7 @@ def test_an_archive_over_a_flaky_connection_is_read_completely(
     manifest = pod.prepare(SOURCE=server.url(), SHA256=sha256, MEMBER="a/in.txt", TABLES=["a/t.bin"])
     assert manifest["sha256"] == sha256
     assert (pod.job / "tables" / "t.bin").read_bytes() == noise
-    assert sorted(pod.train()) == sorted(LINES.split(b"\n")[:-1])
+    assert sorted(pod.train()) == ALL
     assert pod.leftovers() == []
 
 
@@ -343,15 +308,26 @@ def test_https_needs_no_checksum_and_follows_https(pod: Pod, secure: Server) -> 
     assert_complete(pod)
 
 
-def test_a_redirect_from_https_to_http_is_rejected(pod: Pod, secure: Server, server: Server) -> None:
-    secure.plan.answers = ["302"]
-    secure.plan.location = server.url("plain?token=secret")
-    with pytest.raises(
-        DataError,
-        match=r"redirects to http://127.0.0.1:\d+/plain: redirects from https are followed to https only",
-    ) as error:
-        pod.prepare(SOURCE=secure.url())
-    assert "secret" not in str(error.value)
+@pytest.mark.parametrize(
+    ("answer", "values", "message"),
+    [
+        (
+            "302",
+            {},
+            r"redirects to http://127.0.0.1:\d+/signed/hidden.txt: redirects from https are followed to https",
+        ),
+        ("302", IN_SECRET, OF_SECRET),
+        ("403", IN_SECRET, OF_SECRET),
+    ],
+)
+def test_a_rejection_over_https_or_a_redirect_to_http_is_one_error_without_secrets(
+    pod: Pod, secure: Server, server: Server, *, answer: str, values: dict[str, Any], message: str
+) -> None:
+    secure.plan = Plan(answers=[answer], location=server.url(SECRET))
+    with pytest.raises(DataError, match=message) as error:
+        pod.prepare(SOURCE=secure.url(SECRET), SHA256=SHA256, **values)
+    assert "sig=" not in str(error.value)
+    assert not values or "hidden" not in str(error.value)
     assert server.plan.seen == []
 
 

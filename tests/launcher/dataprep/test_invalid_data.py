@@ -87,10 +87,7 @@ def test_a_source_that_may_not_be_read_is_reported_with_its_path(
     pod: Pod, call: str, denied: str, values: dict[str, str]
 ) -> None:
     pod.source(zipped({"in": LINES}), "in.zip")
-    sources = pod.storage / "sources"
-    (sources / "days" / "more").mkdir(parents=True)
-    for name in ("1.txt", "more/2.txt"):
-        (sources / "days" / name).write_bytes(LINES)
+    pod.folder({"1.txt": LINES, "more/2.txt": LINES})
     message = f"data.source {values['SOURCE']}: this pod's user cannot read .*sources/{denied} .*chmod -R a"
     with fail_calls(call, f"*/sources/{denied}", errno.EACCES), pytest.raises(DataError, match=message):
         pod.prepare(**values)

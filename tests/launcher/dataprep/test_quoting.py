@@ -41,11 +41,8 @@ def test_a_quote_that_spans_lines_of_tab_separated_text_is_named_once_with_a_cou
 ) -> None:
     """Regression: six rows became four without a word."""
     content = b'h\tt\n1\t"a\n2\tb"\n3\tc\n4\t"d\n5\te\n6\tf"\n7\tg\n8\th\n'
-    for folder in ("days", "tests"):
-        (pod.storage / "sources" / folder).mkdir(parents=True)
-        (pod.storage / "sources" / folder / "1").write_bytes(content)
-    (pod.storage / "sources" / "days" / "0").write_bytes(b"h\tt\n0\tx\n")
-    pod.prepare(**FORM, SOURCE="file://days", TEST_SOURCE="file://tests")
+    source = pod.folder({"0": b"h\tt\n0\tx\n", "1": content})
+    pod.prepare(**FORM, SOURCE=source, TEST_SOURCE=pod.folder({"1": content}, "tests"))
     logged = capsys.readouterr().err
     assert logged.count(HINT) == 1
     assert "4 records of the tab-separated text span several lines" in logged

@@ -11,7 +11,7 @@ import pytest
 
 from launcher.dataprep import sources as s3_module
 from launcher.errors import DataError, UnfitError
-from tests.launcher.dataprep.conftest import LINES, Pod, tarred, zipped
+from tests.launcher.dataprep.conftest import ALL, LINES, Pod, tarred, zipped
 from tests.launcher.dataprep.test_folder_sources import FILES, READ
 
 pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
@@ -44,13 +44,10 @@ def endpoint() -> Iterator[str]:
 def bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     import boto3
 
-    environ = {
-        "AWS_ENDPOINT_URL": endpoint,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-west-2",
-    }
-    for key, value in environ.items():
+    environ = {"AWS_ENDPOINT_URL": endpoint, "AWS_DEFAULT_REGION": "us-west-2"}
+    for key, value in (
+        environ | dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "test")
+    ).items():
         monkeypatch.setenv(key, value)
     client = boto3.client("s3")
     client.create_bucket(Bucket="data", CreateBucketConfiguration={"LocationConstraint": "us-west-2"})
@@ -87,27 +84,6 @@ def test_objects_of_several_listing_pages_are_all_read(
     assert sorted(map(int, pod.train())) == list(range(11))
 
 
-@pytest.mark.parametrize(
-    ("key", "content", "message"),
-    [
-        ("bad/2.txt", b"x\ny\xff\n", "s3://data/bad/2.txt, row 2, column 2: the byte 0xff"),
-        (
-            "bad/2.txt.gz",
-            gzip.compress(b"x\ny\0\n", mtime=0),
-            "s3://data/bad/2.txt.gz, row 2, column 2: a NUL",
-        ),
-        ("bad/2.gz", b"\x1f\x8b nothing", "s3://data/bad/2.gz is damaged"),
-    ],
-)
-def test_a_bad_row_is_reported_with_object_row_and_column(
-    pod: Pod, bucket: Any, key: str, content: bytes, message: str
-) -> None:
-    bucket.put_object(Bucket="data", Key="bad/1.txt", Body=b"1\n2\n3\n")
-    bucket.put_object(Bucket="data", Key=key, Body=content)
-    with pytest.raises(DataError, match=message):
-        pod.prepare(SOURCE="s3://data/bad")
-
-
 def test_csv_objects_need_the_same_header(pod: Pod, bucket: Any) -> None:
     bucket.put_object(Bucket="data", Key="csv/1.csv", Body=b"a,b\r\n1,2\r\n3,4\r\n")
     bucket.put_object(Bucket="data", Key="csv/2.csv.gz", Body=gzip.compress(b"a,b\n5,6\n"))
@@ -119,31 +95,6 @@ def test_csv_objects_need_the_same_header(pod: Pod, bucket: Any) -> None:
         pod.prepare(SOURCE="s3://data/csv", FORMAT="csv")
     pod.prepare(SOURCE="s3://data/csv", FORMAT="csv", COLUMNS=["b", "a"])
     assert sorted(pod.train()) == [b"2\t1", b"4\t3", b"6\t5", b"7\t8"]
-
-
-def test_an_empty_prefix_is_reported_with_its_objects(pod: Pod, bucket: Any) -> None:
-    with pytest.raises(DataError, match=r"s3://data/se has no file to read; it has nothing.*Fix"):
-        pod.prepare(SOURCE="s3://data/se")
-
-
-def test_a_missing_bucket_is_reported(pod: Pod, bucket: Any) -> None:
-    with pytest.raises(
-        DataError, match=r"s3://absent/x: S3 answered NoSuchBucket \(404\)\. Fix: correct the bucket"
-    ):
-        pod.prepare(SOURCE="s3://absent/x")
-    with pytest.raises(DataError, match=r"Fix: correct the bucket in data\.testSource\."):
-        pod.prepare(SOURCE="s3://data/set", TEST_SOURCE="s3://absent/x")
-
-
-def test_one_object_is_a_source_and_a_wrong_checksum_over_all_objects_is_rejected(
-    pod: Pod, bucket: Any
-) -> None:
-    sha256 = hashlib.sha256(PARTS["set/part-0.txt"]).hexdigest()
-    pod.prepare(SOURCE="s3://data/set/part-0.txt", SHA256=sha256)
-    assert sorted(pod.train()) == [b"a0", b"a1", b"a2", b"a3"]
-    pod.environ["data_digest"] = "other"
-    with pytest.raises(DataError, match=r"data.sha256 is .* has "):
-        pod.prepare(SOURCE="s3://data/set", SHA256=sha256)
 
 
 def breaking(
@@ -229,7 +180,7 @@ def archive(request: pytest.FixtureRequest, bucket: Any) -> dict[str, Any]:
 def test_member_and_tables_are_read_from_exactly_the_given_object(pod: Pod, archive: dict[str, Any]) -> None:
     sha256 = hashlib.sha256(archive["content"]).hexdigest()
     manifest = pod.prepare(**archive["values"], SHA256=sha256)
-    assert sorted(pod.train()) == sorted(LINES.splitlines())
+    assert sorted(pod.train()) == ALL
     assert (manifest["sha256"], manifest["member"]) == (sha256, "pkg/data/in.txt")
     assert manifest["source"] == f"s3://data/{archive['key']}"
     assert (pod.job / "tables" / "items.txt").read_bytes() == b"1 item\n"
@@ -249,69 +200,81 @@ def test_an_archive_that_is_replaced_while_it_is_read_is_rejected_and_nothing_is
     assert pod.leftovers() == []
 
 
-@pytest.mark.parametrize(
-    ("key", "message"),
-    [
-        (
-            "set/part-9.zip",
-            r"s3://data/set/part-9.zip: the object does not exist; the same prefix has .*set/part-0.txt",
-        ),
-        (
-            "none/part-9.zip",
-            r"s3://data/none/part-9.zip: the object does not exist; the same prefix has nothing",
-        ),
-        ("none.zip", r"s3://data/none.zip: the object does not exist; the same prefix has set/"),
-        ("set/part", r"s3://data/set/part: the object does not exist"),
-        (
-            "set",
-            r"s3://data/set is a prefix, not an object; below it are set/.*leave data.member empty",
-        ),
-    ],
-)
-def test_a_key_without_an_object_is_reported_with_the_existing_keys(
-    pod: Pod, bucket: Any, key: str, message: str
-) -> None:
-    with pytest.raises(DataError, match=message):
-        pod.prepare(SOURCE=f"s3://data/{key}", MEMBER="in.txt")
-
-
-def test_a_key_may_contain_characters_that_a_url_may_not(pod: Pod, bucket: Any) -> None:
-    bucket.put_object(Bucket="data", Key="a?b#c.zip", Body=zipped({"in": LINES}))
-    pod.prepare(SOURCE="s3://data/a?b#c.zip", MEMBER="in")
-    assert sorted(pod.train()) == sorted(LINES.splitlines())
+ONE, BAD_GZ = {"bad/1.txt": b"1\n2\n3\n"}, gzip.compress(b"x\ny\0\n", mtime=0)
+MISSING = "the object does not exist"
+MEMBER = {"MEMBER": "in.txt"}
 
 
 @pytest.mark.parametrize(
-    ("endpoint_url", "message"),
+    ("source", "objects", "values", "message"),
     [
-        ("http://127.0.0.1:9", r"s3://data/set could not be read after 5 attempts in a row: no connection"),
-        ("minio:9000", r"minio:9000.*AWS_ENDPOINT_URL"),
+        ("bad", ONE | {"bad/2.txt": b"x\ny\xff\n"}, {}, "s3://data/bad/2.txt, row 2, column 2: the byte 0xff"),
+        ("bad", ONE | {"bad/2.txt.gz": BAD_GZ}, {}, "s3://data/bad/2.txt.gz, row 2, column 2: a NUL"),
+        ("bad", ONE | {"bad/2.gz": b"\x1f\x8b nothing"}, {}, "s3://data/bad/2.gz is damaged"),
+        ("se", {}, {}, r"s3://data/se has no file to read; it has nothing.*Fix"),
+        ("set", {}, {"SHA256": hashlib.sha256(PARTS["set/part-0.txt"]).hexdigest()}, "data.sha256 is .* has "),
+        ("set", {}, {"TEST_SOURCE": "s3://absent/x"}, r"Fix: correct the bucket in data\.testSource\."),
+        ("set/part-9.zip", {}, MEMBER, f"s3://data/set/part-9.zip: {MISSING}; the same prefix has .*set/part-0.txt"),
+        ("none/part-9.zip", {}, MEMBER, f"s3://data/none/part-9.zip: {MISSING}; the same prefix has nothing"),
+        ("none.zip", {}, MEMBER, f"s3://data/none.zip: {MISSING}; the same prefix has set/"),
+        ("set/part", {}, MEMBER, f"s3://data/set/part: {MISSING}"),
+        ("set", {}, MEMBER, "s3://data/set is a prefix, not an object; below it are set/.*leave data.member empty"),
+        ("_own/.days", {"_own/.days/x/all.parquet": b"PAR1"}, {},
+         r"s3://data/_own/\.days: x/all\.parquet is no text file.*Fix: convert"),
     ],
-    ids=["no server", "no address"],
-)
-def test_an_unusable_endpoint_is_reported(
-    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch, endpoint_url: str, message: str
+)  # fmt: skip
+def test_an_object_that_cannot_be_used_is_reported_with_its_key(
+    pod: Pod, bucket: Any, *, source: str, objects: dict[str, bytes], values: dict[str, str], message: str
 ) -> None:
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint_url)
+    for key, content in objects.items():
+        bucket.put_object(Bucket="data", Key=key, Body=content)
     with pytest.raises(DataError, match=message):
-        pod.prepare(SOURCE="s3://data/set")
+        pod.prepare(SOURCE=f"s3://data/{source}", **values)
 
 
-def test_the_names_that_count_are_those_of_local_folders(
-    pod: Pod, bucket: Any, new_pod: Callable[[], Pod]
+@pytest.mark.parametrize(
+    ("environ", "source", "message"),
+    [
+        ({}, "absent/x", r"s3://absent/x: S3 answered NoSuchBucket \(404\)\. Fix: correct the bucket"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "data/set", "after 5 attempts in a row: no connection"),
+        ({"AWS_ENDPOINT_URL": "minio:9000"}, "data/set", r"minio:9000.*AWS_ENDPOINT_URL"),
+    ],
+    ids=["no bucket", "no server", "no address"],
+)
+def test_an_unusable_bucket_or_endpoint_is_reported(
+    pod: Pod,
+    bucket: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    environ: dict[str, str],
+    source: str,
+    message: str,
 ) -> None:
+    for key, value in environ.items():
+        monkeypatch.setenv(key, value)
+    with pytest.raises(DataError, match=message):
+        pod.prepare(SOURCE=f"s3://{source}")
+
+
+@pytest.mark.parametrize(
+    ("key", "content", "values", "count"),
+    [
+        ("set/part-0.txt", PARTS["set/part-0.txt"], {}, 4),
+        ("a?b#c.zip", zipped({"in": LINES}), {"MEMBER": "in"}, 1000),  # a URL may not have such characters
+        ("_own/.rows.tmp", b"1\n2\n3\n", {}, 3),
+    ],
+)
+def test_an_object_that_data_source_names_is_read_whatever_its_name_is(
+    pod: Pod, bucket: Any, *, key: str, content: bytes, values: dict[str, str], count: int
+) -> None:
+    bucket.put_object(Bucket="data", Key=key, Body=content)
+    sha256 = hashlib.sha256(content).hexdigest()
+    assert pod.prepare(SOURCE=f"s3://data/{key}", SHA256=sha256, **values)["lines"] == count
+
+
+def test_the_names_that_count_are_those_of_local_folders(pod: Pod, bucket: Any) -> None:
     """The rule is one for both; test_folder_sources.py tests it on local folders."""
     for path, content in FILES.items():
         bucket.put_object(Bucket="data", Key=f"_own/.days/{path}", Body=content)
     assert pod.prepare(SOURCE="s3://data/_own/.days")["lines"] == len(READ)
     assert sorted(pod.train()) == sorted(READ)
-    bucket.put_object(Bucket="data", Key="_own/.days/x/all.parquet", Body=b"PAR1")
-    with pytest.raises(
-        DataError, match=r"s3://data/_own/\.days: x/all\.parquet is no text file.*Fix: convert"
-    ):
-        new_pod().prepare(SOURCE="s3://data/_own/.days")
-
-
-def test_an_object_that_data_source_names_is_read_whatever_its_name_is(pod: Pod, bucket: Any) -> None:
-    bucket.put_object(Bucket="data", Key="_own/.rows.tmp", Body=b"1\n2\n3\n")
-    assert pod.prepare(SOURCE="s3://data/_own/.rows.tmp")["lines"] == 3

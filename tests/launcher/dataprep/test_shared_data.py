@@ -14,10 +14,8 @@ from launcher.dataprep import data_job
 from launcher.dataprep.prepared_data import UNUSED_SECONDS, make_data_folder, unused_data
 from launcher.dataprep.sources import ByteRange, PlannedPart, SourceObject
 from launcher.errors import StorageError
-from tests.launcher.dataprep.conftest import LINES, Pod, zipped
+from tests.launcher.dataprep.conftest import ALL, LINES, Pod, zipped
 from tests.launcher.dataprep.test_concurrent_pods import run_together
-
-ALL = sorted(LINES.split(b"\n")[:-1])
 
 
 def other(pod: Pod, digest: str, **environ: str) -> Pod:
@@ -283,6 +281,8 @@ def test_pods_of_different_users_share_the_data(pod: Pod, kind: str) -> None:
     """The user of the pods is a value of each release (podSecurityContext)."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
+    import resource  # noqa: F401 - the other user may not read the folder of this Python
+
     pod.source(LINES)
     pod.storage.chmod(0o777)
     for path in pod.storage.parents:

@@ -100,18 +100,6 @@ def flips(path: Path) -> Iterator[bytes]:
         yield bytes(flipped)
 
 
-def damages(value: Any) -> Iterator[Callable[[Any], object]]:
-    """Yield functions that change one key or value in a copy of `value`."""
-    for key in list(value) if isinstance(value, dict) else range(len(value)):
-        for other in (None, [], {}, "x", -1.5):
-            yield lambda v, key=key, other=other: v.__setitem__(key, other)  # type: ignore[misc]
-        if isinstance(value, dict):
-            yield lambda v, key=key: v.__setitem__(f"{key}x", v.pop(key))  # type: ignore[misc]
-        if isinstance(value[key], dict | list):
-            for inner in damages(value[key]):
-                yield lambda v, key=key, inner=inner: inner(v[key])  # type: ignore[misc]
-
-
 @pytest.fixture
 def output(tmp_path: Path) -> Path:
     return tmp_path / "output"
@@ -192,24 +180,14 @@ def test_a_flipped_bit_in_contents_json_is_harmless_or_makes_only_that_checkpoin
     assert unusable > 0.7 * size
 
 
-def test_every_changed_key_and_value_of_contents_json_is_rejected_with_a_reason(output: Path) -> None:
-    """Uses a file without checksum, as older launchers wrote it."""
-    write(output, OLDER)
+def test_contents_without_checksum_are_usable_and_unreadable_ones_end_only_this_pod(output: Path) -> None:
+    """Launchers before the checksum wrote such a file; test_hostile_files.py tests contents with wrong values."""
     write(output, NEWEST)
     path = output / NEWEST.folder / "contents.json"
     intact: dict[str, Any] = json.loads(path.read_text())
     intact.pop("checksum")
     path.write_text(json.dumps(intact))
-    assert newest_checkpoint(output) == NEWEST, "an older launcher's checkpoint is usable"
-    reasons = set()
-    for damage in damages(intact):
-        value = json.loads(json.dumps(intact))
-        damage(value)
-        path.write_text(json.dumps(value))
-        if newest_checkpoint(output) == OLDER:
-            reasons.add(str(checkpoints.unusable_reason(path.parent)))
-    assert any("'bytes'" in reason for reason in reasons)
-    assert all("contents.json" in reason or "missing" in reason or "bytes" in reason for reason in reasons)
+    assert newest_checkpoint(output) == NEWEST
     path.write_text("{")
     with pytest.raises(LauncherError, match=r"contents\.json") as caught:
         checkpoints.read_contents(path.parent)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -107,3 +109,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         return np.exp(z - z.max()) / np.exp(z - z.max()).sum()
 
     return SimpleNamespace(folder=folder, expected=expected, program=program)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Create an empty bucket `bucket` in moto, which answers in this process; return a client of S3."""
+    moto = pytest.importorskip("moto", reason="moto is only in the environment of the tests")
+    import boto3
+
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(key, "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+    with moto.mock_aws():
+        client = boto3.client("s3")
+        client.create_bucket(Bucket="bucket")
+        yield client

@@ -1,4 +1,4 @@
-"""A server process that follows a model, clients that request predictions from it, and a bucket with models."""
+"""A server process that follows a model, and clients that request predictions from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from typing import Any
 import httpx
 import numpy as np
 
-from launcher.io import files
 from launcher.serving.paddle_served import Model
 from testkit.waiting import until
 
@@ -150,36 +149,3 @@ def serving(*given: Any) -> Iterator[ServerProcess]:
     finally:
         server._stop.set()
         server.kill()
-
-
-class ModelBucket:
-    """moto's S3 with the exports of one job."""
-
-    def __init__(self, url: str) -> None:
-        import boto3
-
-        self.env = {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "test",
-            "AWS_SECRET_ACCESS_KEY": "test",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        access = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
-        self.client: Any = boto3.client("s3", endpoint_url=url, **access)
-        self.client.create_bucket(Bucket="bucket")
-
-    def export(self, model: Path, run: str, damaged: bool = False) -> None:
-        """Export a model; `damaged` changes one file after its sha256 was calculated."""
-        listed = []
-        for path in files.folder_files(model):
-            name, content = f"model/{path.relative_to(model).as_posix()}", path.read_bytes()
-            listed.append({"name": name, "bytes": len(content), "sha256": files.sha256_file(path)})
-            if damaged and name.endswith("network.pdmodel"):
-                content = b"\7" * len(content)
-            self.put(f"{run}/{name}", content)
-        marker = {"version": 1, "runId": run, "finished": 1.5}
-        self.put(f"{run}/_SUCCESS.json", json.dumps(marker | {"files": listed}).encode())
-        self.put("latest.json", json.dumps(marker | {"to": f"s3://bucket/models/job/{run}/"}).encode())
-
-    def put(self, key: str, content: bytes) -> None:
-        self.client.put_object(Bucket="bucket", Key=f"models/job/{key}", Body=content)

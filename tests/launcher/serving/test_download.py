@@ -13,27 +13,21 @@ from launcher.serving import download
 
 
 @pytest.mark.parametrize(
-    ("error", "fix"),
+    ("reason", "code", "fix"),
     [
-        (
-            s3.S3RejectedError("S3 answered AccessDenied (403)", "AccessDenied"),
-            "allow the role or key .* s3:GetObject",
-        ),
-        (
-            s3.S3RejectedError("S3 answered NoSuchBucket (404)", "NoSuchBucket"),
-            "correct the name of the bucket",
-        ),
-        (s3.S3RejectedError("no region. Fix: set the region."), "set the region"),
-        (s3.S3RejectedError("S3 answered Odd (400)", "Odd"), "set the folder of an exported run"),
+        ("S3 answered AccessDenied (403)", "AccessDenied", "allow the role or key .* s3:GetObject"),
+        ("S3 answered NoSuchBucket (404)", "NoSuchBucket", "correct the name of the bucket"),
+        ("no region. Fix: set the region.", "", "set the region"),
+        ("S3 answered Odd (400)", "Odd", "set the folder of an exported run"),
     ],
 )
 def test_a_rejection_by_s3_is_reported_with_one_fix_for_its_cause(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: s3.S3RejectedError, fix: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, code: str, fix: str
 ) -> None:
     """Regression: each rejection said that another folder must be set."""
 
     def reject(*_: object) -> None:
-        raise error
+        raise s3.S3RejectedError(reason, code)
 
     monkeypatch.setattr(ExportFolder, "open", lambda *_: ExportFolder(None, "p/", None))  # type: ignore[arg-type]
     monkeypatch.setattr(ExportFolder, "read", reject)

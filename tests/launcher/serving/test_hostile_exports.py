@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,19 @@ from launcher.serving import download
 from launcher.serving.serve import newest_export
 from tests.launcher.io.test_hostile_files import NAMES
 
-pytest.importorskip("moto", reason="moto is only in the environment of the tests")
-
 RUN = "models/job/run-1/"
 MODEL = {"model/model.json": b"{}", "model/program/train.py": b"pass\n", "model/n\u00e4me": b"\0"}
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Create a bucket in moto with a complete export; return a client of S3."""
-    import boto3
-    from moto import mock_aws
-
-    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.setenv(key, "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.delenv("AWS_ENDPOINT_URL", raising=False)
+def bucket(s3: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Write a complete export to the bucket of `s3`; return the client."""
     monkeypatch.setattr(download, "TRIES", 1)
-    with mock_aws():
-        client = boto3.client("s3")
-        client.create_bucket(Bucket="bucket")
-        for name, content in MODEL.items():
-            client.put_object(Bucket="bucket", Key=RUN + name, Body=content)
-        put(client, RUN + "_SUCCESS.json", {"files": listing()})
-        put(client, "models/job/latest.json", {"to": f"s3://bucket/{RUN}"})
-        yield client
+    for name, content in MODEL.items():
+        s3.put_object(Bucket="bucket", Key=RUN + name, Body=content)
+    put(s3, RUN + "_SUCCESS.json", {"files": listing()})
+    put(s3, "models/job/latest.json", {"to": f"s3://bucket/{RUN}"})
+    return s3
 
 
 def put(client: Any, key: str, value: Any) -> None:
@@ -79,36 +66,43 @@ def test_a_model_is_downloaded_with_its_names_and_replaces_an_earlier_one(
     assert tree(tmp_path) == sorted([*found, "model", "model/program"])
 
 
-@pytest.mark.parametrize("name", [*NAMES, *(f"model/{name}" for name in NAMES), 7, None, ["model/evil"]])
-def test_a_name_that_leads_out_of_the_folder_or_is_none_is_rejected_before_anything_is_written(
-    bucket: Any, tmp_path: Path, name: Any
+SIZES = [-1, True, 1.5, "10", None, 1e400, 10**400, float("nan")]
+NO_MARKERS = [
+    b"",
+    b"[]",
+    b"{}",
+    b'{"files": {}}',
+    b'{"files": [1]}',
+    b'{"a":' + b"[" * 100_000,
+    b"\xff",
+    b"null",
+]
+AGAIN = r"Fix: export the model again"
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "message"),
+    [
+        *(([{**entry("x", b"evil"), "name": name}], DataError, rf"_SUCCESS\.json is damaged: files\.\d+.* {AGAIN}")
+          for name in [*NAMES, *(f"model/{name}" for name in NAMES), 7, None, ["model/evil"]]),
+        *(([entry("model/x", b"x", bytes=size)], DataError, r"_SUCCESS\.json") for size in SIZES),
+        ([entry("model/x", b"x", bytes=10**15)], StorageError, "no space left for the model: 1,000,000,000,0"),
+        ([entry("model/a", b""), entry("model/a/b", b"")], DataError, "lists 'a' as a file and as a folder"),
+        *((marker, DataError, rf"_SUCCESS\.json .*\. {AGAIN}") for marker in NO_MARKERS),
+        (b" " * 200_001, SettingsError, r"_SUCCESS\.json has more than 200,?000 bytes"),
+    ],
+)  # fmt: skip
+def test_a_hostile_list_of_files_is_rejected_before_anything_is_written(
+    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, more: Any, error: type, message: str
 ) -> None:
+    """In turn: names that lead out of the folder, sizes, clashes, and what is no list; too many bytes to read."""
+    monkeypatch.setattr("launcher.io.bucket_export_format.FILE_BYTES", 200_000)
     for key in ("evil", "models/job/evil", RUN + "evil"):
         bucket.put_object(Bucket="bucket", Key=key, Body=b"evil")
-    evil = {**entry("x", b"evil"), "name": name}
-    put(bucket, RUN + "_SUCCESS.json", {"files": [*listing(), evil]})
-    into = tmp_path / "pod" / "work"
-    with pytest.raises(
-        DataError, match=r"_SUCCESS\.json is damaged: files\.\d+.* Fix: export the model again"
-    ):
-        download.download_model(f"s3://bucket/{RUN}", into, "training.initModelPath")
-    assert tree(tmp_path) == []
-
-
-@pytest.mark.parametrize("size", [-1, True, 1.5, "10", None, 1e400, 10**400, float("nan")])
-def test_a_size_that_is_no_number_of_bytes_is_rejected(bucket: Any, tmp_path: Path, size: Any) -> None:
-    put(bucket, RUN + "_SUCCESS.json", {"files": [*listing(), entry("model/x", b"x", bytes=size)]})
-    with pytest.raises(DataError, match=r"_SUCCESS\.json"):
-        download.download_model(f"s3://bucket/{RUN}", tmp_path, "--model")
-    assert tree(tmp_path) == []
-
-
-def test_a_model_that_does_not_fit_on_the_disk_is_rejected_before_the_download(
-    bucket: Any, tmp_path: Path
-) -> None:
-    put(bucket, RUN + "_SUCCESS.json", {"files": [*listing(), entry("model/x", b"x", bytes=10**15)]})
-    with pytest.raises(StorageError, match="no space left for the model: 1,000,000,000,0"):
-        download.download_model(f"s3://bucket/{RUN}", tmp_path, "--model")
+    marker = more if isinstance(more, bytes) else json.dumps({"files": [*listing(), *more]}).encode()
+    bucket.put_object(Bucket="bucket", Key=RUN + "_SUCCESS.json", Body=marker)
+    with pytest.raises(error, match=message):
+        download.download_model(f"s3://bucket/{RUN}", tmp_path / "pod" / "work", "training.initModelPath")
     assert tree(tmp_path) == []
 
 
@@ -160,31 +154,6 @@ def test_an_object_that_is_larger_than_listed_is_not_downloaded(
     with pytest.raises(DataError, match=r"model\.json does not have the sha256"):
         download.download_model(f"s3://bucket/{RUN}", tmp_path, "--model")
     assert "download_file" not in seen
-
-
-def test_a_name_that_is_both_a_file_and_a_folder_is_rejected(bucket: Any, tmp_path: Path) -> None:
-    more = [entry("model/a", b""), entry("model/a/b", b"")]
-    put(bucket, RUN + "_SUCCESS.json", {"files": [*listing(), *more]})
-    with pytest.raises(DataError, match="lists 'a' as a file and as a folder"):
-        download.download_model(f"s3://bucket/{RUN}", tmp_path, "--model")
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"", b"[]", b"{}", b'{"files": {}}', b'{"files": [1]}', b'{"a":' + b"[" * 100_000, b"\xff", b"null"],
-)
-def test_a_marker_of_another_kind_is_one_message(bucket: Any, tmp_path: Path, content: bytes) -> None:
-    bucket.put_object(Bucket="bucket", Key=RUN + "_SUCCESS.json", Body=content)
-    with pytest.raises(DataError, match=r"_SUCCESS\.json .*\. Fix: export the model again"):
-        download.download_model(f"s3://bucket/{RUN}", tmp_path, "--model")
-
-
-def test_a_huge_marker_is_not_read_into_memory(
-    bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("launcher.io.bucket_export_format.FILE_BYTES", 100)
-    with pytest.raises(SettingsError, match=r"_SUCCESS\.json has more than 100 bytes"):
-        download.download_model(f"s3://bucket/{RUN}", tmp_path, "--model")
 
 
 @pytest.mark.parametrize(

@@ -55,23 +55,19 @@ def test_the_description_before_a_change_is_accepted(folder: Path) -> None:
         *({"tables": {name: {"rows": 1, "width": 2}}} for name in ("..", ".", "", "other")),
         *({key: value} for key in ABOUT if key not in ("version", "label") for value in (None, 1)),
         *({"columns": value} for value in ([1], [None], [["a"]])),
+        *({key: ...} for key in ABOUT if key not in ("version", "label")),  # the key is missing
         {"lookups": [{"table": "a/b"}]},
         {"features": []},
         {"files": ["program/trainer_config.py"]},
     ],
 )
 def test_a_description_with_a_hostile_value_is_one_message(folder: Path, changed: dict[str, Any]) -> None:
-    (folder / "model.json").write_text(json.dumps({**ABOUT, **changed}))
+    (folder / "model.json").write_text(
+        json.dumps({k: v for k, v in (ABOUT | changed).items() if v is not ...})
+    )
     with pytest.raises(
         ModelError, match=r"model\.json (is damaged|cannot be read).* Fix: copy the model again"
     ):
-        read_description(folder)
-
-
-@pytest.mark.parametrize("key", [key for key in ABOUT if key not in ("version", "label")])
-def test_a_description_without_a_key_is_one_message(folder: Path, key: str) -> None:
-    (folder / "model.json").write_text(json.dumps({k: v for k, v in ABOUT.items() if k != key}))
-    with pytest.raises(ModelError, match=r"model\.json is damaged"):
         read_description(folder)
 
 

@@ -38,12 +38,12 @@ class Client:
         self._transport = httpx.ASGITransport(app)
 
     def get(self, path: str) -> httpx.Response:
-        return self._ask("GET", path)
+        return self.ask("GET", path)
 
     def post(self, path: str, **body: Any) -> httpx.Response:
-        return self._ask("POST", path, **body)
+        return self.ask("POST", path, **body)
 
-    def _ask(self, *request: str, **body: Any) -> httpx.Response:
+    def ask(self, *request: str, **body: Any) -> httpx.Response:
         async def ask() -> httpx.Response:
             async with httpx.AsyncClient(transport=self._transport, base_url="http://model") as client:
                 return await client.request(*request, **body)
@@ -66,43 +66,38 @@ def test_rows_are_answered_with_vectors_labels_and_unknown_ids(client: Client, m
     assert found["unknownIds"] == {"word/vector": 1, "first": 0}
 
 
+FORM = '{"rows": [{"words": "…", "size": "…"}]}'
+BODY = json.dumps({"rows": ROWS}).encode()
+NEEDED = "send the header Content-Type: application/json"
+WEB_FORM = "application/x-www-form-urlencoded"
+
+
 @pytest.mark.parametrize(
-    ("body", "code", "message"),
+    ("request_", "content", "code", "messages"),
     [
-        ({"rows": [ROWS[0], {"words": "5"}]}, 422, "row 2 has no size: it has words, but the model needs"),
-        ({"rows": []}, 422, "rows: List should have at least 1 item"),
-        (b"", 422, "the body is empty"),
+        ("POST /predict application/json", b'{"rows": [{"words": "5", "size": 1}, {"words": "5"}]}', 422,
+         ["row 2 has no size: it has words, but the model needs"]),
+        ("POST /predict application/json", b'{"rows": []}', 422, ["rows: List should have at least 1 item", FORM]),
+        ("POST /predict application/json", b"", 422, ["the body is empty", f"send {FORM}"]),
+        ("POST /predict", BODY, 415, ["none", NEEDED]),
+        (f"POST /predict {WEB_FORM}", BODY, 415, [WEB_FORM, NEEDED]),
+        ("GET /predict", b"", 405, [f"POST {FORM}"]),
+        ("GET /predictions", b"", 404, ["/predict, /model, /healthz, /metrics or /docs"]),
     ],
-)
-def test_an_invalid_request_is_answered_with_one_sentence(
-    client: Client, body: Any, code: int, message: str
+)  # fmt: skip
+def test_an_invalid_request_is_answered_with_one_sentence_and_counted(
+    client: Client, request_: str, content: bytes, code: int, messages: list[str]
 ) -> None:
-    content = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = client.post("/predict", content=content, headers=JSON)
+    method, path, *kind = request_.split()
+    answer = client.ask(
+        method, path, content=content, headers=dict(zip(["Content-Type"], kind, strict=False))
+    )
     assert (answer.status_code, list(answer.json())) == (code, ["error"])
-    assert message in answer.json()["error"]
-    assert "row 2" in message or 'send {"rows": [{"words": "…", "size": "…"}]}' in answer.json()["error"]
-    assert f'paddle_serve_requests_total{{code="{code}"}} 1.0' in client.get("/metrics").text
-
-
-@pytest.mark.parametrize("headers", [{}, {"Content-Type": "application/x-www-form-urlencoded"}])
-def test_another_content_type_is_rejected_with_the_supported_one(
-    client: Client, headers: dict[str, str]
-) -> None:
-    answer = client.post("/predict", content=json.dumps({"rows": ROWS}).encode(), headers=headers)
-    assert (answer.status_code, list(answer.json())) == (415, ["error"])
-    for word in (headers.get("Content-Type", "none"), "send the header Content-Type: application/json"):
-        assert word in answer.json()["error"]
-
-
-def test_another_method_or_path_is_rejected_with_the_supported_ones(client: Client) -> None:
-    answer = client.get("/predict")
-    assert (answer.status_code, answer.headers["allow"], list(answer.json())) == (405, "POST", ["error"])
-    assert 'POST {"rows": [{"words": "…", "size": "…"}]}' in answer.json()["error"]
-    assert 'paddle_serve_requests_total{code="405"} 1.0' in client.get("/metrics").text
-    missing = client.get("/predictions")
-    assert (missing.status_code, list(missing.json())) == (404, ["error"])
-    assert "/predict, /model, /healthz, /metrics or /docs" in missing.json()["error"]
+    assert answer.headers.get("allow") == ("POST" if code == 405 else None)
+    for message in messages:
+        assert message in answer.json()["error"]
+    counted = f'paddle_serve_requests_total{{code="{code}"}} 1.0' in client.get("/metrics").text
+    assert counted == (path == "/predict")
 
 
 def test_a_chunked_body_is_accepted_and_a_too_large_one_rejected(

@@ -108,50 +108,36 @@ def rename_column(folder: Path) -> None:
         replace_in(name, '"kind"', '"sort"')(folder)
 
 
+@pytest.mark.usefixtures("made")
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("kind", "change", "message"),
     [
-        (replace_in("model.json", '"version": 2', '"version": 3'), "has a model of version 3"),
-        (lambda folder: (folder / "network.pdiparams").unlink(), "network.pdiparams is missing"),
-        (replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"), "rejects a row that was predicted before: row 1 has"),
-        (lambda folder: (folder / "model.json").write_text("[]"), "is damaged: it has no version"),
-        (rename_column, "it rejects the columns kind, which requests may have"),
-        (
-            lambda folder: np.load(next(folder.glob("embeddings/word*/vectors.npy")), mmap_mode="r+").fill(np.nan),
-            "is NaN or infinite",
-        ),
+        ("following", replace_in("model.json", '"version": 2', '"version": 3'), "has a model of version 3"),
+        ("following", lambda folder: (folder / "network.pdiparams").unlink(), "network.pdiparams is missing"),
+        ("following", replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"),
+         "rejects a row that was predicted before: row 1 has"),
+        ("following", lambda folder: (folder / "model.json").write_text("[]"), "is damaged: it has no version"),
+        ("following", rename_column, "it rejects the columns kind, which requests may have"),
+        ("following",
+         lambda folder: np.load(next(folder.glob("embeddings/word*/vectors.npy")), mmap_mode="r+").fill(np.nan),
+         "is NaN or infinite"),
+        ("isolated", lambda folder: fill_with_sevens(folder / "ids.pdmodel"), "was killed by SIGSEGV"),
+        ("isolated", replace_in(PROGRAM, "words = [int", 'row["words"] = "x"; raise ValueError("no"); words = [int'),
+         "rejects a row that was predicted before: row 1: no. Fix: correct its program and"),
+        ("isolated",
+         replace_in(PROGRAM, "COLUMNS =", 'import os; os.write(2, b"\\xff\\n"); raise ValueError("no")\nCOLUMNS ='),
+         "trainer_config.py of the model cannot be imported: ValueError: no. Fix: "),
     ],
 )  # fmt: skip
 def test_a_model_that_cannot_replace_the_served_one_is_rejected_once(
-    following: Following, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], message: str
+    request: pytest.FixtureRequest,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    kind: str,
+    change: Callable[[Path], object],
+    message: str,
 ) -> None:
-    assert_rejected_once(following, caplog, change, message)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda folder: fill_with_sevens(folder / "ids.pdmodel"), "was killed by SIGSEGV"),
-        (
-            replace_in(PROGRAM, "words = [int", 'row["words"] = "x"; raise ValueError("no"); words = [int'),
-            "rejects a row that was predicted before: row 1: no. Fix: correct its program and",
-        ),
-        (
-            replace_in(PROGRAM, "COLUMNS =", 'import os; os.write(2, b"\\xff\\n"); raise ValueError("no")\nCOLUMNS ='),
-            "trainer_config.py of the model cannot be imported: ValueError: no. Fix: ",
-        ),
-    ],
-)  # fmt: skip
-def test_a_model_is_rejected_by_a_process_of_its_own(
-    isolated: Following, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], message: str
-) -> None:
-    assert_rejected_once(isolated, caplog, change, message)
-
-
-def assert_rejected_once(
-    following: Following, caplog: pytest.LogCaptureFixture, change: Callable[[Path], object], message: str
-) -> None:
-    """Publish a model after `change`; assert that it is rejected with `message`, and the next model is not."""
+    following: Following = request.getfixturevalue(kind)
     following.publish(change)
     for _ in range(3):
         following.look()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-import httpx
 import pytest
 
+from launcher.io import files
 from launcher.serving.paddle_served import Model
 from launcher.serving.paddle_served.http_server import ModelServer
 from launcher.serving.serve import ModelFollower
@@ -17,28 +17,26 @@ from testkit.waiting import until
 
 from .following_server import (
     ROW,
-    ModelBucket,
     fill_with_sevens,
     read_metric,
     serving,
     write_variant,
 )
+from .test_hostile_exports import entry, put
 from .test_http_server import Client
 
 
-@pytest.fixture
-def bucket() -> Iterator[ModelBucket]:
-    pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
-    from moto.server import ThreadedMotoServer
-
-    server = ThreadedMotoServer("127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    url = f"http://{host}:{port}"
-    httpx.post(f"{url}/moto-api/reset", timeout=60).raise_for_status()  # moto keeps one state per process
-    yield ModelBucket(url)
-    httpx.post(f"{url}/moto-api/reset", timeout=60).raise_for_status()
-    server.stop()
+def export(bucket: Any, model: Path, run: str, damaged: str = "") -> None:
+    """Export a model to the bucket; the file `damaged` has other bytes than its sha256 says."""
+    listed = []
+    for path in files.folder_files(model):
+        name, content = f"model/{path.relative_to(model).as_posix()}", path.read_bytes()
+        listed.append(entry(name, content))
+        body = b"\7" * len(content) if path.name == damaged else content
+        bucket.put_object(Bucket="bucket", Key=f"models/job/{run}/{name}", Body=body)
+    marker = {"version": 1, "runId": run, "finished": 1.5}
+    put(bucket, f"models/job/{run}/_SUCCESS.json", marker | {"files": listed})
+    put(bucket, "models/job/latest.json", marker | {"to": f"s3://bucket/models/job/{run}/"})
 
 
 @pytest.mark.slow
@@ -89,25 +87,22 @@ def test_a_server_ends_for_a_newer_model_without_a_lost_request_and_its_next_sta
 def test_a_server_follows_latest_json_and_rejects_a_damaged_download(
     made: SimpleNamespace,
     tmp_path: Path,
-    bucket: ModelBucket,
-    monkeypatch: pytest.MonkeyPatch,
+    s3: Any,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    for name, value in bucket.env.items():
-        monkeypatch.setenv(name, value)
     one, two = (write_variant(made.folder, tmp_path / str(factor), factor) for factor in (1, 2))
-    bucket.export(one, "run-1")
+    export(s3, one, "run-1")
     follower = ModelFollower("s3://bucket/models/job", tmp_path / "work", 1, None)
     server = ModelServer(Model(follower.open_first()), workers=2)
     assert server.model.version == Model(one).version
-    bucket.export(write_variant(made.folder, tmp_path / "3", 3), "run-2", damaged=True)
+    export(s3, write_variant(made.folder, tmp_path / "3", 3), "run-2", "network.pdmodel")
     follower.look(server)
     rejected = 'paddle_serve_model_failures_total{reason="model"}'
     assert read_metric(Client(server).get("/metrics").text, rejected) == "1.0"
     assert not follower.newer
     assert "run-2/model/network.pdmodel does not have the sha256 in _SUCCESS.json" in caplog.text
-    bucket.export(two, "run-3")
+    export(s3, two, "run-3")
     follower.look(server)
     assert follower.newer == "s3://bucket/models/job/run-3/"
     caplog.clear()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +14,9 @@ from launcher.dataprep.csv_records import RowPlaces
 from launcher.trainer import record_files
 from launcher.trainer.program_loader import TrainingProgram, load_program
 from local.paths import CLONE
+from testkit.shared_fixtures import create_once
+
+from .loopback_training import LoopbackTraining, find_free_ports, listens, prepare_training
 
 GOOD = ["great", "lovely", "happy", "wonderful", "best", "enjoy", "sunny", "sweet"]
 BAD = ["awful", "sad", "terrible", "worst", "hate", "broken", "rainy", "bitter"]
@@ -92,20 +94,32 @@ def run_python(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-def find_free_ports() -> int:
-    """Return the first of ten consecutive free ports."""
-    while True:
-        first = random.randint(20000, 30000)  # noqa: S311
-        if not any(listens("127.0.0.1", first + i) for i in range(10)):
-            return first
-
-
 @pytest.fixture
 def port() -> int:
     """Return the first of ten consecutive free ports."""
     return find_free_ports()
 
 
-def listens(host: str, port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex((host, port)) == 0
+@pytest.fixture(scope="session")
+def quick_start(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoopbackTraining, set[int]]:
+    """Return a completed run of program quick_start on two servers, and the ports that listened, from `port` on.
+
+    It has two passes and a checkpoint inside each of them. All of pytest's processes share it: continue a copy of it.
+    """
+    root = tmp_path_factory.mktemp("quick-start")
+
+    def train() -> tuple[LoopbackTraining, set[int]]:
+        port, seen = find_free_ports(), set[int]()
+        data = [stage(root / "data" / "0", texts(600, 1), texts(200, 99))]
+        values = {
+            "passes": 2,
+            "batch_size": 64,
+            "extra_args": ["--learning_rate=0.05"],
+            "checkpoint_every_batches": 8,
+        }
+        logs = {"log_period": 5, "dot_period": 2, "ports_num": 2, "ports_num_sparse": 2}
+        gang = prepare_training(root, data, port, **values, **logs)
+        gang.finish(watch=lambda _: seen.update(i for i in range(-1, 5) if listens("127.0.0.1", port + i)))
+        return gang, seen
+
+    return create_once(tmp_path_factory, "quick-start", train)

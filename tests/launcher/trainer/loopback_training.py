@@ -7,7 +7,9 @@ So Paddle is imported only once: five runs take 15 CPU seconds instead of 26. Th
 from __future__ import annotations
 
 import atexit
+import random
 import shutil
+import socket
 import sys
 import tempfile
 from dataclasses import replace
@@ -74,6 +76,29 @@ class LoopbackTraining(TrainerProcesses):
         """Return the next attempt, which resumes at this position with some changed fields of its settings."""
         changed = merge_values(self.values, chart_values(**values))
         return replace(self, resume=resume, attempt=self.attempt + 1, values=changed)
+
+    def copied(self, root: Path, resume: Position | None, **values: Any) -> Self:
+        """Return the next attempt of a copy of this training, with its data and program, in the new folder `root`."""
+        shutil.copytree(self.root, root, symlinks=True)
+        data, program = [
+            [root / path.relative_to(self.root) if path.is_relative_to(self.root) else path for path in paths]
+            for paths in (self.data, [self.program])
+        ]
+        changed = self.next_attempt(resume, port=find_free_ports(), **values)
+        return replace(changed, root=root, data=data, program=program[0])
+
+
+def find_free_ports() -> int:
+    """Return the first of ten consecutive free ports."""
+    while True:
+        first = random.randint(20000, 30000)  # noqa: S311
+        if not any(listens("127.0.0.1", first + i) for i in range(10)):
+            return first
+
+
+def listens(host: str, port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex((host, port)) == 0
 
 
 def prepare_training(

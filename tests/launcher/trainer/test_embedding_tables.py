@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from launcher.paths import Position
+from testkit.shared_fixtures import create_once
 
 from .conftest import load, stage, write_program
-from .loopback_training import LoopbackTraining, prepare_training
+from .loopback_training import LoopbackTraining, find_free_ports, prepare_training
 
 PROGRAM = '''
 import numpy as np
@@ -91,11 +92,6 @@ def slopes(rows: list[tuple[Any, ...]] = ROWS) -> dict[int, tuple[np.ndarray, in
     return found
 
 
-@pytest.fixture
-def program(tmp_path: Path) -> Path:
-    return write_program(tmp_path / "own", PROGRAM).parent
-
-
 def gang(tmp_path: Path, program: Path, port: int, ranks: int = 1, **values: str) -> LoopbackTraining:
     data = [stage(tmp_path / "data" / str(rank), lines(), lines()) for rank in range(ranks)]
     few = {"MODE": "sync", "PASSES": "3", "KEEP_CHECKPOINTS": "20", "BATCH_SIZE": "4"}
@@ -143,11 +139,18 @@ def step(kind: str, row: dict[str, np.ndarray], gradient: np.ndarray, times: int
     return {"w": w, "m": m, "v": v, "b1": row["b1"] * 0.8, "b2": row["b2"] * 0.9}
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> LoopbackTraining:
+    """Return a completed run of three passes, created once for all of pytest's processes."""
+    root = tmp_path_factory.mktemp("tables")
+    train = lambda: gang(root, write_program(root / "own", PROGRAM).parent, find_free_ports()).finish()  # noqa: E731
+    return create_once(tmp_path_factory, "tables", train)
+
+
 @pytest.mark.paddle
 def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
-    tmp_path: Path, program: Path, port: int
+    first: LoopbackTraining, tmp_path: Path
 ) -> None:
-    first = gang(tmp_path, program, port).finish()
     gradients = slopes()
     for kind in ("adam", "sgd", "adagrad"):
         before, after = (saved(first, Position(number), kind) for number in (2, 3))
@@ -173,21 +176,21 @@ def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
             "the vector is created at the third appearance"
         )
     rows = lines([(7, 0, (1.0, 1.0, 1.0, 1.0), 50)] * 4)
-    stage(first.data[0], rows, rows)
-    resumed = first.next_attempt(Position(3), PASSES="6").finish()
+    resumed = first.copied(tmp_path / "resumed", Position(3), PASSES="6")
+    stage(resumed.data[0], rows, rows)
+    resumed.finish()
     kept = [set(saved(resumed, Position(number), "evicted")) for number in (3, 4, 5, 6)]
     assert kept == [ids, ids, {50}, {50}], "unseen from one save to the next"
     assert set(saved(resumed, Position(6), "admitted")) == ids, "without evict no row is deleted"
 
 
 @pytest.mark.paddle
-def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
-    tmp_path: Path, program: Path, port: int
-) -> None:
+def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(tmp_path: Path, port: int) -> None:
     """5 servers load a checkpoint of 2, and one server loads theirs; each time follows a pass of one step.
 
     Of the 5 shards of a table, the two servers have 3 and 2; of the 5 dense numbers, the five have 2, 2, 1, 0 and 0.
     """
+    program = write_program(tmp_path / "own", PROGRAM).parent
     started = gang(tmp_path, program, port, CONF_PADDLE_PORTS_NUM="2", PASSES="1").finish()
     for passes, servers in enumerate((5, 1), 1):
         before = {name: saved(started, Position(passes), name) for name in ("adam", "sgd", "adagrad")}
@@ -221,18 +224,17 @@ def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(
 
 @pytest.mark.paddle
 def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
-    tmp_path: Path, program: Path, port: int
+    first: LoopbackTraining, tmp_path: Path
 ) -> None:
-    started = gang(tmp_path, program, port, PASSES="1").finish()
     for option, difference in (
         ("--width=5", "its table adam has the width 4, but the program's has 5"),
         ("--rule=sgd", "its table adam has the optimizer adam, but the program's has sgd"),
     ):
-        resumed = started.next_attempt(Position(1), PASSES="2", EXTRA_ARGS=json.dumps([option]))
+        resumed = first.copied(tmp_path / option, Position(3), PASSES="4", EXTRA_ARGS=json.dumps([option]))
         assert resumed.run(without=("0/pserver 0",))["0/trainer"] == 64, "without waiting for the servers"
         [error] = [line for line in resumed.log().splitlines() if line.startswith("error: ")]
-        assert f"training cannot resume from {Position(1).folder}: {difference}" in error
-        rejected = resumed.output.checkpoint(Position(1)) / "rejected.json"
+        assert f"training cannot resume from {Position(3).folder}: {difference}" in error
+        rejected = resumed.output.checkpoint(Position(3)) / "rejected.json"
         assert not rejected.exists(), "with the old options it is good"
 
 

@@ -99,22 +99,27 @@ def scored(
     return [found[rank] for rank in range(len(has))], [fake.predicted for fake in fakes]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 10, 1000])
-def test_all_trainers_predict_a_share_of_a_test_set_that_all_have(
-    program: programs.TrainingProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+@pytest.mark.parametrize(
+    ("rows", "has", "most"),
+    [
+        *((rows, [True] * 3, rows // 3 + 1) for rows in (1, 2, 10, 1000)),
+        (100, [True, False, False], 100),
+    ],
+)
+def test_all_trainers_predict_a_share_of_a_test_set_that_all_have_and_else_trainer_0_alone(
+    program: programs.TrainingProgram,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    rows: int,
+    has: list[bool],
+    most: int,
 ) -> None:
     monkeypatch.setattr(evaluation, "CHUNK", 100)
-    scores, predicted = scored(program, tmp_path, rows, [True, True, True])
+    scores, predicted = scored(program, tmp_path, rows, has)
     assert scores == [{"wrong": 0, "rows": rows, "sum": rows * (rows - 1)}, {}, {}]
-    assert max(predicted) <= rows // 3 + 1
-
-
-def test_trainer_0_predicts_alone_when_only_it_has_the_test_set(
-    program: programs.TrainingProgram, tmp_path: Path
-) -> None:
-    scores, predicted = scored(program, tmp_path, 100, [True, False, False])
-    assert scores == [{"wrong": 0, "rows": 100, "sum": 9900}, {}, {}]
-    assert predicted == [100, 0, 0]
+    assert max(predicted) <= most
+    assert all(has) or predicted == [rows, 0, 0]
 
 
 def test_a_model_with_a_nan_score_is_written_with_its_other_scores(

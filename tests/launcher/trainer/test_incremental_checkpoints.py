@@ -8,7 +8,6 @@ import random
 import shutil
 import signal
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +20,8 @@ from launcher.trainer import server_tables
 from launcher.trainer.initial_model import InitialModel
 from testkit.shared_fixtures import create_once
 
-from .conftest import find_free_ports, stage, write_program
-from .loopback_training import SHARDS, LoopbackTraining, Process
+from .conftest import stage, write_program
+from .loopback_training import SHARDS, LoopbackTraining, Process, find_free_ports
 from .test_embedding_tables import PROGRAM, gang, saved
 from .test_save_and_restore import flip
 
@@ -71,11 +70,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> LoopbackTraining:
 @pytest.fixture
 def interrupted(finished: LoopbackTraining, tmp_path: Path) -> LoopbackTraining:
     """Return a copy of `finished` that ended after its last incremental checkpoint, ready for its next start."""
-    root = tmp_path / "interrupted"
-    shutil.copytree(finished.root, root, symlinks=True)
-    next_start = replace(
-        finished, root=root, attempt=1, values=finished.values | {"CONF_PADDLE_PORT": str(find_free_ports())}
-    )
+    next_start = finished.copied(tmp_path / "interrupted", None)
     shutil.rmtree(next_start.output.checkpoint(END))
     shutil.rmtree(next_start.output.model)
     return next_start
@@ -132,8 +127,8 @@ def test_incremental_checkpoints_hold_changed_rows_and_other_servers_resume_from
     assert chains == [[], [Position(0, 3).folder], [], names[:1], names[:2], names[:3], []]
 
     assert checkpoints.newest_checkpoint(interrupted.output.root) == INCREMENTAL[-1]
-    more = {"CONF_PADDLE_PORTS_NUM": "3"}
-    resumed = replace(interrupted, resume=INCREMENTAL[-1], values=interrupted.values | more).finish()
+    resumed = interrupted.next_attempt(INCREMENTAL[-1], CONF_PADDLE_PORTS_NUM="3").finish()
+    assert "pserver 3 of 3 serves on" in resumed.server_log(server=2)
     assert f"resumed from {INCREMENTAL[-1].folder}; the servers' values are verified" in resumed.log()
     assert_alike(state(resumed, END), state(plain, END))
 
@@ -184,8 +179,9 @@ def test_a_changed_member_of_a_chain_makes_only_later_checkpoints_unusable(
     part = sorted((interrupted.output.checkpoint(INCREMENTAL[1]) / "tables/000").iterdir())[2]
     flip(part)
     assert checkpoints.newest_checkpoint(interrupted.output.root) == INCREMENTAL[2], "its size is unchanged"
-    assert replace(interrupted, resume=INCREMENTAL[2]).run()["0/trainer"] == 71
-    assert f"training cannot resume from {INCREMENTAL[1].folder}: " in interrupted.log()
+    resumed = interrupted.next_attempt(INCREMENTAL[2])
+    assert resumed.run()["0/trainer"] == 71
+    assert f"training cannot resume from {INCREMENTAL[1].folder}: " in resumed.log()
     assert checkpoints.newest_checkpoint(interrupted.output.root) == INCREMENTAL[0]
 
 

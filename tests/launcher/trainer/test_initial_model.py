@@ -67,9 +67,9 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
 
 @pytest.mark.paddle
 def test_an_initial_model_of_another_network_is_a_settings_error(
-    tmp_path: Path, staged: Staged, port: int
+    quick_start: tuple[LoopbackTraining, set[int]], tmp_path: Path, port: int
 ) -> None:
-    first = prepare_training(tmp_path / "first", staged(), port).finish()
+    first, _ = quick_start
     root = tmp_path / "second"
     shutil.copytree(first.output.root, root / "earlier" / "output")
     second = prepare_training(root, first.data, port, first.program, "trainer_config.emb.py", **STILL)

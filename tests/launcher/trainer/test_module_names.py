@@ -82,16 +82,8 @@ def test_a_program_inside_an_installed_package_can_be_checked_after_its_own_modu
 
 def test_other_names_work(program: Path) -> None:
     folder = program.parent
-    for name in (
-        "-x.py",
-        "with space.py",
-        "a.b.py",
-        "__init__.py",
-        "__main__.py",
-        "test.py",
-        "import.py",
-        "ä.py",
-    ):
+    odd = ["-x.py", "with space.py", "a.b.py", "__init__.py", "__main__.py", "test.py", "import.py", "ä.py"]
+    for name in odd:
         (folder / name).write_text("raise AssertionError('it is imported')\n")
     (folder / "json").mkdir()
     (folder / "json" / "rows.json").write_text("[]")

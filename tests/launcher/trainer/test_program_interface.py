@@ -52,16 +52,10 @@ def test_rows_become_arrays_and_skipped_rows_are_counted(own: Path) -> None:
     assert found["name"].tolist() == [[97, 98, 99], [98, 9, 97]], "cut at 3; escapes of the line undone"
     assert found["age"].tolist() == [[7.0], [9.0]]
     assert (found["name"].dtype, found["age"].dtype) == (np.int64, np.float32)
-
-
-def test_an_invalid_row_is_reported_with_file_row_and_column(own: Path) -> None:
-    program = load(own)
     with pytest.raises(
         DataError, match=r"f, row 2: column age is 'x', but must be a whole number from 0 to 150"
     ):
-        parse(["1\ta\t1\n", "x\ta\t1\n"], program)
-    with pytest.raises(DataError, match=r"f, row 1 has 2 columns, but .* reads 3: age, name, bought"):
-        parse(["1\ta\n"], program)
+        parse(["1\ta\t1\n", "x\ta\t1\n"], load(own))
 
 
 def test_all_missing_parts_of_a_program_are_listed_at_once(own: Path) -> None:

@@ -252,12 +252,12 @@ def test_rows_are_parsed_again_only_after_a_change_of_text_program_or_options(
     ],
 )
 @pytest.mark.usefixtures("small_ranges")
-def test_the_message_about_an_invalid_row_has_its_file_and_row_number(
+def test_the_message_about_the_first_invalid_row_has_its_file_and_row_number(
     path: Path, tmp_path: Path, line: str, why: str
 ) -> None:
     for processes in (1, 2):
         with pytest.raises(DataError, match=rf"f, row 151[: ].*{why}"):
-            made(path, tmp_path, 150, processes, extra=[line, *(f"{i}\t1" for i in range(300))])
+            made(path, tmp_path, 150, processes, extra=[line, *(f"{i}\t1" for i in range(300)), "last\t1"])
         assert not (tmp_path / "rec" / "index.json").exists()
 
 
@@ -305,38 +305,26 @@ def test_an_invalid_csv_row_is_reported_by_its_line_where_the_file_is_read_and_b
     assert all(r"The row: '233\tx'" in message for message in messages)
 
 
-@pytest.mark.usefixtures("small_ranges")
-def test_the_first_of_several_invalid_rows_is_reported(path: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"f, row 151:"):
-        made(path, tmp_path, 150, 2, extra=["x\t1", *(f"{i}\t1" for i in range(300)), "y\t1"])
-
-
-def test_an_invalid_row_is_reported_by_its_line_in_the_shard(path: Path, tmp_path: Path) -> None:
-    write(tmp_path / "data", 3, ["7\tx"])
-    with pytest.raises(DataError, match=r"2/data/train\.txt, row 4: "):
-        conversion.convert_staged(load(path), tmp_path / "data", tmp_path / "rec", 2, test=False)
-
-
 def test_ids_keep_all_64_bits(path: Path, tmp_path: Path) -> None:
     data = made(path, tmp_path, 0, extra=[f"1\t{2**64 - 1} {2**63} 5"])
     [block] = data.blocks(10)
     assert block["ids"].view(np.uint64).tolist() == [[2**64 - 1, 2**63, 5]]
 
 
-def test_an_infinite_number_is_rejected_with_its_row(path: Path, tmp_path: Path) -> None:
-    path.write_text(PROGRAM.replace('float(row["number"])', 'float("inf" if row["number"] == "7" else 1)'))
-    with pytest.raises(
-        DataError,
-        match=r"f, row 8: .*input number: it is NaN, infinite, or too large for float32\. The row: '7\\t7 8'\. Fix: ",
-    ):
-        made(path, tmp_path, 20)
-
-
-def test_an_exception_in_parse_is_a_settings_error_with_the_programs_line(path: Path, tmp_path: Path) -> None:
-    path.write_text(PROGRAM.replace('float(row["number"])', '1 // (7 - int(row["number"]))'))
-    with pytest.raises(
-        SettingsError, match=r"parse\(\) on f, row 8.* at trainer_config\.py:\d+: `.*`: ZeroDivi"
-    ):
+@pytest.mark.parametrize(
+    ("code", "error", "message"),
+    [
+        ('float("inf" if row["number"] == "7" else 1)', DataError,
+         r"f, row 8: .*input number: it is NaN, infinite, or too large for float32\. The row: '7\\t7 8'\. Fix: "),
+        ('1 // (7 - int(row["number"]))', SettingsError,
+         r"parse\(\) on f, row 8.* at trainer_config\.py:\d+: `.*`: ZeroDivi"),
+    ],
+)  # fmt: skip
+def test_a_fault_of_parse_is_reported_with_the_row(
+    path: Path, tmp_path: Path, code: str, error: type[Exception], message: str
+) -> None:
+    path.write_text(PROGRAM.replace('float(row["number"])', code))
+    with pytest.raises(error, match=message):
         made(path, tmp_path, 300, 2)
 
 
@@ -347,24 +335,14 @@ def test_a_file_whose_rows_are_all_skipped_is_rejected(path: Path, tmp_path: Pat
         made(path, tmp_path, 0)
 
 
-def test_a_file_with_too_few_rows_for_a_test_set_is_rejected_with_their_number(
-    path: Path, tmp_path: Path
-) -> None:
+def test_too_few_usable_rows_are_reported_with_their_number(path: Path, tmp_path: Path) -> None:
     """Regression: the message said that parse() had skipped 0 of 0 rows."""
     text, form = write(tmp_path / "data", 1), trial_data.RowFormat()
-    with pytest.raises(
-        DataError, match=r"its 1 usable rows are too few: none became part of the test set.*Fix: "
-    ):
+    few = r"its 1 usable rows are too few: none became part of the test set.*Fix: "
+    with pytest.raises(DataError, match=few):
         trial_data.write_records(load(path), text, form, tmp_path / "try", 0.01)
-
-
-def test_the_number_of_skipped_rows_is_reported_if_no_row_can_be_predicted(
-    path: Path, tmp_path: Path
-) -> None:
-    """Regression: the message said that parse() had skipped 0 of 0 rows."""
-    text = write(tmp_path / "data", 1)
     with pytest.raises(DataError, match=r"skipped all 1 rows"):
-        trial_data.first_usable_row(load(path, "--skip=0"), text, trial_data.RowFormat())
+        trial_data.first_usable_row(load(path, "--skip=0"), text, form)
 
 
 def test_a_disk_with_too_little_space_is_rejected_before_a_row_is_parsed(

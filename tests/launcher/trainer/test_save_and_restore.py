@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from launcher.errors import DataError
 from launcher.io import checkpoints, files
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
@@ -128,18 +127,13 @@ def no_rows(part: Path) -> None:
     other_row(part)
 
 
-@pytest.fixture
-def two_checkpoints(tmp_path: Path, staged: Staged, port: int) -> LoopbackTraining:
-    return prepare_training(tmp_path, staged(), port, CHECKPOINT_EVERY_BATCHES="8", BATCH_SIZE="50").finish()
-
-
 def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
-    two_checkpoints: LoopbackTraining,
+    quick_start: tuple[LoopbackTraining, set[int]], tmp_path: Path
 ) -> None:
     """In turn: flipped bytes, changed rows, no rows, a truncated file, a missing file of parameters."""
-    gang = two_checkpoints
+    older, newest = Position(1, 8), Position(2)
+    gang = quick_start[0].copied(tmp_path / "run", older)
     root = gang.output.root
-    older, newest = Position(0, 8), Position(1)
     shutil.rmtree(gang.output.model)
     backup = root.parent / "backup"
     shutil.copytree(root, backup)
@@ -150,7 +144,7 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
     ):
         damage(gang.output.checkpoint(newest) / NAME)
         assert checkpoints.newest_checkpoint(root) == newest, "the sizes are unchanged"
-        gang = gang.next_attempt(newest, PASSES="2")
+        gang = gang.next_attempt(newest, PASSES="3")
         assert gang.run()["0/trainer"] == 71, gang.log()[-2000:]
         assert reason in gang.log()
         rejection = json.loads((gang.output.checkpoint(newest) / "rejected.json").read_text())
@@ -162,13 +156,12 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
     part.write_bytes(part.read_bytes()[:-1])
     assert checkpoints.newest_checkpoint(root) == older
     (gang.output.checkpoint(older) / "params.npz").unlink()
-    with pytest.raises(DataError, match=r"params.npz is missing(.|\n)*Fix: restore one of these folders"):
-        checkpoints.newest_checkpoint(root)
+    assert checkpoints.newest_checkpoint(root) == Position(1), "the one before both"
     shutil.rmtree(root)
     shutil.copytree(backup, root)
     gang.output.unfinished(newest, 0).mkdir()
     resumed = gang.next_attempt(older).finish()
-    assert "resumed from pass-00000-batch-0000008" in resumed.log()
+    assert "resumed from pass-00001-batch-0000008" in resumed.log()
     assert not gang.output.unfinished(newest, 0).exists(), (
         "unfinished folders of earlier attempts are removed"
     )

@@ -12,8 +12,6 @@ import pytest
 
 from launcher.errors import StorageFailedError
 from launcher.paths import Position
-from launcher.serving.paddle_served.model import MappedTable
-from launcher.trainer import export
 from launcher.trainer.record_files import Records, write_record_file
 
 from .test_server_rules import training
@@ -45,15 +43,6 @@ def fail_with(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(mmap, "mmap", fails)
-
-
-def test_a_table_of_a_model_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids, vectors = np.array([3, 7], np.uint64), np.array([[1, 2], [3, 4]], np.float32)
-    export.create_table(tmp_path / "table", 2, 2)
-    export.write_rows(tmp_path / "table", 0, 2, ids, [vectors])
-    fail_with(monkeypatch, errno.ENODEV)
-    found, lost = MappedTable(tmp_path / "table", 2, 2).look_up(np.array([7, 4]))
-    assert (found.tolist(), lost) == ([[3, 4], [0, 0]], 1)
 
 
 def test_records_are_read_and_other_errors_are_raised(

@@ -14,7 +14,6 @@ import pytest
 from launcher.io import checkpoints
 from launcher.paths import Position
 
-from .conftest import listens
 from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 
 pytestmark = pytest.mark.paddle
@@ -69,13 +68,12 @@ def metric(program: str) -> str:
     return {"quick_start": "error", "recommendation": "rmse"}[program]
 
 
-def test_a_run_writes_the_expected_files_and_log_lines(tmp_path: Path, staged: Staged, port: int) -> None:
+def test_a_run_writes_the_expected_files_and_log_lines(
+    quick_start: tuple[LoopbackTraining, set[int]],
+) -> None:
     """Also: port, portsNum and portsNumSparse determine the ports."""
-    ports = {"CONF_PADDLE_PORTS_NUM": "2", "CONF_PADDLE_PORTS_NUM_SPARSE": "2"}
-    gang = prepare_training(tmp_path, staged(), port, LOG_PERIOD="5", DOT_PERIOD="2", **TWO_PASSES, **ports)
-    seen: set[int] = set()
-    gang.finish(watch=lambda _: seen.update(i for i in range(-1, 5) if listens("127.0.0.1", port + i)))
-    assert seen == {0, 1, 4}, "two pservers from `port` on, no process on the sparse ports, then peerPort"
+    gang, ports = quick_start
+    assert ports == {0, 1, 4}, "two pservers from `port` on, no process on the sparse ports, then peerPort"
     folder = gang.output.checkpoint(Position(2))
     names = {path.name for path in folder.iterdir()}
     assert {"done", "path.txt", "trainer_config.py", "params.npz", "tables"} <= names
@@ -85,8 +83,8 @@ def test_a_run_writes_the_expected_files_and_log_lines(tmp_path: Path, staged: S
     assert (folder / "path.txt").read_text() == f"{folder}\n"
     assert "Pass=1 Batch=5 samples=" in gang.log()
     assert ".." in gang.log()
-    assert json.loads((tmp_path / "work0" / "progress.json").read_text())["state"] == "done"
-    assert f"pserver 2 of 2 serves on 127.0.0.1:{port + 1}\n" in gang.server_log(server=1)
+    assert json.loads((gang.root / "work0" / "progress.json").read_text())["state"] == "done"
+    assert f"pserver 2 of 2 serves on 127.0.0.1:{gang.settings(0).port + 1}\n" in gang.server_log(server=1)
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
