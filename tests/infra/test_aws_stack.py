@@ -7,6 +7,7 @@ import ipaddress
 import itertools
 import json
 import re
+from typing import Any
 
 import pulumi
 import pytest
@@ -57,12 +58,6 @@ def test_names_begin_with_project_and_stack() -> None:
             assert args.name.startswith("paddle-training-dev"), args.name
 
 
-def test_stack_name_too_long_raises() -> None:
-    aws_stack(name="s" * 28)
-    with pytest.raises(SettingsError, match="at most 44 characters"):
-        aws_stack(name="s" * 29)
-
-
 def test_budget_counts_stack_tag_and_has_two_alarms() -> None:
     budget = everything().one("budgets/budget:Budget").inputs
     assert budget["costFilters"] == [
@@ -105,40 +100,44 @@ def test_existing_network_is_used_unchanged() -> None:
     assert targets == {"subnet-0a", "subnet-0b"}, "EFS allows one mount target in a zone"
 
 
-@pytest.mark.parametrize("switch", ["enableDnsSupport", "enableDnsHostnames"])
-def test_existing_network_without_dns_raises(switch: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(INVOKES["aws:ec2/getVpc:getVpc"], switch, False)
-    with pytest.raises(SettingsError, match=r"network\.vpcId"):
-        aws_stack(network=EXISTING)
-
-
-def test_existing_subnets_in_one_zone_raises() -> None:
-    with pytest.raises(SettingsError, match="at least two zones"):
-        aws_stack(network={"vpcId": "vpc-0a", "subnetIds": ["subnet-0b", "subnet-0c"]})
-
-
 ZONES = "aws:index/getAvailabilityZones:getAvailabilityZones"
-
-
-def test_zones_more_than_region_has_raises() -> None:
-    with pytest.raises(SettingsError, match=r"network\.zones"):
-        aws_stack(answers={ZONES: {**INVOKES[ZONES], "names": ["us-west-2a"], "zoneIds": ["usw2-az1"]}})
 
 
 # In this account, us-west-2b has the id of a zone without EKS control planes.
 WITHOUT = {ZONES: {**INVOKES[ZONES], "zoneIds": ["use1-az3", "usw2-az1", "usw2-az4", "usw2-az3"]}}
 
 
-def test_zone_without_control_plane_is_skipped_or_raises() -> None:
-    chosen = aws_stack(answers=WITHOUT).of("aws:ec2/subnet:Subnet")
+ONE_ZONE = {ZONES: {**INVOKES[ZONES], "names": ["us-west-2a"], "zoneIds": ["usw2-az1"]}}
+VPC = "aws:ec2/getVpc:getVpc"
+
+
+@pytest.mark.parametrize(
+    ("keys", "answers", "message"),
+    [
+        ({"name": "s" * 29}, {}, "at most 44 characters"),
+        *(
+            ({"network": EXISTING}, {VPC: {**INVOKES[VPC], switch: False}}, r"network\.vpcId")
+            for switch in ("enableDnsSupport", "enableDnsHostnames")
+        ),
+        ({"network": {"vpcId": "vpc-0a", "subnetIds": ["subnet-0b", "subnet-0c"]}}, {}, "at least two zones"),
+        ({"network": {**EXISTING, "serviceCidr": "10.9.128.0/20"}}, {}, r"network\.serviceCidr"),
+        ({}, ONE_ZONE, r"network\.zones"),
+        (
+            {"network": {"availabilityZones": ["us-west-2a", "us-west-2b"]}},
+            WITHOUT,
+            r"us-west-2b.*\n.*us-west-2a, us-west-2c",
+        ),
+        ({"artifacts": {"uploads": {"sources/x": "nowhere.csv"}}}, {}, r"artifacts\.uploads"),
+    ],
+)
+def test_stack_that_does_not_fit_the_account_raises(keys: Any, answers: Any, message: str) -> None:
+    with pytest.raises(SettingsError, match=message):
+        aws_stack(answers=answers, **keys)
+
+
+def test_zone_without_control_plane_is_skipped() -> None:
+    chosen = aws_stack(answers=WITHOUT, name="s" * 28).of("aws:ec2/subnet:Subnet")
     assert {subnet.inputs["availabilityZone"] for subnet in chosen} == {"us-west-2a", "us-west-2c"}
-    with pytest.raises(SettingsError, match=r"us-west-2b.*\n.*us-west-2a, us-west-2c"):
-        aws_stack(network={"availabilityZones": ["us-west-2a", "us-west-2b"]}, answers=WITHOUT)
-
-
-def test_service_network_overlapping_existing_network_raises() -> None:
-    with pytest.raises(SettingsError, match=r"network\.serviceCidr"):
-        aws_stack(network={**EXISTING, "serviceCidr": "10.9.128.0/20"})
 
 
 def test_dns_records_point_to_resources() -> None:
@@ -295,11 +294,6 @@ def test_upload_object_changes_with_file() -> None:
     made = everything().one("BucketObjectv2").inputs
     assert made["key"] == "sources/readme"
     assert len(made["sourceHash"]) == 64
-
-
-def test_upload_missing_file_raises() -> None:
-    with pytest.raises(SettingsError, match=r"artifacts\.uploads"):
-        aws_stack(artifacts={"uploads": {"sources/x": "nowhere.csv"}})
 
 
 def test_existing_key_is_used_and_not_created() -> None:

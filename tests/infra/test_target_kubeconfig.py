@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import http.server
 import json
@@ -80,86 +81,62 @@ def api(tmp_path: Path) -> Iterator[tuple[type[_Api], str]]:
 
 
 READ = training.read_revisions
+OURS_LABEL = {OWNER_LABEL: "paddle-training-local"}
+KEPT = {"release": {"keepManualValues": True}}
 
 
-def _look(path: str, privileged: bool = False, **keys: Any) -> None:
-    chosen = local_settings(
-        kubeconfig={"path": path, "context": keys.pop("context", "local")},
-        values={"hostPorts": privileged},
-        **keys,
-    )
+def _preflight(path: str, error: str, context: str = "local", **keys: Any) -> None:
+    """Check the cluster of a kubeconfig; `error` is a part of the expected message, empty if the checks pass."""
+    chosen = local_settings(kubeconfig={"path": path, "context": context}, **keys)
+    inputs = read_stack_inputs(chosen, "paddle-training", "local", ROOT)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "read_revisions", READ)  # from the fake API server
-        stack_builder.check_cluster(read_stack_inputs(chosen, "paddle-training", "local", ROOT), path)
+        with pytest.raises(SettingsError, match=error) if error else contextlib.nullcontext():
+            stack_builder.check_cluster(inputs, path)
 
 
-def test_preflight_without_namespace_passes(api: tuple[type[_Api], str]) -> None:
-    _look(api[1])
-
-
-def test_preflight_own_namespace_passes(api: tuple[type[_Api], str]) -> None:
-    api[0].namespace = {"name": "paddle", "labels": {OWNER_LABEL: "paddle-training-local"}}
-    _look(api[1])
-
-
-@pytest.mark.parametrize(("labels", "word"), [(None, "not created by"), ({OWNER_LABEL: "x"}, "stack x")])
-def test_preflight_namespace_of_other_owner_raises(
-    api: tuple[type[_Api], str], labels: Any, word: str
+@pytest.mark.parametrize(
+    ("namespace", "server", "keys", "error"),
+    [
+        (None, {}, {}, ""),
+        ({"labels": OURS_LABEL}, {}, {}, ""),
+        ({"labels": None}, {}, {}, "not created by"),
+        ({"labels": {OWNER_LABEL: "x"}}, {}, {}, "stack x"),
+        (
+            {"labels": {ENFORCE_LABEL: "restricted"}},
+            {},
+            {"values": {"hostPorts": True}, "namespace": {"create": False}},
+            "admits host ports",
+        ),
+        (None, {"status": 401}, {}, "401"),
+        # A user who may not read namespaces.
+        (None, {"status": 403}, {}, ""),
+        ({"labels": OURS_LABEL}, {"releases": 0}, KEPT, "keepManualValues"),
+        ({"labels": OURS_LABEL}, {"releases": 1}, KEPT, ""),
+        (None, {}, {"context": "prod"}, "prod"),
+    ],
+)
+def test_preflight_compares_the_cluster_with_the_settings(
+    api: tuple[type[_Api], str], namespace: Any, server: Any, keys: Any, error: str
 ) -> None:
-    api[0].namespace = {"name": "paddle", "labels": labels}
-    with pytest.raises(SettingsError, match=word):
-        _look(api[1])
+    handler, path = api
+    handler.namespace = namespace and {"name": "paddle", **namespace}
+    for name, value in server.items():
+        setattr(handler, name, value)
+    _preflight(path, error, **keys)
 
 
-def test_preflight_pod_security_rejects_host_ports_raises(api: tuple[type[_Api], str]) -> None:
-    api[0].namespace = {"name": "paddle", "labels": {ENFORCE_LABEL: "restricted"}}
-    with pytest.raises(SettingsError, match="admits host ports"):
-        _look(api[1], privileged=True, namespace={"create": False})
-
-
-def test_preflight_rejected_credentials_raises(api: tuple[type[_Api], str]) -> None:
-    api[0].status = 401
-    with pytest.raises(SettingsError, match="401"):
-        _look(api[1])
-
-
-def test_preflight_forbidden_namespace_read_passes(api: tuple[type[_Api], str]) -> None:
-    api[0].status = 403
-    _look(api[1])
-
-
-@pytest.mark.parametrize("releases", [0, 1])
-def test_preflight_keep_manual_values_requires_release(api: tuple[type[_Api], str], releases: int) -> None:
-    api[0].namespace = {"name": "paddle", "labels": {OWNER_LABEL: "paddle-training-local"}}
-    api[0].releases = releases
-    if releases:
-        _look(api[1], release={"keepManualValues": True})
-        return
-    with pytest.raises(SettingsError, match="keepManualValues"):
-        _look(api[1], release={"keepManualValues": True})
+@pytest.mark.parametrize(
+    ("content", "error"), [(None, "No such file"), ("a: [", "flow node"), ("a: 1", "contexts")]
+)
+def test_preflight_unusable_kubeconfig_raises(tmp_path: Path, content: str | None, error: str) -> None:
+    if content is not None:
+        (tmp_path / "kubeconfig").write_text(content)
+    _preflight(str(tmp_path / "kubeconfig"), error)
 
 
 def test_preflight_unreachable_cluster_raises(tmp_path: Path) -> None:
-    path = _kubeconfig(tmp_path, "https://127.0.0.1:9")
-    with pytest.raises(SettingsError, match="refused"):
-        _look(str(path))
-
-
-def test_preflight_missing_kubeconfig_raises(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="No such file"):
-        _look(str(tmp_path / "none"))
-
-
-@pytest.mark.parametrize(("content", "word"), [("a: [", "flow node"), ("a: 1", "contexts")])
-def test_preflight_invalid_kubeconfig_raises(tmp_path: Path, content: str, word: str) -> None:
-    (tmp_path / "kubeconfig").write_text(content)
-    with pytest.raises(SettingsError, match=word):
-        _look(str(tmp_path / "kubeconfig"))
-
-
-def test_preflight_unknown_context_lists_contexts(api: tuple[type[_Api], str]) -> None:
-    with pytest.raises(SettingsError, match="prod"):
-        _look(api[1], context="prod")
+    _preflight(str(_kubeconfig(tmp_path, "https://127.0.0.1:9")), "refused")
 
 
 def test_kubeconfig_target_creates_only_namespace_and_release() -> None:
@@ -206,15 +183,33 @@ def test_kubeconfig_target_does_not_import_aws_sdk() -> None:
     assert done.stdout.strip() == "[]", "each of these modules takes as long to load as everything else"
 
 
-def test_release_has_fixed_name_and_relative_chart_path() -> None:
-    release = local_stack().one("Release").inputs
-    assert release["name"] == "paddle-training"
-    assert release["chart"] == "./charts/paddle-training"
+FAILED_IS_REMOVED = {"cleanupOnFail": True, "atomic": True, "waitForJobs": False}
+FAILED_STAYS = {"cleanupOnFail": False, "atomic": False, "waitForJobs": True}  # its Jobs, for inspection
+
+
+@pytest.mark.parametrize(
+    ("settings", "wanted"),
+    [
+        ({}, FAILED_IS_REMOVED),
+        ({"wait": True}, FAILED_STAYS),
+        ({"keepManualValues": True}, {"values": {}, "reuseValues": True}),
+    ],
+)
+def test_release_has_fixed_name_relative_chart_path_and_options(settings: Any, wanted: Any) -> None:
+    release = local_stack(release=settings).one("Release").inputs
+    assert (release["name"], release["chart"]) == ("paddle-training", "./charts/paddle-training")
     assert release["skipAwait"] is False
-    assert release["cleanupOnFail"] is release["atomic"] is True
-    assert release["waitForJobs"] is False
-    assert release["values"]["image"].startswith("localhost/paddle-training:")
-    assert "{" not in release["values"]["image"]
+    assert {key: release[key] for key in wanted} == wanted
+    image = release["values"].get("image", "localhost/paddle-training:")
+    assert image.startswith("localhost/paddle-training:")
+    assert "{" not in image
+    if settings.get("wait"):
+        assert release["timeout"] >= 3600 + 86400, "the deadlines of both Jobs"
+
+
+def test_wait_seconds_of_disabled_data_do_not_count() -> None:
+    without = {"data": {"enabled": False, "deadlineSeconds": 9}, "training": {}}
+    assert wait_seconds(without) == wait_seconds({})
 
 
 def test_release_is_equal_in_two_clones(tmp_path: Path) -> None:
@@ -230,24 +225,6 @@ def test_release_description_changes_with_chart(tmp_path: Path) -> None:
         template.write_text(template.read_text() + "# edited\n")
         after = local_stack(folder).one("Release").inputs
     assert {key for key in after if before[key] != after[key]} == {"description"}
-
-
-def test_release_wait_timeout_covers_both_deadlines() -> None:
-    release = local_stack(release={"wait": True}).one("Release").inputs
-    assert release["waitForJobs"] is True
-    assert release["cleanupOnFail"] is release["atomic"] is False, (
-        "the Jobs of a failed training must be kept for inspection"
-    )
-    assert release["timeout"] >= 3600 + 86400
-    assert wait_seconds({"data": {"enabled": False, "deadlineSeconds": 9}, "training": {}}) == wait_seconds(
-        {}
-    )
-
-
-def test_release_keep_manual_values_reuses_values() -> None:
-    release = local_stack(release={"keepManualValues": True}).one("Release").inputs
-    assert release["values"] == {}
-    assert release["reuseValues"] is True
 
 
 @pytest.mark.parametrize(("host_ports", "level"), [(False, "restricted"), (True, "privileged")])
