@@ -40,7 +40,7 @@ def test_run_json_has_the_names_of_the_created_objects(data, prepared_by):
     assert jobs == {run["k8sJob"], *([run["k8sDataJob"]] if prepared_by == "dataJob" else [])}
     assert run["k8sJob"] == one(manifests, "Job", "training")["metadata"]["name"]
     assert run["claim"] == one(manifests, "PersistentVolumeClaim")["metadata"]["name"]
-    assert len(run["dataDigest"]) == 64
+    assert (len(run["dataDigest"]), run["cronJob"]) == (64, "")
     assert run["dataPreparedBy"] == prepared_by
     assert bool(run["k8sDataJob"]) is (prepared_by == "dataJob")
 
@@ -50,8 +50,9 @@ DATA = {*BOTH, "dataDigest"}
 CHANGES = (
     # The digest is of everything immutable in a Job; these are some of its fields.
     ({"k8sJob"}, ("training.passes", 11), ("training.restarts", 1), ("startFromScratch", "again")),
-    ({"k8sJob"}, ("scheduling.annotations", {"a.io/b": "c"})),
+    ({"k8sJob"}, ("scheduling.annotations", {"a.io/b": "c"}), ("podSpecPatch", {"hostname": "a"})),
     ({"k8sDataJob"}, ("data.resources.requests.cpu", "300m"), ("data.workers", 4)),
+    ({"k8sDataJob"}, ("data.podSpecPatch", {"hostname": "a"})),
     (BOTH, ("logFormat", "json"), ("image", "example.org/other:1"), ("podSecurityContext.runAsUser", 20000)),
     (BOTH, ("fullnameOverride", "other"), ("runId", "again"), ("podLabels", {"team": "a"})),
     # Kueue does not allow another queue for a running Job.
