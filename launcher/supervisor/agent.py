@@ -29,7 +29,7 @@ from launcher.log import log, start_logging
 from launcher.paths import OutputPaths
 from launcher.reporting.failure_messages import write_termination_message
 from launcher.runtimes.runtime_protocol import RankAttempt, Runtime
-from launcher.schema import StatusFile, TrainerProgress, to_json
+from launcher.schema import TrainerProgress, to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.coordinator.coordinator import Coordinator
@@ -37,7 +37,12 @@ from launcher.supervisor.coordinator.members import Membership
 from launcher.supervisor.coordinator.run_writer import render_metrics
 from launcher.supervisor.helper_processes import convert_shard
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
-from launcher.supervisor.peers.coordinator_link import CoordinatorLink, Rank0Locator, Rank0Wait, RunEndedError
+from launcher.supervisor.peers.coordinator_link import (
+    CoordinatorLink,
+    OrderSource,
+    RemoteOrders,
+    RunEndedError,
+)
 from launcher.supervisor.peers.messages import SIGTERM_CAUSE, Action, Failure, MemberState, Phase, Plan
 from launcher.supervisor.peers.peer_server import PeerServer, build_store_prefix
 from launcher.supervisor.process_group import OrderExecutor, ProcessGroup
@@ -249,10 +254,8 @@ class Agent:
         self.output = OutputPaths(settings.layout.output)
         self.executor = OrderExecutor(self._start_processes, self.rank, timings.orphan)
         self.server: PeerServer | None = None
-        self.coordinator: Coordinator | None = None
-        """On rank 0 only; every other rank has a `link` to it instead."""
-        self.link: CoordinatorLink | None = None
-        self._rank0_wait: Rank0Wait | None = None
+        self.orders = OrderSource()
+        """On rank 0 the coordinator, on every other rank the connection to it."""
         self._address = ""
         self._probe = StorageProbe(settings.job_path)
         self._forks: child_processes.ForkServer | None = None
@@ -309,8 +312,7 @@ class Agent:
         self._await_fork_server()
         self._fingerprint = run_fingerprint(s, program)
         self.executor.staged = True
-        if self.coordinator is not None:
-            self.coordinator.start_run(self._fingerprint)
+        self.orders.start_run(self._fingerprint)
         while True:
             order = self._step()
             if order is not None and order.do == Action.END and not self.executor.running:
@@ -322,23 +324,21 @@ class Agent:
             self.pause(t.training_poll if self.executor.phase == Phase.TRAINING else t.poll)
 
     def _start_coordinator(self, server: PeerServer) -> None:
-        self.coordinator = Coordinator(
+        self.orders = coordinator = Coordinator(
             self.settings, self.runtime, self.network, self.timings,
             address=self._address, pause=self.pause, wake=self.wake,
         )  # fmt: skip
-        self._watchdog.membership = self.coordinator.membership
-        server.membership = self.coordinator.membership
-        server.trainer_store = self.coordinator.trainer_store
-        self.coordinator.acquire_output(self._lose_lease)
+        self._watchdog.membership = server.membership = coordinator.membership
+        server.trainer_store = coordinator.trainer_store
+        coordinator.acquire_output(self._lose_lease)
 
     def _start_link(self) -> None:
         s, t = self.settings, self.timings
         send = self._read_state_to_send
-        link = CoordinatorLink(self.network, s.peer_port, t, Rank0Locator(s), read_state=send, wake=self.wake)
-        self._rank0_wait = Rank0Wait(s, self.runtime, t, link)
-        self._rank0_wait.raise_if_run_is_over("complete")
-        self.link = self._watchdog.link = link
-        link.start()
+        orders = RemoteOrders(s, self.runtime, self.network, t, read_state=send, wake=self.wake)
+        orders.raise_if_run_is_over("complete")
+        self.orders = self._watchdog.link = orders
+        orders.start()
 
     def _step(self) -> Plan | None:
         """Act on the newest order, and return the newest order; None before rank 0 has sent one.
@@ -347,22 +347,15 @@ class Agent:
         may be newer than the order that this rank acted on.
         """
         now = time.monotonic()
-        if self.coordinator is not None:
-            order: Plan | None = self.coordinator.step(self._build_state(), now)
-            heard = now
-        else:
-            assert self.link is not None and self._rank0_wait is not None  # noqa: S101 - see `_start_link`
-            order, heard = self.link.order, self.link.heard
-            self._rank0_wait.check(now)
+        self.orders.update(self._build_state, now)
         before = self.executor.report
-        self.executor.step(order, heard, now)
-        if self.link is not None and self.executor.report != before:
-            self.link.send_now()
+        self.executor.step(self.orders.order, self.orders.heard, now)
+        if self.executor.report != before:
+            self.orders.send_now()
         if self.executor.phase == Phase.IDLE and self._forks is not None and not self._forks.alive:
             self._start_fork_server()
-        if self.coordinator is not None:
-            order = self.coordinator.step(self._build_state(), now)
-        return order
+        self.orders.update(self._build_state, now)
+        return self.orders.order
 
     def _start_processes(self, order: Plan) -> ProcessGroup:
         """Start this rank's parameter servers and trainers for the attempt of `order`; return them as a group.
@@ -374,13 +367,8 @@ class Agent:
         """
         archive_logs(self.output, self.rank, order.attempt)
         # That may have taken long, so the order may no longer be valid.
-        credential = ""
-        if self.coordinator is not None:
-            self.coordinator.lock.check()
-            credential = self.coordinator.credential
-        elif self.link is not None:
-            credential = self.link.credential
-        if self.link is not None and time.monotonic() - self.link.heard >= self.timings.orphan:
+        self.orders.check_lease()
+        if time.monotonic() - self.orders.heard >= self.timings.orphan:
             raise UnfitError(
                 f"attempt {order.attempt} was not started: the storage took so long that rank 0's order "
                 f"expired after {self.timings.orphan:.0f} s. All ranks start the next attempt. "
@@ -393,7 +381,7 @@ class Agent:
             settings=replace(self.settings, init_model=model),
             attempt=order.attempt,
             resume=order.resume,
-            store=build_store_prefix(credential, order.attempt),
+            store=build_store_prefix(self.orders.credential, order.attempt),
         )
         return ProcessGroup(
             self.runtime,
@@ -456,11 +444,9 @@ class Agent:
         if now - self._last_reaping > 1:
             self._last_reaping = now
             child_processes.reap_orphans()
-        if self.coordinator is not None:
-            self.coordinator.lock.check()
+        self.orders.check_lease()
         if self._exit_failure is None:
-            found = self.coordinator.membership if self.coordinator is not None else self.link
-            self._stop_request.check(self.executor.phase, None if found is None else found.order)
+            self._stop_request.check(self.executor.phase, self.orders.order)
             self._probe.check(self.timings.storage)
         with contextlib.suppress(Empty):
             if seconds > 0:
@@ -478,18 +464,14 @@ class Agent:
         if reported is not None:
             log.error("stopping: %s", reported)
             self._exit_failure = Failure.from_error(reported, time.monotonic(), self.rank)
-            if self.coordinator is not None:
-                self.coordinator.announce_exit(reported)
+            self.orders.announce_exit(reported)
         is_script = self.runtime.is_user_script and isinstance(error, StoppedError)
         self._stop_processes(is_script=is_script)
         if self._forks is not None:
             self._forks.end()
         self._is_leaving = True
-        if self.coordinator is not None:
-            seconds = self._stop_request.stop_seconds() if is_script else 0.0
-            self.coordinator.wait_and_close(reported, self._watchdog.record_turn, seconds)
-        elif self.link is not None:
-            self.link.close(self.timings.copies)
+        seconds = self._stop_request.stop_seconds() if is_script else 0.0
+        self.orders.wait_and_close(reported, self._watchdog.record_turn, seconds)
         if self.executor.processes is not None:
             self.executor.processes.join_log_followers(self.timings.copies)
         if self.server is not None:
@@ -527,37 +509,29 @@ class Agent:
         self._stop_request.record(number)
         self._wakes.put(None)  # a SimpleQueue may be used in a signal handler
 
-    def _lose_lease(self, error: LauncherError) -> None:
+    def _lose_lease(self) -> None:
         """Kill all processes, because the output lease is lost and another pod may write to the output.
 
-        The lease's thread calls this; the main thread then raises `error`.
+        The lease's thread calls this; the main thread then raises the reason.
         """
         self._watchdog.is_lease_lost = True
         # Of the helpers, the report writes to output/, and the export uploads files from there.
         child_processes.kill_all_children(helpers=True)
-        if self.coordinator is not None:
-            self.coordinator.handle_lost_lease(error)
         self.wake()
-
-    def _build_status(self) -> StatusFile | None:
-        """Return the content of status.json; None on other ranks than 0 and before rank 0 holds the output lease."""
-        run_files = self.coordinator.run_files if self.coordinator is not None else None
-        return run_files.build_status() if run_files is not None else None
 
     def _serve_status(self) -> tuple[int, str, bytes]:
         """Return the page of GET /status (HTTP status, content type, body)."""
-        status = self._build_status()
+        status = self.orders.build_status()
         missing = {"error": "only rank 0 has a status, once it holds the output lease. Fix: ask its pod"}
         body = json.dumps(missing if status is None else to_json(status)).encode()
         return 404 if status is None else 200, "application/json", body
 
     def _serve_metrics(self) -> tuple[int, str, bytes]:
         """Return the page of GET /metrics (HTTP status, content type, body)."""
-        coordinator, status = self.coordinator, self._build_status()
-        if coordinator is None or status is None:
+        if (status := self.orders.build_status()) is None:
             missing = b"only rank 0 has metrics, once it holds the output lease. Fix: ask its pod\n"
             return 404, "text/plain", missing
-        return 200, "text/plain; version=0.0.4", render_metrics(status, coordinator.rendezvous_seconds)
+        return 200, "text/plain; version=0.0.4", render_metrics(status, self.orders.rendezvous_seconds)
 
     def _read_state_to_send(self) -> MemberState | None:
         """Return this rank's state for the threads that send it; None while the main thread is stuck."""

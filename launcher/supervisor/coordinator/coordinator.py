@@ -17,7 +17,7 @@ from launcher.log import log
 from launcher.paths import OutputPaths, Position
 from launcher.reporting.notifications import Notifier, RunEvent
 from launcher.runtimes.runtime_protocol import Runtime
-from launcher.schema import RunFile
+from launcher.schema import RunFile, StatusFile
 from launcher.settings import PREVIOUS, TrainSettings
 from launcher.supervisor.bucket_export import BucketExport
 from launcher.supervisor.coordinator.decisions import decide_next_plan, plan_first_attempt
@@ -32,6 +32,7 @@ from launcher.supervisor.coordinator.members import (
 from launcher.supervisor.coordinator.run_writer import RunFilesWriter, describe_wait
 from launcher.supervisor.helper_processes import write_report
 from launcher.supervisor.peers.addresses import PodNetwork
+from launcher.supervisor.peers.coordinator_link import OrderSource
 from launcher.supervisor.peers.messages import Action, Failure, MemberState, Phase, Plan
 from launcher.supervisor.peers.peer_server import TrainerStore, build_store_prefix
 from launcher.supervisor.shared_storage.output_folder import check_folders, find_previous_model, open_output
@@ -54,7 +55,7 @@ TRAINED_ALONE = (
 )
 
 
-class Coordinator:
+class Coordinator(OrderSource):
     """Decides what all ranks do, and sends orders to them; only rank 0 has a coordinator.
 
     The agent's main thread calls its methods; HTTP threads use only `membership`.
@@ -115,13 +116,16 @@ class Coordinator:
         """Monotonic times of the last log line about missing ranks, and from which on DNS is asked about them again."""
         self._late_attempt: int | None = None
         """The newest attempt about whose missing ranks users were notified."""
-        self.rendezvous_seconds: float | None = None
-        """Duration of the rendezvous of this attempt; None before its end."""
 
-    def acquire_output(self, on_lease_lost: Callable[[LauncherError], None]) -> None:
+    @property
+    def order(self) -> Plan:  # type: ignore[override]
+        """Return the order that all ranks receive."""
+        return self.membership.order
+
+    def acquire_output(self, on_lease_lost: Callable[[], None]) -> None:
         """Wait until this pod holds the output lease; then renew it in the background and let ranks join.
 
-        If the lease is lost later, a thread calls `on_lease_lost` with the reason.
+        If the lease is lost later, a thread calls `on_lease_lost`, and orders all ranks to stop.
 
         Raises:
             LauncherError: another run or pod keeps the lease, or the storage cannot be used.
@@ -129,7 +133,14 @@ class Coordinator:
         check_folders(self._settings.layout)
         self.lock.acquire()
         keep_secret = functools.partial(write_secret, self._settings.layout.run_secret, self._secret)
-        self.lock.start_renewing(on_lease_lost, keep_secret)
+
+        def lose(error: LauncherError) -> None:
+            on_lease_lost()
+            if self.run_files is not None:
+                self.run_files.stop_status()
+            self._stop_attempt(error)
+
+        self.lock.start_renewing(lose, keep_secret)
         keep_secret()
         self.membership.open(self.credential)
 
@@ -191,6 +202,18 @@ class Coordinator:
             done,
             more,
         )
+
+    def update(self, read_state: Callable[[], MemberState], now: float) -> None:
+        """Decide on the next order with rank 0's present state."""
+        self.step(read_state(), now)
+
+    def check_lease(self) -> None:
+        """Raise `LeaseLostError` if this pod lost the output lease."""
+        self.lock.check()
+
+    def build_status(self) -> StatusFile | None:
+        """Return the content of status.json; None before this pod has opened the output."""
+        return None if self.run_files is None else self.run_files.build_status()
 
     def step(self, own_state: MemberState, now: float) -> Plan:
         """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive.
@@ -342,12 +365,6 @@ class Coordinator:
             self.membership.publish(self.plan)
         else:
             self._stop_attempt(error)
-
-    def handle_lost_lease(self, error: LauncherError) -> None:
-        """Stop writing status.json, and order all ranks to stop; the lease's thread calls this."""
-        if self.run_files is not None:
-            self.run_files.stop_status()
-        self._stop_attempt(error)
 
     def _stop_attempt(self, error: LauncherError) -> None:
         now, plan = time.monotonic(), self.plan

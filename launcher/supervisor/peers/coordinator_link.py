@@ -6,7 +6,8 @@ every other rank needs the secret, so it reads run.lock in any case: DNS could f
 `rendezvous: api` the address comes from the Kubernetes API, as in the tutorial of 2017. There too a pod's rank is its
 completion index: ranks by sorted addresses would change with every replaced pod.
 
-`Rank0Wait` is how these ranks wait while rank 0 is unreachable: log lines, notifications, deadline, end of the run.
+`RemoteOrders` is this connection for the agent, with how these ranks wait while rank 0 is unreachable: log lines,
+notifications, deadline, end of the run.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from launcher.log import log
 from launcher.paths import OutputPaths
 from launcher.reporting.notifications import Notifier, RunEvent
 from launcher.runtimes.runtime_protocol import Runtime
-from launcher.schema import from_json
+from launcher.schema import StatusFile, from_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.members import RETRY, SEE_WHY
 from launcher.supervisor.peers.addresses import PodNetwork
@@ -235,7 +236,51 @@ class Rejection:
     """Monotonic time of the first rejection in a row."""
 
 
-class CoordinatorLink:
+class OrderSource:
+    """Where a rank's agent gets its orders from, and to whom it reports.
+
+    Rank 0's coordinator and the connection of every other rank to it inherit from this class. An object of the class
+    itself stands for rank 0 before there is one of them: it has no orders, and its methods do nothing.
+    """
+
+    order: Plan | None = None
+    """The newest order; None before the first one."""
+    heard = float("inf")
+    """Monotonic time at which rank 0 last confirmed `order`; infinite on rank 0, whose own orders never expire."""
+    credential = ""
+    """The credential of rank 0's HTTP server."""
+    rendezvous_seconds: float | None = None
+    """On rank 0 the duration of the rendezvous of this attempt; None before its end, and on other ranks."""
+
+    def start_run(self, fingerprint: dict[str, Any]) -> None:
+        """On rank 0, which has staged its inputs: open the output, and plan the first attempt."""
+
+    def update(self, read_state: Callable[[], MemberState], now: float) -> None:
+        """Do what is due at the monotonic time `now`; `read_state` returns this rank's state.
+
+        Raise `LauncherError` if the run is over for this rank.
+        """
+
+    def send_now(self) -> None:
+        """Report the changed state of a rank to rank 0 at once; rank 0 itself reports by `update`."""
+
+    def check_lease(self) -> None:
+        """Raise `LauncherError` if this pod lost the output lease, which only rank 0 has."""
+
+    def build_status(self) -> StatusFile | None:
+        """Return the content of status.json; None on other ranks than 0 and before rank 0 holds the output lease."""
+        return None
+
+    def announce_exit(self, error: LauncherError) -> None:
+        """On rank 0, order the other ranks to stop because its launcher exits with `error`."""
+
+    def wait_and_close(
+        self, error: LauncherError | None, clock: Callable[[], float], seconds: float = 0.0
+    ) -> None:
+        """End the communication with the other ranks; `Coordinator` explains the arguments."""
+
+
+class CoordinatorLink(OrderSource):
     """Sends this rank's state to the coordinator from two threads, and stores the newest order that it answers.
 
     One thread keeps a request open, whose answer rank 0 holds back until there is a newer order. The other
@@ -259,7 +304,6 @@ class CoordinatorLink:
         """
         self._network, self._port, self._timings, self._locator = network, port, timings, locator
         self._read_state, self._wake = read_state, wake
-        self.order: Plan | None = None
         self.heard = time.monotonic()
         """Monotonic time at which the coordinator last confirmed `order`; before the first order, time of creation."""
         self.problem = "no request was sent yet"
@@ -395,22 +439,38 @@ class RunEndedError(LauncherError):
         self.exit_code = code
 
 
-class Rank0Wait:
-    """Ends this rank's run if rank 0 is unreachable for `rendezvousSeconds` + `training.rankWaitHours`.
+class RemoteOrders(CoordinatorLink):
+    """Receives the orders of rank 0 on every other rank.
+
+    It ends this rank's run if rank 0 is unreachable for `rendezvousSeconds` + `training.rankWaitHours`.
 
     Rank 0 notifies users about other missing ranks; if rank 0 itself is missing, rank 1 notifies them here.
     """
 
     def __init__(
-        self, settings: TrainSettings, runtime: Runtime, timings: Timings, link: CoordinatorLink
+        self,
+        settings: TrainSettings,
+        runtime: Runtime,
+        network: PodNetwork,
+        timings: Timings,
+        *,
+        read_state: Callable[[], MemberState | None],
+        wake: Callable[[], None],
     ) -> None:
-        self._settings, self._runtime, self._timings, self._link = settings, runtime, timings, link
+        """Create the link; raise `SettingsError` if this pod has no service account for `rendezvous: api`."""
+        locator = Rank0Locator(settings)
+        super().__init__(network, settings.peer_port, timings, locator, read_state=read_state, wake=wake)
+        self._settings, self._runtime = settings, runtime
         self._logged = time.monotonic()
         self._is_late = False
         """Whether rank 0 has been unreachable for longer than `rendezvousSeconds`."""
         self._notifier = Notifier(settings) if settings.completion_index == 1 else None
 
-    def check(self, now: float) -> None:
+    def wait_and_close(self, *_: object) -> None:
+        """Wait, for a limited time, until rank 0 knows that this rank exits; then end the link."""
+        self.close(self._timings.copies)
+
+    def update(self, read_state: Callable[[], MemberState], now: float) -> None:  # noqa: ARG002 - the threads send it
         """Log and notify users if rank 0 is unreachable at monotonic time `now`.
 
         Raises:
@@ -418,10 +478,10 @@ class Rank0Wait:
             RunEndedError: the run is over, as run.json says.
             DeadlineError: rank 0 has been unreachable for too long.
         """
-        s, t, link, rejection = self._settings, self._timings, self._link, self._link.rejection
+        s, t, rejection = self._settings, self._timings, self.rejection
         if rejection is not None and (rejection.replaced or now - rejection.since >= t.second_pod_wait):
-            raise TwinError(f"{link.problem}. This pod exits; that is not counted as a failure.")
-        silent, attempt = now - link.heard, link.order.attempt if link.order is not None else 0
+            raise TwinError(f"{self.problem}. This pod exits; that is not counted as a failure.")
+        silent, attempt = now - self.heard, self.order.attempt if self.order is not None else 0
         if silent < t.silence:
             if self._is_late:
                 self._is_late = False
@@ -431,12 +491,12 @@ class Rank0Wait:
             return
         self._logged = now
         self.raise_if_run_is_over("complete", "failed")
-        log.info("waiting for rank 0 for %.0f s now: %s", silent, link.problem)
+        log.info("waiting for rank 0 for %.0f s now: %s", silent, self.problem)
         # The other ranks end the run a little later, so that rank 1 can send its notification.
         if silent >= s.join_seconds + (0 if s.completion_index == 1 else 2 * t.silence):
             text = (
                 f"rank 0 was unreachable for {silent:.0f} s (limit rendezvousSeconds + training.rankWaitHours: "
-                f"{s.join_seconds:.0f}): {link.problem}. Fix: {SEE_WHY}. {RETRY}"
+                f"{s.join_seconds:.0f}): {self.problem}. Fix: {SEE_WHY}. {RETRY}"
             )
             self._notify("failed", attempt, text)
             if self._notifier is not None:
@@ -445,7 +505,7 @@ class Rank0Wait:
         if silent >= s.rendezvous_seconds and not self._is_late:
             self._is_late = True
             text = (
-                f"rank 0 has been unreachable for {silent:.0f} s: {link.problem}. The run waits for it for up to "
+                f"rank 0 has been unreachable for {silent:.0f} s: {self.problem}. The run waits for it for up to "
                 f"{(s.join_seconds - silent) / 3600:.1f} h more (training.rankWaitHours). Fix: {SEE_WHY}."
             )
             self._notify("waiting", attempt, text)
@@ -465,7 +525,7 @@ class Rank0Wait:
             return
         if run.state == "complete" and self._runtime.is_complete(output.root, self._settings):
             raise RunEndedError("the run is complete", 0)
-        if run.state == "failed" and hash_credential(self._link.credential) == run.holder:
+        if run.state == "failed" and hash_credential(self.credential) == run.holder:
             raise RunEndedError(str(run.cause), run.exit_code or EXIT_GANG)
 
     def _notify(self, event: RunEvent, attempt: int, cause: str | None) -> None:

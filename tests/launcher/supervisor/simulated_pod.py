@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from launcher.errors import EXIT_STOPPED
 from launcher.settings import TrainSettings
 from launcher.supervisor.agent import SPARE_SECONDS, Agent
+from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.coordinator.members import Membership
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import ANSWER_SECONDS, CONNECT_SECONDS
@@ -97,6 +98,12 @@ class SimulatedPod:
         self.world.clock.schedule(
             self.world.grace, lambda: self.exit_container(137, "killed after its grace period")
         )
+
+    @property
+    def coordinator(self) -> Coordinator | None:
+        """Return the coordinator, if this is a pod of rank 0 that has one already."""
+        orders = self.agent.orders if self.agent is not None else None
+        return orders if isinstance(orders, Coordinator) else None
 
     def kill_children(self) -> None:
         """Kill all processes of this pod (`kill_all_children`)."""

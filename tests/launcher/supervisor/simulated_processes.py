@@ -170,7 +170,7 @@ class SimulatedTrainer(SimulatedChild):
     def _ask(self, left: float, number: int) -> None:
         """Ask rank 0 for the time number `number` since the newest checkpoint; repeat it without an answer."""
         rank_0, path = self.world.current[0], f"{self.spec.attempt.store}_checkpoint/{self.at}/{number}"
-        coordinator = rank_0.agent.coordinator if rank_0 is not None and rank_0.agent is not None else None
+        coordinator = rank_0.coordinator if rank_0 is not None else None
         if rank_0 is None or rank_0.dead or coordinator is None or self.world.is_cut(self.pod, rank_0):
             self._after(1.0, lambda: self._ask(left, number))
             return

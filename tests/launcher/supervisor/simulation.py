@@ -317,7 +317,7 @@ class World:
             self.report_broken_invariant(
                 f"the order is to exit with {order.cause.code}, which does not fail the Job: {order.cause.text}"
             )
-        coordinator = pod.agent.coordinator if pod.agent is not None else None
+        coordinator = pod.coordinator
         self._check_is_recorded(
             order.attempt, len(coordinator.plan.restarts) if coordinator is not None else 0
         )

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 
 from launcher import runtimes
-from launcher.errors import UnfitError
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor import child_processes
 from launcher.supervisor.agent import Agent
@@ -218,9 +217,7 @@ def test_a_lost_lease_kills_processes_and_helpers_although_the_main_thread_is_st
     child = ChildProcess(
         build_spec(tmp_path, SLEEP), lambda: None, is_helper=is_helper, stdin=subprocess.PIPE
     )
-    agent._lose_lease(
-        UnfitError("the lease was lost")
-    )  # from the lease's thread; the main thread does nothing
+    agent._lose_lease()  # from the lease's thread; the main thread does nothing
     try:
         until(child.done.is_set, "the end of the process", 10)
     finally:

@@ -170,7 +170,7 @@ def test_an_error_of_a_file_while_processes_are_stopped_does_not_end_the_shut_do
     released: list[object] = []
     monkeypatch.setattr(
         agent,
-        "coordinator",
+        "orders",
         SimpleNamespace(announce_exit=print, wait_and_close=lambda *_: released.append(1)),
     )
 

@@ -187,7 +187,7 @@ def rank_0(tmp_path: Path) -> Coordinator:
     fingerprint = run_fingerprint(settings, "p")
     known = {"run_id": settings.run_id, "fingerprint": fingerprint, "incarnations": ("a", "b", "c")}
     run_record.write(made.output, RunFile(**known, state="training", attempt=4))
-    made.acquire_output(lambda error: None)
+    made.acquire_output(lambda: None)
     made.start_run(fingerprint)
     return made
 

@@ -286,7 +286,7 @@ def test_a_stopped_launcher_reports_and_exits_although_processes_survive_sigkill
     settings = replace(group._gang.settings, termination_log=message)
     agent = Agent(settings, ScriptRuntime([]), PodNetwork(), Timings(**FAST))  # type: ignore[arg-type]
     agent.executor.processes = group
-    agent.coordinator = coordinator = Mock()
+    agent.orders = coordinator = Mock()
 
     def raise_stopped() -> None:
         raise StoppedError("received SIGTERM")

@@ -42,7 +42,7 @@ def test_a_late_write_of_an_earlier_rank_0_keeps_no_rank_out(tmp_path: Path) -> 
     settings.layout.run_secret.parent.mkdir()
     settings.layout.run_secret.touch(0o644)
     rank_0 = build_coordinator(settings, address="10.0.0.1")
-    rank_0.acquire_output(lambda error: None)
+    rank_0.acquire_output(lambda: None)
     locator = Rank0Locator(settings)
     assert locator.find() == ("10.0.0.1", rank_0.credential)
     settings.layout.run_secret.write_text("the secret of an earlier pod")

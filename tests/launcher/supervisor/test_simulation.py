@@ -109,9 +109,9 @@ def test_a_rank_0_whose_main_thread_was_stuck_accepts_states_again() -> None:
     assert world.ranks > 1
 
     def close_as_the_guard_does() -> None:
-        agent = world.current[0].agent if world.current[0] is not None else None
-        assert agent is not None and agent.coordinator is not None
-        agent.coordinator.membership.close()
+        coordinator = world.current[0].coordinator if world.current[0] is not None else None
+        assert coordinator is not None
+        coordinator.membership.close()
 
     world.clock.schedule(8, close_as_the_guard_does)
     assert world.run() == "complete", world.newest_events()
