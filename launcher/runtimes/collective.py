@@ -19,10 +19,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from launcher.errors import setting_error
-from launcher.io import checkpoints, files, run_record
+from launcher.io import files, run_record
 from launcher.io.helper_protocol import python_environ
 from launcher.io.program_folders import read_program_texts
-from launcher.paths import OutputPaths, Position
+from launcher.paths import OutputPaths
 from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Runtime
 from launcher.schema import RunFile, read_fields
 from launcher.settings import TrainSettings
@@ -129,27 +129,18 @@ class CollectiveRuntime(Runtime):
             if attempt.rank == 0:  # for `compare`
                 texts = read_program_texts(s.work.program)
                 files.write_json(output.program_json, {"options": {}, "files": texts})
-        specs = []
-        for local in range(s.processes_per_pod):
-            copy = output.train_log(attempt.rank, local)
-            first = attempt.rank == 0 and local == 0
-            specs.append(
-                ProcessSpec(
-                    name=f"trainer {local}" if s.processes_per_pod > 1 else "trainer",
-                    role="trainer",
-                    argv=(sys.executable, "-u", s.config_file, *s.extra_args),
-                    env=base_environment(s) | rank_variables(attempt, local) | run_variables(attempt, local),
-                    cwd=s.work.program,
-                    log=s.work.log(copy.name),
-                    copy=copy,
-                    ready_ports=(master_port(s),) if first else (),
-                )
+        return [
+            attempt.describe_process(
+                "trainer",
+                local,
+                name=f"trainer {local}" if s.processes_per_pod > 1 else "trainer",
+                argv=(sys.executable, "-u", s.config_file, *s.extra_args),
+                env=base_environment(s) | rank_variables(attempt, local) | run_variables(attempt, local),
+                cwd=s.work.program,
+                ready_ports=(master_port(s),) if (attempt.rank, local) == (0, 0) else (),
             )
-        return specs
-
-    def newest_checkpoint(self, output_dir: Path) -> Position | None:
-        """Return the newest usable checkpoint that `ScriptRun.save` saved; None if there is none."""
-        return checkpoints.newest_checkpoint(output_dir)
+            for local in range(s.processes_per_pod)
+        ]
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether all processes have exited with 0 in a run of at least `training.passes`, by run.json."""

@@ -22,7 +22,7 @@ from launcher import metrics
 from launcher.errors import setting_error
 from launcher.io import checkpoints, files
 from launcher.io.helper_protocol import HelperSpec, python_environ
-from launcher.paths import OutputPaths, Position
+from launcher.paths import OutputPaths
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.schema import to_json
 from launcher.settings import TrainSettings
@@ -118,14 +118,6 @@ class FleetRuntime(Runtime):
         # Paddle requires a port, but a trainer does not listen on it.
         return [_describe_process(attempt, -1, attempt.settings.peer_port)]
 
-    def newest_checkpoint(self, output_dir: Path) -> Position | None:
-        """Return the position of the newest complete and intact checkpoint; None if there is no checkpoint.
-
-        Raises:
-            DataError: there are checkpoints, but none is complete and intact.
-        """
-        return checkpoints.newest_checkpoint(output_dir)
-
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether the run in `output_dir` is complete.
 
@@ -162,11 +154,10 @@ def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSp
 
     `server` is the number of the pserver in its pod; -1 for the trainer.
     """
-    s, rank, output = attempt.settings, attempt.rank, OutputPaths(attempt.settings.layout.output)
-    name, copy = f"pserver {server}", output.server_log(rank, server)
-    variables = {"TRAINING_ROLE": "PSERVER"}
+    s, rank = attempt.settings, attempt.rank
+    name, variables = f"pserver {server}", {"TRAINING_ROLE": "PSERVER"}
     if server < 0:
-        name, copy = "trainer", output.train_log(rank)
+        name = "trainer"
         variables = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(rank)}
     path = s.work_dir / f"process-{name.replace(' ', '-')}.json"
     values = {"rank": rank, "server": server, "hosts": list(attempt.hosts), "attempt": attempt.attempt}
@@ -182,13 +173,12 @@ def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSp
         "PADDLE_PORT": str(port),
         process_settings.VARIABLE: str(path),
     }
-    return ProcessSpec(
+    return attempt.describe_process(
+        "trainer" if server < 0 else "pserver",
+        max(server, 0),
         name=name,
-        role="trainer" if server < 0 else "pserver",
         argv=trainer_command(),
         env=base_environment(s) | QUIET | variables,
         cwd=s.work_dir,
-        log=s.work.log(copy.name),
-        copy=copy,
         ready_ports=() if server < 0 else (port,),
     )

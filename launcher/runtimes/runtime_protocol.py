@@ -13,11 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
+from launcher.io import checkpoints
 from launcher.io.helper_protocol import HelperSpec
-from launcher.paths import Position
+from launcher.paths import OutputPaths, Position
 from launcher.settings import TrainSettings
+
+Role = Literal["pserver", "trainer", "fork-server", "helper"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,16 @@ class RankAttempt:
         """Return this rank's address."""
         return self.hosts[self.rank]
 
+    def describe_process(self, role: Role, number: int = 0, **fields: Any) -> ProcessSpec:
+        """Return process `number` of its role on this rank, with its log; `fields` are the others of ProcessSpec.
+
+        Its name is by default its role.
+        """
+        output = OutputPaths(self.settings.layout.output)
+        copy = (output.train_log if role == "trainer" else output.server_log)(self.rank, number)
+        log = self.settings.work.log(copy.name)
+        return ProcessSpec(**{"name": role, "role": role, "log": log, "copy": copy, **fields})
+
 
 @dataclass(frozen=True)
 class ProcessSpec:
@@ -47,7 +60,7 @@ class ProcessSpec:
 
     name: str
     """Shown to users: `pserver 0`, `trainer`."""
-    role: Literal["pserver", "trainer", "fork-server", "helper"]
+    role: Role
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """The complete environment."""
@@ -130,10 +143,13 @@ class Runtime(Protocol):
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         """Return the position of the newest usable checkpoint; None if there is no checkpoint.
 
+        By default it is the newest complete and intact one.
+
         Raises:
             DataError: there are checkpoints, but none is usable. The run then fails instead of starting from
                 scratch.
         """
+        return checkpoints.newest_checkpoint(output_dir)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether the training has finished and the runtime's final outputs exist."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from launcher.errors import SettingsError, setting_error
 from launcher.io import checkpoints
-from launcher.paths import OutputPaths, Position
+from launcher.paths import Position
 from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
 from launcher.settings import TrainSettings
 
@@ -55,23 +55,15 @@ class V1Runtime(Runtime):
         """Return the one pserver process of this rank, which listens on all dense and sparse ports."""
         s = attempt.settings
         return [
-            ProcessSpec(
-                name="pserver",
-                role="pserver",
+            attempt.describe_process(
+                "pserver",
                 argv=(
-                    BINARY,
-                    "pserver",
-                    f"--nics={s.nic}",
-                    f"--port={s.port}",
-                    f"--ports_num={s.ports_num}",
-                    f"--comment={COMMENT}",
+                    *_command("pserver", s),
                     f"--ports_num_for_sparse={s.ports_num_sparse}",
                     f"--num_gradient_servers={s.gradient_num}",
                 ),
                 env=s.environ,
                 cwd=s.work.program,
-                log=s.work.log("server.log"),
-                copy=OutputPaths(s.layout.output).server_log(attempt.rank),
                 ready_ports=(*s.pserver_ports, *s.sparse_ports),
                 ends_itself=False,
             )
@@ -83,12 +75,7 @@ class V1Runtime(Runtime):
         # The binary counts --num_passes from --start_pass on (its Trainer::train loops so many times).
         start_pass = 0 if attempt.resume is None else attempt.resume.passes
         argv = [
-            BINARY,
-            "train",
-            f"--nics={s.nic}",
-            f"--port={s.port}",
-            f"--ports_num={s.ports_num}",
-            f"--comment={COMMENT}",
+            *_command("train", s),
             f"--pservers={','.join(attempt.hosts)}",
             f"--ports_num_for_sparse={s.ports_num_sparse}",
             f"--config=./{s.config_file}",
@@ -106,14 +93,8 @@ class V1Runtime(Runtime):
         if start_pass:
             argv.append(f"--start_pass={start_pass}")
         return [
-            ProcessSpec(
-                name="trainer",
-                role="trainer",
-                argv=(*argv, *s.extra_args),
-                env=s.environ,
-                cwd=s.work.program,
-                log=s.work.log("train.log"),
-                copy=OutputPaths(s.layout.output).train_log(attempt.rank),
+            attempt.describe_process(
+                "trainer", argv=(*argv, *s.extra_args), env=s.environ, cwd=s.work.program
             )
         ]
 
@@ -125,6 +106,12 @@ class V1Runtime(Runtime):
         """Return whether `output_dir` has a checkpoint of the last pass."""
         newest = self.newest_checkpoint(output_dir)
         return newest is not None and newest.passes >= settings.passes
+
+
+def _command(name: str, s: TrainSettings) -> tuple[str, ...]:
+    """Return the sub-command `name` of the binary with the flags that pservers and trainers share."""
+    flags = (f"--nics={s.nic}", f"--port={s.port}", f"--ports_num={s.ports_num}", f"--comment={COMMENT}")
+    return (BINARY, name, *flags)
 
 
 def _unusable(why: str, settings: TrainSettings) -> SettingsError:
