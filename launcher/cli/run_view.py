@@ -652,9 +652,6 @@ def describe_wait(view: RunView) -> str:
     """Return what a run that is not over waits for."""
     if view.data and view.data.state in ("running", "waiting"):
         return describe_running_data(view.data)
-    for kind, job in (("training", view.training), ("data", view.data)):
-        if job and job.queue and job.state == "suspended":
-            return f"{kind} Job {job.name}: {job.reason}"
     if block := _describe_block(view):
         return block
     if view.training and view.training.reason:
@@ -665,17 +662,16 @@ def describe_wait(view: RunView) -> str:
 
 
 def _describe_block(view: RunView) -> str:
-    """Return what keeps a run from training, according to its pods' states and to rank 0; empty if nothing does."""
+    """Return what keeps a run from training, by its Jobs, its pods' states and rank 0; empty if nothing does."""
+    for kind, job in (("training", view.training), ("data", view.data)):
+        if job and job.queue and job.state == "suspended":
+            return f"{kind} Job {job.name}: {job.reason}"
     pending = [rank for rank in view.ranks if rank.reason and rank.phase == "Pending"]
     if pending:
         reasons = "; ".join(f"{prefix}{reason}" for prefix, reason in _group_by_reason(pending))
         return f"{reasons}{_describe_losses(view)}{_describe_wait_end(view)}"
     if view.state in _PAUSED:
-        queue = view.training.queue if view.training and view.state == "suspended" else ""
-        losses = _describe_losses(view) if view.state == "stopped" else ""
-        return (
-            f"queue {queue} (Kueue) to start the suspended Job" if queue else f"{_PAUSED[view.state]}{losses}"
-        )
+        return _PAUSED[view.state] + (_describe_losses(view) if view.state == "stopped" else "")
     if not view.progress:
         return ""
     lost = [f"a new pod of rank {rank.rank}" for rank in view.ranks if rank.phase in _LOST_PHASES]

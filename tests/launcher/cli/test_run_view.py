@@ -236,9 +236,11 @@ def test_a_script_that_reports_no_step_is_noted(runtime, status, is_noted):
     assert any("has not reported a step yet" in note for note in view.notes) is is_noted
 
 
-def test_a_job_in_a_queue_shows_that_kueue_has_not_admitted_it_and_not_who_suspended_it():
+@pytest.mark.parametrize("files", [{}, {"status": make_status()}], ids=["at first", "after it has trained"])
+def test_a_job_in_a_queue_shows_that_kueue_has_not_admitted_it_and_not_who_suspended_it(files):
     labels = {"kueue.x-k8s.io/queue-name": "research"}
-    view = make_view(*(make_job(name, suspended=True, labels=labels) for name in (K8S_JOB, DATA_JOB)))
+    jobs = [make_job(name, suspended=True, labels=labels) for name in (K8S_JOB, DATA_JOB)]
+    view = make_view(*jobs, **files)
     expected = "queue research (Kueue) has not admitted it. Fix: wait"
     assert view.state == "suspended"
     assert run_view.describe_wait(view).startswith(f"training Job {K8S_JOB}: {expected}")
