@@ -55,23 +55,22 @@ def test_a_changed_byte_is_rejected_by_its_checksum(root, tmp_path):
         tar_stream.save_tar(io.BytesIO(bytes(archive)), tmp_path / "to")
 
 
-@pytest.mark.parametrize("name", ["../out", "/etc/out", "a/../../out"])
-def test_names_outside_the_folder_are_rejected(tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "target", "message"),
+    [
+        ("../out", "", "is not a path below"),
+        ("/etc/out", "", "is not a path below"),
+        ("a/../../out", "", "is not a path below"),
+        ("model", "/etc/passwd", "is not a regular file"),
+    ],
+)
+def test_names_outside_the_folder_and_links_in_an_archive_are_rejected(tmp_path, name, target, message):
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as archive:
         info = tarfile.TarInfo(name)
+        info.type, info.linkname = (tarfile.SYMTYPE if target else tarfile.REGTYPE), target
         archive.addfile(info, io.BytesIO())
-    with pytest.raises(ReaderError, match="is not a path below"):
-        tar_stream.save_tar(io.BytesIO(out.getvalue()), tmp_path / "to")
-
-
-def test_links_in_an_archive_are_rejected(tmp_path):
-    out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w") as archive:
-        info = tarfile.TarInfo("model")
-        info.type, info.linkname = tarfile.SYMTYPE, "/etc/passwd"
-        archive.addfile(info)
-    with pytest.raises(ReaderError, match="is not a regular file"):
+    with pytest.raises(ReaderError, match=message):
         tar_stream.save_tar(io.BytesIO(out.getvalue()), tmp_path / "to")
 
 

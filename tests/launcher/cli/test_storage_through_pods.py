@@ -10,7 +10,7 @@ from launcher.cli.errors import CliError
 from launcher.cli.releases import ReleaseRun
 from launcher.cli.storage import StorageRequest
 
-from .conftest import DATA_JOB, DONE, K8S_JOB, RUN_JSON, make_job, make_pod
+from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job, make_pod
 from .fake_cluster import FakeCluster
 
 
@@ -18,8 +18,12 @@ def ended(*conditions):
     return [make_job(K8S_JOB, *conditions), make_job(DATA_JOB, DONE)]
 
 
-def running():
-    return make_pod("p0", rank=0, containerStatuses=[{"name": "train", "state": {"running": {}}}])
+def running(statuses="containerStatuses", **more):
+    return make_pod("p0", rank=0, **{statuses: [{"name": "x", "state": {"running": {}}}]}, **more)
+
+
+def preparing():
+    return running("initContainerStatuses", phase="Pending")
 
 
 def open_release(jobs, pods, name="paddle-training"):
@@ -41,9 +45,7 @@ def test_data_that_was_just_prepared_is_not_reported_as_lost(job_folder):
     content = manifest.read_text()
     manifest.unlink()
     (job_folder / "output" / "status.json").unlink()
-    waiting = [{"name": "await-data", "state": {"running": {}}}]
-    pods = [make_pod("p0", rank=0, phase="Pending", initContainerStatuses=waiting)]
-    cluster, release = open_release([make_job(K8S_JOB), make_job(DATA_JOB)], pods)
+    cluster, release = open_release([make_job(K8S_JOB), make_job(DATA_JOB)], [preparing()])
     cluster.root = job_folder.parent
     cluster.add_release()
     assert release.poll_view().data.state == "waiting"
@@ -54,18 +56,13 @@ def test_data_that_was_just_prepared_is_not_reported_as_lost(job_folder):
     assert not [note for note in view.notes if "does not contain the data" in note]
 
 
-def test_polling_creates_no_reader_pod_while_the_job_exists():
-    for conditions in ([], [DONE], [("Failed", "x", "y")]):
-        cluster, release = open_release(ended(*conditions), [])
-        release.poll_view()
-        assert cluster.created == {}
-
-
-def test_status_after_the_run_creates_a_reader_pod_and_always_deletes_it():
-    cluster, release = open_release(ended(DONE), [])
-    view = release.read_view()
-    assert view.state == "complete"
-    assert len(cluster.created) == 1
+@pytest.mark.parametrize("conditions", [[], [DONE], [FAILED]])
+def test_status_after_the_run_creates_a_reader_pod_and_deletes_it_and_polling_creates_none(conditions):
+    cluster, release = open_release(ended(*conditions), [])
+    release.poll_view()
+    assert cluster.created == {}
+    release.read_view()
+    assert len(cluster.created) == bool(conditions)
     assert cluster.deleted == list(cluster.created)
 
 
@@ -92,18 +89,15 @@ def test_an_unknown_release_is_reported():
 
 
 def test_progress_but_no_copy_is_read_through_a_running_init_container():
-    waiting = [{"name": "await-data", "state": {"running": {}}}]
-    pods = [make_pod("p0", rank=0, phase="Pending", initContainerStatuses=waiting)]
-    cluster, release = open_release(ended(), pods)
+    cluster, release = open_release(ended(), [preparing()])
     release.poll_view()
     assert (cluster.executed_in, cluster.created) == (["p0"], {})
-    assert job_sessions.open_through_running_pod(cluster, release.run(), pods) is None
+    assert job_sessions.open_through_running_pod(cluster, release.run(), cluster.pods) is None
 
 
 @pytest.mark.parametrize("statuses", ["containerStatuses", "initContainerStatuses"])
 def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(monkeypatch, statuses):
-    pod = make_pod("p0", rank=0, **{statuses: [{"name": "x", "state": {"running": {}}}]})
-    cluster, release = open_release(ended(), [pod])
+    cluster, release = open_release(ended(), [running(statuses)])
     monkeypatch.setattr(reader_storage, "UNBOUND_SECONDS", -1.0)
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: too many pods"}
     found = cluster.find
