@@ -277,9 +277,10 @@ class ClusterSession:
         return self._read_view(("missing",), log)
 
     def _read_view(self, reader_states: tuple[str, ...], log: bool) -> RunView:
-        """Return the run's current state.
+        """Return the run's current state, from the release's Jobs, pods and events and the files on the storage.
 
-        Without a running pod, a reader pod reads the files if the training Job's state is in `reader_states`.
+        Without a running pod, a reader pod reads the files if the training Job's state is in `reader_states`. Raises as
+        `run`; CliError if the cluster cannot be read.
         """
         run = self.run()
         jobs = self.cluster.list_objects("job", labels(self.release))
@@ -362,7 +363,11 @@ class ClusterSession:
         The folder is opened through a running pod of the run. If the command writes, or must not depend on the
         training's pods, the folder is opened through a reader pod, and through a running pod only if no node can
         run a reader pod. `find_storage` describes how the storage of an uninstalled release, or of a given claim,
-        is found.
+        is found. A reader pod is deleted after the block.
+
+        Raises:
+            UsageError: the storage or the job is not determined.
+            CliError: the cluster cannot be read, or a reader pod does not start.
         """
         installed = None if request.claim else self.run_if_installed()
         run = installed or find_storage(self.cluster, self.release, request)

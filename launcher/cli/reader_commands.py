@@ -33,7 +33,14 @@ FINAL_STATES = ("complete", "failed")
 
 
 def move_into_place(new: Path, final: Path, replace: bool) -> None:
-    """Rename `new` to `final`. With `replace`, an existing `final` is replaced, and restored on failure."""
+    """Rename `new` to `final`, and sync the folder.
+
+    With `replace`, an existing `final` is replaced, and restored if the rename fails.
+
+    Raises:
+        ReaderError: `final` exists, and `replace` is False.
+        OSError: the storage fails.
+    """
     if not os.path.lexists(final):
         new.rename(final)
     elif not replace:

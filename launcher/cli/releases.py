@@ -261,7 +261,9 @@ class Helm:
     def check(self, release: str, values: Mapping[str, Any]) -> str:
         """Return the name of the training Job that an upgrade to these values would create; nothing is changed.
 
-        Raises UsageError if the chart or the cluster rejects the values.
+        Runs `helm upgrade --dry-run=server`.
+
+        Raises UsageError if the chart or the cluster rejects the values, or if they set training.schedule.
         """
         try:
             answer = self._upgrade(release, values, "--dry-run=server", "-o", "json")
@@ -281,7 +283,7 @@ class Helm:
         return str(about["k8sJob"])
 
     def upgrade(self, release: str, values: Mapping[str, Any], description: str) -> None:
-        """Install or upgrade a release."""
+        """Install a release, or upgrade it, to exactly these values; `description` is shown by `helm history`."""
         self._upgrade(release, values, "--description", description)
 
     def _upgrade(self, release: str, values: Mapping[str, Any], *more: str) -> str:

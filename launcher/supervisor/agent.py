@@ -455,10 +455,12 @@ class Agent:
                 self._wakes.get_nowait()
 
     def _shut_down(self, error: LauncherError | None) -> None:
-        """Stop this rank's processes, then end its communication with the other ranks.
+        """Stop this rank's processes and the fork server, then end the communication with the other ranks.
 
-        After an error rank 0 first orders the other ranks to stop. At the end it waits until they have received
-        its last order, and records `error` in run.json.
+        After an error rank 0 first orders the other ranks to stop. Rank 0 then waits, for a limited time, until they
+        have received its last order and have stopped. It records `error` in run.json, and releases the output lease.
+        Any other rank waits until rank 0 knows that it exits. At the end the logs of the processes are copied, and the
+        HTTP server is closed.
         """
         reported = error if not isinstance(error, RunEndedError) else None
         if reported is not None:

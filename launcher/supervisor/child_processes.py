@@ -158,7 +158,10 @@ class ForkServer:
         return self._ready
 
     def fork(self, spec: ProcessSpec) -> int | None:
-        """Create the process `spec`, and return its process id; None if the fork server is not ready or cannot fork."""
+        """Create the process `spec`, and return its process id; None if the fork server is not ready or cannot fork.
+
+        A fork server that does not answer within FORK_SECONDS is killed.
+        """
         if not (self.alive and self.ready()):
             return None
         request = {"env": dict(spec.env), "cwd": str(spec.cwd), "log": str(spec.log)}

@@ -216,7 +216,11 @@ class ProcessGroup:
         return failure
 
     def _check_processes(self, now: float) -> None:
-        """Raise `LauncherError` if a process has failed or hangs; else advance the phase."""
+        """Raise `LauncherError` if a process has failed, hangs or missed its deadline; else advance the phase.
+
+        While training, this also notes in `connected` whether the processes of a user's script have connected, and
+        removes the progress file of each trainer that has ended while others still train.
+        """
         for child in sorted((c for c in self._children if c.done.is_set()), key=lambda c: c.ended_at):
             self._check_exit(child, now)
         self._check_fatal_line(now)
@@ -384,9 +388,10 @@ class ProcessGroup:
         )
 
     def train(self) -> None:
-        """Begin the phase `training` if this rank is `ready`, and start its trainers unless they run already.
+        """Begin the phase `training`, and start the trainers unless they run already; do nothing unless `ready`.
 
-        The caller calls this when all pservers of the job accept connections.
+        The caller calls this when all pservers of the job accept connections. If a trainer cannot start, `failure` is
+        set and all processes are stopped; nothing is raised.
         """
         if self.phase != Phase.READY:
             return
@@ -398,7 +403,11 @@ class ProcessGroup:
                 self._fail(error, time.monotonic())
 
     def finish(self, now: float) -> None:
-        """Stop the pservers that never exit by themselves, because all trainers of the job are done."""
+        """Stop the pservers that never exit by themselves, because all trainers of the job are done.
+
+        The other pservers have `Timings.pserver_exit` seconds to exit; then `poll` stops them, too. Calls after the
+        first one, and calls before the phase `done`, do nothing.
+        """
         if self.phase == Phase.DONE and self._finish_by is None:
             self._finish_by = now + self._timings.pserver_exit
             left = [c for c in self._servers if not c.spec.ends_itself]

@@ -132,9 +132,14 @@ def check_target(to: Path) -> None:
 
 
 def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
-    """Train, write the model, and predict the first row of the test data; `report` receives the progress.
+    """Train, write the model to the folder `options.to`, and predict the first row of the test data.
 
-    Return what `try -o json` prints. Raises LauncherError if the program, a row or an option is invalid.
+    A model of an earlier `try` in this folder is replaced. `report` receives the progress. Return what `try -o json`
+    prints.
+
+    Raises:
+        CliError: Paddle is not installed.
+        LauncherError: the program, a row or an option is invalid, training diverged, or the model cannot be written.
     """
     os.environ.setdefault("GLOG_minloglevel", "1")  # without Paddle's messages about its executors
     report("loading Paddle")

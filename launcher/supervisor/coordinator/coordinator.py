@@ -337,7 +337,11 @@ class Coordinator(OrderSource):
         log.info("waiting for %s", "; ".join(filter(None, (wait, *why))))
 
     def _describe_absence(self, rank: int) -> str:
-        """Return a text that says why rank `rank` has not joined yet, as far as DNS shows it."""
+        """Return a text that says why rank `rank` has not joined yet, as far as DNS shows it.
+
+        This asks DNS, which may take seconds. After a slow answer DNS is not asked again for `Timings.log_again`
+        seconds.
+        """
         name, start = f"{self._settings.k8s_job}-{rank}.{self._settings.service}", time.monotonic()
         if start < self._ask_dns_from:
             return f"rank {rank}: DNS responds too slowly to find out whether {name} resolves"

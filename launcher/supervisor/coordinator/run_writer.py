@@ -39,7 +39,11 @@ STATES = {
 
 
 class RunFilesWriter:
-    """Writes run.json and status.json of one run, as long as this pod holds the output lease."""
+    """Writes run.json and status.json of one run, as long as this pod holds the output lease.
+
+    `open`, `write_plan`, `write_trained` and `close` raise the reason if the lease is lost, and `StorageError` or
+    `StorageFailedError` if a file cannot be written. The thread that writes status.json only logs its errors.
+    """
 
     def __init__(
         self,
@@ -101,12 +105,16 @@ class RunFilesWriter:
         self._write_run(plan, "training")
 
     def write_trained(self) -> None:
-        """Write the state `complete` to run.json: training is done, whether or not the export succeeds."""
+        """Write the state `complete` and the time to run.json: training is done, whether or not the export succeeds."""
         self._trained = self._trained or time.time()
         self._write_run(self._read_plan()[0], "complete")
 
     def close(self, state: str, cause: Failure | None) -> None:
-        """Write the last run.json and status.json; `state` is `complete`, `failed` or `stopped`."""
+        """Stop the thread of status.json, and write the last run.json and status.json.
+
+        `state` is `complete`, `failed` or `stopped`. In run.json it is `complete` if training was complete, also if the
+        export failed; `cause` then says why.
+        """
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(timeout=5)

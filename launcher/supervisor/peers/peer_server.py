@@ -309,10 +309,10 @@ class PeerServer(ThreadingHTTPServer):
     request_queue_size = 1024  # all members connect at the same time
 
     def __init__(self, network: PodNetwork, port: int, pages: Mapping[str, Page]) -> None:
-        """Listen on `port` and serve `pages` (path → page).
+        """Listen on `port`, and serve `pages` (path → page) from a thread until `close`.
 
         Raises:
-            GangError: the port is in use.
+            GangError: the port is in use, or cannot be used.
         """
         self.pages = pages
         self._strangers: dict[socket.socket, None] = {}

@@ -277,6 +277,10 @@ def _replace_output(
     Args:
         earlier: run.json of the output that is moved away; None if there is none.
         back: the folder in runs/ that becomes output/; None: an empty folder.
+
+    Raises:
+        LeaseLostError: another run created output/ between the two moves.
+        StorageError, StorageFailedError: the storage cannot be written.
     """
     with files.storage_errors(layout.job), lock.pause_renewals():
         layout.runs.mkdir(exist_ok=True)
@@ -317,7 +321,13 @@ def _next_attempt(output: OutputPaths, earlier: RunFile, pause: Callable[[float]
 
 
 def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:
-    """Before `attempt` starts, move this rank's logs to `attempt-<attempt - 1>/`, without overwriting files there."""
+    """Before `attempt` starts, create this rank's folder, and move the logs in it to `attempt-<attempt - 1>/`.
+
+    A log whose name exists there gets a number. For attempt 0 nothing is moved.
+
+    Raises:
+        StorageError, StorageFailedError: the storage cannot be written.
+    """
     node = output.node(rank)
 
     def move() -> None:
