@@ -128,7 +128,8 @@ def test_readme_equals_the_output_of_helm_docs(tmp_path, name):
     assert (copy / "README.md").read_text("utf-8") == committed.read_text("utf-8"), "run: make docs"
 
 
-def test_helm_unittest_suites_pass():
-    """The suites are in charts/paddle-training/tests."""
-    done = run(tool("helm-unittest"), CHART)
+@pytest.mark.parametrize("name", ["paddle-training", "paddle-serving"])
+def test_helm_unittest_suites_pass(name):
+    """The suites are in the folder tests/ of each chart."""
+    done = run(tool("helm-unittest"), CHART.parent / name)
     assert done.returncode == 0, done.stdout + done.stderr
