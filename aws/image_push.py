@@ -100,7 +100,7 @@ def digest_in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
 
 
 def push_image(url: str, context: Path, build: ImageBuild, ecr: Any) -> str:
-    """Return the image reference with its digest; build and push the image unless the registry has it.
+    """Build and push the launcher image unless the registry has it; return the image reference with its digest.
 
     `url` is the stack's output `registry`, `context` the folder `launcher/`, and `ecr` a boto3 client.
 
@@ -111,8 +111,9 @@ def push_image(url: str, context: Path, build: ImageBuild, ecr: Any) -> str:
     custom = build.custom
     if build.runtime not in RUNTIMES:
         raise CommandError(
-            f"RUNTIME={build.runtime} has no image: it is one of {', '.join(RUNTIMES)}. Fix: for runtime v1 push an "
-            "image of your own with the tools of your registry, and set paddle-training:image"
+            f"RUNTIME={build.runtime}: this command builds images only for {', '.join(RUNTIMES)}. Fix: set RUNTIME to "
+            "one of these; for runtime v1 push your own image with the tools of your registry, and set "
+            "paddle-training:image"
         )
     if custom is not None and not (custom / "Dockerfile").is_file():
         raise CommandError(

@@ -42,7 +42,7 @@ def _pod_command(command: str, arguments: list[str]) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the command `argv` (None: that of this process), and return the exit code of the process."""
+    """Run the command `argv` (None: this process's arguments), and return the exit code of the process."""
     arguments = sys.argv[1:] if argv is None else argv
     command = arguments[0] if arguments else ""
     if command not in POD_COMMANDS:

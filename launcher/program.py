@@ -140,7 +140,7 @@ def whole_number(row: Mapping[str, str], column: str, low: int, high: int) -> in
 def real_number(row: Mapping[str, str], column: str, low: float, high: float) -> float:
     """Convert a column's text in a row to a number from `low` to `high`, and return it.
 
-    The arguments and errors are those of `whole_number`.
+    The arguments and the errors are the same as in `whole_number`.
     """
     return float(_number(row, column, float, low, high))
 

@@ -100,8 +100,8 @@ def image(runtime: Runtime = "fleet") -> None:
     """Build the launcher image of a runtime and import it into the local cluster if that is running."""
     if runtime not in launcher_image.RUNTIMES:
         raise LocalError(
-            f"RUNTIME={runtime} has no image: it is one of {', '.join(launcher_image.RUNTIMES)} (v1 runs "
-            "an image of your own). Fix: use make image RUNTIME=collective"
+            f"RUNTIME={runtime}: images exist only for {', '.join(launcher_image.RUNTIMES)} (runtime v1 runs your "
+            "own image). Fix: use make image RUNTIME=collective"
         )
     debian_packages.ensure_packages()
     if cluster_lifecycle.running_nodes():

@@ -30,7 +30,7 @@ def run_command(
     Args:
         argv: The program and its arguments.
         why: What the command is run for; error messages begin with this text.
-        env: Environment variables to add to those of this process.
+        env: Environment variables to set in addition to this process's own.
         cwd: Working directory.
         given: Text for the command's standard input.
         seconds: Timeout.

@@ -115,7 +115,11 @@ class StorageRequest:
 
 
 def check_name(name: str, fix: str) -> str:
-    """Return `name` if it can be a folder and a chart value. Raises UsageError with `fix` otherwise."""
+    """Return `name` unchanged after checking that it can be the name of a folder and a chart value.
+
+    Raises:
+        UsageError: it cannot; the error has the fix `fix`.
+    """
     if not _NAME.fullmatch(name):
         raise UsageError(
             f"the name '{name}' is invalid: it becomes a folder and a chart value, so it must have 1 to 63 "

@@ -148,7 +148,13 @@ def _defined_names(file: Path) -> set[str]:
 
 
 def plan_source(file: Path, name: str | None = None) -> Upload:
-    """Return the upload of a data file for `file://` sources; `name` is its name on the storage (None: its own)."""
+    """Plan the upload of a data file, which a training then reads with a `file://` source; nothing is sent.
+
+    `name` is the name that the file gets on the storage; None: the name that it has.
+
+    Raises:
+        UsageError: there is no such file, or its name on the storage would be invalid.
+    """
     if not file.is_file():
         raise UsageError(f"{file}: no such file", "give the path of a data file")
     chosen = check_name(name or file.name, RENAME_FIX)

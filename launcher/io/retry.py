@@ -23,7 +23,7 @@ class TransientError(Exception):
 
 
 def backoff_seconds(failures: int, base: float, cap: float) -> float:
-    """Return how many seconds to wait after so many failures in a row: `base`, doubled after each, at most `cap`."""
+    """Return the seconds to wait after this number of failures in a row: `base`, doubled after each, at most `cap`."""
     return min(cap, base * 2.0 ** min(failures - 1, 100))  # a float overflows after a thousand failures
 
 

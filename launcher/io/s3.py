@@ -101,7 +101,7 @@ class Bucket:
 
 
 def translate_errors(request: Callable[[], T]) -> T:
-    """Call `request` and return its result; convert boto3's exceptions to those of `Bucket`."""
+    """Call `request` and return its result; convert boto3's exceptions to the ones that `Bucket` raises."""
     from boto3.exceptions import Boto3Error
     from botocore import exceptions as of
 

@@ -387,7 +387,7 @@ class RankStatus:
 
 @dataclass(frozen=True)
 class StatusFile:
-    """`output/status.json`: the present state of a run and its ranks (docs/reference/files.md).
+    """`output/status.json`: the current state of a run and its ranks (docs/reference/files.md).
 
     Passes and attempts count from 0.
     """

@@ -307,7 +307,7 @@ class ModelFollower:
         if self._size_limit is not None and used + size > self._size_limit:
             raise StorageError(
                 f"model.sizeLimit is {self._size_limit:,} bytes, but must be at least {used + size:,}: the new "
-                f"model has {size:,} bytes and the present one {used:,}. Fix: set a higher model.sizeLimit."
+                f"model has {size:,} bytes and the current one {used:,}. Fix: set a higher model.sizeLimit."
             )
 
 
@@ -316,7 +316,7 @@ def _digest(text: str) -> str:
 
 
 def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
-    """Raise `ModelError` if a second model does not fit into the container's memory next to the present one.
+    """Raise `ModelError` if a second model does not fit into the container's memory next to the one that is served.
 
     Embedding tables do not count: they are memory-mapped. Without a limit nothing is checked.
     """
@@ -327,7 +327,7 @@ def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
     used = cgroup_memory.used_bytes(root)
     if used + needed > limit:
         raise ModelError(
-            f"the model needs about {needed // _MIB} MiB while it is loaded next to the present one, but the "
+            f"the model needs about {needed // _MIB} MiB while it is loaded next to the current one, but the "
             f"container uses {used // _MIB} of its {limit // _MIB} MiB. Fix: set resources.requests.memory and "
             f"resources.limits.memory to at least {-(-(used + needed) // _MIB)}Mi"
         )

@@ -290,7 +290,7 @@ class TrainSettings(PodSettings):
     keep_best: str = setting("training.keepBest", p.text)
     """Test metric whose best checkpoint is kept and exported; empty: the last checkpoint is exported."""
     patience: int = setting("training.patience", p.integer(0, 100_000))
-    """Training stops after so many passes without a better score; 0: never."""
+    """Number of passes without a better score after which training stops; 0: never."""
     init_model: str = setting("training.initModelPath", p.init_model)
     """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, PREVIOUS, or empty."""
     progress_deadline_seconds: int = setting(

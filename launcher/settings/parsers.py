@@ -222,7 +222,7 @@ def encoding(value: Any) -> str:
     """Return the text if Python has a text encoding with this name."""
     try:
         "".encode(text(value))  # unlike codecs.lookup, this rejects codecs that are not for text, such as hex
-    except (LookupError, UnicodeError):  # the latter: the codec `undefined`, which encodes nothing
+    except (LookupError, UnicodeError):  # UnicodeError: the codec `undefined`, which encodes nothing
         limit = "a text encoding such as utf-8 or latin-1"
         raise BadValueError(limit, "Python has no encoding with this name") from None
     return str(value)

@@ -119,7 +119,7 @@ def _split_fix(error: ExportError) -> tuple[str, str]:
     """Return the reason and the fix (empty without one) in the text of `error`, without full stops at their ends."""
     text = str(error).rstrip(" .\n")
     reason, found, fix = text.rpartition("Fix: ")
-    if not found or "\n" in fix:  # a fix in the quoted lines of a log is not that of the error
+    if not found or "\n" in fix:  # a fix in the quoted lines of a log is not the error's own
         return text, ""
     return reason.rstrip(" ."), fix
 

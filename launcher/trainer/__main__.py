@@ -44,7 +44,7 @@ def run_trainer(settings: ProcessSettings) -> None:
             files.write_json(OutputPaths(settings.layout.output).program_json, loaded.record())
         training_loop.TrainingLoop(settings, loaded, log, progress, scorer).run()
     except BaseException:
-        progress.write()  # the position of the failure: the launcher compares those of two failures in a row
+        progress.write()  # the position of the failure, which the launcher compares with the next failure's
         raise
 
 

@@ -116,7 +116,7 @@ def optimizer_rule(optimizer: Any, table: str = "") -> OptimizerRule:
     """Return the rule that does on the servers what Paddle's `optimizer` does in a trainer.
 
     Args:
-        table: the name of the table whose optimizer it is; "" for the program's, which trains dense parameters.
+        table: the table that `optimizer` trains, for messages; "" if it trains the dense parameters.
 
     Raises:
         ValueError: the servers do not have this optimizer, or ignore one of its arguments.
@@ -297,7 +297,7 @@ class ServerConnection:
     def __init__(
         self, role: GlooRoleMaker, trainers: Trainers, scope: Any, lookups: Any, sync: Any = None
     ) -> None:
-        """Wait until all trainers have joined; then all have trainer 0's parameters.
+        """Wait until all trainers have joined the servers. Afterwards all have trainer 0's dense parameters.
 
         Args:
             scope: Paddle's scope with the dense parameters.

@@ -60,7 +60,7 @@ class TrainingLoop:
         """Training seconds of this attempt so far."""
 
     def _slowest(self, value: float) -> float:
-        """Return the greatest `value` of all trainers, after all have called this."""
+        """Wait until all trainers have called this; return the largest of their `value`s on each."""
         return float(self.trainers.gather([value]).max())
 
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
@@ -144,7 +144,11 @@ class TrainingLoop:
         self.schedule.reset()
 
     def _train_pass(self, number: int, done: int, totals: PassTotals) -> None:
-        """Train pass `number` (from 0) after its first `done` batches, whose totals are `totals`."""
+        """Train the pass `number` (from 0), and save checkpoints in it when they are due.
+
+        A resumed pass begins after its first `done` batches, whose sums are in `totals`. Each further batch adds to
+        `totals`.
+        """
         batches = self._report_position(number, done)
         meter = PassMeter(number, totals, self._show_batch, done)
         self.progress.resume_training()

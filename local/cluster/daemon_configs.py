@@ -73,7 +73,7 @@ class Node:
 
 
 def plan_nodes(count: int) -> tuple[Node, ...]:
-    """Return the nodes of a cluster of `count` nodes.
+    """Return the descriptions of the nodes of a local cluster with `count` nodes; nothing is created.
 
     Raises:
         LocalError: `count` is not 1 to 5.
@@ -87,7 +87,10 @@ def plan_nodes(count: int) -> tuple[Node, ...]:
 
 
 def cluster_files(nodes: tuple[Node, ...], resolvers: list[str]) -> dict[Path, str]:
-    """Return the content of each configuration file; `resolvers` are the name servers of this machine."""
+    """Return path → content of all configuration files of the cluster; nothing is written.
+
+    `resolvers` are the addresses of the DNS servers of this machine.
+    """
     files = {
         STATE / f"{name}.kubeconfig": kubeconfig(name)
         for name in ("admin", "controller-manager", "scheduler", "coredns")

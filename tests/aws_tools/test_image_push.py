@@ -116,7 +116,7 @@ def test_push_to_other_registry_raises(context: Path) -> None:
 
 
 def test_push_of_a_runtime_without_image_raises(context: Path) -> None:
-    with pytest.raises(CommandError, match="RUNTIME=v1 has no image"):
+    with pytest.raises(CommandError, match="RUNTIME=v1: this command builds images only for fleet"):
         image_push.push_image(URL, context, image_push.ImageBuild("amd64", BASE, "v1"), None)
 
 

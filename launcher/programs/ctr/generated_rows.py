@@ -165,7 +165,7 @@ def read(file: Path) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
 def limit(file: Path) -> tuple[np.ndarray, np.ndarray]:
     """Return the best possible predictions for the rows of a file, and the clicks, each of shape [rows, 1].
 
-    The predictions are those of the known model that generated the rows.
+    The predictions come from the known model that generated the rows.
     """
     clicks, chances = [], []
     for clicked, ids, numbers in read(file):

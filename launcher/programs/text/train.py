@@ -86,7 +86,7 @@ def save(epoch, step):
 
 @paddle.no_grad()
 def update_average(done):
-    """Move the averaged parameters towards the present ones, after so many steps."""
+    """Move the averaged parameters towards the current ones; `done` is the number of steps so far."""
     for mean, present in zip(average.parameters(), values, strict=True):
         mean.add_((present - mean) / min(done, args.averaged))
 

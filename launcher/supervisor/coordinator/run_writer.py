@@ -179,7 +179,7 @@ class RunFilesWriter:
         run_record.write(self.output, record, self._lock.check)
 
     def _read_score(self) -> dict[str, Any]:
-        """Return the numbers in model/score.json, and `self.score` if that file is missing or damaged."""
+        """Return the numbers in model/score.json, or in `self.score` if that file is missing or damaged."""
         found = read_if_intact(lambda: files.read_json(self.output.model / "score.json"), self.score)
         numbers = {name: value for name, value in found.items() if type(value) in (int, float)}
         if found != numbers:

@@ -189,7 +189,7 @@ class OutputLease:
         try:
             self.write_to(temp)
             os.link(temp, self.path)
-        except (FileExistsError, FileNotFoundError):  # the latter: the folder was moved aside at this moment
+        except (FileExistsError, FileNotFoundError):  # NotFound: the folder was moved aside at this moment
             return False
         finally:
             with contextlib.suppress(OSError):
