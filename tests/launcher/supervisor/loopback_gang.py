@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -141,10 +142,13 @@ class LoopbackGang:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for pid in self.running_pids():
-            os.kill(pid, signal.SIGKILL)
-        for process in self.processes.values():
-            process.wait()
+        while pids := self.running_pids():  # again for processes that were forked meanwhile
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            for process in self.processes.values():
+                process.wait()
+            time.sleep(0.02)
 
     def build_config(self, rank: int, **env: Any) -> dict[str, Any]:
         """Return the configuration that loopback_launcher.py reads for a rank; `env` overrides that of the gang."""

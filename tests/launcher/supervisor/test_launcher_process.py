@@ -110,11 +110,13 @@ def test_invalid_settings_exit_with_64_and_a_termination_message(tmp_path: Path)
 def test_await_data_exits_with_0_once_the_data_exists_and_143_when_stopped(tmp_path: Path) -> None:
     env = pod_environ(JOB_PATH=str(tmp_path), PADDLE_LAUNCHER_TERMINATION_LOG=str(tmp_path / "t"))
     command = [sys.executable, "-m", "launcher", "await-data"]
-    waiting = subprocess.Popen(command, cwd=REPO, env=env, stderr=subprocess.PIPE, text=True)
-    assert waiting.stderr is not None
-    assert "waiting for data d1" in waiting.stderr.readline()
-    waiting.terminate()
-    assert waiting.wait(60) == 143
-    waiting.stderr.close()
+    with subprocess.Popen(command, cwd=REPO, env=env, stderr=subprocess.PIPE, text=True) as waiting:
+        try:
+            assert waiting.stderr is not None
+            assert "waiting for data d1" in waiting.stderr.readline()
+            waiting.terminate()
+            assert waiting.wait(60) == 143
+        finally:
+            waiting.kill()
     write_data(tmp_path / "quick-start", 3)
     assert subprocess.run(command, cwd=REPO, env=env, capture_output=True, check=False).returncode == 0
