@@ -251,7 +251,10 @@ OF_SECRET = "the address in Secret addresses/train.* Fix: "
         ({"SOURCE": "https://me:hidden@h/x"}, r"data\.source has a user name or password"),
         ({"SOURCE": "https://h/é.csv"}, r"data\.source has characters that a web address cannot contain"),
         *(
-            ({key: f"https://{host}/x?token=hidden"}, rf"{value}.* is malformed\. Fix: set {value}")
+            (
+                {key: f"https://{host}/x?token=hidden"},
+                rf"{value}.* is malformed, or the server .*Fix: set {value}",
+            )
             for key, value in (("SOURCE", r"data\.source"), ("TEST_SOURCE", r"data\.testSource"))
             for host in ("[::1", "[x]", "a:b")
         ),

@@ -62,7 +62,8 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
             os.killpg(running["0/trainer"].pid, signal.SIGKILL)
 
     assert gang.run(watch=kill)["0/trainer"] == -signal.SIGKILL
-    killed = len(losses(gang.log()))
+    before = losses(gang.log())
+    killed = len(before)
     newest = checkpoints.newest_checkpoint(gang.output.root)
     assert newest is not None
     assert newest.passes == 0
@@ -73,13 +74,15 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
     assert [line.split()[:2] for line in after] == [
         line.split()[:2] for line in expected[newest.batches :]
     ], "the same batches, and samples include those before the restart"
-    # Restored values have six significant digits.
-    assert np.allclose(costs(after), costs(expected[newest.batches :]), rtol=1e-3)
+    # Restored values have six significant digits. Two runs from scratch differ more, from the second batch on.
+    repeated = costs(before[newest.batches :])
+    assert np.allclose(costs(after)[:1], repeated[:1], rtol=1e-5)
+    assert np.allclose(costs(after), costs(expected[newest.batches :]), rtol=3e-3)
     rows = [list(csv.DictReader(io.StringIO(g.output.metrics_csv.read_text()))) for g in (complete, resumed)]
     assert [r["samples"] for r in rows[1]] == [r["samples"] for r in rows[0]], (
         "the row covers the complete pass"
     )
-    assert float(rows[1][0]["train_loss"]) == pytest.approx(float(rows[0][0]["train_loss"]), rel=1e-3)
+    assert float(rows[1][0]["train_loss"]) == pytest.approx(float(rows[0][0]["train_loss"]), rel=3e-3)
     assert progress(resumed)["saved"] == {"pass": 1, "batch": 0}
     assert set(progress(resumed)["marks"]) == {"imported", "joined", "loaded", "first_batch"}
 
