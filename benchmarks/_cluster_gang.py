@@ -12,6 +12,7 @@ import yaml
 
 from benchmarks._example_trainings import RANKS, events, read
 from launcher.cli.launch_training import merge_values
+from launcher.paths import POD_WORK_DIR, WorkPaths
 from local.paths import KUBECONFIG
 from testkit.local_cluster import CHART, Training, find_cluster
 from testkit.waiting import until
@@ -110,7 +111,7 @@ class PodGang:
 
     def marks(self, rank: int) -> dict[str, float]:
         """Return when (Unix seconds) a rank's trainer reached each point of its start (`imported`, `joined`, …)."""
-        code = "print(open('/work/progress.json').read())"
+        code = f"print(open({str(WorkPaths(POD_WORK_DIR).progress)!r}).read())"
         return dict(json.loads(self._python(rank, code)).get("marks", {}))
 
     def events(self, rank: int) -> list[tuple[float, str]]:

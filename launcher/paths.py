@@ -294,6 +294,10 @@ class OutputPaths:
         return self.root / f".{at.folder}.attempt-{attempt}.tmp"
 
 
+POD_WORK_DIR = Path("/work")
+"""Where the chart mounts a pod's own disk; PADDLE_LAUNCHER_WORK_DIR is the path of another folder."""
+
+
 @dataclass(frozen=True)
 class WorkPaths:
     """Paths below `root`, the work folder on a training pod's own disk (an emptyDir volume)."""

@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from launcher.errors import SettingsError, setting_message
-from launcher.paths import JobPaths, WorkPaths
+from launcher.paths import POD_WORK_DIR, JobPaths, WorkPaths
 from launcher.settings import parsers as p
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class TrainSettings(PodSettings):
         "PADDLE_LAUNCHER_WEBHOOK", p.web_address, "", value="notify.webhook", is_secret=True
     )
     """Address that messages about the run are posted to, or empty. Never logged: it may contain a secret."""
-    work_dir: Path = variable("PADDLE_LAUNCHER_WORK_DIR", p.absolute, Path("/work"))
+    work_dir: Path = variable("PADDLE_LAUNCHER_WORK_DIR", p.absolute, POD_WORK_DIR)
     """Folder on the pod's own disk."""
     work_limit_bytes: int = variable(
         "PADDLE_LAUNCHER_WORK_LIMIT_BYTES", _COUNT_OR_NONE, 0, value="workDir.sizeLimit"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from launcher.paths import WorkPaths
+from launcher.paths import POD_WORK_DIR, WorkPaths
 
 PROC = Path("/proc")
 WORKERS = ("trainer", "pserver")
@@ -65,7 +65,7 @@ def _identified(path: Path, job_name: str) -> JobProcess | None:
     known = (COMMANDS[word] for word in words if word in COMMANDS)
     role = shown if shown in WORKERS else next(known, "other")
     script = environ.get("PADDLE_LAUNCHER_PROGRESS_FILE")  # only processes of a script have it
-    progress = script or WorkPaths(Path(environ.get("PADDLE_LAUNCHER_WORK_DIR", "/work"))).progress
+    progress = script or WorkPaths(Path(environ.get("PADDLE_LAUNCHER_WORK_DIR", POD_WORK_DIR))).progress
     return JobProcess(int(path.name), "trainer" if script else role, int(rank), Path(progress))
 
 
