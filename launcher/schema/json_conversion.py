@@ -153,7 +153,10 @@ def _convert_object(kind: Any, value: Any, at: str, *, lenient: bool) -> Any:
                     raise
         elif required and not lenient:
             raise ValueError(f"{at or 'it'} has no {key!r}")
-    return value if is_typeddict(kind) else kind(**found)
+    try:
+        return value if is_typeddict(kind) else kind(**found)
+    except TypeError as error:  # lenient: a field without a default is missing or wrong
+        raise _wrong(value, at) from error
 
 
 def _convert_entries(shape: Any, entries: list[Any], at: str, *, lenient: bool) -> list[Any]:

@@ -64,13 +64,15 @@ def test_the_slowest_trainer_decides_the_place_and_all_together_the_speed() -> N
             {"bytes": None, "saved": Position(0)},
         ),
         ('{"batch": 2, "saved": {"pass": 1}}', {"batch": 2, "saved": Position(1)}),
+        ('{"batch": 2, "saved": {}}', {"batch": 2, "saved": Position(0)}),
+        ('{"batch": 2, "saved": {"pass": -1, "batch": 0}}', {"batch": 2, "saved": Position(0)}),
         ('{"batch": 1e400}', {}),
         ('{"batch": 2, "loss": NaN}', {}),
         ("{", {}),
         (json.dumps({"batch": 1, "note": "x" * MAX_BYTES}), {}),
         ('{"batch": ' + "[" * 5_000, {}),
     ],
-    ids=["types", "position", "infinite", "nan", "no JSON", "long", "deep"],
+    ids=["types", "position", "no position", "negative", "infinite", "nan", "no JSON", "long", "deep"],
 )
 def test_wrong_values_and_unreadable_files_are_left_out(
     tmp_path: Path, text: str, expected: dict[str, Any]
