@@ -426,12 +426,11 @@ class ExecStream(CommandOutput):
                 _preload_content=False,
             )
         except ApiException as error:
-            reason = str(
-                error.reason
-            )  # of a rejected handshake: its status, and its answer as a literal of bytes
-            if rejected := re.search(r"Handshake status (\d{3})", reason):
-                answer = re.search(r"b(['\"]).*\1$", reason, re.DOTALL)
-                body = ast.literal_eval(answer[0]).decode(errors="replace") if answer else reason
+            reason = str(error.reason)
+            if rejected := re.match(r"Handshake status (\d{3})", reason):  # STATUS -+-+- HEADERS -+-+- BODY
+                body = reason.rpartition(" -+-+- ")[2]
+                if body.startswith(("b'", 'b"')):  # websocket-client before 1.9
+                    body = ast.literal_eval(body).decode(errors="replace")
                 raise api_error(int(rejected[1]), body, self._action, cluster.name) from error
             raise CliError(
                 f"cannot {self._action}: {reason}",

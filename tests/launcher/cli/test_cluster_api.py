@@ -39,8 +39,8 @@ def test_a_rejected_call_is_reported_with_the_reason(status, body, parts):
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        (
-            "Handshake status 403 Forbidden -+-+- {'audit-id': 'x'} -+-+- "
+        (  # websocket-client before 1.9
+            "Handshake status 403 Forbidden -+-+- {'audit-id': '7b', 'date': 'x'} -+-+- "
             'b\'{"kind":"Status","message":"cannot \\\\"x\\\\"","code":403}\\n\'',
             'HTTP status 403: cannot "x". Fix: ask the owner',
         ),
@@ -56,6 +56,14 @@ def test_a_rejected_command_is_reported_with_the_answer(monkeypatch, server, rea
     with pytest.raises(CliError, match="cannot run 'ls' in pod p: ") as raised:
         server.cluster().exec("p", "c", ["ls"], None, 1.0)
     assert expected in str(raised.value)
+
+
+def test_a_command_that_the_api_server_rejects_is_reported_with_its_message_alone(server):
+    query = "container=c&command=ls&stdin=false&stdout=true&stderr=true&tty=false"
+    server.rejected = {f"/api/v1/namespaces/paddle/pods/p/exec?{query}": 403}
+    server.body = DENIED.encode()
+    with pytest.raises(CliError, match='test answered with HTTP status 403: pods is forbidden: User "eve"'):
+        server.cluster().exec("p", "c", ["ls"], None, 1.0)
 
 
 def test_a_missing_release_is_reported_with_those_that_exist(monkeypatch):
@@ -93,6 +101,7 @@ class Server:
     requests: list[tuple[str, str, str, object]] = field(default_factory=list)
     """Method, path with query, Authorization, and body of each request."""
     agents: set[str] = field(default_factory=set)
+    body: bytes = b'{"items": [{"metadata": {"name": "a"}}]}'
     port: int = 0
 
     def cluster(self) -> Cluster:
@@ -105,11 +114,10 @@ class Server:
         token = request.headers.get("Authorization", "")
         self.requests.append((request.command, request.path, token, json.loads(sent) if sent else None))
         self.agents.add(request.headers.get("User-Agent", ""))
-        body = b'{"items": [{"metadata": {"name": "a"}}]}'
         request.send_response(self.rejected.get(request.path, 200))
-        request.send_header("Content-Length", str(len(body)))
+        request.send_header("Content-Length", str(len(self.body)))
         request.end_headers()
-        request.wfile.write(body)
+        request.wfile.write(self.body)
 
 
 @pytest.fixture
