@@ -80,13 +80,18 @@ class Storage:
         """Run a subcommand of `launcher reader` on the job's folder; yield its stdout, which the block reads.
 
         The command fails after `idle_seconds` without a byte from a pod. Raises CliError with the command's stderr if
-        it failed, also in place of an error of the block.
+        it failed, also in place of an error of the block that may follow from this, such as an incomplete archive.
         """
         argv = [command, "--root", str(self.job), *arguments]
         with contextlib.closing(self.start(argv, stdin, idle_seconds)) as output:
             reader = io.BufferedReader(output, 256 * 1024)
             try:
                 yield reader
+            except (
+                CliError,
+                OSError,
+            ):  # of the connection, or of this machine: the rest of stdout is not read
+                raise
             except Exception:
                 output.result()
                 raise

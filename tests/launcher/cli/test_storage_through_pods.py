@@ -1,14 +1,17 @@
 """How a session reads the storage: through a running pod, a reader pod, or not at all."""
 
+import errno
+from pathlib import PurePosixPath
 from types import SimpleNamespace
 
 import pytest
 
 from launcher.cli import job_sessions
 from launcher.cli import storage as reader_storage
+from launcher.cli.cluster_api import CommandOutput
 from launcher.cli.errors import CliError
 from launcher.cli.releases import ReleaseRun
-from launcher.cli.storage import StorageRequest
+from launcher.cli.storage import Storage, StorageRequest
 
 from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job, make_pod
 from .fake_cluster import FakeCluster
@@ -143,3 +146,22 @@ def test_a_reader_pod_meets_restricted_pod_security_and_has_what_the_run_has(wri
     assert (spec["tolerations"], "hostNetwork" in spec) == (tolerations, False)
     assert labels["app.kubernetes.io/instance"] == "paddle-training"
     assert labels["app.kubernetes.io/component"] == "reader"
+
+
+class UnreadOutput(CommandOutput):
+    """The stdout of a command whose connection stays open; reading it to its end takes for ever."""
+
+    def result(self):
+        raise AssertionError("the rest of stdout was read")
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), CliError("no byte for 60 s")]
+)
+def test_a_full_disk_or_lost_connection_is_reported_without_reading_the_rest(error):
+    output = UnreadOutput()
+    storage = Storage(PurePosixPath("/jobs/a"), lambda *_: output)
+    with pytest.raises(type(error)) as raised, storage.run("tar"):
+        raise error
+    assert raised.value is error
+    assert output.closed
