@@ -31,7 +31,6 @@ RUNNING = STATE / "cluster.pid"
 """Locked while the cluster runs; contains the process id of the supervisor, as the machine sees it."""
 STATES = STATE / "daemons.json"
 HELD = STATE / "held"
-CGROUPS = Path("/sys/fs/cgroup")
 POLL = 0.2
 RESTART_SECONDS = 1
 # Folders in which daemons write what must not outlive the cluster, and what another cluster or containerd also writes.
@@ -84,13 +83,15 @@ def cgroup_hierarchies() -> list[Path]:
 
 def create_cgroups(root: Path, nodes: Iterable[Node]) -> None:
     """Create the nodes' cgroups in the hierarchy `root`: a kubelet requires that its `cgroupRoot` exists."""
+    is_version_2 = (root / "cgroup.controllers").exists()
     for group in (root / GROUP, *(root / node.cgroup for node in nodes)):
         group.mkdir(exist_ok=True)
-        for name in ("cpuset.cpus", "cpuset.mems"):  # empty with version 1, and then no process may join
+        # With version 1 a new cgroup has no CPUs, and then no process may join. Version 2 uses those of the one above.
+        for name in () if is_version_2 else ("cpuset.cpus", "cpuset.mems"):
             if (group / name).exists() and not (group / name).read_text().strip():
                 (group / name).write_text((root / name).read_text())
         # With version 2 a cgroup has the controllers that the one above it passes on.
-        for above in (group.parent, group) if (root / "cgroup.controllers").exists() else ():
+        for above in (group.parent, group) if is_version_2 else ():
             for controller in (above / "cgroup.controllers").read_text().split():
                 with contextlib.suppress(OSError):  # some cannot be passed on, such as `misc` in a container
                     (above / "cgroup.subtree_control").write_text(f"+{controller}")

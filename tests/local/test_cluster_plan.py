@@ -93,6 +93,8 @@ def test_cgroups_of_version_2_pass_on_the_controllers(tmp_path):
     for folder in (tmp_path, top, top / "node1", top / "node2"):
         folder.mkdir(exist_ok=True)
         (folder / "cgroup.controllers").write_text("memory\n")
+    for folder in (top, top / "node1", top / "node2"):  # the top of the hierarchy has no such file
+        (folder / "cpuset.cpus").write_text("\n")
     supervisor.create_cgroups(tmp_path, plan_nodes(2))
     for folder in (tmp_path, top, top / "node1", top / "node2"):
         assert (folder / "cgroup.subtree_control").read_text() == "+memory"
