@@ -18,12 +18,17 @@ from local.external_commands import LocalError
 def write_file_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
     """Write `text` to a temporary file with the file mode `mode`, fsync it and rename it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
-        draft.write(text.encode() if isinstance(text, str) else text)
-        draft.flush()
-        os.fsync(draft.fileno())
-        os.fchmod(draft.fileno(), mode)
-        Path(draft.name).replace(path)
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with open(descriptor, "wb") as stream:
+            stream.write(text.encode() if isinstance(text, str) else text)
+            stream.flush()
+            os.fsync(descriptor)
+            os.fchmod(descriptor, mode)
+        Path(draft).replace(path)
+    except BaseException:
+        Path(draft).unlink(missing_ok=True)
+        raise
 
 
 @contextlib.contextmanager

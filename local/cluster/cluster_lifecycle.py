@@ -186,7 +186,7 @@ def _start_supervisor(count: int) -> None:
         file.replace(file.with_suffix(".log.1"))
     unshare = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--net"]
     with RUNNING.open("a+") as running, (LOGS / "cluster.log").open("wb") as log:
-        fcntl.flock(running, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(running, fcntl.LOCK_EX)  # free, or held for a moment by a command that reads it
         running.truncate(0)
         subprocess.Popen(
             [*unshare, sys.executable, "-m", "local.cluster.supervisor", str(count), str(os.getpid())],

@@ -113,7 +113,8 @@ class Daemon:
         held = (HELD / self.name).exists()
         if self.process and self.process.poll() is not None:
             self.state = f"exited with {self.process.returncode}"
-            print(time.strftime("%H:%M:%S"), self.name, self.state, flush=True)  # noqa: T201 - the supervisor's log
+            with contextlib.suppress(OSError):  # a full disk
+                print(time.strftime("%H:%M:%S"), self.name, self.state, flush=True)  # noqa: T201 - the supervisor's log
             self.process, self.next_start = None, time.monotonic() + RESTART_SECONDS
         if self.process and held:
             self.process.kill()
@@ -148,6 +149,17 @@ def list_daemons(nodes: tuple[Node, ...]) -> list[Daemon]:
     return [Daemon(name, argv, conditions[name]) for name, argv in commands.items()]
 
 
+def write_states(daemons: list[Daemon], written: str) -> str:
+    """Write the daemons' states to `STATES` unless they are those in `written`; return the text of that file."""
+    states = json.dumps({daemon.name: daemon.state for daemon in daemons}) + "\n"
+    if states != written:
+        try:
+            write_file_atomically(STATES, states)
+        except OSError:  # a full disk: the next call tries again
+            return written
+    return states
+
+
 def main(count: int, machine: int) -> None:
     """Run the cluster until this process is killed."""
     pid = Path("/proc/self").readlink().name  # of the machine's /proc, which the script replaces
@@ -161,20 +173,18 @@ def main(count: int, machine: int) -> None:
     while True:
         for daemon in daemons:
             daemon.step()
-        states = json.dumps({daemon.name: daemon.state for daemon in daemons}) + "\n"
-        if states != written:
-            write_file_atomically(STATES, states)
-            written = states
+        written = write_states(daemons, written)
         _reap_orphans({daemon.process.pid for daemon in daemons if daemon.process})
         time.sleep(POLL)
 
 
 def _reap_orphans(daemons: set[int]) -> None:
     """Remove the zombies of processes whose parents have exited: the first process of a namespace inherits them."""
-    while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-        if child.si_pid in daemons:
-            return  # its `step` notices the exit
-        os.waitpid(child.si_pid, 0)
+    with contextlib.suppress(ChildProcessError):  # there is no child: all daemons have exited
+        while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            if child.si_pid in daemons:
+                return  # its `step` notices the exit
+            os.waitpid(child.si_pid, 0)
 
 
 if __name__ == "__main__":

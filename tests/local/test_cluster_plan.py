@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import ipaddress
+import subprocess
+import sys
+import threading
+from unittest.mock import Mock
 
 import pytest
 
@@ -10,6 +16,7 @@ from local.cluster import cluster_lifecycle, daemon_configs, supervisor
 from local.cluster.api_requests import unready_reason
 from local.cluster.daemon_configs import NODE_SUBNET, POD_SUBNET, plan_nodes
 from local.external_commands import LocalError
+from local.paths import CLONE
 
 
 @pytest.mark.parametrize("count", [0, 6, -1])
@@ -130,3 +137,45 @@ def test_daemon_starts_under_its_condition_restarts_and_stays_stopped_while_held
     third.kill()
     third.wait()
     assert conditions == []
+
+
+def test_supervisor_reaps_orphans_and_survives_without_any_child():
+    code = """if True:
+        import os
+        from local.cluster.supervisor import _reap_orphans
+        child = os.fork() or os._exit(0)
+        os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        _reap_orphans(set())
+        assert not os.path.exists(f"/proc/{child}")
+        _reap_orphans(set())
+    """
+    subprocess.run([sys.executable, "-c", code], cwd=CLONE, check=True, timeout=60)
+
+
+def test_a_full_disk_does_not_end_the_supervisor(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "HELD", tmp_path)
+    monkeypatch.setattr(supervisor, "LOGS", tmp_path)
+    daemon = supervisor.Daemon("short", ["true"], lambda: True)
+    daemon.step()
+    daemon.process.wait()
+    full = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    monkeypatch.setattr(supervisor, "print", full, raising=False)
+    monkeypatch.setattr(supervisor, "write_file_atomically", full)
+    daemon.step()
+    assert daemon.state == "exited with 0"
+    assert supervisor.write_states([daemon], "") == "", "the next call writes them"
+
+
+def test_a_start_waits_for_a_status_that_reads_the_running_process(tmp_path, monkeypatch):
+    """`make status` holds a shared lock for a moment."""
+    monkeypatch.setattr(cluster_lifecycle, "RUNNING", tmp_path / "cluster.pid")
+    monkeypatch.setattr(cluster_lifecycle, "LOGS", tmp_path)
+    started = []
+    monkeypatch.setattr(cluster_lifecycle.subprocess, "Popen", lambda argv, **_: started.append(argv))
+    with (tmp_path / "cluster.pid").open("w") as reader:
+        fcntl.flock(reader, fcntl.LOCK_SH)
+        timer = threading.Timer(0.3, fcntl.flock, (reader, fcntl.LOCK_UN))
+        timer.start()
+        cluster_lifecycle._start_supervisor(3)
+        timer.join()
+    assert started

@@ -35,4 +35,7 @@ def test_write_file_atomically_replaces_the_file_with_the_given_mode(tmp_path):
         files_and_locks.write_file_atomically(tmp_path / "f", text, 0o600)
     assert (tmp_path / "f").read_text() == "new"
     assert (tmp_path / "f").stat().st_mode & 0o777 == 0o600
-    assert [path.name for path in tmp_path.iterdir()] == ["f"]
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError):
+        files_and_locks.write_file_atomically(tmp_path / "folder", "text")
+    assert {path.name for path in tmp_path.iterdir()} == {"f", "folder"}, "a failed write leaves nothing"
