@@ -66,7 +66,8 @@ def tools() -> None:
 @app.command()
 def up(nodes: Nodes = 3) -> None:
     """Start the local cluster; a running one is restarted only if its settings or programs have changed."""
-    plan_nodes(nodes)  # rejects a wrong number before anything is built
+    plan_nodes(nodes)  # before anything is built
+    cluster_lifecycle.require_root()
     debian_packages.ensure_packages()
     _ensure_tools()
     steps.start_cluster(nodes)
@@ -127,6 +128,7 @@ def demo(
 ) -> None:
     """Set up all that is missing, train an example (by default the one in Pulumi.local.yaml), print its results."""
     plan_nodes(nodes)
+    cluster_lifecycle.require_root()
     where = steps.resolve_target(cluster_kubeconfig or None, context or None, image or None)
     steps.run_demo(config, nodes, where, image or None)
 

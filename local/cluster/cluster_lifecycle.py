@@ -58,12 +58,13 @@ def lock_cluster() -> contextlib.AbstractContextManager[None]:
     return hold_file_lock(STATE / "lock", "the local cluster")
 
 
-def _need_root() -> None:
+def require_root() -> None:
+    """Raise LocalError unless the user is root."""
     if os.geteuid() != 0:
         raise LocalError(
-            f"The local cluster needs root (user id 0, not {os.geteuid()}), because it creates network "
-            "namespaces and mounts. Fix: run it as root, or use your own cluster: make demo "
-            "CLUSTER_KUBECONFIG=FILE CONTEXT=NAME"
+            f"The local cluster and the demo need root (user id 0, not {os.geteuid()}), because they write to {STATE}, "
+            "and the cluster creates network namespaces and mounts. Fix: run the command as root; without root, "
+            "`make try` trains an example, and docs/how-to/clusters.md installs the chart in your own cluster"
         )
 
 
@@ -91,7 +92,7 @@ def start_cluster(count: int) -> bool:
     Raises:
         LocalError: The user is not root, the disk is full, a subnet is in use, or a node did not become Ready.
     """
-    _need_root()
+    require_root()
     nodes = plan_nodes(count)
     with lock_cluster():
         plan, old = _write_files(nodes), _PLAN.read_text() if _PLAN.exists() else ""
@@ -278,7 +279,7 @@ def stop_cluster(wipe: bool = False) -> None:
 
     `wipe` also deletes the data: etcd, images, keys, logs, Pulumi state.
     """
-    _need_root()
+    require_root()
     if not STATE.exists():
         return
     with lock_cluster():

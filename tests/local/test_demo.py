@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from pathlib import Path
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
-from local import demo
+from local import __main__, demo
 from local.external_commands import LocalError
 from local.go_tools import find_tool
 
@@ -17,6 +19,17 @@ from local.go_tools import find_tool
 def test_a_context_without_a_kubeconfig_is_rejected_because_the_default_one_is_never_used():
     with pytest.raises(LocalError, match=r"never used. Fix: add CLUSTER_KUBECONFIG"):
         demo.resolve_target(None, "prod", None)
+
+
+@pytest.mark.parametrize("command", [["up"], ["down"], ["demo"], ["demo", "--config", "ctr"]])
+def test_without_root_there_is_one_error_before_anything_is_built(monkeypatch, command):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(__main__.debian_packages, "ensure_packages", pytest.fail)
+    monkeypatch.setattr(__main__.steps, "run_demo", pytest.fail)
+    error = CliRunner().invoke(__main__.app, command).exception
+    assert isinstance(error, LocalError)
+    assert "need root (user id 0, not 1000)" in str(error)
+    assert "Fix: run the command as root" in str(error)
 
 
 def test_the_users_cluster_must_have_the_context_and_an_image(tmp_path):

@@ -37,6 +37,7 @@ from local.go_tools import find_tool
 wait = lambda *_, **__: run_command(["sleep", "601"], why="the image")
 go_tools.create_source_folder = lambda work: work.mkdir(parents=True, exist_ok=True)
 demo.launcher_image.ensure_archive = demo.example_data.ensure_example_data = wait
+__main__.cluster_lifecycle.require_root = lambda: None
 __main__.steps.run_demo = lambda *_: demo._prepare_local_cluster(
     1, "quick_start", [find_tool("kubernetes"), find_tool("coredns")])
 sys.argv[1:] = ["demo"]
@@ -62,6 +63,7 @@ UP = """
 import os, sys
 from local import __main__, demo
 
+__main__.cluster_lifecycle.require_root = lambda: None
 __main__.steps.run_demo = lambda *_: demo._run_pulumi_up(dict(os.environ))
 sys.argv[1:] = ["demo"]
 __main__.main()
