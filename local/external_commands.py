@@ -83,6 +83,20 @@ def command_succeeds(argv: Sequence[str | Path], seconds: float = 60) -> bool:
     return ended.returncode == 0
 
 
+def download_packages(lock: Path, folder: Path, why: str, *options: str) -> None:
+    """Download the wheels of the requirements file `lock` into `folder` with pip, which checks their hashes.
+
+    Args:
+        lock: The requirements file.
+        folder: Where the wheels are written.
+        why: As in `run_command`.
+        options: Further options of `pip download`.
+    """
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    pip += ["--require-hashes", "--only-binary=:all:", *options]
+    run_command([*pip, "--requirement", lock, "--dest", folder], why=why, seconds=1200)
+
+
 def free_port() -> int:
     """Return a port of 127.0.0.1 on which no program listens at this moment."""
     with socket.create_server(("127.0.0.1", 0)) as probe:

@@ -20,7 +20,7 @@ def write_file_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> N
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        with open(descriptor, "wb") as stream:
+        with os.fdopen(descriptor, "wb") as stream:
             stream.write(text.encode() if isinstance(text, str) else text)
             stream.flush()
             os.fsync(descriptor)

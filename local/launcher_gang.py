@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,20 @@ def find_processes(folder: Path) -> list[int]:
             if mark.search((entry / "environ").read_bytes()):
                 found.append(int(entry.name))
     return found
+
+
+def kill_processes(find: Callable[[], list[int]], started: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Kill the processes whose ids `find` returns, again until it returns none: some may fork meanwhile.
+
+    `started` are the processes among them that this process has started, which it must wait for.
+    """
+    while pids := find():
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for process in started:
+            process.wait()
+        time.sleep(0.02)
 
 
 @functools.cache
@@ -163,13 +177,7 @@ class LauncherGang:
                     process.send_signal(signal.SIGTERM)
                 self.wait(STOP_SECONDS)
         finally:  # also after a second Ctrl-C
-            while left := self.alive():
-                for pid in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-                for process in self.processes.values():
-                    process.wait()
-                time.sleep(0.02)
+            kill_processes(self.alive, self.processes.values())
 
     def wait(self, seconds: float) -> list[int]:
         """Wait until all launchers have exited, and kill those that still run after `seconds`.

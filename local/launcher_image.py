@@ -16,7 +16,7 @@ from pathlib import Path
 
 from infra.naming import LAUNCHER_PLACEHOLDER, image_reference
 from local import console
-from local.external_commands import LocalError, command_succeeds, run_command
+from local.external_commands import LocalError, command_succeeds, download_packages, run_command
 from local.files_and_locks import create_folder_atomically, hold_file_lock, require_free_space
 from local.paths import CLONE, cache
 
@@ -161,18 +161,8 @@ def ensure_wheels_folder(runtime: str = "fleet", python: str = IMAGE_PYTHON) -> 
             console.timed_step(f"packages of the launcher image, runtime {runtime} (once)"),
             create_folder_atomically(folder) as draft,
         ):
-            pip = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "--quiet",
-                "--disable-pip-version-check",
-                "--no-deps",
-            ]
-            pip += ["--require-hashes", "--only-binary=:all:", f"--python-version={python}"]
-            pip += ["--requirement", str(lock), "--dest", str(draft)]
-            run_command(pip, why="downloading the packages of the launcher image", seconds=1200)
+            why = "downloading the packages of the launcher image"
+            download_packages(lock, draft, why, f"--python-version={python}")
     return folder
 
 

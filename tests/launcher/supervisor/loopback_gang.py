@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -20,6 +18,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.timings import Timings
+from local.launcher_gang import kill_processes
 from testkit import written_data
 from testkit.pod_settings import pod_environ
 from testkit.waiting import PATIENCE, until
@@ -142,13 +141,7 @@ class LoopbackGang:
         return self
 
     def __exit__(self, *_: object) -> None:
-        while pids := self.running_pids():  # again for processes that were forked meanwhile
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            for process in self.processes.values():
-                process.wait()
-            time.sleep(0.02)
+        kill_processes(self.running_pids, self.processes.values())
 
     def build_config(self, rank: int, **env: Any) -> dict[str, Any]:
         """Return the configuration that loopback_launcher.py reads for a rank; `env` overrides that of the gang."""
