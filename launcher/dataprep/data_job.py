@@ -117,9 +117,8 @@ class DataPod:
             LauncherError: the data cannot be prepared.
         """
         record = prepared_data.read_record(self._settings)
-        if record is not None:
+        if record is not None and self._give(record):
             log.info("the data with digest %s is already prepared: nothing to do", self._settings.data_digest)
-            self._give(record)
             return
         sources.check_secret_address(self._settings)
         with contextlib.ExitStack() as opened:
@@ -155,7 +154,7 @@ class DataPod:
         prepared_data.remove_leftovers(self._layout, self._alive)
         logged = False
         try:
-            while (manifest := self._read_complete()) is None:
+            while (manifest := self._read_complete()) is None or not self._give(manifest):
                 if self._make_work_folder(size):
                     continue  # another pod may have renamed the complete one just before
                 missing = [part for part in parts if self._read_marker(part) is None]
@@ -169,7 +168,6 @@ class DataPod:
                         logged = True
                     self._progress.report("waiting for other pods to finish their parts")
                     time.sleep(_POLL_SECONDS)
-            self._give(manifest)
         except LauncherError as error:
             # After other errors the next pod continues with the finished parts.
             if error.exit_code in RUN_ENDS and not isinstance(error, DeadlineError):
@@ -350,21 +348,24 @@ class DataPod:
         )
         return True
 
-    def _give(self, manifest: Mapping[str, Any]) -> None:
+    def _give(self, manifest: Mapping[str, Any]) -> bool:
         """Publish complete data for this pod's job (`give_to_job`), and remove data-failed.json.
 
-        Waits until no other data Job publishes. Raises `DeadlineError` if data.deadlineSeconds pass meanwhile.
+        Waits until no other data Job publishes. Returns False if another release has removed the data meanwhile.
+        Raises `DeadlineError` if data.deadlineSeconds pass before.
         """
         layout = self._layout
         while True:
             with prepared_data.lock_file(layout.all_data / ".lock", self._settings) as locked:
                 if locked:
-                    prepared_data.give_to_job(self._settings, manifest)
+                    if not prepared_data.give_to_job(self._settings, manifest):
+                        return False
                     break
             self._progress.report("waiting for another data Job that publishes")
             time.sleep(_POLL_SECONDS / 10)
         with storage.storage_errors(layout.data_failed):
             layout.data_failed.unlink(missing_ok=True)
+        return True
 
 
 def content_digest(s: DataSettings, parts: list[sources.PlannedPart]) -> str:

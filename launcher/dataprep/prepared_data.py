@@ -245,18 +245,22 @@ def _try_lock(fd: int, settings: DataSettings) -> bool:
     return True
 
 
-def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> None:
-    """Publish complete data for this pod's data digest and job.
+def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
+    """Publish complete data for this pod's data digest and job; return False if the data was removed meanwhile.
 
     This writes the manifest `.data/<dataDigest>.json`, on which the training pods wait, and in the job's folder the
-    links to the data and manifest.json. The job's earlier data is removed if an earlier upgrade of this release made
-    it and no manifest in `.data/` refers to it. The caller holds the lock of `.data/`.
+    links to the data and manifest.json, unless another pod of the Job has done so. The job's earlier data is removed
+    if an earlier upgrade of this release made it and no manifest in `.data/` refers to it. The caller holds the lock
+    of `.data/`: without it, another release could remove this data between the check and the manifest.
 
     Raises:
         DataError: `manifest` has no usable name of a folder.
         StorageError, StorageFailedError: a file cannot be read or written.
     """
     layout = settings.layout
+    data = data_of(layout, manifest)
+    if read_manifest(data.manifest) is None:
+        return False
     release = {"namespace": settings.namespace, "release": settings.release}
     ours = {**release, "job": settings.k8s_job, "runId": settings.chart_run_id}
     made_by = manifest.get("madeBy") or {}
@@ -265,16 +269,19 @@ def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> None:
     if made_by.get("job") != settings.k8s_job or made_by.get("release") != settings.release:
         record["reusedFrom"] = reader
         log.info("Job %s has read this source before: its data is used again", reader)
-    before = read_manifest(layout.manifest) or {}
-    files.write_json(layout.data_record(settings.data_digest), files.with_checksum(record))
+    before, path = read_manifest(layout.manifest) or {}, layout.data_record(settings.data_digest)
+    if before == record == read_manifest(path):
+        return True
+    files.write_json(path, files.with_checksum(record))
     with files.storage_errors(layout.job):
         layout.manifest.unlink(missing_ok=True)
-        _link_data(layout, data_of(layout, record), record)
+        _link_data(layout, data, record)
         files.fsync_dir(layout.job)
     files.write_json(layout.manifest, files.with_checksum(record))
     is_other = before.get("dataDigest") not in (None, settings.data_digest)
     if is_other and release.items() <= (before.get("madeBy") or {}).items():
         remove_data(layout, before)
+    return True
 
 
 def _link_data(layout: JobPaths, data: DataPaths, manifest: Mapping[str, Any]) -> None:

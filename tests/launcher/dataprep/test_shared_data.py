@@ -6,14 +6,17 @@ import hashlib
 import json
 import os
 import shutil
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from launcher.dataprep import data_job
+from launcher.dataprep import data_job, prepared_data
 from launcher.dataprep.prepared_data import UNUSED_SECONDS, make_data_folder, unused_data
 from launcher.dataprep.sources import ByteRange, PlannedPart, SourceObject
 from launcher.errors import StorageError
+from launcher.settings import DataSettings
 from tests.launcher.dataprep.conftest import ALL, LINES, Pod, zipped
 from tests.launcher.dataprep.test_concurrent_pods import run_together
 
@@ -159,6 +162,33 @@ def test_an_upgrade_removes_the_data_that_it_replaces_unless_another_job_uses_it
     other(pod, "b").prepare(SEED="1")
     assert (records(pod), len(folders(pod)), len(parts)) == (["b", "job-2"], 2, 4)
     assert sorted(job_2.train()) == ALL
+
+
+def test_data_that_another_release_removes_while_a_job_waits_to_use_it_is_made_again(
+    pod: Pod, parts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod.source(LINES)
+    first, second = dict(pod.prepare()), other_job(pod)
+    lock, waiting = prepared_data.lock_file, [first]
+
+    def lock_after_the_upgrade(path: Path, settings: DataSettings) -> AbstractContextManager[bool]:
+        if path.name == ".lock" and waiting:
+            prepared_data.remove_data(settings.layout, waiting.pop())
+        return lock(path, settings)
+
+    monkeypatch.setattr(prepared_data, "lock_file", lock_after_the_upgrade)
+    second.prepare()
+    assert (records(pod), len(parts)) == (["job-2"], 2)
+    assert sorted(second.train()) == ALL
+
+
+def test_only_the_first_pod_of_a_job_links_the_data(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    pod.source(LINES)
+    before = pod.prepare()
+    monkeypatch.setattr(
+        prepared_data, "_link_data", lambda *_: pytest.fail("another pod links the data again")
+    )
+    assert pod.prepare(PREPARED_BY="trainingPods", WORKERS="3") == before
 
 
 def write_data_of_an_older_launcher(pod: Pod, manifest: dict[str, Any]) -> None:
