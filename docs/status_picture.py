@@ -17,7 +17,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from launcher.cli.job_sessions import FolderSession
-from launcher.cli.run_view import status_screen
+from launcher.cli.run_display import status_screen
 
 IMAGES = Path(__file__).resolve().parent / "images"
 FORMAT = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(

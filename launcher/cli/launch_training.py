@@ -30,7 +30,7 @@ from launcher.cli.releases import (
     read_defaults,
     volume_identity,
 )
-from launcher.cli.run_view import describe_wait
+from launcher.cli.run_display import describe_wait
 from launcher.cli.shared_options import Context, Kubeconfig, Namespace, Program, SettingsOption, ValuesOption
 from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report

@@ -19,7 +19,7 @@ from launcher.cli.launch_training import (
     plan_trainings,
 )
 from launcher.cli.releases import Helm
-from launcher.cli.run_view import describe_following, explain_interrupt, follow_run
+from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
 from launcher.cli.shared_options import (
     MAX_WAIT,
     Format,

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from launcher.cli.job_sessions import Session
+from launcher.cli.run_display import follow_run, status_screen
 from launcher.cli.run_files import check_intact
-from launcher.cli.run_view import follow_run, status_screen
 from launcher.cli.shared_options import MAX_WAIT, Format, OutputFormat, with_session
 from launcher.cli.terminal import console, print_json
 

@@ -14,15 +14,9 @@ from launcher.cli import object_states
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
 from launcher.cli.launch_training import continue_training
+from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
 from launcher.cli.run_files import STATUS, check_intact
-from launcher.cli.run_view import (
-    FINAL_STATES,
-    describe_following,
-    explain_interrupt,
-    follow_run,
-    owned_by,
-    rank_of,
-)
+from launcher.cli.run_view import FINAL_STATES, owned_by, rank_of
 from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
 from launcher.cli.terminal import command_text, confirm, print_line, report
 from launcher.errors import DataError

@@ -18,16 +18,16 @@ from launcher.cli.errors import CliError, RunFailedError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.launch_training import LaunchOptions, expand_grid, launch, plan_trainings
 from launcher.cli.releases import Helm, list_releases
-from launcher.cli.run_files import check_intact
-from launcher.cli.run_view import (
+from launcher.cli.run_display import (
     UNREACHABLE_SECONDS,
     LinePrinter,
     Report,
-    RunView,
     explain_interrupt,
     open_screen,
     progress_text,
 )
+from launcher.cli.run_files import check_intact
+from launcher.cli.run_view import RunView
 from launcher.cli.shared_options import Format, OutputFormat, with_options
 from launcher.cli.terminal import (
     command_text,

@@ -10,8 +10,9 @@ from rich.console import Console
 
 from launcher.cli import main
 from launcher.cli.releases import ReleaseRun
+from launcher.cli.run_display import status_screen
 from launcher.cli.run_files import JobFiles
-from launcher.cli.run_view import ClusterSnapshot, build_cluster_view, status_screen
+from launcher.cli.run_view import ClusterSnapshot, build_cluster_view
 from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
 
 K8S_JOB = "quick-start-1a2b3c4d"

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from launcher.cli import run_view
+from launcher.cli import run_display
 from launcher.cli.job_sessions import ClusterSession
 
 from .conftest import (
@@ -53,13 +53,13 @@ def test_a_run_at_rendezvous_shows_what_it_waits_for_and_its_checkpoint_unless_t
     seen = make_view(pods=RUNNING, status=status, run=record)
     assert not seen.is_over
     assert seen.progress.fraction == 0.3
-    assert run_view.status_line(seen) == (
+    assert run_display.status_line(seen) == (
         "rendezvous: attempt 1, 1 restart, resumes from pass 4, batch 500, waits for rank 1 to come"
     )
     assert "waits for rank 1 to come" in print_screen(seen)
     for state in ("stopped", "rendezvous"):
         status = make_idle(state=state, attempt=3, restarts=make_restarts(1))
-        assert "resumes from p" not in run_view.status_line(
+        assert "resumes from p" not in run_display.status_line(
             make_view(pods=RUNNING, status=status, run=record)
         )
 
@@ -72,12 +72,12 @@ def test_a_run_that_waits_for_a_rank_shows_the_reason_and_when_it_gives_up():
         "(since 1970-01-01 00:16:40Z; the run gives up at 1970-01-01 02:16:40Z: rendezvousSeconds + training."
     )
     wait = f"rank 1 (p1): Unschedulable: 0/2 nodes are available {end}rankWaitHours)"
-    assert run_view.describe_wait(make_view(pods=pods, status=status)) == wait
+    assert run_display.describe_wait(make_view(pods=pods, status=status)) == wait
     assert end in "\n".join(print_screen(make_view(pods=pods, status=status)))
     status = make_status(joinSeconds=7200, updated=1000.0)
-    assert end not in run_view.status_line(make_view(pods=[make_pod("p0", rank=0)], status=status))
+    assert end not in run_display.status_line(make_view(pods=[make_pod("p0", rank=0)], status=status))
     of_rank_0 = make_view(pods=[make_pod("p1", rank=1), make_pod("p2", rank=2)], status=status)
-    assert run_view.describe_wait(of_rank_0) == f"a new pod of rank 0 {end}rankWaitHours)"
+    assert run_display.describe_wait(of_rank_0) == f"a new pod of rank 0 {end}rankWaitHours)"
 
 
 FULL = 'Usage of EmptyDir volume "work" exceeds the limit "12Mi". '
@@ -118,9 +118,9 @@ LOST = f"(lost: rank 1 (its previous pod): {EVICTED})"
 )
 def test_a_run_that_waits_shows_why_kubernetes_ended_its_pods(pods, status, expected):
     seen = make_view(pods=[*pods, make_pod("p2", rank=2)], status=status)
-    line = run_view.status_line(seen)
+    line = run_display.status_line(seen)
     assert expected in line and ("Evicted" in line) is bool(expected)
-    assert expected in run_view.describe_wait(seen)
+    assert expected in run_display.describe_wait(seen)
     shown = "\n".join(print_screen(seen)).count(FULL.strip(" ."))
     assert shown == bool(expected), "each reason is shown once"
 
@@ -143,7 +143,7 @@ def test_a_pod_that_was_preempted_and_removed_is_explained_by_its_event(tmp_path
     view = ClusterSession(cluster, "paddle-training").poll_view()
     removed = [note for note in view.notes if "removed" in note]
     assert removed == [f"pod {K8S_JOB}-1-x2x4z was removed: Preempted: Preempted by pod 42 on node node2"]
-    assert removed[0] in run_view.remarks(view)
+    assert removed[0] in run_display.remarks(view)
 
 
 @pytest.mark.parametrize("with_files", [True, False])
@@ -151,8 +151,8 @@ def test_a_suspended_job_waits_for_resume(with_files):
     files = {"status": make_status()} if with_files else {}
     seen = make_view(make_job(K8S_JOB, suspended=True), **files)
     wait = "`resume`: the Job is suspended and will continue from its newest checkpoint"
-    assert run_view.describe_wait(seen) == wait
-    assert wait in run_view.status_line(seen)
+    assert run_display.describe_wait(seen) == wait
+    assert wait in run_display.status_line(seen)
     assert f"waits for {wait}" in print_screen(seen)
 
 

@@ -17,7 +17,7 @@ from launcher.cli.commands import sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.releases import Helm, merge_values
-from launcher.cli.run_view import describe_following, explain_interrupt
+from launcher.cli.run_display import describe_following, explain_interrupt
 
 from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
 from .fake_cluster import FakeCluster

@@ -2,7 +2,7 @@
 
 import pytest
 
-from launcher.cli import run_view
+from launcher.cli import run_display, run_view
 
 from .conftest import (
     DATA_JOB,
@@ -30,7 +30,7 @@ def test_a_running_training_shows_each_rank_with_pod_node_and_figures():
         (rank, f"{K8S_JOB}-{rank}-abcde", f"node{rank + 1}", "Running", 6, 40, 0.31) for rank in range(3)
     ]
     assert view.progress.fraction == 0.65
-    assert run_view.status_line(view) == (
+    assert run_display.status_line(view) == (
         "training: pass 7 of 10, batch 40/80, 30,000 samples/s, loss 0.3123, ETA 1 min 15 s, attempt 0"
     )
 
@@ -57,10 +57,10 @@ def test_training_pods_that_prepare_data_are_counted_and_waited_for():
     pods = [preparing(0, running={}), preparing(1, running={}), preparing(2)]
     view = in_training(pods)
     assert (view.state, view.data.state, view.data.active) == ("preparing", "running", 2)
-    assert run_view.describe_wait(view) == "the training pods prepare the data (2 of 3 prepare it)"
+    assert run_display.describe_wait(view) == "the training pods prepare the data (2 of 3 prepare it)"
     waiting = in_training([make_pod("p0", rank=0, phase="Pending", conditions=PENDING, node=None)])
     assert (waiting.state, waiting.data.state) == ("preparing", "waiting")
-    assert "Unschedulable: no node fits" in run_view.describe_wait(waiting)
+    assert "Unschedulable: no node fits" in run_display.describe_wait(waiting)
 
 
 def test_data_that_training_pods_prepared_is_complete_when_one_of_them_is_done_or_the_manifest_is_there():
@@ -82,14 +82,14 @@ def test_data_that_training_pods_could_not_prepare_fails_the_run_with_the_reason
     view = in_training([failed], FAILED)
     assert (view.state, view.data.state) == ("failed", "failed")
     assert view.cause == "p1 (rank 1): data.sha256 is wrong"
-    assert run_view.remarks(view) == []
+    assert run_display.remarks(view) == []
 
 
 def test_a_job_without_pods_is_explained_by_its_own_event():
     event = {"type": "Warning", "reason": "FailedCreate", "message": "violates PodSecurity restricted"}
     view = make_view(events={K8S_JOB: [event]})
     assert view.training.reason == "FailedCreate: violates PodSecurity restricted"
-    assert "violates PodSecurity" in run_view.describe_wait(view)
+    assert "violates PodSecurity" in run_display.describe_wait(view)
 
 
 def test_the_cause_in_status_json_overrides_the_pods_messages():
@@ -127,7 +127,7 @@ def test_a_cause_that_the_data_job_and_all_pods_report_is_shown_once():
     failed = [make_job(name, FAILED) for name in (K8S_JOB, DATA_JOB)]
     view = make_view(*failed, pods=pods, data_failure={"dataDigest": "d" * 64, "reason": cause})
     assert sum("has no member" in line for line in print_screen(view)) == 1
-    assert run_view.remarks(view) == []
+    assert run_display.remarks(view) == []
 
 
 def test_the_same_reason_of_several_ranks_is_shown_once_with_all_ranks():
@@ -136,8 +136,8 @@ def test_the_same_reason_of_several_ranks_is_shown_once_with_all_ranks():
     ]
     view = make_view(pods=pods)
     reason = "rank 0 (p0), rank 1 (p1): Unschedulable: no node fits"
-    assert (view.state, run_view.remarks(view)) == ("pending", [reason])
-    assert run_view.describe_wait(view) == reason
+    assert (view.state, run_display.remarks(view)) == ("pending", [reason])
+    assert run_display.describe_wait(view) == reason
 
 
 def test_a_run_whose_pods_succeeded_before_its_job_is_complete_is_finishing():
@@ -243,8 +243,8 @@ def test_a_job_in_a_queue_shows_that_kueue_has_not_admitted_it_and_not_who_suspe
     view = make_view(*jobs, **files)
     expected = "queue research (Kueue) has not admitted it. Fix: wait"
     assert view.state == "suspended"
-    assert run_view.describe_wait(view).startswith(f"training Job {K8S_JOB}: {expected}")
-    assert expected in run_view.status_line(view)
+    assert run_display.describe_wait(view).startswith(f"training Job {K8S_JOB}: {expected}")
+    assert expected in run_display.status_line(view)
     shown = " ".join(print_screen(view))
     assert shown.count(expected) == 1
     assert "spec.suspend" not in shown

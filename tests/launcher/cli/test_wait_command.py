@@ -6,7 +6,7 @@ import io
 import pytest
 from rich.console import Console
 
-from launcher.cli import run_view
+from launcher.cli import run_display
 from launcher.cli.cluster_api import UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
 from launcher.cli.releases import ReleaseNotFoundError
@@ -33,7 +33,7 @@ class Time:
 @pytest.fixture(autouse=True)
 def time(monkeypatch):
     fake = Time()
-    monkeypatch.setattr(run_view, "time", fake)
+    monkeypatch.setattr(run_display, "time", fake)
     return fake
 
 
@@ -61,9 +61,9 @@ def follow(views, timeout=1000.0):
             raise found
         return found
 
-    printer = run_view.LinePrinter(printed.append)
+    printer = run_display.LinePrinter(printed.append)
     try:
-        run_view.poll_until_over(poll, printer.print_view, printed.append, timeout)
+        run_display.poll_until_over(poll, printer.print_view, printed.append, timeout)
     except CliError as error:
         return printed, error
     return printed, None
@@ -151,7 +151,7 @@ FAILED = a_view("failed")
 )
 def test_figures_are_printed_at_most_every_five_seconds_news_at_once_and_equal_lines_once(time, views, lines):
     printed = []
-    printer = run_view.LinePrinter(printed.append)
+    printer = run_display.LinePrinter(printed.append)
     for at, view in views:
         time.now = at
         printer.print_view(view)
@@ -207,7 +207,7 @@ class Session:
 
 def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
     complete = a_view("complete", score={"error": 0.25}, notes=("3 passes already",))
-    run_view.follow_run(Session(complete), 10)
+    run_display.follow_run(Session(complete), 10)
     assert capsys.readouterr().out.endswith("3 passes already\n")
 
 
@@ -218,21 +218,21 @@ def test_the_cause_of_a_failure_is_the_one_that_only_the_files_have():
     with pytest.raises(
         RunFailedError, match=r"^the run failed: rank 1: SIGSEGV\. Fix: .*logs --release mine$"
     ):
-        run_view.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_display.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
 
 
 def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
     drawn = io.StringIO()
     screen = Console(file=drawn, force_terminal=True, width=200)
-    monkeypatch.setattr(run_view, "console", lambda: screen)
+    monkeypatch.setattr(run_display, "console", lambda: screen)
     with pytest.raises(RunFailedError, match=r"^the run failed\. Fix: correct the cause that is shown above"):
-        run_view.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_display.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
     assert "cause: rank 1: SIGSEGV" in drawn.getvalue()
 
 
 def test_suggested_commands_select_the_followed_release():
     with pytest.raises(WaitTimeoutError, match=r"larger --timeout: python -m launcher wait --release mine$"):
-        run_view.follow_run(Session(a_view()), 0)
+        run_display.follow_run(Session(a_view()), 0)
 
 
 @pytest.mark.parametrize("command", ["wait", "stop", "run"])
