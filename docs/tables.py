@@ -62,7 +62,7 @@ See also the [exit codes](../how-to/troubleshooting.md#exit-codes), the [rights]
 %s
 ## Commands of the pods
 
-Four more commands run only in the pods, not on your machine; they read [their settings](pods.md#settings) from a file:
+Four more commands run only in the pods, not on your machine; all but `reader` read [their settings](pods.md#settings) from a file:
 
 | command | pod | what it does |
 | --- | --- | --- |
