@@ -241,7 +241,7 @@ class NetworkSettings(Section):
     """Address range of Kubernetes Services.
 
     Must be an IPv4 network in CIDR notation without host bits: AWS accepts no other form. Fix: use for example
-    10.0.0.0/16.
+    172.20.0.0/16.
     """
     zones: int = Field(default=2, ge=2, le=3)
     """Number of availability zones with subnets.
@@ -328,8 +328,8 @@ class ClusterSettings(Section):
     public_cidrs: tuple[_Cidr, ...] = ()
     """Address ranges that may reach the API server; empty: only the VPC.
 
-    Must be an IPv4 network in CIDR notation without host bits: AWS accepts no other form. Fix: use for example
-    10.0.0.0/16.
+    Must be IPv4 networks in CIDR notation without host bits: AWS accepts no other form. Fix: use for example
+    203.0.113.0/24.
     """
     open_to_world: bool = False
     """Must be `true` if `publicCidrs` contains a network larger than /8, such as `0.0.0.0/0`."""
@@ -830,8 +830,9 @@ def load_settings(config: Mapping[str, Any], secrets: Iterable[str] = ()) -> Set
     }
     decoded = {key: _decode(key, value) for key, value in own.items()}
     settings, found, invalid = _validate(decoded)
-    if invalid:
+    if invalid and "target" not in invalid:
         # The rules between sections, without the invalid ones: a rule that involves one of them would report nonsense.
+        # The target decides which rules apply.
         _, more, _ = _validate({key: value for key, value in decoded.items() if key not in invalid})
         sections = {_full_key(key) for key in invalid}
         found += [problem for problem in more if problem.key.partition(".")[0] not in sections]
