@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import DataError, GangError, SettingsError, setting_error
+from launcher.errors import CheckpointError, DataError, GangError, SettingsError, setting_error
 from launcher.io import checkpoints, files, s3
 from launcher.paths import OutputPaths, is_safe_name
 from launcher.schema import CheckpointContents, CheckpointTable
@@ -69,7 +69,7 @@ class InitialModel:
         tables stay readable.
 
         Raises:
-            SettingsError: there is no complete model and no usable checkpoint.
+            SettingsError: there is no complete model and no checkpoint of parameter servers.
             DataError: the files are damaged.
             GangError: S3 cannot be reached.
         """
@@ -88,7 +88,11 @@ class InitialModel:
         newest = checkpoints.newest_checkpoint(output.root)
         if newest is None:
             raise _invalid(given, f"there is neither a complete model nor a checkpoint in {output.root}")
-        return cls(*_read_checkpoint(output.checkpoint(newest)), f"{given}/{newest.folder}")
+        source = f"{given}/{newest.folder}"
+        try:
+            return cls(*_read_checkpoint(output.checkpoint(newest)), source)
+        except CheckpointError as error:
+            raise _invalid(given, f"{source} cannot be read: {error}") from error
 
     def check(self, network: BuiltNetwork) -> None:
         """Raise `SettingsError` when parameters or tables differ in name or shape from the program's."""

@@ -17,6 +17,7 @@ from launcher.errors import DataError, SettingsError
 from launcher.io import files
 from launcher.paths import Position
 from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
+from launcher.script_run import ScriptRun
 from launcher.trainer import initial_model, server_tables
 from launcher.trainer.server_tables import OptimizerRule
 
@@ -88,6 +89,14 @@ def settings(tmp_path: Path, init_model: str) -> SimpleNamespace:
 def test_find_rejects_a_folder_that_is_not_a_run(tmp_path: Path, given: str) -> None:
     with pytest.raises(SettingsError, match=r"training\.initModelPath is '.*', but must be an earlier run"):
         initial_model.InitialModel.find(settings(tmp_path, given))
+
+
+def test_a_checkpoint_of_a_script_is_no_initial_model(tmp_path: Path) -> None:
+    output = tmp_path / "other-job" / "output"
+    with ScriptRun({"PADDLE_LAUNCHER_OUTPUT_DIR": str(output)}).save(1, 0) as folder:
+        (folder / "weights").write_bytes(b"weights")
+    with pytest.raises(SettingsError, match=r"pass-00000 cannot be read: .* belongs to a checkpoint of a script"):
+        initial_model.InitialModel.find(settings(tmp_path, "other-job/output"))
 
 
 def test_find_reads_a_downloaded_model_and_removes_the_download(
