@@ -244,15 +244,29 @@ def check_program(
     None: the data is not on this machine. `by` is a score that metrics() must return; this is checked only if
     metrics() can be called on this machine. Raises LauncherError if the program or a row is invalid.
     """
+    unchecked = (
+        "its code was parsed, not run: {} here (pip install '.[model]'). "
+        "Trainer 0 checks its network on the cluster, before the first batch"
+    )
     if absent := [name for name in ("paddle", "numpy") if importlib.util.find_spec(name) is None]:
-        return (
-            f"its code was parsed, not run: {absent[0]} is not installed here (pip install '.[model]'). "
-            "Trainer 0 checks its network on the cluster, before the first batch"
-        )
+        return unchecked.format(f"{absent[0]} is not installed")
     os.environ.setdefault("GLOG_minloglevel", "1")
-    from launcher.dataprep.csv_records import RowPlaces
-    from launcher.trainer import network, program_loader, record_files, single_process, trial_data
+    import paddle
 
+    from launcher.dataprep.csv_records import RowPlaces
+    from launcher.trainer import (
+        network,
+        paddle_internals,
+        program_loader,
+        record_files,
+        single_process,
+        trial_data,
+    )
+
+    if paddle.__version__ != paddle_internals.VERSION:
+        return unchecked.format(
+            f"PaddlePaddle {paddle.__version__}, not {paddle_internals.VERSION}, is installed"
+        )
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as temporary:
         rows, places = [], RowPlaces(source.name if source else "")
         if source is not None:

@@ -95,7 +95,9 @@ def test_a_checkpoint_of_a_script_is_no_initial_model(tmp_path: Path) -> None:
     output = tmp_path / "other-job" / "output"
     with ScriptRun({"PADDLE_LAUNCHER_OUTPUT_DIR": str(output)}).save(1, 0) as folder:
         (folder / "weights").write_bytes(b"weights")
-    with pytest.raises(SettingsError, match=r"pass-00000 cannot be read: .* belongs to a checkpoint of a script"):
+    with pytest.raises(
+        SettingsError, match=r"pass-00000 cannot be read: .* belongs to a checkpoint of a script"
+    ):
         initial_model.InitialModel.find(settings(tmp_path, "other-job/output"))
 
 

@@ -156,3 +156,11 @@ def test_without_paddle_the_unchecked_parts_are_reported(
     monkeypatch.setattr(uploads.importlib.util, "find_spec", lambda name: None)
     assert "paddle is not installed here" in check(tmp_path, {SCORE: "no network at all"})
     assert "Trainer 0 checks its network on the cluster" in check(tmp_path, {})
+
+
+def test_with_another_version_of_paddle_the_unchecked_parts_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paddle.__version__", "3.0.0")
+    found = check(tmp_path, {SCORE: "no network at all"})
+    assert "PaddlePaddle 3.0.0, not 2.6.2, is installed here (pip install '.[model]')" in found
