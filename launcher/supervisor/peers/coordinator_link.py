@@ -239,8 +239,8 @@ class Rejection:
 class OrderSource:
     """Where a rank's agent gets its orders from, and to whom it reports.
 
-    Rank 0's coordinator and the connection of every other rank to it inherit from this class. An object of the class
-    itself stands for rank 0 before there is one of them: it has no orders, and its methods do nothing.
+    Rank 0's coordinator and the connection of every other rank to it inherit from this class. Before an agent has
+    created its own of the two, it uses an object of this class, which has no orders and whose methods do nothing.
     """
 
     order: Plan | None = None

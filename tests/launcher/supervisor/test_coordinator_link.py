@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from launcher.errors import StorageFailedError
+from launcher.errors import StorageFailedError, TwinError
+from launcher.io import run_record
+from launcher.paths import OutputPaths
+from launcher.runtimes import load_runtime
+from launcher.schema import RunFile
 from launcher.supervisor.coordinator.members import GangLimits, Membership
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.coordinator_link import CoordinatorLink
+from launcher.supervisor.peers.coordinator_link import CoordinatorLink, Rejection, RemoteOrders, RunEndedError
 from launcher.supervisor.peers.coordinator_link import Rank0 as Rank0Place
 from launcher.supervisor.peers.messages import MemberState
 from launcher.supervisor.peers.peer_server import PeerServer
+from launcher.supervisor.shared_storage.output_lease import hash_credential
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 from tests.launcher.supervisor.gang_members import make_plan, make_state
+from tests.launcher.supervisor.loopback_gang import train_settings
 
 LIMITS = GangLimits(silence=5, life=9, rendezvous=60, join=60, serve=60, finish=60, restarts=3)
 TIMINGS = Timings(poll=0.02)
@@ -135,7 +143,7 @@ def test_a_launcher_whose_main_thread_is_stuck_reports_nothing(pair: Pair) -> No
     rank_0, rank_1 = pair
     rank_0.membership.open("right")
     rank_1.link.start()
-    until(lambda: reported(rank_0))
+    until(lambda: reported(rank_0) == rank_1.state)
     rank_1.stuck = True
     time.sleep(0.3)
     last = rank_0.membership.members[1].heard
@@ -169,9 +177,7 @@ def test_the_phase_leaving_is_reported_before_the_link_closes(pair: Pair) -> Non
     until(lambda: rank_1.link.order is not None)
     rank_1.state = replace(rank_1.state, phase="leaving")
     rank_1.link.close(5)
-    state = reported(rank_0)
-    assert state is not None
-    assert state.phase == "leaving"
+    assert reported(rank_0).phase == "leaving"
 
 
 def test_urgent_states_do_not_wait_for_an_answer_that_is_held_back(pair: Pair) -> None:
@@ -209,6 +215,61 @@ def test_an_order_counts_from_the_sending_of_the_state_that_it_answers(pair: Pai
     until(lambda: rank_1.link.order is not None)
     assert rank_1.link.heard <= arrivals[0]
     answer.set()
+
+
+# -- what a rank does while rank 0 does not answer
+
+
+@pytest.mark.parametrize(
+    ("record", "code"),
+    [
+        ({"state": "failed", "holder": hash_credential("known")}, 65),
+        ({"state": "failed", "holder": hash_credential("of an earlier start")}, None),
+        ({"state": "failed", "holder": hash_credential("known"), "run_id": "another run"}, None),
+        ({"state": "complete", "holder": hash_credential("known")}, None),  # without its model
+        ({"state": "training", "holder": hash_credential("known")}, None),
+    ],
+)
+def test_a_rank_that_missed_the_last_order_reads_in_run_json_that_this_start_failed(
+    tmp_path: Path, record: dict[str, Any], code: int | None
+) -> None:
+    orders = build_orders(tmp_path)
+    orders.credential = "known"
+    known = {"run_id": "quick-start-0a1b2c3d", "cause": "it broke", "exit_code": 65}
+    run_record.write(OutputPaths(tmp_path / "quick-start" / "output"), RunFile(**known | record))
+    late = orders.heard + Timings().silence + 1
+    if code is None:
+        orders.update(lambda: make_state(1, "a"), late)
+        return
+    with pytest.raises(RunEndedError, match="it broke") as ended:
+        orders.update(lambda: make_state(1, "a"), late)
+    assert ended.value.exit_code == code
+
+
+def test_a_pod_that_rank_0_rejects_waits_a_minute_unless_it_was_replaced(tmp_path: Path) -> None:
+    orders = build_orders(tmp_path)
+    for rejection, seconds, ends in (
+        (Rejection(replaced=False, since=0.0), 59.0, False),
+        (Rejection(replaced=False, since=0.0), 60.0, True),
+        (Rejection(replaced=True, since=0.0), 0.0, True),
+    ):
+        orders.rejection = rejection
+        with pytest.raises(TwinError) if ends else contextlib.nullcontext():
+            orders.update(lambda: make_state(1, "a"), seconds)
+
+
+def build_orders(job_path: Path) -> RemoteOrders:
+    """Return the source of orders of rank 1, which sends nothing."""
+    settings = train_settings(job_path, JOB_COMPLETION_INDEX="1")
+    settings.layout.output.mkdir(parents=True)
+    return RemoteOrders(
+        settings,
+        load_runtime("fleet"),
+        PodNetwork(),
+        Timings(),
+        read_state=lambda: None,
+        wake=lambda: None,
+    )
 
 
 # -- another server at the address of rank 0
@@ -278,7 +339,7 @@ def start_link() -> Iterator[Callable[..., CoordinatorLink]]:
 def test_a_member_that_reached_another_server_tries_the_next_address(
     serve: Serve, start_link: Callable[..., CoordinatorLink], code: int, body: bytes
 ) -> None:
-    """The address of a lost pod may belong to another pod before its name resolves to that of the new one."""
+    """The address of a lost pod may belong to another pod before run.lock has the address of the new one."""
     other, right = f"127.79.0.{code % 250}", f"127.80.0.{code % 250}"
     asked = serve(other, code, body)
     serve(right, 200, ORDER)

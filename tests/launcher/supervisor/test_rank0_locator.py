@@ -1,4 +1,4 @@
-"""Tests of watching rank 0's pod and of posting events, with a real HTTPS API server on loopback."""
+"""Tests of finding rank 0's pod and of posting events, with a real HTTPS API server on loopback."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ import pytest
 
 from launcher.errors import SettingsError
 from launcher.io.kubernetes_api import PodApi
+from launcher.paths import OutputPaths
 from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
 from launcher.supervisor.peers import coordinator_link
-from launcher.supervisor.peers.coordinator_link import Rank0PodWatch
+from launcher.supervisor.peers.coordinator_link import Rank0, Rank0Locator, Rank0PodWatch
+from launcher.supervisor.shared_storage.output_lease import (
+    LeaseHolder,
+    build_credential,
+    hash_credential,
+    write_secret,
+)
 from testkit.fake_api_server import FakeApiServer, create_certificate, make_pod
 from testkit.waiting import until
-from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.loopback_gang import pod_environ, train_settings
 
 
 @pytest.fixture
@@ -118,6 +125,37 @@ def test_a_replaced_pod_is_found_with_one_watch_and_known_although_the_api_serve
     server.closing.set()
     until(lambda: len(server.queries) > 4)
     assert watch.find_address() == "10.0.0.3"
+
+
+@pytest.mark.parametrize("rendezvous", ["api", "lease"])
+def test_the_lease_of_this_run_has_the_address_of_rank_0_unless_the_api_server_is_asked(
+    server: FakeApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rendezvous: str
+) -> None:
+    monkeypatch.setattr(coordinator_link, "PodApi", lambda *_: server.api())
+    settings = train_settings(tmp_path / "shared", rendezvous=rendezvous)
+    settings.layout.output.mkdir(parents=True)
+    credential = build_credential(settings, "secret")
+    write_secret(settings.layout.run_secret, "secret")
+    locator = Rank0Locator(settings)
+
+    def find(run: str = settings.run_id, token: str = hash_credential(credential)) -> Rank0:
+        holder = LeaseHolder(run, "paddle", "r", "j", "pod-0", token, 110, address="10.0.0.1")
+        OutputPaths(settings.layout.output).lock.write_bytes(holder.content(1))
+        return locator.find()
+
+    if rendezvous == "api":
+        with pytest.raises(OSError, match="the pod of rank 0 of Job quick-start-0a1b2c3d does not run"):
+            find()
+        server.pods = [make_pod("a", "10.0.0.5")]
+        server.hangs.set()
+        assert locator._pod_watch is not None
+        await_address(locator._pod_watch, "10.0.0.5")
+    assert find() == ("10.0.0.5" if rendezvous == "api" else "10.0.0.1", credential)
+    with pytest.raises(OSError, match="no rank 0 of this run holds"):
+        find(run="another-run")
+    with pytest.raises(OSError, match="does not have the secret of the pod pod-0"):
+        find(token="of a later pod")
+    locator.close()
 
 
 def test_a_watch_that_ends_early_is_followed_by_a_new_list(server: FakeApiServer, start_watch: Watch) -> None:
