@@ -130,6 +130,8 @@ class DataPod:
             parts = self._plan(source, test)
             content = content_digest(self._settings, parts)
             self._data, self._work = self._layout.data(content), DataPaths(self._layout.data_tmp(content))
+            for folder in (self._data.root, self._work.root):
+                prepared_data.refuse_link(self._layout, folder)
             self._prepare(parts, source, test)
 
     def _prepare(
@@ -241,7 +243,7 @@ class DataPod:
         with storage.storage_errors(self._work.root):
             for index in range(self._settings.split_count):
                 self._work.shard(index).mkdir(parents=True, exist_ok=True)
-            self._work.parts.mkdir(exist_ok=True)
+            self._work.parts.mkdir(parents=True, exist_ok=True)
         return True
 
     @contextlib.contextmanager
@@ -335,6 +337,8 @@ class DataPod:
             }
             manifest |= {"content": self._data.root.name, "madeBy": made_by}
             storage.write_json(self._work.manifest, storage.with_checksum(manifest))
+            if self._read_complete() is not None:
+                return True  # pods of another user, which have another work folder, were faster
             with storage.storage_errors(self._data.root):
                 if self._data.root.exists():
                     prepared_data.remove_folder(self._data.root)  # it was incomplete

@@ -184,7 +184,7 @@ def make_data_folder(layout: JobPaths) -> None:
 
 
 def _make_folder(layout: JobPaths, folder: Path, mode: int) -> None:
-    _refuse_link(layout, folder)
+    refuse_link(layout, folder)
     with files.storage_errors(folder):
         with contextlib.suppress(FileExistsError):
             folder.mkdir()
@@ -193,7 +193,7 @@ def _make_folder(layout: JobPaths, folder: Path, mode: int) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
-def _refuse_link(layout: JobPaths, path: Path) -> None:
+def refuse_link(layout: JobPaths, path: Path) -> None:
     """Raise `StorageError` if a path on the storage, or a folder on the way to it, is a symbolic link."""
     try:
         refuse_links(layout.job_path, path.relative_to(layout.job_path).as_posix())
@@ -291,7 +291,7 @@ def _link_data(layout: JobPaths, data: DataPaths, manifest: Mapping[str, Any]) -
     if manifest["tables"]:
         links[layout.job / data.tables.name] = data.tables
     for link, target in links.items():
-        _refuse_link(layout, link.parent)
+        refuse_link(layout, link.parent)
         link.parent.mkdir(exist_ok=True)
         temp = files.temporary_path(link)
         temp.symlink_to(os.path.relpath(target, link.parent))
@@ -352,11 +352,14 @@ def remove_leftovers(layout: JobPaths, alive: Path) -> None:
     `alive` is a file that this pod has just touched, so its time of change comes from the clock of the storage.
     """
     with files.storage_errors(layout.all_data):
-        now = alive.stat().st_mtime
+        try:
+            now = alive.stat().st_mtime
+        except FileNotFoundError:  # a full storage, or another pod of the Job has just completed the data
+            return
         for path in list(layout.all_data.iterdir()):
             if not path.name.startswith(".") or path.suffix not in (".tmp", ".alive"):
                 continue
-            with contextlib.suppress(FileNotFoundError, PermissionError):
+            with contextlib.suppress(OSError):  # it belongs to another user, or another pod removes it, too
                 if now - path.lstat().st_mtime > UNUSED_SECONDS:
                     log.info("removing %s, left by a data Job that was killed", path)
                     files.remove_path(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from launcher.errors import StorageError
 from launcher.settings import DataSettings
 from tests.launcher.dataprep.conftest import ALL, LINES, Pod, zipped
 from tests.launcher.dataprep.test_concurrent_pods import run_together
+from tests.launcher.supervisor.failing_calls import fail_calls
 
 
 def other(pod: Pod, digest: str, **environ: str) -> Pod:
@@ -222,9 +224,12 @@ def test_an_upgrade_from_the_earlier_layout_links_the_data_and_a_rollback_can_re
     assert hashlib.sha256((pod.job / "test.txt").read_bytes()).hexdigest() == manifest["test"]["sha256"]
 
 
-@pytest.mark.parametrize("name", [".data", "job", "job/1"])
+@pytest.mark.parametrize("name", [".data", ".data/CONTENT", ".data/.CONTENT.UID.tmp", "job", "job/1"])
 def test_a_folder_that_is_a_link_is_rejected(pod: Pod, name: str) -> None:
     pod.source(LINES)
+    if "CONTENT" in name:
+        name = name.replace("CONTENT", pod.prepare()["content"]).replace("UID", str(os.getuid()))
+        shutil.rmtree(pod.data)
     host = pod.storage.parent / "host"
     host.mkdir()
     link = pod.storage / name
@@ -273,6 +278,38 @@ def test_pods_of_two_data_jobs_prepare_equal_data_together(pod: Pod, parts: list
     assert len(parts) == len(set(parts)), "no part was read twice"
     assert sorted(pod.listed_lines()) == ALL
     assert pod.leftovers() == []
+
+
+def test_data_that_pods_of_another_user_complete_first_stays(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pods of different users have different work folders, so their locks do not exclude each other."""
+    pod.source(LINES)
+    content = pod.prepare()["content"]
+    complete, pod.environ["data_digest"] = pod.storage / "complete", "b"
+    (pod.data / content).rename(complete)
+    inode, assemble = (complete / "0" / "train.txt").stat().st_ino, data_job.assemble_shards
+
+    def assemble_last(*given: Any) -> dict[str, Any]:
+        complete.rename(pod.data / content)
+        return assemble(*given)
+
+    monkeypatch.setattr(data_job, "assemble_shards", assemble_last)
+    assert pod.prepare()["content"] == content
+    assert pod.inode() == inode
+    assert pod.leftovers() == []
+
+
+def test_a_full_storage_is_reported_as_such(pod: Pod) -> None:
+    pod.source(LINES)
+    pod.job.mkdir()
+    make_data_folder(pod.settings().layout)
+    with (
+        fail_calls("open", "*.alive", errno.ENOSPC),
+        fail_calls("mkdir", "*.tmp/*", errno.ENOSPC),
+        pytest.raises(StorageError, match="no space left"),
+    ):
+        pod.prepare()
 
 
 def test_what_a_killed_data_job_left_is_removed_after_an_hour(pod: Pod) -> None:
