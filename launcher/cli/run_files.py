@@ -63,7 +63,7 @@ def _describe_damage(name: str, why: str) -> str:
     """Return the sentence for `Damage` about a file; `why` has its path and what is wrong with it."""
     fix = "Fix: restore it from a backup of the storage; without one, delete it, so that it counts as absent."
     if name in (MANIFEST, DATA_FAILED):
-        fix = make_again_fix(_JOB).replace(MANIFEST, name)
+        fix = make_again_fix(name)
     elif name.endswith(OUTPUT.run_json.name):
         fix = f"Fix: restore it, or its copy {OUTPUT.run_copy.name}, from a backup of the storage."
     return f"{why} {fix}"

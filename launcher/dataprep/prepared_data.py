@@ -49,7 +49,7 @@ def data_of(layout: JobPaths, manifest: Mapping[str, Any]) -> DataPaths:
     if _CONTENT.fullmatch(content) is None:
         path = layout.data_record(str(manifest.get("dataDigest")))
         raise DataError(
-            f"{path} has no usable name of a folder in `content`: {content[:80]!r}. {make_again_fix(layout, path)}"
+            f"{path} has no usable name of a folder in `content`: {content[:80]!r}. {make_again_fix(path)}"
         )
     return layout.data(content)
 
@@ -121,15 +121,17 @@ def files_of_manifest(
     for shard in manifest["shards"]:
         if only_shard not in (None, int(shard["index"])):
             continue
-        for file in list_shard_files(layout, data, shard):
+        for file in list_shard_files(layout, manifest, shard):
             found[data.shard(int(shard["index"])) / str(file["name"])] = file
     return found
 
 
-def list_shard_files(layout: JobPaths, data: DataPaths, shard: dict[str, Any]) -> list[dict[str, Any]]:
+def list_shard_files(
+    layout: JobPaths, manifest: Mapping[str, Any], shard: dict[str, Any]
+) -> list[dict[str, Any]]:
     """Return {"name", "bytes", "sha256"} of each prepared file of a shard, in the order in which pods join the files.
 
-    `shard` is the shard's entry in the manifest. A shard of one file has name, size and sha256 there; for a shard of
+    `shard` is the shard's entry in `manifest`. A shard of one file has name, size and sha256 there; for a shard of
     several files the entry has only the sha256 of the shard's `files.json`, which this function reads.
 
     Raises:
@@ -138,30 +140,36 @@ def list_shard_files(layout: JobPaths, data: DataPaths, shard: dict[str, Any]) -
     """
     if not shard.get("parts"):
         return [{"name": "train.txt", "bytes": shard["bytes"], "sha256": shard.get("sha256")}]
-    path = data.shard(int(shard["index"])) / LIST
+    path = data_of(layout, manifest).shard(int(shard["index"])) / LIST
     content = files.read_bytes(path) or b""
     if hashlib.sha256(content).hexdigest() != shard["sha256"]:
         raise DataError(
             f"{path} is missing, or its sha256 is not the one in manifest.json: it was changed after the data "
-            f"Job. {make_again_fix(layout, data.root)}"
+            f"Job. {damaged_data_fix(layout, manifest)}"
         )
     try:
         found: list[dict[str, Any]] = files.parse_json_object(path, content, ShardFiles)["files"]
     except files.UnreadableError as error:
-        raise DataError(f"{error} {make_again_fix(layout, data.root)}") from error
+        raise DataError(f"{error} {damaged_data_fix(layout, manifest)}") from error
     return found
 
 
-def make_again_fix(layout: JobPaths, damaged: Path | None = None) -> str:
-    """Return the `Fix:` of messages about prepared data that is damaged, which says how to make the data again.
+def damaged_data_fix(layout: JobPaths, manifest: Mapping[str, Any]) -> str:
+    """Return the `Fix:` of messages about a missing or damaged file of the data that `manifest` describes.
 
-    `damaged` is the file or folder to delete, by default the job's manifest. It must be deleted first: with it, the
-    training pods of the new run would use the damaged data at once.
+    Both the data and its manifest in `.data/` must be deleted: with that manifest, the training pods of the new run
+    would not wait for the new data.
     """
+    record = layout.data_record(str(manifest.get("dataDigest")))
+    return make_again_fix(f"{record} and {data_of(layout, manifest).root}")
+
+
+def make_again_fix(damaged: object) -> str:
+    """Return the `Fix:` of a message about prepared data: delete `damaged` (paths), and make the data again."""
     return (
-        f"Fix: delete {damaged or layout.manifest} in a pod or on a machine that mounts the shared storage, then start "
-        "the run again with another runId (helm upgrade with --reset-then-reuse-values --set-string runId=TEXT), "
-        "which makes its data again."
+        f"Fix: delete {damaged} in a pod or on a machine that mounts the shared storage, then start the run again "
+        "with another runId (helm upgrade with --reset-then-reuse-values --set-string runId=TEXT), which makes its "
+        "data again."
     )
 
 

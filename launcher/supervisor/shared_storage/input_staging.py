@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep.prepared_data import data_of, list_shard_files, make_again_fix
+from launcher.dataprep.prepared_data import damaged_data_fix, data_of, list_shard_files
 from launcher.errors import DataError, UnfitError, setting_error
 from launcher.io import files
 from launcher.io.program_folders import BUILT_IN
@@ -210,24 +210,25 @@ def _stage_data(
 ) -> None:
     work, layout = settings.work, settings.layout
     data, about = data_of(layout, manifest), manifest["shards"][rank]
-    found = list_shard_files(layout, data, about)
+    fix = damaged_data_fix(layout, manifest)
+    found = list_shard_files(layout, manifest, about)
     pieces = [(data.shard(rank) / file["name"], file["sha256"]) for file in found]
-    sums = {"train.txt": _copy_checked(layout, pieces, work.data / "train.txt", check)}
+    sums = {"train.txt": _copy_checked(pieces, work.data / "train.txt", fix, check)}
     test = manifest.get("test") or {}
     if test and _needs_test_set(settings, rank, manifest):
         pieces = [(data.test, test.get("sha256"))]
-        sums["test.txt"] = _copy_checked(layout, pieces, work.data / "test.txt", check)
+        sums["test.txt"] = _copy_checked(pieces, work.data / "test.txt", fix, check)
     files.write_atomically(work.data / "train.list", "data/train.txt\n")
     files.write_atomically(work.data / "test.list", "data/test.txt\n" if test.get("bytes") else "")
     for table in manifest.get("tables") or []:
         copied = (data.tables / table["name"], table.get("sha256"))
-        _copy_checked(layout, [copied], work.tables / table["name"], check)
+        _copy_checked([copied], work.tables / table["name"], fix, check)
     files.write_json(work.sums, sums)
     log.info("staged shard %d on this pod's disk: %s lines", rank, about.get("lines"))
 
 
 def _copy_checked(
-    layout: JobPaths, pieces: list[tuple[Path, str | None]], target: Path, check: Callable[[], None]
+    pieces: list[tuple[Path, str | None]], target: Path, fix: str, check: Callable[[], None]
 ) -> list[dict[str, Any]]:
     """Append the content of `pieces`, each (path, its sha256 in the manifest), to the new file `target`.
 
@@ -244,13 +245,12 @@ def _copy_checked(
             size, read = files.retry_storage(source, copy)
         except files.NOT_FOUND as error:
             raise DataError(
-                f"{source} is missing, although the data was complete: it was removed after the data Job. "
-                f"{make_again_fix(layout, source.parent)}"
+                f"{source} is missing, although the data was complete: it was removed after the data Job. {fix}"
             ) from error
         if wanted and read != wanted:
             raise DataError(
                 f"{source} has sha256 {read}, but {wanted} in the manifest: the file was changed or truncated "
-                f"after the data Job. {make_again_fix(layout, source)}"
+                f"after the data Job. {fix}"
             )
         offset += size
         copied.append({"bytes": size, "sha256": read})

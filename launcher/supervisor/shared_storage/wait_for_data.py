@@ -60,7 +60,7 @@ def wait_for_manifest(
         if activity != alive:
             alive, deadline = activity, now + settings.data_wait_seconds
         if damage and alive is None and now - start >= timings.data_again:
-            raise DataError(f"{damage}. {make_again_fix(layout, path)}")
+            raise DataError(f"{damage}. {make_again_fix(path)}")
         if now >= deadline:
             raise DataError(
                 f"no data: the data Job showed no activity for {settings.data_wait_seconds} s (data.waitSeconds), and "
@@ -107,11 +107,10 @@ def check_manifest(manifest: dict[str, Any], where: Path, settings: TrainSetting
             "each trainer reads one shard. Fix: remove data.splitCount, or set it to trainers."
         )
     if why := schema.mismatch(manifest, ManifestFile):
-        raise DataError(f"{where} is damaged: {why}. {make_again_fix(settings.layout, where)}")
+        raise DataError(f"{where} is damaged: {why}. {make_again_fix(where)}")
     if [shard["index"] for shard in manifest["shards"]] != list(range(settings.trainers)):
         raise DataError(
-            f"{where} does not list the shards 0 to {settings.trainers - 1} in order. "
-            f"{make_again_fix(settings.layout, where)}"
+            f"{where} does not list the shards 0 to {settings.trainers - 1} in order. {make_again_fix(where)}"
         )
     return manifest
 

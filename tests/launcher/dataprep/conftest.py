@@ -138,7 +138,7 @@ class Pod:
         for shard in manifest["shards"]:
             before = len(found)
             data = data_of(layout, manifest)
-            for file in list_shard_files(layout, data, shard):
+            for file in list_shard_files(layout, manifest, shard):
                 content = (data.shard(shard["index"]) / file["name"]).read_bytes()
                 assert hashlib.sha256(content).hexdigest() == file["sha256"]
                 assert len(content) == file["bytes"]

@@ -275,7 +275,7 @@ def test_a_program_that_reads_back_differently_is_an_error_of_this_pods_disk(
 
 @pytest.mark.parametrize("name", ["1/train.txt", "tables/items.txt"])
 @pytest.mark.parametrize("damage", ["changed", "a link to another file", "missing"])
-def test_damaged_data_is_an_error_that_says_what_to_delete(
+def test_damaged_data_is_an_error_after_whose_fix_a_new_run_waits_for_new_data(
     tmp_path: Path, job: Path, name: str, damage: str
 ) -> None:
     manifest = write_data(job, 3)
@@ -286,10 +286,15 @@ def test_damaged_data_is_an_error_that_says_what_to_delete(
     elif damage != "missing":
         (tmp_path / "secret").write_text("secret")
         path.symlink_to(tmp_path / "secret")
-    with pytest.raises(
-        DataError, match=rf"{re.escape(name)} (has sha256|is missing).* Fix: delete .*/\.data/"
-    ):
+    with pytest.raises(DataError, match=rf"{re.escape(name)} (has sha256|is missing)") as caught:
         stage_shard_1(tmp_path, manifest)
+    for damaged in str(caught.value).partition(" Fix: delete ")[2].partition(" in a pod ")[0].split(" and "):
+        assert Path(damaged).is_relative_to(tmp_path / ".data")
+        files.remove_path(Path(damaged))
+    assert not data_folder(job, "d1").root.exists(), "the data Job checks only names and sizes"
+    clock = FakeClock(s100=lambda: write_data(job, 3))
+    assert wait_for_manifest(train_settings(tmp_path), clock.pause, clock) == manifest
+    assert clock.now >= 100
 
 
 def test_a_program_that_changes_during_the_copy_raises(
