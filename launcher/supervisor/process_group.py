@@ -209,7 +209,9 @@ class ProcessGroup:
         progress = read_progress(self._gang.settings)
         number, batch, place = progress.number, progress.batch, None
         if number is not None and batch is not None and progress.state not in STATES_BEFORE_TRAINING:
-            place = Position(number, batch)
+            place = (
+                Position(number, batch) if min(number, batch) >= 0 else None
+            )  # of a script's own progress.json
         failure = Failure.from_error(error, at, self._gang.rank, place=place)
         if self.ended and isinstance(error, ProcessError):
             failure = replace(failure, text=describe_early_exit(" and ".join(self.ended), failure.text))

@@ -26,7 +26,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.agent import Agent
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import Failure
+from launcher.supervisor.peers.messages import Failure, MemberState
 from launcher.supervisor.process_group import ProcessGroup
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
@@ -224,19 +224,21 @@ def test_the_progress_deadline_applies_to_training_but_not_to_saving_and_testing
     )
 
 
-def test_a_hang_is_found_although_a_script_wrote_no_numbers_to_progress_json(
-    build_group: Build, tmp_path: Path
+@pytest.mark.parametrize("place", [{"pass": "two", "batch": {}}, {"pass": -1, "batch": 4}])
+def test_a_hang_is_found_although_a_script_wrote_no_place_to_progress_json(
+    build_group: Build, tmp_path: Path, place: dict[str, Any]
 ) -> None:
-    """Regression: the launcher itself crashed while it built the message."""
+    """Regression: the launcher crashed while it built the message, and rank 0 rejected a negative place."""
     group = start_training(build_group(ScriptRuntime([SLEEP]), progress_deadline_seconds=10))
-    values = {"state": "training", "pass": "two", "batch": {}}
-    (tmp_path / "work" / "progress.json").write_text(json.dumps(values))
+    (tmp_path / "work" / "progress.json").write_text(json.dumps({"state": "training", **place}))
     start = time.monotonic()
     group.poll(start)
     group.poll(start + 11)
     assert group.failure is not None
     assert "trainer hangs: no batch for 10 s" in group.failure.text
     assert group.failure.place is None
+    state = MemberState(0, failure=group.failure).to_json(0.0)
+    assert MemberState.from_json(state, 0.0).failure == group.failure
 
 
 @pytest.mark.parametrize("state", ["starting", "joining", "loading", "saving"])
