@@ -486,7 +486,7 @@ def choose_model_checkpoint(
 ) -> Position | None:
     """Return the checkpoint that the exported model has to be made of: the best pass, else the last pass.
 
-    A checkpoint that is unusable or was removed is skipped, unless the present model was `made` from it. If all are
+    A checkpoint that is unusable or was removed is skipped, unless the current model was `made` from it. If all are
     skipped, the result is None.
     """
     finished = finished_checkpoints(output_dir)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -315,6 +316,37 @@ def test_pruning_does_not_count_an_incremental_checkpoint_without_its_chain(outp
     assert prune(last, 1) == [first.folder, base.folder]
     assert newest_checkpoint(output) == second
     assert (output / third.folder).exists(), "it is unusable, and not removed"
+
+
+def test_pruning_keeps_the_only_usable_checkpoint_before_a_chain_that_begins_with_a_truncated_one(
+    output: Path,
+) -> None:
+    older = Position(0, 6)
+    last = write(output, older)
+    base, *_ = write_chain(output)
+    (output / base.folder / PART).write_bytes(b"short")
+    assert prune(last, 1) == []
+    assert newest_checkpoint(output) == older
+
+
+def test_a_checkpoint_whose_removal_is_interrupted_is_no_checkpoint(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First the removal of an old checkpoint, then that of a rejected one that is replaced."""
+    write(output, OLDER)
+    last = write(output, NEWEST)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", Mock(side_effect=OSError(errno.EIO, "")))
+        with pytest.raises(StorageFailedError):
+            prune(last, 1)
+    assert checkpoints.finished_checkpoints(output) == [NEWEST]
+    checkpoints.reject(output / NEWEST.folder, "rows differ", 0)
+    replacing = write(output, NEWEST, 1, finish=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove_path", Mock(side_effect=OSError(errno.EIO, "")))
+        with pytest.raises(StorageFailedError):
+            publish(replacing, output.parent / "trainer_config.py")
+    assert checkpoints.finished_checkpoints(output) == []
 
 
 @pytest.mark.parametrize("kind", ["rejected", "link", "file"])

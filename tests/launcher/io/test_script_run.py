@@ -15,9 +15,9 @@ import pytest
 
 from launcher import script_run
 from launcher.errors import StorageError
-from launcher.io import checkpoints, requested_checkpoints
+from launcher.io import checkpoints, files, requested_checkpoints
 from launcher.metrics import parse_metrics
-from launcher.paths import Position
+from launcher.paths import OutputPaths, Position
 from launcher.program import ScriptRun
 from launcher.supervisor.peers.peer_server import TrainerStore
 from tests.launcher.supervisor.failing_calls import fail_calls
@@ -73,6 +73,11 @@ def test_an_interrupted_save_leaves_no_checkpoint(tmp_path: Path) -> None:
     assert not list((tmp_path / "output").iterdir())
     with pytest.raises(ValueError, match="no file was saved"), run.save(0, 5):
         pass
+    with (
+        pytest.raises(ValueError, match=r"cannot be in a checkpoint. Fix: use another"),
+        run.save(0, 5) as folder,
+    ):
+        (folder / "a\\b").write_text("x")
     assert finished(tmp_path) == []
     with pytest.raises(ValueError, match="nothing to save before the first step"), run.save(0, 0):
         pass
@@ -84,6 +89,24 @@ def test_a_save_that_fails_at_its_last_file_leaves_nothing(tmp_path: Path) -> No
     with fail_calls("fsync", "*done*", errno.ENOSPC), pytest.raises(SystemExit):
         save(run, 1, 0)
     assert list((tmp_path / "output").iterdir()) == []
+
+
+def test_the_files_of_a_script_are_synced_to_disk_before_the_checkpoint_exists(tmp_path: Path) -> None:
+    found: list[list[Position]] = []
+    run = build_run(tmp_path)
+    with fail_calls("fsync", "*/a.txt", then=lambda: found.append(finished(tmp_path))):
+        save(run, 1, 0)
+    assert found == [[]]
+
+
+def test_a_checkpoint_that_was_copied_from_another_run_is_skipped(tmp_path: Path) -> None:
+    run, output = build_run(tmp_path, PADDLE_LAUNCHER_ATTEMPT="3"), OutputPaths(tmp_path / "output")
+    output.root.mkdir()
+    for epoch in (2, 1):
+        files.write_json(output.run_json, {"outputId": str(epoch) * 16})
+        save(run, epoch, 0)
+    assert find_newest(output.root) == Position(1)
+    assert checkpoints.read_any_contents(output.checkpoint(Position(1))).attempt == 3
 
 
 def test_a_checkpoint_with_changed_bytes_is_rejected_and_the_process_exits(
@@ -108,6 +131,11 @@ def test_old_checkpoints_are_removed_but_not_counted_if_they_are_unusable(tmp_pa
     save(run, 4, 0)
     assert finished(tmp_path) == [Position(4), Position(3), Position(2)]
     assert not list((tmp_path / "output").glob(".*")), "no temporary folder is left"
+    with fail_calls("rename", "*/pass-00001", errno.EIO):
+        save(run, 5, 0)
+    assert finished(tmp_path) == [Position(5), Position(4), Position(3), Position(2)], (
+        "the next save tries again"
+    )
 
 
 def test_only_process_0_saves(tmp_path: Path) -> None:
