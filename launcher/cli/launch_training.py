@@ -426,17 +426,25 @@ def _parse(key: str, text: str, defaults: Mapping[str, Any]) -> Any:
 
 
 def check_types(values: Values, defaults: Mapping[str, Any]) -> Values:
-    """Return `values`. Raise UsageError if `training`, `data` or a value below them has another type than its default.
+    """Return `values` unchanged after a check of `training`, `data` and the values below them.
 
-    This machine uses these values before helm checks all values against the chart's schema.
+    This machine uses these values before helm checks all values against the chart's schema, or without helm (`try`).
+
+    Raises UsageError if a value has another type than its default, or is unknown to the chart.
     """
     for part in ("training", "data"):
         found = values[part]
         if not isinstance(found, Mapping):
             raise _type_error(part, found, "an object, such as {KEY: VALUE}")
+        for key in found.keys() - defaults[part].keys():
+            hint = spelling.suggest(str(key), defaults[part])
+            raise UsageError(
+                f"the chart has no value {part}.{key}{'; ' + hint if hint else ''}",
+                f"choose a value below {part}: {', '.join(defaults[part])}",
+            )
         for key, default in defaults[part].items():
             value, wanted = found.get(key), _TYPES.get(type(default))
-            is_removed = value is None and isinstance(default, int | str)  # null removes helm's default
+            is_removed = value is None and key == "deadlineSeconds"  # null removes helm's default
             if wanted and type(value) is not type(default) and not is_removed:
                 raise _type_error(f"{part}.{key}", value, wanted)
     return values

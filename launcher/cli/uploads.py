@@ -213,21 +213,26 @@ CHECKED_ROWS = 1000
 def row_format(data: Mapping[str, Any]) -> RowFormat:
     """Return the format of a data file from the chart's values below `data`.
 
-    Raises UsageError if delimiter, quoting or encoding is unusable.
+    Raises UsageError if format, delimiter, quoting or encoding is unusable.
     """
     from launcher.trainer import trial_data
 
     parsed = {}
-    for key in ("delimiter", "quoting", "encoding"):
+    for key, parser in (
+        ("format", parsers.choice("lines", "csv")),
+        ("delimiter", parsers.delimiter),
+        ("quoting", parsers.quoting),
+        ("encoding", parsers.encoding),
+    ):
         try:
-            parsed[key] = getattr(parsers, key)(str(data[key]))
+            parsed[key] = parser(data[key])
         except parsers.BadValueError as error:
             raise UsageError(
                 f"data.{key} is {data[key]!r}, but must be {error.limit}: {error.reason}",
                 "correct this value",
             ) from error
     return trial_data.RowFormat(
-        data["format"] == "csv", header=data["header"], columns=tuple(data["columns"]), **parsed
+        parsed.pop("format") == "csv", header=data["header"], columns=tuple(data["columns"]), **parsed
     )
 
 

@@ -200,13 +200,19 @@ def test_a_folder_whose_name_is_no_job_name_can_be_trained_with_another_one(here
         ("data.columns=a", "data.columns is 'a', but must be a list"),
         ("data.header=2", "data.header is 2, but must be true or false"),
         ("data=", "data is null, but must be an object"),
+        ("training.batchSize=null", "training.batchSize is null, but must be an integer"),
+        ("data.colums=[a]", "the chart has no value data.colums; did you mean columns?"),
     ],
 )
-def test_a_value_of_another_type_is_rejected_before_it_is_used(
+def test_a_value_of_another_type_or_an_unknown_one_is_rejected_before_it_is_used(
     here: Path, setting: str, message: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         plan(settings=[setting])
+
+
+def test_only_the_deadline_of_the_training_may_be_null(here: Path) -> None:
+    assert plan(settings=["training.deadlineSeconds=null"]).values["training"]["deadlineSeconds"] is None
 
 
 @pytest.mark.parametrize(

@@ -190,6 +190,10 @@ def test_a_diverging_loss_is_one_message_without_warnings(cli, shop: Path, tmp_p
             ("shop", "--data", "good.txt", "--set", "data.encoding=utf-9"),
             "data.encoding is 'utf-9', but must be a text encoding",
         ),
+        (
+            ("shop", "--data", "good.txt", "--set", "data.format=CSV"),
+            "data.format is 'CSV', but must be one of lines, csv",
+        ),
     ],
 )
 def test_invalid_input_is_one_message_and_leaves_no_files(
