@@ -91,9 +91,9 @@ def draw(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path, form:
         for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             _plot(axis, name, rows, best)
             _add_titles(axis, name, passes, best)
-        buffer, made_by = io.BytesIO(), {"png": "Software", "svg": "Title"}[form]
+        buffer = io.BytesIO()
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}):
-            figure.savefig(buffer, format=form, metadata={made_by: "paddle-training"})
+            figure.savefig(buffer, format=form)
     return buffer.getvalue()
 
 

@@ -107,6 +107,7 @@ def test_page_contains_passes_settings_data_restarts_and_earlier_runs(output: Pa
     assert ["training rows", "21,000"] in page.rows
     assert any(row[-1].startswith("rank 1 was lost; <script>") for row in page.rows if row)
     assert "script" not in page.tags
+    assert page.text.count("<title>") == 1, "a title in the SVG is a tooltip over all plots"
     loads = r"(?<!xlink:)(src|href)=|href=\"[^#]|url\([^#]|@import"
     assert not re.search(loads, page.text), "the page loads nothing else"
 
