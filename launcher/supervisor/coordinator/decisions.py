@@ -148,9 +148,9 @@ def _plan_before_leaving(
 ) -> Plan:
     """Return the plan that follows `train` because the pod of `leaving` must exit at `leave_by`.
 
-    All trainers are asked for a checkpoint, and train on until they have saved it or the time is over. One that is
-    not complete then is lost, as is the training since the newest one, but harms nothing: only complete checkpoints
-    are published. It is asked for only if the trainers save checkpoints at all, and the newest one is not young.
+    All trainers are asked for a checkpoint, and train on until they have saved it or the time is over. If it is not
+    complete by then, the training since the newest checkpoint is lost. The ranks stop at once, without a request, if a
+    rank does not train, if no trainer saves checkpoints, or if the newest checkpoint is young.
     """
     busy = [m for m in members if m.phase != Phase.TRAINING or m.state.progress.state not in _SAVING_STATES]
     saved = min((at for m in members if (at := m.state.progress.saved) is not None), default=None)

@@ -1,4 +1,4 @@
-"""Writes run.json whenever the plan changes and status.json every two seconds, on rank 0.
+"""On rank 0, writes run.json at each change that a later rank 0 must know, and status.json every two seconds.
 
 `build_status` and `render_metrics` are also the pages GET /status and GET /metrics.
 """

@@ -3,8 +3,8 @@
 `Rank0Locator` finds rank 0. Rank 0 writes its address to the output lease, run.lock, and the secret with which the
 other ranks authenticate to a file that only the user of the pods can read. Both change with every pod of rank 0, and
 every other rank needs the secret, so it reads run.lock in any case: DNS could find a new pod no earlier. With
-`rendezvous: api` the address comes from the Kubernetes API, as in the tutorial of 2017. There too a pod's rank is its
-completion index: ranks by sorted addresses would change with every replaced pod.
+`rendezvous: api` the address comes from the Kubernetes API, as in the tutorial of 2017. A pod's rank is its completion
+index also then: the tutorial's ranks, which came from sorted addresses, would change with every replaced pod.
 
 `RemoteOrders` is this connection for the agent, with how these ranks wait while rank 0 is unreachable: log lines,
 notifications, deadline, end of the run.
