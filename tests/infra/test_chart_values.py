@@ -236,6 +236,7 @@ def test_build_stack_invalid_values_registers_nothing(given: Any) -> None:
         stack_builder.build_stack(chosen, "paddle-training", "dev", ROOT)
 
 
+@pytest.mark.slow
 def test_chart_values_without_helm_are_not_checked_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(stack_builder.pulumi.log, "warn", said.append)
