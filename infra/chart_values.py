@@ -83,6 +83,12 @@ class StackInputs:
         """Return the value of the namespace's label that identifies the stack that owns it."""
         return self.prefix[:63].strip("-")
 
+    @property
+    def kubeconfig(self) -> str:
+        """Return the path of the kubeconfig. An absolute path stays as written, so that all clones have one state."""
+        path = Path(self.settings.kubeconfig.path)
+        return str(path if path.is_absolute() else self.folder / path.expanduser())
+
     def release_values(self, *outputs: str) -> dict[str, Any]:
         """Return the values of the Helm release; `outputs` are the fields of StackOutputs after `image`."""
         return release_values(self.settings, StackOutputs(self.image, *outputs), self.user_values)

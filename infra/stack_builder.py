@@ -21,15 +21,15 @@ from infra.settings import Settings, SettingsError
 from infra.training import DATA_LOSS_NOTE, ENFORCE_LABEL, OWNER_LABEL, Training
 
 
-def check_cluster(inputs: StackInputs, kubeconfig: str) -> None:
-    """Check that the stack can be installed on the existing cluster of `kubeconfig`, a path.
+def check_cluster(inputs: StackInputs) -> None:
+    """Check that the stack can be installed on the existing cluster of the settings.
 
     Raises:
         SettingsError: the cluster cannot be read; the namespace belongs to another owner or does not admit the pods;
             or the release whose values should be kept does not exist.
     """
     settings, name = inputs.settings, inputs.settings.namespace.name
-    context, release = settings.kubeconfig.context, settings.release
+    kubeconfig, context, release = inputs.kubeconfig, settings.kubeconfig.context, settings.release
 
     def read_labels(api: Any) -> dict[str, str] | None:
         try:
@@ -84,13 +84,13 @@ def namespace_problem(inputs: StackInputs, labels: Mapping[str, str] | None) -> 
     return ""
 
 
-def create_kubeconfig_stack(inputs: StackInputs, kubeconfig: str) -> dict[str, pulumi.Input[Any]]:
+def create_kubeconfig_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
     """Create the release on the cluster of `kubeconfig.context`, and return the stack's outputs."""
     settings = inputs.settings
     made = Training(
         inputs,
         values=inputs.release_values(),
-        kubeconfig=kubeconfig,
+        kubeconfig=inputs.kubeconfig,
         context=settings.kubeconfig.context,
     )
     return {
@@ -117,11 +117,8 @@ def build_stack(settings: Settings, project: str, stack: str, folder: Path) -> d
             "release is installed. Fix: install helm"
         )
     if settings.target == "kubeconfig":
-        path = Path(settings.kubeconfig.path)
-        # An absolute path stays as written, so that the state is the same from every clone.
-        kubeconfig = str(path if path.is_absolute() else folder / path.expanduser())
-        check_cluster(inputs, kubeconfig)
-        return create_kubeconfig_stack(inputs, kubeconfig)
+        check_cluster(inputs)
+        return create_kubeconfig_stack(inputs)
     # Imported only for this target: loading the AWS SDK's types takes longer than everything else together.
     from infra.target_aws import create_aws_stack  # noqa: PLC0415
 

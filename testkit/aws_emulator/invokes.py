@@ -139,7 +139,6 @@ def _node_group(cloud: MotoCloud, p: Props) -> Props:
         "id": f"{cluster}:{name}",
         "scalingConfigs": [found["scalingConfig"]],
         "version": known.get("version", ""),
-        "releaseVersion": known.get("releaseVersion", ""),
         "status": "ACTIVE",
     }
 

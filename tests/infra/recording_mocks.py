@@ -275,11 +275,11 @@ def aws_stack(
 def local_stack(folder: Path = ROOT, *, answers: dict[str, Any] | None = None, **keys: Any) -> Recorder:
     """Create a stack of target kubeconfig, without preflight checks; return what was registered."""
     inputs = read_stack_inputs(local_settings(**keys), "paddle-training", "dev", folder)
-    return record(lambda: create_kubeconfig_stack(inputs, "/nowhere/kubeconfig"), answers)
+    return record(lambda: create_kubeconfig_stack(inputs), answers)
 
 
 def running(version: str = "1.35", **groups: dict[str, Any]) -> dict[str, Any]:
-    """Return the answers of an account with a cluster and node groups: part → sizes, version, release.
+    """Return the answers of an account with a cluster and node groups: part → sizes, version.
 
     The mocks answer alike for all groups, so there can be only one.
     """
@@ -292,7 +292,6 @@ def running(version: str = "1.35", **groups: dict[str, Any]) -> dict[str, Any]:
             "id": "x",
             "scalingConfigs": [{"minSize": low, "desiredSize": desired, "maxSize": high}],
             "version": group.get("version", "1.35"),
-            "releaseVersion": group.get("release", "1.35.1-20261001"),
         }
     return answers
 

@@ -92,7 +92,7 @@ def _preflight(path: str, error: str, context: str = "local", **keys: Any) -> No
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training, "read_revisions", READ)  # from the fake API server
         with pytest.raises(SettingsError, match=error) if error else contextlib.nullcontext():
-            stack_builder.check_cluster(inputs, path)
+            stack_builder.check_cluster(inputs)
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ class Any(Mocks):
 
 set_mocks(Any(), project="paddle-training", stack="local")
 chosen = load_settings(%r)
-outputs = create_kubeconfig_stack(read_stack_inputs(chosen, "paddle-training", "local", Path.cwd()), "x")
+outputs = create_kubeconfig_stack(read_stack_inputs(chosen, "paddle-training", "local", Path.cwd()))
 assert outputs["release"] is not None
 print([name for name in sys.modules if name in ("pulumi_aws", "pulumi_kubernetes.core.v1._inputs", "boto3")])
 """
@@ -216,6 +216,22 @@ def test_release_is_equal_in_two_clones(tmp_path: Path) -> None:
     with clone(tmp_path / "a") as one, clone(tmp_path / "b") as other:
         seen = [[(r.name, r.inputs) for r in local_stack(folder).resources] for folder in (one, other)]
     assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize(
+    ("written", "path"),
+    [
+        ("/a/config", "/a/config"),
+        ("~/.kube/config", "/home/me/.kube/config"),
+        ("config", str(ROOT / "config")),
+    ],
+)
+def test_kubeconfig_is_found_from_the_project_and_home(
+    monkeypatch: pytest.MonkeyPatch, written: str, path: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    made = local_stack(kubeconfig={"path": written, "context": "local"})
+    assert made.one("pulumi:providers:kubernetes").inputs["kubeconfig"] == path
 
 
 def test_release_description_changes_with_chart(tmp_path: Path) -> None:
