@@ -16,7 +16,6 @@ from local import (
     debian_packages,
     example_data,
     go_tools,
-    installed_tools,
     launcher_image,
     local_stack,
     try_example,
@@ -50,16 +49,11 @@ Context = Annotated[str, typer.Option(help="Context in that kubeconfig.")]
 Image = Annotated[str, typer.Option(help="Launcher image in a registry that your cluster can reach.")]
 
 
-def _ensure_tools(tests: bool = False) -> None:
-    fitting = installed_tools.report_compatible_tools()
-    go_tools.ensure_tools(go_tools.tools_to_build(tests=tests, fitting=fitting))
-
-
 @app.command()
 def tools() -> None:
     """Install missing Debian packages and build missing tools, also the ones for tests and documentation."""
     debian_packages.ensure_packages(tests=True)
-    _ensure_tools(tests=True)
+    go_tools.ensure_tools(go_tools.tools_to_build(tests=True))
     console.success("all tools are installed")
 
 
@@ -69,7 +63,7 @@ def up(nodes: Nodes = 3) -> None:
     plan_nodes(nodes)  # before anything is built
     cluster_lifecycle.require_root()
     debian_packages.ensure_packages()
-    _ensure_tools()
+    go_tools.ensure_tools(go_tools.tools_to_build())
     steps.start_cluster(nodes)
     console.info(
         f"kubeconfig {KUBECONFIG}, context {CONTEXT}. NetworkPolicy objects are accepted but not enforced."
@@ -92,7 +86,7 @@ def status() -> None:
         return
     for name, text in lines:
         (console.info if text in ("Ready", "running") else console.error)(f"{name}: {text}")
-    env = {**os.environ, **local_stack.tool_environment({}), "KUBECONFIG": str(KUBECONFIG)}
+    env = {**os.environ, **local_stack.tool_environment(), "KUBECONFIG": str(KUBECONFIG)}
     subprocess.run([sys.executable, "-m", "launcher", "status"], cwd=CLONE, env=env, check=False)
 
 

@@ -22,7 +22,6 @@ from local import (
     debian_packages,
     example_data,
     go_tools,
-    installed_tools,
     launcher_image,
     local_stack,
     try_example,
@@ -104,8 +103,7 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         )
     STATE.mkdir(parents=True, exist_ok=True)
     require_free_space(STATE, 3, "The demo")
-    fitting = installed_tools.report_compatible_tools()
-    tools = go_tools.tools_to_build(cluster=where.is_local, fitting=fitting)
+    tools = go_tools.tools_to_build(cluster=where.is_local)
     if where.is_local:
         debian_packages.ensure_packages()
         _prepare_local_cluster(nodes, config, tools)
@@ -131,12 +129,12 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         or settings.get("image") in [launcher_image.image_template(each) for each in launcher_image.RUNTIMES]
     ):
         chosen["image"] = launcher_image.image_template(try_example.example_values(config)["runtime"])
-    env = {**os.environ, **local_stack.tool_environment(fitting)}
+    env = {**os.environ, **local_stack.tool_environment()}
     example = CLONE / local_stack.EXAMPLES / f"{config}.yaml"
     job = SHARED / str(yaml.safe_load(example.read_text())["jobName"])
     before = completion_time(job) if where.is_local else None
     with console.timed_step("pulumi up -s local"):
-        local_stack.ensure_stack_exists(env, has_pulumi="pulumi" in fitting)
+        local_stack.ensure_stack_exists(env)
         local_stack.write_settings(env, chosen)
         _run_pulumi_up(env)
     _run_launcher(env, where, "wait", "--timeout", str(RESULTS_MINUTES * 60))

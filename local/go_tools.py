@@ -41,8 +41,8 @@ TRIMMED = {
 
 CLUSTER = ("kubernetes", "coredns")
 """Tools that the local cluster needs; it starts while the others are still being built."""
-_REPLACED = {"kubectl": ("kubernetes",), "helm": ("helm",), "pulumi": ("pulumi", "language")}
-_TESTS = ("helm", "helm3", "helm-unittest", "helm-docs")  # both Helms, whatever the user has installed
+_STACK = ("helm", "pulumi", "language")  # what a stack needs on every cluster
+_TESTS = ("helm3", "helm-unittest", "helm-docs")
 _FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false")  # no debug information: it takes a tenth of the time
 _BUILD_GB = 9.0  # Go's module and build caches; they are deleted when all tools are built
 _PROGRESS_SECONDS = 30.0  # between two progress lines
@@ -164,28 +164,20 @@ def find_tool(name: str) -> Tool:
 Build = Callable[[Sequence[Tool]], None]
 
 
-def tools_to_build(cluster: bool = True, tests: bool = False, fitting: Iterable[str] = ()) -> list[Tool]:
+def tools_to_build(cluster: bool = True, tests: bool = False) -> list[Tool]:
     """Return the tools that a command needs.
 
     Args:
         cluster: Whether the command uses the local cluster instead of a cluster of the user.
         tests: Whether the tools for chart tests and chart documentation are needed too.
-        fitting: Programs that the user has installed in a compatible version.
     """
-    have = set(fitting)
-    names = {name for program, tools in _REPLACED.items() if program not in have for name in tools}
-    names |= {*(CLUSTER if cluster else ()), *(_TESTS if tests else ())}
+    names = {*_STACK, *(CLUSTER if cluster else ()), *(_TESTS if tests else ())}
     return [one for one in TOOLS if one.name in names]
 
 
-def path_folders(installed: Iterable[str]) -> list[Path]:
-    """Return the folders of the built tools, for PATH.
-
-    `installed` are the names of compatible programs that the user has installed; the tools that these replace are
-    left out.
-    """
-    replaced = {name for program in installed for name in _REPLACED[program]}
-    return [one.folder for one in TOOLS if one.is_on_path and one.name not in replaced and one.is_built()]
+def path_folders() -> list[Path]:
+    """Return the folders of the built tools, for PATH."""
+    return [one.folder for one in TOOLS if one.is_on_path and one.is_built()]
 
 
 def ensure_tools(tools: Sequence[Tool]) -> None:
@@ -233,8 +225,7 @@ def _prepare_build(names: str) -> None:
     if missing:
         raise LocalError(
             f"{missing}, but is needed to build {names}. Fix: install Go 1.26 or newer (or 1.21 and "
-            "newer if it may download a newer toolchain); or put compatible pulumi, helm (3.14 or newer) and "
-            "kubectl on PATH and use your own cluster with CLUSTER_KUBECONFIG=FILE"
+            "newer if it may download a newer toolchain)"
         )
     require_free_space(cache(), _BUILD_GB, "Building the tools")
     shutil.rmtree(_temporary_folder(), ignore_errors=True)  # of a build that was killed

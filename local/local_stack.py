@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from local import go_tools, installed_tools
+from local import go_tools
 from local.external_commands import LocalError, run_command
 from local.files_and_locks import write_file_atomically
 from local.paths import CLONE, KUBECONFIG, PASSPHRASE, PULUMI, STATE, cache
@@ -113,16 +113,11 @@ def ensure_stack_files(clone: Path = CLONE) -> None:
         path.write_text(_SALT.sub("", path.read_text()))
 
 
-def tool_environment(fitting: dict[str, Path] | None = None) -> dict[str, str]:
-    """Return the environment variables with which pulumi, helm and kubectl work on the stack `local`.
-
-    `fitting` are the compatible tools that the user has installed; by default they are looked up.
-    """
-    fitting = installed_tools.find_compatible_tools() if fitting is None else fitting
-    folders = [str(folder) for folder in go_tools.path_folders(fitting)]
-    python = str(Path(sys.executable).parent)
+def tool_environment() -> dict[str, str]:
+    """Return the environment variables with which pulumi, helm and kubectl work on the stack `local`."""
+    folders = [Path(sys.executable).parent, *go_tools.path_folders()]
     return {
-        "PATH": os.pathsep.join([python, *folders, installed_tools.path_without_cache()]),
+        "PATH": os.pathsep.join([*map(str, folders), os.environ.get("PATH", "")]),
         "KUBECONFIG": (read_settings().get("kubeconfig") or {}).get("path") or str(KUBECONFIG),
         "PULUMI_BACKEND_URL": f"file://{PULUMI}",
         "PULUMI_CONFIG_PASSPHRASE_FILE": str(PASSPHRASE),
@@ -132,13 +127,8 @@ def tool_environment(fitting: dict[str, Path] | None = None) -> dict[str, str]:
     }
 
 
-def ensure_stack_exists(env: Mapping[str, str], has_pulumi: bool, clone: Path = CLONE) -> None:
+def ensure_stack_exists(env: Mapping[str, str], clone: Path = CLONE) -> None:
     """Create the stack in the backend if it does not exist."""
-    if has_pulumi and not (clone / "venv").is_dir():
-        # An official language host uses the environment that Pulumi.yaml specifies; git ignores the folder.
-        run_command(
-            ["pulumi", "install"], why="installing the program's packages", env=env, cwd=clone, seconds=900
-        )
     select = ["pulumi", "stack", "select", "--create", STACK, "--non-interactive"]
     run_command(select, why="creating the stack", env=env, cwd=clone)
 

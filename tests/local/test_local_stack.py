@@ -40,7 +40,7 @@ def pulumi(clone, *words):
 def test_write_settings_keeps_other_settings_and_comments_and_other_stacks_files(clone):
     local_stack.ensure_stack_files(clone)
     env = {**os.environ, **local_stack.tool_environment()}
-    local_stack.ensure_stack_exists(env, has_pulumi=False, clone=clone)
+    local_stack.ensure_stack_exists(env, clone)
     pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:valuesFiles[0]", "mine.yaml")
     pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:values.trainers", "2")
     local_stack.ensure_stack_files(clone)
@@ -84,7 +84,6 @@ def test_an_unknown_example_raises_an_error_that_lists_the_examples():
 def test_env_without_root_has_only_path(monkeypatch, capsys):
     """`python -m launcher try` needs no more; the stack's files are below /var/lib."""
     folder = Mock(**{"mkdir.side_effect": PermissionError})
-    monkeypatch.setattr(local_stack.installed_tools, "find_compatible_tools", dict)  # it starts each tool
     monkeypatch.setattr(local_stack, "PULUMI", folder)
     commands.env()
     lines = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""Tests of the toolchain: which tools are built, which installed ones are used, and their cache keys."""
+"""Tests of the toolchain: which tools are built, how, and their cache keys."""
 
 from __future__ import annotations
 
@@ -6,30 +6,9 @@ import re
 
 import pytest
 
-from local import go_tools, installed_tools
+from local import go_tools
 from local.external_commands import LocalError
 from local.go_tools import Tool, find_tool
-
-
-@pytest.mark.parametrize(
-    ("program", "text", "expected"),
-    [
-        ("helm", "v3.14.0+gabc", True),
-        ("helm", "v3.13.9", False),
-        ("helm", "v4.3.1+gabc", True),
-        ("helm", "v5.0.0", False),
-        ("helm", "command not found", False),
-        ("kubectl", "Client Version: v1.34.1", True),
-        ("kubectl", "Client Version: v1.36.0-rc.1", True),
-        ("kubectl", "Client Version: v1.32.4-dispatcher", False),
-        ("kubectl", "Client Version: v1.37.0", False),
-        ("pulumi", "v3.259.0", True),
-        ("pulumi", "v3.258.9", False),
-        ("pulumi", "v4.0.0", False),
-    ],
-)
-def test_an_installed_tool_is_suitable_depending_on_its_version(program, text, expected):
-    assert installed_tools.is_suitable(program, text) is expected
 
 
 def test_cache_key_of_a_tool_changes_with_sources_packages_and_names(tmp_path, monkeypatch):
@@ -61,40 +40,18 @@ def test_digest_of_a_go_module_changes_only_with_its_own_sources(tmp_path, monke
     assert changed_by_writing("language/go.sum") == ["language"]
 
 
-def test_tools_to_build_is_empty_with_the_users_cluster_and_compatible_tools():
-    assert go_tools.tools_to_build(cluster=False, fitting=["pulumi", "helm", "kubectl"]) == []
-
-
-def test_an_installed_pulumi_replaces_language_host_and_provider_too():
-    names = {one.name for one in go_tools.tools_to_build(cluster=True, fitting=["pulumi"])}
-    assert names == {"kubernetes", "coredns", "helm"}
+def test_another_cluster_needs_only_the_tools_of_a_stack():
+    names = [one.name for one in go_tools.tools_to_build(cluster=False)]
+    assert names == ["helm", "pulumi", "language"]
 
 
 def test_tools_of_the_cluster_are_built_first_and_each_go_module_by_one_command():
     everything = go_tools.tools_to_build(tests=True)
-    assert go_tools.tools_to_build(tests=True, fitting=["helm"]) == everything, "tests compare both Helms"
+    assert everything == [*go_tools.TOOLS]
     assert tuple(one.name for one in everything[:2]) == go_tools.CLUSTER
     assert [folder.name for folder, _, _ in go_tools._group_by_go_module(everything)] == [
         *("src", "helm", "src", "language")
     ]
-
-
-def test_path_without_cache_removes_only_folders_of_the_cache(monkeypatch, tmp_path):
-    monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path))
-    monkeypatch.setenv("PATH", f"{tmp_path}/tools/helm-1:/usr/bin:{tmp_path}-other/bin")
-    assert installed_tools.path_without_cache() == f"/usr/bin:{tmp_path}-other/bin"
-
-
-def test_an_installed_pulumi_without_its_language_host_is_not_used(monkeypatch, tmp_path):
-    fake = tmp_path / "pulumi"
-    fake.write_text("#!/bin/sh\necho v3.300.0\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert installed_tools.find_compatible_tools() == {}
-    host = tmp_path / "pulumi-language-python"
-    host.write_text("#!/bin/sh\n")
-    host.chmod(0o755)
-    assert installed_tools.find_compatible_tools() == {"pulumi": fake}
 
 
 def test_a_build_without_go_raises_an_error_with_a_fix(monkeypatch, tmp_path):
