@@ -5,7 +5,7 @@
 - `export_cpu`: the trainers' CPU microseconds per id for the whole export, compared with the look-up of the
   vectors in the pservers alone. The difference may be at most 1 us. Two servers and two trainers on loopback,
   ids of 64 bits, vectors of width 16.
-- `export_wall`: seconds per million ids for the export, including the scoring in a separate process, compared
+- `export_wall`: seconds per million ids for the export, including the scoring, compared
   with the seconds per million ids that saving the checkpoint before it took.
 - `serve_start`: seconds until `python -m launcher serve` has answered a row, compared with `import paddle`
   alone in a new process; limit 2 s.

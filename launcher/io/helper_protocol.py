@@ -10,9 +10,8 @@ launcher: upload of the model, parsing of the shard, plots and report.
 
 A helper whose launcher dies is killed with all processes that it started.
 
-Other child processes do not use this protocol: parameter servers (pservers) and trainers have no request, the
-fork server (launcher/trainer/fork_server.py) must create children of the launcher, and the scorer
-(launcher/trainer/export.py) must be forked by the trainer before Paddle starts threads.
+Other child processes do not use this protocol: parameter servers (pservers) and trainers have no request, and the
+fork server (launcher/trainer/fork_server.py) must create children of the launcher.
 """
 
 from __future__ import annotations

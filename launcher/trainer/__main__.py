@@ -31,18 +31,15 @@ def run_trainer(settings: ProcessSettings) -> None:
     progress = ProgressFile(WorkPaths(settings.work_dir).progress)
     progress.write()
     try:
-        from launcher.trainer import export, program_loader, training_loop
+        from launcher.trainer import program_loader, training_loop
 
         progress.mark("imported")
-        scorer = None
-        if settings.rank == 0:  # before Paddle has threads
-            scorer = export.ScoringProcess(settings.work.records / "test")
         path = settings.program_file
         loaded = program_loader.load_program(path, settings.work.tables, settings.extra_args)
         log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")
         if settings.rank == 0:
             files.write_json(OutputPaths(settings.layout.output).program_json, loaded.record())
-        training_loop.TrainingLoop(settings, loaded, log, progress, scorer).run()
+        training_loop.TrainingLoop(settings, loaded, log, progress).run()
     except BaseException:
         progress.write()  # the position of the failure, which the launcher compares with the next failure's
         raise

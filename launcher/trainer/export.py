@@ -14,23 +14,19 @@ the two files of a table at the same time. The ids come from a checkpoint (`ids/
 rank's servers) and not from the shards of this run's data, because the tables also have ids of earlier runs. The ids
 of all ranks are sorted together; each rank writes a contiguous range of rows.
 
-`ScoringProcess` scores it in a process without any server's address, forked before Paddle has threads. A new process
-would have to import Paddle again, which takes half of the time that the end of a short run takes.
+Before the folder gets its name, `score_model` opens the files that were just written, as `paddle_served` does, and
+predicts the test set with them, without the servers.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import multiprocessing
 import os
 import shutil
 import struct
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,25 +35,22 @@ from numpy.typing import NDArray
 
 from launcher import program as interface
 from launcher import schema
-from launcher.errors import EXIT_GANG, EXIT_OK, DataError, LauncherError
+from launcher.errors import DataError
 from launcher.io import checkpoints, files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelDescription, ModelLookup, ModelTable
 from launcher.serving.paddle_served import Model, ServedError
 from launcher.serving.paddle_served.model import EMBEDDINGS, IDS, VECTORS, VERSION, map_array, table_folder
 from launcher.trainer.evaluation import evaluate_model, finite_scores
-from launcher.trainer.fork_server import fork_while_alone
-from launcher.trainer.program_loader import TrainingProgram, is_settable, load_program, with_fix
-from launcher.trainer.record_files import INDEX, Records, record_dtype
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.record_files import Records
 from launcher.trainer.server_tables import TableRows
 from launcher.trainer.training_log import TrainerLog
 
 if TYPE_CHECKING:  # these import Paddle
     from launcher.trainer.fleet_trainer import FleetTrainer
     from launcher.trainer.network import BuiltNetwork
-    from launcher.trainer.single_process import SingleProcessTrainer
 
-TIMEOUT_SECONDS = 1800.0
 Ids = NDArray[np.uint64]
 HEADER_BYTES = 4096
 """A whole page, so that no two ranks write to one page: a network file system may write pages as a whole."""
@@ -66,7 +59,7 @@ LOOKUP_ROWS = 1 << 18  # rows that are looked up and written at once
 
 
 def create_table(folder: Path, rows: int, width: int) -> None:
-    """Create `ids.npy` and `vectors.npy` in their final size, for all ranks to fill with `look_up_rows`."""
+    """Create `ids.npy` and `vectors.npy` in their final size, for all ranks to fill with `write_rows`."""
     folder.mkdir(parents=True)
     for name, shape, dtype in (
         (IDS, (rows,), np.dtype(np.uint64)),
@@ -125,31 +118,6 @@ def _split_points(ids_by_rank: Sequence[Ids], rows: int, total: int) -> list[int
     return [int(np.searchsorted(ids, np.uint64(low))) for ids in ids_by_rank]
 
 
-def look_up_rows(
-    folder: Path,
-    first: int,
-    ids: Ids,
-    width: int,
-    look_up: Callable[[NDArray[np.int64]], NDArray[np.float32]],
-) -> float:
-    """Look up the vectors of these ids, and write both from row `first` on; return the CPU seconds of `look_up`.
-
-    `look_up` returns the vectors [ids, width] of some ids, given as int64 of the same bits.
-    """
-    spent = 0.0
-
-    def vectors() -> Iterator[NDArray[np.float32]]:
-        nonlocal spent
-        for start in range(0, len(ids), LOOKUP_ROWS):
-            began = time.process_time()
-            found = look_up(ids[start : start + LOOKUP_ROWS].view(np.int64))
-            spent += time.process_time() - began
-            yield found
-
-    write_rows(folder, first, width, ids, vectors())
-    return spent
-
-
 def write_rows(
     folder: Path, first: int, width: int, ids: Ids, vectors: Iterable[NDArray[np.float32]]
 ) -> None:
@@ -172,7 +140,7 @@ def write_rows(
 MARGIN_BYTES = 64 << 20  # the network, the program's files and its side tables
 Values = Mapping[str, NDArray[np.float32]]
 ScoreModel = Callable[[Path], dict[str, float]]
-"""Returns metric → value of the model in a folder."""
+"""Returns metric → value of the model in a folder; see `score_model`."""
 
 
 class ModelWriter:
@@ -258,13 +226,14 @@ class ModelWriter:
 
 
 def export_from_memory(
-    writer: ModelWriter,
+    folder: Path,
     program: TrainingProgram,
     values: Values,
     tables: Mapping[str, TableRows],
     score: ScoreModel,
 ) -> dict[str, float]:
-    """Write a model of tables that this process holds. Return its metrics."""
+    """Write a model with tables that this process holds to `folder`. Return its metrics, as `score` returned them."""
+    writer = ModelWriter(folder)
     shapes = {name: ModelTable(*rows.vectors.shape) for name, rows in tables.items()}
     writer.create(shapes)
     for name, (ids, vectors) in tables.items():
@@ -272,14 +241,17 @@ def export_from_memory(
     return writer.finish(program, values, shapes, score)
 
 
-def export_single_process(folder: Path, trainer: SingleProcessTrainer, test: Records) -> dict[str, float]:
-    """Write the model of a program that was trained in this process. Return its metrics."""
-    tables = {name: TableRows(*table.rows()) for name, table in trainer.tables.items()}
+def score_model(program: TrainingProgram, test: Records, folder: Path) -> dict[str, float]:
+    """Return metric → value of the model in `folder`, which is opened as without servers, on the rows of `test`.
 
-    def score(temp: Path) -> dict[str, float]:
-        return evaluate_model(trainer.program, Model(temp), test)
-
-    return export_from_memory(ModelWriter(folder), trainer.program, trainer.parameters(), tables, score)
+    Raises:
+        DataError: the model cannot be opened.
+        SettingsError: metrics() of `program` failed.
+    """
+    try:
+        return evaluate_model(program, Model(folder), test)
+    except ServedError as error:
+        raise DataError(f"cannot score the model in {folder}: {error}") from error
 
 
 def _write_networks(
@@ -334,8 +306,8 @@ class ModelExporter:
     program: TrainingProgram
     trainer: FleetTrainer
     log: TrainerLog
-    scorer: ScoringProcess | None
-    """Only trainer 0 has one."""
+    test: Records | None
+    """The test set, which trainer 0 always has."""
 
     def export(self, at: Position) -> None:
         """Write the model with the values of the checkpoint `at`; all trainers call this together.
@@ -352,7 +324,6 @@ class ModelExporter:
         settings = trainer.settings
         folder = OutputPaths(settings.layout.output).model
         writer = ModelWriter(folder, settings.attempt, at.folder)
-        scores: dict[str, float] = {}
         ids = self._map_ids(at)
         shapes = {
             table.name: ModelTable(sum(map(len, ids[table.name])), table.width)
@@ -364,19 +335,27 @@ class ModelExporter:
         for name, shape in shapes.items():
             self._write_share(table_folder(writer.temp, name), name, shape, ids[name], at)
         trainer.trainers.barrier()
-        if self.scorer:
-            scores = writer.finish(self.program, trainer.parameters(), shapes, self.scorer.score)
-        if settings.rank == 0:
+        if settings.rank == 0 and self.test is not None:
+            score = functools.partial(score_model, self.program, self.test)
+            scores = writer.finish(self.program, trainer.parameters(), shapes, score)
             shown = " ".join(f"{name}={value:.4f}" for name, value in scores.items())
             self.log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")
         trainer.trainers.barrier()
 
     def _write_share(self, folder: Path, name: str, shape: ModelTable, ids: list[Ids], at: Position) -> None:
         """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`."""
-        began, trainers = time.process_time(), self.trainer.trainers
+        began, transfer, trainers = time.process_time(), 0.0, self.trainer.trainers
         first, own = select_range(ids, trainers.rank, trainers.count, at.folder)
-        look_up = functools.partial(self.trainer.servers.rows, name)
-        transfer = look_up_rows(folder, first, own, shape.width, look_up)
+
+        def look_up() -> Iterator[NDArray[np.float32]]:
+            nonlocal transfer
+            for start in range(0, len(own), LOOKUP_ROWS):
+                before = time.process_time()
+                found = self.trainer.servers.rows(name, own[start : start + LOOKUP_ROWS].view(np.int64))
+                transfer += time.process_time() - before
+                yield found
+
+        write_rows(folder, first, shape.width, own, look_up())
         rest = time.process_time() - began - transfer
         self.log.line(
             f"{name}: wrote {len(own)} of {shape.rows} rows; CPU seconds: {transfer:.2f} to look "
@@ -408,99 +387,3 @@ class ModelExporter:
             ]
             for table in self.trainer.network.tables
         }
-
-
-class ScoringProcess:
-    """Scores exported models in a child process, which exits when the process that created it exits.
-
-    Create the object before Paddle has threads, since creating it forks this process.
-    """
-
-    def __init__(self, test: Path) -> None:
-        """Fork the scoring process, which waits for requests; `test` is the folder with the test set's records.
-
-        Raises:
-            OSError: another thread of this process ran all the time (`fork_while_alone`).
-        """
-        self._test = test
-        self._pipe, theirs = multiprocessing.Pipe()
-        self._pid = fork_while_alone()
-        if self._pid == 0:
-            self._pipe.close()
-            try:
-                _answer_requests(theirs, test)
-            except BaseException:
-                traceback.print_exc()
-            os._exit(EXIT_GANG)
-        theirs.close()
-
-    def score(self, folder: Path) -> dict[str, float]:
-        """Let the scoring process calculate the metrics of the model in `folder` on the test set.
-
-        Returns:
-            metric → value.
-
-        Raises:
-            DataError: the scoring failed or took longer than TIMEOUT_SECONDS, or the process has exited.
-        """
-        try:
-            self._pipe.send(folder)
-            answer = (
-                self._pipe.recv()
-                if self._pipe.poll(TIMEOUT_SECONDS)
-                else f"timed out after {TIMEOUT_SECONDS:g} s. Fix: use a smaller test set (data.testFraction)"
-            )
-        except (EOFError, OSError):  # the process exited, which closes its end of the pipe
-            _, status = os.waitpid(self._pid, 0)
-            answer = (
-                f"its process exited with code {os.waitstatus_to_exitcode(status)}. Fix: for code -9 (killed) increase "
-                "resources.limits.memory; else see the last lines before this one in the trainer's log"
-            )
-        if isinstance(answer, str):
-            text = f"cannot score the model in {folder} with {self._test}: {answer}"
-            raise DataError(with_fix(text, "see the traceback before this line"))
-        scores: dict[str, float] = answer
-        return scores
-
-
-def _answer_requests(requests: Connection, test: Path) -> None:
-    """Score each model whose folder the parent process sends through the pipe, until the parent exits."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text("scorer")
-    for name in [name for name in os.environ if name.startswith(("PADDLE_", "TRAINING_ROLE", "POD_IP"))]:
-        del os.environ[name]
-    while True:
-        try:
-            folder = requests.recv()
-        except EOFError:
-            os._exit(EXIT_OK)
-        try:
-            requests.send(score_model(folder, test))
-        except LauncherError as error:
-            requests.send(str(error))
-        except Exception as error:
-            traceback.print_exc()
-            requests.send(f"{type(error).__name__}: {error}")
-
-
-def score_model(folder: Path, test: Path) -> dict[str, float]:
-    """Return metric → value of the model in `folder`, from nothing but this folder and the records in `test`.
-
-    Raises:
-        DataError: the model or the test set cannot be read.
-    """
-    try:
-        model = Model(folder)
-    except ServedError as error:
-        raise DataError(str(error)) from error
-    given = model.about["options"].items()
-    options = tuple(f"--{key}={value}" for key, value in given if is_settable(value))  # others are defaults
-    program = load_program(folder / "program" / model.about["config"], folder / "tables", options)
-    key = (files.read_json(test / INDEX) or {}).get("key", "")
-    records = Records.open(test, record_dtype(program.inputs), key)
-    if records is None:
-        raise DataError(
-            f"{test} has no complete records (parsed rows) of {program.path.name}. Fix: delete that folder; the next "
-            "start parses the rows again"
-        )
-    return evaluate_model(program, model, records)

@@ -200,7 +200,7 @@ def _options(
                 f"their defaults): {shown}. Fix: {spelling.suggest(key, known) or 'use one of them'}"
             )
         kind = type(target[key])
-        if not is_settable(target[key]):
+        if not isinstance(target[key], bool | int | float | str):
             raise SettingsError(
                 f"training.extraArgs (or --set) has {argument!r}, but the default of {key} is a {kind.__name__}, and "
                 "only numbers, texts and truth values can be set. Fix: correct OPTIONS of the program, or remove the "
@@ -219,11 +219,6 @@ def _options(
                 "correct the argument"
             )
     return options, own
-
-
-def is_settable(default: Any) -> bool:
-    """Return whether an argument `--name=value` can set the option with this default."""
-    return isinstance(default, bool | int | float | str)
 
 
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}

@@ -15,7 +15,7 @@ from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
 from launcher.trainer import conversion, network
 from launcher.trainer.evaluation import Evaluator, finite_scores
-from launcher.trainer.export import ModelExporter, ScoringProcess
+from launcher.trainer.export import ModelExporter
 from launcher.trainer.fleet_trainer import FleetTrainer
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
@@ -29,27 +29,22 @@ class TrainingLoop:
     """Runs all passes of one trainer. Steps that all trainers must do together contain a barrier."""
 
     def __init__(
-        self,
-        settings: ProcessSettings,
-        program: TrainingProgram,
-        log: TrainerLog,
-        progress: ProgressFile,
-        scorer: ScoringProcess | None,
+        self, settings: ProcessSettings, program: TrainingProgram, log: TrainerLog, progress: ProgressFile
     ) -> None:
         """Read the shard's rows and build the network."""
         self.settings = settings
-        self.scorer = scorer
         self.program = program
         self.log = log
         self.progress = progress
         self.first = settings.rank == 0
-        self.train, *self.test = self._read()
+        self.train, *tests = self._read()
+        self.test = tests[0] if tests else None
         self.start = settings.resume or Position(0)
         self.seed = int(program.common_options["seed"])
         self.trainer = FleetTrainer(settings, program)
         self.trainers = self.trainer.trainers
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
-        self.evaluator = Evaluator(program, self.trainer, self.test[0] if self.test else None)
+        self.evaluator = Evaluator(program, self.trainer, self.test)
         self.checkpoints = Checkpoints(self.trainer, log, self.seed)
         self.scores: list[tuple[int, float]] = []
         """(finished passes, score by training.keepBest) of the run's passes so far; the same on all ranks."""
@@ -275,7 +270,7 @@ class TrainingLoop:
     def _export(self, at: Position) -> None:
         """Export the model with the values of the checkpoint `at`."""
         self.progress.set(state="writing")
-        ModelExporter(self.program, self.trainer, self.log, self.scorer).export(at)
+        ModelExporter(self.program, self.trainer, self.log, self.test).export(at)
 
 
 def _format_scores(tests: Mapping[str, float]) -> str:

@@ -186,9 +186,16 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
                 if key not in ("pass", "samples", "seconds")
             )
             report(f"pass {len(passes)}: {done['seconds']:.1f} s, {rate:,.0f} samples/s, {shown}")
-        score = export.export_single_process(options.to, trainer, test)
-        tables = ", ".join(f"{name}: {len(table):,} ids" for name, table in trainer.tables.items())
-        report(f"model written to {options.to} ({tables or 'no tables'})")
+        tables = {name: table.rows() for name, table in trainer.tables.items()}
+        score = export.export_from_memory(
+            options.to,
+            program,
+            trainer.parameters(),
+            tables,
+            functools.partial(export.score_model, program, test),
+        )
+        shown = ", ".join(f"{name}: {len(rows.ids):,} ids" for name, rows in tables.items())
+        report(f"model written to {options.to} ({shown or 'no tables'})")
         row = trial_data.first_usable_row(program, options.test or options.data, form)
     answer = Model(options.to).answer([row])
     words = answer.words[0] if answer.words else None

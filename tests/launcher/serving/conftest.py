@@ -97,8 +97,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
         for name, rows in TABLES.items()
     }
     folder = root / "model"
-    writer = export.ModelWriter(folder)
-    export.export_from_memory(writer, program, values, tables, lambda _: {"mean": 0.5})
+    export.export_from_memory(folder, program, values, tables, lambda _: {"mean": 0.5})
     weight = next(value for name, value in values.items() if value.ndim == 2)
     bias = next(value for name, value in values.items() if value.ndim == 1)
 

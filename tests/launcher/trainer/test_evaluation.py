@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from launcher.errors import DataError
 from launcher.trainer import conversion, evaluation, export
 from launcher.trainer import program_loader as programs
 from launcher.trainer.record_files import Arrays, Records
@@ -125,14 +126,12 @@ def test_all_trainers_predict_a_share_of_a_test_set_that_all_have_and_else_train
 def test_a_model_with_a_nan_score_is_written_with_its_other_scores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(export, "_write_networks", lambda *_: ([], []))
     program = load(write_program(tmp_path / "program", PROGRAM))
-    writer = export.ModelWriter(tmp_path / "model")
-    writer.create({})
-    assert set(writer.finish(program, {}, {}, lambda _: {"auc": float("nan"), "error": 0.5})) == {
-        "auc",
-        "error",
-    }
+    with pytest.raises(DataError, match=r"cannot score the model .*model\.json\. Fix: "):
+        export.score_model(program, cast(Any, None), tmp_path)
+    monkeypatch.setattr(export, "_write_networks", lambda *_: ([], []))
+    scores = {"auc": float("nan"), "error": 0.5}
+    assert export.export_from_memory(tmp_path / "model", program, {}, {}, lambda _: scores) == scores
     for name in ("score.json", "model.json"):
         value = json.loads((tmp_path / "model" / name).read_text())
         assert value.get("score", value) == {"error": 0.5}

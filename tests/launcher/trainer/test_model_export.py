@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import shutil
-import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,14 +13,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from launcher.errors import DataError, StorageFailedError
+from launcher.errors import StorageFailedError
 from launcher.io import checkpoints
 from launcher.io.checkpoints import CheckpointFolder
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
-from launcher.trainer import export, server_tables
+from launcher.trainer import server_tables
 from tests.launcher.io.test_checkpoints import publish
 
 from .conftest import stage, write_program
@@ -139,51 +137,6 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     exporters[1]._map_ids(Position(1))  # each rank verifies a share of the files
 
 
-def test_the_scoring_process_has_no_server_settings_and_reports_errors_and_its_own_death(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fake_score(folder: Path, test: Path) -> dict[str, float]:
-        if folder.name == "killed":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if folder.name == "wrong":
-            raise ZeroDivisionError(folder)
-        return {"servers": float(any(name.startswith("PADDLE_") for name in os.environ)), "pid": os.getpid()}
-
-    monkeypatch.setattr(export, "score_model", fake_score)
-    monkeypatch.setenv("PADDLE_PSERVERS_IP_PORT_LIST", "127.0.0.1:1")
-    own = export.ScoringProcess(tmp_path / "test")
-    for _ in range(2):
-        found = own.score(tmp_path)
-        assert found["servers"] == 0
-        assert found["pid"] != os.getpid()
-    with pytest.raises(
-        DataError, match=r"cannot score the model in .*/wrong with .*/test: ZeroDivisionError"
-    ):
-        own.score(tmp_path / "wrong")
-    with pytest.raises(
-        DataError, match=r"its process exited with code -9\. Fix: .*resources\.limits\.memory"
-    ):
-        own.score(tmp_path / "killed")
-
-
-def test_a_model_is_scored_whose_program_has_an_option_that_cannot_be_set(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write_program(tmp_path / "program", PROGRAM + "OPTIONS = {'note': None, 'layers': [4], 'rate': 0.1}\n")
-    about = {"config": "trainer_config.py", "options": {"note": None, "layers": [4], "rate": 0.5}}
-    used = []
-    monkeypatch.setattr(export, "Model", lambda _: SimpleNamespace(about=about))
-    monkeypatch.setattr(export.Records, "open", lambda *_: SimpleNamespace())
-    monkeypatch.setattr(export, "evaluate_model", lambda program, *_: used.append(program.job.options))
-    export.score_model(tmp_path, tmp_path / "test")
-    assert used == [{"note": None, "layers": [4], "rate": 0.5}]
-
-
-def test_scoring_a_missing_model_raises_a_data_error(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"cannot score the model .*model.json"):
-        export.ScoringProcess(tmp_path / "test").score(tmp_path)
-
-
 def test_the_state_is_writing_while_a_rank_writes_its_part_of_the_model(tmp_path: Path, monkeypatch) -> None:
     from launcher.trainer import training_loop
     from launcher.trainer.export import ModelExporter
@@ -192,7 +145,7 @@ def test_the_state_is_writing_while_a_rank_writes_its_part_of_the_model(tmp_path
     here = SimpleNamespace(
         settings=SimpleNamespace(rank=1),
         progress=ProgressFile(tmp_path / "progress.json"),
-        **dict.fromkeys(("program", "trainer", "log", "scorer")),
+        **dict.fromkeys(("program", "trainer", "log", "test")),
     )
     training_loop.TrainingLoop._export(here, Position(1))
     assert json.loads((tmp_path / "progress.json").read_text())["state"] == "writing"
