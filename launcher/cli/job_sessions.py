@@ -32,7 +32,7 @@ from launcher.cli.releases import (
     ReleaseRun,
     list_releases,
 )
-from launcher.cli.run_files import OUTPUT, FoundFiles, JobFiles, check_intact, read_job_files
+from launcher.cli.run_files import OUTPUT, JobFiles, read_job_files
 from launcher.cli.run_view import (
     FINAL_STATES,
     ClusterSnapshot,
@@ -51,14 +51,13 @@ from launcher.cli.storage import (
     UnschedulableError,
     claim_problem,
     folder_storage,
+    list_jobs,
     open_reader_pod,
     pod_storage,
-    read_small_files,
     require_claim,
     storage_of_job,
 )
 from launcher.io.open_below import refuse_links
-from launcher.paths import OutputPaths
 from launcher.reporting.failure_messages import last_lines
 
 FILES_SECONDS = 5.0  # `poll_view` reads the files at most once in this time
@@ -71,8 +70,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
 
     - Claim: the request's claim, else the claim with the release's label, else the only claim of the namespace.
     - Image: the request's image, else the image of a release that uses the claim, else of another release.
-    - The returned `job_name` is SOURCES, the folder next to the jobs' folders, because the release's job is unknown
-      until `find_own_job` searches it.
+    - The returned `job_name` is SOURCES, the folder next to the jobs' folders, because the release's job is unknown.
 
     Raises UsageError if there is no such claim or image, or more than one claim; the message lists the claims.
     """
@@ -99,48 +97,16 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
         )
     claim = candidates[0]
     like = next((other for other in others if other.claim == claim), others[0] if others else None)
-    if like is not None:
-        image = request.image or like.image
-        return replace(like, release=release, job_name=SOURCES, claim=claim, image=image, k8s_data_job="")
-    if request.image is None:
+    image = request.image or (like.image if like else "")
+    if not image:
         raise UsageError(
             f"a pod that reads claim {claim} needs an image, and {place} has no release whose image it could use",
             f"give the launcher's image with --image IMAGE; or {_OTHER_FIX}",
         )
-    about = {
-        "jobName": SOURCES,
-        "claim": claim,
-        "image": request.image,
-        "trainers": 0,
-        "passes": 0,
-        "k8sJob": release,
-    }
-    return ReleaseRun.from_json(release, cluster.namespace, about)
-
-
-def find_own_job(storage: Storage, release: str) -> Storage:
-    """Return the folder of the only job that this release trained.
-
-    Raises CliError, which lists the jobs, if the release trained none or several.
-    """
-    names = (OUTPUT.run_json.as_posix(), OUTPUT.run_copy.as_posix())
-    found = FoundFiles(read_small_files(storage.sibling("."), [f"*/{name}" for name in names]))
-    releases = {}
-    for job in dict.fromkeys(path.split("/", 1)[0] for path in found.contents):
-        record = found.run(OutputPaths(Path(job) / OUTPUT.root))
-        releases[job] = record.release if record else "unknown"
-    owned = [job for job, by in releases.items() if by == release]
-    check_intact(
-        found.damage, f"release {release} is not installed; choose its job with --job NAME, because of damage"
-    )
-    if len(owned) == 1:
-        return storage.sibling(owned[0])
-    listed = ", ".join(f"{job} (of release {by})" for job, by in releases.items()) or "none"
-    raise CliError(
-        f"release {release} is not installed, and the storage has {len(owned) or 'no'} jobs that it trained. "
-        f"Jobs there: {listed}",
-        f"choose one with --job NAME; or {_OTHER_FIX}",
-    )
+    where: dict[str, Any] = {"release": release, "job_name": SOURCES, "claim": claim, "image": image}
+    if like is not None:
+        return replace(like, **where, k8s_data_job="")
+    return ReleaseRun(**where, namespace=cluster.namespace, trainers=0, passes=0, k8s_job=release)
 
 
 class FolderSession:
@@ -384,8 +350,13 @@ class ClusterSession:
                     opened = open_through_running_pod(self.cluster, run, self.pods(), or_init=True)
                     if opened is None:
                         raise
-            folder = replace(storage_of_job(opened, request.job), claim=run.claim)
-            yield folder if installed or request.job else find_own_job(folder, self.release)
+            if not (installed or request.job):
+                raise UsageError(
+                    f"release {self.release} is not installed, so its job is unknown. Jobs on the storage of claim "
+                    f"{run.claim}: {', '.join(list_jobs(opened)) or 'none'}",
+                    f"choose one with --job NAME; or {_OTHER_FIX}",
+                )
+            yield replace(storage_of_job(opened, request.job), claim=run.claim)
 
 
 Session = FolderSession | ClusterSession

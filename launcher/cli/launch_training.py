@@ -36,6 +36,8 @@ from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
 from launcher.io import files, spelling
 from launcher.io.program_folders import find_program_folder
+from launcher.settings import DataSettings, TrainSettings, settings_of
+from launcher.settings.parsers import BadValueError
 
 _FILE_MARK = "# Written by `run` of paddle-training:"
 _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override the values that `base` prints.\n"
@@ -144,7 +146,7 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
     plans: list[TrainingPlan] = []
     for settings in grid:
         chosen = apply_settings(values, settings, defaults)
-        complete = check_types(merge_values(defaults, chosen), defaults)
+        complete = check_values(merge_values(defaults, chosen), defaults)
         is_script = complete["runtime"] == SCRIPT_RUNTIME
         if not complete["data"]["source"] and (complete["data"]["enabled"] or not is_script):
             raise UsageError(
@@ -176,7 +178,7 @@ def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defau
     given |= {"trainers": options.trainers} if options.trainers else {}
     given |= {"training.passes": options.passes} if options.passes else {}
     values = apply_settings(merge_values(values, nest_keys(given)), options.settings or (), defaults)
-    check_types(merge_values(defaults, values), defaults)
+    check_values(merge_values(defaults, values), defaults)
     return values
 
 
@@ -360,7 +362,18 @@ def describe_next_steps(session: ClusterSession, keep: Path, is_program: bool) -
 
 Values = dict[str, Any]
 JOB_NAME_LENGTH = 45
-_TYPES = {list: "a list", bool: "true or false", int: "an integer", str: "a text"}
+_USED_HERE = [
+    settings_of(kind)[name]
+    for kind, names in (
+        (TrainSettings, ("batch_size", "extra_args", "incremental_checkpoints", "keep_best", "mode")),
+        (
+            DataSettings,
+            ("columns", "delimiter", "encoding", "format", "header", "member", "quoting", "tables"),
+        ),
+    )
+    for name in names
+]
+"""The settings that the checks of `run` and `try` use on this machine."""
 
 
 def nest_keys(flat: Mapping[str, Any]) -> Values:
@@ -425,35 +438,36 @@ def _parse(key: str, text: str, defaults: Mapping[str, Any]) -> Any:
         raise UsageError(f"--set {key}={text}: the value is not YAML: {error}", "quote it as YAML") from error
 
 
-def check_types(values: Values, defaults: Mapping[str, Any]) -> Values:
-    """Return `values` unchanged after a check of `training`, `data` and the values below them.
+def check_values(values: Values, defaults: Mapping[str, Any]) -> Values:
+    """Return `values` unchanged after a check of `training` and `data`: their keys, and the values that are used here.
 
     This machine uses these values before helm checks all values against the chart's schema, or without helm (`try`).
 
-    Raises UsageError if a value has another type than its default, or is unknown to the chart.
+    Raises UsageError if a key is unknown to the chart, or the parser of a used value rejects it.
     """
     for part in ("training", "data"):
         found = values[part]
         if not isinstance(found, Mapping):
-            raise _type_error(part, found, "an object, such as {KEY: VALUE}")
+            raise _value_error(part, found, "an object, such as {KEY: VALUE}")
         for key in found.keys() - defaults[part].keys():
             hint = spelling.suggest(str(key), defaults[part])
             raise UsageError(
                 f"the chart has no value {part}.{key}{'; ' + hint if hint else ''}",
                 f"choose a value below {part}: {', '.join(defaults[part])}",
             )
-        for key, default in defaults[part].items():
-            value, wanted = found.get(key), _TYPES.get(type(default))
-            is_removed = value is None and key == "deadlineSeconds"  # null removes helm's default
-            if wanted and type(value) is not type(default) and not is_removed:
-                raise _type_error(f"{part}.{key}", value, wanted)
+    for setting in _USED_HERE:
+        value = setting.find(values)
+        try:
+            setting.parse(value)
+        except BadValueError as error:
+            raise _value_error(setting.key, value, f"{error.limit}: {error.reason}") from error
     return values
 
 
-def _type_error(key: str, value: Any, wanted: str) -> UsageError:
+def _value_error(key: str, value: Any, limit: str) -> UsageError:
     shown = "null" if value is None else repr(value)
     return UsageError(
-        f"{key} is {shown}, but must be {wanted}", "correct it where you set it (--set, --grid, -f)"
+        f"{key} is {shown}, but must be {limit}", "correct it where you set it (--set, --grid, -f)"
     )
 
 

@@ -17,7 +17,7 @@ import typer
 
 from launcher.cli.commands import clean, logs, predict, push, results, run, runs, status, stop, sweep, try_
 from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, describe_os_error, missing_package
-from launcher.cli.terminal import INSTALLED, program_name, release_stdout, report
+from launcher.cli.terminal import INSTALLED, program_name, report
 from launcher.errors import LauncherError
 from launcher.io.open_below import ReaderError
 
@@ -79,8 +79,6 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
         if isinstance(error, OSError):
             _discard_output()
         return failure.exit_code
-    finally:
-        release_stdout()
 
 
 def _call_command(args: list[str] | None, name: str) -> int:

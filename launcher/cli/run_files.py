@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from launcher import metrics
 from launcher.cli.errors import UsageError
@@ -31,6 +31,7 @@ AGAIN_SECONDS = 3.0
 """A damaged status.json is read again after this time: rank 0 of a live run writes it every 2 s."""
 Damage = dict[str, str]
 """What is wrong with each damaged file, with the fix, by the file's path below the job's folder."""
+Shape = TypeVar("Shape")
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,14 @@ class FoundFiles:
             self.damage[names[0]] = _describe_damage(names[0], str(error))
         return value
 
+    def read(self, shape: type[Shape], *paths: Path) -> Shape | None:
+        """Return the first intact file as an object of the dataclass `shape`; None if all are absent or damaged."""
+        value = self.json(shape, *paths)
+        return None if value is None else read_fields(shape, value)
+
     def run(self, output: OutputPaths) -> RunFile | None:
         """Return an output's run record: run.json, or its copy; None if both are absent or damaged."""
-        content = self.json(RunFile, output.run_json, output.run_copy)
-        return None if content is None else read_fields(RunFile, content)
+        return self.read(RunFile, output.run_json, output.run_copy)
 
     def passes(self, output: OutputPaths) -> list[dict[str, Any]]:
         """Return the table of the passes (`metrics.pass_table`) from the intact rows of an output's metrics.csv."""
@@ -108,16 +113,15 @@ def read_job_files(storage: Storage, *, again: bool = True) -> JobFiles:
     found = FoundFiles(
         read_small_files(storage, [STATUS, MANIFEST, DATA_FAILED, *(path.as_posix() for path in paths)])
     )
-    status = found.json(StatusFile, OUTPUT.status_json)
+    status = found.read(StatusFile, OUTPUT.status_json)
     if again and found.damage:
         time.sleep(AGAIN_SECONDS)
         return read_job_files(storage, again=False)
-    manifest, failure = found.json(ManifestFile, _JOB.manifest), found.json(DataFailure, _JOB.data_failed)
     return JobFiles(
-        status=read_fields(StatusFile, status) if status is not None else None,
+        status=status,
         run=found.run(OUTPUT),
-        manifest=read_fields(ManifestFile, manifest) if manifest is not None else None,
-        data_failure=read_fields(DataFailure, failure) if failure is not None else None,
+        manifest=found.read(ManifestFile, _JOB.manifest),
+        data_failure=found.read(DataFailure, _JOB.data_failed),
         passes=found.passes(OUTPUT),
         damage=found.damage,
     )
@@ -125,7 +129,7 @@ def read_job_files(storage: Storage, *, again: bool = True) -> JobFiles:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A run of a job, with what `runs` and `compare` show of it. `folder` is `output`, or `runs/<name>`."""
+    """A run of a job, as `runs`, `compare` and `results` show it. `folder` is `output`, or `runs/<name>`."""
 
     folder: str
     record: RunFile
@@ -176,17 +180,19 @@ class SavedRun:
         return None if self.seconds is None or not trainers else int(trainers) * self.seconds / 3600
 
     def as_json(self) -> dict[str, Any]:
-        """Return the run as `runs -o json` prints it."""
+        """Return the run as `runs`, `compare` and `results` print it with `-o json`."""
         return {
             "name": self.name,
             "folder": self.folder,
-            "state": self.record.state or ("damaged" if self.is_unknown else None),
+            "runId": self.record.run_id,
+            "state": self.state,
             "started": self.record.started,
             "seconds": self.seconds,
             "podHours": self.pod_hours,
             "score": self.record.score,
             "best": self.best,
-            "restarts": len(self.record.restarts),
+            "exported": self.record.exported_to,
+            "restarts": [asdict(one) for one in self.record.restarts],
             "settings": self.settings,
             "passes": list(self.passes),
             "damage": self.damage,

@@ -36,7 +36,7 @@ from launcher.cli.cluster_api import (
     labels,
 )
 from launcher.cli.errors import CliError, UsageError, storage_failure
-from launcher.cli.releases import ReleaseRun
+from launcher.cli.releases import SOURCES, ReleaseRun
 from launcher.cli.terminal import report
 from launcher.io.stop_signals import handle_signals
 from launcher.io.tar_stream import read_tar
@@ -206,6 +206,13 @@ def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]
 def list_folder(storage: Storage, folder: str) -> list[str]:
     """Return the names in a folder below the job's; an empty list if the folder does not exist."""
     return [str(entry["name"]) for entry in run_json_command(storage, "ls", "--optional", folder)]
+
+
+def list_jobs(storage: Storage) -> list[str]:
+    """Return the names of all jobs' folders on the storage."""
+    entries = run_json_command(storage.sibling("."), "ls")
+    names = [str(entry["name"]) for entry in entries if entry["type"] == "folder"]
+    return [name for name in names if name != SOURCES and not name.startswith(".")]
 
 
 def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = None) -> Any:

@@ -7,7 +7,6 @@ characters escaped (`escape_controls`): a name or a log line must not move the c
 from __future__ import annotations
 
 import codecs
-import contextlib
 import io
 import json
 import math
@@ -17,7 +16,7 @@ import shlex
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -39,8 +38,8 @@ _PIPE_WIDTH = 400  # of a line that is not printed on a terminal
 _CONTROLS = re.compile(
     "[\0-\b\v-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
-_reserved: list[tuple[int, TextIO | None]] = []
-"""After `reserve_stdout`: a copy of file descriptor 1, and stdout if a test has replaced it by another object."""
+_reserved: list[int] = []
+"""After `reserve_stdout`: a copy of file descriptor 1."""
 
 
 def escape_controls(text: str) -> str:
@@ -51,28 +50,14 @@ def escape_controls(text: str) -> str:
 def reserve_stdout() -> None:
     """Leave stdout to `print_json`: all else that this process and its children print there goes to stderr.
 
-    Programs of users, and libraries, print to stdout when they are imported, run, or exit.
+    Programs of users, and libraries, print to stdout when they are imported, run, or exit. A stdout that a caller has
+    replaced by another object stays.
     """
-    sys.stdout.flush()
-    is_real = False
-    with contextlib.suppress(OSError):
-        is_real = sys.stdout.fileno() == 1
-    _reserved.append((os.dup(1), None if is_real else sys.stdout))
-    os.dup2(2, 1)
-    sys.stdout = sys.stderr
-
-
-def release_stdout() -> None:
-    """Undo `reserve_stdout` if a test has replaced stdout.
-
-    In a command it stays, because users' programs may still print when the process exits.
-    """
-    copy, replaced = _reserved[0] if _reserved else (1, None)
-    if replaced is not None:
-        _reserved.clear()
-        os.dup2(copy, 1)
-        os.close(copy)
-        sys.stdout = replaced
+    if sys.__stdout__ is not None and sys.stdout is sys.__stdout__:
+        sys.stdout.flush()
+        _reserved.append(os.dup(1))
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
 
 
 def confirm(question: str) -> bool:
@@ -148,13 +133,11 @@ def console() -> Console:
 def print_json(value: Any) -> None:
     """Print a value as JSON on stdout, with null for NaN and infinity."""
     text = json.dumps(_replace_non_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
-    escaped = f"{escape_controls(text)}\n"
-    copy, replaced = _reserved[0] if _reserved else (1, sys.stdout)
-    if replaced is not None:
-        print(escaped, end="", file=replaced, flush=True)
+    if not _reserved:
+        print_line(text)
         return
-    with os.fdopen(copy, "wb", closefd=False) as out:
-        out.write(escaped.encode())
+    with os.fdopen(_reserved[0], "wb", closefd=False) as out:
+        out.write(f"{escape_controls(text)}\n".encode())
 
 
 def _replace_non_finite(value: Any) -> Any:

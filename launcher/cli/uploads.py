@@ -211,28 +211,16 @@ CHECKED_ROWS = 1000
 
 
 def row_format(data: Mapping[str, Any]) -> RowFormat:
-    """Return the format of a data file from the chart's values below `data`.
-
-    Raises UsageError if format, delimiter, quoting or encoding is unusable.
-    """
+    """Return the format of a data file from the chart's values below `data`, which `check_values` has accepted."""
     from launcher.trainer import trial_data
 
-    parsed = {}
-    for key, parser in (
-        ("format", parsers.choice("lines", "csv")),
-        ("delimiter", parsers.delimiter),
-        ("quoting", parsers.quoting),
-        ("encoding", parsers.encoding),
-    ):
-        try:
-            parsed[key] = parser(data[key])
-        except parsers.BadValueError as error:
-            raise UsageError(
-                f"data.{key} is {data[key]!r}, but must be {error.limit}: {error.reason}",
-                "correct this value",
-            ) from error
     return trial_data.RowFormat(
-        parsed.pop("format") == "csv", header=data["header"], columns=tuple(data["columns"]), **parsed
+        csv=data["format"] == "csv",
+        delimiter=parsers.delimiter(data["delimiter"]),
+        header=data["header"],
+        columns=tuple(data["columns"]),
+        quoting=data["quoting"],
+        encoding=data["encoding"],
     )
 
 

@@ -23,6 +23,7 @@ from launcher.cli.storage import (
     COPY_SECONDS,
     Storage,
     StorageRequest,
+    list_jobs,
     read_small_files,
     run_json_command,
 )
@@ -174,12 +175,7 @@ def find_job_folder(storage: Storage, pods: Sequence[Pod], releases: Sequence[Re
     `pods` are those that may use it, `releases` those that use the storage.
     """
     name = storage.job.name
-    jobs = [
-        one["name"]
-        for one in run_json_command(storage.sibling("."), "ls")
-        if one["type"] == "folder" and one["name"] != SOURCES and not one["name"].startswith(".")
-    ]
-    if name not in jobs:
+    if name not in (jobs := list_jobs(storage)):
         raise UsageError(
             f"--job {name}: the storage has no such job", f"choose one of: {', '.join(jobs) or '(none)'}"
         )

@@ -5,34 +5,26 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from launcher.cli.errors import CliError, DiskFullError, UsageError, describe_os_error
 from launcher.cli.job_sessions import Session
 from launcher.cli.reader_commands import move_into_place
-from launcher.cli.run_files import OUTPUT, FoundFiles, check_intact, find_run, read_runs
+from launcher.cli.run_files import CURRENT, SavedRun, check_intact, find_run, read_runs
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
-from launcher.cli.storage import (
-    COPY_SECONDS,
-    Storage,
-    StorageRequest,
-    list_folder,
-    read_small_files,
-)
+from launcher.cli.storage import COPY_SECONDS, Storage, StorageRequest
 from launcher.cli.terminal import command_text, console, pass_table, print_json, report
 from launcher.io.files import remove_path
 from launcher.io.open_below import ReaderError
 from launcher.io.retry import Retry, TransientError
 from launcher.io.tar_stream import save_tar
-from launcher.metrics import best_pass
 from launcher.paths import OutputPaths
 from launcher.reporting import text_formats
-from launcher.schema import RunFile, StatusFile, read_fields
 
 COPIED = ("model", "curve.png", "report.html", "metrics.csv", "run.json", "status.json")
 LOGS = "node_*"
@@ -60,74 +52,42 @@ def results(
     """Show the score and a table of the passes; --to copies the run's output, and verifies every checksum."""
     request = replace(request, seconds=COPY_SECONDS, outlives_training=to is not None)
     with session.storage(request) as storage:
-        folder = OUTPUT
-        if run is not None:
-            folder = OutputPaths(Path(find_run(read_runs(storage), run).folder))
-        found = read_results(storage, folder, session.options())
-        if to is not None and not found["has_model"]:
-            report(f"the run is {found['state']} and has no {folder.model} yet; copying the other files")
-        copied = copy_output(storage, to, force, folder) if to is not None else {}
+        runs = read_runs(storage)
+        if run is None and not (runs and runs[0].folder == CURRENT):
+            raise CliError(
+                f"no results in {storage.where}: no training has written to this folder yet, or somebody removed it",
+                f"see what the training waits for: {command_text('status', *session.options())}; after a removal, "
+                "train again: helm upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
+            )
+        chosen = find_run(runs, run or CURRENT)
+        copied = copy_output(storage, to, force, OutputPaths(Path(chosen.folder))) if to is not None else {}
+    if to is not None and not any(name.startswith("model/") for name in copied):
+        report(f"the run is {chosen.state} and has no {chosen.folder}/model yet; the other files were copied")
     if output is OutputFormat.json:
-        print_json({**found, "copied": {"to": str(to), "files": copied} if to else None})
+        copy = {"to": str(to), "files": copied} if to else None
+        print_json({**chosen.as_json(), "where": storage.where, "copied": copy})
     else:
-        _print_results(found, folder, to, copied)
-    check_intact(found["damage"], storage.where)
+        _print_results(chosen, storage.where, to, copied)
+    check_intact(chosen.damage, storage.where)
 
 
-def read_results(storage: Storage, output: OutputPaths, options: Sequence[str]) -> dict[str, Any]:
-    """Return the results of a run, as `results -o json` prints them.
-
-    `output` is the run's output folder, below the job's; `options` select the release or folder in suggested
-    commands. Raises CliError if the run has not written any file yet.
-    """
-    read = (output.run_json, output.status_json, output.metrics_csv, output.run_copy)
-    found = FoundFiles(read_small_files(storage, [path.as_posix() for path in read]))
-    record, status_json = found.run(output), found.json(StatusFile, output.status_json)
-    if not found.contents:
-        raise CliError(
-            f"no results in {storage.where}: no training has written to this folder yet, or somebody removed it",
-            f"see what the training waits for: {command_text('status', *options)}; after a removal, train again: helm "
-            "upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
-        )
-    status = read_fields(StatusFile, status_json or {})
-    passes = found.passes(output)
-    known = record or RunFile()
-    restarts = known.restarts if record else status.restarts
-    return {
-        "where": storage.where,
-        "state": status.state if status_json is not None else known.state or "unknown",
-        "run_id": known.run_id or status.run_id,
-        "score": known.score,
-        "passes": passes,
-        "has_model": bool(list_folder(storage, output.model.as_posix())),
-        "exported": known.exported_to,
-        "restarts": [asdict(one) for one in restarts],
-        "finished": known.finished,
-        "best": best_pass(known.content, passes),
-        "damage": found.damage,
-    }
-
-
-def _print_results(
-    found: Mapping[str, Any], folder: OutputPaths, to: Path | None, copied: Mapping[str, int]
-) -> None:
+def _print_results(run: SavedRun, where: str, to: Path | None, copied: Mapping[str, int]) -> None:
     """Print the results as text; `copied` are the copied files by name, if `to` is not None."""
-    out = console()
-    count, finished = len(found["restarts"]), text_formats.utc_time(found["finished"])
+    out, record = console(), run.record
+    finished = f" at {text_formats.utc_time(record.finished)}" if record.finished else ""
+    count = len(record.restarts)
     restarts = f" (restarts: {count}; `status` shows their causes)" if count else ""
-    out.print(
-        f"run {found['run_id']}: {found['state']}{f' at {finished}' if found['finished'] else ''}{restarts}"
-    )
-    none = "unknown" if folder.run_json.as_posix() in found["damage"] else "none yet"
-    score = f"score on the test set: {text_formats.scores(found['score']) or none}"
-    out.print(", ".join(filter(None, (score, text_formats.best_pass(found["best"])))))
-    if found["passes"]:
-        out.print(pass_table({"": found["passes"]}))
-    if found["exported"]:
-        out.print(f"exported to {found['exported']}")
+    out.print(f"run {record.run_id}: {run.state}{finished}{restarts}")
+    none = "unknown" if run.is_unknown else "none yet"
+    score = f"score on the test set: {text_formats.scores(record.score) or none}"
+    out.print(", ".join(filter(None, (score, text_formats.best_pass(run.best)))))
+    if run.passes:
+        out.print(pass_table({"": run.passes}))
+    if record.exported_to:
+        out.print(f"exported to {record.exported_to}")
     if to is None:
         names = ", ".join(COPIED)
-        out.print(f"on the storage: {found['where']}/{folder.root} ({names}, node_*/); --to DIR copies it")
+        out.print(f"on the storage: {where}/{run.folder} ({names}, node_*/); --to DIR copies it")
         return
     out.print(f"copied to {to}: " + ", ".join(sorted({name.split("/", 1)[0] for name in copied})))
     if "report.html" in copied:

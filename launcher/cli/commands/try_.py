@@ -19,7 +19,7 @@ from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch_training import (
     Values,
     apply_settings,
-    check_types,
+    check_values,
     merge_values,
     read_defaults,
     read_values,
@@ -82,7 +82,7 @@ class TryOptions:
         """The values of -f and --set over the chart's defaults. Raises UsageError if one is invalid."""
         defaults = read_defaults()
         values = apply_settings(read_values(self.values or ()), self.settings or (), defaults)
-        return check_types(merge_values(defaults, values), defaults)
+        return check_values(merge_values(defaults, values), defaults)
 
     @property
     def row_format(self) -> RowFormat:

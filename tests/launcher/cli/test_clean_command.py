@@ -12,7 +12,7 @@ from launcher.cli.run_files import SavedRun
 from launcher.schema import RunFile
 from testkit.written_data import data_folder, write_data
 
-from .conftest import DATA_JOB, DONE, K8S_JOB, add_run, make_job, names, update_json
+from .conftest import DATA_JOB, DONE, K8S_JOB, add_run, make_job, names
 from .fake_cluster import BASE, FakeCluster
 
 ANOTHER_VOLUME = "storage: {type: hostPath, hostPath: {path: /another}}"
@@ -189,23 +189,20 @@ def test_data_is_kept_if_it_is_unknown_who_trains_on_it(clean_all, cluster, job_
     assert left(job_folder) == ["folder", "link.csv", "old.csv", "used.csv"]
 
 
-@pytest.mark.slow
-def test_results_and_runs_find_the_storage_of_an_uninstalled_release(cli, cluster, job_folder):
-    update_json(job_folder / "output" / "run.json", release="gone")
-    for given in ((), ("--claim", "paddle-training"), JOB):
-        code, out, err = cli("results", "--release", "gone", *given)
-        assert (code, "score on the test set: error 0.2012" in out) == (0, True), err
-        assert cli("runs", "--release", "gone", *given)[0] == 0
+def test_the_storage_of_an_uninstalled_release_is_found_and_its_job_is_given_by_name(cli, cluster):
+    gone = ("results", "--release", "gone")
+    code, out, err = cli(*gone, *JOB)
+    assert (code, "score on the test set: error 0.2012" in out) == (0, True), err
+    code, _, err = cli(*gone)
+    assert code == 64
+    assert "Jobs on the storage of claim paddle-training: quick-start. Fix: choose one with --job NAME" in err
     cluster.add_release("other", claim="second")
-    code, _, err = cli("results", "--release", "gone")
+    code, _, err = cli(*gone, *JOB)
     assert code == 64
     assert "paddle-training (of release paddle-training), second (of release other)" in err
     assert "Fix: choose the claim with --claim NAME; or install a release with the same storage, or" in err
-    assert "has no claim third" in cli("runs", "--release", "gone", "--claim", "third")[2]
-    assert cli("results", "--release", "gone", "--claim", "second")[0] == 0
-    code, _, err = cli("results", "--release", "never", "--claim", "second")
-    assert code == 3
-    assert "Jobs there: quick-start (of release gone). Fix: choose one with --job NAME; or install" in err
+    assert "has no claim third" in cli(*gone, "--claim", "third")[2]
+    assert cli(*gone, *JOB, "--claim", "second")[0] == 0
 
 
 def test_without_any_release_the_error_requests_an_image(cli, cluster):

@@ -196,8 +196,11 @@ def test_a_folder_whose_name_is_no_job_name_can_be_trained_with_another_one(here
         ("data=rows.txt", "data is 'rows.txt', but must be an object"),
         ("training=5", "training is 5, but must be an object"),
         ("training.batchSize=many", "training.batchSize is 'many', but must be an integer"),
-        ("training.extraArgs=5", "training.extraArgs is 5, but must be a list"),
-        ("data.columns=a", "data.columns is 'a', but must be a list"),
+        ("training.extraArgs=5", "training.extraArgs is 5, but must be an array of arguments"),
+        ("data.columns=a", "data.columns is 'a', but must be an array of column names"),
+        ("data.delimiter=;;", "data.delimiter is ';;', but must be one character"),
+        ("data.quoting=all", "data.quoting is 'all', but must be one of minimal, none"),
+        ("data.encoding=utf-9", "data.encoding is 'utf-9', but must be a text encoding"),
         ("data.header=2", "data.header is 2, but must be true or false"),
         ("data=", "data is null, but must be an object"),
         ("training.batchSize=null", "training.batchSize is null, but must be an integer"),
@@ -235,12 +238,3 @@ def test_an_error_of_run_mentions_its_option(
     (here / "My Line").rename(here / name)
     with pytest.raises(UsageError, match=message):
         plan(program=Path(name), **options)
-
-
-@pytest.mark.slow
-@paddle_is_here
-@pytest.mark.parametrize(("key", "value"), [("delimiter", ";;"), ("quoting", "all"), ("encoding", "utf-9")])
-def test_an_unusable_format_of_the_data_is_one_message(here: Path, key: str, value: str) -> None:
-    settings = ["data.format=csv", f"data.{key}={value}"]
-    with pytest.raises(UsageError, match=rf"data\.{key} is '{value}', but must be .*Fix: "):
-        plan(settings=settings, check=True)

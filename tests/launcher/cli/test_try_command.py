@@ -183,14 +183,6 @@ def test_a_diverging_loss_is_one_message_without_warnings(cli, shop: Path, tmp_p
         (("shop", "--data", "good.txt", "--set", "depth=3"), "'--depth=3', but .* has only"),
         (("shop", "--data", "good.txt", "--to", "shop"), "--to shop contains files, but no model.json"),
         (
-            ("shop", "--data", "good.txt", "--set", "data.delimiter=;;"),
-            "data.delimiter is ';;', but must be one character",
-        ),
-        (
-            ("shop", "--data", "good.txt", "--set", "data.encoding=utf-9"),
-            "data.encoding is 'utf-9', but must be a text encoding",
-        ),
-        (
             ("shop", "--data", "good.txt", "--set", "data.format=CSV"),
             "data.format is 'CSV', but must be one of lines, csv",
         ),
