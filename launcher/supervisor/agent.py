@@ -37,12 +37,7 @@ from launcher.supervisor.coordinator.members import Membership
 from launcher.supervisor.coordinator.run_writer import render_metrics
 from launcher.supervisor.helper_processes import convert_shard
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
-from launcher.supervisor.peers.coordinator_link import (
-    CoordinatorLink,
-    OrderSource,
-    RemoteOrders,
-    RunEndedError,
-)
+from launcher.supervisor.peers.coordinator_link import CoordinatorLink, OrderSource, RunEndedError
 from launcher.supervisor.peers.messages import SIGTERM_CAUSE, Action, Failure, MemberState, Phase, Plan
 from launcher.supervisor.peers.peer_server import PeerServer, build_store_prefix
 from launcher.supervisor.process_group import OrderExecutor, ProcessGroup
@@ -333,12 +328,13 @@ class Agent:
         coordinator.acquire_output(self._lose_lease)
 
     def _start_link(self) -> None:
-        s, t = self.settings, self.timings
-        send = self._read_state_to_send
-        orders = RemoteOrders(s, self.runtime, self.network, t, read_state=send, wake=self.wake)
-        orders.raise_if_run_is_over("complete")
-        self.orders = self._watchdog.link = orders
-        orders.start()
+        link = CoordinatorLink(
+            self.settings, self.runtime, self.network, self.timings,
+            read_state=self._read_state_to_send, wake=self.wake,
+        )  # fmt: skip
+        link.raise_if_run_is_over("complete")
+        self.orders = self._watchdog.link = link
+        link.start()
 
     def _step(self) -> Plan | None:
         """Act on the newest order, and return the newest order; None before rank 0 has sent one.

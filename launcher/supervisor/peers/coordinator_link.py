@@ -6,7 +6,7 @@ every other rank needs the secret, so it reads run.lock in any case: DNS could f
 `rendezvous: api` the address comes from the Kubernetes API, as in the tutorial of 2017. A pod's rank is its completion
 index also then: the tutorial's ranks, which came from sorted addresses, would change with every replaced pod.
 
-`RemoteOrders` is this connection for the agent, with how these ranks wait while rank 0 is unreachable: log lines,
+`CoordinatorLink` is this connection. It also decides how a rank waits while rank 0 is unreachable: log lines,
 notifications, deadline, end of the run.
 """
 
@@ -280,19 +280,30 @@ class OrderSource:
         """End the communication with the other ranks; `Coordinator` explains the arguments."""
 
 
-class CoordinatorLink(OrderSource):
-    """Sends this rank's state to the coordinator from two threads, and stores the newest order that it answers.
+class RunEndedError(LauncherError):
+    """The run is over, as rank 0 reported or wrote to run.json; `exit_code` is the exit code of the run."""
 
-    One thread keeps a request open, whose answer rank 0 holds back until there is a newer order. The other
-    thread sends urgent states at once, on a connection of its own.
+    def __init__(self, cause: str, code: int) -> None:
+        super().__init__(cause)
+        self.exit_code = code
+
+
+class CoordinatorLink(OrderSource):
+    """Connects every other rank to rank 0: sends this rank's state, and stores the newest order that rank 0 answers.
+
+    One thread keeps a request open, whose answer rank 0 holds back until there is a newer order. Another thread sends
+    urgent states at once, on a connection of its own. The agent's main thread calls `update`, which ends this rank's
+    run if rank 0 is unreachable for `rendezvousSeconds` + `training.rankWaitHours`.
+
+    Rank 0 notifies users about other missing ranks; if rank 0 itself is missing, rank 1 notifies them here.
     """
 
     def __init__(
         self,
+        settings: TrainSettings,
+        runtime: Runtime,
         network: PodNetwork,
-        port: int,
         timings: Timings,
-        locator: Rank0Locator,
         *,
         read_state: Callable[[], MemberState | None],
         wake: Callable[[], None],
@@ -301,17 +312,20 @@ class CoordinatorLink(OrderSource):
 
         While `read_state` returns None, nothing is sent: a launcher whose main thread is stuck must not look alive.
         A new order or a rejection calls `wake`.
+
+        Raises:
+            SettingsError: `rendezvous` is `api`, and this pod has no service account.
         """
-        self._network, self._port, self._timings, self._locator = network, port, timings, locator
+        self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
+        self._port, self._locator = settings.peer_port, Rank0Locator(settings)
         self._read_state, self._wake = read_state, wake
-        self.heard = time.monotonic()
-        """Monotonic time at which the coordinator last confirmed `order`; before the first order, time of creation."""
+        self._notifier = Notifier(settings) if settings.completion_index == 1 else None
+        self.heard = self._logged = time.monotonic()
+        """`heard`: when the coordinator last confirmed `order`; before the first order, the time of creation."""
         self.problem = "no request was sent yet"
         """Why rank 0 last did not confirm an order, for messages."""
         self.rejection: Rejection | None = None
         self._version = 0
-        self.credential = ""
-        """The credential of the rank 0 that this pod last found."""
         self._connection: HttpConnection | None = None
         self._rank0: Rank0 | None = None
         """Where to connect again after a connection has ended; None: find rank 0 first."""
@@ -319,6 +333,8 @@ class CoordinatorLink(OrderSource):
         self._urgent = threading.Event()
         self._finished = threading.Event()
         """Set once rank 0 knows that this rank leaves, or cannot be reached."""
+        self._is_late = False
+        """Whether rank 0 has been unreachable for longer than `rendezvousSeconds`."""
 
     def start(self) -> None:
         """Start both threads."""
@@ -413,59 +429,6 @@ class CoordinatorLink(OrderSource):
             self._connection.close()
             self._connection = None
 
-
-def _parse_order(body: bytes) -> tuple[Plan, int]:
-    """Return (order, its version) from rank 0's answer. Raise ValueError if it is something else."""
-    try:
-        answer = json.loads(body)
-        return from_json(Plan, answer["order"]), answer["version"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"the answer has no valid order ({type(error).__name__}: {error}). Fix: use one image for all pods of "
-            "the run"
-        ) from error
-
-
-def _encode(state: MemberState, seen: int) -> bytes:
-    """Return the body of POST /state; `seen` is the version of the newest order that this rank has."""
-    return json.dumps({"state": state.to_json(time.monotonic()), "seen": seen}).encode()
-
-
-class RunEndedError(LauncherError):
-    """The run is over, as rank 0 reported or wrote to run.json; `exit_code` is the exit code of the run."""
-
-    def __init__(self, cause: str, code: int) -> None:
-        super().__init__(cause)
-        self.exit_code = code
-
-
-class RemoteOrders(CoordinatorLink):
-    """Receives the orders of rank 0 on every other rank.
-
-    It ends this rank's run if rank 0 is unreachable for `rendezvousSeconds` + `training.rankWaitHours`.
-
-    Rank 0 notifies users about other missing ranks; if rank 0 itself is missing, rank 1 notifies them here.
-    """
-
-    def __init__(
-        self,
-        settings: TrainSettings,
-        runtime: Runtime,
-        network: PodNetwork,
-        timings: Timings,
-        *,
-        read_state: Callable[[], MemberState | None],
-        wake: Callable[[], None],
-    ) -> None:
-        """Create the link; raise `SettingsError` if this pod has no service account for `rendezvous: api`."""
-        locator = Rank0Locator(settings)
-        super().__init__(network, settings.peer_port, timings, locator, read_state=read_state, wake=wake)
-        self._settings, self._runtime = settings, runtime
-        self._logged = time.monotonic()
-        self._is_late = False
-        """Whether rank 0 has been unreachable for longer than `rendezvousSeconds`."""
-        self._notifier = Notifier(settings) if settings.completion_index == 1 else None
-
     def wait_and_close(self, *_: object) -> None:
         """Wait, for a limited time, until rank 0 knows that this rank exits; then end the link."""
         self.close(self._timings.copies)
@@ -531,3 +494,20 @@ class RemoteOrders(CoordinatorLink):
     def _notify(self, event: RunEvent, attempt: int, cause: str | None) -> None:
         if self._notifier is not None:
             self._notifier.notify(event, attempt=attempt, cause=cause)
+
+
+def _parse_order(body: bytes) -> tuple[Plan, int]:
+    """Return (order, its version) from rank 0's answer. Raise ValueError if it is something else."""
+    try:
+        answer = json.loads(body)
+        return from_json(Plan, answer["order"]), answer["version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"the answer has no valid order ({type(error).__name__}: {error}). Fix: use one image for all pods of "
+            "the run"
+        ) from error
+
+
+def _encode(state: MemberState, seen: int) -> bytes:
+    """Return the body of POST /state; `seen` is the version of the newest order that this rank has."""
+    return json.dumps({"state": state.to_json(time.monotonic()), "seen": seen}).encode()
