@@ -46,16 +46,15 @@ LONGEST_LIST = 120 * 1024
 """As in Paddle's launcher: a longer list of endpoints does not fit into a variable, and is left out."""
 OTHER_FRAMEWORKS = ("torch", "jax", "tensorflow")
 """In an image with one of these packages, a script with GPUs need not use the image's Paddle."""
-FATAL = {
-    "function doesn't work when use non_distributed fleet": (
-        "The script is for parameter servers, which this runtime does not have: without them each process trains its "
-        "own model. Fix: call fleet.init(is_collective=True) and fleet.distributed_model in the script, or write a "
-        "program for runtime fleet (docs/how-to/own-model.md)"
-    )
-}
-"""Paddle's fleet.py (2.6 and 3.x) logs this for each call of a function of parameter servers, and goes on."""
 SMALL = "The shared memory is too small. Fix: increase training.sharedMemory, if need be with resources.limits.memory"
 MEANINGS = (
+    LogMeaning(  # Paddle's fleet.py (2.6 and 3.x) logs this for each call of a function of parameter servers
+        "function doesn't work when use non_distributed fleet",
+        "The script is for parameter servers, which this runtime does not have: without them each process trains its "
+        "own model. Fix: call fleet.init(is_collective=True) and fleet.distributed_model in the script, or write a "
+        "program for runtime fleet (docs/how-to/own-model.md)",
+        is_fatal=True,
+    ),
     LogMeaning(
         r"uncorrectable (ECC|NVLink|tensor memory) error|(ECC|NVLink)_?Uncorrectable|NVRM: Xid|\bXid ?(\(|error|\d)"
         r"|(fallen|fell) off the bus|GPU is lost|GPU requires reset|device(\(s\) is/are|s are) busy or unavailable"
@@ -107,7 +106,6 @@ class CollectiveRuntime(Runtime):
     """Describes the processes of a user's script, with the environment of paddle.distributed and of torchrun."""
 
     log_meanings = MEANINGS
-    fatal_lines = FATAL
     is_user_script = True
 
     def check(self, settings: TrainSettings) -> None:

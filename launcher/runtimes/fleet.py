@@ -23,7 +23,7 @@ from launcher.errors import setting_error
 from launcher.io import checkpoints, files
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import OutputPaths
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
+from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Runtime
 from launcher.schema import to_json
 from launcher.settings import TrainSettings
 from launcher.trainer import process_settings
@@ -49,9 +49,12 @@ THREADS = {
     # spin: a fifth of the CPU time of a test that saves and loads several times.
     "KMP_BLOCKTIME": "0",
 }
-FATAL = dict.fromkeys(
-    ("fleet pull sparse failed", "resquest cmd_id:", "Set max_body_size to allow bigger messages"),
-    "Fix: if this repeats, see the servers' logs: python -m launcher logs --role pserver --rank RANK",
+SEE_SERVERS = (
+    "Fix: if this repeats, see the servers' logs: python -m launcher logs --role pserver --rank RANK"
+)
+MEANINGS = tuple(
+    LogMeaning(text, SEE_SERVERS, is_fatal=True)
+    for text in ("fleet pull sparse failed", "resquest cmd_id:", "Set max_body_size to allow bigger messages")
 )
 """What Paddle 2.6.2 logs (with this typo) when a server did not answer a trainer, and when either dropped a
 message that was too long (launcher/trainer/paddle_internals.py). Paddle continues nevertheless: it waits
@@ -65,7 +68,7 @@ class FleetRuntime(Runtime):
     trainer_waits = True  # so that pservers and trainers load Paddle at the same time
     # A checkpoint that a stop needs is complete before the order to stop, and an incomplete one is never restored.
     has_nothing_to_save = True
-    fatal_lines = FATAL
+    log_meanings = MEANINGS
     reports_progress = True
 
     def check(self, settings: TrainSettings) -> None:  # noqa: ARG002 - the protocol has it

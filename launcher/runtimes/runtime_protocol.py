@@ -9,10 +9,10 @@ of this folder and add it to `load_runtime` in __init__.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from launcher.io import checkpoints
@@ -78,7 +78,7 @@ class ProcessSpec:
 
 @dataclass(frozen=True)
 class LogMeaning:
-    """What a text in the log of a failed process means."""
+    """What a text in the log of a process means."""
 
     pattern: str
     """Regular expression for the text in a line; upper and lower case letters are equal."""
@@ -88,6 +88,15 @@ class LogMeaning:
     """As in `ProcessError`."""
     ends_pod: bool = False
     """Whether only another pod can continue, because a device of this pod failed."""
+    is_fatal: bool = False
+    """Whether the process cannot continue after this line, although it does not exit; the launcher then stops it.
+
+    Such a line has no meaning for a user's script in a single process: it may train alone.
+    """
+
+    def search(self, text: str) -> bool:
+        """Return whether a line of `text` has this meaning."""
+        return re.search(self.pattern, text, re.IGNORECASE) is not None
 
 
 class Runtime(Protocol):
@@ -100,13 +109,12 @@ class Runtime(Protocol):
     """Whether the trainer itself waits for the job's pservers; then it is started together with them."""
     has_nothing_to_save: bool = False
     """Whether its processes do nothing useful after SIGTERM, so that the launcher stops them with SIGKILL at once."""
-    fatal_lines: Mapping[str, str] = MappingProxyType({})
-    """Text in a process's log after which it cannot continue, although it does not exit → cause and fix.
-
-    They do not count for a user's script in a single process: it may train alone.
-    """
     log_meanings: tuple[LogMeaning, ...] = ()
-    """The meanings of texts in the log of a process that failed; the first one whose text is there counts."""
+    """The meanings of texts in the logs of processes.
+
+    The log of a failed process is searched for all of them, and the first one whose text is there counts. Logs of
+    running processes are searched for those that are fatal.
+    """
     reports_progress: bool = False
     """Whether every trainer writes progress.json from its start on; until it does, its state counts as `starting`."""
     is_user_script: bool = False

@@ -6,12 +6,11 @@ coordinator's orders say; coordinator/decisions.py describes the orders and the 
 
 from __future__ import annotations
 
-import re
 import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from launcher.errors import DeadlineError, GangError, LauncherError, ProcessError, UnfitError
 from launcher.io import cgroup_memory, files
@@ -28,19 +27,11 @@ from launcher.supervisor.child_processes import (
 )
 from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections, has_connection
 from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
-from launcher.supervisor.progress import FIXES, STATES_BEFORE_TRAINING, find_state_deadline, read_progress
+from launcher.supervisor.progress import STATES_BEFORE_TRAINING, HangDetector, read_progress
 from launcher.supervisor.timings import Timings
 
 _TAIL = (400, 1 << 15)
 """Lines and bytes at the end of a log in which the cause of a failure is searched: a C++ stack trace may follow it."""
-SILENT_LOG = (
-    "hangs: its log has not grown for {:.0f} s (training.progressDeadlineSeconds), and the script does not report its "
-    "steps"
-)
-SILENT_LOG_FIX = (
-    "Fix: let any process of the script log a line at shorter intervals, or report its steps "
-    "(launcher.program.ScriptRun); or increase training.progressDeadlineSeconds"
-)
 
 
 class ProcessGroup:
@@ -88,24 +79,17 @@ class ProcessGroup:
         self._stop_by = float("inf")
         """Monotonic time at which this launcher gives up on processes that do not exit."""
         is_alone = runtime.is_user_script and len(gang.hosts) * gang.settings.processes_per_pod == 1
-        self._fatal_lines = {} if is_alone else runtime.fatal_lines
-        self._fatal: tuple[ProcessSpec, str, float] | None = None
-        """(process, text in its log, time) of the first log line after which a process cannot continue."""
+        self._meanings = [each for each in runtime.log_meanings if not (each.is_fatal and is_alone)]
+        self._fatal: tuple[ChildProcess, LogMeaning, float] | None = None
+        """(process, meaning, time) of the first log line after which a process cannot continue."""
         self._finish_by: float | None = None
         self._servers_stop = GroupTermination([], 0, 0)
         self._oom_kills = cgroup_memory.oom_kills()
-        self._longest_stays = longest_stays
-        self._place: tuple[float, Any] = (0.0, None)
-        """(monotonic time of its last change, pass and batch and state of the slowest trainer, and size of the logs
-        of a script without a state)."""
-        self._state: tuple[float, Any] = (0.0, None)
-        """(monotonic time of its last change, state of the trainer)."""
+        self._hangs = HangDetector(gang.settings, runtime, timings.trainer_exit, longest_stays)
         self._was_searched = False
         """Whether the logs of stopped processes were searched for the failure of a device."""
         self.connected = False
         """Whether a process of a user's script has been connected to one of another pod."""
-        self._training_since: float | None = None
-        """Monotonic time at which this rank received the order to train; None before that."""
         for trainer in range(gang.settings.processes_per_pod):
             self._remove_progress(trainer)
         specs = runtime.pservers(gang)
@@ -139,16 +123,17 @@ class ProcessGroup:
 
     def _start(self, spec: ProcessSpec) -> ChildProcess:
         child = ChildProcess(spec, self._wake, self._forks)
-        texts = self._fatal_lines
+        fatal = [meaning for meaning in self._meanings if meaning.is_fatal]
 
         def judge(lines: str) -> None:
-            if self._fatal is None and (text := next((text for text in texts if text in lines), None)):
-                self._fatal = spec, text, time.monotonic()
+            meaning = next((each for each in fatal if each.search(lines)), None)
+            if self._fatal is None and meaning is not None:
+                self._fatal = child, meaning, time.monotonic()
                 self._wake()
 
         shown = spec.role == "trainer" and not self._trainers
         self._follows.append(
-            LogFollower(spec.log, copy=spec.copy, shown=shown, judge=judge if texts else None)
+            LogFollower(spec.log, copy=spec.copy, shown=shown, judge=judge if fatal else None)
         )
         return child
 
@@ -166,7 +151,8 @@ class ProcessGroup:
     @property
     def ended(self) -> tuple[str, ...]:
         """Return the names of the trainers that exited with code 0 before anything stopped them."""
-        return tuple(c.spec.name for c in self._trainers if c.done.is_set() and _ended_well(c))
+        ended = (c for c in self._trainers if c.done.is_set() and c.returncode == 0 and not c.stopped)
+        return tuple(child.spec.name for child in ended)
 
     @property
     def running(self) -> bool:
@@ -246,7 +232,7 @@ class ProcessGroup:
             if self._runtime.is_user_script and not self.connected:
                 peers = set(self._gang.hosts) - {self._gang.host} or {self._gang.host, "127.0.0.1"}
                 self.connected = has_connection(peers, self._gang.settings.peer_port)
-            self._check_progress(now)
+            self._check_hang(now)
             ended = [number for number, trainer in enumerate(self._trainers) if trainer.done.is_set()]
             if self._trainers and len(ended) == len(self._trainers):
                 if self._runtime.is_user_script:  # it may have exited right after the line
@@ -261,31 +247,25 @@ class ProcessGroup:
             self._await_servers(now)
 
     def _check_fatal_line(self, now: float) -> None:
-        """Raise `ProcessError` if a log has contained one of the runtime's `fatal_lines` for a moment."""
+        """Raise `ProcessError` if a log has contained a line with a fatal meaning for a moment."""
         if self._fatal is None or self.phase == Phase.DONE:
             return
-        spec, text, seen = self._fatal
+        child, meaning, seen = self._fatal
         if now - seen < self._timings.pserver_exit_lag or read_progress(self._gang.settings).state == "done":
             return
-        raise ProcessError(
-            f"{spec.name} cannot continue: its log contains {text!r}{quote_log(spec.log)}\n"
-            f"{self._fatal_lines[text]}",
-            process=spec.name,
+        raise self._explain(
+            child, f"cannot continue: its log contains {meaning.pattern!r}", None, meaning.why
         )
 
     def _check_exit(self, child: ChildProcess, now: float) -> None:
         """Raise `ProcessError` if `child`, which has exited, did so too early or with an unexpected exit code."""
-        code = child.returncode or 0
-        if child.spec.role == "trainer" and code == 0 and self.phase in (Phase.TRAINING, Phase.DONE):
+        code, is_training = child.returncode or 0, self.phase in (Phase.TRAINING, Phase.DONE)
+        if child.spec.role == "trainer":
+            if code == 0 and is_training:
+                return
+        elif child.stopped or self._finish_by is not None:
             return
-        if child.spec.role == "pserver" and (child.stopped or self._finish_by is not None):
-            return
-        if (
-            child.spec.role == "pserver"
-            and code == 0
-            and child.spec.ends_itself
-            and self.phase in (Phase.TRAINING, Phase.DONE)
-        ):
+        elif code == 0 and is_training and child.spec.ends_itself:
             # Trainer 0 stops the servers just before the last trainers exit.
             if now - child.ended_at <= self._timings.early_pserver_exit:
                 return
@@ -311,12 +291,7 @@ class ProcessGroup:
         """
         spec = child.spec
         lines = last_lines(spec.log, *_TAIL).splitlines()
-        known = (
-            (meaning, line)
-            for meaning in self._runtime.log_meanings
-            for line in lines
-            if re.search(meaning.pattern, line, re.IGNORECASE)
-        )
+        known = ((meaning, line) for meaning in self._meanings for line in lines if meaning.search(line))
         meaning, line = next(known, (LogMeaning("", fix), ""))
         quoted = quote_log(spec.log)
         found = f"\nIts log contains: {line[:300]}" if line not in quoted else ""
@@ -336,58 +311,16 @@ class ProcessGroup:
             broken = next((error for error in errors if not error.priority), None)
             self.failure = self._describe_failure(broken, now) if broken else None
 
-    def _check_progress(self, now: float) -> None:
+    def _check_hang(self, now: float) -> None:
         """Raise `ProcessError` if the trainers hang; for a user's script only note it in `hang`."""
-        hang = self._find_hang(now)
+        log_size = sum(measure_log(child.spec.log) for child in self._trainers)
+        found = self._hangs.find_hang(log_size, now)
+        running = [trainer for trainer in self._trainers if not trainer.done.is_set()]
+        hang = self._explain(running[0], found[0], None, found[1]) if found and running else None
         if hang is not None and not self._runtime.is_user_script:
             raise hang
         if (hang is None) != (self.hang is None):
             self.hang = None if hang is None else self._describe_failure(hang, now)
-
-    def _find_hang(self, now: float) -> ProcessError | None:
-        """Return an error if the trainers' pass, batch and state have not changed for too long; None if they have.
-
-        A growing log of a user's script is progress, too, unless the script reports steps: its state is `training`.
-        """
-        settings = self._gang.settings
-        progress = read_progress(settings)
-        state = progress.state or ("starting" if self._runtime.reports_progress else "")
-        # Its steps say more than its log, but before the first one, or during a test, a script may only log.
-        follows_log = self._runtime.is_user_script and state not in ("training", "done")
-        logged = sum(measure_log(c.spec.log) for c in self._trainers) if follows_log else None
-        place = progress.number, progress.batch, state, logged
-        if place != self._place[1]:
-            self._place = now, place
-        self._training_since = self._training_since or now
-        entered, before = self._state
-        if state != before:
-            if before and before != "training":
-                self._longest_stays[before] = max(self._longest_stays.get(before, 0.0), now - entered)
-            self._state = now, state
-        running = [trainer for trainer in self._trainers if not trainer.done.is_set()]
-        if not state:
-            silent = settings.progress_deadline_seconds
-            if not follows_log or now - self._place[0] < silent or not running:
-                return None
-            return self._explain(running[0], SILENT_LOG.format(silent), None, SILENT_LOG_FIX)
-        limit, source = find_state_deadline(
-            state,
-            progress_deadline=settings.progress_deadline_seconds,
-            exit_deadline=self._timings.trainer_exit,
-            longest_stays=self._longest_stays,
-            before=self._state[0] - self._training_since,
-            size=progress.bytes,
-        )
-        if now - self._place[0] < limit:
-            return None
-        what = {"training": "no batch", "done": "done, but not exited"}.get(state, f"still {state}")
-        fix = FIXES.get(state, "see the last lines of its log")
-        quoted = quote_log(running[0].spec.log) if running else ""
-        return ProcessError(
-            f"trainer hangs: {what} for {limit:.0f} s ({source}), at pass {(place[0] or 0) + 1}, "
-            f"batch {place[1]}{quoted}\nFix: {fix}",
-            process="trainer",
-        )
 
     def train(self) -> None:
         """Begin the phase `training`, and start the trainers unless they run already; do nothing unless `ready`.
@@ -464,10 +397,6 @@ class ProcessGroup:
         deadline = time.monotonic() + seconds
         for follow in self._follows:
             follow.join(max(0.0, deadline - time.monotonic()))
-
-
-def _ended_well(child: ChildProcess) -> bool:
-    return child.returncode == 0 and not child.stopped
 
 
 def _describe_out_of_memory(name: str) -> str:

@@ -1,7 +1,7 @@
 """Read progress.json, in which each trainer (or a user's own program) writes how far it has trained.
 
-`find_state_deadline` calculates how long a trainer may stay in one state of progress.json before the launcher counts
-it as hung.
+`HangDetector` finds trainers whose progress has stopped. `find_state_deadline` calculates how long a trainer may stay
+in one state of progress.json before the launcher counts it as hung.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from launcher.errors import LauncherError
 from launcher.io import files
 from launcher.paths import Position
+from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import TrainerProgress, read_fields
 from launcher.settings import TrainSettings
 
@@ -40,6 +41,16 @@ FIXES = {
     "starting": "see whether that rank's node reaches the nodes of the other ranks (lost packets, a network policy)",
 }
 """State of progress.json → the fix in the message about a trainer that hangs in this state."""
+
+
+SILENT_LOG = (
+    "hangs: its log has not grown for {:.0f} s (training.progressDeadlineSeconds), and the script does not report its "
+    "steps"
+)
+SILENT_LOG_FIX = (
+    "Fix: let any process of the script log a line at shorter intervals, or report its steps "
+    "(launcher.program.ScriptRun); or increase training.progressDeadlineSeconds"
+)
 
 
 def read_progress(settings: TrainSettings) -> TrainerProgress:
@@ -115,3 +126,75 @@ def find_state_deadline(
     bound = float("inf") if size is None else known
     first = max(progress_deadline, min(UNMEASURED_FACTOR * progress_deadline, bound))
     return max(first, least), "not measured in this run yet: from training.progressDeadlineSeconds"
+
+
+class HangDetector:
+    """Finds out whether the trainers of one rank hang in one attempt.
+
+    They hang if the pass, the batch and the state of the slowest trainer have not changed for too long. A growing log
+    of a user's script is progress, too, unless the script reports steps: its state is then `training`.
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        runtime: Runtime,
+        exit_deadline: float,
+        longest_stays: dict[str, float],
+    ) -> None:
+        """Create the detector before the trainers train.
+
+        Args:
+            settings: the settings of this rank.
+            runtime: says whether the trainers report their progress, and whether they run a user's script.
+            exit_deadline: seconds within which a trainer with the state `done` must exit.
+            longest_stays: as in `find_state_deadline`; updated here.
+        """
+        self._settings, self._runtime = settings, runtime
+        self._exit_deadline, self._longest_stays = exit_deadline, longest_stays
+        self._place: tuple[object, ...] = ()
+        self._state = ""
+        self._training_since: float | None = None
+        self._entered = self._moved = 0.0
+        """Monotonic times at which the state, and the place or the log, last changed."""
+
+    def find_hang(self, log_size: int, now: float) -> tuple[str, str] | None:
+        """Return what the trainers do, such as "hangs: no batch for 600 s …", and a fix; None if they do not hang.
+
+        Call this again and again while the trainers of this rank train.
+
+        Args:
+            log_size: bytes of the logs of all trainers of this rank.
+            now: monotonic time.
+        """
+        if self._training_since is None:
+            self._training_since = self._entered = now
+        progress, deadline = read_progress(self._settings), self._settings.progress_deadline_seconds
+        state = progress.state or ("starting" if self._runtime.reports_progress else "")
+        # Its steps say more than its log, but before the first one, or during a test, a script may only log.
+        follows_log = self._runtime.is_user_script and state not in ("training", "done")
+        place = progress.number, progress.batch, state, log_size if follows_log else None
+        if place != self._place:
+            self._place, self._moved = place, now
+        if state != self._state:
+            if self._state not in ("", "training"):
+                stay = now - self._entered
+                self._longest_stays[self._state] = max(self._longest_stays.get(self._state, 0.0), stay)
+            self._state, self._entered = state, now
+        if not state:
+            is_silent = follows_log and now - self._moved >= deadline
+            return (SILENT_LOG.format(deadline), SILENT_LOG_FIX) if is_silent else None
+        limit, source = find_state_deadline(
+            state,
+            progress_deadline=deadline,
+            exit_deadline=self._exit_deadline,
+            longest_stays=self._longest_stays,
+            before=self._entered - self._training_since,
+            size=progress.bytes,
+        )
+        if now - self._moved < limit:
+            return None
+        what = {"training": "no batch", "done": "done, but not exited"}.get(state, f"still {state}")
+        at = f"at pass {(progress.number or 0) + 1}, batch {progress.batch}"
+        fix = FIXES.get(state, "see the last lines of its log")
+        return f"hangs: {what} for {limit:.0f} s ({source}), {at}", f"Fix: {fix}"

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from launcher.runtimes import load_runtime
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.coordinator import Coordinator
@@ -50,6 +52,9 @@ FAST = {
     "export": 30.0,
     "export_base": 0.05,
 }
+needs_fuse = pytest.mark.skipif(
+    os.getuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse"
+)
 # Tests in other processes run at the same time and need other addresses.
 _subnet = [os.getpid() % 200 + 20, os.getpid() // 200]
 

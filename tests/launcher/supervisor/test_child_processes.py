@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -16,15 +15,10 @@ from typing import Any
 
 import pytest
 
-from launcher import runtimes
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.supervisor import child_processes
-from launcher.supervisor.agent import Agent
 from launcher.supervisor.child_processes import ChildProcess, ForkServer, LogFollower
-from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.timings import Timings
 from testkit.waiting import until
-from tests.launcher.supervisor.loopback_gang import train_settings
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -206,20 +200,3 @@ def test_a_process_is_started_without_a_fork_server_that_cannot_fork(
     assert server.alive == (how == "not loaded")
     server.end()
     assert not server.alive
-
-
-@pytest.mark.parametrize("is_helper", [False, True])
-def test_a_lost_lease_kills_processes_and_helpers_although_the_main_thread_is_stuck(
-    tmp_path: Path, is_helper: bool
-) -> None:
-    """A helper writes to output/, which another run may take over soon after the lease is lost."""
-    agent = Agent(train_settings(tmp_path), runtimes.load_runtime("fleet"), PodNetwork(), Timings())
-    child = ChildProcess(
-        build_spec(tmp_path, SLEEP), lambda: None, is_helper=is_helper, stdin=subprocess.PIPE
-    )
-    agent._lose_lease()  # from the lease's thread; the main thread does nothing
-    try:
-        until(child.done.is_set, "the end of the process", 10)
-    finally:
-        child.signal(signal.SIGKILL)
-        child.close_stdin()

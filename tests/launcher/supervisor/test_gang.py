@@ -23,7 +23,7 @@ import pytest
 
 from testkit import failing_filesystem
 from tests.launcher.reporting.test_notifications import Hook
-from tests.launcher.supervisor.loopback_gang import LoopbackGang
+from tests.launcher.supervisor.loopback_gang import LoopbackGang, needs_fuse
 
 pytestmark = pytest.mark.slow
 
@@ -31,9 +31,6 @@ OWN_PIDS = ("unshare", "--pid", "--fork", "--kill-child")
 """The launcher is process 1 of its own process namespace, as in a pod."""
 OWN_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root for a pid namespace")
-needs_fuse = pytest.mark.skipif(
-    os.getuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse"
-)
 
 
 def build_gang(root: Path, **changes: Any) -> LoopbackGang:

@@ -297,15 +297,18 @@ def test_damaged_data_is_an_error_after_whose_fix_a_new_run_waits_for_new_data(
     assert clock.now >= 100
 
 
+@pytest.mark.parametrize("change", ["changed", "removed"])
 def test_a_program_that_changes_during_the_copy_raises(
-    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
     manifest = write_data(job, 3)
     copy = files.copy_file
 
     def copy_while_source_changes(source: Path, target: Path, *rest: Any) -> tuple[int, str]:
-        if source.parent == job / "mine":
+        if source.parent == job / "mine" and change == "changed":
             source.write_text("another")
+        elif source.parent == job / "mine":
+            source.unlink()
         return copy(source, target, *rest)
 
     monkeypatch.setattr(files, "copy_file", copy_while_source_changes)

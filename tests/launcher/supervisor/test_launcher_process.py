@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from launcher.errors import GangError, SettingsError
 from launcher.paths import Position
 from launcher.reporting import failure_messages
 from launcher.supervisor.coordinator.coordinator import Coordinator
+from launcher.supervisor.peers import addresses
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
 from tests.launcher.supervisor.loopback_gang import REPO, pod_environ, write_data
 
@@ -35,6 +37,25 @@ def test_the_advertised_address_is_the_ipv4_address_of_the_interface() -> None:
 
 def test_interfaces_contain_the_loopback_address() -> None:
     assert "127.0.0.1" in PodNetwork().interfaces()["lo"]
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_processes_that_met_on_loopback_are_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: socket.AddressFamily
+) -> None:
+    """Regression: `localhost` may be ::1, and the run was warned about processes that trained alone."""
+    with socket.create_server(
+        ("::1" if family == socket.AF_INET6 else "127.0.0.1", 0), family=family
+    ) as server:
+        port = server.getsockname()[1]
+        with socket.create_connection(server.getsockname()[:2]):
+            text = Path("/proc/net/tcp6" if family == socket.AF_INET6 else "/proc/net/tcp").read_text()
+    table = tmp_path / "tcp"
+    table.write_text("\n".join(["header", *(line for line in text.splitlines() if f":{port:04X}" in line)]))
+    monkeypatch.setattr(addresses, "_TCP_TABLES", (table,))
+    assert addresses.has_connection({"127.0.0.1"}, 1)
+    assert not addresses.has_connection({"127.0.0.1"}, port), "the launchers' own port"
+    assert not addresses.has_connection({"10.0.0.1"}, 1)
 
 
 def test_a_port_in_use_and_a_port_that_the_pod_may_not_use_get_different_fixes() -> None:

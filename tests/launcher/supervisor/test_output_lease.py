@@ -268,6 +268,23 @@ def test_release_removes_the_lease_and_reports_no_loss(path: Path) -> None:
     assert lost.errors == []
 
 
+def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(path: Path) -> None:
+    clock = FakeClock()
+    mine, other = (build_lease(path, build_holder(run), clock) for run in "ab")
+    mine.acquire()
+
+    class SlowPath(type(path)):  # type: ignore[misc]
+        def read_bytes(self) -> bytes:
+            content = bytes(super().read_bytes())
+            clock.pause(30)
+            other.write_to(path)
+            return content
+
+    mine.path = SlowPath(path)
+    mine.release()
+    assert read_token(path) == other.token
+
+
 def test_the_output_folder_can_be_replaced_while_the_lease_is_renewed(path: Path) -> None:
     held, lost = start_renewed_lease(path, build_holder("a"))
     new = path.parent.with_name("new")

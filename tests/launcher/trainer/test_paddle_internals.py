@@ -75,7 +75,7 @@ def test_a_dropped_message_leaves_a_fatal_line_of_the_runtime(tmp_path: Path, po
 
     def watch(_: Any) -> None:
         logs = started.log() + started.server_log()
-        seen.extend(text for text in FleetRuntime().fatal_lines if text in logs)
+        seen.extend(each.pattern for each in FleetRuntime().log_meanings if each.search(logs))
         if seen:
             raise TimeoutError
 

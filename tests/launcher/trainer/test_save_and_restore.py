@@ -201,7 +201,7 @@ def test_a_killed_server_leaves_a_fatal_line_of_the_runtime_in_the_trainers_log(
         gang = prepare_training(tmp_path / str(number), data, port, PASSES="2000", SAVING_PERIOD="5000")
 
         def fatal_lines(gang: LoopbackTraining = gang) -> list[str]:
-            return [text for text in FleetRuntime().fatal_lines if text in gang.log()]
+            return [each.pattern for each in FleetRuntime().log_meanings if each.search(gang.log())]
 
         def watch(running: dict[str, Process], gang: LoopbackTraining = gang) -> None:
             if "Pass=1 samples" in gang.log():
