@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from infra import naming
-from tests.infra.recording_mocks import aws_stack
 
 
 def _folder(root: Path) -> Path:
@@ -50,11 +49,6 @@ def test_image_reference_replaces_launcher_placeholder(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "launcher")
     assert naming.image_reference("x:{launcher}", folder) == f"x:{naming.folder_digest(folder)[:12]}"
     assert naming.image_reference("x@sha256:1", tmp_path / "absent") == "x@sha256:1"
-
-
-def test_user_tags_never_replace_stack_tags() -> None:
-    tags = aws_stack(tags={"Stack": "other", "Team": "x"}).one("aws:ec2/vpc:Vpc").inputs["tags"]
-    assert (tags["Stack"], tags["Team"]) == ("dev", "x")
 
 
 def test_prefix_has_only_characters_that_aws_accepts() -> None:

@@ -7,30 +7,20 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pulumi
 import pytest
 import yaml
 
 from infra import iam_policies
-from infra.settings import IamSettings, SettingsError
+from infra.settings import IamSettings
 from testkit.aws_emulator import authorization
 from testkit.aws_emulator.account import Account, AwsError, required_actions
 
-from .recording_mocks import EVERYTHING, Recorder, aws_stack, default, everything
+from .recording_mocks import EVERYTHING, Recorder, default, everything
 
 PREFIX = "paddle-training-dev"
 DEPLOYER = iam_policies.deployer(PREFIX, IamSettings())
 BOUNDARY = EVERYTHING["iam"]["permissionsBoundary"]
 BOUNDED = iam_policies.deployer(PREFIX, IamSettings(path="/teams/", permissions_boundary=BOUNDARY))
-
-
-def test_roles_have_path_and_boundary() -> None:
-    roles = everything().of("aws:iam/role:Role")
-    assert {role.inputs["path"] for role in roles} == {"/teams/"}
-    assert {role.inputs["permissionsBoundary"] for role in roles} == {
-        EVERYTHING["iam"]["permissionsBoundary"]
-    }
-    assert not [r for r in default().of("aws:iam/role:Role") if "permissionsBoundary" in r.inputs]
 
 
 def test_roles_are_used() -> None:
@@ -178,75 +168,3 @@ def test_preview_role_trusts_only_pull_requests_of_the_repository() -> None:
 def test_trust_policy_allows_tagged_sessions_only_for_pods() -> None:
     assert "sts:TagSession" in iam_policies.trust("pods.eks.amazonaws.com")
     assert "sts:TagSession" not in iam_policies.trust("ec2.amazonaws.com")
-
-
-def test_caller_that_is_no_administrator_is_rejected_before_any_resource(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "warn", said.append)
-    sso = "arn:aws:iam::123456789012:role/aws-reserved/sso.amazonaws.com/Deployer"
-    caller = {"aws:iam/getSessionContext:getSessionContext": {"id": "x", "issuerArn": sso}}
-    with pytest.raises(SettingsError, match=rf"does not list {sso}, so .*\n.*'cluster.admins\[1\]' {sso}"):
-        aws_stack(answers=caller)
-    aws_stack(answers=caller, compute="off")
-    # The role of pull requests previews the stack, and may not deploy it.
-    monkeypatch.setattr(pulumi.runtime, "is_dry_run", lambda: True)
-    aws_stack(answers=caller)
-    assert [text for text in said if f"does not list {sso}" in text]
-    said.clear()
-    caller["aws:iam/getSessionContext:getSessionContext"]["issuerArn"] = (
-        "arn:aws:iam::123456789012:role/preview"
-    )
-    aws_stack(answers=caller, cluster={"admins": ["role/Admin"], "viewers": ["role/preview"]})
-    assert not [text for text in said if "does not list" in text]
-
-
-ADMIN, SESSION = "arn:aws:iam::123456789012:role/teams/Admin", "aws:iam/getSessionContext:getSessionContext"
-ABSENT = {"aws:iam/getUser:getUser": Exception("reading IAM User (ghost): couldn't find resource")}
-
-
-@pytest.mark.parametrize(
-    ("answers", "cluster", "message"),
-    [
-        (
-            {SESSION: {"id": "x", "issuerArn": "arn:aws:iam::123456789012:root"}},
-            {},
-            r"EKS accepts only roles and users.\n.*sign in as a role",
-        ),
-        (ABSENT, {"admins": ["role/Admin", "user/ghost"]}, "user/ghost does not exist in IAM"),
-        (ABSENT, {"viewers": ["user/ghost"]}, "user/ghost does not exist in IAM"),
-        (
-            {"aws:iam/getRole:getRole": {"id": "x", "arn": ADMIN}},
-            {},
-            rf"EKS accepts only the full ARN.\n.*'cluster.admins\[0\]' {ADMIN}",
-        ),
-    ],
-    ids=["root user", "absent admin", "absent viewer", "without its path"],
-)
-def test_principal_that_eks_rejects_is_rejected_before_any_resource(
-    answers: dict[str, Any], cluster: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(SettingsError, match=message):
-        aws_stack(answers=answers, cluster={"admins": ["role/Admin"], **cluster})
-
-
-def test_principal_of_another_account_is_not_looked_up() -> None:
-    aws_stack(answers=ABSENT, cluster={"admins": ["role/Admin", "arn:aws:iam::999999999999:user/ghost"]})
-
-
-def test_iam_that_cannot_be_read_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "warn", said.append)
-    aws_stack(answers={"aws:iam/getRole:getRole": Exception("AccessDenied: iam:GetRole")})
-    assert [text for text in said if "were not compared with IAM" in text and "AccessDenied" in text]
-
-
-@pytest.mark.parametrize(("networks", "warned"), [([], True), (["203.0.113.0/24"], False)])
-def test_api_server_without_public_access_is_a_warning(
-    networks: list[str], warned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(pulumi.log, "warn", said.append)
-    aws_stack(cluster={"admins": ["role/Admin"], "publicCidrs": networks})
-    assert bool([text for text in said if "cluster.publicCidrs is empty" in text]) is warned
