@@ -458,7 +458,7 @@ def check_values(values: Values, defaults: Mapping[str, Any]) -> Values:
     for setting in _USED_HERE:
         value = setting.find(values)
         try:
-            setting.parse(value)
+            setting.convert(value)
         except BadValueError as error:
             raise _value_error(setting.key, value, f"{error.limit}: {error.reason}") from error
     return values

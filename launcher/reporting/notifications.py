@@ -216,7 +216,7 @@ def post_to_webhook(url: str, timeout: float, message: Message) -> None:
         def redirect_request(self, *_: object) -> None:
             """Do not follow redirects: a POST would become a GET and seem to succeed."""
 
-    request = urllib.request.Request(  # noqa: S310 - http and https only: launcher/settings/parsers.py
+    request = urllib.request.Request(  # noqa: S310 - http and https only: parsers.web_address
         url,
         json.dumps(message).encode(),
         {"Content-Type": "application/json", "User-Agent": "paddle-launcher"},

@@ -5,9 +5,11 @@ the values of a Job's pods as one JSON document into an annotation of the pods, 
 nothing between the user and the program rewrites a value. Environment variables are only those of the tutorial of 2017
 (`CONF_PADDLE_PORT`), what only the pod knows (`PADDLE_LAUNCHER_POD_IP`), and what comes from a Secret.
 
-Each field has its key and its parser. Only a value that may be null has a default here: all others have theirs in the
-chart's values.yaml. All faults are reported at once, one line each, before anything is created (exit code 64). Whether
-values fit together is checked by the chart (`templates/_validate.tpl`), which alone creates pods.
+Each field has its key and its type. Only a value that may be null has a default here: all others have theirs in the
+chart's values.yaml. All missing settings and wrong types are reported at once, one line each, before anything is
+created (exit code 64). The limits of values, and whether values fit together, are checked by the chart
+(`values.schema.json`, `templates/_validate.tpl`), which alone creates pods. A parser rejects only what the chart cannot
+know, such as the address in a Secret and the encodings of this Python, or what `try` uses without the chart.
 """
 
 from __future__ import annotations
@@ -19,10 +21,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from launcher.errors import SettingsError, setting_message
 from launcher.paths import POD_WORK_DIR, JobPaths, WorkPaths
+from launcher.schema import from_json
 from launcher.settings import parsers as p
 
 if TYPE_CHECKING:
@@ -37,34 +40,30 @@ SETTINGS_FILE = "/etc/paddle-training/settings.json"
 REQUIRED = object()
 """Stands for the default of a setting that must be set."""
 
-_NO_CHECKPOINT = "without a checkpoint every failure starts the training from scratch"
-_LONG_CHAIN = "a restore loads all of them, one after the other"
-_NO_DEADLINE = (
-    "a slow batch is not a hang, and the detection of hangs cannot be turned off: a hung run would hold its "
-    "machines until the Job's deadline"
-)
-_COUNT = p.integer(1)
-_COUNT_OR_NONE = p.integer(0)
-_PODS = p.integer(1, 1000, "it is a number of pods")
-_PORT = p.integer(1, p.PORT_MAX, "it is a TCP port")
-_PORTS = p.integer(1, 100, "each one starts a parameter server")
-_MINUTES = p.number(
-    0, 10_080, "it counts minutes, and a week without a checkpoint could lose a week of training"
-)
-_RANK_WAIT = p.number(0, 168, "it counts hours, and the pods that wait hold their machines for so long")
-_HELD_OUT = p.number(0, 0.5, "it is the fraction of the lines that is held out for the test")
+_TYPES: dict[Any, str] = {
+    str: "a text",
+    int: "an integer",
+    int | None: "an integer",
+    float: "a number",
+    bool: "true or false",
+    tuple[str, ...]: "an array of texts",
+    tuple[str | int, ...]: "an array of column names or of indexes from 0",
+}
+"""Type of a field → description of its values in messages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """Where the value of a dataclass field comes from; `setting` and `variable` describe the attributes."""
 
-    parse: p.Parser
+    parse: p.Parser | None
     default: Any
     key: str = ""
     variable: str = ""
     value: str = ""
     is_secret: bool = False
+    type: Any = None
+    """The type of the dataclass field."""
 
     def read(self, document: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[Any, str]:
         """Return (value of the field, empty text), or (None, message) for a missing or invalid setting."""
@@ -77,11 +76,22 @@ class Setting:
             fix = "Use the chart and the image of one version"
             return None, setting_message(name, None, "set", "the chart sets it in every pod", fix)
         try:
-            return self.parse(found), ""
+            return self.convert(found), ""
         except p.BadValueError as error:
             shown = "(not shown)" if self.is_secret else found
-            fix = error.fix or f"Set {value or self.variable} to such a value"
+            fix = f"Set {value or self.variable} to such a value"
             return None, setting_message(name, shown, error.limit, error.reason, fix)
+
+    def convert(self, found: Any) -> Any:
+        """Return the field's value from a JSON value or the text of a variable. Raises BadValueError."""
+        if self.parse is not None:
+            return self.parse(found)
+        if self.type is Path:
+            return Path(found)
+        try:
+            return from_json(self.type, int(found) if self.type is int and isinstance(found, str) else found)
+        except ValueError:
+            raise p.BadValueError(_TYPES[self.type], "the value is of another type") from None
 
     def find(self, document: Mapping[str, Any]) -> Any:
         """Return the value of `key` in the document; None if there is none."""
@@ -91,27 +101,34 @@ class Setting:
         return found
 
 
-def setting(key: str, parse: p.Parser, default: Any = REQUIRED, *, by_variable: str = "") -> Any:
+def setting(
+    key: str, default: Any = REQUIRED, *, parse: p.Parser | None = None, by_variable: str = ""
+) -> Any:
     """Return a dataclass field that is read from the document.
 
     Args:
         key: the path of the chart's value, such as `training.passes`.
-        parse: converts the value, or raises BadValueError.
-        default: the field's value, unparsed, when the value is null or absent.
+        default: the field's value when the value is null or absent.
+        parse: converts the value, or raises BadValueError; None: the value must have the field's type.
         by_variable: a variable that the chart sets from a Secret instead of the value.
     """
     return _field(Setting(key=key, parse=parse, default=default, variable=by_variable))
 
 
 def variable(
-    name: str, parse: p.Parser, default: Any = REQUIRED, *, value: str = "", is_secret: bool = False
+    name: str,
+    default: Any = REQUIRED,
+    *,
+    parse: p.Parser | None = None,
+    value: str = "",
+    is_secret: bool = False,
 ) -> Any:
     """Return a dataclass field that is read from the environment.
 
     Args:
         name: the variable.
+        default: the field's value when the variable is absent or empty.
         parse: as in `setting`; it gets the variable's text.
-        default: the field's value, unparsed, when the variable is absent or empty.
         value: the chart's value that sets the variable, for messages.
         is_secret: whether the value is hidden in messages, and the variable kept from child processes.
     """
@@ -124,8 +141,12 @@ def _field(one: Setting) -> Any:
 
 def settings_of(dataclass_type: type) -> dict[str, Setting]:
     """Return the setting of each field of a dataclass by the field's name."""
-    fields = dataclasses.fields(dataclass_type)
-    return {each.name: each.metadata["setting"] for each in fields if each.metadata}
+    fields, types = dataclasses.fields(dataclass_type), get_type_hints(dataclass_type)
+    return {
+        each.name: dataclasses.replace(each.metadata["setting"], type=types[each.name])
+        for each in fields
+        if each.metadata
+    }
 
 
 def read_document(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -148,35 +169,33 @@ def read_document(environ: Mapping[str, str]) -> dict[str, Any]:
 class PodSettings:
     """Settings of every pod."""
 
-    job_name: str = variable("JOB_NAME", p.job_name, value="jobName")
+    job_name: str = variable("JOB_NAME", value="jobName")
     """The job's folder on the shared storage."""
-    job_path: Path = variable("JOB_PATH", p.absolute, value="jobPath")
+    job_path: Path = variable("JOB_PATH", value="jobPath")
     """Where the shared storage is mounted."""
-    namespace: str = variable("JOB_NAMESPACE", p.dns_label)
-    completion_index: int = variable("JOB_COMPLETION_INDEX", _COUNT_OR_NONE)
+    namespace: str = variable("JOB_NAMESPACE")
+    completion_index: int = variable("JOB_COMPLETION_INDEX")
     """Number of this pod in its Job, from 0: the rank of a training pod."""
-    k8s_job: str = variable("PADDLE_LAUNCHER_K8S_JOB", p.dns_label)
+    k8s_job: str = variable("PADDLE_LAUNCHER_K8S_JOB")
     """Name of the pod's Kubernetes Job; the run id of a training."""
-    k8s_job_uid: str = variable("PADDLE_LAUNCHER_K8S_JOB_UID", p.text, "")
+    k8s_job_uid: str = variable("PADDLE_LAUNCHER_K8S_JOB_UID", "")
     """The Kubernetes Job's uid; empty outside a cluster."""
-    pod_name: str = variable("PADDLE_LAUNCHER_POD_NAME", p.text, "")
-    pod_ip: str = variable("PADDLE_LAUNCHER_POD_IP", p.text, "")
-    node_name: str = variable("PADDLE_LAUNCHER_NODE_NAME", p.text, "")
-    termination_log: Path = variable(
-        "PADDLE_LAUNCHER_TERMINATION_LOG", p.absolute, Path("/dev/termination-log")
-    )
+    pod_name: str = variable("PADDLE_LAUNCHER_POD_NAME", "")
+    pod_ip: str = variable("PADDLE_LAUNCHER_POD_IP", "")
+    node_name: str = variable("PADDLE_LAUNCHER_NODE_NAME", "")
+    termination_log: Path = variable("PADDLE_LAUNCHER_TERMINATION_LOG", Path("/dev/termination-log"))
     """File for the pod's termination message."""
-    release: str = setting("release.name", p.filled)
-    data_digest: str = setting("release.dataDigest", p.filled)
+    release: str = setting("release.name")
+    data_digest: str = setting("release.dataDigest")
     """Digest of all values that determine the data; the manifest has the same one.
 
     With `training.schedule` it ends with the name of the Job, because each Job makes its own data."""
-    schedule: str = setting("training.schedule", p.text)
-    chart_run_id: str = setting("runId", p.text)
+    schedule: str = setting("training.schedule")
+    chart_run_id: str = setting("runId")
     """The value runId: a new text makes a new Job from the same values."""
-    log_format: str = setting("logFormat", p.choice("text", "json"))
+    log_format: str = setting("logFormat")
     """Form of the launcher's own lines in the pod's log."""
-    trainers: int = setting("trainers", _PODS)
+    trainers: int = setting("trainers")
     """Number of training pods."""
     environ: Mapping[str, str] = field(repr=False)
     """The environment, read-only and without secrets: the base of child processes' environments."""
@@ -212,98 +231,88 @@ class PodSettings:
 class TrainSettings(PodSettings):
     """Settings of a training pod and of its init container."""
 
-    config_dir: str = variable("TRAIN_CONFIG_DIR", p.folder_name, value="training.config")
+    config_dir: str = variable("TRAIN_CONFIG_DIR", value="training.config")
     """Folder of the training program."""
-    config_file: str = setting("training.config", p.program_file)
+    config_file: str = setting("training.config", parse=p.program_file)
     """File of the training program in that folder."""
-    nic: str = variable("CONF_PADDLE_NIC", p.filled, value="nic")
+    nic: str = variable("CONF_PADDLE_NIC", value="nic")
     """Network interface that the processes communicate over."""
-    port: int = variable("CONF_PADDLE_PORT", _PORT, value="port")
+    port: int = variable("CONF_PADDLE_PORT", value="port")
     """First port of the pod's parameter servers."""
-    ports_num: int = variable("CONF_PADDLE_PORTS_NUM", _PORTS, value="portsNum")
+    ports_num: int = variable("CONF_PADDLE_PORTS_NUM", value="portsNum")
     """Dense ports; runtime fleet starts one parameter server on each."""
-    ports_num_sparse: int = variable(
-        "CONF_PADDLE_PORTS_NUM_SPARSE", p.integer(0, 100), value="portsNumSparse"
-    )
-    gradient_num: int = variable("CONF_PADDLE_GRADIENT_NUM", _COUNT, value="gradientNum")
+    ports_num_sparse: int = variable("CONF_PADDLE_PORTS_NUM_SPARSE", value="portsNumSparse")
+    gradient_num: int = variable("CONF_PADDLE_GRADIENT_NUM", value="gradientNum")
     """Trainers that a synchronous step waits for; equal to `trainers`."""
-    trainer_count: int = variable(
-        "TRAINER_COUNT", p.integer(1, 1024, "it is a number of threads"), value="trainerCount"
-    )
+    trainer_count: int = variable("TRAINER_COUNT", value="trainerCount")
     """Worker threads of one trainer."""
     webhook: str = variable(
-        "PADDLE_LAUNCHER_WEBHOOK", p.web_address, "", value="notify.webhook", is_secret=True
+        "PADDLE_LAUNCHER_WEBHOOK", "", parse=p.web_address, value="notify.webhook", is_secret=True
     )
     """Address that messages about the run are posted to, or empty. Never logged: it may contain a secret."""
-    work_dir: Path = variable("PADDLE_LAUNCHER_WORK_DIR", p.absolute, POD_WORK_DIR)
+    work_dir: Path = variable("PADDLE_LAUNCHER_WORK_DIR", POD_WORK_DIR)
     """Folder on the pod's own disk."""
-    work_limit_bytes: int = variable(
-        "PADDLE_LAUNCHER_WORK_LIMIT_BYTES", _COUNT_OR_NONE, 0, value="workDir.sizeLimit"
-    )
+    work_limit_bytes: int = variable("PADDLE_LAUNCHER_WORK_LIMIT_BYTES", 0, value="workDir.sizeLimit")
     """Kubernetes evicts the pod when its own disk holds more bytes; 0: no limit."""
-    source_digest: str = setting("release.sourceDigest", p.text)
+    source_digest: str = setting("release.sourceDigest")
     """As data_digest, without the number of shards; set for runtime collective only."""
-    service: str = setting("release.service", p.dns_label)
+    service: str = setting("release.service")
     """The headless Service that gives each rank a DNS name."""
-    gpus_per_pod: int = setting("release.gpusPerPod", p.integer(0, 64))
+    gpus_per_pod: int = setting("release.gpusPerPod")
     """GPUs of each pod (resources.limits), for runtime collective."""
-    start_from_scratch: str = setting("startFromScratch", p.text)
+    start_from_scratch: str = setting("startFromScratch")
     """A new text discards the output and starts from scratch."""
-    runtime: str = setting("runtime", p.choice("fleet", "v1", "collective"))
-    rendezvous: str = setting("rendezvous", p.choice("lease", "api"))
+    runtime: str = setting("runtime")
+    rendezvous: str = setting("rendezvous")
     """`lease` or `api`: how ranks find rank 0."""
-    rendezvous_seconds: int = setting("rendezvousSeconds", _COUNT)
+    rendezvous_seconds: int = setting("rendezvousSeconds")
     """Seconds in which all ranks usually join."""
-    peer_port: int = setting("peerPort", _PORT)
+    peer_port: int = setting("peerPort")
     """Port of the launchers' own HTTP server."""
-    events: bool = setting("notify.events", p.flag)
+    events: bool = setting("notify.events")
     """Whether Kubernetes Events are written on the Job."""
-    data_wait_seconds: int = setting("data.waitSeconds", _COUNT)
+    data_wait_seconds: int = setting("data.waitSeconds")
     """Seconds that training pods wait for a data Job that shows no progress."""
-    program_sha256: str = setting("training.programSha256", p.sha256)
+    program_sha256: str = setting("training.programSha256")
     """sha256 that the program must have; empty: any program."""
-    processes_per_pod: int = setting(
-        "training.processesPerPod", p.integer(1, 64, "each one is a trainer process of a pod")
-    )
+    processes_per_pod: int = setting("training.processesPerPod")
     """Trainer processes of each pod; more than 1 with runtime collective only."""
-    rank_wait_hours: float = setting("training.rankWaitHours", _RANK_WAIT, 6.0)
+    rank_wait_hours: float = setting("training.rankWaitHours", 6.0)
     """Hours to wait after `rendezvous_seconds` for a rank that has not joined."""
-    mode: str = setting("training.mode", p.choice("sync", "async"))
-    passes: int = setting("training.passes", p.integer(1, 100_000))
-    batch_size: int = setting("training.batchSize", _COUNT)
+    mode: str = setting("training.mode", parse=p.choice("sync", "async"))
+    passes: int = setting("training.passes")
+    batch_size: int = setting("training.batchSize", parse=p.count)
     """Samples of one batch of one trainer."""
-    log_period: int = setting("training.logPeriod", _COUNT)
+    log_period: int = setting("training.logPeriod")
     """Batches between two lines of the trainer's log."""
-    dot_period: int = setting("training.dotPeriod", _COUNT)
+    dot_period: int = setting("training.dotPeriod")
     """Batches between two dots of the trainer's log."""
-    saving_period: int = setting("training.savingPeriod", _COUNT)
+    saving_period: int = setting("training.savingPeriod")
     """Passes between two checkpoints."""
-    checkpoint_every_batches: int = setting("training.checkpointEvery.batches", _COUNT_OR_NONE, 0)
+    checkpoint_every_batches: int = setting("training.checkpointEvery.batches", 0)
     """Batches between two checkpoints inside a pass; 0: none."""
-    checkpoint_every_minutes: float = setting("training.checkpointEvery.minutes", _MINUTES, 0.0)
+    checkpoint_every_minutes: float = setting("training.checkpointEvery.minutes", 0.0)
     """Minutes between two checkpoints inside a pass, converted to the same number of batches on every rank;
     0: none, as always with `checkpoint_every_batches` or runtime v1."""
-    keep_checkpoints: int = setting("training.keepCheckpoints", p.integer(1, why=_NO_CHECKPOINT))
+    keep_checkpoints: int = setting("training.keepCheckpoints")
     """How many of the newest checkpoints are kept."""
-    incremental_checkpoints: int = setting("training.incrementalCheckpoints", p.integer(0, 100, _LONG_CHAIN))
+    incremental_checkpoints: int = setting("training.incrementalCheckpoints")
     """Maximum number of incremental checkpoints after each full one; 0: every checkpoint is full."""
-    keep_best: str = setting("training.keepBest", p.text)
+    keep_best: str = setting("training.keepBest")
     """Test metric whose best checkpoint is kept and exported; empty: the last checkpoint is exported."""
-    patience: int = setting("training.patience", p.integer(0, 100_000))
+    patience: int = setting("training.patience")
     """Number of passes without a better score after which training stops; 0: never."""
-    init_model: str = setting("training.initModelPath", p.init_model)
+    init_model: str = setting("training.initModelPath", parse=p.folder)
     """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, PREVIOUS, or empty."""
-    progress_deadline_seconds: int = setting(
-        "training.progressDeadlineSeconds", p.integer(10, why=_NO_DEADLINE)
-    )
+    progress_deadline_seconds: int = setting("training.progressDeadlineSeconds")
     """Seconds without a batch after which a trainer counts as hung."""
-    extra_args: tuple[str, ...] = setting("training.extraArgs", p.arguments)
+    extra_args: tuple[str, ...] = setting("training.extraArgs")
     """Options for the training program, each `--key=value`."""
-    restarts: int = setting("training.restarts", _COUNT_OR_NONE)
+    restarts: int = setting("training.restarts")
     """Restarts without a new checkpoint between them before the run fails."""
-    grace_seconds: int = setting("training.terminationGracePeriodSeconds", _COUNT_OR_NONE)
+    grace_seconds: int = setting("training.terminationGracePeriodSeconds")
     """Seconds from SIGTERM until Kubernetes kills the pod."""
-    export_to: str = setting("training.exportTo", p.export_to)
+    export_to: str = setting("training.exportTo", parse=p.folder)
     """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
 
     @property
@@ -347,37 +356,35 @@ class TrainSettings(PodSettings):
 class DataSettings(PodSettings):
     """Settings of a pod that prepares the data (the chart's values below `data`)."""
 
-    prepared_by: str = setting("data.preparedBy", p.choice("dataJob", "trainingPods"))
+    prepared_by: str = setting("data.preparedBy")
     """`dataJob`, or `trainingPods`: this process is an init container of a training pod."""
-    split_count: int = variable(
-        "SPLIT_COUNT", p.integer(1, 1000, "each trainer needs a shard"), value="data.splitCount"
-    )
+    split_count: int = variable("SPLIT_COUNT", value="data.splitCount")
     """Number of shards, one for each trainer."""
-    source: str = setting("data.source", p.address, by_variable="PADDLE_LAUNCHER_DATA_SOURCE")
-    source_secret: str = setting("data.sourceSecret", p.secret_key)
+    source: str = setting("data.source", by_variable="PADDLE_LAUNCHER_DATA_SOURCE", parse=p.address)
+    source_secret: str = setting("data.sourceSecret", parse=p.secret_key)
     """NAME/KEY of the Secret that `source` was read from; then no message or file may contain `source`."""
-    sha256: str = setting("data.sha256", p.sha256)
+    sha256: str = setting("data.sha256", parse=p.sha256)
     """sha256 that the source must have; empty: any."""
-    member: str = setting("data.member", p.text)
+    member: str = setting("data.member")
     """Path of the text inside the source's archive; empty: the source is the text."""
-    tables: tuple[str, ...] = setting("data.tables", p.texts)
+    tables: tuple[str, ...] = setting("data.tables")
     """Further members of the archive, which are copied unchanged."""
-    format: str = setting("data.format", p.choice("lines", "csv"))
-    delimiter: str = setting("data.delimiter", p.delimiter)
-    header: bool = setting("data.header", p.flag)
-    columns: tuple[str | int, ...] = setting("data.columns", p.columns)
-    quoting: str = setting("data.quoting", p.quoting)
-    encoding: str = setting("data.encoding", p.encoding)
-    seed: int = setting("data.seed", p.integer(0, 2**63 - 1))
-    test_fraction: float = setting("data.testFraction", _HELD_OUT)
+    format: str = setting("data.format", parse=p.choice("lines", "csv"))
+    delimiter: str = setting("data.delimiter", parse=p.delimiter)
+    header: bool = setting("data.header")
+    columns: tuple[str | int, ...] = setting("data.columns")
+    quoting: str = setting("data.quoting", parse=p.choice("minimal", "none"))
+    encoding: str = setting("data.encoding", parse=p.encoding)
+    seed: int = setting("data.seed")
+    test_fraction: float = setting("data.testFraction")
     """Fraction of the lines that is held out as the test set, 0 to 0.5."""
-    test_source: str = setting("data.testSource", p.text)
+    test_source: str = setting("data.testSource")
     """A test set of your own, instead of held-out lines; empty: none."""
-    test_rows: int = setting("data.testRows", _COUNT)
+    test_rows: int = setting("data.testRows")
     """Maximum number of rows in the test set."""
-    workers: int = setting("data.workers", _PODS)
+    workers: int = setting("data.workers")
     """Pods that prepare the data: data.workers, or the training pods."""
-    deadline_seconds: int | None = setting("data.deadlineSeconds", _COUNT, None)
+    deadline_seconds: int | None = setting("data.deadlineSeconds", None)
     """Deadline of the preparation; None: derived from the size of the source."""
 
     @property

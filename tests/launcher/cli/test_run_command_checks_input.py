@@ -196,7 +196,7 @@ def test_a_folder_whose_name_is_no_job_name_can_be_trained_with_another_one(here
         ("data=rows.txt", "data is 'rows.txt', but must be an object"),
         ("training=5", "training is 5, but must be an object"),
         ("training.batchSize=many", "training.batchSize is 'many', but must be an integer"),
-        ("training.extraArgs=5", "training.extraArgs is 5, but must be an array of arguments"),
+        ("training.extraArgs=5", "training.extraArgs is 5, but must be an array of texts"),
         ("data.columns=a", "data.columns is 'a', but must be an array of column names"),
         ("data.delimiter=;;", "data.delimiter is ';;', but must be one character"),
         ("data.quoting=all", "data.quoting is 'all', but must be one of minimal, none"),

@@ -158,7 +158,7 @@ def test_an_expired_deadline_reports_the_progress(pod: Pod, monkeypatch: pytest.
         data_job, "DataProgress", lambda seconds: DataProgress(seconds, lambda: float(next(ticks)))
     )
     with pytest.raises(DeadlineError, match=r"data\.deadlineSeconds: the data was not ready after 60 s"):
-        pod.prepare(DEADLINE_SECONDS="60")
+        pod.prepare(DEADLINE_SECONDS=60)
 
 
 def test_an_unexpected_error_is_written_as_the_reason(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:

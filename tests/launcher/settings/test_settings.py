@@ -38,78 +38,38 @@ def test_settings_come_from_the_document_and_the_variables() -> None:
     assert (s.runtime, s.rendezvous, s.mode, s.passes, s.batch_size) == ("fleet", "lease", "async", 10, 256)
     assert (list(s.pserver_ports), list(s.sparse_ports)) == ([7164, 7165], [7166, 7167])
     assert s.run_id == "quick-start-0a1b2c3d"
-    changed = read(ports_num_sparse=0, restarts=0, rank_wait_hours=None, config_file="mine")
+    changed = read(
+        ports_num_sparse=0, restarts=0, rank_wait_hours=None, config_file="mine", export_to="s3://b.c-d/a/b/"
+    )
     assert (changed.ports_num_sparse, changed.restarts, changed.peer_port) == (0, 0, 7166)
-    assert (changed.rank_wait_hours, changed.config_file) == (6, "trainer_config.py")
-
-
-@pytest.mark.parametrize(
-    ("given", "parsed"), [("", ""), ("s3://abc", "s3://abc"), ("s3://b.c-d/a/b/", "s3://b.c-d/a/b")]
-)
-def test_export_to_is_empty_or_a_prefix_without_a_slash_at_its_end(given: str, parsed: str) -> None:
-    assert read(export_to=given).export_to == parsed
+    assert (changed.rank_wait_hours, changed.config_file, changed.export_to) == (
+        6, "trainer_config.py", "s3://b.c-d/a/b",
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
-        ("trainers", 0, "from 1 to 1000"),
-        ("trainers", "three", "not an integer"),
-        ("trainers", "1_0", "not an integer"),
-        ("trainers", 1.5, "not an integer"),
-        ("trainers", True, "not an integer"),
-        ("port", 70000, "1 to 65535"),
-        ("job_name", "Quick_Start", "DNS label of at most 45"),
-        ("job_name", "a" * 46, "DNS label of at most 45"),
+        ("trainers", "three", "an integer"),
+        ("trainers", 1.5, "an integer"),
+        ("trainers", True, "an integer"),
+        ("port", "x", "an integer"),
         ("job_name", "", "but must be set"),
         ("passes", None, "Fix: use the chart and the image of one version"),
-        ("release", " ", "a text that is not empty"),
-        ("runtime", "v2", "one of fleet, v1"),
-        ("mode", "fast", "one of sync, async"),
-        ("events", "true", "the setting is a boolean"),
+        ("events", "true", "true or false"),
         ("keep_best", 7, "a text: the value is of another type"),
-        ("config_dir", "../etc", "a file name"),
-        ("config_file", "mine/a/b", "a file name"),
-        ("extra_args", ["lr=1"], "not of the form --key=value"),
-        ("extra_args", ["--lr=1", "--lr=2"], "--lr is a duplicate"),
-        ("extra_args", "--lr=1", "not an array"),
-        ("job_path", "home", "absolute path"),
-        ("progress_deadline_seconds", 0, "cannot be turned off"),
-        ("rank_wait_hours", 169, "the pods that wait hold their machines"),
-        ("rank_wait_hours", "1", "not a number"),
-        ("keep_checkpoints", 0, "starts the training from scratch"),
-        ("incremental_checkpoints", 101, "one after the other"),
-        ("checkpoint_every_minutes", -1, "it counts minutes"),
-        ("checkpoint_every_minutes", float("nan"), "0 to 10080"),
-        ("init_model", "/srv/other", "without '/' at its start"),
-        ("init_model", "a/../b", "without '/' at its start"),
-        ("init_model", "a//b", "without '/' at its start"),
-        ("init_model", "s3:/b", "an export is in a bucket"),
-        ("init_model", "s3://bucket/", "the address has no folder after the bucket"),
-        ("init_model", "s3://bucket/a/../b", "is not a folder"),
+        ("extra_args", "--lr=1", "an array of texts"),
+        ("rank_wait_hours", "1", "a number"),
+        ("deadline_seconds", "1", "an integer"),
         ("webhook", "ftp://example.org", "messages are posted there"),
         ("webhook", "https://me:pass@example.org/", "without a user"),
         ("webhook", "https://example.org/a b", "messages are posted there"),
-        ("log_format", "xml", "one of text, json"),
-        ("export_to", "/models", "s3://BUCKET/PREFIX"),
-        ("export_to", "s3://Models/a", "names have 3 to 63"),
-        ("export_to", "s3://ab", "names have 3 to 63"),
-        ("export_to", "s3://bucket/a b", "s3://BUCKET/PREFIX"),
-        ("export_to", "s3://bucket/a/../b", "is not a folder"),
-        ("export_to", "s3://bucket//a//b", "is not a folder"),
-        ("split_count", 0, "from 1 to 1000"),
-        ("source", "\n", "a text that is not empty"),
-        ("source_secret", "a/b", "refers to a Secret"),
-        ("sha256", "abc", "64 hex digits"),
-        ("test_fraction", 0.6, "0 to 0.5"),
-        ("test_fraction", float("nan"), "0 to 0.5"),
         ("delimiter", "ab", "one character"),
-        ("quoting", "all", "one of minimal, none"),
-        ("header", "yes", "true or false"),
+        ("delimiter", "\n", "one character"),
         ("encoding", "utf-99", "text encoding"),
         ("encoding", "hex", "text encoding"),
         ("encoding", "undefined", "text encoding"),
-        ("columns", [-1], "column names"),
+        ("columns", [{}], "column names"),
         ("tables", [1], "array of texts"),
     ],
 )  # fmt: skip
@@ -147,7 +107,7 @@ def test_the_webhook_is_neither_shown_nor_passed_to_children() -> None:
 
 
 def test_all_faults_are_reported_at_once() -> None:
-    assert len(faults(port="x", trainer_count=0, passes=-1)) == 3
+    assert len(faults(port="x", trainer_count="", passes=None)) == 3
 
 
 @pytest.mark.parametrize("content", [None, "[1]", "{", "[]x"])
