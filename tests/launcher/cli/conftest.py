@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import time
 from pathlib import Path
 
@@ -56,11 +57,6 @@ def make_pod(
     }
 
 
-def unscheduled(message):
-    """Return the conditions of a pod that no node can run."""
-    return [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]
-
-
 def make_job(name, *conditions, suspended=False, namespace="paddle", labels=None, **status):
     entries = [
         {"type": kind, "status": "True", "reason": why, "message": text} for kind, why, text in conditions
@@ -70,6 +66,16 @@ def make_job(name, *conditions, suspended=False, namespace="paddle", labels=None
         "spec": {"suspend": suspended, "template": {"metadata": {}, "spec": {}}},
         "status": {"conditions": entries, **status},
     }
+
+
+QUEUE = {"kueue.x-k8s.io/queue-name": "research"}
+JOB_STATES = {
+    "running": make_job,
+    "complete": lambda name: make_job(name, DONE),
+    "failed": lambda name: make_job(name, FAILED),
+    "suspended": lambda name: make_job(name, suspended=True),
+    "queued": lambda name: make_job(name, suspended=True, labels=QUEUE),
+}
 
 
 def make_status(**changed):
@@ -161,6 +167,11 @@ def print_screen(view):
     text = io.StringIO()
     Console(file=text, width=1000).print(status_screen(view, now=1795236800.0))
     return [line.rstrip() for line in text.getvalue().splitlines()]
+
+
+def matches(text, pattern):
+    """Return whether `text` is `pattern`, in which … stands for any text."""
+    return re.fullmatch(".*".join(map(re.escape, pattern.split("…"))), text, re.DOTALL)
 
 
 METRICS = (

@@ -16,7 +16,6 @@ from .conftest import (
     add_run,
     make_job,
     make_pod,
-    make_view,
     update_json,
 )
 from .fake_cluster import FakeCluster
@@ -142,12 +141,6 @@ def test_clean_removes_nothing_whose_record_is_damaged(cli, job):
     assert not (job / "runs" / "quick-start-dddd").exists()
     damage(job, OF_RUN[0], wrong_checksum)
     rejected(cli, OF_RUN[0], "clean", "--path", job, "--keep", "0", "--yes")
-
-
-def test_data_whose_manifest_is_damaged_is_not_called_lost():
-    pods = [make_pod("p0", rank=0, phase="Pending")]
-    assert "does not contain the data" in make_view(pods=pods, manifest=None).notes[0]
-    assert not make_view(pods=pods, manifest=None, damage={"manifest.json": "it is damaged"}).notes
 
 
 def test_a_release_whose_files_are_damaged_is_no_release_without_files(cli, job, monkeypatch):

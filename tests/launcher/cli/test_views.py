@@ -1,0 +1,78 @@
+"""The view of a run, built from API objects and files (views.yaml)."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from launcher.cli import run_display, run_view
+
+from .conftest import (
+    DATA_JOB,
+    JOB_STATES,
+    K8S_JOB,
+    make_files,
+    make_idle,
+    make_job,
+    make_pod,
+    make_restarts,
+    make_status,
+    make_view,
+    matches,
+    print_screen,
+)
+
+CASES = yaml.safe_load(Path(__file__).with_name("views.yaml").read_text())
+
+
+def files_of(case):
+    """Return the JSON objects of a case's files, as `make_files` takes them."""
+    files = {key: case[key] for key in ("run", "manifest", "data_failure", "passes", "damage") if key in case}
+    for key, make in (("status", make_status), ("idle", make_idle)):
+        if key in case:
+            files["status"] = make(restarts=make_restarts(case.get("restarts", 0)), **case[key])
+    return files
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+def test_view_of_objects_and_files(case):
+    jobs = [
+        JOB_STATES[case[key]](name)
+        for key, name in (("training", K8S_JOB), ("data", DATA_JOB))
+        if key in case
+    ]
+    for name, metadata in case.get("other_jobs", {}).items():
+        jobs.append(make_job(name))
+        jobs[-1]["metadata"] |= metadata
+    given = {"pods": [make_pod(**pod) for pod in case.get("pods", ())], "events": case.get("events")}
+    view = make_view(
+        *jobs, **given, about=case.get("run_json"), deleted=case.get("deleted", False), **files_of(case)
+    )
+    screen = "\n".join(print_screen(view))
+    seen = {
+        "state": lambda: view.state,
+        "cause": lambda: view.cause,
+        "data": lambda: [view.data.state, view.data.reason],
+        "training": lambda: [view.training.state, view.training.reason],
+        "fraction": lambda: view.progress.fraction,
+        "ranks": lambda: [
+            [rank.rank, rank.pod, rank.node, rank.phase, rank.number, rank.batch, rank.loss]
+            for rank in view.ranks
+        ],
+        "notes": lambda: list(view.notes),
+        "remarks": lambda: run_display.remarks(view),
+        "wait": lambda: run_display.describe_wait(view),
+        "line": lambda: run_display.status_line(view),
+        "shown": lambda: {text: screen.count(text) for text in case["expected"]["shown"]},
+    }
+    if "in_folder" in case:
+        assert run_view.build_folder_view("here", make_files(**files_of(case))).notes == view.notes
+    for key, expected in case["expected"].items():
+        found = seen[key]()
+        if key == "notes":
+            assert len(found) == len(expected), found
+            assert all(map(matches, found, expected)), found
+        elif key in ("wait", "line"):
+            assert matches(found, expected), found
+        else:
+            assert found == expected, key
