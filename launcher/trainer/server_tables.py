@@ -2,7 +2,8 @@
 
 The optimizers are these rules of Paddle's servers:
 
-- adam: SparseAdamSGDRule, which is Paddle's Adam operator with a step count for each row.
+- adam: SparseAdamSGDRule, which is Paddle's Adam operator with a step count for each row, except that epsilon is not
+  multiplied by sqrt(1 - beta2^steps).
 - sgd: SparseNaiveSGDRule, w -= rate x gradient.
 - adagrad: StdAdaGradSGDRule, for each element w -= rate x g / sqrt(initial + G), then G += g². So a gradient
   changes G from the next step on. g is the mean over the id's occurrences in one push.

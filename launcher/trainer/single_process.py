@@ -48,9 +48,6 @@ class MemoryTable:
         """Adam's mean squares."""
         self._steps = np.zeros((FIRST, 1))
 
-    def __len__(self) -> int:
-        return len(self._place) - 1
-
     def _grow(self, ids: list[int]) -> None:
         """Add a row to the table for each of the ids that has none; enlarge the arrays if they are full."""
         before = len(self._place)
@@ -107,9 +104,10 @@ class MemoryTable:
             self._steps[at] += 1
             self._first[at] = rule.beta1 * self._first[at] + (1 - rule.beta1) * total
             self._second[at] = rule.beta2 * self._second[at] + (1 - rule.beta2) * np.square(total)
-            late = np.sqrt(1 - rule.beta2 ** self._steps[at])
-            rate = rule.rate * late / (1 - rule.beta1 ** self._steps[at])
-            self._values[at] -= rate * self._first[at] / (np.sqrt(self._second[at]) + rule.epsilon * late)
+            rate = (
+                rule.rate * np.sqrt(1 - rule.beta2 ** self._steps[at]) / (1 - rule.beta1 ** self._steps[at])
+            )
+            self._values[at] -= rate * self._first[at] / (np.sqrt(self._second[at]) + rule.epsilon)
 
     def rows(self) -> TableRows:
         """Return all rows, in ascending order of their ids."""

@@ -38,7 +38,7 @@ def network(data, job):
     own = paddle.optimizer
     width = job.options["width"]
     tables = {
-        "adam": own.Adam(0.1, beta1=0.8, beta2=0.9, epsilon=1e-6),
+        "adam": own.Adam(0.1, beta1=0.8, beta2=0.9, epsilon=0.01),
         "sgd": own.SGD(0.5),
         "adagrad": own.Adagrad(0.2, initial_accumulator_value=0.1),
     }
@@ -135,7 +135,7 @@ def step(kind: str, row: dict[str, np.ndarray], gradient: np.ndarray, times: int
         return {"w": row["w"] - 0.2 * mean / np.sqrt(0.1 + row["sum"]), "sum": row["sum"] + mean**2}
     m, v = 0.8 * row["m"] + 0.2 * gradient, 0.9 * row["v"] + 0.1 * gradient**2
     rate = 0.1 * np.sqrt(1 - row["b2"]) / (1 - row["b1"])
-    w = row["w"] - rate * m / (np.sqrt(v) + 1e-6)
+    w = row["w"] - rate * m / (np.sqrt(v) + 0.01)
     return {"w": w, "m": m, "v": v, "b1": row["b1"] * 0.8, "b2": row["b2"] * 0.9}
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from .conftest import load, write_program
+from .test_embedding_tables import step
 
 # Paddle warns of its own expressions, and here it runs in the tests' process.
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
@@ -26,56 +25,32 @@ def new_table(optimizer: object, width: int = 3):
     from launcher.trainer.paddle_internals import optimizer_rule
     from launcher.trainer.single_process import MemoryTable
 
-    return MemoryTable(width, 0.1, optimizer_rule(optimizer), seed=1)
+    return MemoryTable(width, 0.1, optimizer_rule(optimizer, "table"), seed=1)
 
 
-def by_paddle(make: Callable[[list], Any], start: np.ndarray, gradients: list[np.ndarray]) -> np.ndarray:
-    """Return the result of the same steps by Paddle's optimizer of a dense parameter."""
-    import paddle
+@pytest.mark.parametrize("kind", ["adam", "sgd", "adagrad"])
+def test_a_table_steps_as_those_of_the_servers_with_the_sum_or_mean_of_an_ids_gradients(kind: str) -> None:
+    from paddle.optimizer import SGD, Adagrad, Adam
 
-    paddle.disable_static()
-    try:
-        value = paddle.create_parameter(start.shape, "float32")
-        value.set_value(start)
-        optimizer = make([value])
-        for gradient in gradients:
-            (value * paddle.to_tensor(gradient)).sum().backward()
-            optimizer.step()
-            optimizer.clear_grad()
-        return value.numpy()
-    finally:
-        paddle.enable_static()
-
-
-@pytest.mark.parametrize("kind", ["Adam", "SGD"])
-def test_a_table_steps_like_paddles_optimizer(kind: str) -> None:
-    import paddle
-
-    make = getattr(paddle.optimizer, kind)
-    table = new_table(make(0.1))
-    ids = np.array([7, 1 << 63], np.uint64).view(np.int64)
-    start = table.look_up(ids, train=True)
-    random = np.random.default_rng(0)
-    gradients = [random.normal(size=(2, 3)).astype(np.float32) for _ in range(5)]
-    for gradient in gradients:
-        table.step(ids, gradient)
-    wanted = by_paddle(lambda parameters: make(0.1, parameters=parameters), start, gradients)
-    assert np.allclose(table.look_up(ids, train=False), wanted, atol=1e-6)
-
-
-def test_an_id_that_comes_twice_in_a_batch_steps_once_with_both_gradients() -> None:
-    import paddle
-
-    table = new_table(paddle.optimizer.SGD(0.5))
-    ids = np.array([[5, 0], [5, 9]])
-    start = table.look_up(ids, train=True)
-    assert not start[0, 1].any(), "0 is padding"
-    table.step(ids, np.ones((2, 2, 3), np.float32))
-    after = table.look_up(ids, train=False)
-    assert np.allclose(start[0, 0] - after[0, 0], 1.0)
-    assert np.allclose(start[1, 1] - after[1, 1], 0.5)
-    assert not after[0, 1].any()
-    assert len(table) == 2
+    optimizers = {
+        "adam": Adam(0.1, beta1=0.8, beta2=0.9, epsilon=0.01),
+        "sgd": SGD(0.5),
+        "adagrad": Adagrad(0.2, initial_accumulator_value=0.1),
+    }
+    table = new_table(optimizers[kind], width=4)
+    ids = np.array([[7, 1 << 63], [7, 0]], np.uint64).view(np.int64)  # 0 is padding
+    (seven, high), (_, padding) = table.look_up(ids, train=True)
+    fresh = {"m": 0, "v": 0, "b1": 0.8, "b2": 0.9, "sum": 0}
+    rows, random = [{"w": seven, **fresh}, {"w": high, **fresh}], np.random.default_rng(0)
+    for _ in range(5):
+        gradients = random.normal(size=(2, 2, 4)).astype(np.float32)
+        table.step(ids, gradients)
+        rows[0] = step(kind, rows[0], gradients[0, 0] + gradients[1, 0], 2)
+        rows[1] = step(kind, rows[1], gradients[0, 1], 1)
+    expected = [[rows[0]["w"], rows[1]["w"]], [rows[0]["w"], padding]]
+    assert np.allclose(table.look_up(ids, train=False), expected, atol=1e-5)
+    assert not padding.any()
+    assert len(table.rows().ids) == 2
 
 
 def test_untrained_ids_read_as_zeros_and_create_no_row() -> None:
@@ -83,7 +58,7 @@ def test_untrained_ids_read_as_zeros_and_create_no_row() -> None:
 
     table = new_table(paddle.optimizer.Adam(0.1))
     assert not table.look_up(np.array([3, 4]), train=False).any()
-    assert len(table) == 0
+    assert not len(table.rows().ids)
     table.look_up(np.arange(5000), train=True)
     ids, vectors = table.rows()
     assert ids.tolist() == list(range(1, 5000))
