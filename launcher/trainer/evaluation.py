@@ -87,8 +87,7 @@ class Evaluator:
             predictions = self._predict_together(test)
             if self._rank:
                 return {}
-            labels = np.concatenate([block[self._program.label] for block in test.blocks(CHUNK)])
-            return calculate_metrics(self._program, predictions, labels)
+            return calculate_metrics(self._program, predictions, test.read_input(self._program.label))
         if self._rank or test is None:
             return {}
         return evaluate(self._program, self._predict, test.blocks(CHUNK))

@@ -281,6 +281,10 @@ class Records:
                 for start in range(low, high, rows):
                     yield split_inputs(mapped[start : min(high, start + rows)].view(self._dtype)[:, 0])
 
+    def read_input(self, name: str) -> NDArray[Any]:
+        """Return one input of all rows, in the order of the text: shape [rows, length or width], in memory."""
+        return np.concatenate([self._map(file).view(self._dtype)[:, 0][name] for file in self._files])
+
     def _map(self, file: RecordFile) -> Bytes:
         """Return a file's records, memory-mapped. The first use in this process verifies the checksum.
 
@@ -358,37 +362,16 @@ def finish_records(
         DataError: there are no records, or check_labels() rejected the labels.
         SettingsError: check_labels() failed.
     """
-    dtype = record_dtype(program.inputs)
     if not written:
         raise no_usable_rows(name, program, skipped)
+    records = Records(folder, record_dtype(program.inputs), tuple(written), skipped)
     check_labels = getattr(program.module, "check_labels", None)
     if check_labels is not None:
-        labels = _collect_labels(program.label, folder, written, dtype)
+        labels = records.read_input(program.label)
         with program.calling("check_labels()"):
             try:
                 check_labels(labels)
             except ValueError as error:
                 fix = "correct the labels in the data, or check_labels() of the program"
                 raise DataError(with_fix(f"{name}: {error}", fix)) from error
-    return Records(folder, dtype, tuple(written), skipped)
-
-
-def _collect_labels(
-    label: str, folder: Path, written: list[RecordFile], dtype: np.dtype[Any]
-) -> NDArray[Any]:
-    """Return the labels of all rows, shape [rows, width], in a memory-mapped file that is already deleted."""
-    path = folder / "labels.tmp"
-    with files.storage_errors(path):
-        try:
-            with path.open("wb") as file:
-                for part in written:
-                    mapped = _map_file(folder / part.name, dtype)
-                    file.write(np.ascontiguousarray(mapped[label]).data)
-            one = dtype[label]
-            return _map_file(path, one.base).reshape(-1, *one.shape)
-        finally:
-            path.unlink()  # the mapping stays valid
-
-
-def _map_file(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
-    return map_or_read(lambda: np.memmap(path, dtype, mode="r"), lambda: np.fromfile(path, dtype))
+    return records

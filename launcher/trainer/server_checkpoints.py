@@ -329,7 +329,7 @@ class Checkpoints:
         Raises:
             CheckpointError: contents.json of the checkpoint, or of one that it continues, is damaged.
             StorageFailedError: the servers' values differ from the checkpoint after LOAD_TRIES loads; it was rejected.
-            GangError: the servers' values differ from the initial model, or the ranks' dense parameters differ.
+            GangError: the servers' or this trainer's values differ from the initial model.
         """
         at = self.settings.resume
         if at is None:

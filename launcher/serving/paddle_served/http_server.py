@@ -6,7 +6,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,8 +21,6 @@ from prometheus_client import (
     Histogram,
     generate_latest,
 )
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -168,30 +166,26 @@ class ServerMetrics:
             self.failures.labels(reason)  # an alert needs the value 0 before the first failure
         start = Gauge("paddle_serve_start_seconds", "Seconds to open the model.", registry=registry)
         start.set(start_seconds)
-        registry.register(_ModelMetrics(model))
-
-
-class _ModelMetrics(Collector):
-    """Reads the metrics that the model has itself, whenever Prometheus reads /metrics."""
-
-    def __init__(self, model: Model) -> None:
-        self.model = model
-
-    def collect(self) -> Iterator[Metric]:
-        model = self.model
-        info = GaugeMetricFamily("paddle_serve_model_info", "The served model: always 1.", labels=["version"])
-        info.add_metric([model.version], 1)
-        yield info
+        text = "The served model: always 1."
+        Gauge("paddle_serve_model_info", text, ["version"], registry=registry).labels(model.version).set(1)
         text = "When training wrote the model, in Unix seconds; 0: not known."
-        yield GaugeMetricFamily("paddle_serve_model_created_seconds", text, model.about.get("created") or 0)
-        for name, text, counts in (
-            ("paddle_serve_ids", "Ids that were looked up, by table.", model.ids),
-            ("paddle_serve_unknown_ids", "Looked-up ids that are not in the table.", model.unknown),
-        ):
-            family = CounterMetricFamily(name, text, labels=["table"])
-            for table, count in counts.items():
-                family.add_metric([table], count)
-            yield family
+        created = Gauge("paddle_serve_model_created_seconds", text, registry=registry)
+        created.set(model.about.get("created") or 0)
+        text = "Ids that were looked up, by table."
+        self._ids = Counter("paddle_serve_ids", text, ["table"], registry=registry)
+        text = "Looked-up ids that are not in the table."
+        self._unknown = Counter("paddle_serve_unknown_ids", text, ["table"], registry=registry)
+        self._count_ids(dict.fromkeys(model.tables, 0), dict.fromkeys(model.tables, 0))
+
+    def count(self, answer: PredictionResult) -> None:
+        """Count the rows and ids of an answer."""
+        self.rows.inc(len(answer.predictions))
+        self._count_ids(answer.ids, answer.unknown)
+
+    def _count_ids(self, ids: Mapping[str, int], unknown: Mapping[str, int]) -> None:
+        for table, number in ids.items():
+            self._ids.labels(table).inc(number)
+            self._unknown.labels(table).inc(unknown[table])
 
 
 class ModelServer(FastAPI):
@@ -266,7 +260,7 @@ def _add_endpoints(app: ModelServer, pool: ThreadPoolExecutor) -> None:
                 f"row {int(finite.argmin()) + 1}: the prediction is NaN or infinite. Fix: correct the row's numbers if "
                 "they are unusually large; otherwise train the model again"
             )
-        metrics.rows.inc(len(rows))
+        metrics.count(answer)
         # Row by row: no other thread runs while json.dumps() does.
         numbers = ",".join(json.dumps(row.tolist()) for row in answer.predictions)
         more = json.dumps({"words": answer.words, "unknownIds": answer.unknown}, ensure_ascii=False)

@@ -17,7 +17,7 @@ import threading
 import traceback
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +63,8 @@ class PredictionResult:
     """float32, shape [rows, …]: what the program's network() returns as prediction for each row."""
     words: list[str] | None
     """What the program's describe(prediction) returns for each row; None if the program has no describe()."""
+    ids: dict[str, int]
+    """Number of ids that were looked up, with padding, by table."""
     unknown: dict[str, int]
     """Number of ids that are not in the table, by table. Their vectors are zeros."""
 
@@ -521,11 +523,6 @@ class Model:
         self._network = Predictor(folder / "network", threads)
         computed = any(lookup["ids"] not in self.program.features for lookup in self._lookups)
         self._ids = Predictor(folder / "ids", threads) if computed else None
-        self._lock = threading.Lock()
-        self.ids = dict.fromkeys(self.tables, 0)
-        """Number of ids that were looked up so far, with padding, by table."""
-        self.unknown = dict.fromkeys(self.tables, 0)
-        """Number of these ids that are not in the table, by table."""
         self.last_row: Mapping[str, Any] | None = None
         """The last row that was predicted: a model that replaces this one must predict it too."""
 
@@ -559,7 +556,7 @@ class Model:
         described = [self.program.describe(prediction) for prediction in answer.predictions]
         words = [text for text in described if text is not None]
         self.last_row = rows[-1]
-        return PredictionResult(answer.predictions, words or None, answer.unknown)
+        return replace(answer, words=words or None)
 
     def self_check(self, row: Mapping[str, Any] | None) -> tuple[int, ...]:
         """Predict inputs of zeros, and the row `row` unless it is None. Return the shape of one prediction.
@@ -588,17 +585,16 @@ class Model:
         """Return the predictions of parsed rows: the array [rows, …] of each input, without the label."""
         count = len(arrays[self.program.features[0]])
         found: list[NDArray[np.float32]] = []
-        unknown = dict.fromkeys(self.tables, 0)
+        ids, unknown = dict.fromkeys(self.tables, 0), dict.fromkeys(self.tables, 0)
         for first in range(0, count, CHUNK):
             part = {name: arrays[name][first : first + CHUNK] for name in self.program.features}
-            found.append(self._run(part, unknown))
-        with self._lock:
-            for name, times in unknown.items():
-                self.unknown[name] += times
-        return PredictionResult(np.concatenate(found), None, unknown)
+            found.append(self._run(part, ids, unknown))
+        return PredictionResult(np.concatenate(found), None, ids, unknown)
 
-    def _run(self, features: Arrays, unknown: dict[str, int]) -> NDArray[np.float32]:
-        """Return the predictions of one chunk, and add the number of unknown ids to `unknown`."""
+    def _run(
+        self, features: Arrays, ids_by_table: dict[str, int], unknown: dict[str, int]
+    ) -> NDArray[np.float32]:
+        """Return the predictions of one chunk; add the numbers of its ids to `ids_by_table` and `unknown`."""
         feed = dict(features)
         ids = self._ids.run(features) if self._ids else []
         known = features | dict(zip(self.about["ids"], ids, strict=True))
@@ -606,7 +602,6 @@ class Model:
             asked, table = known[lookup["ids"]], lookup["table"]
             feed[lookup["vectors"]], lost = self.tables[table].look_up(asked)
             unknown[table] += lost
-            with self._lock:
-                self.ids[table] += asked.size
+            ids_by_table[table] += asked.size
         [prediction] = self._network.run(feed)
         return prediction

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import threading
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,7 +13,7 @@ import pytest
 from launcher.errors import DataError
 from launcher.trainer import conversion, evaluation, export
 from launcher.trainer import program_loader as programs
-from launcher.trainer.record_files import Arrays, Records
+from launcher.trainer.record_files import Arrays
 
 from .conftest import load, write_program
 
@@ -32,27 +31,11 @@ def optimizer(job): ...
 """
 
 
-class AllReduce:
-    """Adds the arrays of several threads, as gloo does for real trainers."""
-
-    def __init__(self, trainers: int) -> None:
-        self.trainers = trainers
-        self._arrays: dict[int, Any] = {}
-        self._barrier = threading.Barrier(trainers, timeout=20)
-
-    def total(self, rank: int, values: Any) -> Any:
-        self._arrays[rank] = values
-        self._barrier.wait()
-        found = sum(self._arrays.values())
-        self._barrier.wait()
-        return found
-
-
 class Fake:
-    """A trainer whose prediction is twice the id."""
+    """A trainer whose prediction is twice the id. `total` returns the sum of the arrays of the ranks so far."""
 
-    def __init__(self, all_reduce: AllReduce, rank: int) -> None:
-        self._all_reduce, self.rank, self.count = all_reduce, rank, all_reduce.trainers
+    def __init__(self, rank: int, has: list[bool], arrays: list[Any]) -> None:
+        self.rank, self.count, self._has, self._arrays = rank, len(has), has, arrays
         self.trainers = self
         self.predicted = 0
 
@@ -61,12 +44,12 @@ class Fake:
         return (2 * arrays["ids"]).astype(np.float32)
 
     def gather(self, values: list[float]) -> Any:
-        mine = np.zeros((self._all_reduce.trainers, len(values)))
-        mine[self.rank] = values
-        return self.total(mine)
+        assert values == [self._has[self.rank]]
+        return np.array([self._has]).T
 
     def total(self, values: Any) -> Any:
-        return self._all_reduce.total(self.rank, values)
+        self._arrays.append(values)
+        return sum(self._arrays)
 
 
 @pytest.fixture
@@ -78,26 +61,17 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> programs.Trainin
 def scored(
     program: programs.TrainingProgram, folder: Path, rows: int, has: list[bool]
 ) -> tuple[list[dict[str, float]], list[int]]:
-    """Return every trainer's score, and how many rows each predicted."""
+    """Return every trainer's score, and how many rows each predicted. Rank 0 is last: it gets the sum of all."""
     text = folder / "test.txt"
     text.write_text("".join(f"{n}\n" for n in range(rows)))
-    test: Records = conversion.convert_text(program, text, "test.txt", folder / "records")
-    all_reduce = AllReduce(len(has))
-    fakes = [Fake(all_reduce, rank) for rank in range(len(has))]
-    testers = [
-        evaluation.Evaluator(program, cast(Any, fake), test if has[rank] else None)
-        for rank, fake in enumerate(fakes)
+    test = conversion.convert_text(program, text, "test.txt", folder / "records")
+    arrays: list[Any] = []
+    fakes = [cast(Any, Fake(rank, has, arrays)) for rank in range(len(has))]
+    scores = [
+        evaluation.Evaluator(program, fake, test if has[fake.rank] else None).score()
+        for fake in reversed(fakes)
     ]
-    found: dict[int, dict[str, float]] = {}
-    threads = [
-        threading.Thread(target=lambda rank=rank: found.update({rank: testers[rank].score()}))
-        for rank in range(len(has))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[rank] for rank in range(len(has))], [fake.predicted for fake in fakes]
+    return scores[::-1], [fake.predicted for fake in fakes]
 
 
 @pytest.mark.parametrize(

@@ -141,17 +141,10 @@ def test_only_files_of_own_shards_are_read_when_the_number_of_shards_is_equal(tm
             DataError, match=r"the content of \S+/part-000-00003 has changed since it was saved"
         ):
             stored.read(shards, {3})
-
-
-def test_a_damaged_table_file_is_an_error_with_the_setting_and_a_fix(tmp_path: Path) -> None:
-    place = tmp_path / "tables" / "000"
-    place.mkdir(parents=True)
-    path = place / "part-000-00000"
-    path.write_bytes(gzip.compress(b"1 0 0\n"))
-    listed = {"tables/000/part-000-00000": CheckpointFile(path.stat().st_size, files.sha256_file(path))}
-    contents = cast(CheckpointContents, SimpleNamespace(shards=1, files=listed))
-    stored = initial_model._checkpoint_table(tmp_path, contents, "t", CheckpointTable("000", 2, "sgd"))
+    damaged = place / "part-000-00003"
+    damaged.write_bytes(gzip.compress(b"1 0 0\n"))
+    listed["tables/000/part-000-00003"] = CheckpointFile(damaged.stat().st_size, files.sha256_file(damaged))
     with pytest.raises(
         DataError, match=r"^training\.initModelPath: .* damaged line, .* Fix: specify another run"
     ):
-        list(stored.read(1, {0}))
+        list(stored.read(12, {3}))

@@ -143,12 +143,14 @@ def test_a_rank_with_fewer_rows_than_steps_repeats_rows(path: Path, tmp_path: Pa
 
 
 def test_blocks_have_the_values_and_the_order_of_the_text(path: Path, tmp_path: Path) -> None:
-    data = made(path, tmp_path, 250)
+    data = made(path, tmp_path, 250, extra=[f"250\t{2**64 - 1} {2**63} 5"])
     blocks = list(data.blocks(60))
-    assert [len(block["number"]) for block in blocks] == [60, 40, 60, 40, 50]
+    assert [len(block["number"]) for block in blocks] == [60, 40, 60, 40, 51]
     ids = np.concatenate([block["ids"] for block in blocks])
     assert ids.dtype == np.int64
-    assert ids.tolist() == [[i, i + 1, 0] for i in range(250)]
+    expected = [*([i, i + 1, 0] for i in range(250)), [2**64 - 1, 2**63, 5]]
+    assert ids.view(np.uint64).tolist() == expected, "all 64 bits are kept"
+    assert (data.read_input("ids") == ids).all()
     assert flat(numbers(data.blocks(60, 90, 210))) == list(range(90, 210))
 
 
@@ -303,12 +305,6 @@ def test_an_invalid_csv_row_is_reported_by_its_line_where_the_file_is_read_and_b
         shard = (pod.job / found_row[1]).read_text().split("\n")
         assert shard[int(found_row[2]) - 1] == "233\tx"
     assert all(r"The row: '233\tx'" in message for message in messages)
-
-
-def test_ids_keep_all_64_bits(path: Path, tmp_path: Path) -> None:
-    data = made(path, tmp_path, 0, extra=[f"1\t{2**64 - 1} {2**63} 5"])
-    [block] = data.blocks(10)
-    assert block["ids"].view(np.uint64).tolist() == [[2**64 - 1, 2**63, 5]]
 
 
 @pytest.mark.parametrize(
