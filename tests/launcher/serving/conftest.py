@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -52,6 +54,7 @@ def optimizer(job):
 def describe(prediction):
     return f"most likely {LABELS[int(prediction.argmax())]}"
 """
+ROW = {"words": "5 77", "size": 0.5}
 HIGH = 2**64 - 1
 TABLES = {
     "word/vector": {
@@ -62,6 +65,25 @@ TABLES = {
     },
     "first": {5: [-1.0, 1.0], 77: [0.5, 0.5]},
 }
+
+
+def write_variant(source: Path, target: Path, factor: float) -> Path:
+    """Replace the folder `target` by a copy of a model with vectors multiplied by `factor`, as a training does."""
+    new = target.with_name("new")
+    shutil.copytree(source, new)
+    vectors = np.load(next(new.glob("embeddings/word*/vectors.npy")), mmap_mode="r+")
+    vectors *= factor
+    vectors.flush()
+    description = json.loads((new / "model.json").read_text())
+    (new / "model.json").write_text(json.dumps(description | {"created": factor}))
+    shutil.rmtree(target, ignore_errors=True)
+    new.rename(target)
+    return target
+
+
+def read_metric(text: str, name: str) -> str:
+    """Return the value of a metric, with its labels in `name`, in a text of /metrics."""
+    return next(line.split()[-1] for line in text.splitlines() if line.startswith(f"{name} "))
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests/conftest.py deselects or skips tests of Paddle

@@ -1,4 +1,4 @@
-"""Exports in a bucket that somebody else wrote: names, sizes and checksums of _SUCCESS.json and latest.json."""
+"""Download of exports: hostile names, sizes and checksums in _SUCCESS.json and latest.json, and rejections by S3."""
 
 from __future__ import annotations
 
@@ -179,3 +179,27 @@ def test_latest_json_never_selects_a_folder_of_another_job(bucket: Any, tmp_path
     assert found.address == "s3://bucket/models/job/secret/"
     with pytest.raises(SettingsError, match=r"has no _SUCCESS\.json"):
         found.copy(tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "fix"),
+    [
+        ("S3 answered AccessDenied (403)", "AccessDenied", "allow the role or key .* s3:GetObject"),
+        ("S3 answered NoSuchBucket (404)", "NoSuchBucket", "correct the name of the bucket"),
+        ("no region. Fix: set the region.", "", "set the region"),
+        ("S3 answered Odd (400)", "Odd", "set the folder of an exported run"),
+    ],
+)
+def test_a_rejection_by_s3_is_reported_with_one_fix_for_its_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, code: str, fix: str
+) -> None:
+    """Regression: each rejection said that another folder must be set."""
+
+    def reject(*_: object) -> None:
+        raise download.s3.S3RejectedError(reason, code)
+
+    monkeypatch.setattr(download.ExportFolder, "open", lambda *_: download.ExportFolder(None, "p/", None))  # type: ignore[arg-type]
+    monkeypatch.setattr(download.ExportFolder, "read", reject)
+    with pytest.raises(SettingsError, match=rf"--model is 's3://b/p'.*\. Fix: {fix}") as caught:
+        download.download_model("s3://b/p", tmp_path, "--model")
+    assert str(caught.value).count("Fix: ") == 1

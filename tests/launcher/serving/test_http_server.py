@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
-import socket
 import subprocess
 import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +20,8 @@ import pytest
 from launcher.serving.paddle_served import Model, http_server
 from launcher.serving.paddle_served.http_server import ModelServer
 from launcher.serving.paddle_served.model import PredictionResult
-from testkit.waiting import answers, until
+from local.paths import CLONE
 
-ROOT = Path(__file__).parents[3]
 JSON = {"Content-Type": "application/json"}
 ROWS = [{"words": "5 12345", "size": 0.5}, {"words": "77", "size": "1"}]
 
@@ -77,7 +72,6 @@ WEB_FORM = "application/x-www-form-urlencoded"
     [
         ("POST /predict application/json", b'{"rows": [{"words": "5", "size": 1}, {"words": "5"}]}', 422,
          ["row 2 has no size: it has words, but the model needs"]),
-        ("POST /predict application/json", b'{"rows": []}', 422, ["rows: List should have at least 1 item", FORM]),
         ("POST /predict application/json", b"", 422, ["the body is empty", f"send {FORM}"]),
         ("POST /predict", BODY, 415, ["none", NEEDED]),
         (f"POST /predict {WEB_FORM}", BODY, 415, [WEB_FORM, NEEDED]),
@@ -185,41 +179,20 @@ def test_a_server_that_leaves_answers_requests_and_sends_clients_elsewhere(made:
     assert answer.headers["Connection"] == "close"
 
 
-def test_a_row_with_an_unknown_column_is_rejected_before_any_row_is_parsed(
+def test_a_failure_of_the_program_or_a_prediction_that_is_not_finite_is_a_server_error(
     made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = Model(made.folder)
-    monkeypatch.setattr(model.program.module, "parse", lambda *_: pytest.fail("a row was parsed"))
-    answer = Client(ModelServer(model, workers=1)).post(
-        "/predict", json={"rows": [*ROWS, {**ROWS[0], "wrods": 1}]}
-    )
-    assert answer.status_code == 422
-    assert "row 3 has the column 'wrods', which the model does not know" in answer.json()["error"]
-    answer = Client(ModelServer(Model(made.folder), 1)).post(
-        "/predict", json={"rows": [{**ROWS[0], "kind": "a"}]}
-    )
-    assert answer.status_code == 200, "a column of BLANK may be sent"
-
-
-def test_an_error_of_the_program_is_a_server_error(
-    made: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Model(made.folder)
+    client = Client(ModelServer(model, workers=1))
     monkeypatch.setattr(model.program.module, "describe", lambda _: 1 / 0)
-    answer = Client(ModelServer(model, workers=1)).post("/predict", json={"rows": ROWS})
-    assert answer.status_code == 500
-    assert "describe() of the model's program trainer_config.py failed" in answer.json()["error"]
-
-
-def test_a_prediction_that_is_not_finite_is_a_server_error_with_its_row(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = PredictionResult(np.array([[0.5, 0.5], [0.5, np.nan]], np.float32), None, {})
-    monkeypatch.setattr(Model, "answer", lambda *_: found)
-    answer = client.post("/predict", json={"rows": ROWS})
-    assert answer.status_code == 500
-    assert answer.json()["error"].startswith("row 2: the prediction is NaN or infinite. Fix: ")
-    assert 'paddle_serve_requests_total{code="500"} 1.0' in client.get("/metrics").text
+    failed = client.post("/predict", json={"rows": ROWS})
+    found = PredictionResult(np.array([[0.5, 0.5], [0.5, np.nan]], np.float32), None, {}, {})
+    monkeypatch.setattr(model, "answer", lambda _: found)
+    infinite = client.post("/predict", json={"rows": ROWS})
+    assert (failed.status_code, infinite.status_code) == (500, 500)
+    assert "describe() of the model's program trainer_config.py failed" in failed.json()["error"]
+    assert infinite.json()["error"].startswith("row 2: the prediction is NaN or infinite. Fix: ")
+    assert 'paddle_serve_requests_total{code="500"} 2.0' in client.get("/metrics").text
 
 
 def test_metrics_count_rows_ids_and_unknown_ids(client: Client) -> None:
@@ -250,41 +223,17 @@ def test_the_openapi_page_has_the_models_columns(client: Client) -> None:
     assert found["score"] == {"mean": 0.5}
 
 
-def start(*arguments: str) -> subprocess.Popen[str]:
-    env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PADDLE_LAUNCHER_TERMINATION_LOG": os.devnull}
-    command = [sys.executable, "-m", "launcher", "serve", *arguments]
-    return subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-
-
-@pytest.mark.slow
-def test_a_server_answers_until_it_receives_sigterm(made: SimpleNamespace) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = start("--model", str(made.folder), "--port", str(port))
-    try:
-
-        def healthy() -> bool:
-            assert process.poll() is None, process.stderr and process.stderr.read()
-            return answers(f"http://127.0.0.1:{port}/healthz")
-
-        until(healthy, "an answer", 60, 0.1)
-        body = json.dumps({"rows": ROWS}).encode()
-        asked = urllib.request.Request(
-            f"http://127.0.0.1:{port}/predict", iter([body[:9], body[9:]]), JSON
-        )  # an iterator's length is not known: it goes in chunks
-        found = json.loads(urllib.request.urlopen(asked, timeout=30).read())  # noqa: S310
-        assert found["predictions"][1] == pytest.approx(made.expected([77], 1.0), rel=1e-5)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) in (0, -signal.SIGTERM)
-    finally:
-        process.kill()
-        process.communicate()
+ENVIRONMENT = {
+    "PATH": os.environ["PATH"],
+    "PYTHONPATH": str(CLONE),
+    "PADDLE_LAUNCHER_TERMINATION_LOG": os.devnull,
+}
 
 
 def test_an_invalid_model_folder_exits_with_one_message(tmp_path: Path) -> None:
-    _, message = start("--model", str(tmp_path)).communicate(timeout=60)
-    assert message == (
+    command = [sys.executable, "-m", "launcher", "serve", "--model", str(tmp_path)]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.stderr == (
         f"launcher serve: {tmp_path} is not a model: it has no model.json. Fix: use the folder `model` of "
         "a run's output, or of a folder that `python -m launcher results --to DIR` copied\n"
     )
@@ -300,11 +249,6 @@ def test_other_commands_do_not_import_the_http_server() -> None:
         "heavy = {'fastapi', 'starlette', 'uvicorn', 'pydantic'}\n"
         "sys.exit(','.join(sorted(heavy & {name.split('.')[0] for name in sys.modules})) or 0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -53,29 +53,29 @@ def test_the_library_uses_avx2_on_processors_of_other_makers(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("cpuinfo", "chosen"),
+    ("cpuinfo", "given", "chosen"),
     [
-        (AMD, "5"),
-        (AMD.replace("AuthenticAMD", "GenuineIntel"), None),
-        (AMD.replace("avx2", ""), None),
-        (AMD.replace("fma", ""), None),
-        (None, None),
+        (AMD, None, "5"),
+        (AMD, "4", "4"),
+        (AMD.replace("AuthenticAMD", "GenuineIntel"), None, None),
+        (AMD.replace("avx2", ""), None, None),
+        (AMD.replace("fma", ""), None, None),
+        (None, None, None),
     ],
-    ids=["amd", "intel", "no-avx2", "no-fma", "no-cpuinfo"],
+    ids=["amd", "variable", "intel", "no-avx2", "no-fma", "no-cpuinfo"],
 )
 def test_avx2_is_requested_only_where_the_processor_has_it_and_mkl_would_not_use_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpuinfo: str | None, chosen: str | None
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cpuinfo: str | None,
+    given: str | None,
+    chosen: str | None,
 ) -> None:
+    """The environment variable takes precedence."""
+    if given is not None:
+        monkeypatch.setenv(paddle_inference.CHOICE, given)
     monkeypatch.setattr(paddle_inference, "CPUINFO", tmp_path / "cpuinfo")
     if cpuinfo is not None:
         paddle_inference.CPUINFO.write_text(cpuinfo)
     paddle_inference.prefer_avx2()
     assert os.environ.get(paddle_inference.CHOICE) == chosen
-
-
-def test_the_environment_variable_takes_precedence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paddle_inference, "CPUINFO", tmp_path / "cpuinfo")
-    paddle_inference.CPUINFO.write_text(AMD)
-    monkeypatch.setenv(paddle_inference.CHOICE, "4")
-    paddle_inference.prefer_avx2()
-    assert os.environ[paddle_inference.CHOICE] == "4"

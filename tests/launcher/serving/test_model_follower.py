@@ -21,12 +21,7 @@ from launcher.serving.paddle_served import Model, ModelError, ServedError
 from launcher.serving.paddle_served.http_server import ModelServer
 from launcher.serving.serve import ModelFollower
 
-from .following_server import (
-    ROW,
-    fill_with_sevens,
-    read_metric,
-    write_variant,
-)
+from .conftest import ROW, read_metric, write_variant
 from .test_http_server import Client
 
 
@@ -99,6 +94,12 @@ def replace_in(name: str, old: str, new: str) -> Callable[[Path], object]:
     return change
 
 
+def fill_with_sevens(folder: Path) -> None:
+    """Replace a network by as many other bytes. Paddle crashes when it reads them."""
+    path = folder / "ids.pdmodel"
+    path.write_bytes(b"\7" * path.stat().st_size)
+
+
 PROGRAM = "program/trainer_config.py"
 
 
@@ -121,7 +122,7 @@ def rename_column(folder: Path) -> None:
         ("following",
          lambda folder: np.load(next(folder.glob("embeddings/word*/vectors.npy")), mmap_mode="r+").fill(np.nan),
          "is NaN or infinite"),
-        ("isolated", lambda folder: fill_with_sevens(folder / "ids.pdmodel"), "was killed by SIGSEGV"),
+        ("isolated", fill_with_sevens, "was killed by SIGSEGV"),
         ("isolated", replace_in(PROGRAM, "words = [int", 'row["words"] = "x"; raise ValueError("no"); words = [int'),
          "rejects a row that was predicted before: row 1: no. Fix: correct its program and"),
         ("isolated",

@@ -276,6 +276,15 @@ def test_all_ranks_sum_moving_statistics_in_one_order(tmp_path: Path) -> None:
     assert build_network(program, "served").statistics == expected
 
 
+def test_a_nan_loss_is_final_and_the_message_has_its_position(tmp_path: Path, port: int) -> None:
+    gang = training(tmp_path, port, {RETURN: "return guess, paddle.mean(paddle.log(0 * guess - 1))"})
+    assert gang.run()["0/trainer"] == 65, gang.log()[-2000:]
+    why = "error: the loss is nan at pass 1, batch 1: nothing was learned yet. Fix: see network()"
+    assert why in gang.log()
+    progress = json.loads((gang.root / "work0" / "progress.json").read_text())
+    assert (progress["pass"], progress["batch"]) == (0, 1)
+
+
 RANDOM = weight('name="own", trainable=False, initializer=paddle.nn.initializer.Assign(np.random.rand(4, 3))')
 
 

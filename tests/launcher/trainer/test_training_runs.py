@@ -87,26 +87,6 @@ def test_a_run_writes_the_expected_files_and_log_lines(
     assert f"pserver 2 of 2 serves on 127.0.0.1:{gang.settings(0).port + 1}\n" in gang.server_log(server=1)
 
 
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_threads_count_each_batch_once_and_a_checkpoint_inside_a_pass_has_those_before(
-    tmp_path: Path, staged: Staged, port: int, mode: str
-) -> None:
-    values = {"MODE": mode, "CHECKPOINT_EVERY_BATCHES": "4", "TRAINER_COUNT": "3", "BATCH_SIZE": "64"}
-    gang = prepare_training(tmp_path, staged(), port, **values).finish()
-    [row] = rows(gang)
-    used = sum(
-        not line.startswith("neutral") for line in (gang.data[0] / "train.txt").read_text().splitlines()
-    )
-    assert int(row["samples"]) == used
-    even, more = divmod(used, 9)
-    for batches in (4, 8):
-        contents = checkpoints.read_contents(gang.output.checkpoint(Position(0, batches)))
-        [samples, _, _] = contents.ranks[0]
-        assert samples == batches * even + min(more, batches)
-    assert float(row["train_loss"]) < 1
-    assert "3 thread(s) per trainer" in gang.log()
-
-
 def test_a_synchronous_step_waits_for_gradient_num_trainers(
     tmp_path: Path, staged: Staged, port: int
 ) -> None:
