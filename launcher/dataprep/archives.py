@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
 
-from launcher.dataprep.byte_streams import BLOCK, BlockReader, Readable, buffered
+from launcher.dataprep.byte_streams import BLOCK, buffered
 from launcher.errors import DataError
 from launcher.io.files import storage_errors
 
@@ -45,7 +45,7 @@ class SourceFile:
 
     name: str
     """The file in messages."""
-    stream: Readable
+    stream: io.BufferedReader
     size: int | None
     """Bytes, when they are known before reading."""
     table: str = ""
@@ -75,14 +75,15 @@ def _damaged_error(name: str, error: object) -> DataError:
     )
 
 
-def decompress(stream: Readable, name: str, size: int | None, *, is_member: bool = False) -> SourceFile:
+def decompress(
+    file: io.BufferedReader, name: str, size: int | None, *, is_member: bool = False
+) -> SourceFile:
     """Return a file that may be compressed (gzip, bzip2, xz) as a `SourceFile` with the decompressed text.
 
     Raises:
         DataError: the file is an archive (the fix depends on whether it `is_member` of another archive), it is
             compressed twice, or its name has the suffix of a compressed file, but it is not compressed.
     """
-    file = buffered(stream)
     text = _decompressed(file, name)
     _reject_archive(text, name, is_member)
     if text is file:
@@ -105,7 +106,7 @@ def _format(file: io.BufferedReader) -> str:
 def _decompressed(file: io.BufferedReader, name: str) -> io.BufferedReader:
     """Return the decompressed content of a file, or the file itself if it is not compressed."""
     suffix = _format(file)
-    return buffered(BlockReader(_decompressed_blocks(file, name, suffix))) if suffix else file
+    return buffered(_decompressed_blocks(file, name, suffix)) if suffix else file
 
 
 def _decompressed_blocks(file: io.BufferedReader, name: str, suffix: str) -> Iterator[bytes]:
@@ -195,7 +196,7 @@ class _StrictTarInfo(tarfile.TarInfo):
             raise tarfile.ReadError(f"in a header: {error}") from error
 
 
-def tar_files(stream: IO[bytes], name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
+def tar_files(file: io.BufferedReader, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
     """Yield the text and the side tables (data.tables) of a tar archive in its order.
 
     Raises `DataError` if the archive is damaged or lacks one of them.
@@ -203,7 +204,7 @@ def tar_files(stream: IO[bytes], name: str, member: str, tables: Sequence[str]) 
     wanted = {member, *tables}
     missing = set(wanted)
     names: list[str] = []
-    text = _decompressed(buffered(stream), name)
+    text = _decompressed(file, name)
     with (
         _damage_errors(name),
         tarfile.open(fileobj=text, mode="r|", bufsize=BLOCK, tarinfo=_StrictTarInfo) as archive,
@@ -216,30 +217,30 @@ def tar_files(stream: IO[bytes], name: str, member: str, tables: Sequence[str]) 
                 continue
             if path not in missing:
                 raise _member_error(name, path, [path])
-            file = archive.extractfile(info) if info.isfile() else None
-            if file is None:
+            content = archive.extractfile(info) if info.isfile() else None
+            if content is None:
                 raise DataError(
                     f"{name}!{path} is not a regular file. Fix: set data.member to the path of the file itself."
                 )
             missing.discard(path)
-            yield _member(name, path, file, info.size, is_table=path != member)
+            yield _member(name, path, content, info.size, is_table=path != member)
     while text.read(BLOCK):  # to the checksum at the end of a compressed archive
         pass
     for path in sorted(missing):
         raise _member_error(name, path, names)
 
 
-def _member(archive: str, path: str, file: Readable, size: int, *, is_table: bool) -> SourceFile:
+def _member(archive: str, path: str, content: IO[bytes], size: int, *, is_table: bool) -> SourceFile:
     name = f"{archive}!{path}"
-    stream = BlockReader(_member_blocks(file, name, size))
+    file = buffered(_member_blocks(content, name, size))
     if is_table:
-        return SourceFile(name, stream, size, posixpath.basename(path))
-    return decompress(stream, name, size, is_member=True)
+        return SourceFile(name, file, size, posixpath.basename(path))
+    return decompress(file, name, size, is_member=True)
 
 
-def _member_blocks(file: Readable, name: str, size: int) -> Iterator[bytes]:
+def _member_blocks(content: IO[bytes], name: str, size: int) -> Iterator[bytes]:
     with _damage_errors(name):
-        while data := file.read(BLOCK):
+        while data := content.read(BLOCK):
             size -= len(data)
             yield data
         if size:

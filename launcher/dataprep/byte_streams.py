@@ -6,10 +6,10 @@ import hashlib
 import io
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
@@ -21,30 +21,25 @@ BLOCK = 1 << 20
 """Bytes that are read at once."""
 
 
-class Readable(Protocol):
-    """Anything with the method `read(size)` of a binary file."""
+@dataclass
+class OpenObject:
+    """The bytes of an object of a source that is being read."""
 
-    def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes; empty only at the end."""
-        ...
-
-
-class ClosableStream(Readable, Protocol):
-    """A `Readable` of a file or a connection."""
-
+    blocks: Iterator[bytes]
     total: int | None
-    """Bytes of the complete file, when their number is known."""
-
-    def close(self) -> None:
-        """Close the file or the connection."""
-        ...
+    """Bytes of the complete object, when their number is known."""
+    close: Callable[[], None]
+    """Close the file or the connection."""
 
 
 @dataclass
 class RemoteBody:
     """Holds an open response of a server, whose first byte is byte `offset` of the source."""
 
-    readable: Readable
+    read: Callable[[int], bytes]
+    """Return at most a number of bytes; none only at the end."""
+    errors: tuple[type[Exception], ...]
+    """What `read` raises when the connection breaks."""
     offset: int
     total: int | None
     """Bytes of the complete source, when the server sends their number."""
@@ -77,7 +72,7 @@ class ResumingStream:
         digest: hashlib._Hash,
         begin: int = 0,
     ) -> None:
-        """Prepare the stream; the first `read` or `start` connects.
+        """Prepare the stream; `start` connects.
 
         Args:
             name: name of the source for messages.
@@ -105,8 +100,8 @@ class ResumingStream:
             except TransientError as error:
                 self._retry.wait_or_raise(self._name, error)
 
-    def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes; empty only at the end of the source.
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the source from `begin` on, in blocks.
 
         Raises:
             DataError: the source changed, or all tries failed.
@@ -114,24 +109,29 @@ class ResumingStream:
         while True:
             self.start()
             try:
-                data = self._receive(size)
+                data = self._receive(BLOCK)
+                if not data and self.total is not None and self.position < self.total:
+                    raise TransientError(  # noqa: TRY301
+                        f"the connection ended after {self.position} of {self.total} bytes"
+                    )
             except TransientError as error:
                 self.close()
                 self._retry.wait_or_raise(self._name, error)
                 continue
-            if data:
-                self._retry.reset()
-                self.position += len(data)
-                self._digest.update(data)
-                self._progress.read += len(data)
-            return data
+            if not data:
+                return
+            self._retry.reset()
+            self.position += len(data)
+            self._digest.update(data)
+            self._progress.read += len(data)
+            yield data
 
     def _receive(self, size: int) -> bytes:
         assert self._body is not None  # noqa: S101 - `start` has set it
-        data = self._body.readable.read(size)
-        if not data and self.total is not None and self.position < self.total:
-            raise TransientError(f"the connection ended after {self.position} of {self.total} bytes")
-        return data
+        try:
+            return self._body.read(size)
+        except self._body.errors as error:
+            raise TransientError(f"the connection broke ({str(error) or type(error).__name__})") from error
 
     def _connect(self) -> None:
         body = self._open(self.position, self._version)
@@ -141,17 +141,17 @@ class ResumingStream:
                 raise self._changed_error()
             self._version = body.version  # `_read_over` compares the bytes themselves
         if body.offset != self.position:
-            self._read_over(body)
+            self._read_over()
         if self.total is not None and body.total not in (None, self.total):
             raise self._changed_error()
         self.total = body.total if self.total is None else self.total
         self._version = self._version or body.version
 
-    def _read_over(self, body: RemoteBody) -> None:
+    def _read_over(self) -> None:
         """Skip the first `position` bytes of a response that starts at byte 0.
 
         Raises:
-            DataError: their sha256 differs from the sha256 of the bytes that `read` returned before the break.
+            DataError: their sha256 differs from the sha256 of the bytes that were read before the break.
             TransientError: the connection broke again.
         """
         log.info(
@@ -162,7 +162,7 @@ class ResumingStream:
         seen, left = hashlib.sha256(), self.position
         try:
             while left:
-                data = body.readable.read(min(BLOCK, left))
+                data = self._receive(min(BLOCK, left))
                 if not data:
                     raise TransientError(f"the connection ended {left} bytes too early")  # noqa: TRY301
                 seen.update(data)
@@ -181,74 +181,56 @@ class ResumingStream:
         )
 
     def close(self) -> None:
-        """Close the connection; the next `read` opens it again."""
+        """Close the connection; the next block opens it again."""
         if self._body is not None:
             self._body.close()
             self._body = None
 
 
-class FileStream:
-    """Reads a file of the shared storage, and counts its bytes."""
+def file_blocks(
+    path: Path, progress: DataProgress, digest: hashlib._Hash, begin: int
+) -> Generator[bytes, None, None]:
+    """Yield a file of the shared storage from the byte `begin` on, in blocks. Errors of the storage have its path.
 
-    def __init__(self, path: Path, progress: DataProgress, digest: hashlib._Hash, begin: int = 0) -> None:
-        """Open `path` at the byte `begin`; `digest` is updated with all bytes that are read."""
-        self.path = path
-        self._file = path.open("rb", buffering=0)
-        self._file.seek(begin)
-        self._digest, self._progress = digest, progress
-        self.total: int | None = path.stat().st_size
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes; empty only at the end of the file. Errors of the storage have its path."""
-        with storage_errors(self.path):
-            data = self._file.read(size)
-        self._digest.update(data)
-        self._progress.read += len(data)
-        return data
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    `progress` counts the bytes, and `digest` is updated with them.
+    """
+    with storage_errors(path), path.open("rb", buffering=0) as file:
+        file.seek(begin)
+        while data := file.read(BLOCK):
+            digest.update(data)
+            progress.read += len(data)
+            yield data
 
 
-class BlockReader:
-    """Reads the blocks of an iterator as one stream."""
+class _BlockFile(io.RawIOBase):
+    """Adapts an iterator of blocks to the interface of Python's files."""
 
     def __init__(self, blocks: Iterator[bytes]) -> None:
         self._blocks, self._rest = blocks, memoryview(b"")
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return at most `size` bytes, or the rest of a block; empty only at the end. Raises what `blocks` raises."""
-        while not self._rest:
-            if (block := next(self._blocks, None)) is None:
-                return b""
-            self._rest = memoryview(block)
-        size = len(self._rest) if size < 0 else size
-        data, self._rest = bytes(self._rest[:size]), self._rest[size:]
-        return data
-
-
-class _RawStream(io.RawIOBase):
-    """Adapts a `Readable` to the interface of Python's files."""
-
-    def __init__(self, stream: Readable) -> None:
-        self._stream = stream
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: object, /) -> int:
-        """Fill the buffer, unless the stream ends: so `peek` of a buffered stream returns all that was asked for."""
+        """Fill the buffer, unless the blocks end: so `peek` of a buffered file returns all that was asked for."""
         view, filled = memoryview(cast("bytearray", buffer)).cast("B"), 0
-        while filled < len(view) and (data := self._stream.read(len(view) - filled)):
-            view[filled : filled + len(data)] = data
-            filled += len(data)
+        while filled < len(view):
+            while not self._rest:
+                if (block := next(self._blocks, None)) is None:
+                    return filled
+                self._rest = memoryview(block)
+            part = self._rest[: len(view) - filled]
+            view[filled : filled + len(part)] = part
+            filled, self._rest = filled + len(part), self._rest[len(part) :]
         return filled
 
 
-def buffered(stream: Readable) -> io.BufferedReader:
-    """Return a file with the stream's bytes. Before the first `read`, its `peek` returns the first ones (of BLOCK)."""
-    return io.BufferedReader(_RawStream(stream), BLOCK)
+def buffered(blocks: Iterator[bytes]) -> io.BufferedReader:
+    """Return a file with the bytes of the blocks; its methods raise what the iterator raises.
+
+    Before the first `read`, `peek` returns the first BLOCK bytes.
+    """
+    return io.BufferedReader(_BlockFile(blocks), BLOCK)
 
 
 T = TypeVar("T")
@@ -309,17 +291,3 @@ class Prefetch(Generic[T]):
         """Stop the thread, and wait at most `seconds` until it has ended (None: without a limit)."""
         self._closed.set()
         self.thread.join(seconds)
-
-
-class ReadAhead(BlockReader):
-    """Reads a slow stream in a thread, some blocks ahead of the reader."""
-
-    def __init__(self, stream: ClosableStream, blocks: int = 8) -> None:
-        self._stream, self.total = stream, stream.total
-        self._ahead = Prefetch(iter(lambda: stream.read(BLOCK), b""), blocks)
-        super().__init__(self._ahead)
-
-    def close(self) -> None:
-        """Stop the thread, and close the stream."""
-        self._ahead.close()
-        self._stream.close()

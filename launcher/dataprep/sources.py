@@ -30,13 +30,12 @@ from launcher.dataprep import archives
 from launcher.dataprep.archives import COMPRESSED, NAMES_SHOWN, SourceFile, decompress
 from launcher.dataprep.byte_streams import (
     BLOCK,
-    ClosableStream,
-    FileStream,
-    Readable,
-    ReadAhead,
+    OpenObject,
+    Prefetch,
     RemoteBody,
     ResumingStream,
     buffered,
+    file_blocks,
 )
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
@@ -62,6 +61,7 @@ _FIXES = {
     "PreconditionFailed": "The object was replaced while the source was read. Fix: start the run again with "
     "another runId.",
 }
+_AHEAD = 8  # blocks of an object in S3 that a thread reads in advance
 _ROLE = "Fix: allow the pod's role s3:ListBucket on the bucket and s3:GetObject below the prefix."
 
 
@@ -209,55 +209,33 @@ def distribute(total: int, weights: Sequence[int]) -> list[int]:
     return [after - before for before, after in itertools.pairwise(edges)]
 
 
-class RangeLines:
-    """The lines of a byte range, read from a stream of the object.
+def range_lines(blocks: Iterator[bytes], begin: int, end: int, digest: hashlib._Hash) -> Iterator[bytes]:
+    """Yield the lines of a byte range of an object, in pieces; `digest` is updated with them.
 
-    The stream begins one byte before the range, if there is such a byte: only after a newline does a line start
-    at the first byte of the range.
+    Args:
+        blocks: the object from one byte before the range on, if there is such a byte: only after a newline does a line
+            start at the first byte of the range.
+        begin: the first byte of the range.
+        end: the byte after the range; the last line may end after it.
+        digest: the sha256 of the part.
     """
-
-    def __init__(self, stream: Readable, begin: int, end: int, digest: hashlib._Hash) -> None:
-        """Prepare to read the bytes from `begin` to `end`; `read` updates `digest` with the bytes that it returns."""
-        self._stream, self._digest = stream, digest
-        self._left = end - begin
-        self._skip = begin > 0
-        self._done = False
-        if self._skip:
-            self._left += 1
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Return the next bytes of the range's lines, at most `size` or a block; empty after the last."""
-        while not self._done:
-            data = self._stream.read(BLOCK if size < 0 else size)
-            if not data:
-                self._done = True
-            data = self._own_lines(data)
-            if data:
-                self._digest.update(data)
-                return data
-        return b""
-
-    def _own_lines(self, data: bytes) -> bytes:
-        """Return the part of `data`, the next bytes of the stream, that belongs to lines of the range."""
-        left, self._left = self._left, self._left - len(data)
-        start = 0
-        if self._skip:
-            newline = data.find(b"\n")
-            if newline < 0:
-                if self._left <= 0:
-                    self._done = True  # one line that starts before the range and ends after it
-                return b""
-            self._skip = False
-            start = newline + 1
-            if start >= left:
-                self._done = True
-                return b""
-        if self._left <= 0:
-            newline = data.find(b"\n", max(start, left - 1))
-            if newline >= 0:
-                self._done = True
-                return data[start : newline + 1]
-        return data[start:]
+    is_inside_line, left = begin > 0, end - max(0, begin - 1)
+    for data in blocks:
+        before, left = left, left - len(data)
+        start, stop = 0, len(data)
+        if is_inside_line:
+            start = data.find(b"\n") + 1
+            if (start or stop) >= before:
+                return  # this line starts before the range and ends after it
+            if not start:
+                continue
+            is_inside_line = False
+        is_last = left <= 0 and (newline := data.find(b"\n", max(start, before - 1))) >= 0
+        lines = data[start : newline + 1] if is_last else data[start:]
+        digest.update(lines)
+        yield lines
+        if is_last:
+            return
 
 
 def is_hidden(path: str) -> bool:
@@ -345,7 +323,7 @@ class Source(abc.ABC):
         """Return the objects that are read, in their order. Raises `DataError` when there is none."""
 
     @abc.abstractmethod
-    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> ClosableStream:
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
         """Open an object at the byte `begin`; all bytes that are read are added to `digest`."""
 
     @abc.abstractmethod
@@ -430,10 +408,11 @@ class StorageSource(Source):
         stat = path.stat()
         return SourceObject(path.relative_to(self._base).as_posix(), stat.st_size, str(stat.st_mtime_ns))
 
-    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> FileStream:
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
         """Open the file at the byte `begin`; all bytes read are added to `digest`. Raises as `check_unchanged`."""
         self.check_unchanged(found)
-        return FileStream(self._base / found.name, self._context.progress, digest, begin)
+        blocks = file_blocks(self._base / found.name, self._context.progress, digest, begin)
+        return OpenObject(blocks, found.size, blocks.close)
 
     def path(self, found: SourceObject) -> Path | None:
         """Return the path of an object that is a file."""
@@ -455,22 +434,6 @@ class StorageSource(Source):
         """Return the file as a file:// address."""
         source = self._context.settings.source
         return f"{source.rstrip('/')}/{found.name}" if self._base == self._root else source
-
-
-class _ObjectBody:
-    """Reads the bytes of one response of S3; a broken connection raises `TransientError`."""
-
-    def __init__(self, body: Any) -> None:
-        self._body = body
-
-    def read(self, size: int = -1, /) -> bytes:
-        from botocore.exceptions import HTTPClientError, IncompleteReadError
-        from urllib3.exceptions import HTTPError
-
-        try:
-            return bytes(self._body.read(size))
-        except (HTTPClientError, IncompleteReadError, HTTPError, OSError) as error:
-            raise TransientError(f"the connection broke ({error})") from error
 
 
 class S3Source(Source):
@@ -534,9 +497,13 @@ class S3Source(Source):
             if not token:
                 return
 
-    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> ReadAhead:
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
         """Open an object, in the version that was listed, at the byte `begin`; all bytes read are added to `digest`."""
+        from botocore.exceptions import HTTPClientError, IncompleteReadError
+        from urllib3.exceptions import HTTPError
+
         context, name = self._context, self.display_name(found)
+        broken = (HTTPClientError, IncompleteReadError, HTTPError, OSError)
 
         def open_at(offset: int, _version: str, /) -> RemoteBody:
             part = {"Range": f"bytes={offset}-"} if offset else {}
@@ -545,11 +512,17 @@ class S3Source(Source):
             except s3.S3RejectedError as error:
                 raise _rejected(name, error, context.key) from error
             body, total = answer["Body"], offset + answer["ContentLength"]
-            return RemoteBody(_ObjectBody(body), offset, total, found.version, body.close)
+            return RemoteBody(body.read, broken, offset, total, found.version, body.close)
 
         stream = ResumingStream(name, open_at, context.retry, context.progress, digest, begin)
         stream.start()
-        return ReadAhead(stream)
+        ahead = Prefetch(stream.blocks(), _AHEAD)
+
+        def close() -> None:
+            ahead.close()
+            stream.close()
+
+        return OpenObject(ahead, stream.total, close)
 
     def display_name(self, found: SourceObject) -> str:
         """Return the object's s3:// address."""
@@ -604,28 +577,9 @@ class _SafeRedirects(urllib.request.HTTPRedirectHandler):
     http_error_301 = http_error_303 = http_error_307 = http_error_308 = http_error_302
 
 
-class _HttpBody:
-    """Reads the bytes of one HTTP response; a broken connection raises `TransientError`."""
-
-    def __init__(self, response: http.client.HTTPResponse) -> None:
-        self._response = response
-
-    def read(self, size: int = -1, /) -> bytes:
-        try:
-            return self._response.read(size)
-        except http.client.IncompleteRead as error:
-            raise TransientError("the server closed the connection before the end of the file") from error
-        except (OSError, http.client.HTTPException) as error:
-            raise TransientError(f"the connection broke ({_reason(error)})") from error
-
-
 def without_credentials(url: str) -> str:
     """Return the address without user, password, query and fragment, which may be secret."""
     return re.sub(r"//[^/]*@", "//", re.split(r"[?#]", url)[0], count=1)
-
-
-def _reason(error: BaseException) -> str:
-    return str(error) or type(error).__name__
 
 
 class WebSource(Source):
@@ -660,13 +614,13 @@ class WebSource(Source):
         """Return the address as one object, whose size and version are unknown."""
         return [SourceObject(self._name, None, "")]
 
-    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> ResumingStream:
+    def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
         """Connect, and return the content from the byte `begin` on; all bytes read are added to `digest`."""
         context = self._context
         web = ResumingStream(found.name, self._request, context.retry, context.progress, digest, begin)
         web.start()
         context.progress.total = web.total
-        return web
+        return OpenObject(web.blocks(), web.total, web.close)
 
     def display_name(self, found: SourceObject) -> str:
         """Return the address for messages."""
@@ -686,13 +640,13 @@ class WebSource(Source):
             with error:
                 # After a break at the very end of a source whose size the server did not send.
                 if error.code == 416 and error.headers.get("Content-Range") == f"bytes */{offset}":
-                    return RemoteBody(io.BytesIO(), offset, offset, version, lambda: None)
+                    return RemoteBody(lambda _: b"", (), offset, offset, version, lambda: None)
                 raise self._status_error(error) from error
         except (ValueError, http.client.InvalidURL) as error:
             raise self._malformed from error
         except (OSError, http.client.HTTPException) as error:
             raise TransientError(
-                f"no connection ({getattr(error, 'reason', '') or _reason(error)})"
+                f"no connection ({getattr(error, 'reason', '') or str(error) or type(error).__name__})"
             ) from error
         return self._body(response, offset)
 
@@ -724,7 +678,9 @@ class WebSource(Source):
                 )
             begin = offset
             total = None if match[2] == "*" else int(match[2])
-        return RemoteBody(_HttpBody(response), begin, total, version, response.close)
+        return RemoteBody(
+            response.read, (OSError, http.client.HTTPException), begin, total, version, response.close
+        )
 
 
 def open_source(context: SourceContext) -> Source:
@@ -753,44 +709,45 @@ class PartReader:
         for one in self._ranges:
             # The byte before a range is read, but does not belong to the part's sha256.
             digest = self._sha256 if one.is_complete_object else hashlib.sha256()
-            stream = source.open(one.object, max(0, one.begin - 1), digest)
+            opened = source.open(one.object, max(0, one.begin - 1), digest)
             try:
                 if self._context.settings.member:
-                    yield from self._read_archive(one.object, stream)
+                    yield from self._read_archive(one.object, opened)
                 else:
-                    text = self._read_text(one, stream)
+                    text = self._read_text(one, opened)
                     unknown = text.size if one.object.size is None else None
                     yield SourceFile(text.name, text.stream, plain or unknown)
                     plain = 0  # the free space for all ranges was checked with the first one
-                while one.is_complete_object and stream.read(BLOCK):
-                    progress.report()
+                if one.is_complete_object:
+                    for _ in opened.blocks:
+                        progress.report()
             finally:
-                stream.close()
+                opened.close()
             source.check_unchanged(one.object)
 
-    def _read_text(self, one: ByteRange, stream: ClosableStream) -> SourceFile:
+    def _read_text(self, one: ByteRange, opened: OpenObject) -> SourceFile:
         name = self._source.display_name(one.object)
         if one.is_complete_object:
-            return decompress(stream, name, stream.total)
-        lines = buffered(RangeLines(stream, one.begin, one.end, self._sha256))
+            return decompress(buffered(opened.blocks), name, opened.total)
+        lines = buffered(range_lines(opened.blocks, one.begin, one.end, self._sha256))
         if one.begin:
             name += f" from byte {one.begin:,} on"
         else:
             archives.reject_compressed(lines, name)
         return SourceFile(name, lines, None)
 
-    def _read_archive(self, found: SourceObject, stream: ClosableStream) -> Iterator[SourceFile]:
+    def _read_archive(self, found: SourceObject, opened: OpenObject) -> Iterator[SourceFile]:
         settings, name = self._context.settings, self._source.display_name(found)
-        head = buffered(stream)
+        head = buffered(opened.blocks)
         if not archives.is_zip(head):
             yield from archives.tar_files(head, name, settings.member, settings.tables)
             return
-        path = self._source.path(found) or self._copy_to_disk(head, stream.total or 0)
+        path = self._source.path(found) or self._copy_to_disk(head, opened.total or 0)
         while head.read(BLOCK):
             self._context.progress.report()
         yield from archives.zip_files(path, name, settings.member, settings.tables)
 
-    def _copy_to_disk(self, stream: Readable, size: int) -> Path:
+    def _copy_to_disk(self, stream: io.BufferedReader, size: int) -> Path:
         """Copy a zip file to `tmp`; return its path. A zip cannot be read as a stream: its index is at its end."""
         path = self._context.tmp / "source.zip"
         require_space(path, size, "the archive itself")

@@ -6,11 +6,10 @@ import codecs
 import csv
 import io
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
-from launcher.dataprep.byte_streams import Readable
 from launcher.dataprep.csv_records import RowPlaces, join_fields
 from launcher.errors import DataError
 from launcher.log import log
@@ -23,7 +22,7 @@ LINE_MAX = 8 << 20
 """Bytes of the longest line (and csv field): a line is held in memory, and a longer one is hardly text."""
 
 
-def line_blocks(stream: Readable, name: str, encoding: str, *, crlf: bool = False) -> Iterator[bytes]:
+def line_blocks(stream: IO[bytes], name: str, encoding: str, *, crlf: bool = False) -> Iterator[bytes]:
     r"""Yield blocks of complete lines of one file in UTF-8; each block ends with a newline.
 
     UTF-8 is passed on byte for byte, except for a byte order mark at its start; other encodings are converted.
@@ -65,7 +64,7 @@ def line_blocks(stream: Readable, name: str, encoding: str, *, crlf: bool = Fals
         yield block
 
 
-def _utf8_chunks(stream: Readable, name: str, encoding: str) -> Iterator[bytes]:
+def _utf8_chunks(stream: IO[bytes], name: str, encoding: str) -> Iterator[bytes]:
     """Yield the text of a file as chunks of UTF-8. The caller checks a UTF-8 file, which is not decoded here."""
     is_utf8 = codecs.lookup(encoding).name in ("utf-8", "ascii")
     decoder = None if is_utf8 else codecs.getincrementaldecoder(encoding)()

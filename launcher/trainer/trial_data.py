@@ -17,7 +17,6 @@ from typing import IO, cast
 import numpy as np
 
 from launcher.dataprep import archives, text_lines
-from launcher.dataprep.byte_streams import Readable
 from launcher.dataprep.csv_records import RowPlaces, split_fields
 from launcher.errors import DataError
 from launcher.trainer import record_files
@@ -97,14 +96,14 @@ def _parts(
     raw: io.BufferedReader, file: Path, name: str, archive: Archive | None
 ) -> Iterator[archives.SourceFile]:
     if archive is None or not archive.member:
-        yield archives.decompress(cast("Readable", raw), name, None)
+        yield archives.decompress(raw, name, None)
     elif archives.is_zip(raw):
         yield from archives.zip_files(file, name, archive.member, archive.tables)
     else:
         yield from archives.tar_files(raw, name, archive.member, archive.tables)
 
 
-def _rows(stream: Readable, name: str, form: RowFormat, found: RowPlaces) -> Iterator[str]:
+def _rows(stream: io.BufferedReader, name: str, form: RowFormat, found: RowPlaces) -> Iterator[str]:
     blocks = text_lines.line_blocks(stream, name, form.encoding, crlf=form.csv)
     reader = text_lines.CsvReader(form.delimiter, form.header, form.columns, form.quoting)
     if form.csv:

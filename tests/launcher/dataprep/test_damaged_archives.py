@@ -59,7 +59,7 @@ def rows_of(files: Iterator[archives.SourceFile]) -> bytes | None:
 
 def decompressed(content: bytes, name: str) -> bytes | None:
     def read() -> Iterator[archives.SourceFile]:
-        yield archives.decompress(io.BytesIO(content), name, len(content))
+        yield archives.decompress(io.BufferedReader(io.BytesIO(content)), name, len(content))
 
     return rows_of(read())
 
@@ -251,7 +251,7 @@ def tar_variants() -> dict[str, bytes]:
 
 
 def tar_rows(content: bytes, member: str = "in.txt") -> bytes | None:
-    return rows_of(archives.tar_files(io.BytesIO(content), "in.tar", member, ()))
+    return rows_of(archives.tar_files(io.BufferedReader(io.BytesIO(content)), "in.tar", member, ()))
 
 
 @pytest.mark.parametrize("kind", tar_variants())

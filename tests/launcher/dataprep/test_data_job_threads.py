@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 from concurrent.futures import Future
 
 import pytest
 
-from launcher.dataprep.byte_streams import ReadAhead
+from launcher.dataprep.byte_streams import Prefetch
 from launcher.dataprep.split_part import await_future
 from launcher.errors import DataError
 from tests.launcher.dataprep.conftest import LINES
 
 
-def test_read_ahead_returns_all_bytes_and_raises_what_the_stream_raised() -> None:
-    class Stream(io.BytesIO):
-        total = None
+def test_read_ahead_yields_all_blocks_raises_what_the_source_raised_and_ends_when_it_is_closed() -> None:
+    def broken() -> Iterator[bytes]:
+        yield LINES
+        raise DataError("the end is missing")
 
-    class Broken(Stream):
-        def read(self, size: int | None = -1, /) -> bytes:
-            data = super().read(size)
-            if not data:
-                raise DataError("the end is missing")
-            return data
-
-    ahead = ReadAhead(Stream(LINES))
-    assert b"".join(iter(lambda: ahead.read(777), b"")) == LINES
-    assert ahead.read(5) == b""
-    ahead.close()
-    broken = ReadAhead(Broken(LINES))
+    blocks = Prefetch(broken(), 8)
+    assert next(blocks) == LINES
     with pytest.raises(DataError, match="the end is missing"):
-        while broken.read(4000):
-            pass
-    broken.close()
-    unread = ReadAhead(Stream(LINES * 1000), 1)
-    unread.close()
-    assert not unread._ahead.thread.is_alive()
+        next(blocks)
+    ahead = Prefetch(iter([LINES] * 1000), 1)
+    assert next(ahead) == LINES
+    ahead.close()
+    assert not ahead.thread.is_alive()
 
 
 def test_a_write_that_finishes_while_it_is_waited_for_succeeds_and_a_timeout_of_the_storage_is_raised() -> (

@@ -102,23 +102,24 @@ def breaking(
 ) -> list[int]:
     """Make S3's n-th answer end after `lengths[n]` bytes and call `then`; later answers are complete."""
     breaks, broken = iter(lengths), []
-    original = s3_module._ObjectBody
+    original = s3_module.RemoteBody
 
-    class Breaking:
-        def __init__(self, body: Any) -> None:
-            self.answer, self.left = original(body), next(breaks, 1 << 30)
+    def breaking_body(read: Callable[[int], bytes], *rest: Any) -> Any:
+        left = next(breaks, 1 << 30)
 
-        def read(self, size: int = -1, /) -> bytes:
-            if not self.left:
-                self.answer._body.close()
+        def read_or_break(size: int) -> bytes:
+            nonlocal left
+            if not left:
                 broken.append(1)
                 then()
-                raise s3_module.TransientError("pulled")
-            data = self.answer.read(min(size, self.left))
-            self.left -= len(data)
+                raise OSError("pulled")
+            data = read(min(size, left))
+            left -= len(data)
             return data
 
-    monkeypatch.setattr(s3_module, "_ObjectBody", Breaking)
+        return original(read_or_break, *rest)
+
+    monkeypatch.setattr(s3_module, "RemoteBody", breaking_body)
     return broken
 
 

@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.dataprep import sources, split_part
-from launcher.dataprep.byte_streams import FileStream
 from launcher.dataprep.prepared_data import LIST, list_shard_files
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError, StorageFailedError
@@ -39,8 +39,8 @@ def test_byte_ranges_of_an_object_contain_each_line_once(
         stream = io.BytesIO(content)
         stream.seek(max(0, stretch.begin - 1))
         digest = hashlib.sha256()
-        taken = sources.RangeLines(stream, stretch.begin, stretch.end, digest)
-        data = b"".join(iter(lambda taken=taken: taken.read(read), b""))
+        blocks = iter(lambda stream=stream: stream.read(read), b"")
+        data = b"".join(sources.range_lines(blocks, stretch.begin, stretch.end, digest))
         assert digest.digest() == hashlib.sha256(data).digest()
         assert not data or data.endswith(b"\n") or content.endswith(data)
         found.append(data)
@@ -97,15 +97,13 @@ def test_a_file_that_changes_while_it_is_read_is_rejected(pod: Pod, monkeypatch:
 
 def test_a_file_that_changes_after_it_was_read_is_rejected(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     pod.source(LINES)
-    read = FileStream.read
+    read = sources.file_blocks
 
-    def then_changed(self: FileStream, size: int = -1, /) -> bytes:
-        data = read(self, size)
-        if not data:
-            self.path.write_bytes(LINES[:-1])
-        return data
+    def then_changed(path: Path, *rest: Any) -> Iterator[bytes]:
+        yield from read(path, *rest)
+        path.write_bytes(LINES[:-1])
 
-    monkeypatch.setattr(FileStream, "read", then_changed)
+    monkeypatch.setattr(sources, "file_blocks", then_changed)
     with pytest.raises(DataError, match=r"file://in\.txt changed while it was read"):
         pod.prepare()
 
@@ -118,14 +116,12 @@ def test_a_source_whose_storage_fails_is_reported_with_its_path(
             raise OSError(errno.EIO, "Input/output error")
 
     pod.source(LINES)
-    opened = FileStream.__init__
+    opened = Path.open
 
-    def fail(self: FileStream, path: Path, *rest: Any) -> None:
-        opened(self, path, *rest)
-        self._file.close()
-        self._file = Failing(path)
+    def fail(path: Path, *mode: Any, **more: Any) -> Any:
+        return Failing(path) if more == {"buffering": 0} else opened(path, *mode, **more)
 
-    monkeypatch.setattr(FileStream, "__init__", fail)
+    monkeypatch.setattr(Path, "open", fail)
     with pytest.raises(StorageFailedError, match=r"the storage failed at .*/sources/in\.txt: Input/output"):
         pod.prepare()
 
