@@ -11,9 +11,10 @@ import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -51,6 +52,25 @@ class Record:
     inputs: Props
     outputs: Props
     owned: list[str]
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What a test changes in an account, or what AWS changes over time.
+
+    Attributes:
+        caller: role or user of the caller, such as `role/Admin`, which need not be an administrator of a cluster.
+        late_logs: whether the log group of a control plane is created again after its deletion, as EKS does.
+        image_date: date (YYYYMMDD) in the name of the newest machine image of nodes.
+        node_quota: the quota of the account, counted in nodes instead of vCPU.
+        addon_release: second number of AWS' default version of every add-on.
+    """
+
+    caller: str = "role/Admin"
+    late_logs: bool = False
+    image_date: str = "20261101"
+    node_quota: int = 1000
+    addon_release: int = 0
 
 
 class Account:
@@ -183,15 +203,21 @@ class Account:
 
     # --- faults
 
-    def call_as(self, arn: str) -> None:
-        """Make this role or user, which need not be an administrator of a cluster, the caller."""
-        (self.folder / "caller").write_text(arn, encoding="utf-8")
+    @property
+    def situation(self) -> Situation:
+        """Return what the tests changed in the account."""
+        path = self.folder / "situation.json"
+        return Situation(**json.loads(path.read_text(encoding="utf-8")) if path.exists() else {})
+
+    def change(self, **fields: Any) -> None:
+        """Change fields of the `situation`."""
+        text = json.dumps(asdict(replace(self.situation, **fields)))
+        (self.folder / "situation.json").write_text(text, encoding="utf-8")
 
     @property
     def caller(self) -> str:
-        """Return the ARN of the caller's role or user, with its path; by default the role Admin."""
-        path = self.folder / "caller"
-        return path.read_text(encoding="utf-8") if path.exists() else f"arn:aws:iam::{self.number}:role/Admin"
+        """Return the ARN of the caller's role or user, with its path."""
+        return f"arn:aws:iam::{self.number}:{self.situation.caller}"
 
     def fail(
         self, kind: str, operation: str, *, nth: int = 1, message: str = "InternalError: injected"
@@ -201,40 +227,6 @@ class Account:
         number = self.calls(kind, operation) + nth
         with self._database() as database:
             database.execute(query, (kind, operation, number, message))
-
-    def late_logs(self) -> None:
-        """From now on, create the log group of a control plane again after its deletion, as EKS does."""
-        (self.folder / "late-logs").touch()
-
-    def has_late_logs(self) -> bool:
-        return (self.folder / "late-logs").exists()
-
-    def release_image(self, date: str) -> None:
-        """Make the newest machine image of nodes the one whose name contains `date` (YYYYMMDD)."""
-        (self.folder / "image-date").write_text(date, encoding="utf-8")
-
-    def image_date(self) -> str:
-        """Return the date (YYYYMMDD) in the name of the newest machine image of nodes."""
-        path = self.folder / "image-date"
-        return path.read_text(encoding="utf-8") if path.exists() else "20261101"
-
-    def limit_nodes(self, count: int) -> None:
-        """Set the quota of the account, counted in nodes instead of vCPU."""
-        (self.folder / "node-quota").write_text(str(count), encoding="utf-8")
-
-    def node_quota(self) -> int:
-        """Return how many nodes the quota of the account allows."""
-        path = self.folder / "node-quota"
-        return int(path.read_text(encoding="utf-8")) if path.exists() else 1000
-
-    def release_addons(self, number: int) -> None:
-        """Make AWS' default version of every add-on one with this second number, which is 0 at first."""
-        (self.folder / "addons").write_text(str(number), encoding="utf-8")
-
-    def addon_release(self) -> str:
-        """Return the second number of AWS' default version of every add-on."""
-        path = self.folder / "addons"
-        return path.read_text(encoding="utf-8") if path.exists() else "0"
 
     def upgrade_control_plane(self, cluster: str, version: str) -> None:
         """Upgrade a control plane, as AWS does at the end of standard support."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jmespath
 
 from testkit.aws_emulator.account import AwsError
-from testkit.aws_emulator.eks_rules import addon_version, version_of
+from testkit.aws_emulator.eks_handlers import addon_version, version_of
 from testkit.aws_emulator.handler import TABLE, MotoCloud, digest, run_calls, tag_map
 from testkit.aws_emulator.moto_handlers import private_zone
 from testkit.aws_emulator.property_values import Props
@@ -102,7 +102,7 @@ def _parameter(cloud: MotoCloud, p: Props) -> Props:
     if "/optimized-ami/" in name and EKS_IMAGE.fullmatch(name) is None:
         raise AwsError(f"ParameterNotFound: {name}")
     minor = name.partition("/optimized-ami/")[2].partition("/")[0]
-    release = f"{minor}.0-{cloud.account.image_date()}"
+    release = f"{minor}.0-{cloud.account.situation.image_date}"
     found = release if name.endswith("release_version") else f"ami-{digest(name)}"
     return {"value": found, "insecureValue": found}
 

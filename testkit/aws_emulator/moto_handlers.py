@@ -191,7 +191,7 @@ def expire_images(cloud: MotoCloud) -> None:
 class LogGroup(TableHandler):
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         super().delete(cloud, rid, p)
-        if cloud.account.has_late_logs() and rid.startswith("/aws/eks/"):
+        if cloud.account.situation.late_logs and rid.startswith("/aws/eks/"):
             # The control plane's last lines arrive later and create the group again, without retention and tags.
             cloud.client("logs").create_log_group(logGroupName=rid)
 

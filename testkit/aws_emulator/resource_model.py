@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
 from botocore.exceptions import BotoCoreError, ClientError
 
 from testkit.aws_emulator import (
     eks_handlers,
     input_checks,
     moto_handlers,
-    replacements,
     sdk_schema,
 )
 from testkit.aws_emulator.account import Account, AwsError, Record, Target
@@ -23,36 +23,9 @@ from testkit.aws_emulator.property_values import UNKNOWN, Props, all_strings, di
 
 MODULES = (eks_handlers, moto_handlers)  # importing them fills HANDLERS
 
-# The input that has a name by default: the resource's logical name and seven random digits.
-AUTONAMED = {
-    "aws:s3/bucket:Bucket": "bucket",
-    "aws:eks/nodeGroup:NodeGroup": "nodeGroupName",
-} | dict.fromkeys(
-    (
-        "aws:ec2/securityGroup:SecurityGroup",
-        "aws:ec2/launchTemplate:LaunchTemplate",
-        "aws:ec2/placementGroup:PlacementGroup",
-        "aws:iam/role:Role",
-        "aws:iam/rolePolicy:RolePolicy",
-        "aws:iam/instanceProfile:InstanceProfile",
-        "aws:ecr/repository:Repository",
-        "aws:eks/cluster:Cluster",
-        "aws:cloudwatch/logGroup:LogGroup",
-        "aws:kms/alias:Alias",
-    ),
-    "name",
-)
-
-# Parts of an object input that AWS sets: unknown in the preview of a creation.
-FILLED_PARTS = {"aws:eks/cluster:Cluster": {"vpcConfig": ("clusterSecurityGroupId", "vpcId")}}
-
-# The longest name that AWS accepts; the provider rejects a longer one without a call.
-LONGEST = {
-    "aws:s3/bucket:Bucket": 63,
-    "aws:iam/role:Role": 64,
-    "aws:eks/nodeGroup:NodeGroup": 63,
-    "aws:eks/cluster:Cluster": 100,
-}
+_TABLE = Path(__file__).with_name("resource_types.yaml").read_text(encoding="utf-8")
+TYPES: dict[str, Props] = yaml.safe_load(_TABLE)
+"""The rows of resource_types.yaml, which explains their fields."""
 
 # Inputs that AWS does not return, so an import cannot read them.
 UNREADABLE = ("deletionWindowInDays", "forceDelete", "forceDestroy")
@@ -60,16 +33,17 @@ UNREADABLE = ("deletionWindowInDays", "forceDelete", "forceDestroy")
 # Services whose name in ARNs is not that of the module of pulumi_aws.
 _SERVICES = {"efs": "elasticfilesystem", "cloudwatch": "logs", "vpc": "ec2"}
 
-# How ARNs with the name of a resource begin after the account.
-_NAMED = {
-    "aws:budgets/budget:Budget": "budget/",
-    "aws:cloudwatch/logGroup:LogGroup": "log-group:",
-    "aws:ecr/repository:Repository": "repository/",
-    "aws:eks/cluster:Cluster": "cluster/",
-    "aws:kms/alias:Alias": "",
-}
-
 _GONE = re.compile(r"not.?found|NoSuch|does not exist", re.IGNORECASE)
+
+
+def is_replaced(kind: str, path: str) -> bool:
+    """Return whether a change of the input at `path` replaces a resource of the type `kind`."""
+    plain = re.sub(r"\[\d+\]", "", path)
+    fields = [
+        "region",
+        *TYPES.get(kind, {}).get("replaced", ()),
+    ]  # TF region: of every resource, since version 6
+    return any(plain == field or plain.startswith(f"{field}.") for field in fields)
 
 
 @dataclass
@@ -107,7 +81,8 @@ class Model:
         shape = sdk_schema.read_shape(kind)
         inputs = dict(new)
         found = input_checks.find_failures(shape, inputs)
-        naming = AUTONAMED.get(kind)
+        about = TYPES.get(kind, {})
+        naming = about.get("name")
         prefix = inputs.get(f"{naming}Prefix")
         if naming and inputs.get(naming) is None:
             if naming in old.get("__defaults", []) and (
@@ -124,10 +99,8 @@ class Model:
         else:
             inputs["__defaults"] = []
         name_given = str(inputs.get(naming) or "") if naming else ""
-        if len(name_given) > LONGEST.get(kind, len(name_given)):
-            found.append(
-                (str(naming), f"{name_given} is longer than the {LONGEST[kind]} characters of {kind}")
-            )
+        if len(name_given) > (longest := about.get("longest", len(name_given))):
+            found.append((naming, f"{name_given} is longer than the {longest} characters of {kind}"))
         if (
             "tags" in shape.inputs
             and "tagsAll" in shape.state
@@ -147,8 +120,8 @@ class Model:
         }
         if region and (new.get("region") or self.cloud.region) != region:
             paths["region"] = "update"
-        replaces = [path for path in paths if replacements.is_replaced(kind, path)]
-        naming = AUTONAMED.get(kind)
+        replaces = [path for path in paths if is_replaced(kind, path)]
+        naming = TYPES.get(kind, {}).get("name")
         given = naming is not None and naming not in new.get("__defaults", [])
         return Difference(paths, replaces, bool(replaces) and given and old.get(naming) == new.get(naming))
 
@@ -156,7 +129,7 @@ class Model:
         """Return the outputs in the preview of a creation: everything that the program does not set is unknown."""
         unknown: Props = dict.fromkeys(sdk_schema.read_shape(kind).state, UNKNOWN)
         given = self._outputs(kind, new)
-        for name, parts in FILLED_PARTS.get(kind, {}).items():
+        for name, parts in TYPES.get(kind, {}).get("filled", {}).items():
             if isinstance(given.get(name), dict):
                 given[name] = dict.fromkeys(parts, UNKNOWN) | given[name]
         return unknown | given
@@ -282,7 +255,9 @@ class Model:
         if kind.startswith("aws:s3"):
             return f"arn:aws:s3:::{name}"
         service = _service(kind)
-        return self.cloud.arn(service, f"{_NAMED.get(kind, '')}{name}", region=service != "budgets")
+        return self.cloud.arn(
+            service, f"{TYPES.get(kind, {}).get('arn', '')}{name}", region=service != "budgets"
+        )
 
     def _update_tags(self, handler: Handler, rid: str, old: Props, new: Props) -> None:
         before, after = old.get("tags") or {}, new.get("tags") or {}
@@ -307,10 +282,10 @@ class Model:
     def _overlay(self, kind: str, outputs: Props, old: Props, new: Props) -> Props:
         """Return `outputs` after a change of the inputs from `old` to `new`.
 
-        Fields that AWS itself adds to an object (FILLED_PARTS) keep their values in `outputs`.
+        Fields that AWS itself adds to an object (`filled` of its type) keep their values in `outputs`.
         """
         later = self._outputs(kind, new)
-        for name, parts in FILLED_PARTS.get(kind, {}).items():
+        for name, parts in TYPES.get(kind, {}).get("filled", {}).items():
             if isinstance(later.get(name), dict):
                 kept = {part: (outputs.get(name) or {}).get(part) for part in parts}
                 later[name] = {key: value for key, value in kept.items() if value is not None} | later[name]

@@ -6,11 +6,12 @@ import re
 
 import pytest
 
-from testkit.aws_emulator import input_checks, replacements, resource_model, sdk_schema
+from testkit.aws_emulator import input_checks, resource_model, sdk_schema
 from testkit.aws_emulator.handler import HANDLERS
 from testkit.aws_emulator.property_values import UNKNOWN, diff_values
 
 NODES = "aws:eks/nodeGroup:NodeGroup"
+REPLACED = sorted(kind for kind, row in resource_model.TYPES.items() if "replaced" in row)
 
 
 def _nodes(**change: object) -> dict[str, object]:
@@ -63,23 +64,23 @@ def test_handlers_types_and_volatile_outputs_exist_in_sdk(kind: str) -> None:
     assert set(HANDLERS[kind].volatile) <= sdk_schema.read_shape(kind).state.keys()
 
 
-@pytest.mark.parametrize("kind", sorted(replacements.TABLE))
+@pytest.mark.parametrize("kind", REPLACED)
 def test_replacement_table_fields_exist_and_cite_a_document(kind: str) -> None:
-    fields, document = replacements.TABLE[kind]
-    assert {field.split(".")[0] for field in fields} <= sdk_schema.read_shape(kind).inputs.keys()
-    assert re.match(r"(CFN AWS::\w+::\w+|TF \w+)", document), document
+    row = resource_model.TYPES[kind]
+    assert {field.split(".")[0] for field in row["replaced"]} <= sdk_schema.read_shape(kind).inputs.keys()
+    assert re.match(r"(CFN AWS::\w+::\w+|TF \w+)", row["document"]), row
 
 
 # Documented only for other kinds of endpoints, where the field has no effect.
 _CONDITIONAL = {("aws:ec2/vpcEndpoint:VpcEndpoint", "privateDnsEnabled")}
 
 
-@pytest.mark.parametrize("kind", sorted(replacements.TABLE))
+@pytest.mark.parametrize("kind", REPLACED)
 def test_replacement_table_contains_fields_that_sdk_documents(kind: str) -> None:
     said = re.compile(r"(?i)forces? (a )?new resource|forces replacement|change this forces")
     for field in sdk_schema.read_shape(kind).inputs.values():
         if said.search(field.doc) and (kind, field.name) not in _CONDITIONAL:
-            assert replacements.is_replaced(kind, field.name), f"{kind} {field.name}: {field.doc}"
+            assert resource_model.is_replaced(kind, field.name), f"{kind} {field.name}: {field.doc}"
 
 
 def test_diff_reordered_list_of_scalars_finds_no_change() -> None:

@@ -148,7 +148,7 @@ def test_log_group_existing_rejects_and_late_lines_recreate_it(model: Model, acc
     _make(model, LOGS, name=name)
     with pytest.raises(AwsError, match="ResourceAlreadyExists"):
         _make(model, LOGS, name=name)
-    account.late_logs()
+    account.change(late_logs=True)
     model.delete(LOGS, "urn", name, {})
     with pytest.raises(AwsError, match="ResourceAlreadyExists"):
         _make(model, LOGS, name=name)
@@ -254,7 +254,7 @@ def test_update_of_nodes_starts_two_in_each_zone_first_unless_minimal(
     _, subnets, role = _cluster(model)
     _make(model, ADDON, clusterName="c", addonName="vpc-cni")
     config = {"maxUnavailable": 1} | ({"updateStrategy": strategy} if strategy else {})
-    model.account.limit_nodes(quota)
+    model.account.change(node_quota=quota)
     group, _ = _make(model, NODES, **_group(subnets, role), updateConfig=config)
     if rejected:
         with pytest.raises(AwsError, match=r"VcpuLimitExceeded.*5 nodes, limit 4"):

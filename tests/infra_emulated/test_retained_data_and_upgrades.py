@@ -42,7 +42,7 @@ def _imported(done: Result) -> set[str]:
 
 
 def test_up_after_protected_destroy_reuses_data(dev_stack: Make, account: Account) -> None:
-    account.late_logs()
+    account.change(late_logs=True)
     engine = dev_stack("dev", "storage.backup=true")
     _fine(engine.up())
     cloud, made = MotoCloud(account, REGION), _ids(account)
@@ -138,8 +138,7 @@ def test_kubernetes_upgrade_starts_with_control_plane_and_nodes_keep_their_image
         nodegroupName=gang.inputs["nodeGroupName"],
         scalingConfig={"minSize": 0, "desiredSize": 2, "maxSize": 3},
     )
-    account.release_image("20261120")
-    account.release_addons(1)
+    account.change(image_date="20261120", addon_release=1)
     engine.config("paddle-training:nodes.amiRelease=newest")
     planned = _fine(engine.preview("--refresh"))
     updated = [step for step in planned.of(NODES) if step.op == "update"]
