@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -30,113 +29,16 @@ def _remove(model: Model, kind: str, rid: str) -> None:
     model.delete(kind, "urn", rid, {})
 
 
-def _network(model: Model) -> tuple[str, list[str]]:
+def _cluster(model: Model) -> tuple[list[str], str]:
+    """Create a cluster, and return the ids of its subnets and the ARN of its role."""
     vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16")
     zones = ("us-west-2a", "us-west-2b")
     make = [{"cidrBlock": f"10.0.{i}.0/24", "availabilityZone": zone} for i, zone in enumerate(zones)]
-    return vpc, [_make(model, SUBNET, vpcId=vpc, **subnet)[0] for subnet in make]
-
-
-def _cluster(
-    model: Model, name: str = "c", networks: Sequence[str] = ()
-) -> tuple[dict[str, Any], list[str], str]:
-    _, subnets = _network(model)
+    subnets = [_make(model, SUBNET, vpcId=vpc, **subnet)[0] for subnet in make]
     role = _make(model, ROLE, name="r", assumeRolePolicy=TRUST)[1]["arn"]
-    network = {"subnetIds": subnets, "publicAccessCidrs": list(networks)}
-    _, made = _make(
-        model, CLUSTER, name=name, roleArn=role, vpcConfig=network, bootstrapSelfManagedAddons=False
-    )
-    return made, subnets, role
-
-
-def _group(subnets: list[str], role: str, desired: int = 1) -> dict[str, Any]:
-    sizes = {"minSize": 1, "desiredSize": desired, "maxSize": 3}
-    return {"clusterName": "c", "nodeRoleArn": role, "subnetIds": subnets, "scalingConfig": sizes}
-
-
-@pytest.mark.slow
-def test_delete_resource_in_use_rejects(model: Model) -> None:
-    vpc, subnets = _network(model)
-    with pytest.raises(AwsError, match=f"DependencyViolation.*{subnets[0]}"):
-        _remove(model, VPC, vpc)
-    for subnet in subnets:
-        _remove(model, SUBNET, subnet)
-    _remove(model, VPC, vpc)
-    assert inventory.list_leftovers(model.account, pulumi_engine.REGION) == []
-
-
-def test_delete_role_name_in_other_field_is_no_reference(model: Model) -> None:
-    role, made = _make(model, ROLE, name="nodes", assumeRolePolicy=TRUST)
-    _make(model, "aws:cloudwatch/logGroup:LogGroup", name="nodes")
-    profile, _ = _make(model, "aws:iam/instanceProfile:InstanceProfile", name="nodes", role=made["name"])
-    with pytest.raises(AwsError, match="InstanceProfile nodes"):
-        _remove(model, ROLE, role)
-    _remove(model, "aws:iam/instanceProfile:InstanceProfile", profile)
-    _remove(model, ROLE, role)
-
-
-def test_delete_cluster_with_security_group_rule_rejects(model: Model) -> None:
-    made, _, _ = _cluster(model)
-    group, _ = _make(model, "aws:ec2/securityGroup:SecurityGroup", vpcId=made["vpcConfig"]["vpcId"])
-    rule = "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule"
-    nodes = made["vpcConfig"]["clusterSecurityGroupId"]
-    rid, _ = _make(
-        model,
-        rule,
-        securityGroupId=group,
-        ipProtocol="tcp",
-        fromPort=2049,
-        toPort=2049,
-        referencedSecurityGroupId=nodes,
-    )
-    with pytest.raises(AwsError, match="DependencyViolation"):
-        _remove(model, CLUSTER, "c")
-    _remove(model, rule, rid)
-    _remove(model, CLUSTER, "c")
-
-
-def test_create_moto_error_is_reported(model: Model) -> None:
-    with pytest.raises(AwsError, match=r"InvalidVpcID\.NotFound"):
-        _make(model, SUBNET, vpcId="vpc-0", cidrBlock="10.0.0.0/24")
-    vpc, _ = _network(model)
-    with pytest.raises(AwsError, match=r"InvalidSubnet\.Conflict"):
-        _make(model, SUBNET, vpcId=vpc, cidrBlock="10.0.0.0/25")
-
-
-def test_create_cluster_in_one_zone_rejects(model: Model) -> None:
-    _, subnets = _network(model)
-    role = _make(model, ROLE, assumeRolePolicy=TRUST)[1]["arn"]
-    with pytest.raises(AwsError, match="at least two different AZs"):
-        _make(model, CLUSTER, name="c", roleArn=role, vpcConfig={"subnetIds": subnets[:1]})
-
-
-def test_create_addons_and_nodes_in_wrong_order_rejects(model: Model) -> None:
-    _, subnets, role = _cluster(model)
-    with pytest.raises(AwsError, match="cni plugin not initialized"):
-        _make(model, NODES, **_group(subnets, role))
-    with pytest.raises(AwsError, match="DEGRADED"):
-        _make(model, ADDON, clusterName="c", addonName="coredns")
-    _make(model, ADDON, clusterName="c", addonName="vpc-cni")
-    _make(model, NODES, **_group(subnets, role))
-    _make(model, ADDON, clusterName="c", addonName="coredns")
-
-
-def test_create_access_entry_for_session_rejects(model: Model) -> None:
-    _cluster(model)
-    session = "arn:aws:sts::123456789012:assumed-role/Admin/me"
-    with pytest.raises(AwsError, match="is a session"):
-        _make(model, "aws:eks/accessEntry:AccessEntry", clusterName="c", principalArn=session)
-
-
-def test_create_access_entry_requires_full_arn(model: Model) -> None:
-    _cluster(model)
-    kind, arn = "aws:eks/accessEntry:AccessEntry", "arn:aws:iam::123456789012:role/"
-    _make(model, ROLE, name="sso", path="/aws-reserved/sso.amazonaws.com/", assumeRolePolicy=TRUST)
-    for wrong in ("sso", "aws-reserved/sso", "nobody"):
-        with pytest.raises(AwsError, match="invalid principal"):
-            _make(model, kind, clusterName="c", principalArn=arn + wrong)
-    _make(model, kind, clusterName="c", principalArn=f"{arn}aws-reserved/sso.amazonaws.com/sso")
-    _make(model, kind, clusterName="c", principalArn=f"{arn}Admin")
+    network = {"subnetIds": subnets}
+    _make(model, CLUSTER, name="c", roleArn=role, vpcConfig=network, bootstrapSelfManagedAddons=False)
+    return subnets, role
 
 
 def test_injected_create_fault_fails_once_and_creates_nothing(model: Model, account: Account) -> None:
@@ -182,10 +84,12 @@ def test_read_deleted_object_returns_none(model: Model) -> None:
 
 
 def test_update_changes_tags_of_every_service(model: Model) -> None:
-    _, subnets, role = _cluster(model)
+    subnets, role = _cluster(model)
     _make(model, ADDON, clusterName="c", addonName="vpc-cni")
+    sizes = {"minSize": 1, "desiredSize": 1, "maxSize": 3}
+    group = {"clusterName": "c", "nodeRoleArn": role, "subnetIds": subnets, "scalingConfig": sizes}
     made = [
-        (NODES, _group(subnets, role)),
+        (NODES, group),
         (VPC, {"cidrBlock": "10.1.0.0/16"}),
         ("aws:efs/fileSystem:FileSystem", {}),
         ("aws:ecr/repository:Repository", {}),
