@@ -6,19 +6,20 @@ They check the command line and environment of a script's processes, rejected im
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from launcher.errors import SettingsError
 from launcher.io import run_record
 from launcher.paths import OutputPaths, Position
 from launcher.program import ScriptRun
 from launcher.runtimes.collective import CollectiveRuntime
-from launcher.runtimes.runtime_protocol import LogMeaning, RankAttempt
+from launcher.runtimes.runtime_protocol import RankAttempt
 from launcher.schema import RunFile
 from launcher.settings import TrainSettings
 from tests.launcher.supervisor.loopback_gang import REPO, pod_environ
@@ -116,15 +117,6 @@ def test_gloo_and_nccl_use_the_network_interface_of_the_chart_unless_extra_env_s
     assert (spec.env["GLOO_SOCKET_IFNAME"], spec.env["NCCL_SOCKET_IFNAME"]) == expected
 
 
-def test_variables_of_the_device_plugin_and_of_nccl_reach_the_script_unchanged(tmp_path: Path) -> None:
-    given = {"NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "NCCL_DEBUG": "INFO"}
-    spec = RUNTIME.trainers(attempt(tmp_path, gpus_per_pod=2, **given))[1]
-    assert {name: spec.env.get(name) for name in given} == given
-    assert "CUDA_VISIBLE_DEVICES" not in spec.env, (
-        "FLAGS_selected_gpus and LOCAL_RANK count all GPUs of the pod"
-    )
-
-
 def install_paddle(folder: Path, monkeypatch: pytest.MonkeyPatch, version: str | None) -> None:
     """Let `import paddle` find a package with this version file, or one without such a file."""
     (folder / "paddle" / "version").mkdir(parents=True)
@@ -176,121 +168,42 @@ def test_gpus_are_accepted_in_an_image_without_paddle_and_in_one_with_another_fr
     RUNTIME.check(settings)
 
 
-@pytest.mark.parametrize(
-    ("line", "fix"),
-    [
-        (  # PaddlePaddle 2.6.2
-            "AttributeError: module 'paddle.base.libpaddle' has no attribute 'ProcessGroupGloo'. Did you mean: …",
-            "-DWITH_GLOO=ON",
-        ),
-        (
-            "ERROR: Unexpected BUS error encountered in DataLoader worker. This might be caused by insufficient "
-            "shared memory (shm), please check whether use_shared_memory is set",
-            "training.sharedMemory",
-        ),
-        (
-            "misc/shmutils.cc:72 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-cjY8K5",
-            "training.sharedMemory",
-        ),
-    ],
-)
-def test_lines_of_a_failed_script_are_explained(line: str, fix: str) -> None:
-    assert fix in find_meaning(line).why.partition("Fix: ")[2]
+LINES = yaml.safe_load(Path(__file__).with_name("log_lines.yaml").read_text("utf-8"))
 
 
-def find_meaning(line: str) -> LogMeaning:
-    return next(one for one in RUNTIME.log_meanings if re.search(one.pattern, line, re.IGNORECASE))
+@pytest.mark.parametrize("row", LINES, ids=lambda row: row["line"][:40])
+def test_a_line_of_a_failed_script_is_explained(row: dict[str, Any]) -> None:
+    meaning = next((one for one in RUNTIME.log_meanings if one.search(row["line"])), None)
+    if len(row) == 1:
+        assert meaning is None
+        return
+    assert meaning is not None
+    assert meaning.priority == row.get("priority", 1)
+    assert meaning.ends_pod is (meaning.priority in (0, 2))
+    assert meaning.why.startswith(row.get("why", ""))
+    assert row.get("fix", "") in meaning.why.partition("Fix: ")[2]
+    assert ("kubectl cordon {node}" in meaning.why.partition("Fix: ")[2]) is meaning.ends_pod
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of …",
-        "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 14.76 GiB total)",
-        "RuntimeError: CUDA error: out of memory",
-        "torch.OutOfMemoryError: HIP out of memory. Tried to allocate 2.00 GiB",
-        "Out of memory error on GPU 0. Cannot allocate 15.503906GB memory on GPU 0, 28.770508GB memory has been",
-        "OSError: (External) CUDA error(2), out of memory. ",
-        "  [Hint: 'cudaErrorMemoryAllocation'. The API call failed because it was unable to allocate enough memory",
-        "node:12:34 [0] transport.cc:183 NCCL WARN Cuda failure 2 'out of memory'",
-        "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 17 bytes.",
-        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
-    ],
-)
-def test_a_full_memory_of_a_gpu_is_named_with_a_fix(line: str) -> None:
-    meaning = find_meaning(line)
-    assert meaning.why.startswith("The memory of a GPU is full")
-    assert "batch size" in meaning.why.partition("Fix: ")[2]
-    assert not meaning.ends_pod, "a new pod would not have more memory"
-
-
-@pytest.mark.parametrize(
-    ("line", "priority"),
-    [
-        ("RuntimeError: CUDA error: uncorrectable ECC error encountered", 0),
-        ("ExternalError: CUDA error(214), uncorrectable ECC error encountered.", 0),
-        (
-            "  [Hint: 'cudaErrorECCUncorrectable'. This indicates that an uncorrectable ECC error was detected",
-            0,
-        ),
-        ("failed call to cuDevicePrimaryCtxRetain: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error", 0),
-        ("  what():  CUDA error: uncorrectable NVLink error detected during the execution", 0),
-        ("RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable", 0),
-        ("RuntimeError: CUDA error: all CUDA-capable devices are busy or unavailable", 0),
-        ("NVRM: Xid (PCI:0000:00:1e): 79, pid=1234, GPU has fallen off the bus.", 0),
-        ("Xid 48: double bit ECC error", 0),
-        ("Unable to determine the device handle for GPU 0000:03:00.0: Unknown Error", 0),
-        (
-            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1691, unhandled system error",
-            2,
-        ),
-        ("ExternalError: NCCL error(1), unhandled cuda error (run with NCCL_DEBUG=INFO for details).", 2),
-        ("NCCL error(3), internal error - please report this issue to the NCCL developers.", 2),
-        ("CUDA_ERROR_SYSTEM_NOT_READY: system not yet initialized", 0),
-        ("OSError: (External) CUDA error(714), hardware stack error. ", 0),
-        ("  [Hint: 'cudaErrorDevicesUnavailable'. This indicates that all CUDA devices are in use", 0),
-        ("NCCL error: remote process exited or there was a network error, NCCL version 2.21.5", 3),
-        ("ncclRemoteError: A call failed possibly due to a network error or a remote process exiting", 3),
-        (
-            "ncclSystemError: System call failed. It can be also caused by unexpected exit of a remote peer.",
-            3,
-        ),
-        ("[rank1]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12) ran for …", 3),
-        ("RuntimeError: [gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]", 3),
-    ],
-)
-def test_a_broken_gpu_or_its_connection_ends_the_pod_and_a_lost_peer_does_not(
-    line: str, priority: int
+def test_the_pods_variables_reach_the_script_except_those_that_describe_a_distribution(
+    tmp_path: Path,
 ) -> None:
-    meaning = find_meaning(line)
-    assert (meaning.priority, meaning.ends_pod) == (priority, priority < 3)
-    assert ("kubectl cordon {node}" in meaning.why.partition("Fix: ")[2]) == (priority < 3)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "HTTPError: 503: the server is busy or unavailable, try again later",
-        "sounddevice.PortAudioError: device unavailable",
-        "RuntimeError: storage system not yet initialized",
-        "sample 7: 'the printer shows a hardware error'",
-    ],
-)
-def test_similar_lines_of_a_program_do_not_blame_a_gpu(line: str) -> None:
-    assert not any(re.search(one.pattern, line, re.IGNORECASE) for one in RUNTIME.log_meanings)
-
-
-def test_variables_of_the_pod_that_configure_a_distribution_are_not_passed_on(tmp_path: Path) -> None:
     dirty = {"PADDLE_PSERVERS_IP_PORT_LIST": "x", "FLAGS_selected_gpus": "7", "TRAINING_ROLE": "PSERVER"}
-    spec = RUNTIME.trainers(attempt(tmp_path, OMP_NUM_THREADS="4", FLAGS_use_mkldnn="1", **dirty))[0]
-    assert not set(dirty) & set(spec.env)
-    assert (spec.env["OMP_NUM_THREADS"], spec.env["FLAGS_use_mkldnn"]) == ("4", "1")
-
-
-def test_variables_of_paddle_that_describe_no_distribution_reach_the_script(tmp_path: Path) -> None:
-    given = {"PADDLE_PG_TIMEOUT": "60000", "PADDLE_LOSS_SCALE": "2", "PADDLE_PDX_MODEL_SOURCE": "bos"}
-    spec = RUNTIME.trainers(attempt(tmp_path, **given))[1]
-    assert {name: spec.env.get(name) for name in given} == given
+    given = {
+        "OMP_NUM_THREADS": "4",
+        "FLAGS_use_mkldnn": "1",
+        "PADDLE_PG_TIMEOUT": "60000",
+        "PADDLE_LOSS_SCALE": "2",
+    }
+    given |= {"PADDLE_PDX_MODEL_SOURCE": "bos", "NVIDIA_VISIBLE_DEVICES": "GPU-a,GPU-b", "NCCL_DEBUG": "INFO"}
+    here = attempt(tmp_path, gpus_per_pod=2, CUDA_DEVICE_ORDER="PCI_BUS_ID", **dirty, **given)
+    spec = RUNTIME.trainers(here)[1]
+    assert given.items() <= spec.env.items()
+    assert not {"PADDLE_PSERVERS_IP_PORT_LIST", "TRAINING_ROLE"} & spec.env.keys()
+    assert spec.env["FLAGS_selected_gpus"] != "7"
+    assert "CUDA_VISIBLE_DEVICES" not in spec.env, (
+        "FLAGS_selected_gpus and LOCAL_RANK count all GPUs of the pod"
+    )
 
 
 def test_the_python_path_of_the_pod_reaches_the_script_and_the_launcher_stays_importable(
@@ -313,22 +226,16 @@ def test_a_script_run_reads_the_variables_that_the_runtime_sets(tmp_path: Path) 
     assert json.loads((tmp_path / "work" / "progress-1.json").read_text())["state"] == "starting"
 
 
-@pytest.mark.parametrize(
-    ("record", "is_complete"),
-    [
-        (None, False),
-        (RunFile(state="training", passes=10), False),
-        (RunFile(state="complete", passes=10), True),
-        (RunFile(state="complete", passes=9), False),
-    ],
-)
-def test_a_run_is_complete_by_its_record_unless_more_passes_are_wanted(
-    tmp_path: Path, record: RunFile | None, is_complete: bool
-) -> None:
+def test_a_run_is_complete_by_its_record_unless_more_passes_are_wanted(tmp_path: Path) -> None:
     settings = attempt(tmp_path).settings
-    if record is not None:
-        run_record.write(OutputPaths(tmp_path), record)
-    assert RUNTIME.is_complete(tmp_path, settings) is is_complete
+    assert not RUNTIME.is_complete(tmp_path, settings)
+    for state, passes, is_complete in (
+        ("training", 10, False),
+        ("complete", 10, True),
+        ("complete", 9, False),
+    ):
+        run_record.write(OutputPaths(tmp_path), RunFile(state=state, passes=passes))
+        assert RUNTIME.is_complete(tmp_path, settings) is is_complete
 
 
 START = """
