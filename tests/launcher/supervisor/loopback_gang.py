@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import stat
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.timings import Timings
-from local.launcher_gang import kill_processes
+from local.launcher_gang import find_processes, kill_processes
 from testkit import written_data
 from testkit.pod_settings import pod_environ
 from testkit.waiting import PATIENCE, until
@@ -101,7 +102,9 @@ def paddle_scripts(**env: Any) -> dict[str, Any]:
 class LoopbackGang:
     """The launchers of one run. As a context manager it kills all processes that still run at its end.
 
-    Only with `report` they write report.html and curve.png, which takes as much CPU time as three launchers.
+    `fake` selects faults of the processes (fake_paddle.py, fake_script.py), and `options` those of runtime v1
+    (loopback_launcher.FakeV1). `env` are further settings and variables of the pods. Only with `report` the launchers
+    write report.html and curve.png, which takes as much CPU time as three launchers.
     """
 
     def __init__(
@@ -112,29 +115,25 @@ class LoopbackGang:
         run: str = "quick-start-0a1b2c3d",
         fake: dict[str, Any] | None = None,
         timings: dict[str, float] | None = None,
-        pservers_exit_themselves: bool = False,
-        trainer_waits: bool = False,
-        forked: bool = False,
+        options: Sequence[str] = (),
         report: bool = False,
         python: str | Path = sys.executable,
         **env: Any,
     ) -> None:
         self.root, self.trainers, self.run = root, trainers, run
-        self.mark = uuid.uuid4().hex
         self.job = root / "shared" / env.get("JOB_NAME", "quick-start")
         self.output = self.job / "output"
         self.timings = {**FAST, **(timings or {})}
         self.fake, self.env = fake or {}, env
         self.nics: dict[str, list[str]] = {}
         """If not empty, the interfaces of every pod."""
-        self.pservers_exit_themselves, self.trainer_waits = pservers_exit_themselves, trainer_waits
-        self.forked, self.report, self.python = forked, report, str(python)
+        self.options, self.report, self.python = options, report, str(python)
         _subnet[1] += 1
         self.addresses = [f"127.{_subnet[0]}.{_subnet[1] % 250}.{i + 2}" for i in range(trainers)]
         self.names = [f"{run}-{i}.paddle-training" for i in range(trainers)]
         self.hosts = dict(zip(self.names, self.addresses, strict=True))
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.folder = root / f"gang-{self.mark[:8]}"
+        self.folder = root / f"gang-{uuid.uuid4().hex[:8]}"
         (self.folder / "bin").mkdir(parents=True)
         binary = self.folder / "bin" / "paddle"
         binary.write_text(f"#!{sys.executable} -S\n{(HERE / 'fake_paddle.py').read_text()}")
@@ -172,7 +171,6 @@ class LoopbackGang:
             "FAKE_HOSTS": json.dumps(self.hosts),
             "FAKE_OWN": self.names[rank],
             "FAKE_STOP": str(self.folder / "stop"),
-            "GANG_MARK": self.mark,
         }
         return {
             "environ": pod_environ(**{**own, **self.env, **env}),
@@ -180,9 +178,7 @@ class LoopbackGang:
             "nics": self.nics or {"lo": ["127.0.0.1"], "eth0": [self.addresses[rank]]},
             "own": self.addresses[rank],
             "timings": self.timings,
-            "pservers_exit_themselves": self.pservers_exit_themselves,
-            "trainer_waits": self.trainer_waits,
-            "forked": self.forked,
+            "options": self.options,
             "report": self.report,
         }
 
@@ -196,7 +192,11 @@ class LoopbackGang:
                 self.processes[rank] = subprocess.Popen(
                     [*prefix, self.python, "-m", "tests.launcher.supervisor.loopback_launcher", str(path)],
                     cwd=REPO,
-                    env={"PATH": os.environ["PATH"], "GANG_MARK": self.mark, "PYTHONPATH": str(REPO)},
+                    env={
+                        "PATH": os.environ["PATH"],
+                        "PYTHONPATH": str(REPO),
+                        "PADDLE_LAUNCHER_WORK_DIR": str(self.folder / f"work-{rank}"),
+                    },
                     stdout=log,
                     stderr=subprocess.STDOUT,
                 )
@@ -238,27 +238,14 @@ class LoopbackGang:
 
     def running_pids(self) -> list[int]:
         """Return the process ids of this gang: launchers and all their descendants."""
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                if f"GANG_MARK={self.mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
-            except OSError:
-                continue
-        return found
+        return find_processes(self.folder)
 
     def find_pid(self, rank: int, command: str) -> int:
         """Return the process id of a rank's `paddle <command>`."""
-        for pid in self.running_pids():
-            try:
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if command.encode() in words and f"JOB_COMPLETION_INDEX={rank}".encode() in env:
-                return pid
+        for pid in find_processes(self.folder / f"work-{rank}"):
+            with contextlib.suppress(OSError):
+                if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                    return pid
         raise AssertionError(f"rank {rank} has no {command}")
 
     def is_running(self, rank: int, command: str) -> bool:

@@ -35,24 +35,6 @@ class LoopbackNetwork(PodNetwork):
         return super().connect(self._hosts.get(host, host), port, timeout)
 
 
-class SelfExitingV1(V1Runtime):
-    """Runtime v1 with pservers that exit by themselves, as those of runtime fleet do."""
-
-    def pservers(self, gang: RankAttempt) -> list[ProcessSpec]:
-        return [replace(spec, ends_itself=True) for spec in super().pservers(gang)]
-
-
-class InitialModelV1(V1Runtime):
-    """Runtime v1 whose trainers print the initial model of their attempt, which the old binary has not."""
-
-    def check(self, settings: TrainSettings) -> None:
-        super().check(replace(settings, init_model=""))
-
-    def trainers(self, gang: RankAttempt) -> list[ProcessSpec]:
-        [spec] = super().trainers(gang)
-        return [replace(spec, env={**spec.env, "FAKE_INITIAL_MODEL": gang.settings.init_model})]
-
-
 FORKS = """
 import json, os
 from launcher.trainer import fork_server
@@ -62,26 +44,37 @@ os.execvpe(argv[0], argv, os.environ)
 """
 
 
-class ForkedV1(SelfExitingV1):
-    """Runtime v1 whose processes are forked from a fork server and then execute the binary."""
+class FakeV1(V1Runtime):
+    """Runtime v1 with a fake `paddle`, which gets the initial model of its attempt in a variable, and `options`.
 
-    def fork_server(self, settings: TrainSettings) -> ProcessSpec:
+    Options: `pservers exit` (by themselves, as those of runtime fleet do), `trainer waits` (for the pservers itself),
+    and `forked`: the processes are forked from a fork server, and then execute the binary.
+    """
+
+    def __init__(self, options: list[str]) -> None:
+        self.options, self.trainer_waits = options, "trainer waits" in options
+
+    def check(self, settings: TrainSettings) -> None:
+        super().check(replace(settings, init_model=""))  # the old binary has no initial model
+
+    def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
         env = {"PATH": settings.environ["PATH"], "PYTHONPATH": str(REPO)}
-        log = settings.work.log("fork-server.log")
-        return ProcessSpec(
-            "fork server", "fork-server", (sys.executable, "-c", FORKS), env, settings.work_dir, log
-        )
+        argv, log = (sys.executable, "-c", FORKS), settings.work.log("fork-server.log")
+        spec = ProcessSpec("fork server", "fork-server", argv, env, settings.work_dir, log)
+        return spec if "forked" in self.options else None
 
     def pservers(self, gang: RankAttempt) -> list[ProcessSpec]:
-        return [_with_argv(spec) for spec in super().pservers(gang)]
+        ends_itself = not {"forked", "pservers exit"}.isdisjoint(self.options)
+        return [replace(_with_variables(spec), ends_itself=ends_itself) for spec in super().pservers(gang)]
 
     def trainers(self, gang: RankAttempt) -> list[ProcessSpec]:
-        return [_with_argv(spec) for spec in super().trainers(gang)]
+        model = gang.settings.init_model
+        return [_with_variables(spec, FAKE_INITIAL_MODEL=model) for spec in super().trainers(gang)]
 
 
-def _with_argv(spec: ProcessSpec) -> ProcessSpec:
-    """Return the specification with its command line in the environment variable FAKE_ARGV."""
-    return replace(spec, env={**spec.env, "FAKE_ARGV": json.dumps(spec.argv)})
+def _with_variables(spec: ProcessSpec, **more: str) -> ProcessSpec:
+    """Return the specification with its command line in the variable FAKE_ARGV, and with the variables `more`."""
+    return replace(spec, env={**spec.env, "FAKE_ARGV": json.dumps(spec.argv), **more})
 
 
 def main() -> int:
@@ -92,13 +85,8 @@ def main() -> int:
         coordinator.write_report = lambda *_: None
     try:
         settings = TrainSettings.from_environ(config["environ"])
-        runtime = (
-            SelfExitingV1() if config["pservers_exit_themselves"] else runtimes.load_runtime(settings.runtime)
-        )
-        runtime = ForkedV1() if config["forked"] else runtime
-        runtime = InitialModelV1() if settings.init_model else runtime
-        if config["trainer_waits"]:
-            runtime.trainer_waits = True
+        is_fake = settings.runtime == "v1"
+        runtime = FakeV1(config["options"]) if is_fake else runtimes.load_runtime(settings.runtime)
     except LauncherError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return error.exit_code

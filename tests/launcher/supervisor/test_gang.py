@@ -9,21 +9,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import http.client
+import itertools
 import json
 import os
 import shutil
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from testkit import failing_filesystem
 from tests.launcher.reporting.test_notifications import Hook
-from tests.launcher.supervisor.loopback_gang import LoopbackGang, needs_fuse
+from tests.launcher.supervisor.loopback_gang import HERE, LoopbackGang, needs_fuse
 
 pytestmark = pytest.mark.slow
 
@@ -152,106 +153,23 @@ def test_a_killed_trainer_makes_all_ranks_exit_with_70_and_a_later_start_resumes
         assert "Cause of the failure" not in page
 
 
-@dataclass(frozen=True)
-class FailedStart:
-    """A gang of two ranks that cannot train, and what the termination message of each started rank says."""
-
-    code: int
-    """The exit code of all launchers."""
-    texts: tuple[str, ...]
-    """Texts in every termination message; `{job}`, `{names}`, `{addresses}` and `{output}` are those of the gang."""
-    gang: dict[str, Any] = field(default_factory=dict)
-    """Arguments of LoopbackGang."""
-    ranks: dict[int, dict[str, Any]] = field(default_factory=lambda: {0: {}, 1: {}})
-    """The ranks that are started, with settings of their own."""
-    trainer_started: bool | None = None
-    """Whether rank 1 started its trainer; None: either may be."""
-
-
-def hang(role: str) -> dict[str, Any]:
-    """Return a fault: this process hangs before it does anything."""
-    return {role: {"do": "hang", "at": "start"}}
-
-
-LONG = {"ready": 100.0, "early_pserver_exit": 100.0}
-FAILED_STARTS = {
-    "a pserver exits too early, even with exit code 0": FailedStart(
-        70,
-        ("pserver exited with code 0, but",),
-        {
-            "fake": {"pserver:1": {"do": "exit", "code": 0, "at": "later", "after": 1.5}},
-            "pservers_exit_themselves": True,
-            "FAKE_PASS_SECONDS": "30",
-        },
-    ),
-    **{
-        f"a pserver exits before the training, trainer_waits={waits}": FailedStart(
-            70,
-            ("rank 1", "pserver exited with exit code 0"),
-            {
-                "fake": hang("trainer:0")
-                | hang("trainer:1")
-                | {"pserver:1": {"do": "exit", "code": 0, "at": "start"}},
-                "timings": LONG,
-                "pservers_exit_themselves": True,
-                "trainer_waits": waits,
-            },
-        )
-        for waits in (False, True)
-    },
-    "a pserver never listens": FailedStart(
-        70,
-        ("pserver does not accept connections on {addresses[1]}:7164",),
-        {"fake": hang("pserver:1"), "timings": {"ready": 1.0}},
-        trainer_started=False,
-    ),
-    "a trainer that waits for the pservers itself fails first": FailedStart(
-        70,
-        ("trainer exited with",),
-        {"fake": hang("pserver:1"), "timings": {"ready": 1.0}, "trainer_waits": True},
-        trainer_started=True,
-    ),
-    "ranks have different settings": FailedStart(
-        70,
-        ("batchSize 256 against 7",),
-        ranks={0: {"CONF_PADDLE_PORTS_NUM": "2"}, 1: {"batch_size": 7}},
-        trainer_started=False,
-    ),
-    "two of four ranks never join": FailedStart(
-        70,
-        (
-            "2 of 4 ranks did not join",
-            "rank 3: {names[3]} does not resolve",
-            "rank 2: {names[2]} resolves to {addresses[2]}, but its launcher has not called rank 0",
-            "peerPort 7168",
-        ),
-        {"trainers": 4, "rendezvous_seconds": 1},
-        trainer_started=False,
-    ),
-    "rank 0 never starts": FailedStart(
-        70,
-        ("no rank 0 of this run holds {output}/run.lock (its pod is not scheduled",),
-        {"rendezvous_seconds": 1},
-        ranks={1: {}},
-        trainer_started=False,
-    ),
-}
+FAILED_STARTS = yaml.safe_load((HERE / "failed_starts.yaml").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("case", FAILED_STARTS.values(), ids=FAILED_STARTS)
 def test_a_gang_that_cannot_train_exits_and_every_rank_reports_the_cause(
-    tmp_path: Path, case: FailedStart
+    tmp_path: Path, case: dict[str, Any]
 ) -> None:
-    with LoopbackGang(tmp_path, **{"trainers": 2, **case.gang}) as gang:
+    ranks = case.get("ranks", {0: {}, 1: {}})
+    with LoopbackGang(tmp_path, **{"trainers": 2, **case.get("gang", {})}) as gang:
         gang.hosts.pop(f"{gang.run}-3.paddle-training", None)
-        for rank, env in case.ranks.items():
+        for rank, env in ranks.items():
             gang.start(rank, **env)
-        assert gang.wait_for_exit(30) == [case.code] * len(case.ranks)
-        for rank in case.ranks:
-            for text in case.texts:
-                expected = text.format(names=gang.names, addresses=gang.addresses, output=gang.output)
-                assert expected in gang.termination_message(rank)
-        assert case.trainer_started in (None, "started trainer" in gang.pod_log(1))
+        assert gang.wait_for_exit(30) == [70] * len(ranks)
+        for rank, text in itertools.product(ranks, case["texts"]):
+            expected = text.format(names=gang.names, addresses=gang.addresses, output=gang.output)
+            assert expected in gang.termination_message(rank)
+        assert case.get("trainer_started") in (None, "started trainer" in gang.pod_log(1))
         assert gang.running_pids() == []
 
 
@@ -274,7 +192,7 @@ def test_storage_of_another_user_fails_the_run_with_the_owner_and_a_fix(tmp_path
 
 
 def test_killed_processes_restart_the_gang_in_place_with_processes_of_the_fork_server(tmp_path: Path) -> None:
-    with build_gang(tmp_path, trainers=3, forked=True, fake={"servers_end": True}, passes=12) as gang:
+    with build_gang(tmp_path, trainers=3, options=["forked"], fake={"servers_end": True}, passes=12) as gang:
         gang.start().wait_until(lambda: has_started_pass(gang, 1, 2))
         old = [gang.find_pid(rank, "pserver") for rank in range(3)]
         launcher, trainer = gang.processes[1].pid, gang.find_pid(1, "train")
@@ -367,7 +285,7 @@ def test_a_rank_0_that_freezes_for_a_while_causes_a_restart(tmp_path: Path) -> N
 
 
 def test_a_second_pod_of_a_healthy_rank_is_rejected_and_the_run_completes(tmp_path: Path) -> None:
-    with build_gang(tmp_path, FAKE_PASS_SECONDS="4", pservers_exit_themselves=True) as gang:
+    with build_gang(tmp_path, FAKE_PASS_SECONDS="4", options=["pservers exit"]) as gang:
         gang.start().wait_until(gang.all_trainers_started)
         first = gang.processes.pop(1)
         gang.addresses[1] = gang.addresses[1].rsplit(".", 1)[0] + ".99"

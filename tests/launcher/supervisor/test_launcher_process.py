@@ -104,7 +104,7 @@ def test_the_termination_message_keeps_its_start_and_end_within_4096_bytes(tmp_p
 def test_the_launcher_imports_only_the_standard_library() -> None:
     code = (
         "import sys; before = set(sys.modules); import launcher.__main__, launcher.supervisor.agent, "
-        "launcher.runtimes.v1;"
+        "launcher.runtimes.v1, launcher.runtimes.collective, launcher.program;"
         "from pathlib import Path; import sysconfig;"
         "print(sorted(m for m in set(sys.modules) - before"
         " if 'site-packages' in (getattr(sys.modules[m], '__file__', '') or '') or m == 'asyncio'))"

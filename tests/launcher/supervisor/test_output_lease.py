@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -35,19 +36,37 @@ def build_holder(run: str, release: str = "r", pod: str = "0", grace: int = 110)
     return LeaseHolder(run, "ns", release, "job", f"{run}-{pod}", f"token-{run}-{pod}", grace)
 
 
-def build_lease(path: Path, who: LeaseHolder, clock: FakeClock) -> OutputLease:
-    """Return a lease with the product's periods on a fake clock."""
-    return OutputLease(path, who, Timings(), clock, clock.pause)
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "output" / "run.lock"
+
+
+class Pods:
+    """Pods that hold or want one lease file, with the product's periods on a fake clock. `first` of run a holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.clock = path, FakeClock()
+        self.first = self.lease("a")
+        self.first.acquire()
+
+    def lease(self, *args: Any, **more: Any) -> OutputLease:
+        """Return the lease of `build_holder(*args, **more)`."""
+        return OutputLease(self.path, build_holder(*args, **more), Timings(), self.clock, self.clock.pause)
+
+    @property
+    def token(self) -> str | None:
+        """The token in the lease file."""
+        return read_token(self.path)
+
+
+@pytest.fixture
+def pods(path: Path) -> Pods:
+    return Pods(path)
 
 
 def renewals(held: OutputLease, until: int, since: int = 2) -> list[tuple[float, object]]:
     """Return a renewal every two seconds as (second, function) for the fake clock."""
     return [(float(second), held.renew) for second in range(since, until, 2)]
-
-
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "output" / "run.lock"
 
 
 class LossRecorder:
@@ -78,148 +97,127 @@ def read_token(path: Path, sleep: Callable[[float], None] = time.sleep) -> str |
     return read_lease_holder(path, sleep).get("token")
 
 
-def test_acquire_waits_while_the_lease_is_renewed_until_it_is_released(path: Path) -> None:
-    clock = FakeClock()
-    first, second = build_lease(path, build_holder("a"), clock), build_lease(path, build_holder("b"), clock)
-    first.acquire()
-    clock.at = [*renewals(first, 30), (31.0, first.release)]
+def test_acquire_waits_while_the_lease_is_renewed_until_it_is_released(pods: Pods) -> None:
+    second = pods.lease("b")
+    pods.clock.at = [*renewals(pods.first, 30), (31.0, pods.first.release)]
     second.acquire()
-    assert 31 <= clock.now < 33
-    assert read_token(path) == second.token
+    assert 31 <= pods.clock.now < 33
+    assert pods.token == second.token
 
 
-def test_acquire_raises_at_its_deadline_if_another_release_renews_the_lease(path: Path) -> None:
-    clock = FakeClock()
-    first = build_lease(path, build_holder("a"), clock)
-    first.acquire()
-    clock.at = renewals(first, 400)
-    with pytest.raises(DeadlineError, match=r"still held by run a .*same jobName 'job'"):
-        build_lease(path, build_holder("b", "other"), clock).acquire()
-    assert 180 <= clock.now < 181
-    assert read_token(path) == first.token
+@pytest.mark.parametrize(
+    ("waiter", "error", "text"),
+    [
+        (("b", "other"), DeadlineError, "still held by run a .*same jobName 'job'"),
+        (("b",), DeadlineError, "Fix: stop that run first: kubectl delete job a -n ns"),
+        (("a", "r", "new"), TwinError, "another pod of this run"),
+    ],
+    ids=["another release", "another run", "another pod"],
+)
+def test_acquire_raises_at_its_deadline_if_another_pod_renews_the_lease(
+    pods: Pods, waiter: Any, error: Any, text: str
+) -> None:
+    pods.clock.at = renewals(pods.first, 400)
+    with pytest.raises(error, match=text):
+        pods.lease(*waiter).acquire()
+    assert 180 <= pods.clock.now < 181
+    assert pods.token == pods.first.token
 
 
 @pytest.mark.parametrize("grace", [110, 600])
-def test_acquire_waits_for_the_grace_period_of_the_pod_that_holds_the_lease(path: Path, grace: int) -> None:
+def test_acquire_waits_for_the_grace_period_of_the_pod_that_holds_the_lease(pods: Pods, grace: int) -> None:
     """The earlier run saves a checkpoint for 400 s after SIGTERM, and renews the lease meanwhile."""
-    clock = FakeClock()
-    earlier = build_lease(path, build_holder("a", grace=grace), clock)
+    pods.first.release()
+    earlier = pods.lease("a", grace=grace)
     earlier.acquire()
-    clock.at = [*renewals(earlier, 400), (401.0, earlier.release)]
+    pods.clock.at = [*renewals(earlier, 400), (401.0, earlier.release)]
     with nullcontext() if grace == 600 else pytest.raises(DeadlineError):
-        build_lease(path, build_holder("b", grace=30), clock).acquire()
-    assert (clock.now > 400) is (grace == 600)
+        pods.lease("b", grace=30).acquire()
+    assert (pods.clock.now > 400) is (grace == 600)
 
 
-def test_a_holder_without_run_id_is_reported_without_a_job_to_delete(path: Path) -> None:
-    clock = FakeClock()
-    build_lease(path, build_holder("a"), clock).acquire()
+def test_a_holder_without_run_id_is_reported_without_a_job_to_delete(pods: Pods) -> None:
 
     def renew(beat: int) -> Callable[[], object]:
         content = {"namespace": "ns", "release": "r", "pod": "0", "token": "t", "beat": str(beat)}
-        return lambda: path.write_text(json.dumps(content))
+        return lambda: pods.path.write_text(json.dumps(content))
 
-    clock.at = [(float(second), renew(second)) for second in range(2, 400, 2)]
+    pods.clock.at = [(float(second), renew(second)) for second in range(2, 400, 2)]
     with pytest.raises(
         DeadlineError, match=r"Fix: stop that run first: delete its Job in namespace ns$"
     ) as caught:
-        build_lease(path, build_holder("b"), clock).acquire()
+        pods.lease("b").acquire()
     assert "kubectl" not in str(caught.value)
-
-
-def test_acquire_raises_a_twin_error_if_a_pod_of_the_same_run_renews_the_lease(path: Path) -> None:
-    clock = FakeClock()
-    first = build_lease(path, build_holder("a"), clock)
-    first.acquire()
-    clock.at = renewals(first, 400)
-    with pytest.raises(TwinError, match="another pod of this run") as caught:
-        build_lease(path, build_holder("a", pod="new"), clock).acquire()
-    assert caught.value.exit_code == 69
-    assert read_token(path) == first.token
 
 
 @pytest.mark.parametrize("content", [None, b"", b'{"runId": "a", "tok', b"\0" * 300])
 def test_an_expired_lease_is_taken_after_20_s_by_the_waiters_own_clock(
-    path: Path, content: bytes | None
+    pods: Pods, content: bytes | None
 ) -> None:
-    clock = FakeClock()
-    build_lease(path, build_holder("a"), clock).acquire()
     if content is not None:
-        path.write_bytes(content)
-    second = build_lease(path, build_holder("b"), clock)
+        pods.path.write_bytes(content)
+    second = pods.lease("b")
     second.acquire()
-    assert 20 <= clock.now < 25
-    assert read_token(path) == second.token
+    assert 20 <= pods.clock.now < 25
+    assert pods.token == second.token
 
 
-def test_a_slow_read_does_not_count_as_an_expired_lease(path: Path) -> None:
-    clock = FakeClock()
-    first = build_lease(path, build_holder("a"), clock)
-    first.acquire()
+def test_a_slow_read_does_not_count_as_an_expired_lease(pods: Pods) -> None:
     slow = iter([20.0])
 
     def hang() -> None:
-        clock.pause(next(slow, 0))
+        pods.clock.pause(next(slow, 0))
 
-    clock.at = [*renewals(first, 60), (61.0, first.release)]
+    pods.clock.at = [*renewals(pods.first, 60), (61.0, pods.first.release)]
     with fail_calls("open", "*/run.lock", then=hang):
-        build_lease(path, build_holder("b"), clock).acquire()
-    assert clock.now >= 61
+        pods.lease("b").acquire()
+    assert pods.clock.now >= 61
 
 
-def test_a_lease_that_cannot_be_read_is_neither_absent_nor_expired(path: Path) -> None:
-    clock = FakeClock()
-    build_lease(path, build_holder("a"), clock).acquire()
-    before = path.read_bytes()
+def test_a_lease_that_cannot_be_read_is_neither_absent_nor_expired(pods: Pods) -> None:
+    before = pods.path.read_bytes()
     with fail_calls("open", "*/run.lock", errno.ESTALE), pytest.raises(StorageFailedError):
-        build_lease(path, build_holder("b"), clock).acquire()
-    assert path.read_bytes() == before
+        pods.lease("b").acquire()
+    assert pods.path.read_bytes() == before
 
 
-def test_acquire_continues_after_a_temporary_storage_error(path: Path) -> None:
-    clock = FakeClock()
-    first = build_lease(path, build_holder("a"), clock)
-    first.acquire()
-    clock.at = [(9.0, first.release)]
+def test_acquire_continues_after_a_temporary_storage_error(pods: Pods) -> None:
+    pods.clock.at = [(9.0, pods.first.release)]
     with fail_calls("open", "*/run.lock", errno.EIO, times=3) as fault:
-        build_lease(path, build_holder("b"), clock).acquire()
+        pods.lease("b").acquire()
     assert fault.hits == 3
-    assert clock.now >= 9
+    assert pods.clock.now >= 9
 
 
 @pytest.mark.parametrize("at_once", [True, False])
-def test_of_two_pods_that_take_an_expired_lease_only_the_last_one_holds_it(path: Path, at_once: bool) -> None:
+def test_of_two_pods_that_take_an_expired_lease_only_the_last_one_holds_it(pods: Pods, at_once: bool) -> None:
     """The other pod takes it just before this one overwrites it (`at_once`), or just after."""
-    clock = FakeClock()
-    build_lease(path, build_holder("a"), clock).acquire()
 
     def other_pod_takes_lease() -> None:
-        other = build_lease(path, build_holder("c"), clock)
-        other.write_to(path)
-        clock.at = renewals(other, 400, int(clock.now) + 2)
+        other = pods.lease("c")
+        other.write_to(pods.path)
+        pods.clock.at = renewals(other, 400, int(pods.clock.now) + 2)
 
-    clock.at = [] if at_once else [(21.0, other_pod_takes_lease)]
+    pods.clock.at = [] if at_once else [(21.0, other_pod_takes_lease)]
     before = fail_calls("link", "*", times=1, then=other_pod_takes_lease) if at_once else nullcontext()
     with before, pytest.raises(DeadlineError, match="still held by run c") as caught:
-        build_lease(path, build_holder("b"), clock).acquire()
+        pods.lease("b").acquire()
     assert "Fix: stop that run first: kubectl delete job c -n ns" in str(caught.value)
-    assert read_token(path) == build_holder("c").token
+    assert pods.token == build_holder("c").token
 
 
-def test_a_pod_whose_rename_was_late_waits_until_the_earlier_holder_has_noticed(path: Path) -> None:
-    clock = FakeClock()
-    build_lease(path, build_holder("a"), clock).acquire()
-    earlier, late = build_lease(path, build_holder("b"), clock), build_lease(path, build_holder("c"), clock)
+def test_a_pod_whose_rename_was_late_waits_until_the_earlier_holder_has_noticed(pods: Pods) -> None:
+    earlier, late = pods.lease("b"), pods.lease("c")
 
     def hang() -> None:
         earlier.acquire()  # during the slow rename of the late pod
-        seen.append(clock.now)
+        seen.append(pods.clock.now)
 
     seen: list[float] = []
-    with fail_calls("replace", f"{path.parent}/.run.lock.*", times=1, then=hang):
+    with fail_calls("replace", f"{pods.path.parent}/.run.lock.*", times=1, then=hang):
         late.acquire()
-    assert read_token(path) == late.token
-    assert clock.now - seen[0] >= Timings().lock_lease, (
+    assert pods.token == late.token
+    assert pods.clock.now - seen[0] >= Timings().lock_lease, (
         "the earlier holder may have trusted its lease for so long"
     )
     with pytest.raises(LeaseLostError, match="was taken by run c"):
@@ -229,17 +227,14 @@ def test_a_pod_whose_rename_was_late_waits_until_the_earlier_holder_has_noticed(
 # -- renewing
 
 
-def test_a_renewal_changes_the_content_but_neither_inode_nor_length(path: Path) -> None:
-    clock = FakeClock()
-    held = build_lease(path, build_holder("a"), clock)
-    held.acquire()
-    before, content = path.stat(), path.read_bytes()
+def test_a_renewal_changes_the_content_but_neither_inode_nor_length(pods: Pods) -> None:
+    before, content = pods.path.stat(), pods.path.read_bytes()
     for _ in range(12):
-        held.renew()
-        assert path.read_bytes() != content
-        content = path.read_bytes()
+        pods.first.renew()
+        assert pods.path.read_bytes() != content
+        content = pods.path.read_bytes()
         json.loads(content)
-    assert (path.stat().st_ino, path.stat().st_size) == (before.st_ino, before.st_size)
+    assert (pods.path.stat().st_ino, pods.path.stat().st_size) == (before.st_ino, before.st_size)
 
 
 @given(st.integers(0, 10**12 - 1), st.integers(0, 10**12 - 1))
@@ -251,13 +246,11 @@ def test_a_read_that_mixes_two_renewals_has_the_holders_token(a: int, b: int) ->
         assert json.loads(one[:cut] + other[cut:])["token"] == "token-a-0"
 
 
-def test_a_lease_can_be_renewed_on_a_full_disk(path: Path) -> None:
-    held = build_lease(path, build_holder("a"), FakeClock())
-    held.acquire()
-    content = path.read_bytes()
+def test_a_lease_can_be_renewed_on_a_full_disk(pods: Pods) -> None:
+    content = pods.path.read_bytes()
     with fail_calls("open", "*.tmp", errno.ENOSPC), fail_calls("rename", "*", errno.ENOSPC):
-        held.renew()
-    assert path.read_bytes() != content
+        pods.first.renew()
+    assert pods.path.read_bytes() != content
 
 
 def test_release_removes_the_lease_and_reports_no_loss(path: Path) -> None:
@@ -268,21 +261,19 @@ def test_release_removes_the_lease_and_reports_no_loss(path: Path) -> None:
     assert lost.errors == []
 
 
-def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(path: Path) -> None:
-    clock = FakeClock()
-    mine, other = (build_lease(path, build_holder(run), clock) for run in "ab")
-    mine.acquire()
+def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(pods: Pods) -> None:
+    other = pods.lease("b")
 
-    class SlowPath(type(path)):  # type: ignore[misc]
+    class SlowPath(type(pods.path)):  # type: ignore[misc]
         def read_bytes(self) -> bytes:
             content = bytes(super().read_bytes())
-            clock.pause(30)
-            other.write_to(path)
+            pods.clock.pause(30)
+            other.write_to(pods.path)
             return content
 
-    mine.path = SlowPath(path)
-    mine.release()
-    assert read_token(path) == other.token
+    pods.first.path = SlowPath(pods.path)
+    pods.first.release()
+    assert pods.token == other.token
 
 
 def test_the_output_folder_can_be_replaced_while_the_lease_is_renewed(path: Path) -> None:
@@ -347,27 +338,22 @@ def test_a_late_renewal_does_not_change_the_new_holders_lease(path: Path, call: 
 
 
 @pytest.mark.parametrize("slow", [0, 8], ids=["frozen", "slow"])
-def test_a_lease_expires_10_s_after_the_start_of_its_last_renewal(path: Path, slow: int) -> None:
-    clock = FakeClock()
-    held = build_lease(path, build_holder("a"), clock)
-    held.acquire()
-    with fail_calls("pwrite", "*/run.lock", then=lambda: clock.pause(slow)):
-        held.renew()
-    content = path.read_bytes()
-    clock.pause(Timings().lock_lease - slow)
-    held.renew()
-    assert path.read_bytes() == content
+def test_a_lease_expires_10_s_after_the_start_of_its_last_renewal(pods: Pods, slow: int) -> None:
+    with fail_calls("pwrite", "*/run.lock", then=lambda: pods.clock.pause(slow)):
+        pods.first.renew()
+    content = pods.path.read_bytes()
+    pods.clock.pause(Timings().lock_lease - slow)
+    pods.first.renew()
+    assert pods.path.read_bytes() == content
 
 
-def test_a_lease_file_with_other_content_is_not_overwritten_by_a_renewal(path: Path) -> None:
-    held = build_lease(path, build_holder("a"), FakeClock())
-    held.acquire()
-    written = path.read_bytes()
+def test_a_lease_file_with_other_content_is_not_overwritten_by_a_renewal(pods: Pods) -> None:
+    written = pods.path.read_bytes()
     for content in (b"", written[:40], b"\0" * len(written), written + b"{}", written[:-1]):
-        path.write_bytes(content)
+        pods.path.write_bytes(content)
         with pytest.raises(files.UnreadableError, match=f"contains {len(content)} bytes"):
-            held.renew()
-        assert path.read_bytes() == content
+            pods.first.renew()
+        assert pods.path.read_bytes() == content
 
 
 @pytest.mark.parametrize("taken", [True, False], ids=["taken", "removed"])
@@ -391,12 +377,10 @@ def test_a_lease_lost_during_a_folder_replacement_raises(path: Path) -> None:
         assert lost.reported.wait(10)
 
 
-def test_read_lease_holder_returns_a_token_only_from_a_complete_file(path: Path) -> None:
-    assert read_token(path) is None
-    held = build_lease(path, build_holder("a"), FakeClock())
-    held.acquire()
-    assert read_token(path) == held.token
-    path.write_bytes(path.read_bytes()[:40])
-    assert read_token(path) is None
+def test_read_lease_holder_returns_a_token_only_from_a_complete_file(pods: Pods) -> None:
+    assert read_token(pods.path.with_name("absent")) is None
+    assert pods.token == pods.first.token
+    pods.path.write_bytes(pods.path.read_bytes()[:40])
+    assert pods.token is None
     with fail_calls("open", "*/run.lock", errno.EIO), pytest.raises(StorageFailedError):
-        read_token(path, lambda _: None)
+        read_token(pods.path, lambda _: None)
