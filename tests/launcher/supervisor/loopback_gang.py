@@ -84,21 +84,6 @@ def write_data(job: Path, shards: int, digest: str = "d1") -> dict[str, Any]:
     return written_data.write_data(job, lines, digest=digest, tables={"items.txt": "1 item\n"})
 
 
-def paddle_scripts(**env: Any) -> dict[str, Any]:
-    """Return the arguments of `LoopbackGang` for scripts that train with Paddle and gloo, with `env`."""
-    return {
-        "timings": {"silence": 15.0, "orphan": 15.0},
-        "runtime": "collective",
-        "config_file": "mine/train.py",
-        "rendezvous_seconds": 60,
-        # Paddle's store listens on all addresses, so no other test may use these ports.
-        "CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        **env,
-    }
-
-
 class LoopbackGang:
     """The launchers of one run. As a context manager it kills all processes that still run at its end.
 
