@@ -274,19 +274,7 @@ def test_the_newest_export_is_found_with_the_program_that_trained_it(bucket: Exp
     assert latest == {"to": f"s3://bucket/{FOLDER}", "program": "p"}
 
 
-def test_latest_json_keeps_the_model_that_was_trained_last(
-    bucket: ExportBucket, lines: pytest.LogCaptureFixture
-) -> None:
-    later = {"runId": "later", "to": "s3://bucket/models/quick-start/later/", "trained": 1e12}
-    bucket.put(LATEST, later)
-    bucket.write_output("model/network.pdmodel")
-    bucket.build_upload().copy()
-    assert "latest.json keeps the model of s3://bucket/models/quick-start/later/" in lines.text
-    assert json.loads(bucket.get(LATEST)) == later
-    assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
-
-
-def test_latest_json_that_could_not_be_written_is_written_by_the_next_start(
+def test_latest_json_keeps_the_model_that_was_trained_last_and_is_written_by_the_next_start_after_an_error(
     bucket: ExportBucket, lines: pytest.LogCaptureFixture
 ) -> None:
     bucket.store.answers = {"latest.json": [403]}
@@ -297,6 +285,12 @@ def test_latest_json_that_could_not_be_written_is_written_by_the_next_start(
     bucket.build_upload().copy()
     latest = json.loads(bucket.get(LATEST))
     assert (latest["runId"], latest["trained"]) == (RUN, 10.0)
+    later = {"runId": "later", "to": "s3://bucket/models/quick-start/later/", "trained": 1e12}
+    bucket.put(LATEST, later)
+    bucket.build_upload().copy()
+    assert "latest.json keeps the model of s3://bucket/models/quick-start/later/" in lines.text
+    assert json.loads(bucket.get(LATEST)) == later
+    assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
 
 
 def test_without_a_model_folder_the_last_pass_is_exported(bucket: ExportBucket) -> None:
@@ -347,19 +341,22 @@ def test_the_export_folder_of_another_training_is_not_written(bucket: ExportBuck
     assert bucket.list_keys() == keys
 
 
-def test_during_the_export_status_is_exporting_and_the_other_ranks_wait(bucket: ExportBucket) -> None:
+def test_during_the_export_the_other_ranks_wait_and_a_stop_of_one_does_not_interrupt_it(
+    bucket: ExportBucket,
+) -> None:
     """The export takes longer than all deadlines that the other ranks have without an export."""
     bucket.store.answers = {"network.pdmodel": [6.0]}
     short = {"pserver_exit": 0.2, "stop": 0.5, "farewell": 0.5, "curve": 0.5}
-    with bucket.build_gang(timings=short) as gang:
+    with bucket.build_gang(trainers=3, timings=short) as gang:
         gang.start().wait_until(lambda: read_state(gang) == "exporting")
         assert gang.read_json("status.json")["exportTo"] == f"s3://bucket/{FOLDER}"
-        assert (gang.read_json("run.json")["state"], gang.read_json("run.json")["exported"]) == (
-            "complete",
-            None,
-        )
-        assert gang.wait_for_exit() == [0, 0], gang.pod_log(1)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["exported"]) == ("complete", None)
+        gang.processes[1].send_signal(signal.SIGTERM)
+        assert gang.wait_for_exit() == [0, 143, 0], gang.pod_log(2)
         assert read_state(gang) == "complete"
+        assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
+        assert gang.start(1).processes[1].wait(15) == 0, "its next pod finds a complete run"
 
 
 def read_state(gang: LoopbackGang) -> str | None:
@@ -378,25 +375,13 @@ def test_a_stop_of_rank_0_interrupts_the_export_which_its_next_pod_repeats(
         assert gang.wait_for_exit(15) == [143, 0], "rank 1 has nothing left to do"
         assert gang.running_pids() == []
         assert "received SIGTERM" in gang.termination_message(0)
-        assert (gang.read_json("run.json")["state"], gang.read_json("run.json")["exported"]) == (
-            "complete",
-            None,
-        )
+        run = gang.read_json("run.json")
+        assert (run["state"], run["exported"]) == ("complete", None)
         assert gang.read_json("status.json")["state"] == "stopped"
         assert FOLDER + "_SUCCESS.json" not in bucket.list_keys()
         bucket.store.answers = {}
         assert gang.start(0).wait_for_exit(15) == [0, 0], gang.pod_log(0)
         assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
-
-
-def test_a_stop_of_another_rank_does_not_interrupt_the_export(bucket: ExportBucket) -> None:
-    bucket.store.answers = {"network.pdmodel": [3.0]}
-    with bucket.build_gang() as gang:
-        gang.start().wait_until(lambda: read_state(gang) == "exporting" and len(gang.running_pids()) == 3)
-        gang.processes[1].send_signal(signal.SIGTERM)
-        assert gang.wait_for_exit(30) == [0, 143], gang.pod_log(0)
-        assert FOLDER + "_SUCCESS.json" in bucket.list_keys()
-        assert gang.start(1).processes[1].wait(15) == 0, "its next pod finds a complete run"
 
 
 def test_an_export_that_hangs_fails_at_its_deadline(bucket: ExportBucket) -> None:
@@ -408,10 +393,6 @@ def test_an_export_that_hangs_fails_at_its_deadline(bucket: ExportBucket) -> Non
 
 @pytest.mark.parametrize("target", ["s3://bucket/models", "s3://bucket/models/"])
 def test_each_job_and_run_has_its_own_folder(target: str) -> None:
-    first, second, other = (
-        TrainSettings.from_environ(pod_environ(export_to=target, PADDLE_LAUNCHER_K8S_JOB=run, JOB_NAME=name))
-        for run, name in (("a-1", "a"), ("a-2", "a"), ("a-1", "b"))
-    )
-    assert run_folder_url(first) == "s3://bucket/models/a/a-1/"
-    assert run_folder_url(second) == "s3://bucket/models/a/a-2/"
-    assert run_folder_url(other) == "s3://bucket/models/b/a-1/"
+    for run, name in (("a-1", "a"), ("a-2", "a"), ("a-1", "b")):
+        environ = pod_environ(export_to=target, PADDLE_LAUNCHER_K8S_JOB=run, JOB_NAME=name)
+        assert run_folder_url(TrainSettings.from_environ(environ)) == f"s3://bucket/models/{name}/{run}/"

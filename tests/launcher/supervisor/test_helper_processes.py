@@ -60,10 +60,6 @@ def run_conversion(
     convert_shard(spec, WorkPaths(folder / "work"), Timings(**{"poll": 0.05, "stop": 1.0, **timings}), pause)
 
 
-def test_convert_shard_returns_after_exit_code_0(tmp_path: Path) -> None:
-    run_conversion(ScriptRuntime("print('parsed')", tmp_path), tmp_path)
-
-
 @pytest.mark.parametrize(
     ("error", "code"), [("SettingsError", 64), ("DataError", 65), ("GangError", 70), ("StorageError", 75)]
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -30,6 +31,18 @@ def job(tmp_path: Path) -> Path:
     return tmp_path / "quick-start"
 
 
+@pytest.fixture
+def manifest(job: Path) -> dict[str, Any]:
+    """Write the data of three shards, and return its manifest."""
+    return write_data(job, 3)
+
+
+def stage(tmp_path: Path, manifest: dict[str, Any], rank: int = 1, **env: Any) -> str:
+    """Stage the inputs of a rank in tmp_path/work, and return the program's digest."""
+    program = tmp_path / "quick-start" / "mine"
+    return input_staging.stage_inputs(train_settings(tmp_path, **env), rank, manifest, program)
+
+
 # -- waiting for the data
 
 
@@ -41,9 +54,11 @@ def test_wait_continues_while_the_data_has_another_digest(tmp_path: Path, job: P
     assert 100 <= clock.now < 102
 
 
-@pytest.mark.parametrize("job_has", ["manifest.json of another release", "nothing"])
-def test_wait_raises_at_its_deadline_with_what_it_found(tmp_path: Path, job: Path, job_has: str) -> None:
-    if job_has != "nothing":
+@pytest.mark.parametrize("has_other_data", [True, False])
+def test_wait_raises_at_its_deadline_with_what_it_found(
+    tmp_path: Path, job: Path, has_other_data: bool
+) -> None:
+    if has_other_data:
         write_data(job, 3, digest="old")
     clock = FakeClock()
     with pytest.raises(DataError, match=r"no activity for 60 s .* there is no .*/\.data/d1\.json yet"):
@@ -57,7 +72,7 @@ def test_a_training_keeps_its_data_when_another_release_with_its_job_name_prepar
     write_data(job, 3)
     write_data(job, 3, digest="of another release")
     manifest = wait_for_manifest(train_settings(tmp_path))
-    stage_shard_1(tmp_path, manifest)
+    stage(tmp_path, manifest)
     assert (tmp_path / "work" / "data" / "train.txt").read_text() == "line of d1 shard 1\n"
 
 
@@ -135,14 +150,13 @@ def test_the_failure_of_an_earlier_data_job_is_ignored_and_that_of_its_own_raise
         wait_for_manifest(train_settings(tmp_path, chart_run_id="1"), clock.pause, clock)
 
 
-def test_a_program_with_another_checksum_than_in_the_values_is_rejected(tmp_path: Path, job: Path) -> None:
-    manifest = write_data(job, 3)
+def test_a_program_with_another_checksum_than_in_the_values_is_rejected(
+    tmp_path: Path, job: Path, manifest: dict[str, Any]
+) -> None:
     digest = files.folder_sha256(job / "mine")
-    fits = train_settings(tmp_path, program_sha256=digest)
-    input_staging.stage_inputs(fits, 0, manifest, job / "mine")
-    other = train_settings(tmp_path, program_sha256="a" * 64)
+    stage(tmp_path, manifest, program_sha256=digest)
     with pytest.raises(SettingsError, match=f"training.programSha256 .*{digest}.*is not the program"):
-        input_staging.stage_inputs(other, 0, manifest, job / "mine")
+        stage(tmp_path, manifest, program_sha256="a" * 64)
 
 
 def test_a_manifest_with_another_number_of_shards_is_rejected(tmp_path: Path, job: Path) -> None:
@@ -154,57 +168,21 @@ def test_a_manifest_with_another_number_of_shards_is_rejected(tmp_path: Path, jo
 # -- finding the program and staging
 
 
-def test_a_missing_program_is_reported_with_existing_ones(tmp_path: Path, job: Path) -> None:
-    write_data(job, 3)
-    (tmp_path / "built" / "quick_start").mkdir(parents=True)
-    settings = train_settings(tmp_path, TRAIN_CONFIG_DIR="quickstart")
-    with pytest.raises(SettingsError, match="your own programs: mine; built-in programs: quick_start"):
-        input_staging.find_program(settings, tmp_path / "built")
-
-
-def test_a_missing_config_file_is_reported_with_existing_files(tmp_path: Path, job: Path) -> None:
-    write_data(job, 3)
-    with pytest.raises(SettingsError, match=r"'lr\.py'.* there are only trainer_config\.py"):
-        input_staging.find_program(train_settings(tmp_path, config_file="mine/lr.py"))
-
-
-def test_a_custom_program_takes_precedence_over_a_built_in_one(tmp_path: Path, job: Path) -> None:
-    write_data(job, 3)
-    (tmp_path / "built" / "mine").mkdir(parents=True)
-    (tmp_path / "built" / "mine" / "trainer_config.py").touch()
-    assert input_staging.find_program(train_settings(tmp_path), tmp_path / "built") == job / "mine"
-
-
-def stage_shard_1(tmp_path: Path, manifest: dict[str, Any]) -> str:
-    """Stage the inputs of rank 1 in tmp_path/work, and return the program's digest."""
-    return input_staging.stage_inputs(
-        train_settings(tmp_path), 1, manifest, tmp_path / "quick-start" / "mine"
-    )
-
-
-def test_a_full_work_disk_raises_before_anything_is_copied(tmp_path: Path, job: Path) -> None:
-    manifest = write_data(job, 3)
-    manifest["shards"][1]["bytes"] = 1 << 60
-    with pytest.raises(StorageError, match=r"no space left for shard 1 .* are free"):
-        stage_shard_1(tmp_path, manifest)
-    assert not (tmp_path / "work" / "data").exists()
-
-
-def test_a_shard_larger_than_the_work_limit_raises_before_anything_is_copied(
+@pytest.mark.usefixtures("manifest")
+def test_a_custom_program_takes_precedence_and_a_missing_one_is_reported_with_existing_ones(
     tmp_path: Path, job: Path
 ) -> None:
-    """Regression: it was copied until Kubernetes evicted the pod, again in each new pod."""
-    manifest = write_data(job, 3)
-    manifest["shards"][1]["bytes"] = 1000
-    settings = train_settings(tmp_path, PADDLE_LAUNCHER_WORK_LIMIT_BYTES="999")
-    with pytest.raises(
-        SettingsError, match=r"sizeLimit .* is '999 bytes'.* at least 1,7\d\d bytes.*\(about 750\).*Fix: set"
+    built_in = tmp_path / "built"
+    for name in ("quick_start", "mine"):
+        (built_in / name).mkdir(parents=True)
+        (built_in / name / "trainer_config.py").touch()
+    assert input_staging.find_program(train_settings(tmp_path), built_in) == job / "mine"
+    for text, settings in (
+        ("your own programs: mine; built-in programs: mine, quick_start", {"TRAIN_CONFIG_DIR": "quickstart"}),
+        (r"'lr\.py'.* there are only trainer_config\.py", {"config_file": "mine/lr.py"}),
     ):
-        input_staging.stage_inputs(settings, 1, manifest, job / "mine")
-    assert not (tmp_path / "work" / "data").exists()
-    settings = train_settings(tmp_path, PADDLE_LAUNCHER_WORK_LIMIT_BYTES="2000")
-    input_staging.stage_inputs(settings, 1, manifest, job / "mine")
-    assert settings.work.data.is_dir()
+        with pytest.raises(SettingsError, match=text):
+            input_staging.find_program(train_settings(tmp_path, **settings), built_in)
 
 
 def test_the_size_of_the_work_folder_is_known_soon_when_a_script_made_many_files(
@@ -222,34 +200,44 @@ def test_the_size_of_the_work_folder_is_known_soon_when_a_script_made_many_files
     assert counted == [input_staging.COUNTED_FILES]
 
 
-@pytest.mark.parametrize(("runtime", "fits"), [("fleet", False), ("collective", True)])
-def test_the_records_of_a_shard_need_space_as_well(
-    tmp_path: Path, job: Path, runtime: str, fits: bool
+LIMIT = "PADDLE_LAUNCHER_WORK_LIMIT_BYTES"
+RECORDS = (
+    r"workDir\.sizeLimit .* is '12,582,912 bytes', but must be at least 12,95\d,\d+ bytes: shard 1 with its test set "
+    r"and tables \(7,400,\d+ bytes\) and the records of its rows \(about 5,550,\d+\).* Fix: set workDir"
+)
+
+
+@pytest.mark.parametrize(
+    ("size", "env", "error"),
+    [
+        (1 << 60, {}, "no space left for shard 1 .* are free"),
+        (1000, {LIMIT: 999}, r"sizeLimit .* is '999 bytes'.* at least 1,7\d\d bytes.*\(about 750\)"),
+        (1000, {LIMIT: 2000}, ""),
+        (7_400_000, {LIMIT: 12 << 20}, RECORDS),
+        (7_400_000, {LIMIT: 12 << 20, "runtime": "collective"}, ""),
+    ],
+    ids=["full disk", "limit", "fits", "records", "a script reads the text itself"],
+)
+def test_inputs_that_do_not_fit_on_the_pods_disk_are_rejected_before_anything_is_copied(
+    tmp_path: Path, manifest: dict[str, Any], size: int, env: dict[str, Any], error: str
 ) -> None:
-    """Regression: a shard of 7.4 MB passed the check with a limit of 12 MiB, and the pod was evicted later."""
-    manifest = write_data(job, 3)
-    manifest["shards"][1]["bytes"] = 7_400_000
-    limit = {"PADDLE_LAUNCHER_WORK_LIMIT_BYTES": str(12 << 20), "runtime": runtime}
-    settings = train_settings(tmp_path, **limit)
-    if fits:  # a script reads the text itself
-        input_staging.stage_inputs(settings, 1, manifest, job / "mine")
-        return
-    message = (
-        r"workDir\.sizeLimit .* is '12,582,912 bytes', but must be at least 12,95\d,\d+ bytes: shard 1 with its test "
-        r"set and tables \(7,400,\d+ bytes\) and the records of its rows \(about 5,550,\d+\).* Fix: set workDir"
-    )
-    with pytest.raises(SettingsError, match=message):
-        input_staging.stage_inputs(settings, 1, manifest, job / "mine")
+    """Regression: they were copied until Kubernetes evicted the pod, again in each new pod."""
+    manifest["shards"][1]["bytes"] = size
+    is_fit = contextlib.nullcontext()
+    with pytest.raises((StorageError, SettingsError), match=error) if error else is_fit:
+        stage(tmp_path, manifest, **env)
+    assert (tmp_path / "work" / "data").exists() is (not error)
 
 
-def test_files_of_an_earlier_pod_in_the_work_folder_are_replaced(tmp_path: Path, job: Path) -> None:
-    manifest = write_data(job, 3)
-    digest, work = stage_shard_1(tmp_path, manifest), tmp_path / "work"
+def test_files_of_an_earlier_pod_in_the_work_folder_are_replaced(
+    tmp_path: Path, manifest: dict[str, Any]
+) -> None:
+    digest, work = stage(tmp_path, manifest), tmp_path / "work"
     (work / "data" / "train.txt").write_text("changed")
     (work / "data" / "of-another-run.txt").touch()
     (work / "program" / "trainer_config.py").write_text("changed()")
     (tmp_path / "work" / "progress.json").write_text('{"state": "training"}')
-    assert stage_shard_1(tmp_path, manifest) == digest
+    assert stage(tmp_path, manifest) == digest
     assert (work / "data" / "train.txt").read_text() == "line of d1 shard 1\n"
     assert not (work / "data" / "of-another-run.txt").exists()
     assert (work / "program" / "trainer_config.py").read_text() == "settings()\n"
@@ -257,9 +245,8 @@ def test_files_of_an_earlier_pod_in_the_work_folder_are_replaced(tmp_path: Path,
 
 
 def test_a_program_that_reads_back_differently_is_an_error_of_this_pods_disk(
-    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, manifest: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    manifest = write_data(job, 3)
     copy = files.copy_file
 
     def bad_disk(source: Path, target: Path, *rest: Any) -> tuple[int, str]:
@@ -269,16 +256,15 @@ def test_a_program_that_reads_back_differently_is_an_error_of_this_pods_disk(
 
     monkeypatch.setattr(files, "copy_file", bad_disk)
     with pytest.raises(UnfitError, match=r"this pod's own disk is faulty") as caught:
-        stage_shard_1(tmp_path, manifest)
+        stage(tmp_path, manifest)
     assert caught.value.exit_code == 71
 
 
 @pytest.mark.parametrize("name", ["1/train.txt", "tables/items.txt"])
 @pytest.mark.parametrize("damage", ["changed", "a link to another file", "missing"])
 def test_damaged_data_is_an_error_after_whose_fix_a_new_run_waits_for_new_data(
-    tmp_path: Path, job: Path, name: str, damage: str
+    tmp_path: Path, manifest: dict[str, Any], job: Path, name: str, damage: str
 ) -> None:
-    manifest = write_data(job, 3)
     path = data_folder(job, "d1").root / name
     path.unlink()
     if damage == "changed":
@@ -287,7 +273,7 @@ def test_damaged_data_is_an_error_after_whose_fix_a_new_run_waits_for_new_data(
         (tmp_path / "secret").write_text("secret")
         path.symlink_to(tmp_path / "secret")
     with pytest.raises(DataError, match=rf"{re.escape(name)} (has sha256|is missing)") as caught:
-        stage_shard_1(tmp_path, manifest)
+        stage(tmp_path, manifest)
     for damaged in str(caught.value).partition(" Fix: delete ")[2].partition(" in a pod ")[0].split(" and "):
         assert Path(damaged).is_relative_to(tmp_path / ".data")
         files.remove_path(Path(damaged))
@@ -299,9 +285,8 @@ def test_damaged_data_is_an_error_after_whose_fix_a_new_run_waits_for_new_data(
 
 @pytest.mark.parametrize("change", ["changed", "removed"])
 def test_a_program_that_changes_during_the_copy_raises(
-    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch, change: str
+    tmp_path: Path, manifest: dict[str, Any], job: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
-    manifest = write_data(job, 3)
     copy = files.copy_file
 
     def copy_while_source_changes(source: Path, target: Path, *rest: Any) -> tuple[int, str]:
@@ -313,23 +298,21 @@ def test_a_program_that_changes_during_the_copy_raises(
 
     monkeypatch.setattr(files, "copy_file", copy_while_source_changes)
     with pytest.raises(DataError, match="was changed while it was copied"):
-        stage_shard_1(tmp_path, manifest)
+        stage(tmp_path, manifest)
 
 
 def test_a_temporary_read_error_of_the_source_is_retried(
-    tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, manifest: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(files, "RETRY_WAITS", (0.0, 0.0))
-    manifest = write_data(job, 3)
     with fail_calls("open", "*/1/train.txt", errno.ESTALE, times=2):
-        stage_shard_1(tmp_path, manifest)
+        stage(tmp_path, manifest)
     assert (tmp_path / "work" / "data" / "train.txt").read_text() == "line of d1 shard 1\n"
 
 
 def test_a_shard_in_several_files_is_staged_as_one_file_after_verifying_each(
-    tmp_path: Path, job: Path
+    tmp_path: Path, manifest: dict[str, Any], job: Path
 ) -> None:
-    manifest = write_data(job, 3)
     folder = data_folder(job, "d1").shard(1)
     (folder / "train.txt").unlink()
     found = []
@@ -340,18 +323,17 @@ def test_a_shard_in_several_files_is_staged_as_one_file_after_verifying_each(
     (folder / "files.json").write_text(json.dumps({"files": found}))
     sha256 = hashlib.sha256((folder / "files.json").read_bytes()).hexdigest()
     manifest["shards"][1] = {"index": 1, "lines": 3, "bytes": 6, "parts": 2, "sha256": sha256}
-    stage_shard_1(tmp_path, manifest)
+    stage(tmp_path, manifest)
     data = tmp_path / "work" / "data"
     assert (data / "train.txt").read_text() == "a\nb\nc\n"
     checksums = json.loads((data / "sums.json").read_text())
     assert checksums == {"train.txt": [{key: file[key] for key in ("bytes", "sha256")} for file in found]}
     (folder / "train-00001.txt").write_text("d\n")
     with pytest.raises(DataError, match=r"train-00001\.txt has sha256"):
-        stage_shard_1(tmp_path, manifest)
+        stage(tmp_path, manifest)
 
 
-def test_the_test_set_is_staged_only_on_ranks_that_need_it(tmp_path: Path, job: Path) -> None:
-    manifest = write_data(job, 3)
+def test_the_test_set_is_staged_only_on_ranks_that_need_it(tmp_path: Path, manifest: dict[str, Any]) -> None:
     for rank, runtime, lines, is_staged in (
         (0, "fleet", 1, True),
         (1, "fleet", 1, False),
@@ -359,6 +341,5 @@ def test_the_test_set_is_staged_only_on_ranks_that_need_it(tmp_path: Path, job: 
         (1, "v1", 1, True),
     ):
         manifest["test"]["lines"] = lines
-        settings = train_settings(tmp_path, runtime=runtime)
-        input_staging.stage_inputs(settings, rank, manifest, job / "mine")
-        assert (settings.work.data / "test.txt").exists() is is_staged
+        stage(tmp_path, manifest, rank, runtime=runtime)
+        assert (tmp_path / "work" / "data" / "test.txt").exists() is is_staged

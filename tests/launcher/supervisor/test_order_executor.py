@@ -34,6 +34,7 @@ class FakeProcesses:
 
 
 SERVE = make_plan(3, "serve", ("10.0.0.0", "10.0.0.1"))
+TRAIN, WAIT, STOP = replace(SERVE, do=Action.TRAIN), make_plan(4, "wait"), make_plan(3, "stop")
 
 
 def build_executor(start: Any = FakeProcesses) -> OrderExecutor:
@@ -42,109 +43,98 @@ def build_executor(start: Any = FakeProcesses) -> OrderExecutor:
     return made
 
 
-def build_serving_executor() -> tuple[OrderExecutor, Any]:
+@pytest.fixture
+def serving() -> Any:
+    """Return an executor that has started its processes."""
     made = build_executor()
     made.step(SERVE, NOW, NOW)
-    return made, made.processes
+    return made
 
 
-def test_a_rank_starts_once_per_attempt_and_reports_it() -> None:
-    made, processes = build_serving_executor()
-    assert made.report == ("serving", 3, None)
+def test_a_rank_starts_once_per_attempt_and_reports_it(serving: Any) -> None:
+    processes = serving.processes
+    assert serving.report == ("serving", 3, None)
     processes.running = False
-    made.step(make_plan(3, "stop"), NOW, NOW)
-    made.step(SERVE, NOW, NOW)
-    assert made.processes is processes
-    made.step(replace(SERVE, attempt=4), NOW, NOW)
-    assert made.processes is not processes
+    serving.step(STOP, NOW, NOW)
+    serving.step(SERVE, NOW, NOW)
+    assert serving.processes is processes
+    serving.step(replace(SERVE, attempt=4), NOW, NOW)
+    assert serving.processes is not processes
 
 
-def test_the_start_is_reported_before_the_first_process() -> None:
+def test_the_start_is_reported_before_the_first_process_and_a_failed_one_is_the_failure_of_the_attempt() -> (
+    None
+):
     reports = []
 
     def start(order: Plan) -> FakeProcesses:
         reports.append(made.report)
-        return FakeProcesses(order)
-
-    made = build_executor(start)
-    made.step(SERVE, NOW, NOW)
-    assert reports == [("serving", 3, None)]
-
-
-@pytest.mark.parametrize("do", ["train", "finish"])
-def test_an_order_is_passed_to_the_processes(do: Any) -> None:
-    made, processes = build_serving_executor()
-    made.step(replace(SERVE, do=Action(do)), NOW, NOW)
-    assert processes.called == do
-
-
-@pytest.mark.parametrize(
-    ("order", "heard"),
-    [
-        (make_plan(3, "stop"), NOW),
-        (make_plan(4, "wait"), NOW),
-        (replace(SERVE, do=Action.TRAIN, attempt=4), NOW),
-        (SERVE, NOW - 10),
-    ],
-)
-def test_a_rank_without_a_valid_order_for_its_attempt_stops_its_processes(order: Plan, heard: float) -> None:
-    made, processes = build_serving_executor()
-    made.step(order, heard, NOW)
-    assert (processes.called, made.report[0]) == ("stop", "serving")
-    processes.running = False
-    made.step(order, heard, NOW)
-    assert made.report[:2] == ("idle", 3)
-
-
-@pytest.mark.parametrize("order", [make_plan(3, "stop"), make_plan(4, "wait")])
-def test_a_rank_whose_processes_have_exited_by_themselves_is_idle_after_a_stop(order: Plan) -> None:
-    """The coordinator waits for `idle`: it would end the run, as if the rank could not stop its processes."""
-    made, processes = build_serving_executor()
-    processes.phase, processes.running = Phase.DONE, False
-    made.step(replace(SERVE, do=Action.TRAIN), NOW, NOW)
-    assert made.report[:2] == ("done", 3)
-    made.step(order, NOW, NOW)
-    assert made.report[:2] == ("idle", 3)
-
-
-@pytest.mark.parametrize(
-    ("order", "heard"),
-    [
-        (SERVE, NOW - 10),
-        (replace(SERVE, do=Action.TRAIN), NOW),
-        (replace(SERVE, addresses=("10.0.0.0", "10.9.9.9")), NOW),
-    ],
-)
-def test_a_rank_starts_nothing_for_an_expired_order_or_one_for_another_pod(order: Plan, heard: float) -> None:
-    made = build_executor()
-    made.step(order, heard, NOW)
-    assert made.processes is None
-
-
-def test_a_rank_that_receives_stop_never_starts_that_attempt() -> None:
-    made = build_executor()
-    made.step(make_plan(3, "stop"), NOW, NOW)
-    assert made.report == ("idle", 3, None)
-    made.step(SERVE, NOW, NOW)
-    assert made.processes is None
-
-
-def test_a_failed_start_is_the_failure_of_the_attempt() -> None:
-    def start(order: Plan) -> FakeProcesses:
         raise StorageFailedError("EIO")
 
     made = build_executor(start)
     made.step(SERVE, NOW, NOW)
+    assert reports == [("serving", 3, None)]
     assert made.report == ("idle", 3, Failure("EIO", 71, NOW, 1))
 
 
-@pytest.mark.parametrize(("heard", "seconds"), [(1000.0, 92.0), (900.0, 0.0)], ids=["confirmed", "expired"])
-def test_processes_get_the_seconds_of_an_order_to_stop_while_rank_0_confirms_it(
-    heard: float, seconds: float
+@pytest.mark.parametrize("do", ["train", "finish"])
+def test_an_order_is_passed_to_the_processes(serving: Any, do: Any) -> None:
+    serving.step(replace(SERVE, do=Action(do)), NOW, NOW)
+    assert serving.processes.called == do
+
+
+@pytest.mark.parametrize(
+    ("order", "heard", "seconds"),
+    [
+        (STOP, NOW, 0.0),
+        (replace(STOP, stop_seconds=92.0), NOW, 92.0),
+        (replace(STOP, stop_seconds=92.0), NOW - 10, 0.0),
+        (WAIT, NOW, 0.0),
+        (replace(TRAIN, attempt=4), NOW, 0.0),
+        (SERVE, NOW - 10, 0.0),
+    ],
+    ids=["stop", "stop slowly", "stop, expired", "wait", "another attempt", "expired"],
+)
+def test_a_rank_without_a_valid_order_for_its_attempt_stops_its_processes(
+    serving: Any, order: Plan, heard: float, seconds: float
 ) -> None:
-    executor = OrderExecutor(FakeProcesses, 1, 10.0)
-    executor.staged = True
-    executor.step(SERVE, 1000.0, 1000.0)
-    executor.step(make_plan(3, "stop", stop_seconds=92.0), heard, 1000.0)
-    assert executor.processes.called == "stop"
-    assert executor.processes.stop_seconds == seconds
+    """They get the seconds of an order to stop while rank 0 confirms it."""
+    serving.step(order, heard, NOW)
+    assert (serving.processes.called, serving.processes.stop_seconds) == ("stop", seconds)
+    assert serving.report[0] == "serving"
+    serving.processes.running = False
+    serving.step(order, heard, NOW)
+    assert serving.report[:2] == ("idle", 3)
+
+
+@pytest.mark.parametrize("order", [STOP, WAIT])
+def test_a_rank_whose_processes_have_exited_by_themselves_is_idle_after_a_stop(
+    serving: Any, order: Plan
+) -> None:
+    """The coordinator waits for `idle`: it would end the run, as if the rank could not stop its processes."""
+    serving.processes.phase, serving.processes.running = Phase.DONE, False
+    serving.step(TRAIN, NOW, NOW)
+    assert serving.report[:2] == ("done", 3)
+    serving.step(order, NOW, NOW)
+    assert serving.report[:2] == ("idle", 3)
+
+
+@pytest.mark.parametrize(
+    ("before", "order", "heard"),
+    [
+        (None, SERVE, NOW - 10),
+        (None, TRAIN, NOW),
+        (None, replace(SERVE, addresses=("10.0.0.0", "10.9.9.9")), NOW),
+        (STOP, SERVE, NOW),
+    ],
+    ids=["expired", "train", "for another pod", "after the stop of this attempt"],
+)
+def test_a_rank_starts_nothing_without_a_valid_order_to_serve(
+    before: Plan | None, order: Plan, heard: float
+) -> None:
+    made = build_executor()
+    if before is not None:
+        made.step(before, NOW, NOW)
+        assert made.report == ("idle", 3, None)
+    made.step(order, heard, NOW)
+    assert made.processes is None

@@ -104,13 +104,19 @@ class RunOutput:
             (self.output.checkpoint(Position(number + 1)) / "done").touch()
 
 
+@pytest.fixture
+def run(tmp_path: Path) -> RunOutput:
+    """Return a run that has opened a new output."""
+    run = RunOutput(tmp_path)
+    run.open_output()
+    return run
+
+
 def test_a_new_output_starts_with_attempt_0(tmp_path: Path) -> None:
     assert RunOutput(tmp_path).open_output() == (0, RunFile())
 
 
-def test_a_run_resumes_its_own_output_with_the_next_attempt(tmp_path: Path) -> None:
-    run = RunOutput(tmp_path)
-    run.open_output()
+def test_a_run_resumes_its_own_output_with_the_next_attempt(run: RunOutput) -> None:
     run.write_record(attempt=4)
     run.write_checkpoints(0, 1)
     attempt, earlier = run.open_output()
@@ -123,9 +129,7 @@ def test_a_run_resumes_its_own_output_with_the_next_attempt(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.ETIMEDOUT])
 @pytest.mark.parametrize("times", [1, 3, 1000])
-def test_a_storage_error_of_run_json_never_moves_an_output(tmp_path: Path, code: int, times: int) -> None:
-    run = RunOutput(tmp_path)
-    run.open_output()
+def test_a_storage_error_of_run_json_never_moves_an_output(run: RunOutput, code: int, times: int) -> None:
     run.write_record(attempt=2)
     run.write_checkpoints(*range(41))
     with fail_calls("open", "*/output/run.json", code, times=times):
@@ -140,10 +144,8 @@ def test_a_storage_error_of_run_json_never_moves_an_output(tmp_path: Path, code:
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]"])
 def test_checkpoints_without_a_readable_run_json_raise_and_are_not_moved(
-    tmp_path: Path, content: str | None
+    run: RunOutput, content: str | None
 ) -> None:
-    run = RunOutput(tmp_path)
-    run.open_output()
     run.write_checkpoints(0, 1)
     if content is not None:
         run.output.run_json.write_text(content)
@@ -157,9 +159,7 @@ def test_checkpoints_without_a_readable_run_json_raise_and_are_not_moved(
 
 
 @pytest.mark.slow
-def test_run_json_with_a_flipped_bit_is_read_from_its_copy(tmp_path: Path) -> None:
-    run = RunOutput(tmp_path)
-    run.open_output()
+def test_run_json_with_a_flipped_bit_is_read_from_its_copy(run: RunOutput) -> None:
     restarts = [RestartRecord(0, "x", 5.0, signature=[0, "trainer", 1])]
     run.write_record(attempt=4, restarts=restarts, incarnations=["a", "b"], resume=[1, 0])
     run.write_checkpoints(0)
@@ -181,10 +181,8 @@ def test_run_json_with_a_flipped_bit_is_read_from_its_copy(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("field", ["fingerprint", "attempt", "restarts", "incarnations", "resume", "started"])
 def test_run_json_without_checksum_is_read_and_rejected_if_a_field_is_invalid(
-    tmp_path: Path, field: str
+    run: RunOutput, field: str
 ) -> None:
-    run = RunOutput(tmp_path)
-    run.open_output()
     run.write_record(attempt=4)
     run.write_checkpoints(0)
     run.output.run_copy.unlink()
@@ -210,40 +208,35 @@ def test_a_rollback_finds_an_earlier_run_by_run_copy_json(tmp_path: Path) -> Non
     assert first.open_output()[1].run_id == "run-1"
 
 
-@pytest.mark.parametrize("name", ["output", "runs", "output/run.lock", "output/node_1", "output/pass-00007"])
-def test_a_symbolic_link_in_the_output_is_rejected(tmp_path: Path, name: str) -> None:
-    run = RunOutput(tmp_path)
-    job, elsewhere = run.settings.layout.job, tmp_path / "elsewhere"
-    run.output.root.mkdir(parents=True)
-    check_folders(run.settings.layout)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(
+            (name, "a symbolic link")
+            for name in ("output", "runs", "output/run.lock", "output/node_1", "output/pass-00007")
+        ),
+        ("output", "a file"),
+        ("output/node_1", "a file"),
+    ],
+)
+def test_a_symbolic_link_or_a_file_in_place_of_a_folder_of_the_output_is_rejected(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    layout = RunOutput(tmp_path).settings.layout
+    layout.output.mkdir(parents=True)
+    check_folders(layout)
+    path, elsewhere = layout.job / name, tmp_path / "elsewhere"
     elsewhere.mkdir()
     if name == "output":
-        run.output.root.rmdir()
-    (job / name).symlink_to(elsewhere)
-    with pytest.raises(StorageError, match=rf"{name} is a symbolic link.*Fix: remove it"):
-        check_folders(run.settings.layout)
-    (job / name).unlink()
-    (job / name).symlink_to(tmp_path / "gone")
-    with pytest.raises(StorageError, match="is a symbolic link"):
-        check_folders(run.settings.layout)
+        layout.output.rmdir()
+    for target in (elsewhere, tmp_path / "gone"):
+        path.unlink(missing_ok=True)
+        path.touch() if kind == "a file" else path.symlink_to(target)
+        with pytest.raises(StorageError, match=rf"{name} is {kind}, but .*Fix: remove it"):
+            check_folders(layout)
 
 
-def test_a_file_in_place_of_an_output_folder_is_rejected(tmp_path: Path) -> None:
-    layout = RunOutput(tmp_path).settings.layout
-    layout.job.mkdir(parents=True)
-    layout.output.touch()
-    with pytest.raises(StorageError, match="output is a file, but"):
-        check_folders(layout)
-    layout.output.unlink()
-    layout.output.mkdir()
-    OutputPaths(layout.output).node(1).touch()
-    with pytest.raises(StorageError, match="node_1 is a file, but"):
-        check_folders(layout)
-
-
-def test_an_output_with_unreadable_run_json_and_no_checkpoint_is_archived(tmp_path: Path) -> None:
-    run = RunOutput(tmp_path)
-    run.open_output()
+def test_an_output_with_unreadable_run_json_and_no_checkpoint_is_archived(run: RunOutput) -> None:
     run.output.run_json.write_text("{")
     assert run.open_output()[0] == 0
     assert (run.settings.layout.run("unknown") / "run.json").read_text() == "{"
