@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import SettingsError
-from launcher.io.kubernetes_api import PodApi
 from launcher.paths import OutputPaths
 from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
@@ -158,15 +156,6 @@ def test_the_lease_of_this_run_has_the_address_of_rank_0_unless_the_api_server_i
     locator.close()
 
 
-def test_a_watch_that_ends_early_is_followed_by_a_new_list(server: FakeApiServer, start_watch: Watch) -> None:
-    server.pods = [make_pod("a", None, phase="Pending")]
-    server.changes = [{"type": "ERROR", "object": {"code": 410}}]
-    watch = start_watch()
-    until(server.asked.is_set)
-    server.pods = [make_pod("a", "10.0.0.5")]
-    await_address(watch, "10.0.0.5")
-
-
 def test_a_message_says_what_the_pods_of_rank_0_do_and_a_stop_ends_the_watch(
     server: FakeApiServer, start_watch: Watch
 ) -> None:
@@ -180,13 +169,19 @@ def test_a_message_says_what_the_pods_of_rank_0_do_and_a_stop_ends_the_watch(
     until(lambda: not any(thread.name == "find rank 0" for thread in threading.enumerate()))
 
 
-def test_errors_of_the_api_server_are_retried_and_a_403_names_the_missing_role(
+def test_errors_and_early_ends_of_a_watch_are_followed_by_a_new_list_and_a_403_names_the_missing_role(
     server: FakeApiServer, start_watch: Watch
 ) -> None:
     server.answers = [500, *[403] * 1000]
     watch = start_watch()
     await_problem(watch, "403", "pods is forbidden", "list and watch on pods")
-    server.pods, server.answers = [make_pod("a", "10.0.0.5")], []
+    server.pods, server.changes = (
+        [make_pod("a", None, phase="Pending")],
+        [{"type": "ERROR", "object": {"code": 410}}],
+    )
+    server.answers = []
+    await_problem(watch, "a is Pending")
+    server.pods = [make_pod("a", "10.0.0.5")]
     await_address(watch, "10.0.0.5")
 
 
@@ -196,11 +191,6 @@ def test_an_api_server_with_another_certificate_is_rejected(
     create_certificate(tmp_path, server.account / "ca.crt")
     await_problem(start_watch(), "CERTIFICATE_VERIFY_FAILED")
     assert server.queries == []
-
-
-def test_a_missing_service_account_is_a_settings_error(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match=r"rendezvous 'api' and notify.events need.*no service account"):
-        PodApi({"KUBERNETES_SERVICE_HOST": "127.0.0.1"}, "paddle", tmp_path)
 
 
 def test_an_event_refers_to_the_job_by_its_uid(server: FakeApiServer) -> None:
