@@ -123,9 +123,9 @@ class LoopbackNetwork(PodNetwork):
         """Return a list of only this address; an empty list for a host name."""
         return [name] if name[0].isdecimal() else []
 
-    def interfaces(self) -> dict[str, list[str]]:
+    def interfaces(self) -> dict[str, str]:
         """Return `lo` with this rank's address."""
-        return {"lo": [self.bind_host]}
+        return {"lo": self.bind_host}
 
 
 class LauncherGang:

@@ -1,13 +1,12 @@
 """Read progress.json, in which each trainer (or a user's own program) writes how far it has trained.
 
-`HangDetector` finds trainers whose progress has stopped. `find_state_deadline` calculates how long a trainer may stay
-in one state of progress.json before the launcher counts it as hung.
+`HangDetector` finds trainers that stay in one state of progress.json for too long.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,46 +87,6 @@ def _sum(values: Sequence[float | None]) -> float | None:
     return sum(numbers) if numbers else None
 
 
-def find_state_deadline(
-    state: str,
-    *,
-    progress_deadline: float,
-    exit_deadline: float,
-    longest_stays: Mapping[str, float],
-    before: float,
-    size: float | None,
-) -> tuple[float, str]:
-    """Return (seconds that a trainer may stay in `state`, where that number comes from).
-
-    Args:
-        state: `state` of progress.json.
-        progress_deadline: `training.progressDeadlineSeconds`.
-        exit_deadline: seconds within which a trainer with the state `done` must exit.
-        longest_stays: state → longest time in seconds that a trainer of this rank has spent in it; it
-            has no entry for `training`.
-        before: seconds from the order to train until the trainer entered this state.
-        size: bytes of the checkpoint that was loaded or saved last; None if unknown.
-    """
-    if state == "training":
-        return progress_deadline, "training.progressDeadlineSeconds"
-    if state == "done":
-        return exit_deadline, "for a trainer that is done"
-    if state == "waiting":  # other trainers train or write the model; the coordinator checks that one does
-        return (
-            UNMEASURED_FACTOR * progress_deadline,
-            f"{UNMEASURED_FACTOR} times training.progressDeadlineSeconds",
-        )
-    moved = 0.0 if size is None else size / BYTES_PER_SECOND
-    least = LEAST_SECONDS + moved
-    if state in longest_stays:
-        seconds = max(least, LONGEST_STAY_FACTOR * longest_stays[state])
-        return seconds, f"{LONGEST_STAY_FACTOR} times its longest stay so far, at least {least:.0f} s"
-    known = max(before, LONGEST_STAY_FACTOR * max(longest_stays.values(), default=0.0))
-    bound = float("inf") if size is None else known
-    first = max(progress_deadline, min(UNMEASURED_FACTOR * progress_deadline, bound))
-    return max(first, least), "not measured in this run yet: from training.progressDeadlineSeconds"
-
-
 class HangDetector:
     """Finds out whether the trainers of one rank hang in one attempt.
 
@@ -148,7 +107,8 @@ class HangDetector:
             settings: the settings of this rank.
             runtime: says whether the trainers report their progress, and whether they run a user's script.
             exit_deadline: seconds within which a trainer with the state `done` must exit.
-            longest_stays: as in `find_state_deadline`; updated here.
+            longest_stays: state → longest time in seconds that a trainer of this rank has spent in it, without
+                `training`; updated here.
         """
         self._settings, self._runtime = settings, runtime
         self._exit_deadline, self._longest_stays = exit_deadline, longest_stays
@@ -184,17 +144,36 @@ class HangDetector:
         if not state:
             is_silent = follows_log and now - self._moved >= deadline
             return (SILENT_LOG.format(deadline), SILENT_LOG_FIX) if is_silent else None
-        limit, source = find_state_deadline(
-            state,
-            progress_deadline=deadline,
-            exit_deadline=self._exit_deadline,
-            longest_stays=self._longest_stays,
-            before=self._entered - self._training_since,
-            size=progress.bytes,
-        )
+        limit, source = self.find_deadline(state, self._entered - self._training_since, progress.bytes)
         if now - self._moved < limit:
             return None
         what = {"training": "no batch", "done": "done, but not exited"}.get(state, f"still {state}")
         at = f"at pass {(progress.number or 0) + 1}, batch {progress.batch}"
         fix = FIXES.get(state, "see the last lines of its log")
         return f"hangs: {what} for {limit:.0f} s ({source}), {at}", f"Fix: {fix}"
+
+    def find_deadline(self, state: str, before: float, size: float | None) -> tuple[float, str]:
+        """Return (seconds that a trainer may stay in `state`, where that number comes from).
+
+        Args:
+            state: `state` of progress.json.
+            before: seconds from the order to train until the trainer entered this state.
+            size: bytes of the checkpoint that was loaded or saved last; None if unknown.
+        """
+        deadline, stays = self._settings.progress_deadline_seconds, self._longest_stays
+        if state == "training":
+            return deadline, "training.progressDeadlineSeconds"
+        if state == "done":
+            return self._exit_deadline, "for a trainer that is done"
+        if (
+            state == "waiting"
+        ):  # other trainers train or write the model; the coordinator checks that one does
+            return UNMEASURED_FACTOR * deadline, f"{UNMEASURED_FACTOR} times training.progressDeadlineSeconds"
+        least = LEAST_SECONDS + (size or 0.0) / BYTES_PER_SECOND
+        if state in stays:
+            seconds = max(least, LONGEST_STAY_FACTOR * stays[state])
+            return seconds, f"{LONGEST_STAY_FACTOR} times its longest stay so far, at least {least:.0f} s"
+        known = max(before, LONGEST_STAY_FACTOR * max(stays.values(), default=0.0))
+        bound = float("inf") if size is None else known
+        first = max(deadline, min(UNMEASURED_FACTOR * deadline, bound))
+        return max(first, least), "not measured in this run yet: from training.progressDeadlineSeconds"

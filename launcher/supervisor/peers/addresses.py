@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import ipaddress
 import socket
 import struct
 from collections.abc import Collection
@@ -17,7 +16,6 @@ from pathlib import Path
 from launcher.errors import GangError, setting_error
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
-_IF_INET6 = Path("/proc/net/if_inet6")
 _TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _WITHOUT_PEER = frozenset(("02", "03", "07", "0A"))
 """TCP_SYN_SENT, TCP_SYN_RECV, TCP_CLOSE and TCP_LISTEN of the kernel's include/net/tcp_states.h."""
@@ -38,27 +36,15 @@ class PodNetwork:
         found.sort(key=lambda item: item[0] != socket.AF_INET)
         return list(dict.fromkeys(str(item[4][0]) for item in found))
 
-    def interfaces(self) -> dict[str, list[str]]:
-        """Return the addresses of each network interface: its first IPv4 address, then its IPv6 addresses.
-
-        IPv6 addresses that are link-local are left out. The list is empty for an interface without other addresses.
-
-        Returns:
-            Name of the interface → addresses.
-        """
-        result: dict[str, list[str]] = {name: [] for _, name in socket.if_nameindex()}
+    def interfaces(self) -> dict[str, str]:
+        """Return the first IPv4 address of each network interface; an empty text for an interface without one."""
+        result = {name: "" for _, name in socket.if_nameindex()}
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            for name, addresses in result.items():
+            for name in result:
                 request = struct.pack("256s", name.encode()[:15])
                 with contextlib.suppress(OSError):
                     answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
-                    addresses.append(socket.inet_ntoa(answer[20:24]))
-        with contextlib.suppress(OSError):
-            for line in _IF_INET6.read_text().splitlines():
-                address, *_, name = line.split()
-                parsed = ipaddress.IPv6Address(bytes.fromhex(address))
-                if not parsed.is_link_local:
-                    result.setdefault(name, []).append(str(parsed))
+                    result[name] = socket.inet_ntoa(answer[20:24])
         return result
 
     def listen(self, port: int) -> socket.socket:
@@ -94,17 +80,14 @@ def find_advertised_address(network: PodNetwork, nic: str) -> str:
         SettingsError: there is no such interface, or it has no IPv4 address, so Paddle cannot use it.
     """
     interfaces = network.interfaces()
-    for address in interfaces.get(nic, []):
-        if ":" not in address:
-            return address
-    listed = "; ".join(
-        f"{name} {', '.join(found) or 'without address'}" for name, found in interfaces.items()
-    )
+    if interfaces.get(nic):
+        return interfaces[nic]
+    listed = "; ".join(f"{name} {address or 'without one'}" for name, address in interfaces.items())
     raise setting_error(
         "nic (CONF_PADDLE_NIC)",
         nic,
         "a network interface of the pod with an IPv4 address",
-        f"Paddle's servers do not support IPv6; this pod has only: {listed}",
+        f"Paddle's servers do not support IPv6; the interfaces of this pod and their IPv4 addresses: {listed}",
         "Set nic to an interface with an IPv4 address",
     )
 

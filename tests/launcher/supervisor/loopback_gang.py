@@ -110,8 +110,6 @@ class LoopbackGang:
         self.output = self.job / "output"
         self.timings = {**FAST, **(timings or {})}
         self.fake, self.env = fake or {}, env
-        self.nics: dict[str, list[str]] = {}
-        """If not empty, the interfaces of every pod."""
         self.options, self.report, self.python = options, report, str(python)
         _subnet[1] += 1
         self.addresses = [f"127.{_subnet[0]}.{_subnet[1] % 250}.{i + 2}" for i in range(trainers)]
@@ -160,7 +158,6 @@ class LoopbackGang:
         return {
             "environ": pod_environ(**{**own, **self.env, **env}),
             "hosts": self.hosts,
-            "nics": self.nics or {"lo": ["127.0.0.1"], "eth0": [self.addresses[rank]]},
             "own": self.addresses[rank],
             "timings": self.timings,
             "options": self.options,

@@ -22,14 +22,14 @@ class LoopbackNetwork(PodNetwork):
     """A network in which each rank has its own address in 127/8 and names resolve as the test specifies."""
 
     def __init__(self, config: dict) -> None:
-        self._hosts, self._nics, self.bind_host = config["hosts"], config["nics"], config["own"]
+        self._hosts, self.bind_host = config["hosts"], config["own"]
 
     def resolve(self, name):
         found = self._hosts.get(name, name if name[0].isdigit() else None)
         return [found] if found else []
 
     def interfaces(self):
-        return self._nics
+        return {"lo": "127.0.0.1", "eth0": self.bind_host}
 
     def connect(self, host, port, timeout):
         return super().connect(self._hosts.get(host, host), port, timeout)

@@ -139,9 +139,9 @@ class SimulatedNetwork(PodNetwork):
         """Return no address: rank 0 only asks for those of ranks that are missing."""
         return []
 
-    def interfaces(self) -> dict[str, list[str]]:
+    def interfaces(self) -> dict[str, str]:
         """Return the pod's only interface."""
-        return {"eth0": [self.pod.address]}
+        return {"eth0": self.pod.address}
 
     def connect(self, host: str, port: int, timeout: float) -> Any:
         """Connect to a pserver of this pod; raise OSError if none accepts connections."""

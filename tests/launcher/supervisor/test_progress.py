@@ -21,7 +21,6 @@ from launcher.supervisor.progress import (
     MAX_BYTES,
     HangDetector,
     combine_progress,
-    find_state_deadline,
     read_progress,
 )
 from tests.launcher.supervisor.loopback_gang import pod_environ
@@ -104,17 +103,6 @@ def test_wrong_values_and_unreadable_files_are_left_out(
 GB = 1_000_000_000
 
 
-def seconds(state: str, **changes: Any) -> float:
-    known: dict[str, Any] = {
-        "progress_deadline": 600.0,
-        "exit_deadline": 60.0,
-        "longest_stays": {},
-        "before": 0.0,
-        "size": 0.0,
-    }
-    return find_state_deadline(state, **{**known, **changes})[0]
-
-
 @pytest.mark.parametrize(
     ("state", "changes", "expected"),
     [
@@ -140,9 +128,12 @@ def seconds(state: str, **changes: Any) -> float:
     ],
 )
 def test_the_deadline_of_a_state_follows_from_earlier_stays_and_sizes(
-    state: str, changes: dict[str, Any], expected: float
+    tmp_path: Path, state: str, changes: dict[str, Any], expected: float
 ) -> None:
-    assert seconds(state, **changes) == expected
+    deadline, stays = changes.get("progress_deadline", 600.0), changes.get("longest_stays", {})
+    settings = replace(make_settings(tmp_path), progress_deadline_seconds=deadline)
+    detector = HangDetector(settings, V1Runtime(), 60.0, stays)
+    assert detector.find_deadline(state, changes.get("before", 0.0), changes.get("size", 0.0))[0] == expected
 
 
 HANGS = yaml.safe_load(Path(__file__).with_name("hangs.yaml").read_text("utf-8"))
