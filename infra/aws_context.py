@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import pulumi
 import pulumi_aws as aws
 
-from infra import iam_policies
-from infra.settings import IamSettings
+from infra import iam_policies, naming
+from infra.chart_values import StackInputs
+from infra.settings import Settings
 
 _OBJECT = "aws:s3/bucketObjectv2:BucketObjectv2"
 Found = TypeVar("Found")
@@ -34,27 +35,39 @@ def read_if_exists(read: Callable[[str], Found], id_: str) -> Found | None:
 
 @dataclass(frozen=True)
 class AwsContext:
-    """Account, region, names and tags of a stack.
+    """A stack and its account: settings, names, tags and imports.
 
     Attributes:
-        prefix: prefix of every name; contains project and stack.
-        tags: tags of every resource: the user's, and those in `stack_tags`.
-        stack_tags: the tags that identify the stack.
+        inputs: what is known about the stack before its first resource.
+        account: id of the account.
         partition: AWS partition: aws, aws-cn or aws-us-gov.
-        protect: `storage.protect`: whether destroy keeps file system, bucket, registry, their key and the logs.
-        iam: path and permissions boundary of every IAM role.
         imports: ids of resources that an earlier destroy kept, by key of `storage.adopt` or name of the log group.
     """
 
-    prefix: str
-    tags: Mapping[str, str]
-    stack_tags: Mapping[str, str]
-    region: str
+    inputs: StackInputs
     account: str
     partition: str
-    protect: bool
-    iam: IamSettings
     imports: Mapping[str, str]
+
+    @property
+    def settings(self) -> Settings:
+        """Return the settings of the stack."""
+        return self.inputs.settings
+
+    @property
+    def prefix(self) -> str:
+        """Return the prefix of every name; it contains project and stack."""
+        return self.inputs.prefix
+
+    @property
+    def stack_tags(self) -> dict[str, str]:
+        """Return the tags that identify the stack."""
+        return naming.stack_tags(self.inputs.project, self.inputs.stack)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """Return the tags of every resource: the user's, and those that identify the stack."""
+        return {**self.settings.tags, **self.stack_tags}
 
     def named(self, part: str) -> str:
         """Return the AWS name of a part of the stack: the prefix of the stack, then the part's name."""
@@ -86,12 +99,12 @@ class AwsContext:
     def retain(self, parent: pulumi.Resource, part: str = "", **more: Any) -> pulumi.ResourceOptions:
         """Return pulumi options for a resource that holds user data (a bucket) or protects it (its key).
 
-        With `protect`, `pulumi destroy` keeps the resource, and a later `up` imports it by the id in `imports[part]`.
-        `more` are further options.
+        With `storage.protect`, `pulumi destroy` keeps the resource, and a later `up` imports it by the id in
+        `imports[part]`. `more` are further options.
         """
         if part in self.imports:
             more["import_"] = self.imports[part]
-        return pulumi.ResourceOptions(parent=parent, retain_on_delete=self.protect, **more)
+        return pulumi.ResourceOptions(parent=parent, retain_on_delete=self.settings.storage.protect, **more)
 
     def principal_arn(self, name: str) -> str:
         """Return the ARN of `role/NAME` or `user/NAME` in this account; an ARN is returned unchanged."""
@@ -123,7 +136,7 @@ class AwsComponent(pulumi.ComponentResource):
 
     def create_role(self, part: str, service: str) -> aws.iam.Role:
         """Create a role that one AWS service assumes."""
-        iam = self.context.iam
+        iam = self.context.settings.iam
         return aws.iam.Role(
             self.context.named(part),
             assume_role_policy=iam_policies.trust(service),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import pulumi
 import pulumi_aws as aws
 
 from infra import aws_facts, iam_policies
 from infra.aws_context import AwsComponent, AwsContext
 from infra.efs_storage import EfsStorage
-from infra.settings import Settings
+from infra.vpc_network import SelectedNetwork
 
 IMAGE = "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-{architecture}"
 MOUNT_POINT = "/efs"
@@ -47,32 +45,24 @@ def user_data(entry: str) -> str:
 
 
 class Bastion(AwsComponent):
-    """paddle:infra:Bastion: an EC2 instance that mounts the file system, without open ports and ssh keys.
-
-    `ready` are the resources that give its subnet internet access.
-    """
+    """paddle:infra:Bastion: an EC2 instance that mounts the file system, without open ports and ssh keys."""
 
     def __init__(
-        self,
-        context: AwsContext,
-        storage: EfsStorage,
-        *,
-        vpc_id: pulumi.Input[str],
-        subnet_id: pulumi.Input[str],
-        key_arn: pulumi.Input[str],
-        settings: Settings,
-        ready: Sequence[pulumi.Resource],
+        self, context: AwsContext, network: SelectedNetwork, storage: EfsStorage, key_arn: pulumi.Input[str]
     ) -> None:
         super().__init__("paddle:infra:Bastion", context, "bastion")
-        name, instance_type = context.named("bastion"), settings.bastion.instance_type
-        with_iam = settings.storage.type == "efs-csi"
+        name, instance_type = context.named("bastion"), context.settings.bastion.instance_type
+        with_iam = context.settings.storage.type == "efs-csi"
         role = self.create_role("bastion", "ec2.amazonaws.com")
-        ready = [*ready, self.attach_aws_policy("bastion", role, "AmazonSSMManagedInstanceCore")]
+        # The network comes first, because it gives the subnet internet access.
+        ready = [*network.ready, self.attach_aws_policy("bastion", role, "AmazonSSMManagedInstanceCore")]
         if with_iam:
             ready.append(self.add_inline_policy("bastion", role, storage.with_arns(iam_policies.efs_mount)))
-        profile = aws.iam.InstanceProfile(name, role=role.name, path=context.iam.path, opts=self.child)
+        profile = aws.iam.InstanceProfile(
+            name, role=role.name, path=context.settings.iam.path, opts=self.child
+        )
         group = aws.ec2.SecurityGroup(
-            name, vpc_id=vpc_id, description="The bastion: nothing in", opts=self.child
+            name, vpc_id=network.vpc_id, description="The bastion: nothing in", opts=self.child
         )
         egress = aws.vpc.SecurityGroupEgressRule(
             context.named("bastion-out"),
@@ -91,7 +81,7 @@ class Bastion(AwsComponent):
             name,
             ami=image.value,
             instance_type=instance_type,
-            subnet_id=subnet_id,
+            subnet_id=next(iter(network.subnets.values())),
             vpc_security_group_ids=[group.id],
             iam_instance_profile=profile.name,
             associate_public_ip_address=False,

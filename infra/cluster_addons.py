@@ -7,11 +7,10 @@ from collections.abc import Mapping, Sequence
 import pulumi
 
 from infra import aws_facts, iam_policies
-from infra.aws_context import AwsComponent, AwsContext
+from infra.aws_context import AwsComponent
 from infra.efs_storage import EfsStorage
 from infra.eks_cluster import ADDON_NAMESPACE, EksCluster
 from infra.eks_nodes import Nodes
-from infra.settings import Settings
 
 # For each of the three containers of both controllers of the EFS driver. They have no work, because the
 # program itself creates the volumes; the add-on's default requests would be 1.2 cores in total.
@@ -41,13 +40,12 @@ def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
     return {"containerLogs": {"enabled": True}, "agent": agent, "manager": manager}
 
 
-def create_addons(
-    settings: Settings, cluster: EksCluster, nodes: Nodes, storage: EfsStorage
-) -> list[pulumi.Resource]:
+def create_addons(cluster: EksCluster, nodes: Nodes, storage: EfsStorage) -> list[pulumi.Resource]:
     """Create and return the EKS add-ons whose pods need a node."""
     if not nodes.system_groups:
         return []  # without a node for its pods, an add-on never becomes active
-    context, selector = cluster.context, {"nodeSelector": nodes.system_labels} if nodes.system_labels else {}
+    context, settings = cluster.context, cluster.context.settings
+    selector = {"nodeSelector": nodes.system_labels} if nodes.system_labels else {}
     made: list[pulumi.Resource] = [
         cluster.add_addon(aws_facts.ADDON_COREDNS, selector or None, nodes.system_groups)
     ]
@@ -82,21 +80,12 @@ class Autoscaler(AwsComponent):
     (docs/explanation/decisions.md). Both need one node that always runs, for the controller of the
     storage driver; here it is a small system node.
 
-    Args:
-        labels: labels of the nodes on which it runs.
-        fallback: `nodes.fallback`: whether to add nodes to the group `fallback` while `nodes` gets no spot capacity.
-        after: resources that must exist before the release.
+    With `nodes.fallback`, it adds nodes to the group `fallback` while `nodes` gets no spot capacity. `after` are the
+    resources that must exist before the release.
     """
 
-    def __init__(
-        self,
-        context: AwsContext,
-        cluster: EksCluster,
-        *,
-        labels: Mapping[str, str],
-        fallback: bool,
-        after: Sequence[pulumi.Resource],
-    ) -> None:
+    def __init__(self, cluster: EksCluster, nodes: Nodes, after: Sequence[pulumi.Resource]) -> None:
+        context = cluster.context
         super().__init__("paddle:infra:Autoscaler", context, "autoscaler")
         account, policy = (ADDON_NAMESPACE, AUTOSCALER), iam_policies.autoscaler(context.prefix)
         identity = self.add_pod_identity(cluster.name, "scaler", account, policy)
@@ -104,10 +93,10 @@ class Autoscaler(AwsComponent):
         patch = AUTOSCALER_PATCHES.get(cluster.version, 0)
         values = {
             "cluster": context.prefix,
-            "region": context.region,
+            "region": context.settings.region,
             "image": AUTOSCALER_IMAGE.format(cluster.version, patch),
-            "nodeSelector": dict(labels),
-            "fallback": fallback,
+            "nodeSelector": nodes.system_labels,
+            "fallback": context.settings.nodes.fallback,
         }
         self.release = cluster.add_release(self, "autoscaler", AUTOSCALER, values, [*after, identity])
         self.register_outputs({})
@@ -119,8 +108,8 @@ class DevicePlugin(AwsComponent):
     The plugin makes the GPUs of a node available to pods as `nvidia.com/gpu`.
     """
 
-    def __init__(self, context: AwsContext, cluster: EksCluster, after: Sequence[pulumi.Resource]) -> None:
-        super().__init__("paddle:infra:DevicePlugin", context, "gpus")
+    def __init__(self, cluster: EksCluster, after: Sequence[pulumi.Resource]) -> None:
+        super().__init__("paddle:infra:DevicePlugin", cluster.context, "gpus")
         values = {
             "image": DEVICE_PLUGIN_IMAGE,
             "nodeSelector": aws_facts.GPU_LABELS,

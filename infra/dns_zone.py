@@ -6,23 +6,22 @@ import pulumi
 import pulumi_aws as aws
 
 from infra.aws_context import AwsComponent, AwsContext
-from infra.settings import DnsSettings, Settings
 
 # Clients resolve a name again after a minute, and then find the resource that replaced the old one.
 TTL_SECONDS = 60
 
 
-def private_zone_name(settings: Settings, prefix: str) -> str:
+def private_zone_name(context: AwsContext) -> str:
     """Return the name of the private zone: `dns.zone`, or a default that differs for each stack of an existing VPC.
 
-    Route53 rejects a second private zone of the same name in a VPC. `prefix` is the prefix of the stack's names.
+    Route53 rejects a second private zone of the same name in a VPC.
     """
-    own = f"{prefix}.internal" if settings.network.vpc_id != "" else "paddle.internal"
-    return settings.dns.zone if settings.dns.zone != "" else own
+    own = f"{context.prefix}.internal" if context.settings.network.vpc_id != "" else "paddle.internal"
+    return context.settings.dns.zone if context.settings.dns.zone != "" else own
 
 
 class Dns(AwsComponent):
-    """paddle:infra:Dns: the private zone `zone_name` with records `efs` and `api`; and the public `dns.externalName`.
+    """paddle:infra:Dns: the private zone of `vpc_id` with records `efs` and `api`; and the public `dns.externalName`.
 
     `api_host` is the host name of the API server; None without a cluster.
     """
@@ -30,20 +29,18 @@ class Dns(AwsComponent):
     def __init__(
         self,
         context: AwsContext,
-        *,
-        zone_name: str,
         vpc_id: pulumi.Input[str],
         file_system_host: pulumi.Input[str],
         api_host: pulumi.Input[str] | None,
-        settings: DnsSettings,
     ) -> None:
         super().__init__("paddle:infra:Dns", context, "dns")
+        zone_name, settings = private_zone_name(context), context.settings.dns
         # Without force_destroy: all records are the program's own, and others must not be lost unnoticed.
         zone = aws.route53.Zone(
             context.named("zone"),
             name=zone_name,
             comment=f"{context.prefix}: names inside the network",
-            vpcs=[aws.route53.ZoneVpcArgs(vpc_id=vpc_id)],
+            vpcs=[{"vpc_id": vpc_id}],
             opts=self.child,
         )
         names = {f"efs.{zone_name}": (zone.zone_id, file_system_host)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pulumi
 import pulumi_aws as aws
@@ -10,7 +10,7 @@ import pulumi_aws as aws
 from infra import iam_policies
 from infra.aws_context import AwsComponent, AwsContext
 from infra.kept_data import ACCESS_POINT, FILE_SYSTEM
-from infra.settings import StorageSettings
+from infra.vpc_network import SelectedNetwork
 
 NFS_PORT = 2049
 POD_UID = 10001
@@ -18,29 +18,19 @@ POD_GID = 10001
 
 
 class EfsStorage(AwsComponent):
-    """paddle:infra:Storage: the file system; `allow_nfs` opens it to a security group.
+    """paddle:infra:Storage: the file system; `allow_nfs` opens it to a security group."""
 
-    `subnets` maps each zone to the id of the subnet for its mount target (EFS allows one mount target in a zone).
-    """
-
-    def __init__(
-        self,
-        context: AwsContext,
-        *,
-        vpc_id: pulumi.Input[str],
-        subnets: Mapping[str, pulumi.Input[str]],
-        key_arn: pulumi.Input[str],
-        settings: StorageSettings,
-    ) -> None:
+    def __init__(self, context: AwsContext, network: SelectedNetwork, key_arn: pulumi.Input[str]) -> None:
         super().__init__("paddle:infra:Storage", context, "storage")
+        settings = context.settings.storage
         days = settings.archive_after_days
-        policies: list[aws.efs.FileSystemLifecyclePolicyArgs] = []
+        policies: list[dict[str, str]] = []
         if days > 0:
             period = "AFTER_1_DAY" if days == 1 else f"AFTER_{days}_DAYS"
             # A file moves back when it is read, so a resumed training does not pay for each access.
             policies = [
-                aws.efs.FileSystemLifecyclePolicyArgs(transition_to_ia=period),
-                aws.efs.FileSystemLifecyclePolicyArgs(transition_to_primary_storage_class="AFTER_1_ACCESS"),
+                {"transition_to_ia": period},
+                {"transition_to_primary_storage_class": "AFTER_1_ACCESS"},
             ]
         self.file_system = aws.efs.FileSystem(
             context.named("efs"),
@@ -60,7 +50,7 @@ class EfsStorage(AwsComponent):
         )
         self.group = aws.ec2.SecurityGroup(
             context.named("efs"),
-            vpc_id=vpc_id,
+            vpc_id=network.vpc_id,
             description="NFS from the nodes to the file system",
             opts=self.child,
         )
@@ -72,7 +62,7 @@ class EfsStorage(AwsComponent):
                 security_groups=[self.group.id],
                 opts=self.child,
             )
-            for name, subnet in subnets.items()
+            for name, subnet in network.subnets.items()
         ]
         # uid and gid of every pod of the chart; the access point enforces the same.
         user = {"uid": POD_UID, "gid": POD_GID}

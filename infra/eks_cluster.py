@@ -13,7 +13,6 @@ import pulumi_kubernetes as k8s
 
 from infra import aws_facts, iam_policies, naming
 from infra.aws_context import AwsComponent, AwsContext, read_if_exists
-from infra.settings import ClusterSettings
 
 # Of the charts for the cluster itself: autoscaler and device plugin.
 ADDON_NAMESPACE = "kube-system"
@@ -118,23 +117,19 @@ class EksCluster(AwsComponent):
 
     Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for
     the access entries, `entries`.
-    `live` is the running cluster, `after` the resources that must exist before it, and `external_name` the public name
-    of the API server (`dns.externalName`), or an empty text.
+    `live` is the running cluster, and `after` are the resources that must exist before it.
     """
 
     def __init__(
         self,
         context: AwsContext,
-        *,
         subnet_ids: Sequence[pulumi.Input[str]],
-        service_cidr: str,
         key_arn: pulumi.Input[str],
-        settings: ClusterSettings,
         live: LiveCluster,
         after: Sequence[pulumi.Resource],
-        external_name: str,
     ) -> None:
         super().__init__("paddle:infra:Cluster", context, "cluster")
+        settings, service_cidr = context.settings.cluster, context.settings.network.service_cidr
         self.version = newer_version(settings.version, live.version)
         if self.version != settings.version:
             pulumi.log.warn(
@@ -189,8 +184,8 @@ class EksCluster(AwsComponent):
                 found[0],
                 found[1]["data"] if isinstance(found[1], dict) else found[1].data,
                 found[2],
-                context.region,
-                external_name=external_name,
+                context.settings.region,
+                external_name=context.settings.dns.external_name,
             )
         )
         self.security_group_id: pulumi.Output[str] = self.cluster.vpc_config.apply(

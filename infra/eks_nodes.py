@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pulumi
 import pulumi_aws as aws
 
 from infra import aws_facts
-from infra.aws_context import AwsComponent, AwsContext
-from infra.eks_cluster import LiveCluster, LiveGroup, newer_version
+from infra.aws_context import AwsComponent
+from infra.eks_cluster import EksCluster, LiveCluster, LiveGroup, newer_version
 from infra.settings import NodesSettings
+from infra.vpc_network import SelectedNetwork
 
 # The minimum for a node: join the cluster, pull images, pod networking; and Session Manager instead of ssh.
 NODE_POLICIES = (
@@ -70,36 +71,30 @@ class Nodes(AwsComponent):
     With `nodes.fallback` there are two kinds: spot nodes, and on-demand nodes for times without spot capacity. Nodes
     with GPUs have a taint, so that only pods that tolerate it occupy them.
 
-    `system_groups` is the node group (or none) on which add-ons run, and `system_labels` its labels.
-
-    Args:
-        version: minor version of Kubernetes in the settings.
-        live: the running cluster.
-        after: resources that must exist before the nodes.
+    `system_groups` is the node group (or none) on which add-ons run, and `system_labels` its labels. `live` is the
+    running cluster.
     """
 
     def __init__(
         self,
-        context: AwsContext,
-        *,
-        cluster_name: pulumi.Input[str],
-        subnets: Mapping[str, pulumi.Input[str]],
+        cluster: EksCluster,
+        network: SelectedNetwork,
         key_arn: pulumi.Input[str],
-        settings: NodesSettings,
-        version: str,
         live: LiveCluster,
-        after: Sequence[pulumi.Resource],
     ) -> None:
+        context = cluster.context
         super().__init__("paddle:infra:Nodes", context, "nodes")
+        settings, subnets = context.settings.nodes, network.subnets
         role = self.create_role("nodes", "ec2.amazonaws.com")
         attached = [
             self.attach_aws_policy(f"nodes-{name.lower().replace('_', '-')}", role, name)
             for name in NODE_POLICIES
         ]
+        after = [*cluster.before_nodes, *cluster.entries, *network.ready, *attached]
         template = self._launch_template(settings, key_arn)
         for_gpus: dict[str, Any] = {}
         if settings.has_gpus:
-            taint = aws.eks.NodeGroupTaintArgs(key=aws_facts.GPU_TAINT, value="present", effect="NO_SCHEDULE")
+            taint = {"key": aws_facts.GPU_TAINT, "value": "present", "effect": "NO_SCHEDULE"}
             for_gpus = {"labels": aws_facts.GPU_LABELS, "taints": [taint]}
 
         def node_group(
@@ -110,7 +105,9 @@ class Nodes(AwsComponent):
             **more: Any,
         ) -> aws.eks.NodeGroup:
             now = live.groups.get(name)
-            wanted = newer_version(version, live.version if now is None else now.version)
+            wanted = newer_version(
+                context.settings.cluster.version, live.version if now is None else now.version
+            )
             ignored = []
             if now is not None and now.version == wanted:
                 ignored.append("version")
@@ -127,27 +124,22 @@ class Nodes(AwsComponent):
                 release = aws.ssm.get_parameter(name=parameter, opts=opts).insecure_value
             return aws.eks.NodeGroup(
                 context.named(name),
-                cluster_name=cluster_name,
+                cluster_name=cluster.name,
                 version=wanted,
                 release_version=release,
                 node_role_arn=role.arn,
                 subnet_ids=list(subnet_ids),
                 ami_type=image[0],
-                launch_template=aws.eks.NodeGroupLaunchTemplateArgs(
-                    id=template.id, version=template.latest_version.apply(str)
-                ),
-                scaling_config=aws.eks.NodeGroupScalingConfigArgs(
-                    min_size=sizes[0], desired_size=sizes[1], max_size=sizes[2]
-                ),
+                launch_template={"id": template.id, "version": template.latest_version.apply(str)},
+                scaling_config={"min_size": sizes[0], "desired_size": sizes[1], "max_size": sizes[2]},
                 # By default EKS starts up to twice as many nodes as the group has zones before it removes one. Quotas
                 # of GPUs are small, so a node with GPUs is removed first.
-                update_config=aws.eks.NodeGroupUpdateConfigArgs(
-                    max_unavailable=1, update_strategy="MINIMAL" if image == NVIDIA else None
-                ),
-                node_repair_config=aws.eks.NodeGroupNodeRepairConfigArgs(enabled=True),
-                opts=pulumi.ResourceOptions(
-                    parent=self, depends_on=[*after, *attached], ignore_changes=ignored
-                ),
+                update_config={
+                    "max_unavailable": 1,
+                    "update_strategy": "MINIMAL" if image == NVIDIA else None,
+                },
+                node_repair_config={"enabled": True},
+                opts=pulumi.ResourceOptions(parent=self, depends_on=after, ignore_changes=ignored),
                 **more,
             )
 
@@ -180,7 +172,7 @@ class Nodes(AwsComponent):
         self.system_groups = self.groups if settings.desired > 0 else []
         self.system_labels: dict[str, str] = {}
         if settings.has_system_group:
-            taint = aws.eks.NodeGroupTaintArgs(key="CriticalAddonsOnly", value="true", effect="NO_SCHEDULE")
+            taint = {"key": "CriticalAddonsOnly", "value": "true", "effect": "NO_SCHEDULE"}
             self.system_labels = SYSTEM_LABELS
             self.system_groups = [
                 node_group(
@@ -199,34 +191,34 @@ class Nodes(AwsComponent):
         name, placement = self.context.named("nodes"), None
         if settings.placement_group:
             group = aws.ec2.PlacementGroup(name, strategy="cluster", opts=self.child)
-            placement = aws.ec2.LaunchTemplatePlacementArgs(group_name=group.name)
+            placement = {"group_name": group.name}
         return aws.ec2.LaunchTemplate(
             name,
             description="Worker nodes: encrypted disk, IMDSv2, one hop so that pods do not become the node",
             update_default_version=True,
             key_name=settings.ssh_key_name if settings.ssh_key_name != "" else None,
             block_device_mappings=[
-                aws.ec2.LaunchTemplateBlockDeviceMappingArgs(
-                    device_name="/dev/xvda",
-                    ebs=aws.ec2.LaunchTemplateBlockDeviceMappingEbsArgs(
-                        volume_size=settings.disk_gib,
-                        volume_type="gp3",
-                        encrypted="true",
-                        kms_key_id=key_arn,
-                        delete_on_termination="true",
-                    ),
-                )
+                {
+                    "device_name": "/dev/xvda",
+                    "ebs": {
+                        "volume_size": settings.disk_gib,
+                        "volume_type": "gp3",
+                        "encrypted": "true",
+                        "kms_key_id": key_arn,
+                        "delete_on_termination": "true",
+                    },
+                }
             ],
-            metadata_options=aws.ec2.LaunchTemplateMetadataOptionsArgs(
-                http_endpoint="enabled", http_tokens="required", http_put_response_hop_limit=1
-            ),
+            metadata_options={
+                "http_endpoint": "enabled",
+                "http_tokens": "required",
+                "http_put_response_hop_limit": 1,
+            },
             placement=placement,
             # EKS passes the node group's tags to neither instances nor volumes. A change makes a new version of the
             # template, to which EKS updates the groups node by node.
             tag_specifications=[
-                aws.ec2.LaunchTemplateTagSpecificationArgs(
-                    resource_type=kind, tags=self.context.tagged("node")
-                )
+                {"resource_type": kind, "tags": self.context.tagged("node")}
                 for kind in ("instance", "volume")
             ],
             opts=self.child,

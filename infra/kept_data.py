@@ -8,7 +8,6 @@ The log groups need no setting, because their names are fixed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import pulumi
@@ -16,7 +15,7 @@ import pulumi_aws as aws
 
 from infra import iam_policies, naming
 from infra.aws_context import AwsComponent, AwsContext, read_if_exists
-from infra.settings import PROJECT, ArtifactsSettings, ClusterSettings, Problem, Settings, SettingsError
+from infra.settings import PROJECT, Problem, Settings, SettingsError
 
 # Keys of storage.adopt.
 FILE_SYSTEM, ACCESS_POINT, BUCKET = "fileSystem", "accessPoint", "bucket"
@@ -35,16 +34,16 @@ _FILE_SYSTEM_ARN, _GROUP_ARN = ":file-system/", ":security-group/"
 class Key(AwsComponent):
     """paddle:infra:Key: the stack's own KMS key, or an existing one, for secrets, stored data and disks.
 
-    With `key_arn` (`kms.keyArn`), the component creates no key and only passes this ARN on, so a destroy cannot
-    affect that key.
+    With `kms.keyArn`, the component creates no key and only passes this ARN on, so a destroy cannot affect that key.
     """
 
     arn: pulumi.Output[str]
 
-    def __init__(self, context: AwsContext, key_arn: str) -> None:
+    def __init__(self, context: AwsContext) -> None:
         super().__init__("paddle:infra:Key", context, "key")
-        if key_arn != "":
-            self.arn = pulumi.Output.from_input(key_arn)
+        existing, region = context.settings.kms.key_arn, context.settings.region
+        if existing != "":
+            self.arn = pulumi.Output.from_input(existing)
         else:
             # Retained with the data, which cannot be read without its key.
             key = aws.kms.Key(
@@ -52,7 +51,7 @@ class Key(AwsComponent):
                 description=f"{context.prefix}: secrets, file system, bucket, registry and disks",
                 enable_key_rotation=True,
                 deletion_window_in_days=DELETION_WINDOW_DAYS,
-                policy=iam_policies.key_policy(context.partition, context.account, context.region),
+                policy=iam_policies.key_policy(context.partition, context.account, region),
                 opts=context.retain(self, KEY),
             )
             aws.kms.Alias(
@@ -75,7 +74,7 @@ class Registry(AwsComponent):
             image_tag_mutability="IMMUTABLE",
             image_scanning_configuration={"scan_on_push": True},
             encryption_configurations=[{"encryption_type": "KMS", "kms_key": key_arn}],
-            force_delete=not context.protect,
+            force_delete=not context.settings.storage.protect,
             opts=context.retain(self, REGISTRY),
         )
         aws.ecr.LifecyclePolicy(
@@ -96,8 +95,9 @@ class Logs(AwsComponent):
     period and tags; and deleted after it, because EKS creates a deleted group again while it still writes.
     """
 
-    def __init__(self, context: AwsContext, settings: ClusterSettings) -> None:
+    def __init__(self, context: AwsContext) -> None:
         super().__init__("paddle:infra:Logs", context, "logs")
+        settings = context.settings.cluster
         self.groups = {
             part: aws.cloudwatch.LogGroup(
                 context.named(part),
@@ -111,24 +111,15 @@ class Logs(AwsComponent):
 
 
 class Artifacts(AwsComponent):
-    """paddle:infra:Artifacts: a private, encrypted, versioned bucket for sources and models that accepts only TLS.
+    """paddle:infra:Artifacts: a private, encrypted, versioned bucket for sources and models that accepts only TLS."""
 
-    The paths in `settings.uploads` are relative to `project_folder`.
-    """
-
-    def __init__(
-        self,
-        context: AwsContext,
-        *,
-        key_arn: pulumi.Input[str],
-        settings: ArtifactsSettings,
-        project_folder: Path,
-    ) -> None:
+    def __init__(self, context: AwsContext, key_arn: pulumi.Input[str]) -> None:
         super().__init__("paddle:infra:Artifacts", context, "artifacts")
+        settings, protect = context.settings.artifacts, context.settings.storage.protect
         retained = context.retain(self)
         name = context.named("artifacts")
         # Without protection, a destroy also deletes the bucket's objects.
-        bucket = aws.s3.Bucket(name, force_destroy=not context.protect, opts=context.retain(self, BUCKET))
+        bucket = aws.s3.Bucket(name, force_destroy=not protect, opts=context.retain(self, BUCKET))
         block = aws.s3.BucketPublicAccessBlock(
             name,
             bucket=bucket.id,
@@ -180,7 +171,7 @@ class Artifacts(AwsComponent):
             opts=context.retain(self, depends_on=[block]),
         )
         for key, path in settings.uploads.items():
-            file = project_folder / path
+            file = context.inputs.folder / path
             if not file.is_file():
                 continue  # only in a preview: an update rejects it (infra/target_aws.py)
             aws.s3.BucketObjectv2(

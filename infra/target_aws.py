@@ -17,12 +17,12 @@ from infra.aws_facts import GPU_RESOURCE
 from infra.bastion import Bastion
 from infra.chart_values import StackInputs
 from infra.cluster_addons import Autoscaler, DevicePlugin, create_addons
-from infra.dns_zone import Dns, private_zone_name
+from infra.dns_zone import Dns
 from infra.efs_storage import EfsStorage
 from infra.eks_cluster import CONTEXT, EksCluster, LiveCluster, endpoint_host, read_live_cluster
 from infra.eks_nodes import Nodes
 from infra.kept_data import Artifacts, Key, Logs, Registry, check_retained
-from infra.settings import BudgetSettings, Problem, SettingsError
+from infra.settings import Problem, SettingsError
 from infra.training import DATA_LOSS_NOTE, Training
 from infra.vpc_network import VpcNetwork, check_existing_network, select_zones
 
@@ -132,7 +132,7 @@ def create_context(inputs: StackInputs) -> AwsContext:
     Raises:
         SettingsError: the stack's name is too long, or `check_retained` found a problem.
     """
-    settings, prefix = inputs.settings, inputs.prefix
+    prefix = inputs.prefix
     if len(prefix) > LONGEST_PREFIX:
         limit, why = (
             f"at most {LONGEST_PREFIX} characters",
@@ -141,18 +141,8 @@ def create_context(inputs: StackInputs) -> AwsContext:
         fix = "create a stack with a shorter name: pulumi stack init NAME"
         raise SettingsError([Problem("the stack's name", prefix, f"{limit}: {why}. Fix: {fix}")])
     caller = aws.get_caller_identity()
-    stack_tags = naming.stack_tags(inputs.project, inputs.stack)
-    return AwsContext(
-        prefix=prefix,
-        tags={**settings.tags, **stack_tags},
-        stack_tags=stack_tags,
-        region=settings.region,
-        account=caller.account_id,
-        partition=caller.arn.split(":")[1],
-        protect=settings.storage.protect,
-        iam=settings.iam,
-        imports=check_retained(settings, prefix, stack_tags),
-    )
+    imports = check_retained(inputs.settings, prefix, naming.stack_tags(inputs.project, inputs.stack))
+    return AwsContext(inputs, caller.account_id, caller.arn.split(":")[1], imports)
 
 
 class Budget(AwsComponent):
@@ -161,8 +151,9 @@ class Budget(AwsComponent):
     The costs that it counts stay at 0 dollars until the account activates KubernetesCluster as a cost allocation tag.
     """
 
-    def __init__(self, context: AwsContext, settings: BudgetSettings) -> None:
+    def __init__(self, context: AwsContext) -> None:
         super().__init__("paddle:infra:Budget", context, "budget")
+        settings = context.settings.budget
         aws.budgets.Budget(
             context.named("budget"),
             name=context.named("budget"),
@@ -199,22 +190,18 @@ def create_aws_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
         check_instance_types(inputs)
     context = create_context(inputs)
     if settings.network.vpc_id != "":
-        network = check_existing_network(settings, context)
+        network = check_existing_network(context)
     else:
-        zones = select_zones(settings)
-        with_access = settings.compute == "on"
-        network = VpcNetwork(context, settings.network, zones=zones, internet_access=with_access).selected
+        network = VpcNetwork(context, select_zones(settings)).selected
     live = read_live_cluster(context.prefix) if settings.compute == "on" else LiveCluster()
     # All checks are done: from here on, resources are created.
-    key = Key(context, settings.kms.key_arn)
-    storage = EfsStorage(
-        context, vpc_id=network.vpc_id, subnets=network.subnets, key_arn=key.arn, settings=settings.storage
-    )
-    bucket = Artifacts(context, key_arn=key.arn, settings=settings.artifacts, project_folder=inputs.folder)
+    key = Key(context)
+    storage = EfsStorage(context, network, key.arn)
+    bucket = Artifacts(context, key.arn)
     registry = Registry(context, key.arn)
-    logs = Logs(context, settings.cluster)
+    logs = Logs(context)
     if settings.budget.dollars > 0:
-        Budget(context, settings.budget)
+        Budget(context)
     outputs: dict[str, pulumi.Input[Any]] = {
         "region": settings.region,
         "vpcId": network.vpc_id,
@@ -222,7 +209,7 @@ def create_aws_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
         "bucket": bucket.bucket,
         "registry": registry.url,
         "kept": "nothing: storage.protect is false"
-        if not context.protect
+        if not settings.storage.protect
         else {
             "fileSystem": storage.file_system.id,
             "accessPoint": storage.access_point.id,
@@ -235,16 +222,8 @@ def create_aws_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
     }
     api_host: pulumi.Output[str] | None = None
     if settings.compute == "on":
-        cluster = EksCluster(
-            context,
-            subnet_ids=network.cluster_subnets,
-            service_cidr=settings.network.service_cidr,
-            key_arn=key.arn,
-            settings=settings.cluster,
-            live=live,
-            after=list(logs.groups.values()),
-            external_name=settings.dns.external_name,
-        )
+        after = list(logs.groups.values())
+        cluster = EksCluster(context, network.cluster_subnets, key.arn, live, after)
         api_host = cluster.cluster.endpoint.apply(endpoint_host)
         # A pod gets AWS credentials only if its pod identity exists when the pod is created.
         policy = pulumi.Output.all(bucket.arn, key.arn).apply(lambda arns: iam_policies.pods(*arns))
@@ -252,50 +231,20 @@ def create_aws_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
         account = (values.get("serviceAccount") or {}).get("name") or values.get("fullnameOverride")
         account = (settings.namespace.name, account or settings.release.name)
         identity = cluster.add_pod_identity(cluster.name, "pods", account, policy)
-        nodes = Nodes(
-            context,
-            cluster_name=cluster.name,
-            subnets=network.subnets,
-            key_arn=key.arn,
-            settings=settings.nodes,
-            version=settings.cluster.version,
-            live=live,
-            after=[*cluster.before_nodes, *cluster.entries, *network.ready],
-        )
-        ready = [*cluster.entries, *nodes.groups, *storage.mount_targets]
-        ready += create_addons(settings, cluster, nodes, storage)
-        after = [*ready, storage.allow_nfs("nodes", cluster.security_group_id), identity]
-        outputs |= create_release(
-            context, inputs, cluster, nodes, storage=storage, bucket=bucket, after=after
-        )
+        nodes = Nodes(cluster, network, key.arn, live)
+        addons = create_addons(cluster, nodes, storage)
+        nfs = storage.allow_nfs("nodes", cluster.security_group_id)
+        ready = [*cluster.entries, *nodes.groups, *storage.mount_targets, *addons, nfs, identity]
+        outputs |= create_release(cluster, nodes, storage, bucket, ready)
         if settings.bastion.enabled:
-            bastion = Bastion(
-                context,
-                storage,
-                vpc_id=network.vpc_id,
-                subnet_id=next(iter(network.subnets.values())),
-                key_arn=key.arn,
-                settings=settings,
-                ready=network.ready,
-            )
-            outputs["bastion"] = bastion.instance.id
-    Dns(
-        context,
-        zone_name=private_zone_name(settings, context.prefix),
-        vpc_id=network.vpc_id,
-        file_system_host=storage.file_system.dns_name,
-        api_host=api_host,
-        settings=settings.dns,
-    )
+            outputs["bastion"] = Bastion(context, network, storage, key.arn).instance.id
+    Dns(context, network.vpc_id, storage.file_system.dns_name, api_host)
     return outputs
 
 
 def create_release(
-    context: AwsContext,
-    inputs: StackInputs,
     cluster: EksCluster,
     nodes: Nodes,
-    *,
     storage: EfsStorage,
     bucket: Artifacts,
     after: Sequence[pulumi.Resource],
@@ -303,8 +252,9 @@ def create_release(
     """Create the release, the autoscaler (`nodes.auto`) and the device plugin (GPU nodes); return outputs of the stack.
 
     While the setting `image` is empty, create none of them, and log a warning with the command that pushes an image.
+    `after` are the resources that must exist before them.
     """
-    settings = inputs.settings
+    inputs, settings = cluster.context.inputs, cluster.context.settings
     outputs: dict[str, pulumi.Input[Any]] = {"kubeconfig": cluster.kubeconfig, "cluster": cluster.name}
     if inputs.image == "":
         command = f"make push STACK={inputs.stack}"
@@ -313,13 +263,9 @@ def create_release(
         )
         return {**outputs, "next": f"{command} && pulumi up --stack {inputs.stack}"}
     if settings.nodes.auto:
-        scaler = Autoscaler(
-            context, cluster, labels=nodes.system_labels, fallback=settings.nodes.fallback, after=after
-        )
-        after = [*after, scaler.release]
+        after = [*after, Autoscaler(cluster, nodes, after).release]
     if settings.nodes.has_gpus:
-        plugin = DevicePlugin(context, cluster, after)
-        after = [*after, plugin.release]
+        after = [*after, DevicePlugin(cluster, after).release]
     values = pulumi.Output.all(
         storage.file_system.id, storage.access_point.id, storage.file_system.dns_name, bucket.bucket
     ).apply(lambda ids: inputs.release_values(*ids))

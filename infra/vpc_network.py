@@ -12,7 +12,7 @@ import pulumi_aws as aws
 from infra.aws_context import AwsComponent, AwsContext, read_if_exists
 from infra.aws_facts import PRIVATE_SERVICES, ZONES_WITHOUT_CONTROL_PLANE
 from infra.dns_zone import private_zone_name
-from infra.settings import NetworkSettings, Problem, Settings, SettingsError
+from infra.settings import Problem, Settings, SettingsError
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class SelectedNetwork:
     """The network to build in.
 
     Attributes:
-        subnets: zone → id of the private subnet for nodes and mount targets.
+        subnets: zone → id of the private subnet for nodes and the mount target (EFS allows one in a zone).
         cluster_subnets: ids of the subnets of the control plane.
         ready: resources that must exist before the nodes (routes, route tables of the subnets, NAT
             gateways, endpoints).
@@ -59,7 +59,7 @@ def select_zones(settings: Settings) -> list[str]:
     return list(chosen) or names[: network.zones]
 
 
-def check_existing_network(settings: Settings, context: AwsContext) -> SelectedNetwork:
+def check_existing_network(context: AwsContext) -> SelectedNetwork:
     """Return the network of `network.vpcId` and `network.subnetIds`, after reading it from AWS.
 
     Raises:
@@ -67,7 +67,8 @@ def check_existing_network(settings: Settings, context: AwsContext) -> SelectedN
             one zone; DNS is off in the VPC; the network of Kubernetes Services overlaps it; or the VPC has a private
             zone with the name of the stack's.
     """
-    network, ids = settings.network, "network.subnetIds"
+    settings, ids = context.settings, "network.subnetIds"
+    network = settings.network
     vpc = aws.ec2.get_vpc(id=network.vpc_id)
     subnets = [aws.ec2.get_subnet(id=name) for name in network.subnet_ids]
     problems: list[Problem] = []
@@ -92,7 +93,7 @@ def check_existing_network(settings: Settings, context: AwsContext) -> SelectedN
         problems.append(settings.problem("network.vpcId", f"{limit}: {why}. Fix: {fix}"))
     for block in sorted({vpc.cidr_block, *(part.cidr_block for part in vpc.cidr_block_associations or ())}):
         problems += network.service_network_problems("paddle-training:network.serviceCidr", block)
-    name = private_zone_name(settings, context.prefix)
+    name = private_zone_name(context)
     zone = read_if_exists(
         lambda name: aws.route53.get_zone(name=name, private_zone=True, vpc_id=network.vpc_id), name
     )
@@ -123,15 +124,12 @@ def plan_subnets(vpc_cidr: str, zones: int) -> list[tuple[str, str]]:
 class VpcNetwork(AwsComponent):
     """paddle:infra:Network: the VPC with a public and a private subnet in each zone; `selected` describes it.
 
-    Without `internet_access` (while compute is off), there are no NAT gateways or interface endpoints, because they
-    cost money by the hour.
+    While compute is off, there are no NAT gateways or interface endpoints, because they cost money by the hour.
     """
 
-    def __init__(
-        self, context: AwsContext, settings: NetworkSettings, *, zones: Sequence[str], internet_access: bool
-    ) -> None:
+    def __init__(self, context: AwsContext, zones: Sequence[str]) -> None:
         super().__init__("paddle:infra:Network", context, "network")
-        vpc_cidr, nat = settings.vpc_cidr, settings.nat
+        vpc_cidr, nat = context.settings.network.vpc_cidr, context.settings.network.nat
         self._zones, self._nat = zones, nat
         # The name of the file system and private zones resolve only with both of these.
         self._vpc = aws.ec2.Vpc(
@@ -170,13 +168,13 @@ class VpcNetwork(AwsComponent):
             aws.ec2.VpcEndpoint(
                 context.named("s3"),
                 vpc_id=self._vpc.id,
-                service_name=f"com.amazonaws.{context.region}.s3",
+                service_name=f"com.amazonaws.{context.settings.region}.s3",
                 vpc_endpoint_type="Gateway",
                 route_table_ids=[table.id for table in self._tables],
                 opts=self.child,
             )
         )
-        if internet_access:
+        if context.settings.compute == "on":
             ready += self._endpoints(vpc_cidr) if nat == "none" else self._nat_gateways(public_route)
         ids = [subnet.id for subnet in self._privates]
         self.selected = SelectedNetwork(self._vpc.id, dict(zip(zones, ids, strict=True)), ids, ready)
@@ -251,7 +249,7 @@ class VpcNetwork(AwsComponent):
             aws.ec2.VpcEndpoint(
                 self.context.named(f"to-{service.replace('.', '-')}"),
                 vpc_id=self._vpc.id,
-                service_name=f"com.amazonaws.{self.context.region}.{service}",
+                service_name=f"com.amazonaws.{self.context.settings.region}.{service}",
                 vpc_endpoint_type="Interface",
                 subnet_ids=[subnet.id for subnet in self._privates],
                 security_group_ids=[group.id],
