@@ -113,7 +113,6 @@ def rename_column(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("following", replace_in("model.json", '"version": 2', '"version": 3'), "has a model of version 3"),
         ("following", lambda folder: (folder / "network.pdiparams").unlink(), "network.pdiparams is missing"),
         ("following", replace_in(PROGRAM, "BLANK = {", "BLANK = {}; _ = {"),
          "rejects a row that was predicted before: row 1 has"),

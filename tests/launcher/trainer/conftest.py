@@ -68,6 +68,32 @@ def staged(tmp_path: Path) -> Callable[..., list[Path]]:
     return make
 
 
+STUBS = """
+import numpy as np
+from launcher.program import Ids, Real
+
+LABEL = "label"
+
+def network(data, job): ...
+def metrics(prediction, label): ...
+def optimizer(job): ...
+"""
+"""The beginning of a program that is not trained: what follows replaces some of these parts, and adds the others."""
+TRAINED = (
+    STUBS
+    + """
+import paddle
+
+def metrics(prediction, label):
+    return {"rmse": float(np.sqrt(np.mean(np.square(prediction - label))))}
+
+def optimizer(job):
+    return paddle.optimizer.SGD(0.01)
+"""
+)
+"""The beginning of a program that is trained."""
+
+
 def write_program(folder: Path, text: str) -> Path:
     """Write a training program to a new folder, and return its file."""
     folder.mkdir(parents=True)

@@ -13,16 +13,13 @@ import pytest
 from launcher.paths import Position
 from testkit.shared_fixtures import create_once
 
-from .conftest import load, stage, write_program
+from .conftest import TRAINED, load, stage, write_program
 from .loopback_training import LoopbackTraining, find_free_ports, prepare_training
 
-PROGRAM = '''
-import numpy as np
-import paddle
-from launcher.program import Ids, Real
-
+PROGRAM = (
+    TRAINED
+    + '''
 COLUMNS = ("id", "other", "slopes", "late", "label")
-LABEL = "label"
 OPTIONS = {"width": 4, "rule": "adam"}
 
 def inputs(job):
@@ -59,13 +56,8 @@ def network(data, job):
     loss = loss + paddle.mean(paddle.sum((pooled + single[:, 0])[:, :4] * data["slopes"], axis=1))
     guess = paddle.static.nn.fc(data["slopes"], 1, name="guess")
     return guess, loss + paddle.mean(paddle.square(guess - data["label"]))
-
-def metrics(prediction, label):
-    return {"rmse": float(np.sqrt(np.mean(np.square(prediction - label))))}
-
-def optimizer(job):
-    return paddle.optimizer.SGD(0.01)
 '''
+)
 HIGH = 2**64 - 2
 ROWS = [
     # id, other, slopes, late
@@ -238,12 +230,10 @@ def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
         assert not rejected.exists(), "with the old options it is good"
 
 
-POOLED = """
-import numpy as np
-import paddle
-from launcher.program import Ids, Real
-
-COLUMNS = LABEL = "label"
+POOLED = (
+    TRAINED
+    + """
+COLUMNS = ("label",)
 
 def inputs(job):
     return {"ids": Ids(3), "weights": Real(3), "label": Real()}
@@ -255,10 +245,8 @@ def network(data, job):
              for n, (pool, weights) in enumerate([("sum", None), ("mean", None), ("mean", data["weights"])])]
     guess = paddle.static.nn.fc(paddle.concat(found, axis=1), 1, name="guess")
     return paddle.concat(found, axis=1), paddle.mean(guess)
-
-def metrics(prediction, label): ...
-def optimizer(job): ...
 """
+)
 
 
 @pytest.mark.paddle

@@ -15,20 +15,19 @@ from launcher.trainer import conversion, evaluation, export
 from launcher.trainer import program_loader as programs
 from launcher.trainer.record_files import Arrays
 
-from .conftest import load, write_program
+from .conftest import STUBS, load, write_program
 
-PROGRAM = """
-import numpy as np
-from launcher.program import Ids, Real
+PROGRAM = (
+    STUBS
+    + """
 COLUMNS = ("number",)
 LABEL = "number"
 def inputs(job): return {"ids": Ids(1), "number": Real()}
 def parse(row, job): return {"ids": int(row["number"]), "number": float(row["number"])}
-def network(data, job): ...
 def metrics(prediction, label):
     return {"wrong": np.sum(prediction != 2 * label), "rows": len(label), "sum": prediction.sum()}
-def optimizer(job): ...
 """
+)
 
 
 class Fake:

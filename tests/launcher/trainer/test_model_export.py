@@ -23,20 +23,16 @@ from launcher.serving.paddle_served import Model
 from launcher.trainer import server_tables
 from tests.launcher.io.test_checkpoints import publish
 
-from .conftest import stage, write_program
+from .conftest import TRAINED, stage, write_program
 from .loopback_training import LoopbackTraining, prepare_training
 
 pytestmark = pytest.mark.paddle
 IDS_A_ROW = 100
 ROWS = 30  # of each rank
-PROGRAM = f"""
-import numpy as np
-import paddle
-from launcher.program import Ids, Real
-
+PROGRAM = (
+    TRAINED
+    + f"""
 COLUMNS = ("first",)
-LABEL = "label"
-BLANK = {{}}
 
 def inputs(job):
     return {{"ids": Ids({IDS_A_ROW}), "label": Real()}}
@@ -52,12 +48,10 @@ def network(data, job):
     guess = paddle.static.nn.fc(paddle.concat([pooled, first], 1), 1, name="guess")
     return guess, paddle.mean(paddle.square(guess - data["label"]))
 
-def metrics(prediction, label):
-    return {{"error": float(np.mean(np.square(prediction - label)))}}
-
 def optimizer(job):
     return paddle.optimizer.Adam(0.01)
 """
+)
 WROTE = re.compile(r"(\w+): wrote (\d+) of (\d+) rows")
 
 
@@ -89,7 +83,7 @@ def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang:
     assert (ids == every).all()
     assert np.allclose(pooled.vectors, vectors, rtol=server_tables.TOLERANCE)
     live = float(gang.output.metrics_csv.read_text().splitlines()[1].rpartition(",")[2])
-    assert model.score["error"] == pytest.approx(live, rel=1e-4)
+    assert model.score["rmse"] == pytest.approx(live, rel=1e-4)
     assert json.loads((gang.output.model / "score.json").read_text()) == model.score
     before = pooled.vectors.copy()
 

@@ -16,21 +16,16 @@ from launcher.io.program_folders import TAKEN
 from launcher.serving.paddle_served import model as served_model
 from local.paths import CLONE
 
-from .conftest import load, write_program
+from .conftest import STUBS, load, write_program
 
-PROGRAM = """
-from launcher.program import Ids, Real
-
-COLUMNS = LABEL = "label"
-
-def inputs(job):
-    return {"words": Ids(1), "label": Real()}
-
+PROGRAM = (
+    STUBS
+    + """
+COLUMNS = ("label",)
+def inputs(job): return {"words": Ids(1), "label": Real()}
 def parse(row, job): ...
-def network(data, job): ...
-def metrics(prediction, label): ...
-def optimizer(job): ...
 """
+)
 NAMES = ["types", "typing", "dataclasses", "hashlib", "pathlib", "abc", "re", "queue", "random", "this", "_thread",
          "site", "sitecustomize", "usercustomize", "launcher", "numpy", "paddle", "paddle_served", "google", "PIL",
          "click", "six", "matplotlib"]  # fmt: skip

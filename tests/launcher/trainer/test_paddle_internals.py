@@ -14,19 +14,17 @@ from launcher.errors import SettingsError
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
 
-from .conftest import stage, write_program
+from .conftest import TRAINED, stage, write_program
 from .loopback_training import LoopbackTraining, prepare_training
 
 pytestmark = pytest.mark.paddle
 EACH, ROWS = 4000, 40
-PROGRAM = """
-import numpy as np
-import paddle
+PROGRAM = (
+    TRAINED
+    + """
 from launcher.trainer import paddle_internals
-from launcher.program import Ids, Real
 
 COLUMNS = ("first",)
-LABEL = "label"
 OPTIONS = {"limit": 0}
 
 def inputs(job):
@@ -42,13 +40,8 @@ def network(data, job):
     found = job.embedding(data["ids"], 128, "wide", pool="mean")
     guess = paddle.static.nn.fc(found, 1, name="guess")
     return guess, paddle.mean(paddle.square(guess - data["label"]))
-
-def metrics(prediction, label):
-    return {"rmse": float(np.sqrt(np.mean(np.square(prediction - label))))}
-
-def optimizer(job):
-    return paddle.optimizer.SGD(0.01)
 """
+)
 
 
 def gang(tmp_path: Path, port: int, *options: str) -> LoopbackTraining:

@@ -14,11 +14,13 @@ from launcher.program import bucket
 from launcher.trainer import program_loader as programs
 from launcher.trainer import record_files
 
-from .conftest import load, parse, ratings, stage, write_program
+from .conftest import STUBS, load, parse, ratings, stage, write_program
 from .loopback_training import PROGRAMS
 
-OWN = """
-from launcher.program import Ids, Real, whole_number
+OWN = (
+    STUBS
+    + """
+from launcher.program import whole_number
 COLUMNS = ("age", "name", "bought")
 LABEL = "bought"
 OPTIONS = {"rate": 0.1, "rows": 10, "fast": False}
@@ -28,10 +30,8 @@ def parse(row, job):
         return None
     return {"age": whole_number(row, "age", 0, 150), "name": [ord(c) for c in row["name"]],
             "bought": float(row["bought"])}
-def network(data, job): ...
-def metrics(prediction, label): ...
-def optimizer(job): ...
 """
+)
 
 
 @pytest.fixture

@@ -23,10 +23,11 @@ from launcher.trainer.record_files import Arrays
 from tests.launcher.dataprep.conftest import make_pod
 from tests.launcher.supervisor.failing_calls import fail_calls
 
-from .conftest import load, write_program
+from .conftest import STUBS, load, write_program
 
-PROGRAM = """
-from launcher.program import Ids, Real
+PROGRAM = (
+    STUBS
+    + """
 COLUMNS = ("number", "ids")
 LABEL = "number"
 OPTIONS = {"skip": -1}
@@ -35,10 +36,8 @@ def parse(row, job):
     if int(row["number"]) == job.options["skip"]:
         return None
     return {"ids": [int(each) for each in row["ids"].split()], "number": float(row["number"])}
-def network(data, job): ...
-def metrics(prediction, label): ...
-def optimizer(job): ...
 """
+)
 
 
 @pytest.fixture

@@ -12,18 +12,17 @@ from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import SettingsError
 from launcher.paths import Position
 
-from .conftest import load, stage, write_program
+from .conftest import TRAINED, load, stage, write_program
 from .loopback_training import LoopbackTraining, prepare_training
 
 # Paddle warns of its own expressions, and here it runs in the tests' process.
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Caution!")]
 
-PROGRAM = """
-import numpy as np
-import paddle
+PROGRAM = (
+    TRAINED
+    + """
 from paddle import ParamAttr
 from paddle.regularizer import L1Decay, L2Decay
-from launcher.program import Ids, Real
 
 COLUMNS = ("ids", "numbers", "y")
 LABEL = "y"
@@ -36,9 +35,6 @@ def parse(row, job):
     return {"ids": [int(v) for v in row["ids"].split()], "numbers": [float(v) for v in row["numbers"].split()],
             "y": float(row["y"])}
 
-def metrics(prediction, label):
-    return {"rmse": float(np.sqrt(np.mean(np.square(prediction - label))))}
-
 def optimizer(job):
     return optim.SGD(0.05)
 
@@ -49,6 +45,7 @@ def network(data, job):
     guess = fc(hidden, 1, name="guess")
     return guess, paddle.mean(paddle.square(guess - data["y"]))
 """
+)
 HIDDEN = 'hidden = fc(numbers, 3, name="hidden")'
 RETURN = 'return guess, paddle.mean(paddle.square(guess - data["y"]))'
 SGD = "optim.SGD(0.05)"

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from .conftest import load, write_program
+from .conftest import TRAINED, load, write_program
 from .test_embedding_tables import step
 
 # Paddle warns of its own expressions, and here it runs in the tests' process.
@@ -66,11 +66,9 @@ def test_untrained_ids_read_as_zeros_and_create_no_row() -> None:
     assert 0.09 < np.abs(vectors).max() <= 0.1, "within the spread"
 
 
-SHARED = """
-import numpy as np
-import paddle
-from launcher.program import Ids, Real
-
+SHARED = (
+    TRAINED
+    + """
 COLUMNS = ("a", "b", "y", "z")
 LABEL = "labels"
 
@@ -94,6 +92,7 @@ def metrics(prediction, label):
 
 def optimizer(job): return paddle.optimizer.Adam(0.05)
 """
+)
 
 
 def test_several_losses_and_labels_slots_of_one_table_and_computed_ids(tmp_path: Path) -> None:

@@ -92,17 +92,6 @@ def test_only_one_thread_applies_results_and_only_one_reports() -> None:
     assert 1 <= len(applied) <= 200 / 4
 
 
-def test_two_threads_apply_results_once_per_two_batches() -> None:
-    applied: list[int] = []
-
-    def step(number: int) -> float:
-        time.sleep(0.005)  # much longer than `apply`, so that no thread finds another one in it
-        return 0.0
-
-    new_threads(2, step, lambda: applied.append(1)).train(numbers(20), 20, lambda *_: None)
-    assert 1 <= len(applied) <= 10
-
-
 def test_in_sync_mode_all_batches_are_applied_before_the_next_start() -> None:
     events: list[str] = []
 
