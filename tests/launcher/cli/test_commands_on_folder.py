@@ -1,122 +1,51 @@
-"""Commands on a job's folder (--path)."""
+"""Commands on a job's folder (--path): what they print (commands.yaml), and what they copy."""
 
 import json
+import shlex
 import signal
+from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from launcher.cli import main, terminal
 from launcher.cli.commands import predict, results
 from launcher.cli.run_files import OUTPUT, FoundFiles
 from launcher.io.files import with_checksum
 
-from .conftest import names, update_json
+from .conftest import add_run, names, update_json
+
+CASES = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text())
 
 
-def test_status_shows_the_passes_the_ranks_and_the_state(cli, job_folder):
-    code, out, _ = cli("status", "--path", job_folder)
-    assert code == 0
-    for part in (
-        "complete",
-        "100%",
-        "3 shards, 21,000 lines",
-        "quick-start-1a2b3c4d-2-abcde",
-        "node3",
-        "0.3100",
-        "train_loss  0.3000  ▁▁     0.3000",
-        "test_error  0.3000  █▁     0.2000",
-    ):
-        assert part in out
+def has_parts(value, parts):
+    """Return whether a JSON value is `parts`, or has each of them at its key or index."""
+    if not isinstance(parts, dict):
+        return value == parts
+    return all(has_parts(value[key], part) for key, part in parts.items())
 
 
-def test_a_complete_run_ends_with_its_score_and_the_next_command(cli, job_folder):
-    copy = f"copy model and curve: python -m launcher results --path {job_folder} --to DIR"
-    assert f"score error 0.2012; {copy}" in cli("status", "--path", job_folder)[1]
-    code, out, _ = cli("wait", "--path", job_folder)
-    assert code == 0
-    assert out.startswith("complete") and out.splitlines()[-1].endswith("score error 0.2012")
-    update_json(job_folder / "output" / "run.json", score={}, finished=1795236798.0)
-    assert "complete at 2026-11-21 04:53:18Z" in cli("results", "--path", job_folder)[1]
-    assert "score" not in cli("wait", "--path", job_folder)[1]
-
-
-def test_another_jobs_folder_is_read_by_its_name(cli, job_folder):
-    (job_folder.parent / "paddle").mkdir()
-    code, out, _ = cli("results", "--path", job_folder.parent / "paddle", "--job", job_folder.name)
-    assert (code, "score on the test set: error 0.2012" in out) == (0, True)
-    assert cli("runs", "--path", job_folder, "--job", "../x")[0] == 64
-
-
-def test_the_best_pass_and_early_stopping_are_shown(cli, job_folder):
-    about = {"keepBest": "error", "patience": 1, "passes": 9, "modelPass": 1}
-    update_json(job_folder / "output" / "run.json", **about)
-    for command in ("status", "wait", "results"):
-        assert "after pass 2, stopped early" in cli(command, "--path", job_folder)[1], command
-    assert json.loads(cli("status", "--path", job_folder, "-o", "json")[1])["best"]["endedEarly"] is True
-
-
-def test_a_folder_without_a_training_says_what_is_missing(cli, tmp_path):
-    code, out, _ = cli("status", "--path", tmp_path)
-    assert code == 0
-    assert "the data Job has not finished" in out
-    assert "no training has started in this folder" in out
-
-
-def test_a_failed_data_job_is_shown_with_its_reason(cli, tmp_path):
-    (tmp_path / "data-failed.json").write_text('{"dataDigest": "abc", "reason": "no space", "time": 1}')
-    code, _, err = cli("wait", "--path", tmp_path, "--timeout", "1")
-    assert code == 1
-    assert "the data Job failed: no space" in err
-
-
-@pytest.mark.parametrize(
-    ("argv", "text"),
-    [
-        ((), "trainer 0\n"),
-        (("--rank", "2"), "trainer 2\n"),
-        (("--rank", "1", "--role", "pserver"), "server 1\n"),
-        (("--rank", "1", "--role", "pserver", "--server", "1"), "second server 1\n"),
-        (("--rank", "1", "--attempt", "0"), "trainer 1, first attempt\n"),
-        (("--follow",), "trainer 0\n"),
-    ],
-)
-def test_logs_prints_the_requested_log(cli, job_folder, argv, text):
-    assert cli("logs", "--path", job_folder, *argv)[:2] == (0, text)
-
-
-def test_a_missing_log_is_one_message(cli, job_folder):
-    code, out, err = cli("logs", "--path", job_folder, "--rank", "7")
-    assert (code, out) == (3, "")
-    assert "node_7/train.log" in err
-    assert "Fix: check with the command status which ranks have started" in err
-    assert "Traceback" not in err
-
-
-def test_wait_returns_2_after_its_timeout_and_says_what_it_waits_for(cli, job_folder):
-    update_json(job_folder / "output" / "status.json", state="training")
-    code, out, err = cli("wait", "--path", job_folder, "--timeout", "0")
-    assert code == 2
-    assert "training: pass 7 of 10" in out
-    assert "still waits for: pass 7 of 10" in err
-
-
-def test_a_run_that_still_exports_is_not_over_and_then_its_address_is_shown(cli, job_folder):
-    to = "s3://bucket/models/quick-start/quick-start-1a2b3c4d/"
-    update_json(job_folder / "output" / "status.json", state="exporting", exportTo=to)
-    code, out, err = cli("wait", "--path", job_folder, "--timeout", "0")
-    assert code == 2
-    assert out.startswith("exporting: ")
-    assert f"still waits for: copying the model to {to}" in err
-    out = cli("status", "--path", job_folder)[1]
-    assert f"copying the model to {to}" in out
-    assert "100%" in out
-    update_json(job_folder / "output" / "status.json", state="complete")
-    exported = {"to": to, "objects": 5, "bytes": 1000}
-    update_json(job_folder / "output" / "run.json", exported=exported)
-    for command in ("wait", "status", "results"):
-        code, out, _ = cli(command, "--path", job_folder)
-        assert (code, f"exported to {to}" in out) == (0, True), command
+@pytest.mark.parametrize("steps", CASES.values(), ids=CASES)
+def test_commands_print(cli, job, here, steps):
+    for step in steps:
+        for name, content in step.get("write", {}).items():
+            if isinstance(content, dict):
+                update_json(job / name, **content)
+            else:
+                (job / name).parent.mkdir(exist_ok=True)
+                (job / name).write_text(content)
+        words = shlex.split(step["run"].replace("JOB", str(job)))
+        code, out, err = cli(*words, *(() if "--path" in words else ("--path", job)))
+        assert code == step.get("code", 0), (step, out, err)
+        for printed, texts in ((out, step.get("out", ())), (err, step.get("err", ()))):
+            assert not [text for text in texts if text.replace("JOB", str(job)) not in printed], (
+                step,
+                printed,
+            )
+        assert not [text for text in step.get("not", ()) if text in out + err], (step, out, err)
+        assert out == step.get("stdout", out), step
+        assert "json" not in step or has_parts(json.loads(out), step["json"]), (step, out)
 
 
 def test_results_are_copied_completely_and_unchanged(cli, job_folder, tmp_path):
@@ -131,6 +60,7 @@ def test_results_are_copied_completely_and_unchanged(cli, job_folder, tmp_path):
         "metrics.csv",
         "run.json",
         "node_2/server-1.log",
+        "node_2/attempt-0/train.log",
     }
     assert all((to / path).read_bytes() == (output / path).read_bytes() for path in copied)
 
@@ -178,33 +108,6 @@ def test_a_copy_whose_stream_ends_early_is_retried(cli, job_folder, tmp_path, mo
     assert cli("results", "--path", job_folder, "--to", tmp_path / "to")[0] == 0
     assert len(tries) == 2
     assert "model" in names(tmp_path / "to") and "half" not in names(tmp_path / "to")
-
-
-def test_missing_results_are_one_message_and_no_empty_folder(cli, tmp_path):
-    (tmp_path / "job").mkdir()
-    code, _, err = cli("results", "--path", tmp_path / "job", "--to", tmp_path / "to")
-    assert code == 3
-    assert "no training has written to this folder yet" in err
-    assert not (tmp_path / "to").exists()
-
-
-@pytest.mark.parametrize(
-    ("argv", "message"),
-    [
-        (("status", "--path", "/nowhere"), "does not exist"),
-        (("status", "--path", "/etc/passwd"), "is not a folder"),
-        (("status", "--path", "/", "--context", "x"), "--path excludes --kubeconfig"),
-        (("base", "--path", "/"), "--path reads a folder, but `base` needs a cluster"),
-        (("status", "--kubeconfig", "/nowhere"), "the kubeconfig /nowhere cannot be used: no such file"),
-        (("status", "--frobnicate"), "--frobnicate"),
-        (("logs", "--rank", "-1"), "--rank"),
-    ],
-)
-def test_wrong_usage_is_one_message_and_exit_code_64(cli, argv, message):
-    code, out, err = cli(*argv)
-    assert (code, out) == (64, "")
-    assert message in err
-    assert "Traceback" not in err
 
 
 def test_a_cluster_that_cannot_be_reached_is_one_message(cli, tmp_path):
@@ -284,3 +187,11 @@ def test_a_package_that_is_not_installed_is_one_message_and_a_module_that_the_la
     code, _, err = cli("predict", "model", "x=1")
     assert (code, err.count("\n")) == (3, 1)
     assert f"the Python package {module}, which is not installed. Fix: pip install '.[{extra}]'" in err
+
+
+def test_a_long_diff_of_programs_ends_with_the_number_of_lines_that_are_hidden(cli, job):
+    for name, text in (("other", "x\n" * 150), ("one", "")):
+        add_run(job, name, 2, 0.12, program=name)
+        program = {"options": {"rate": "1"}, "files": {"trainer_config.py": text}}
+        (job / "runs" / name / "program.json").write_text(json.dumps(program))
+    assert "\n53 more lines; -o json prints all" in cli("compare", "--path", job, "one", "other")[1]

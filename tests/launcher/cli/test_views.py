@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from launcher.cli import run_display, run_view
+from launcher.cli.job_sessions import ClusterSession
 
 from .conftest import (
     DATA_JOB,
@@ -21,6 +22,7 @@ from .conftest import (
     matches,
     print_screen,
 )
+from .fake_cluster import FakeCluster
 
 CASES = yaml.safe_load(Path(__file__).with_name("views.yaml").read_text())
 
@@ -76,3 +78,41 @@ def test_view_of_objects_and_files(case):
             assert matches(found, expected), found
         else:
             assert found == expected, key
+
+
+@pytest.mark.parametrize(("count", "title", "first"), [(2, "(2)", 0), (40, "(40, the last 5)", 35)])
+def test_status_shows_the_attempt_and_the_newest_restarts_with_time_and_first_line_of_the_cause(
+    count, title, first
+):
+    status = make_status(attempt=count, restarts=make_restarts(count))
+    shown = print_screen(make_view(pods=[make_pod("p0", rank=0)], status=status))
+    assert any(line.endswith(f"attempt {count}, {count} restarts") for line in shown)
+    at = shown.index(f"Restarts {title}") + 2
+    cells = [line.split(maxsplit=3) for line in shown[at : at + count - first]]
+    cause = "rank 1 (pod p1 on node2): trainer exited with SIGKILL, time"
+    assert [(attempt, text) for _, _, attempt, text in cells] == [
+        (str(k), f"{cause} {k}") for k in range(first, count)
+    ]
+    assert count > 2 or cells[0][:2] == ["2026-11-21", "04:53:18Z"]
+    assert not any("[x] line" in line for line in shown)
+
+
+def test_a_pod_that_was_preempted_and_removed_is_explained_by_its_event(tmp_path):
+    """Its object is gone as soon as its processes have exited."""
+    cluster = FakeCluster(tmp_path)
+    cluster.add_release(trainers=2)
+    cluster.jobs = [make_job(K8S_JOB)]
+    cluster.pods = [make_pod("p0", rank=0)]
+    for name in (f"{K8S_JOB}-1-x2x4z", "another-job-1-abcde"):
+        cluster.events.append(
+            {
+                "reason": "Preempted",
+                "message": "Preempted by pod 42 on node node2",
+                "involvedObject": {"name": name},
+                "lastTimestamp": "2026-11-21T05:00:00Z",
+            }
+        )
+    view = ClusterSession(cluster, "paddle-training").poll_view()
+    removed = [note for note in view.notes if "removed" in note]
+    assert removed == [f"pod {K8S_JOB}-1-x2x4z was removed: Preempted: Preempted by pod 42 on node node2"]
+    assert removed[0] in run_display.remarks(view)

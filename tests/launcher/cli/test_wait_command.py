@@ -10,7 +10,7 @@ from launcher.cli import run_display
 from launcher.cli.cluster_api import UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
 from launcher.cli.releases import ReleaseNotFoundError
-from launcher.cli.run_view import JobView, RunProgress, RunView
+from launcher.cli.run_view import RunProgress, RunView
 from launcher.schema import RestartRecord
 
 from .conftest import K8S_JOB, make_job, make_view
@@ -76,15 +76,6 @@ def test_a_failed_run_is_exit_code_1_with_its_cause():
         1,
         "the run failed: rank 1: SIGSEGV. Fix: find the reason in the log of rank 0: python -m launcher logs",
     )
-
-
-def test_an_expired_timeout_is_exit_code_2_with_what_the_run_waits_for():
-    data = JobView("quick-start-data", "running")
-    _, error = follow([RunView("here", "run-1", "preparing", data=data)], timeout=60)
-    assert isinstance(error, WaitTimeoutError)
-    assert error.exit_code == 2
-    waits = "the run still waits for: data job still running: quick-start-data"
-    assert str(error).startswith(f"the time-out of 1 min 00 s expired; {waits}. Fix: ")
 
 
 def test_a_run_replaced_by_an_upgrade_is_reported_and_the_new_one_followed():
@@ -233,10 +224,3 @@ def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
 def test_suggested_commands_select_the_followed_release():
     with pytest.raises(WaitTimeoutError, match=r"larger --timeout: python -m launcher wait --release mine$"):
         run_display.follow_run(Session(a_view()), 0)
-
-
-@pytest.mark.parametrize("command", ["wait", "stop", "run"])
-def test_an_infinite_timeout_is_rejected(cli, command):
-    code, _, err = cli(command, *(["ctr"] if command == "run" else []), "--timeout", "inf")
-    assert code == 64
-    assert "'--timeout'" in err
