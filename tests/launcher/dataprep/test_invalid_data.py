@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from launcher.dataprep import data_job, split_part, text_lines
+from launcher.dataprep import data_job, prepared_data, split_part, text_lines
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError, DeadlineError, LauncherError, StorageError
 from launcher.settings import DataSettings
@@ -112,6 +112,15 @@ def test_a_very_long_line_is_rejected_before_it_fills_the_memory(
     pod.source(b'h\na\nb\nc\n"' + b"x\n" * (1 << 20) + b'"\n')
     with pytest.raises(DataError, match="field larger than field limit"):
         pod.prepare(FORMAT="csv")
+
+
+def test_a_job_folder_that_may_not_be_written_is_reported_with_its_owner_and_a_fix(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared_data.os, "access", lambda *_: False)
+    pod.source(LINES)
+    with pytest.raises(StorageError, match=r"/job belongs to .*chown"):
+        pod.prepare()
 
 
 def test_an_unmounted_volume_is_an_error_and_not_an_empty_one(pod: Pod) -> None:

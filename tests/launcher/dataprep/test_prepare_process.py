@@ -1,4 +1,4 @@
-"""Tests of `python -m launcher prepare` as a process: signals, exit codes, two at once, another user."""
+"""Tests of `python -m launcher prepare` as a process: signals and exit codes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from testkit.waiting import until
-from tests.launcher.dataprep.conftest import LINES, Pod
+from tests.launcher.dataprep.conftest import Pod
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,33 +66,3 @@ def test_exit_code_and_termination_message_report_the_cause(pod: Pod) -> None:
     assert process.returncode == 65
     assert "fewer than the 3 shards" in log
     assert "fewer than the 3 shards" in (pod.storage / "termination-log").read_text()
-
-
-def test_a_folder_of_another_user_is_reported_with_owner_and_fix(pod: Pod) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root can become another user")
-    pod.source(LINES)
-    pod.job.mkdir(mode=0o755)
-    for path in (pod.storage, *pod.storage.parents):
-        if path.stat().st_mode & 0o5 != 0o5 and path.stat().st_uid == 0:
-            path.chmod(0o755)
-    script = (
-        "import os, sys; os.setgid(10001); os.setuid(10001)\n"
-        "from launcher.dataprep import data_job as prepare; from launcher.settings import DataSettings\n"
-        "from launcher.errors import LauncherError\n"
-        "try: prepare.main(DataSettings.from_environ())\n"
-        "except LauncherError as e: print(e); sys.exit(e.exit_code)\n"
-    )
-    import_first = "import numpy, launcher.dataprep.data_job, launcher.settings\n" + script
-    done = subprocess.run(
-        [sys.executable, "-c", import_first],
-        cwd=ROOT,
-        env=pod.env(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 75, done.stderr
-    assert "runs as 10001:10001" in done.stdout
-    assert "belongs to 0:0 with mode 0755" in done.stdout
-    assert "chown" in done.stdout

@@ -134,21 +134,6 @@ def test_a_broken_download_is_resumed_at_its_byte(
     assert len(broken) == 3
 
 
-def test_an_object_that_is_replaced_while_it_is_read_is_rejected(
-    pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = s3_module.S3Source.objects
-
-    def then_replaced(self: Any) -> Any:
-        listed = original(self)
-        bucket.put_object(Bucket="data", Key="set/part-0.txt", Body=b"others\n")
-        return listed
-
-    monkeypatch.setattr(s3_module.S3Source, "objects", then_replaced)
-    with pytest.raises(DataError, match=r"PreconditionFailed.*replaced while"):
-        pod.prepare(SOURCE="s3://data/set")
-
-
 def test_a_pod_without_credentials_exits_for_a_replacement_and_does_not_fail_the_job(
     pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
