@@ -20,8 +20,9 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,10 @@ class DataPod:
         self._test = replace(
             settings, source=settings.test_source, source_secret="", member="", tables=(), sha256=""
         )
+        self._source: sources.Source
+        self._test_source: sources.Source | None = None
+        self._parts: list[sources.PlannedPart]
+        """The sources are open, and the parts planned, while `run` prepares parts."""
 
     def run(self) -> None:
         """Prepare parts of the data; return once all data is complete and the job has it.
@@ -122,24 +127,19 @@ class DataPod:
             return
         sources.check_secret_address(self._settings)
         with contextlib.ExitStack() as opened:
-            source, test = self._open(self._settings), None
-            opened.callback(source.close)
+            self._source = self._open(self._settings)
+            opened.callback(self._source.close)
             if self._settings.test_source:
-                test = self._open(self._test)
-                opened.callback(test.close)
-            parts = self._plan(source, test)
-            content = content_digest(self._settings, parts)
+                self._test_source = self._open(self._test)
+                opened.callback(self._test_source.close)
+            self._parts = self._plan()
+            content = content_digest(self._settings, self._parts)
             self._data, self._work = self._layout.data(content), DataPaths(self._layout.data_tmp(content))
             for folder in (self._data.root, self._work.root):
                 prepared_data.refuse_link(self._layout, folder)
-            self._prepare(parts, source, test)
+            self._prepare()
 
-    def _prepare(
-        self,
-        parts: list[sources.PlannedPart],
-        source: sources.Source,
-        test: sources.Source | None,
-    ) -> None:
+    def _prepare(self) -> None:
         """Read and split parts that no other pod has locked until the data is complete; then give it to the job.
 
         The work folder is removed at the end, and after an error that a retry cannot repair. After other errors the
@@ -149,7 +149,7 @@ class DataPod:
             DeadlineError: the data Job took longer than data.deadlineSeconds.
             LauncherError: the source or the storage failed, or the data is invalid.
         """
-        size = sum(part.bytes for part in parts)
+        size = sum(part.bytes for part in self._parts)
         self._progress.set_deadline(size or None, self._settings.workers)
         self._progress.touch = self._touch
         self._touch()
@@ -159,12 +159,8 @@ class DataPod:
             while (manifest := self._read_complete()) is None or not self._give(manifest):
                 if self._make_work_folder(size):
                     continue  # another pod may have renamed the complete one just before
-                missing = [part for part in parts if self._read_marker(part) is None]
-                if (
-                    not self._publish(parts)
-                    if not missing
-                    else not self._make_one(missing, parts, source, test)
-                ):
+                missing = [part for part in self._parts if self._read_marker(part) is None]
+                if not (self._make_one(missing) if missing else self._publish()):
                     if not logged:
                         log.info("waiting for %d parts that other pods are making", len(missing))
                         logged = True
@@ -188,10 +184,10 @@ class DataPod:
     def _open(self, settings: DataSettings) -> sources.Source:
         return sources.open_source(self._context(settings))
 
-    def _plan(self, source: sources.Source, test: sources.Source | None) -> list[sources.PlannedPart]:
+    def _plan(self) -> list[sources.PlannedPart]:
         """Return the parts: the same list in every pod, since it follows from the source and the settings."""
         s = self._settings
-        objects = source.objects()
+        objects = self._source.objects()
         if self._context(s).is_single:
             ranges = [sources.complete_objects(objects)]
         else:
@@ -206,10 +202,9 @@ class DataPod:
             sources.PlannedPart(f"{number:05d}", tuple(part), test_rows)
             for number, (part, test_rows) in enumerate(zip(ranges, rows, strict=True))
         ]
-        if test is not None:
-            parts.append(
-                sources.PlannedPart("test", tuple(sources.complete_objects(test.objects())), s.test_rows)
-            )
+        if self._test_source is not None:
+            of_test = tuple(sources.complete_objects(self._test_source.objects()))
+            parts.append(sources.PlannedPart("test", of_test, s.test_rows))
         return parts
 
     def _touch(self) -> None:
@@ -246,27 +241,19 @@ class DataPod:
             self._work.parts.mkdir(parents=True, exist_ok=True)
         return True
 
-    @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[bool]:
-        """Lock a part, or `publish`, for the block; yield False if another pod holds the lock."""
-        with prepared_data.lock_file(self._work.parts / f"{name}.lock", self._settings) as locked:
-            yield locked
+    def _lock(self, name: str) -> AbstractContextManager[bool]:
+        """Lock a part, or `publish`, as `prepared_data.lock_file` does."""
+        return prepared_data.lock_file(self._work.parts / f"{name}.lock", self._settings)
 
-    def _make_one(
-        self,
-        missing: list[sources.PlannedPart],
-        parts: list[sources.PlannedPart],
-        source: sources.Source,
-        test: sources.Source | None,
-    ) -> bool:
+    def _make_one(self, missing: list[sources.PlannedPart]) -> bool:
         """Read and split the first of the `missing` parts that no other pod has locked; return whether there is one."""
         for part in missing:
-            with self._locked(part.key) as locked:
+            with self._lock(part.key) as locked:
                 if not locked or self._read_marker(part) is not None:
                     continue
                 text = "preparing part %s; %d of %d parts are not finished"
-                log.info(text, part.key, len(missing), len(parts))
-                self._make(part, len(parts), test if part.key == "test" and test is not None else source)
+                log.info(text, part.key, len(missing), len(self._parts))
+                self._make(part)
                 return True
         return False
 
@@ -281,13 +268,15 @@ class DataPod:
             log.info("%s The part is prepared again.", error)
             return None
 
-    def _make(self, part: sources.PlannedPart, count: int, source: sources.Source) -> None:
-        """Read and split `part`, one of `count` parts of a source.
+    def _make(self, part: sources.PlannedPart) -> None:
+        """Read and split a part.
 
         The files are written to a temporary folder and moved to the shards; then a marker file (`<key>.json`) records
         that the part is finished.
         """
-        settings = self._test if part.key == "test" else self._settings
+        settings, source = self._settings, self._source
+        if part.number is None and self._test_source is not None:
+            settings, source = self._test, self._test_source
         self._progress.start_part(part.bytes or None)
         folder = self._work.parts / f"work-{part.key}-{time.monotonic_ns():x}"
         try:
@@ -296,12 +285,11 @@ class DataPod:
             context = replace(self._context(settings), tmp=folder)
             reader = sources.PartReader(context, source, part.ranges)
             splitter = PartSplitter(settings, folder, self._progress, reader)
-            number = None if part.key == "test" else int(part.key)
-            made = splitter.run(number, part.test_rows)
-            train_parts = count - bool(self._settings.test_source)
+            made = splitter.run(part.number, part.test_rows)
+            train_parts = len(self._parts) - bool(self._settings.test_source)
             with storage.storage_errors(folder):
                 for index in range(len(made["files"])):
-                    name = shard_file_name(number or 0, train_parts)
+                    name = shard_file_name(part.number or 0, train_parts)
                     (folder / str(index) / "train.txt").replace(self._work.shard(index) / name)
                 (folder / "test.txt").replace(self._work.parts / f"{part.key}.test")
                 if (folder / "tables").is_dir():
@@ -319,15 +307,15 @@ class DataPod:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _publish(self, parts: list[sources.PlannedPart]) -> bool:
+    def _publish(self) -> bool:
         """Combine the parts and rename the work folder to its final name; return False if another pod does that."""
-        with self._locked("publish") as locked:
-            markers = [marker for part in parts if (marker := self._read_marker(part)) is not None]
-            if not locked or len(markers) < len(parts):
+        with self._lock("publish") as locked:
+            markers = [marker for part in self._parts if (marker := self._read_marker(part)) is not None]
+            if not locked or len(markers) < len(self._parts):
                 return False
             spanning = [marker["spanning"] for marker in markers]
             warn_of_quotes(sum(n for n, _ in spanning), next((first for n, first in spanning if n), ""))
-            tests = [self._work.parts / f"{part.key}.test" for part in parts]
+            tests = [self._work.parts / f"{part.key}.test" for part in self._parts]
             manifest = assemble_shards(self._settings, self._work, markers, tests, self._progress)
             made_by = {
                 "namespace": self._settings.namespace,
@@ -381,8 +369,11 @@ def content_digest(s: DataSettings, parts: list[sources.PlannedPart]) -> str:
     shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
     name = sources.source_name(s) if s.source_secret else s.source
     source = [name, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
-    read = [part for part in parts if part.key == "test" or not s.sha256]
+    read = [part for part in parts if part.number is None or not s.sha256]
     identified = all(one.object.version for part in read for one in part.ranges)
-    plan = [part.to_json() for part in read]
+    plan = [
+        [part.key, part.test_rows, [[*astuple(one.object), one.begin, one.end] for one in part.ranges]]
+        for part in read
+    ]
     own = [] if identified else [s.data_digest]
     return hashlib.sha256(json.dumps([MANIFEST_VERSION, shape, source, plan, *own]).encode()).hexdigest()

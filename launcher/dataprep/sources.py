@@ -144,10 +144,6 @@ class ByteRange:
         """Return whether the range is the complete object."""
         return (self.begin, self.end) == (0, self.object.size or 0)
 
-    def to_json(self) -> list[Any]:
-        """Return the JSON value that plan.json has for this range."""
-        return [self.object.name, self.object.size, self.object.version, self.begin, self.end]
-
 
 @dataclass(frozen=True)
 class PlannedPart:
@@ -161,13 +157,14 @@ class PlannedPart:
     """Largest number of lines of the part that go to the test set."""
 
     @property
+    def number(self) -> int | None:
+        """Return the part's number; None for data.testSource."""
+        return None if self.key == "test" else int(self.key)
+
+    @property
     def bytes(self) -> int:
         """Return the size of the part in bytes; 0 when it is unknown."""
         return sum(part.end - part.begin for part in self.ranges)
-
-    def to_json(self) -> list[Any]:
-        """Return the JSON value that plan.json has for this part."""
-        return [self.key, self.test_rows, [part.to_json() for part in self.ranges]]
 
 
 def plan_parts(objects: Sequence[SourceObject], part_bytes: int, divisible: bool) -> list[list[ByteRange]]:
