@@ -224,6 +224,15 @@ def test_run_json_has_the_pods_of_an_attempt_before_they_receive_its_order(
     rank_0.lock.release()
 
 
+def test_a_rank_0_whose_main_thread_was_stuck_accepts_states_again(rank_0: Coordinator) -> None:
+    """Regression: it kept the lease, but rejected all states until the run failed at rendezvousSeconds."""
+    rank_0.membership.close()  # as the watchdog does
+    assert rank_0.membership.reject(rank_0.credential) is not None
+    rank_0.step(make_state(0, "new", attempt=4), time.monotonic())
+    assert rank_0.membership.reject(rank_0.credential) is None
+    rank_0.lock.release()
+
+
 def test_a_pod_that_replaces_one_of_the_run_record_waits_until_that_ones_processes_are_dead(
     rank_0: Coordinator,
 ) -> None:
