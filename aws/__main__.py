@@ -157,7 +157,8 @@ def write_policies(
         )
     else:
         documents = iam_policies.preview(place)
-        trust = json.dumps(json.loads(iam_policies.preview_trust(place, repository)), indent=2)
+        trust = iam_policies.policy("trust of previews", partition=place, repository=repository)
+        trust = json.dumps(json.loads(trust), indent=2)
         out.print(
             f"# trust policy of the role, for GitHub's tokens of pull requests of {repository}; once for an account: "
             f"aws iam create-open-id-connect-provider --url https://{iam_policies.GITHUB} "

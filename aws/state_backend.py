@@ -13,7 +13,7 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from aws.stack_access import Client, call_if_exists
-from infra.iam_policies import STATE_ALIAS, STATE_BUCKETS, STATE_TAG, bucket_policy
+from infra.iam_policies import STATE_ALIAS, STATE_BUCKETS, STATE_TAG, policy
 
 # Days that old versions of the state are kept, to undo a change.
 KEEP_DAYS = 90
@@ -87,6 +87,7 @@ def _bucket(s3: Any, name: str, region: str, account: str, key: str) -> None:
         "NoncurrentVersionExpiration": {"NoncurrentDays": KEEP_DAYS},
     }
     s3.put_bucket_lifecycle_configuration(Bucket=name, LifecycleConfiguration={"Rules": [old]})
-    s3.put_bucket_policy(Bucket=name, Policy=bucket_policy(f"arn:{s3.meta.partition}:s3:::{name}"))
+    document = policy("bucket", bucket=f"arn:{s3.meta.partition}:s3:::{name}")
+    s3.put_bucket_policy(Bucket=name, Policy=document)
     tags = [{"Key": k, "Value": v} for k, v in _TAGS.items()]
     s3.put_bucket_tagging(Bucket=name, Tagging={"TagSet": tags})

@@ -134,12 +134,12 @@ class AwsComponent(pulumi.ComponentResource):
         self.context = context
         self.child = pulumi.ResourceOptions(parent=self)
 
-    def create_role(self, part: str, service: str) -> aws.iam.Role:
-        """Create a role that one AWS service assumes."""
+    def create_role(self, part: str, trust: str) -> aws.iam.Role:
+        """Create a role; `trust` is its trust policy, a document of infra/policies.yaml."""
         iam = self.context.settings.iam
         return aws.iam.Role(
             self.context.named(part),
-            assume_role_policy=iam_policies.trust(service),
+            assume_role_policy=iam_policies.policy(trust),
             path=iam.path,
             permissions_boundary=iam.permissions_boundary or None,
             opts=self.child,
@@ -171,7 +171,7 @@ class AwsComponent(pulumi.ComponentResource):
             account: namespace and name of the service account.
             policy: document of the role, as JSON.
         """
-        role = self.create_role(part, "pods.eks.amazonaws.com")
+        role = self.create_role(part, "trust of pods")
         allowed = self.add_inline_policy(part, role, policy)
         return aws.eks.PodIdentityAssociation(
             self.context.named(part),

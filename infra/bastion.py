@@ -5,7 +5,7 @@ from __future__ import annotations
 import pulumi
 import pulumi_aws as aws
 
-from infra import aws_facts, iam_policies
+from infra import aws_facts
 from infra.aws_context import AwsComponent, AwsContext
 from infra.efs_storage import EfsStorage
 from infra.vpc_network import SelectedNetwork
@@ -53,11 +53,11 @@ class Bastion(AwsComponent):
         super().__init__("paddle:infra:Bastion", context, "bastion")
         name, instance_type = context.named("bastion"), context.settings.bastion.instance_type
         with_iam = context.settings.storage.type == "efs-csi"
-        role = self.create_role("bastion", "ec2.amazonaws.com")
+        role = self.create_role("bastion", "trust of EC2")
         # The network comes first, because it gives the subnet internet access.
         ready = [*network.ready, self.attach_aws_policy("bastion", role, "AmazonSSMManagedInstanceCore")]
         if with_iam:
-            ready.append(self.add_inline_policy("bastion", role, storage.with_arns(iam_policies.efs_mount)))
+            ready.append(self.add_inline_policy("bastion", role, storage.policy("EFS mount")))
         profile = aws.iam.InstanceProfile(
             name, role=role.name, path=context.settings.iam.path, opts=self.child
         )

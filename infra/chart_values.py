@@ -175,7 +175,7 @@ def release_values(settings: Settings, outputs: StackOutputs, user: Mapping[str,
         base["scheduling"] = {"architecture": "arm64"}
     filled: dict[str, Any] = _fill_in_bucket(merge_values(base, user), outputs.bucket)
     if settings.storage.type == "efs-csi":
-        # The file-system policy admits only clients with IAM (infra/iam_policies.py); a user's list would replace it.
+        # The file-system policy admits only clients with IAM (infra/policies.yaml); a user's list would replace it.
         efs = filled["storage"].get("efsCsi") if isinstance(filled["storage"], dict) else None
         if isinstance(efs, dict) and isinstance(efs.setdefault("mountOptions", []), list):
             efs["mountOptions"] = list(dict.fromkeys([*efs["mountOptions"], "iam"]))

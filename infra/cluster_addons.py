@@ -51,9 +51,9 @@ def create_addons(cluster: EksCluster, nodes: Nodes, storage: EfsStorage) -> lis
     ]
     if settings.storage.type == "efs-csi":
         policies = {
-            ("efs-csi", "efs-csi-controller-sa"): storage.file_system.arn.apply(iam_policies.efs_driver),
+            ("efs-csi", "efs-csi-controller-sa"): storage.policy("EFS driver"),
             # The daemon of each node mounts with this role (mount option `iam`).
-            ("efs-node", "efs-csi-node-sa"): storage.with_arns(iam_policies.efs_mount),
+            ("efs-node", "efs-csi-node-sa"): storage.policy("EFS mount"),
         }
         identities = [
             cluster.add_pod_identity(cluster.name, part, ("kube-system", account), policy)
@@ -65,7 +65,7 @@ def create_addons(cluster: EksCluster, nodes: Nodes, storage: EfsStorage) -> lis
         made.append(cluster.add_addon(aws_facts.ADDON_EFS_CSI, configuration, after))
     if settings.cluster.pod_logs:
         account = ("amazon-cloudwatch", "cloudwatch-agent")
-        policy = iam_policies.pod_logs(context.partition, context.prefix)
+        policy = iam_policies.policy("pod logs", partition=context.partition, cluster=context.prefix)
         identity = cluster.add_pod_identity(cluster.name, "pod-logs", account, policy)
         configuration = logs_configuration(nodes.system_labels)
         made.append(cluster.add_addon(aws_facts.ADDON_LOGS, configuration, [*nodes.system_groups, identity]))
@@ -87,7 +87,8 @@ class Autoscaler(AwsComponent):
     def __init__(self, cluster: EksCluster, nodes: Nodes, after: Sequence[pulumi.Resource]) -> None:
         context = cluster.context
         super().__init__("paddle:infra:Autoscaler", context, "autoscaler")
-        account, policy = (ADDON_NAMESPACE, AUTOSCALER), iam_policies.autoscaler(context.prefix)
+        account = (ADDON_NAMESPACE, AUTOSCALER)
+        policy = iam_policies.policy("autoscaler", cluster=context.prefix)
         identity = self.add_pod_identity(cluster.name, "scaler", account, policy)
         # The autoscaler has the minor version of Kubernetes.
         patch = AUTOSCALER_PATCHES.get(cluster.version, 0)

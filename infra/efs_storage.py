@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pulumi
 import pulumi_aws as aws
 
@@ -81,7 +79,7 @@ class EfsStorage(AwsComponent):
             aws.efs.FileSystemPolicy(
                 context.named("efs"),
                 file_system_id=self.file_system.id,
-                policy=self.with_arns(iam_policies.file_system_policy),
+                policy=self.policy("file system"),
                 opts=self.child,
             )
         elif settings.type == "nfs" and settings.server == "":
@@ -92,10 +90,10 @@ class EfsStorage(AwsComponent):
             )
         self.register_outputs({"fileSystemId": self.file_system.id, "accessPointId": self.access_point.id})
 
-    def with_arns(self, document: Callable[[str, str], str]) -> pulumi.Output[str]:
-        """Return the policy that `document` writes for the ARNs of file system and access point."""
-        arns = pulumi.Output.all(self.file_system.arn, self.access_point.arn)
-        return arns.apply(lambda found: document(*found))
+    def policy(self, document: str) -> pulumi.Output[str]:
+        """Return a document of infra/policies.yaml about file system and access point."""
+        arns = pulumi.Output.all(file_system=self.file_system.arn, access_point=self.access_point.arn)
+        return arns.apply(lambda found: iam_policies.policy(document, **found))
 
     def allow_nfs(self, who: str, group: pulumi.Input[str]) -> aws.vpc.SecurityGroupIngressRule:
         """Allow NFS, and nothing else, from one security group; `who` is its name in the rule."""

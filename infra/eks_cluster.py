@@ -141,9 +141,9 @@ class EksCluster(AwsComponent):
         # An upgrade of Kubernetes that the owner asked for, also one that failed in the middle, includes the add-ons.
         upgrades = settings.version == self.version and not running <= {self.version}
         self._upgrades_addons = upgrades or settings.upgrade_addons
-        role = self.create_role("cluster", "eks.amazonaws.com")
+        role = self.create_role("cluster", "trust of EKS")
         attached = self.attach_aws_policy("cluster", role, "AmazonEKSClusterPolicy")
-        use_key = pulumi.Output.from_input(key_arn).apply(iam_policies.use_key)
+        use_key = pulumi.Output.from_input(key_arn).apply(lambda key: iam_policies.policy("cluster", key=key))
         key_policy = self.add_inline_policy("cluster-key", role, use_key)
         public = len(settings.public_cidrs) > 0
         self.cluster = aws.eks.Cluster(

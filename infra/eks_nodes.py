@@ -85,7 +85,7 @@ class Nodes(AwsComponent):
         context = cluster.context
         super().__init__("paddle:infra:Nodes", context, "nodes")
         settings, subnets = context.settings.nodes, network.subnets
-        role = self.create_role("nodes", "ec2.amazonaws.com")
+        role = self.create_role("nodes", "trust of EC2")
         attached = [
             self.attach_aws_policy(f"nodes-{name.lower().replace('_', '-')}", role, name)
             for name in NODE_POLICIES

@@ -51,7 +51,9 @@ class Key(AwsComponent):
                 description=f"{context.prefix}: secrets, file system, bucket, registry and disks",
                 enable_key_rotation=True,
                 deletion_window_in_days=DELETION_WINDOW_DAYS,
-                policy=iam_policies.key_policy(context.partition, context.account, region),
+                policy=iam_policies.policy(
+                    "key", partition=context.partition, account=context.account, region=region
+                ),
                 opts=context.retain(self, KEY),
             )
             aws.kms.Alias(
@@ -80,7 +82,7 @@ class Registry(AwsComponent):
         aws.ecr.LifecyclePolicy(
             context.named("launcher"),
             repository=repository.name,
-            policy=iam_policies.registry_lifecycle(),
+            policy=iam_policies.policy("registry"),
             opts=context.retain(self),
         )
         self.url = repository.repository_url
@@ -167,7 +169,7 @@ class Artifacts(AwsComponent):
         aws.s3.BucketPolicy(
             name,
             bucket=bucket.id,
-            policy=bucket.arn.apply(iam_policies.bucket_policy),
+            policy=bucket.arn.apply(lambda arn: iam_policies.policy("bucket", bucket=arn)),
             opts=context.retain(self, depends_on=[block]),
         )
         for key, path in settings.uploads.items():

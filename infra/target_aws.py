@@ -226,7 +226,9 @@ def create_aws_stack(inputs: StackInputs) -> dict[str, pulumi.Input[Any]]:
         cluster = EksCluster(context, network.cluster_subnets, key.arn, live, after)
         api_host = cluster.cluster.endpoint.apply(endpoint_host)
         # A pod gets AWS credentials only if its pod identity exists when the pod is created.
-        policy = pulumi.Output.all(bucket.arn, key.arn).apply(lambda arns: iam_policies.pods(*arns))
+        policy = pulumi.Output.all(bucket=bucket.arn, key=key.arn).apply(
+            lambda arns: iam_policies.policy("pods", **arns)
+        )
         values = inputs.effective_values
         account = (values.get("serviceAccount") or {}).get("name") or values.get("fullnameOverride")
         account = (settings.namespace.name, account or settings.release.name)

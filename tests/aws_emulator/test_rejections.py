@@ -175,7 +175,7 @@ MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
 @pytest.mark.parametrize(
     ("policy", "kept"),
-    [(json.dumps({"rules": [BY_NUMBER]}), False), (iam_policies.registry_lifecycle(), True)],
+    [(json.dumps({"rules": [BY_NUMBER]}), False), (iam_policies.policy("registry"), True)],
 )
 def test_lifecycle_of_the_registry_keeps_an_image_that_an_old_stack_uses(
     model: Model, policy: str, kept: bool

@@ -157,14 +157,11 @@ def test_deployer_policy_with_boundary_requires_it(action: str) -> None:
 
 
 def test_preview_role_trusts_only_pull_requests_of_the_repository() -> None:
-    (rule,) = json.loads(iam_policies.preview_trust("aws", "paddle/training"))["Statement"]
+    (rule,) = json.loads(
+        iam_policies.policy("trust of previews", partition="aws", repository="paddle/training")
+    )["Statement"]
     assert rule["Action"] == "sts:AssumeRoleWithWebIdentity"
     github = "token.actions.githubusercontent.com"
     assert rule["Principal"]["Federated"].endswith(f":oidc-provider/{github}")
     expected = {f"{github}:aud": "sts.amazonaws.com", f"{github}:sub": "repo:paddle/training:pull_request"}
     assert rule["Condition"] == {"StringEquals": expected}
-
-
-def test_trust_policy_allows_tagged_sessions_only_for_pods() -> None:
-    assert "sts:TagSession" in iam_policies.trust("pods.eks.amazonaws.com")
-    assert "sts:TagSession" not in iam_policies.trust("ec2.amazonaws.com")
