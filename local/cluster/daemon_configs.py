@@ -1,6 +1,6 @@
 """Addresses of the local cluster and its nodes, and the configuration files and command lines of all daemons.
 
-Everything follows from the number of nodes and from the folders of the built programs.
+Everything follows from the number of nodes, from the folders of the built programs, and from the files in `config/`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ import base64
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from string import Template
+
+import yaml
 
 from local.external_commands import LocalError
 from local.paths import CONTEXT, STATE
@@ -31,6 +34,14 @@ SERVER = f"https://{BRIDGE_ADDRESS}:{API_PORT}"
 PAUSE_IMAGE = "localhost/pause:1"
 PAUSE_ARCHIVE = STATE / "images" / "pause.tar"
 CNI_PLUGINS = Path("/usr/lib/cni")  # Debian's containernetworking-plugins
+CONFIG = Path(__file__).resolve().parent / "config"
+NODE_FILES = {
+    "cni/10-pods.conflist": "cni.yaml",
+    "containerd.toml": "containerd.toml",
+    "kubelet.json": "kubelet.yaml",
+    "proxy.json": "kube-proxy.yaml",
+}
+"""File in the folder of a node → the file in `config/` that it is made from."""
 
 
 @dataclass(frozen=True)
@@ -86,23 +97,55 @@ def plan_nodes(count: int) -> tuple[Node, ...]:
     return tuple(Node(i) for i in range(1, count + 1))
 
 
+def render(template: str, node: Node | None = None, **more: object) -> str:
+    """Return the text of a file in `config/` with its `$names` replaced; of a YAML file as JSON.
+
+    All daemons accept JSON instead of YAML. The names are those of this function, for a file of a node also the
+    properties of `node`, and `more`.
+    """
+    names = {
+        "state": STATE,
+        "pki": PKI,
+        "context": CONTEXT,
+        "server": SERVER,
+        "api_port": API_PORT,
+        "etcd_url": f"https://127.0.0.1:{ETCD_PORT}",
+        "bridge_address": BRIDGE_ADDRESS,
+        "host_address": HOST_ADDRESS,
+        "pod_network": POD_SUBNET,
+        "service_network": SERVICE_SUBNET,
+        "pause_image": PAUSE_IMAGE,
+        "cni_plugins": CNI_PLUGINS,
+    }
+    if node:
+        of_node = ("name", "address", "pod_subnet", "cgroup", "folder", "socket")
+        names |= {name: getattr(node, name) for name in of_node}
+    text = Template((CONFIG / template).read_text()).substitute(names, **more)
+    return json.dumps(yaml.safe_load(text), indent=1) + "\n" if template.endswith(".yaml") else text
+
+
+def kubeconfig(name: str) -> str:
+    """Return a self-contained kubeconfig (context `local`) that uses the client certificate `name`."""
+    files = {"authority": "ca.crt", "certificate": f"{name}.crt", "key": f"{name}.key"}
+    data = {key: base64.b64encode((PKI / file).read_bytes()).decode() for key, file in files.items()}
+    return render("kubeconfig.yaml", **data)
+
+
 def cluster_files(nodes: tuple[Node, ...], resolvers: list[str]) -> dict[Path, str]:
     """Return path → content of all configuration files of the cluster; nothing is written.
 
-    `resolvers` are the addresses of the DNS servers of this machine.
+    `resolvers` are the addresses of the name servers of this machine, to which CoreDNS forwards other names than the
+    cluster's.
     """
-    files = {
-        STATE / f"{name}.kubeconfig": kubeconfig(name)
-        for name in ("admin", "controller-manager", "scheduler", "coredns")
-    }
+    names = ("admin", "controller-manager", "scheduler", "coredns")
+    files = {STATE / f"{name}.kubeconfig": kubeconfig(name) for name in names}
     files[STATE / "resolv.conf"] = f"nameserver {HOST_ADDRESS}\n"
-    files[STATE / "Corefile"] = corefile(STATE / "coredns.kubeconfig", resolvers)
+    forward = f"forward . {' '.join(resolvers)}" if resolvers else ""
+    files[STATE / "Corefile"] = render("Corefile", forward=forward)
     for node in nodes:
-        files[node.folder / "cni" / "10-pods.conflist"] = cni_config(node)
-        files[node.folder / "containerd.toml"] = containerd_config(node)
-        files[node.folder / "kubelet.json"] = kubelet_config(node)
         files[node.folder / "kubeconfig"] = kubeconfig(node.name)
-        files[node.folder / "proxy.json"] = proxy_config(node)
+        for path, template in NODE_FILES.items():
+            files[node.folder / path] = render(template, node)
     return files
 
 
@@ -111,252 +154,15 @@ def daemon_commands(nodes: tuple[Node, ...], kubernetes: Path, coredns: Path) ->
 
     `kubernetes` and `coredns` are the folders of the built programs.
     """
-    commands = {
-        "etcd": etcd_command(),
-        "apiserver": apiserver_command(kubernetes / "kube-apiserver"),
-        "controller-manager": controller_manager_command(
-            kubernetes / "kube-controller-manager", STATE / "controller-manager.kubeconfig"
-        ),
-        "scheduler": scheduler_command(kubernetes / "kube-scheduler", STATE / "scheduler.kubeconfig"),
-        # in the machine's own network, so that it reaches every name server that the machine reaches
-        "coredns": [*_enter("host"), f"{coredns}/coredns", "-conf", f"{STATE}/Corefile"],
-    }
+    folders = {"kubernetes": kubernetes, "coredns": coredns}
+    commands: dict[str, list[str]] = json.loads(render("cluster-daemons.yaml", **folders))
     for node in nodes:
-        commands[f"{node.name}-containerd"] = containerd_command(node)
-        commands[f"{node.name}-kubelet"] = kubelet_command(node, kubernetes / "kubelet")
-        commands[f"{node.name}-proxy"] = proxy_command(node, kubernetes / "kube-proxy")
+        of_node = json.loads(render("node-daemons.yaml", node, **folders))
+        commands |= {f"{node.name}-{name}": command for name, command in of_node.items()}
     return commands
-
-
-def _enter(namespace: str) -> list[str]:
-    # nsenter, not `ip netns exec`: the latter mounts a new /sys, in which the kubelet finds no cgroups.
-    return ["nsenter", f"--net=/run/netns/{namespace}"]
-
-
-def _to_json(value: object) -> str:
-    return json.dumps(value, indent=1) + "\n"  # all daemons accept JSON instead of YAML
-
-
-def kubeconfig(name: str) -> str:
-    """Return a self-contained kubeconfig (context `local`) that uses the client certificate `name`."""
-
-    def data(file: str) -> str:
-        return base64.b64encode((PKI / file).read_bytes()).decode()
-
-    cluster = {"server": SERVER, "certificate-authority-data": data("ca.crt")}
-    user = {"client-certificate-data": data(f"{name}.crt"), "client-key-data": data(f"{name}.key")}
-    config = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": CONTEXT, "cluster": cluster}],
-        "users": [{"name": CONTEXT, "user": user}],
-        "contexts": [{"name": CONTEXT, "context": {"cluster": CONTEXT, "user": CONTEXT}}],
-        "current-context": CONTEXT,
-    }
-    return _to_json(config)
-
-
-def etcd_command() -> list[str]:
-    """Return the command line of etcd."""
-    url = f"https://127.0.0.1:{ETCD_PORT}"
-    return [
-        "etcd",
-        f"--data-dir={STATE}/etcd",
-        f"--listen-client-urls={url}",
-        f"--advertise-client-urls={url}",
-        f"--cert-file={PKI}/etcd.crt",
-        f"--key-file={PKI}/etcd.key",
-        f"--trusted-ca-file={PKI}/ca.crt",
-        "--client-cert-auth",
-        "--auto-compaction-retention=1",
-        # limits the log that etcd reads at a start; with its default of 100,000 entries it is 0.5 GB
-        "--snapshot-count=10000",
-        # etcd has one member: elections need not be fast, and a busy disk must not cause one
-        "--heartbeat-interval=500",
-        "--election-timeout=5000",
-    ]
-
-
-def apiserver_command(binary: Path) -> list[str]:
-    """Return the command line of the API server."""
-    return [
-        str(binary),
-        f"--etcd-servers=https://127.0.0.1:{ETCD_PORT}",
-        f"--etcd-cafile={PKI}/ca.crt",
-        f"--etcd-certfile={PKI}/apiserver.crt",
-        f"--etcd-keyfile={PKI}/apiserver.key",
-        f"--bind-address={BRIDGE_ADDRESS}",  # not 0.0.0.0: unreachable from outside this machine
-        f"--advertise-address={BRIDGE_ADDRESS}",
-        f"--secure-port={API_PORT}",
-        f"--tls-cert-file={PKI}/apiserver.crt",
-        f"--tls-private-key-file={PKI}/apiserver.key",
-        f"--client-ca-file={PKI}/ca.crt",
-        f"--token-auth-file={PKI}/tokens.csv",
-        f"--service-account-key-file={PKI}/sa.pub",
-        f"--service-account-signing-key-file={PKI}/sa.key",
-        "--service-account-issuer=https://kubernetes.default.svc",
-        f"--service-cluster-ip-range={SERVICE_SUBNET}",
-        "--authorization-mode=Node,RBAC",
-        "--enable-admission-plugins=NodeRestriction",
-        "--allow-privileged=true",
-        "--anonymous-auth=false",
-        "--kubelet-preferred-address-types=InternalIP",
-        f"--kubelet-client-certificate={PKI}/admin.crt",
-        f"--kubelet-client-key={PKI}/admin.key",
-        "--profiling=false",
-    ]
-
-
-def controller_manager_command(binary: Path, config: Path) -> list[str]:
-    """Return the command line of the controller manager; `config` is its kubeconfig."""
-    return [
-        str(binary),
-        f"--kubeconfig={config}",
-        "--bind-address=127.0.0.1",
-        f"--service-account-private-key-file={PKI}/sa.key",
-        f"--root-ca-file={PKI}/ca.crt",
-        "--use-service-account-credentials=true",
-        "--leader-elect=false",
-        "--node-monitor-period=2s",
-        # A claim that is created before its volume is bound at the next sync, by default 15 s later.
-        "--pvclaimbinder-sync-period=1s",
-        "--node-monitor-grace-period=16s",
-        "--profiling=false",
-    ]
-
-
-def scheduler_command(binary: Path, config: Path) -> list[str]:
-    """Return the command line of the scheduler; `config` is its kubeconfig."""
-    return [
-        str(binary),
-        f"--kubeconfig={config}",
-        "--bind-address=127.0.0.1",
-        "--leader-elect=false",
-        "--profiling=false",
-    ]
-
-
-def corefile(config: Path, resolvers: list[str]) -> str:
-    """Return CoreDNS's configuration.
-
-    It resolves names of the cluster without caching, so that a new pod's name resolves at once, and forwards
-    other names to the name servers `resolvers`, if there are any. `config` is CoreDNS's kubeconfig.
-    """
-    forward = f"  forward . {' '.join(resolvers)}\n" if resolvers else ""
-    return (
-        f".:53 {{\n  bind {HOST_ADDRESS}\n  errors\n  kubernetes cluster.local in-addr.arpa ip6.arpa {{\n"
-        f"    kubeconfig {config} {CONTEXT}\n    ttl 0\n    pods disabled\n    fallthrough in-addr.arpa ip6.arpa\n"
-        f"  }}\n{forward}}}\n"
-    )
 
 
 def parse_resolvers(resolv_conf: str) -> list[str]:
     """Return the name servers of a resolv.conf except the local cluster's own."""
     lines = (line.split() for line in resolv_conf.splitlines())
     return [w[1] for w in lines if len(w) > 1 and w[0] == "nameserver" and w[1] != HOST_ADDRESS][:15]
-
-
-def cni_config(node: Node) -> str:
-    """Return the node's CNI configuration: a bridge with the node's pod subnet, and host ports."""
-    ipam = {"type": "host-local", "dataDir": f"{node.folder}/ipam", "routes": [{"dst": "0.0.0.0/0"}]}
-    # No `ipMasq`: the machine's NAT rules do that, so that pods see each other's real addresses.
-    bridge = {"type": "bridge", "bridge": "cni0", "isGateway": True, "hairpinMode": True}
-    bridge["ipam"] = {**ipam, "ranges": [[{"subnet": node.pod_subnet}]]}
-    ports = {"type": "portmap", "capabilities": {"portMappings": True}}
-    return _to_json({"cniVersion": "1.0.0", "name": node.name, "plugins": [bridge, ports]})
-
-
-def containerd_config(node: Node) -> str:
-    """Return the configuration (TOML) of the node's containerd."""
-    return f"""\
-version = 2
-root = "{node.folder}/root"
-state = "{node.folder}/state"
-disabled_plugins = ["io.containerd.snapshotter.v1.btrfs", "io.containerd.snapshotter.v1.zfs",
-  "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.aufs",
-  "io.containerd.internal.v1.opt", "io.containerd.tracing.processor.v1.otlp"]
-[grpc]
-  address = "{node.socket}"
-[plugins."io.containerd.grpc.v1.cri"]
-  # without CAP_SYS_RESOURCE runc cannot set a score below containerd's
-  restrict_oom_score_adj = true
-  sandbox_image = "{PAUSE_IMAGE}"
-  [plugins."io.containerd.grpc.v1.cri".cni]
-    bin_dir = "{CNI_PLUGINS}"
-    conf_dir = "{node.folder}/cni"
-"""
-
-
-def kubelet_config(node: Node) -> str:
-    """Return the configuration of the node's kubelet."""
-    authentication = {
-        "anonymous": {"enabled": False},
-        "webhook": {"enabled": True},
-        "x509": {"clientCAFile": f"{PKI}/ca.crt"},
-    }
-    config = {
-        "apiVersion": "kubelet.config.k8s.io/v1beta1",
-        "kind": "KubeletConfiguration",
-        "authentication": authentication,
-        "authorization": {"mode": "Webhook"},
-        "cgroupDriver": "cgroupfs",
-        "cgroupRoot": f"/{node.cgroup}",
-        "failCgroupV1": False,
-        "failSwapOn": False,
-        "containerRuntimeEndpoint": f"unix://{node.socket}",
-        "clusterDNS": [HOST_ADDRESS],
-        "clusterDomain": "cluster.local",
-        "resolvConf": f"{STATE}/resolv.conf",
-        # in a shared folder the kubelets would delete each other's logs
-        "podLogsDir": f"{node.folder}/pod-logs",
-        # A rather full disk must not evict pods or collect images: `up` and the image import check the free space
-        # before.
-        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
-        "imageGCHighThresholdPercent": 100,
-        "imageGCLowThresholdPercent": 99,
-        "nodeStatusUpdateFrequency": "4s",
-        "registerWithTaints": [],
-        "serializeImagePulls": False,
-        "healthzBindAddress": "127.0.0.1",
-    }
-    return _to_json(config)
-
-
-def kubelet_command(node: Node, binary: Path) -> list[str]:
-    """Return the command line of the node's kubelet."""
-    return [
-        *_enter(node.name),
-        str(binary),
-        f"--config={node.folder}/kubelet.json",
-        f"--kubeconfig={node.folder}/kubeconfig",
-        f"--hostname-override={node.name}",
-        f"--node-ip={node.address}",
-        f"--root-dir={node.folder}/kubelet",
-        f"--cert-dir={node.folder}/kubelet-pki",
-    ]
-
-
-def proxy_config(node: Node) -> str:
-    """Return the configuration of the node's kube-proxy."""
-    # The machine has one connection table, which a node must not resize.
-    unchanged = {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
-    config = {
-        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
-        "kind": "KubeProxyConfiguration",
-        "mode": "iptables",
-        "clientConnection": {"kubeconfig": f"{STATE}/admin.kubeconfig"},
-        "clusterCIDR": POD_SUBNET,
-        "hostnameOverride": node.name,
-        "conntrack": unchanged,
-    }
-    return _to_json(config)
-
-
-def proxy_command(node: Node, binary: Path) -> list[str]:
-    """Return the command line of the node's kube-proxy."""
-    return [*_enter(node.name), str(binary), f"--config={node.folder}/proxy.json"]
-
-
-def containerd_command(node: Node) -> list[str]:
-    """Return the command line of the node's containerd."""
-    return [*_enter(node.name), "containerd", f"--config={node.folder}/containerd.toml"]

@@ -45,28 +45,31 @@ def test_overlapping_routes_returns_only_routes_of_other_networks():
     assert cluster_lifecycle.overlapping_routes(routes) == ["10.88.4.0/22 of vpn0"]
 
 
-def test_node_configs_refer_only_to_the_nodes_own_folder():
+def test_files_of_a_node_refer_only_to_its_own_folder(monkeypatch):
+    monkeypatch.setattr(daemon_configs, "kubeconfig", str)
     one, two = plan_nodes(2)
-    for render in (
-        daemon_configs.cni_config,
-        daemon_configs.containerd_config,
-        daemon_configs.kubelet_config,
-    ):
-        assert str(one.folder) in render(one)
-        assert str(two.folder) not in render(one)
+    files = daemon_configs.cluster_files((one, two), [])
+    of_one = [text for path, text in files.items() if path.is_relative_to(one.folder)]
+    assert len(of_one) == 5
+    assert sum(str(one.folder) in text for text in of_one) == 3
+    assert not [text for text in of_one if str(two.folder) in text]
 
 
 def test_api_server_listens_only_on_the_bridge(tmp_path):
-    assert "--bind-address=10.87.0.1" in daemon_configs.apiserver_command(tmp_path / "kube-apiserver")
+    commands = daemon_configs.daemon_commands(plan_nodes(1), tmp_path, tmp_path)
+    assert commands["apiserver"][0] == f"{tmp_path}/kube-apiserver"
+    assert "--bind-address=10.87.0.1" in commands["apiserver"]
+    assert list(commands)[-3:] == ["node1-containerd", "node1-kubelet", "node1-proxy"]
 
 
-def test_corefile_forwards_other_names_to_the_machines_resolvers(tmp_path):
-    outside = daemon_configs.parse_resolvers(
-        "# comment\nsearch corp\nnameserver 127.0.0.53\nnameserver 10.87.0.254\n"
-    )
-    assert outside == ["127.0.0.53"]
-    assert "forward . 127.0.0.53" in daemon_configs.corefile(tmp_path / "k", outside)
-    assert "forward ." not in daemon_configs.corefile(tmp_path / "k", [])
+def test_corefile_forwards_other_names_to_the_machines_resolvers(monkeypatch):
+    monkeypatch.setattr(daemon_configs, "kubeconfig", str)
+    resolv_conf = "# comment\nsearch corp\nnameserver 127.0.0.53\nnameserver 10.87.0.254\n"
+    for text, expected in ((resolv_conf, True), ("search corp\n", False)):
+        files = daemon_configs.cluster_files((), daemon_configs.parse_resolvers(text))
+        corefile = files[daemon_configs.STATE / "Corefile"]
+        assert ("  forward . 127.0.0.53\n" in corefile) == expected
+        assert ("forward" in corefile) == expected
 
 
 def _node(status="True", heartbeat="2026-01-01T00:00:10Z", taints=()):
