@@ -43,11 +43,6 @@ def python_version() -> tuple[int, int]:
     return version if version in SUPPORTED else SUPPORTED[0]
 
 
-def environment_folder() -> Path:
-    """Return the folder of the environment for this clone's lock file."""
-    return cache() / environment_name(LOCK.read_bytes(), python_version())
-
-
 def exit_with_error(message: str) -> None:
     """Print `error: ` and the message on stderr, and exit with code 1."""
     sys.exit(f"error: {message}")
@@ -108,8 +103,8 @@ def ensure_uv() -> str:
     return str(folder / "bin" / "uv")
 
 
-def install_packages(folder: Path) -> None:
-    """Create an environment in `folder` with the packages of the lock files, whose hashes are checked.
+def install_packages(folder: Path, lock: Path) -> None:
+    """Create an environment in `folder` with pip and the packages of the lock file, whose hashes are checked.
 
     If this interpreter is not supported, uv uses a supported one of this machine, or downloads one.
     """
@@ -132,14 +127,17 @@ def install_packages(folder: Path) -> None:
     # Relocatable, because the folder is renamed when it is complete.
     run_or_exit([uv, "venv", "--quiet", "--relocatable", "--python", wanted, str(folder)], what, fix)
     command = [uv, "pip", "install", "--quiet", "--no-deps", "--require-hashes"]
-    command += ["--python", str(folder / "bin" / "python"), "-r", str(INSTALLER_LOCK), "-r", str(LOCK)]
-    what = f"the packages of {LOCK.relative_to(CLONE)} could not be installed"
+    command += ["--python", str(folder / "bin" / "python"), "-r", str(INSTALLER_LOCK), "-r", str(lock)]
+    what = f"the packages of {lock.relative_to(CLONE)} could not be installed"
     run_or_exit(command, what, "correct the cause in uv's output, then repeat your command")
 
 
-def ensure_environment() -> Path:
-    """Return the folder of the environment; create it first, under a temporary name, if it does not exist."""
-    final = environment_folder()
+def ensure_environment(lock: Path = LOCK) -> Path:
+    """Return the folder of the environment with the packages of a lock file of this clone.
+
+    If it does not exist, it is created first, under a temporary name. If that fails, this process exits with code 1.
+    """
+    final = cache() / environment_name(lock.read_bytes(), python_version())
     if final.is_dir():
         return final
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +156,7 @@ def ensure_environment() -> Path:
         print(f"Python environment {final.name} (once) …", file=sys.stderr, flush=True)  # noqa: T201
         draft = Path(tempfile.mkdtemp(prefix=f".{final.name}.", dir=final.parent))
         try:
-            install_packages(draft)
+            install_packages(draft, lock)
             draft.chmod(0o755)
             draft.rename(final)
         finally:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sys
 from pathlib import Path
 
 from infra.naming import LAUNCHER_PLACEHOLDER, image_reference
-from local import console
+from local import bootstrap, console
 from local.external_commands import LocalError, command_succeeds, download_packages, run_command
 from local.files_and_locks import create_folder_atomically, hold_file_lock, require_free_space
 from local.paths import CLONE, cache
@@ -147,14 +146,13 @@ def lock_file(runtime: str = "fleet") -> Path:
     return CONTEXT / ("requirements.lock" if runtime == "fleet" else f"requirements-{runtime}.lock")
 
 
-def ensure_wheels_folder(runtime: str = "fleet", python: str = IMAGE_PYTHON) -> Path:
-    """Return the folder with the Python packages of a runtime's image, for the Python version `python` (`3.11`).
+def ensure_wheels_folder(runtime: str = "fleet") -> Path:
+    """Return the folder with the Python packages of a runtime's image.
 
     They are downloaded outside of the image build, which may not trust the package index's certificate.
     """
     lock = lock_file(runtime)
-    recipe = lock.read_bytes() + (b"" if python == IMAGE_PYTHON else python.encode())
-    folder = cache() / "images" / f"wheels-{hashlib.sha256(recipe).hexdigest()[:12]}"
+    folder = cache() / "images" / f"wheels-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
     if not folder.is_dir():
         require_free_space(cache(), 3, "The launcher image")
         with (
@@ -162,7 +160,7 @@ def ensure_wheels_folder(runtime: str = "fleet", python: str = IMAGE_PYTHON) -> 
             create_folder_atomically(folder) as draft,
         ):
             why = "downloading the packages of the launcher image"
-            download_packages(lock, draft, why, f"--python-version={python}")
+            download_packages(lock, draft, why, f"--python-version={IMAGE_PYTHON}")
     return folder
 
 
@@ -170,29 +168,9 @@ def ensure_collective_python() -> Path:
     """Return the interpreter of an environment with the packages of runtime collective's image.
 
     `make try`, tests and benchmarks run scripts with it: the project's own environment has PaddlePaddle 2.6.2.
-    The environment is created if it is missing.
-
-    Raises:
-        LocalError: the disk is full, or the packages cannot be downloaded.
+    The environment is created if it is missing; if that fails, this process exits with code 1 and a message.
     """
-    version = ".".join(map(str, sys.version_info[:2]))
-    lock = lock_file("collective")
-    folder = cache() / f"collective-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}-python{version}"
-    with hold_file_lock(cache() / "collective.lock", "the environment of runtime collective"):
-        if not folder.is_dir():
-            wheels = ensure_wheels_folder("collective", version)
-            require_free_space(cache(), 2, "The environment of runtime collective")
-            with (
-                console.timed_step("Python environment of runtime collective (once)"),
-                create_folder_atomically(folder) as draft,
-            ):
-                why = "creating the environment of runtime collective"
-                run_command([sys.executable, "-m", "venv", "--without-pip", str(draft)], why=why)
-                pip = [sys.executable, "-m", "pip", "--python", str(draft / "bin" / "python"), "install"]
-                pip += ["--quiet", "--disable-pip-version-check", "--no-index", "--find-links", str(wheels)]
-                pip += ["--no-deps", "--require-hashes", "--requirement", str(lock)]
-                run_command(pip, why=why, seconds=1200)
-    return folder / "bin" / "python"
+    return bootstrap.ensure_environment(lock_file("collective")) / "bin" / "python"
 
 
 def archive_path(image: str) -> Path:

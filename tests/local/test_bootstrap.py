@@ -29,7 +29,7 @@ def test_a_python_that_uv_cannot_bring_is_one_error_with_the_fix(monkeypatch, tm
     with pytest.raises(
         SystemExit, match=r"Python 3\.13 is not supported: .* Fix: install Python 3\.11"
     ) as raised:
-        bootstrap.install_packages(tmp_path / "draft")
+        bootstrap.install_packages(tmp_path / "draft", bootstrap.LOCK)
     assert f"no route to {tmp_path}/cache/python for venv --quiet" in str(raised.value)
 
 
