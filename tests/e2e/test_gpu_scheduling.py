@@ -1,7 +1,8 @@
-"""Test training pods with GPUs on the local cluster, whose nodes get pretend devices (testkit/fake_gpus.py).
+"""Test training pods with GPUs on the local cluster, whose nodes claim in their status to have GPUs.
 
-Real are the scheduling, the assignment of devices to pods and processes, the environment, and the shared memory. No
-program uses a GPU, and there is no driver: the script of this test needs no library.
+Real are the scheduling, the devices of processes, their environment, and the shared memory. There is no device plugin,
+so a container does not get the variable NVIDIA_VISIBLE_DEVICES. No program uses a GPU, and there is no driver: the
+script of this test needs no library.
 """
 
 from __future__ import annotations
@@ -9,13 +10,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from local.paths import POD_UID, STATE
-from testkit.fake_gpus import DEVICES, RESOURCE, gpus_of, offer_fake_gpus
+from local.paths import POD_UID
 from testkit.local_cluster import Cluster, Training
 from testkit.waiting import until
 
@@ -33,6 +32,9 @@ seen = {"environ": dict(os.environ), "sharedMemory": shared.f_blocks * shared.f_
 folder = Path(os.environ["PADDLE_LAUNCHER_OUTPUT_DIR"])
 (folder / f"seen-{os.environ['RANK']}.json").write_text(json.dumps(seen))
 """
+RESOURCE = "nvidia.com/gpu"
+GPUS = 2
+"""GPUs of each node."""
 MIB = 1 << 20
 LIMIT = 512
 """Memory limit of a training pod in MiB."""
@@ -41,21 +43,35 @@ VERSION = "/opt/python/lib/python3.11/site-packages/paddle/version/__init__.py"
 
 
 @pytest.fixture
-def nodes(cluster: Cluster, tmp_path: Path) -> Iterator[list[str]]:
+def nodes(cluster: Cluster) -> Iterator[list[str]]:
     """Return the names of the nodes, which have pretend GPUs during the test. List this fixture before `train`."""
-    names = sorted(gpus_of(cluster))
-    with offer_fake_gpus(cluster, {name: STATE / "nodes" / name / "kubelet" for name in names}, tmp_path):
+
+    def gpus() -> dict[str, str | None]:
+        """Return the number of GPUs of each node that pods may use."""
+        found = cluster.get("nodes", "default")
+        return {one["metadata"]["name"]: one["status"]["allocatable"].get(RESOURCE) for one in found}
+
+    def set_gpus(**status: Any) -> None:
+        for name in names:
+            cluster.objects.patch("nodes", "", name, {"status": status}, "status")
+
+    names = sorted(gpus())
+    try:
+        set_gpus(capacity={RESOURCE: str(GPUS)})  # which the kubelet copies to `allocatable`
+        until(lambda: gpus() == dict.fromkeys(names, str(GPUS)), "GPUs of all nodes", 60, 0.5)
         yield names
+    finally:
+        set_gpus(capacity={RESOURCE: None}, allocatable={RESOURCE: None})
 
 
 def gpu_values(**changes: Any) -> dict[str, Any]:
-    """Return values of a training that gives each pod both devices of a node."""
+    """Return values of a training that gives each pod all GPUs of a node."""
     requests = {"cpu": "50m", "memory": f"{LIMIT}Mi"}
     return {
         "runtime": "collective",
         "portsNum": 2,
         "portsNumSparse": 2,
-        "resources": {"requests": requests, "limits": {"memory": f"{LIMIT}Mi", RESOURCE: len(DEVICES)}},
+        "resources": {"requests": requests, "limits": {"memory": f"{LIMIT}Mi", RESOURCE: GPUS}},
         **changes,
         "training": {"config": "devices/show.py", "logPeriod": 50, **changes.get("training", {})},
     }
@@ -89,7 +105,6 @@ def pretend_gpu_build(training: Training) -> dict[str, Any]:
 def test_pods_get_nodes_and_devices_of_their_own_and_more_pods_than_free_gpus_wait(
     nodes: list[str], train: Make, cluster: Cluster
 ) -> None:
-    assert {name: gpus_of(cluster)[name] for name in nodes} == dict.fromkeys(nodes, 2)
     training = train("ctr", **gpu_values(trainers=2, training={"sharedMemory": "96Mi"}))
     add_script(training)
     source = cluster.shared / "sources" / f"{training.namespace}.txt"
@@ -120,18 +135,12 @@ def check_devices(training: Training) -> None:
     assert all({"key": RESOURCE, "operator": "Exists"} in pod["spec"]["tolerations"] for pod in pods)
     seen = [json.loads((training.output / f"seen-{rank}.json").read_text()) for rank in range(4)]
     environs = [one["environ"] for one in seen]
-    names = (
-        "FLAGS_selected_gpus",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "NVIDIA_VISIBLE_DEVICES",
-        "NCCL_SOCKET_IFNAME",
-    )
+    names = ("FLAGS_selected_gpus", "LOCAL_RANK", "GROUP_RANK", "NCCL_SOCKET_IFNAME")
     assert [[environ.get(name) for name in names] for environ in environs] == [
-        ["0", "0", "0", "0,1", "=eth0"],
-        ["1", "1", "0", "0,1", "=eth0"],
-        ["0", "0", "1", "0,1", "=eth0"],
-        ["1", "1", "1", "0,1", "=eth0"],
+        ["0", "0", "0", "=eth0"],
+        ["1", "1", "0", "=eth0"],
+        ["0", "0", "1", "=eth0"],
+        ["1", "1", "1", "=eth0"],
     ]
     assert not [environ for environ in environs if "PADDLE_DISTRI_BACKEND" in environ]
     assert {one["sharedMemory"] for one in seen} == {96 * MIB}
