@@ -97,7 +97,7 @@ def plan_nodes(count: int) -> tuple[Node, ...]:
     return tuple(Node(i) for i in range(1, count + 1))
 
 
-def render(template: str, node: Node | None = None, **more: object) -> str:
+def render(template: str, node: Node | None = None, /, **more: object) -> str:
     """Return the text of a file in `config/` with its `$names` replaced; of a YAML file as JSON.
 
     All daemons accept JSON instead of YAML. The names are those of this function, for a file of a node also the
