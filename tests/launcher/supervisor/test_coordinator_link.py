@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from launcher.io import run_record
 from launcher.paths import OutputPaths
 from launcher.runtimes import load_runtime
 from launcher.schema import RunFile
-from launcher.supervisor.coordinator.members import GangLimits, Membership
+from launcher.supervisor.coordinator.members import Membership
 from launcher.supervisor.peers import coordinator_link
 from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink, Rejection, RunEndedError
@@ -28,10 +27,9 @@ from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.shared_storage.output_lease import hash_credential
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
-from tests.launcher.supervisor.gang_members import make_plan, make_state
+from tests.launcher.supervisor.gang_members import LIMITS, make_plan, make_state
 from tests.launcher.supervisor.loopback_gang import train_settings
 
-LIMITS = GangLimits(silence=5, life=9, rendezvous=60, join=60, serve=60, finish=60, restarts=3)
 PORT = 7168
 
 
@@ -241,41 +239,24 @@ def test_a_pod_that_rank_0_rejects_waits_a_minute_unless_it_was_replaced(tmp_pat
 
 # -- another server at the address of rank 0
 
-ORDER = json.dumps({"version": 1, "order": make_plan(0, "wait").to_json()}).encode()
 Serve = Callable[[str, int, bytes], list[str]]
 
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
     """Return a function that starts a server with one answer, and returns the list of its requests' credentials."""
-    servers = []
+    started: list[Rank0] = []
 
     def start(host: str, code: int, body: bytes) -> list[str]:
         asked: list[str] = []
-
-        class Handler(BaseHTTPRequestHandler):
-            protocol_version = "HTTP/1.1"
-
-            def do_POST(self) -> None:
-                self.rfile.read(int(self.headers["Content-Length"]))
-                asked.append(self.headers["Authorization"])
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer((host, PORT), Handler)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        started.append(Rank0(host))
+        membership: Any = started[-1].membership
+        membership.reject, membership.handle_state = asked.append, lambda _: (code, body)
         return asked
 
     yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
+    for rank_0 in started:
+        rank_0.server.close()
 
 
 @pytest.mark.parametrize(
@@ -288,15 +269,14 @@ def serve() -> Iterator[Serve]:
     ],
 )
 def test_a_member_that_reached_another_server_tries_the_next_address(
-    serve: Serve, start_rank_1: StartRank1, code: int, body: bytes
+    serve: Serve, rank_0: Rank0, start_rank_1: StartRank1, code: int, body: bytes
 ) -> None:
     """The address of a lost pod may belong to another pod before run.lock has the address of the new one."""
-    other, right = f"127.79.0.{code % 250}", f"127.80.0.{code % 250}"
-    asked = serve(other, code, body)
-    serve(right, 200, ORDER)
-    link = start_rank_1(other, right).link
-    until(lambda: link.order == make_plan(0, "wait"))
-    assert asked == ["Bearer right"]
+    rank_0.membership.open("right")
+    asked = serve("127.79.0.1", code, body)
+    link = start_rank_1("127.79.0.1", rank_0.server.server_address[0]).link
+    until(lambda: link.order == rank_0.membership.order)
+    assert asked == ["right"]
 
 
 def test_an_answer_that_is_no_order_is_reported_and_asked_for_again(
