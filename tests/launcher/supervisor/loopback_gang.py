@@ -130,57 +130,52 @@ class LoopbackGang:
     def __exit__(self, *_: object) -> None:
         kill_processes(self.running_pids, self.processes.values())
 
-    def build_config(self, rank: int, **env: Any) -> dict[str, Any]:
-        """Return the configuration that loopback_launcher.py reads for a rank; `env` overrides that of the gang."""
-        work = self.folder / f"work-{rank}"
+    def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: Any) -> LoopbackGang:
+        """Start the launchers of `ranks`, by default of all ranks; `env` overrides that of the gang."""
+        config = {
+            "hosts": self.hosts,
+            "timings": self.timings,
+            "options": self.options,
+            "report": self.report,
+        }
         own = {
             "JOB_PATH": str(self.root / "shared"),
-            "JOB_COMPLETION_INDEX": str(rank),
             "PADDLE_LAUNCHER_K8S_JOB": self.run,
             "trainers": self.trainers,
-            "PADDLE_LAUNCHER_POD_NAME": f"{self.run}-{rank}-x",
-            "PADDLE_LAUNCHER_POD_IP": self.addresses[rank],
-            "PADDLE_LAUNCHER_NODE_NAME": f"node-{rank}",
             "runtime": "v1",
             "passes": 3,
             "rendezvous_seconds": 8,
             "rank_wait_hours": 0,
             "restarts": 0,
             "data_wait_seconds": 5,
-            "PADDLE_LAUNCHER_WORK_DIR": str(work),
-            "PADDLE_LAUNCHER_TERMINATION_LOG": str(self.folder / f"termination-{rank}"),
             "PATH": f"{self.folder / 'bin'}:/usr/bin:/bin",
+            "PYTHONPATH": str(REPO),
             "FAKE": json.dumps(self.fake),
             "FAKE_HOSTS": json.dumps(self.hosts),
-            "FAKE_OWN": self.names[rank],
             "FAKE_STOP": str(self.folder / "stop"),
+            **self.env,
+            **env,
         }
-        return {
-            "environ": pod_environ(**{**own, **self.env, **env}),
-            "hosts": self.hosts,
-            "own": self.addresses[rank],
-            "timings": self.timings,
-            "options": self.options,
-            "report": self.report,
-        }
-
-    def start(self, *ranks: int, prefix: tuple[str, ...] = (), **env: Any) -> LoopbackGang:
-        """Start the launchers of `ranks`, by default of all ranks."""
         for rank in ranks or range(self.trainers):
-            config = self.build_config(rank, **env)
-            path = self.folder / f"config-{rank}.json"
-            path.write_text(json.dumps(config))
+            pod = {
+                "JOB_COMPLETION_INDEX": str(rank),
+                "PADDLE_LAUNCHER_POD_NAME": f"{self.run}-{rank}-x",
+                "PADDLE_LAUNCHER_POD_IP": self.addresses[rank],
+                "PADDLE_LAUNCHER_NODE_NAME": f"node-{rank}",
+                "PADDLE_LAUNCHER_WORK_DIR": str(self.folder / f"work-{rank}"),
+                "PADDLE_LAUNCHER_TERMINATION_LOG": str(self.folder / f"termination-{rank}"),
+                "FAKE_OWN": self.names[rank],
+            }
+            argv = (
+                *prefix,
+                self.python,
+                "-m",
+                "tests.launcher.supervisor.loopback_launcher",
+                json.dumps(config),
+            )
             with (self.folder / f"pod-{rank}.log").open("ab") as log:
                 self.processes[rank] = subprocess.Popen(
-                    [*prefix, self.python, "-m", "tests.launcher.supervisor.loopback_launcher", str(path)],
-                    cwd=REPO,
-                    env={
-                        "PATH": os.environ["PATH"],
-                        "PYTHONPATH": str(REPO),
-                        "PADDLE_LAUNCHER_WORK_DIR": str(self.folder / f"work-{rank}"),
-                    },
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+                    argv, cwd=REPO, env=pod_environ(**{**pod, **own}), stdout=log, stderr=log
                 )
         return self
 
@@ -222,21 +217,14 @@ class LoopbackGang:
         """Return the process ids of this gang: launchers and all their descendants."""
         return find_processes(self.folder)
 
-    def find_pid(self, rank: int, command: str) -> int:
-        """Return the process id of a rank's `paddle <command>`."""
+    def find_pids(self, rank: int, command: str) -> list[int]:
+        """Return the process ids of a rank's `paddle <command>`, or of its processes of the script `command`."""
+        found = []
         for pid in find_processes(self.folder / f"work-{rank}"):
             with contextlib.suppress(OSError):
                 if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                    return pid
-        raise AssertionError(f"rank {rank} has no {command}")
-
-    def is_running(self, rank: int, command: str) -> bool:
-        """Return whether a rank's `paddle <command>` runs."""
-        try:
-            self.find_pid(rank, command)
-        except AssertionError:
-            return False
-        return True
+                    found.append(pid)
+        return found
 
     def pod_log(self, rank: int) -> str:
         """Return everything that the launchers of a rank have printed."""

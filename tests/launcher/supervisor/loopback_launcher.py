@@ -1,6 +1,7 @@
 """Run one rank's launcher in a process: the product's agent with a loopback network and short deadlines."""
 
 import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ class LoopbackNetwork(PodNetwork):
     """A network in which each rank has its own address in 127/8 and names resolve as the test specifies."""
 
     def __init__(self, config: dict) -> None:
-        self._hosts, self.bind_host = config["hosts"], config["own"]
+        self._hosts, self.bind_host = config["hosts"], os.environ["PADDLE_LAUNCHER_POD_IP"]
 
     def resolve(self, name):
         found = self._hosts.get(name, name if name[0].isdigit() else None)
@@ -78,13 +79,13 @@ def _with_variables(spec: ProcessSpec, **more: str) -> ProcessSpec:
 
 
 def main() -> int:
-    """Run the launcher that the JSON file in the first argument describes, and return its exit code."""
-    config = json.loads(Path(sys.argv[1]).read_text())
+    """Run the launcher with the configuration in the first argument (JSON), and return its exit code."""
+    config = json.loads(sys.argv[1])
     network = LoopbackNetwork(config)
     if not config["report"]:
         coordinator.write_report = lambda *_: None
     try:
-        settings = TrainSettings.from_environ(config["environ"])
+        settings = TrainSettings.from_environ(dict(os.environ))
         is_fake = settings.runtime == "v1"
         runtime = FakeV1(config["options"]) if is_fake else runtimes.load_runtime(settings.runtime)
     except LauncherError as error:

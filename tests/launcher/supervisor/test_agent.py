@@ -1,9 +1,10 @@
-"""Tests of the agent of one rank: how it shuts down, and its threads (the storage probe and the watchdog)."""
+"""Tests of the agent of one rank: its shut-down, stop signals, the storage probe and the watchdog."""
 
 from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,13 +19,14 @@ from launcher.runtimes import load_runtime
 from launcher.runtimes.runtime_protocol import ProcessSpec
 from launcher.settings import TrainSettings
 from launcher.supervisor import agent as agent_module
-from launcher.supervisor.agent import Agent, StorageProbe
+from launcher.supervisor.agent import SPARE_SECONDS, Agent, StopRequest, StorageProbe
 from launcher.supervisor.child_processes import ChildProcess
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import Action, Plan
+from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
 from launcher.supervisor.timings import Timings
 from testkit import failing_filesystem
 from testkit.waiting import until
+from tests.launcher.supervisor.gang_members import make_plan
 from tests.launcher.supervisor.loopback_gang import FAST, build_coordinator, needs_fuse, train_settings
 
 STOPPED = StoppedError("received SIGTERM")
@@ -119,6 +121,70 @@ def test_an_unexpected_error_at_the_end_of_a_run_is_recorded_as_its_failure(tmp_
     [(state, cause), _] = rank_0.run_files.close.call_args
     assert state == "failed"
     assert "internal error of the launcher: ValueError(" in cause.text
+
+
+# -- when a launcher obeys a stop signal
+
+
+TRAIN = make_plan(0, "train")
+STOP = make_plan(
+    0, "stop", cause=Failure("rank 1 (pod a): SIGTERM: saved a checkpoint at pass 1, batch 40", 143, 0.0)
+)
+
+
+def received(*signals: int, grace: float = 110.0) -> StopRequest:
+    request = StopRequest(grace, 13.0)
+    for number in signals:
+        request.record(number)
+    return request
+
+
+def test_without_a_signal_nothing_is_raised_and_no_time_is_reported() -> None:
+    request = received()
+    request.check(Phase.IDLE, None)
+    assert request.seconds_left() is None
+
+
+def test_a_launcher_that_trains_stays_after_sigterm_until_its_processes_must_stop() -> None:
+    request = received(signal.SIGTERM)
+    request.check(Phase.TRAINING, TRAIN)
+    left = request.seconds_left()
+    assert left is not None
+    assert 0 < left <= 110 - 13 - SPARE_SECONDS
+    assert received(signal.SIGTERM, grace=18.0).seconds_left() is None, "too short to wait"
+
+
+@pytest.mark.parametrize(
+    ("request_", "phase", "order"),
+    [
+        (received(signal.SIGTERM, grace=18.0), Phase.TRAINING, TRAIN),
+        (received(signal.SIGTERM, signal.SIGTERM), Phase.TRAINING, TRAIN),
+        (received(signal.SIGINT), Phase.TRAINING, TRAIN),
+        (received(signal.SIGTERM, signal.SIGHUP), Phase.TRAINING, TRAIN),
+        (received(signal.SIGTERM), Phase.READY, TRAIN),
+        (received(signal.SIGTERM), Phase.DONE, TRAIN),
+        (received(signal.SIGTERM), Phase.STAGING, None),
+        (received(signal.SIGTERM), Phase.TRAINING, make_plan(0, "wait")),
+    ],
+    ids=["short grace", "second SIGTERM", "SIGINT", "SIGHUP", "ready", "done", "staging", "restart"],
+)
+def test_other_signals_and_phases_stop_the_launcher_at_once(
+    request_: StopRequest, phase: Phase, order: Plan | None
+) -> None:
+    with pytest.raises(StoppedError, match=r"^received SIG[A-Z]+$"):
+        request_.check(phase, order)
+
+
+def test_the_order_to_stop_ends_the_wait_with_what_became_of_the_checkpoint() -> None:
+    with pytest.raises(StoppedError, match=r"^received SIGTERM; saved a checkpoint at pass 1, batch 40$"):
+        received(signal.SIGTERM).check(Phase.TRAINING, STOP)
+
+
+def test_a_failure_of_the_gang_is_not_the_cause_of_the_exit() -> None:
+    with pytest.raises(StoppedError, match=r"^received SIGTERM$"):
+        received(signal.SIGTERM).check(
+            Phase.TRAINING, make_plan(0, "stop", cause=Failure("rank 0: trainer exited with 1", 70, 0.0))
+        )
 
 
 # -- the storage probe and the watchdog

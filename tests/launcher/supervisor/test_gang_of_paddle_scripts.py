@@ -87,7 +87,7 @@ def test_all_processes_train_the_same_model_also_after_a_kill(tmp_path: Path, ve
     with build_gang(tmp_path, version, rows, make_rows(300, 9), **settings) as gang:
         (gang.job / "mine" / "train.py").write_text(read_script())
         gang.start().wait_until(lambda: list(gang.output.glob("pass-*/done")), 90)
-        os.kill(gang.find_pid(1, "train.py"), signal.SIGKILL)
+        os.kill(gang.find_pids(1, "train.py")[0], signal.SIGKILL)
         assert gang.wait_for_exit(120) == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert (run["state"], run["attempt"]) == ("complete", 1)
@@ -112,7 +112,7 @@ def test_the_example_learns_and_continues_with_another_number_of_processes(
     two = {**settings, "run": "text-1", "data_digest": "d2", "checkpoint_every_batches": 5}
     with build_gang(tmp_path, version, [lines[::2], lines[1::2]], test, **two) as gang:
         gang.start().wait_until(lambda: list(gang.output.glob("pass-00001*/done")), 90)
-        os.kill(gang.find_pid(1, "train.py"), signal.SIGKILL)
+        os.kill(gang.find_pids(1, "train.py")[0], signal.SIGKILL)
         assert gang.wait_for_exit(120) == [70, 70], gang.pod_log(0)
     with build_gang(tmp_path, version, [lines], test, **settings, run="text-2") as gang:
         assert gang.start().wait_for_exit(120) == [0], gang.pod_log(0)

@@ -123,7 +123,7 @@ def test_a_killed_process_restarts_all_of_them_from_the_newest_intact_checkpoint
         )
         path = gang.output / Position(2).folder / "count.json"
         path.write_text("99")  # as long as before: only the sha256 differs
-        os.kill(gang.find_pid(1, "train.py"), signal.SIGKILL)
+        os.kill(gang.find_pids(1, "train.py")[0], signal.SIGKILL)
         assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert (run["state"], run["attempt"], run["resume"]) == ("complete", 2, {"pass": 1, "batch": 0})
