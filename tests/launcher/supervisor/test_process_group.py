@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -18,6 +19,7 @@ import pytest
 
 from launcher.errors import EXIT_GANG, GangError, ProcessError, StorageError, StorageFailedError, UnfitError
 from launcher.io import cgroup_memory
+from launcher.paths import Position
 from launcher.runtimes import load_runtime
 from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt
 from launcher.runtimes.v1 import V1Runtime
@@ -122,29 +124,32 @@ def wait_for_failure(group: ProcessGroup) -> Failure:
     return group.failure
 
 
-def start_training(group: ProcessGroup) -> ProcessGroup:
-    """Start the trainer of the process group once the pservers are ready; return the group."""
-    poll_until(group, lambda: group.phase == "ready")
-    group.train()
-    return group
+@pytest.fixture
+def train(build_group: Build) -> Build:
+    """Return a function that builds a process group, and starts its trainers once the pservers are ready."""
+
+    def start_training(*args: Any, **fields: Any) -> ProcessGroup:
+        group = build_group(*args, **fields)
+        poll_until(group, lambda: group.phase == "ready")
+        group.train()
+        return group
+
+    return start_training
 
 
+@pytest.mark.parametrize("exists", [True, False])
 def test_if_the_second_pserver_cannot_start_the_first_one_is_killed(
-    build_group: Build, tmp_path: Path
+    build_group: Build, tmp_path: Path, exists: bool
 ) -> None:
-    with pytest.raises(ProcessError, match="cannot start pserver 1"):
-        build_group(ScriptRuntime([SLEEP, "/nowhere/paddle"]))
-    assert not child_processes._running
-
-
-def test_a_binary_that_cannot_be_executed_is_not_a_storage_error(build_group: Build, tmp_path: Path) -> None:
     binary = tmp_path / "paddle"
-    binary.write_text("no program")
-    binary.chmod(0o644)
-    with pytest.raises(ProcessError, match="Permission denied") as rejected:
-        build_group(ScriptRuntime([str(binary)]))
-    assert not isinstance(rejected.value, StorageError)
-    assert rejected.value.exit_code == EXIT_GANG
+    if exists:
+        binary.write_text("no program")
+    with pytest.raises(
+        ProcessError, match="cannot start pserver 1 .*" + ("Permission" if exists else "No such file")
+    ) as rejected:
+        build_group(ScriptRuntime([SLEEP, str(binary)]))
+    assert rejected.value.exit_code == EXIT_GANG, "it is no error of the storage"
+    assert not child_processes._running
 
 
 def test_a_port_in_use_is_reported_before_any_process_starts(build_group: Build) -> None:
@@ -155,61 +160,59 @@ def test_a_port_in_use_is_reported_before_any_process_starts(build_group: Build)
     assert not child_processes._running
 
 
-def test_a_log_line_about_a_lost_pserver_fails_the_attempt_at_once(build_group: Build) -> None:
-    code = "import time; print('W0101 fleet: pull failed, id 3', flush=True); time.sleep(600)"
-    group = start_training(build_group(ScriptRuntime([SLEEP], code)))
+LOST = "import time; print('W0101 fleet: pull failed, id 3', flush=True); time.sleep(600)"
+NAN = "print('fl-ps > coordinator addr: []\\n\\nerror: the loss is nan. Fix: lower the rate.', flush=True)"
+
+
+@pytest.mark.parametrize(
+    ("server", "trainer", "cause"),
+    [
+        (SLEEP, LOST, "trainer cannot continue: its log contains 'pull failed'.*, id 3"),
+        ("import time; time.sleep(1.5); raise SystemExit(3)", LOST, "pserver 0 exited with exit code 3"),
+        (
+            SLEEP,
+            f"{NAN}; raise SystemExit(65)",
+            "trainer exited with exit code 65: the loss is nan. Fix: lower the rate.$",
+        ),
+    ],
+    ids=[
+        "a log line about a lost pserver",
+        "a pserver, whose loss the trainer logs first",
+        "the trainer's own error",
+    ],
+)
+def test_a_failure_has_the_cause_with_process_exit_code_and_position(
+    train: Build, tmp_path: Path, server: str, trainer: str, cause: str
+) -> None:
+    (tmp_path / "work" / "prepared.json").write_text(json.dumps({"state": "training", "pass": 2, "batch": 7}))
+    code = f"import os; os.rename('prepared.json', 'progress.json'); {trainer}"
+    lag = FAST | {"pserver_exit_lag": 0.5 if server == SLEEP else 5.0}
+    group = train(ScriptRuntime([server], code), lag)
     failure = wait_for_failure(group)
-    assert "trainer cannot continue: its log contains 'pull failed'" in failure.text
-    assert "id 3" in failure.text, "the cause quotes the last log lines"
+    assert re.search(f"^{cause}", failure.text, re.DOTALL)
+    assert "fl-ps" not in failure.text, "Paddle's log lines"
+    assert failure.place == Position(2, 7)
+    assert failure.text.startswith(failure.process)
     poll_until(group, lambda: not group.running)
 
 
-def test_the_trainers_error_message_is_the_cause_without_paddles_log_lines(build_group: Build) -> None:
-    code = (
-        "print('fl-ps > coordinator addr: []\\n\\nerror: the loss is nan. Fix: lower the rate.', flush=True)"
-    )
-    group = start_training(build_group(ScriptRuntime([SLEEP], f"{code}; raise SystemExit(65)")))
-    failure = wait_for_failure(group)
-    assert failure.text.endswith("exited with exit code 65: the loss is nan. Fix: lower the rate.")
-    assert "fl-ps" not in failure.text
-
-
-def test_the_exit_of_a_pserver_is_the_cause_although_the_trainer_logs_it_first(build_group: Build) -> None:
-    first = "print('pull failed', flush=True); import time; time.sleep(600)"
-    then = "import time; time.sleep(1.5); raise SystemExit(3)"
-    group = start_training(build_group(ScriptRuntime([then], first), {**FAST, "pserver_exit_lag": 5.0}))
-    assert "pserver 0 exited with exit code 3" in wait_for_failure(group).text
-
-
 def test_a_log_line_about_a_lost_pserver_is_no_failure_once_the_trainer_is_done(
-    build_group: Build, tmp_path: Path
+    train: Build, tmp_path: Path
 ) -> None:
     (tmp_path / "work" / "prepared.json").write_text(json.dumps({"state": "done", "pass": 1, "batch": 3}))
     rename = "import os, time; os.rename('prepared.json', 'progress.json')"
     code = f"{rename}; print('pull failed', flush=True); time.sleep(1)"
-    group = start_training(build_group(ScriptRuntime([SLEEP], code)))
+    group = train(ScriptRuntime([SLEEP], code))
     poll_until(group, lambda: group.phase == "done")
     assert group.failure is None
 
 
-def test_a_failure_has_the_process_exit_code_and_position_of_the_trainer(
-    build_group: Build, tmp_path: Path
-) -> None:
-    (tmp_path / "work" / "prepared.json").write_text(json.dumps({"state": "training", "pass": 2, "batch": 7}))
-    group = start_training(
-        build_group(
-            ScriptRuntime([SLEEP], "import os, sys; os.rename('prepared.json', 'progress.json'); sys.exit(9)")
-        )
-    )
-    assert wait_for_failure(group).signature == [0, "trainer", 9, 2, 7]
-
-
 @pytest.mark.parametrize("place", [{"pass": "two", "batch": {}}, {"pass": -1, "batch": 4}])
 def test_a_hang_is_found_although_a_script_wrote_no_place_to_progress_json(
-    build_group: Build, tmp_path: Path, place: dict[str, Any]
+    train: Build, tmp_path: Path, place: dict[str, Any]
 ) -> None:
     """Regression: the launcher crashed while it built the message, and rank 0 rejected a negative place."""
-    group = start_training(build_group(ScriptRuntime([SLEEP]), progress_deadline_seconds=10))
+    group = train(ScriptRuntime([SLEEP]), progress_deadline_seconds=10)
     (tmp_path / "work" / "progress.json").write_text(json.dumps({"state": "training", **place}))
     start = time.monotonic()
     group.poll(start)
@@ -221,13 +224,11 @@ def test_a_hang_is_found_although_a_script_wrote_no_place_to_progress_json(
     assert MemberState.from_json(state, 0.0).failure == group.failure
 
 
-def test_a_hang_of_a_script_is_only_noted_and_ends_when_its_log_grows(
-    build_group: Build, tmp_path: Path
-) -> None:
+def test_a_hang_of_a_script_is_only_noted_and_ends_when_its_log_grows(train: Build, tmp_path: Path) -> None:
     """The processes run on: only all ranks together can hang, which the coordinator decides."""
     runtime = ScriptRuntime([])
     runtime.is_user_script, runtime.log_meanings = True, (LogMeaning("reset by peer", priority=3),)
-    group, start = start_training(build_group(runtime)), time.monotonic()
+    group, start = train(runtime), time.monotonic()
     log = group._trainers[0].spec.log
     for second, text, hangs in (
         (0, "", False), (610, "", True), (620, "Connection reset by peer\n", False), (1230, "", True)
@@ -255,10 +256,10 @@ def test_a_failing_disk_of_the_pod_is_reported_as_such(
 
 
 def test_processes_that_survive_sigkill_make_the_launcher_exit_for_a_replacement(
-    build_group: Build, monkeypatch: pytest.MonkeyPatch
+    train: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The kernel cannot kill a process that waits for a hung storage; the run must not fail because of it."""
-    group = start_training(build_group(ScriptRuntime([SLEEP])))
+    group = train(ScriptRuntime([SLEEP]))
     start = time.monotonic()
     without_signals = SimpleNamespace(poll=lambda now: False)
     monkeypatch.setattr("launcher.supervisor.process_group.GroupTermination", lambda *_: without_signals)
@@ -272,7 +273,7 @@ def test_processes_that_survive_sigkill_make_the_launcher_exit_for_a_replacement
 
 @pytest.mark.parametrize(("kills", "at_limit"), [(1, True), (0, False)])
 def test_a_trainer_killed_at_its_memory_limit_is_reported_with_the_limit_and_its_key(
-    build_group: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kills: int, at_limit: bool
+    train: Build, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kills: int, at_limit: bool
 ) -> None:
     (tmp_path / "memory").mkdir()
     control = tmp_path / "memory" / "memory.oom_control"  # the file of cgroup v1
@@ -281,7 +282,7 @@ def test_a_trainer_killed_at_its_memory_limit_is_reported_with_the_limit_and_its
     count, limit = cgroup_memory.oom_kills, cgroup_memory.limit
     monkeypatch.setattr(cgroup_memory, "oom_kills", lambda: count(tmp_path))
     monkeypatch.setattr(cgroup_memory, "limit", lambda: limit(tmp_path))
-    group = start_training(build_group(ScriptRuntime([SLEEP], "print('step 1', flush=True); " + SLEEP)))
+    group = train(ScriptRuntime([SLEEP], "print('step 1', flush=True); " + SLEEP))
     control.write_text(f"oom_kill_disable 0\nunder_oom 0\noom_kill {3 + kills}\n")
     [trainer] = group._trainers
     assert trainer is not None
@@ -314,18 +315,12 @@ class TwoTrainers(ScriptRuntime):
 
 
 def test_a_rank_is_done_when_all_its_trainers_are_and_those_that_train_decide_its_progress(
-    build_group: Build, tmp_path: Path
+    train: Build, tmp_path: Path
 ) -> None:
     work = tmp_path / "work"
     write = "import json; open('progress-1.json', 'w').write(json.dumps({'pass': 0, 'batch': 1}))"
     wait = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.05)"
-    group = start_training(
-        build_group(
-            TwoTrainers(wait, write),
-            runtime="collective",
-            processes_per_pod=2,
-        )
-    )
+    group = train(TwoTrainers(wait, write), runtime="collective", processes_per_pod=2)
     poll_until(group, group._trainers[1].done.is_set)
     poll_until(group, lambda: not (work / "progress-1.json").exists())
     assert (group.phase, group.failure) == ("training", None)
@@ -334,15 +329,9 @@ def test_a_rank_is_done_when_all_its_trainers_are_and_those_that_train_decide_it
     assert group.failure is None
 
 
-def test_the_message_about_a_failed_trainer_says_which_one_had_exited_before(build_group: Build) -> None:
+def test_the_message_about_a_failed_trainer_says_which_one_had_exited_before(train: Build) -> None:
     fail = "import time; time.sleep(1); raise SystemExit(4)"
-    group = start_training(
-        build_group(
-            TwoTrainers(fail, "pass"),
-            runtime="collective",
-            processes_per_pod=2,
-        )
-    )
+    group = train(TwoTrainers(fail, "pass"), runtime="collective", processes_per_pod=2)
     failure = wait_for_failure(group)
     early, _, later = failure.text.partition(". Then: ")
     assert early == "trainer 1 exited with code 0 before the other trainers had finished"
@@ -358,11 +347,11 @@ time.sleep(600)
 """
 
 
-def test_processes_with_nothing_to_save_are_killed_at_once(build_group: Build, tmp_path: Path) -> None:
+def test_processes_with_nothing_to_save_are_killed_at_once(train: Build, tmp_path: Path) -> None:
     """Nothing that holds up the end of such a process after SIGTERM may delay the next attempt."""
     runtime = ScriptRuntime([IGNORES_SIGTERM, IGNORES_SIGTERM])
     runtime.has_nothing_to_save = True
-    group = start_training(build_group(runtime, {**FAST, "stop": 3600.0}))
+    group = train(runtime, {**FAST, "stop": 3600.0})
     logs = [child.spec.log for child in group._servers]
     until(lambda: all(log.read_text() == "ready\n" for log in logs), "processes that ignore SIGTERM")
     group.stop(time.monotonic())
