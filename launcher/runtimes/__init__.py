@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt, Runtime
-
-__all__ = ["ProcessSpec", "RankAttempt", "Runtime", "load_runtime"]
+from launcher.runtimes.runtime_protocol import Runtime
 
 
 def load_runtime(name: str) -> Runtime:

@@ -112,7 +112,7 @@ class BucketExport:
             if error.returncode == EXIT_UNFIT:
                 raise UnfitError(f"this pod cannot export to {self.url}: {error}") from error
             slow = " (the bandwidth from the node to S3 may be too low)" if error.returncode is None else ""
-            raise ExportError(f"{error}{error.log_lines}{slow}") from error
+            raise ExportError(f"{error}{slow}") from error
 
 
 def _split_fix(error: ExportError) -> tuple[str, str]:

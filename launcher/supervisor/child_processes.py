@@ -36,6 +36,7 @@ class ChildProcess:
         ended_at: monotonic time at which the process exited.
         done: a threading.Event that is set once the process has exited.
         stopped: whether the launcher sent a signal to the process; its exit code is then no failure.
+        stdin: the pipe to the process's stdin; None unless it was started with subprocess.PIPE.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class ChildProcess:
         forked = None if forks is None else forks.fork(spec)
         self._popen = _popen(spec, stdin) if forked is None else None
         self.pid = self._popen.pid if self._popen is not None else forked or 0
+        self.stdin = None if self._popen is None else self._popen.stdin
         _running[self.pid] = is_helper
         self.done = threading.Event()
         threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True).start()
@@ -90,18 +92,6 @@ class ChildProcess:
             self._popen.returncode = self.returncode  # or Popen would wait for it again
         self.done.set()
         self._ended()
-
-    def write_stdin(self, data: bytes) -> None:
-        """Write to the process's stdin, which must be a pipe. Raises OSError if the process has exited."""
-        assert self._popen is not None and self._popen.stdin is not None  # noqa: S101
-        self._popen.stdin.write(data)
-        self._popen.stdin.flush()
-
-    def close_stdin(self) -> None:
-        """Close the pipe to the process's stdin."""
-        assert self._popen is not None and self._popen.stdin is not None  # noqa: S101
-        with contextlib.suppress(OSError):
-            self._popen.stdin.close()
 
     def signal(self, signum: int) -> None:
         """Send the signal `signum` to the process and all its descendants, unless the process has exited."""

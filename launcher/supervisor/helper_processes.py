@@ -41,13 +41,11 @@ class HelperError(LauncherError):
 
     Attributes:
         returncode: the process's exit code, negative for a signal; None if it missed its deadline.
-        log_lines: the last lines of the process's log, to append to the message; empty if the process
-            answered with the cause.
     """
 
-    def __init__(self, message: str, returncode: int | None, log_lines: str = "") -> None:
+    def __init__(self, message: str, returncode: int | None) -> None:
         super().__init__(message)
-        self.returncode, self.log_lines = returncode, log_lines
+        self.returncode = returncode
 
 
 def run_helper(
@@ -67,7 +65,8 @@ def run_helper(
     log nothing for at most `quiet_seconds`. With `show_log` its log is also written to the pod's log.
 
     Raises:
-        HelperError: the process failed or missed its deadline.
+        HelperError: the process failed or missed its deadline. Its message has the cause with which the process
+            answered, or else the last lines of its log.
         ProcessError: the process cannot be started.
         StorageError, StorageFailedError: its log cannot be created.
     """
@@ -83,12 +82,14 @@ def run_helper(
         log=log_path,
     )
     child = ChildProcess(process, lambda: None, is_helper=True, stdin=subprocess.PIPE)
+    assert child.stdin is not None  # noqa: S101 - opened as a pipe
     follower = LogFollower(log_path, copy=None, shown=show_log)
     began = time.monotonic()
     grown, size = began, 0
     try:
         with contextlib.suppress(OSError):  # the process has exited already; its exit code says why
-            child.write_stdin(json.dumps(spec.request).encode() + b"\n")
+            child.stdin.write(json.dumps(spec.request).encode() + b"\n")
+            child.stdin.flush()
         while not child.done.is_set():
             now = time.monotonic()
             if now - began >= seconds:
@@ -96,13 +97,13 @@ def run_helper(
             if (logged := measure_log(log_path)) != size:
                 grown, size = now, logged
             if now - grown >= quiet_seconds:
-                raise HelperError(
-                    f"it has logged nothing for {quiet_seconds:.0f} s", None, quote_last_lines(log_path)
-                )
+                text = f"it has logged nothing for {quiet_seconds:.0f} s{quote_last_lines(log_path)}"
+                raise HelperError(text, None)
             pause(timings.poll)
     finally:
         GroupTermination([child], timings.stop, time.monotonic()).wait(2 * timings.stop)
-        child.close_stdin()
+        with contextlib.suppress(OSError):
+            child.stdin.close()
         follower.end()
         follower.join(timings.copies)
     code = child.returncode or 0
@@ -111,7 +112,7 @@ def run_helper(
         return dict(answer["result"])
     if "error" in answer:
         raise HelperError(str(answer["error"]), code)
-    raise HelperError(f"its process exited with {describe_exit(code)}", code, quote_last_lines(log_path))
+    raise HelperError(f"its process exited with {describe_exit(code)}{quote_last_lines(log_path)}", code)
 
 
 def convert_shard(
@@ -130,7 +131,7 @@ def convert_shard(
     try:
         run_helper(spec, work, timings, pause, quiet_seconds=timings.parser_quiet)
     except HelperError as error:
-        text = f"the {spec.name} failed: {error}{error.log_lines}"
+        text = f"the {spec.name} failed: {error}"
         if error.returncode is None:
             text += "\nFix: see what parse() or prepare() of the program waits for."
             raise ProcessError(text, None, spec.name) from error
@@ -157,11 +158,10 @@ def write_report(
     # `pause` raises other ones.
     except (HelperError, ProcessError, StorageError, StorageFailedError) as error:
         log.warning(
-            "the run is not affected, but its plots and report were not made, because their process failed: %s%s\n"
+            "the run is not affected, but its plots and report were not made, because their process failed: %s\n"
             "Fix: if you need them, run `python -m launcher results --to DIR`, then `python -m "
             "launcher.reporting.html_report DIR`",
             error,
-            error.log_lines if isinstance(error, HelperError) else "",
         )
 
 

@@ -74,13 +74,13 @@ class LeaseHolder:
 
     def content(self, beat: int) -> bytes:
         """Return the content of run.lock: one line of JSON, equally long for each `beat` (count of renewals)."""
-        own: dict[str, object] = {
-            "runId": self.run_id,
-            "namespace": self.namespace,
-            "release": self.release,
+        own: dict[str, object] = {"runId": self.run_id, "namespace": self.namespace, "release": self.release}
+        own |= {
             "pod": self.pod,
+            "token": self.token,
+            "address": self.address,
+            "graceSeconds": self.grace_seconds,
         }
-        own |= {"token": self.token, "address": self.address, "graceSeconds": self.grace_seconds}
         return f'{json.dumps(own)[:-1]}, "beat": "{beat:012}"}}\n'.encode()
 
 
