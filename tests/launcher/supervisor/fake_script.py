@@ -38,7 +38,8 @@ def cause_fault(place):
 def train():
     """Count steps from the newest checkpoint on; save after every epoch, and the model at the end."""
     run = ScriptRun()
-    (run.output / f"environment-{RANK}.json").write_text(json.dumps(dict(os.environ)))
+    found = {**os.environ, "PYTHON": sys.version}
+    (run.output / f"environment-{RANK}.json").write_text(json.dumps(found))
     count = json.loads((run.checkpoint / "count.json").read_text()) if run.checkpoint else 0
     print(f"starts at {run.start} with {count}", flush=True)  # noqa: T201
     for epoch in range(run.start[0], run.epochs):

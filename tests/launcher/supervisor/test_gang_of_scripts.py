@@ -157,6 +157,28 @@ def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path
         assert read_model(gang) == 3 * STEPS
 
 
+def find_python(version: str) -> str | None:
+    """Return an interpreter of this version: from pyenv, or `pythonX.Y` on PATH; None if there is none."""
+    versions = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [str(one) for one in versions.glob(f"{version}.*/bin/python")]
+    return found[0] if found else shutil.which(f"python{version}")
+
+
+@pytest.mark.parametrize("version", ["3.10", "3.11", "3.12", "3.13"])
+def test_a_script_trains_with_a_bare_python(tmp_path: Path, version: str) -> None:
+    """A user's image may have any of these versions, and no other package that the launcher needs."""
+    python = find_python(version)
+    if python is None:
+        pytest.skip(f"no Python {version} on this machine")
+    with build_gang(tmp_path, python=python, passes=2, checkpoint_every_batches=3) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert gang.read_json("run.json")["state"] == "complete"
+        assert gang.read_json("environment-1.json")["PYTHON"].startswith(f"{version}.")
+        assert read_model(gang) == 2 * STEPS
+        assert "accuracy" in (gang.output / "metrics.csv").read_text()
+        assert (gang.output / Position(2).folder / "done").exists()
+
+
 # Scripts that know nothing of the launcher.
 
 START = """
