@@ -8,6 +8,7 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,25 +18,6 @@ CALLS: dict[str, tuple[tuple[Any, str], ...]] = {
     "list": ((os, "listdir"), (os, "scandir")),
     **{name: ((os, name),) for name in ("pread", "pwrite", "fsync")},
 }
-
-
-class InjectedFault:
-    """One injected fault; `hits` counts how often it happened."""
-
-    def __init__(self, path: str, error: int, times: float, then: Callable[[], None]) -> None:
-        self.path, self.error, self.times, self.then = path, error, times, then
-        self.hits = 0
-
-    def apply(self, where: object) -> None:
-        """Run `then` and raise the error if `where` matches the path and calls are left to fail."""
-        name = _path_of(where)
-        if self.hits < self.times and fnmatch.fnmatch(name, self.path):
-            self.hits += 1
-            self.then()
-            if self.error:
-                raise OSError(
-                    self.error, os.strerror(self.error), name if isinstance(where, str | Path) else None
-                )
 
 
 def _path_of(where: object) -> str:
@@ -50,8 +32,8 @@ def _path_of(where: object) -> str:
 @contextlib.contextmanager
 def fail_calls(
     call: str, path: str, error: int = 0, times: float = float("inf"), then: Callable[[], None] = lambda: None
-) -> Iterator[InjectedFault]:
-    """Let calls on matching paths fail inside the `with` block.
+) -> Iterator[SimpleNamespace]:
+    """Let calls on matching paths fail inside the `with` block; yield an object whose `hits` counts the failures.
 
     Args:
         call: a key of `CALLS`.
@@ -60,11 +42,17 @@ def fail_calls(
         times: how many calls fail; later ones succeed.
         then: a function to run before each failure.
     """
-    fault = InjectedFault(path, error, times, then)
+    fault = SimpleNamespace(hits=0)
 
     def wrap(real: Any) -> Any:
         def call_with_fault(where: Any, *args: Any, **kwargs: Any) -> Any:
-            fault.apply(where)
+            name = _path_of(where)
+            if fault.hits < times and fnmatch.fnmatch(name, path):
+                fault.hits += 1
+                then()
+                if error:
+                    file = name if isinstance(where, str | Path) else None
+                    raise OSError(error, os.strerror(error), file)
             return real(where, *args, **kwargs)
 
         return call_with_fault

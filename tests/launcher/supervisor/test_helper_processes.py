@@ -33,30 +33,24 @@ def optimizer(job): ...
 """
 
 
-class ScriptRuntime(FleetRuntime):
-    """A runtime whose conversion is a helper process that runs `code`."""
-
-    def __init__(self, code: str, folder: Path) -> None:
-        module = "from launcher.io.helper_protocol import main\nimport os, time\n"
-        module += (
-            f"from launcher.errors import *\ndef work(request):\n    {code}\n    return {{}}\nmain(work)\n"
-        )
-        (folder / "helper.py").write_text(module)
-        self.folder = folder
-
-    def conversion(self, *_: Any) -> HelperSpec:
-        path = {"PYTHONPATH": str(self.folder)}
-        return HelperSpec("parser", "helper", {}, python_environ(path))
-
-
-def run_conversion(
-    runtime: Any,
+def convert(
     folder: Path,
+    code: str,
     pause: Any = lambda seconds: time.sleep(min(seconds, 0.05)),
     **timings: float,
 ) -> None:
-    """Convert the shard as the launcher does."""
-    spec = runtime.conversion(train_settings(folder), 0)
+    """Convert the shard with a helper process that runs `code`."""
+    module = f"""
+import os, time
+from launcher.errors import *
+from launcher.io.helper_protocol import main
+def work(request):
+    {code}
+    return {{}}
+main(work)
+"""
+    (folder / "helper.py").write_text(module)
+    spec = HelperSpec("parser", "helper", {}, python_environ({"PYTHONPATH": str(folder)}))
     convert_shard(spec, WorkPaths(folder / "work"), Timings(**{"poll": 0.05, "stop": 1.0, **timings}), pause)
 
 
@@ -68,14 +62,14 @@ def test_an_error_of_the_parser_keeps_its_message_and_exit_code(
 ) -> None:
     text = f"print('other output'); raise {error}('row 7: not a number')"
     with pytest.raises(ProcessError, match=r"^the parser failed: row 7: not a number$") as e:
-        run_conversion(ScriptRuntime(text, tmp_path), tmp_path)
+        convert(tmp_path, text)
     assert e.value.exit_code == code
 
 
 @pytest.mark.parametrize("end", ["os.kill(os.getpid(), 9)", "os._exit(71)"])
 def test_a_killed_parser_or_a_faulty_disk_is_an_error_of_this_pod_only(tmp_path: Path, end: str) -> None:
     with pytest.raises(UnfitError) as e:
-        run_conversion(ScriptRuntime(f"print('parsing', flush=True); {end}", tmp_path), tmp_path)
+        convert(tmp_path, f"print('parsing', flush=True); {end}")
     assert e.value.exit_code == 71
     assert "parsing" in str(e.value)
     assert ("raise resources.limits.memory" in str(e.value)) == ("kill" in end)
@@ -83,10 +77,10 @@ def test_a_killed_parser_or_a_faulty_disk_is_an_error_of_this_pod_only(tmp_path:
 
 def test_a_parser_that_logs_nothing_is_stopped_and_one_that_logs_is_not(tmp_path: Path) -> None:
     logs = "[(print(number, flush=True), time.sleep(0.3)) for number in range(12)]"
-    run_conversion(ScriptRuntime(logs, tmp_path), tmp_path, parser_quiet=3.0)
-    silent = ScriptRuntime("print(0, flush=True); time.sleep(600)", tmp_path)
+    convert(tmp_path, logs, parser_quiet=3.0)
+    silent = "print(0, flush=True); time.sleep(600)"
     with pytest.raises(ProcessError, match=r"it has logged nothing for 3 s; the last.*\n0\nFix: see") as e:
-        run_conversion(silent, tmp_path, parser_quiet=3.0)
+        convert(tmp_path, silent, parser_quiet=3.0)
     assert e.value.exit_code == 70
 
 
@@ -96,7 +90,7 @@ def test_a_stopped_launcher_kills_the_parser(tmp_path: Path) -> None:
 
     start = time.monotonic()
     with pytest.raises(StoppedError):
-        run_conversion(ScriptRuntime("time.sleep(60)", tmp_path), tmp_path, stop)
+        convert(tmp_path, "time.sleep(60)", stop)
     assert time.monotonic() - start < 20
     assert not child_processes._running
 
@@ -111,7 +105,7 @@ def test_kill_all_children_does_not_kill_the_parser(tmp_path: Path) -> None:
             child_processes.kill_all_children()
         time.sleep(min(seconds, 0.05))
 
-    run_conversion(ScriptRuntime("time.sleep(0.3)", tmp_path), tmp_path, pause)
+    convert(tmp_path, "time.sleep(0.3)", pause)
     assert killed == [1]
 
 
@@ -125,16 +119,21 @@ def test_fleet_converts_a_large_shard_before_the_training_and_leaves_a_small_one
     (work / "data" / "train.txt").write_text("1\t5\n0\t6\n")
     (work / "data" / "test.txt").write_text("1\t7\n")
     (work / "program" / "trainer_config.py").write_text(PROGRAM)
-    run_conversion(FleetRuntime(), tmp_path)
+    settings = train_settings(tmp_path)
+
+    def convert_rows() -> None:
+        convert_shard(FleetRuntime().conversion(settings, 0), settings.work, Timings(poll=0.05), time.sleep)
+
+    convert_rows()
     assert not (work / "records").exists()
     monkeypatch.setattr(fleet, "CONVERT_BYTES", 1)
-    run_conversion(FleetRuntime(), tmp_path)
+    convert_rows()
     assert sorted(path.parent.name for path in work.glob("records/*/index.json")) == ["test", "train"]
     (work / "data" / "train.txt").write_text("1\t5\n0\tx\n")
     with pytest.raises(ProcessError, match=r"0/data/train\.txt, row 2: invalid literal .*'0\\tx'") as e:
-        run_conversion(FleetRuntime(), tmp_path)
+        convert_rows()
     assert e.value.exit_code == 65
-    assert V1Runtime().conversion(train_settings(tmp_path), 0) is None
+    assert V1Runtime().conversion(settings, 0) is None
 
 
 @pytest.mark.slow
