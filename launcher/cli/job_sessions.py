@@ -13,50 +13,13 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from launcher.cli import object_states
-from launcher.cli.cluster_api import (
-    CHART,
-    COMPONENT_LABEL,
-    NAMESPACE,
-    RELEASE_LABEL,
-    Cluster,
-    Object,
-    UnreachableError,
-    labels,
-)
+from launcher.cli import cluster_api, object_states, releases, run_view, storage
+from launcher.cli.cluster_api import Cluster, Object
 from launcher.cli.errors import CliError, OtherRunError, UsageError
-from launcher.cli.releases import (
-    SOURCES,
-    Helm,
-    ReleaseNotFoundError,
-    ReleaseRun,
-    list_releases,
-)
+from launcher.cli.releases import Helm, ReleaseRun
 from launcher.cli.run_files import OUTPUT, JobFiles, read_job_files
-from launcher.cli.run_view import (
-    FINAL_STATES,
-    ClusterSnapshot,
-    RunView,
-    build_cluster_view,
-    build_folder_view,
-    newest_pod,
-    owned_by,
-    rank_of,
-)
-from launcher.cli.storage import (
-    READ_SECONDS,
-    READER,
-    Storage,
-    StorageRequest,
-    UnschedulableError,
-    claim_problem,
-    folder_storage,
-    list_jobs,
-    open_reader_pod,
-    pod_storage,
-    require_claim,
-    storage_of_job,
-)
+from launcher.cli.run_view import RunView
+from launcher.cli.storage import Storage, StorageRequest
 from launcher.io.open_below import refuse_links
 from launcher.reporting.failure_messages import last_lines
 
@@ -74,9 +37,9 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
 
     Raises UsageError if there is no such claim or image, or more than one claim; the message lists the claims.
     """
-    others = [one.run for one in list_releases(cluster, all_namespaces=False) if one.run]
+    others = [one.run for one in releases.list_releases(cluster, all_namespaces=False) if one.run]
     claims = {
-        object_states.name_of(one): (one["metadata"].get("labels") or {}).get(RELEASE_LABEL)
+        object_states.name_of(one): (one["metadata"].get("labels") or {}).get(cluster_api.RELEASE_LABEL)
         for one in cluster.list_objects("persistent_volume_claim")
     }
     owned = [name for name, owner in claims.items() if owner == release]
@@ -103,7 +66,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
             f"a pod that reads claim {claim} needs an image, and {place} has no release whose image it could use",
             f"give the launcher's image with --image IMAGE; or {_OTHER_FIX}",
         )
-    where: dict[str, Any] = {"release": release, "job_name": SOURCES, "claim": claim, "image": image}
+    where: dict[str, Any] = {"release": release, "job_name": releases.SOURCES, "claim": claim, "image": image}
     if like is not None:
         return replace(like, **where, k8s_data_job="")
     return ReleaseRun(**where, namespace=cluster.namespace, trainers=0, passes=0, k8s_job=release)
@@ -121,7 +84,7 @@ class FolderSession:
                 else "does not exist, or this user may not read its parent"
             )
             raise UsageError(f"--path {folder} {reason}", "give a job's folder, <JOB_PATH>/<JOB_NAME>")
-        self._storage = folder_storage(folder)
+        self._storage = storage.folder_storage(folder)
         self._folder = folder
 
     def options(self) -> list[str]:
@@ -132,7 +95,7 @@ class FolderSession:
         """Return the run's current state, read from the folder; with `log` also rank 0's newest log lines."""
         file = refuse_links(Path(self._storage.job), OUTPUT.train_log(0).as_posix())
         lines = last_lines(file, LOG_LINES).splitlines() if log else []
-        return build_folder_view(self._storage.where, read_job_files(self._storage), lines)
+        return run_view.build_folder_view(self._storage.where, read_job_files(self._storage), lines)
 
     poll_view = read_view
 
@@ -144,7 +107,7 @@ class FolderSession:
         """
         if request.claim or request.image:
             raise UsageError("--path reads a folder of this machine", "omit --claim and --image")
-        yield storage_of_job(self._storage, request.job)
+        yield storage.storage_of_job(self._storage, request.job)
 
 
 class ClusterSession:
@@ -162,8 +125,8 @@ class ClusterSession:
 
     def options(self) -> list[str]:
         """Return the options that select this release in a command; options with their default value are left out."""
-        options = ["--release", self.release] if self.release != CHART else []
-        options += ["-n", self.cluster.namespace] if self.cluster.namespace != NAMESPACE else []
+        options = ["--release", self.release] if self.release != cluster_api.CHART else []
+        options += ["-n", self.cluster.namespace] if self.cluster.namespace != cluster_api.NAMESPACE else []
         return [*options, *self.cluster.options]
 
     def read_base_values(self, helm: Helm) -> dict[str, Any]:
@@ -178,7 +141,7 @@ class ClusterSession:
             not run.cluster_values
         ):  # without these values, an upgrade would change image and storage to the defaults
             raise self._other_chart_error("it has no clusterValues")
-        require_claim(self.cluster, run)
+        storage.require_claim(self.cluster, run)
         values = helm.read_values(self.release)
         return {name: values[name] for name in run.cluster_values if name in values}
 
@@ -192,14 +155,14 @@ class ClusterSession:
         """
         found = self.cluster.find("config_map", f"{self.release}-run")
         if found is None:
-            raise ReleaseNotFoundError(self.cluster, self.release)
+            raise releases.ReleaseNotFoundError(self.cluster, self.release)
         try:
             about = json.loads(found["data"]["run.json"])
             run = ReleaseRun.from_json(self.release, self.cluster.namespace, about)
         except (KeyError, ValueError, TypeError) as error:
             raise self._other_chart_error(repr(error)) from error
         if run.cron_job:
-            jobs = self.cluster.list_objects("job", labels(self.release))
+            jobs = self.cluster.list_objects("job", cluster_api.labels(self.release))
             run = run.with_newest_job(jobs)
         if self.expected_job not in ("", run.k8s_job):
             at = f"{self.release} -n {self.cluster.namespace}"
@@ -224,15 +187,16 @@ class ClusterSession:
 
     def pods(self) -> list[Object]:
         """Return the release's pods, without the reader pods that commands create to read the storage."""
-        pods = self.cluster.list_objects("pod", labels(self.release))
-        return [pod for pod in pods if (pod["metadata"].get("labels") or {}).get(COMPONENT_LABEL) != READER]
+        pods = self.cluster.list_objects("pod", cluster_api.labels(self.release))
+        reader = {cluster_api.COMPONENT_LABEL: storage.READER}.items()
+        return [pod for pod in pods if not reader <= (pod["metadata"].get("labels") or {}).items()]
 
     def read_view(self, log: bool = False) -> RunView:
         """Return the run's current state; with `log` also the newest log lines of the data pod or of rank 0.
 
         The files are read through a running pod, or through a reader pod after the run.
         """
-        return self._read_view((*FINAL_STATES, "missing"), log)
+        return self._read_view((*run_view.FINAL_STATES, "missing"), log)
 
     def poll_view(self, log: bool = False) -> RunView:
         """Return the same as `read_view`, for callers that poll every few seconds.
@@ -249,7 +213,7 @@ class ClusterSession:
         `run`; CliError if the cluster cannot be read.
         """
         run = self.run()
-        jobs = self.cluster.list_objects("job", labels(self.release))
+        jobs = self.cluster.list_objects("job", cluster_api.labels(self.release))
         pods = self.pods()
         by_name = {object_states.name_of(job): job for job in jobs}
         state, data_state = (
@@ -257,13 +221,13 @@ class ClusterSession:
         )
         is_pending = any(pod.get("status", {}).get("phase") == "Pending" for pod in pods)
         log_of, lines = self._read_log(run, pods) if log else ("", [])
-        return build_cluster_view(
-            ClusterSnapshot(
+        return run_view.build_cluster_view(
+            run_view.ClusterSnapshot(
                 run=run,
                 jobs=by_name,
                 pods=pods,
                 events=self._list_events(run, pods),
-                claim=claim_problem(self.cluster, run) if is_pending else "",
+                claim=storage.claim_problem(self.cluster, run) if is_pending else "",
                 files=self._read_files(run, data_state, pods, state in reader_states),
                 log=lines,
                 log_of=log_of,
@@ -277,7 +241,7 @@ class ClusterSession:
             if pod.get("status", {}).get("phase") == "Pending" and not object_states.unusual_wait(pod)
         ]
         jobs = filter(None, (run.k8s_job, run.k8s_data_job))
-        names += [job for job in jobs if not any(owned_by(job)(pod) for pod in pods)]
+        names += [job for job in jobs if not any(run_view.owned_by(job)(pod) for pod in pods)]
         events = {name: self.cluster.list_events(name) for name in names}
         if any(pod.get("status", {}).get("phase") != "Running" for pod in pods) or len(pods) < run.trainers:
             events[""] = [e for why in object_states.LOSSES for e in self.cluster.list_events(reason=why)]
@@ -289,7 +253,9 @@ class ClusterSession:
         A training pod that prepares data does so in its init container.
         """
         for job, rank in ((run.k8s_data_job, None), (run.k8s_job, 0)):
-            pod = newest_pod([pod for pod in pods if owned_by(job)(pod) and rank_of(pod) in (rank, None)])
+            pod = run_view.newest_pod(
+                [pod for pod in pods if run_view.owned_by(job)(pod) and run_view.rank_of(pod) in (rank, None)]
+            )
             in_init = run.is_prepared_in_training_pods
             container = object_states.running_container(pod, in_init) if pod else None
             if pod is None or container is None:
@@ -314,9 +280,9 @@ class ClusterSession:
                 self._files, self._files_read_at = read_job_files(running), now
                 return self._files
             if with_reader:
-                with open_reader_pod(self.cluster, run, READ_SECONDS) as opened:
+                with storage.open_reader_pod(self.cluster, run, storage.READ_SECONDS) as opened:
                     return read_job_files(opened)
-        except UnreachableError:
+        except cluster_api.UnreachableError:
             raise
         except CliError as error:  # the pod may just have exited
             return self._files or JobFiles(was_read=False, problem=str(error))
@@ -344,19 +310,19 @@ class ClusterSession:
             if opened is None:
                 try:
                     opened = stack.enter_context(
-                        open_reader_pod(self.cluster, run, request.seconds, request.writable)
+                        storage.open_reader_pod(self.cluster, run, request.seconds, request.writable)
                     )
-                except UnschedulableError:
+                except storage.UnschedulableError:
                     opened = open_through_running_pod(self.cluster, run, self.pods(), or_init=True)
                     if opened is None:
                         raise
             if not (installed or request.job):
                 raise UsageError(
                     f"release {self.release} is not installed, so its job is unknown. Jobs on the storage of claim "
-                    f"{run.claim}: {', '.join(list_jobs(opened)) or 'none'}",
+                    f"{run.claim}: {', '.join(storage.list_jobs(opened)) or 'none'}",
                     f"choose one with --job NAME; or {_OTHER_FIX}",
                 )
-            yield replace(storage_of_job(opened, request.job), claim=run.claim)
+            yield replace(storage.storage_of_job(opened, request.job), claim=run.claim)
 
 
 Session = FolderSession | ClusterSession
@@ -370,9 +336,9 @@ def open_through_running_pod(
     With `or_init` a running init container is used, too, although it may exit at any moment.
     """
     for pod in pods:
-        if not owned_by(run.k8s_job)(pod) or pod["metadata"].get("deletionTimestamp"):
+        if not run_view.owned_by(run.k8s_job)(pod) or pod["metadata"].get("deletionTimestamp"):
             continue
         if container := object_states.running_container(pod, or_init):
             folder = PurePosixPath(run.job_path) / run.job_name
-            return pod_storage(cluster, object_states.name_of(pod), container, folder)
+            return storage.pod_storage(cluster, object_states.name_of(pod), container, folder)
     return None

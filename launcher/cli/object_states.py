@@ -140,12 +140,8 @@ def _pending_reason(pod: Object, events: Sequence[Object]) -> str:
         return "it is being deleted"
     if not scheduled or scheduled.get("status") == "False":
         return "its storage claim is not bound yet" if scheduled else "not scheduled yet"
-    running_init = [
-        status["name"]
-        for status in pod.get("status", {}).get("initContainerStatuses", [])
-        if "running" in (status.get("state") or {})
-    ]
-    return f"init container {running_init[0]} is running" if running_init else "its containers are starting"
+    running = running_container(pod, or_init=True)
+    return f"init container {running} is running" if running else "its containers are starting"
 
 
 def newest_warning(events: Iterable[Object]) -> str:

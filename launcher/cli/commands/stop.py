@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -28,6 +27,7 @@ LINE_SECONDS = 10.0  # between two lines of progress
 ANSWER_SECONDS = 60.0  # without a line from the pod, which writes one every second
 SAVED_STATES = ("finishing", "exporting")
 """States of a run in which the checkpoint of its last pass is saved."""
+ONLY_MODEL_LEFT = "the last pass is saved; only the model remains to be written"
 NONE_SAVED = "none saved; `resume` continues from the newest earlier checkpoint"
 
 
@@ -52,43 +52,28 @@ def stop(
     """Save a checkpoint and stop the training: its Job is suspended, and `resume` continues it."""
     session = require_cluster(session, "stop")
     jobs = find_running_jobs(session)
-    saved = request_checkpoint(session, timeout) if checkpoint else CheckpointAnswer()
-    if saved.problem:
+    saved = NONE_SAVED
+    try:
+        if checkpoint:
+            saved = request_checkpoint(session, timeout)
+    except UsageError:  # the run is over
+        raise
+    except (CliError, DataError) as error:
         report(
-            f"no checkpoint could be saved: {saved.problem}. If you stop now, the run resumes from its "
-            "newest earlier checkpoint, or from the start; training since then is lost."
+            f"no checkpoint could be saved: {error}. If you stop now, the run resumes from its newest earlier "
+            "checkpoint, or from the start; training since then is lost."
         )
         if not yes and not confirm("Stop anyway?"):
             raise UsageError(
                 "nothing was stopped, because no checkpoint could be saved",
                 "try again later, or stop without a checkpoint with --yes",
-            )
+            ) from error
     suspend_jobs(session, jobs)
     print_line(f"stopped: {', '.join(jobs)}")
-    print_line(f"checkpoint: {saved if saved.folder else NONE_SAVED}")
+    print_line(f"checkpoint: {saved}")
     print_line(f"  continue:     {command_text('resume', *session.options())}")
     uninstall = f"helm uninstall {session.release} -n {session.cluster.namespace}"
     print_line(f"  remove it:    {uninstall} (data, checkpoints and models stay)")
-
-
-@dataclass(frozen=True)
-class CheckpointAnswer:
-    """Answer to a requested checkpoint: the saved checkpoint, or why none was saved."""
-
-    folder: str = ""
-    """The checkpoint's folder; `model` if the last pass is saved already; empty if none was saved."""
-    problem: str = ""
-    """Why no checkpoint was saved; empty if one was."""
-
-    def __str__(self) -> str:
-        """Return the saved checkpoint for messages: `pass 4, batch 500 (output/FOLDER)`.
-
-        If only the model is left to be written, the text says so. Call this only if `problem` is empty.
-        """
-        at = position(self.folder)
-        if at is None:
-            return "the last pass is saved; only the model remains to be written"
-        return f"{at} (output/{self.folder})"
 
 
 def find_running_jobs(session: ClusterSession) -> list[str]:
@@ -121,45 +106,48 @@ def describe_wrong_state(session: ClusterSession, action: str, wanted: str) -> U
     )
 
 
-def request_checkpoint(session: ClusterSession, seconds: float) -> CheckpointAnswer:
-    """Request a checkpoint from the training, and wait at most `seconds` until it is saved.
+def request_checkpoint(session: ClusterSession, seconds: float) -> str:
+    """Request a checkpoint from the training, and wait at most `seconds` until it is saved; print the progress.
 
-    Prints the progress to stderr. If the cluster or the storage fails, the answer has this as its `problem`.
+    Return the saved checkpoint for messages: `pass 4, batch 500 (output/FOLDER)`, or that only the model is left to be
+    written.
 
-    Raises UsageError if the run ended in the meantime.
+    Raises:
+        UsageError: the run ended in the meantime.
+        CliError: no checkpoint was saved, or the cluster or the storage failed.
+        DataError: the status of the run is damaged.
     """
-    try:
-        view = session.poll_view()
-        state = view.progress.state if view.progress else view.state
-        check_intact({key: why for key, why in view.damage.items() if key == STATUS}, view.where)
-        if state in SAVED_STATES:
-            return CheckpointAnswer("model")
-        if state != "training":
-            return CheckpointAnswer(problem=f"the run is not training yet (its state is {state})")
-        pods = sorted(session.pods(), key=lambda pod: rank_of(pod) or 0)
-        storage = open_through_running_pod(session.cluster, session.run(), pods)
-        if storage is None:
-            return CheckpointAnswer(problem="no pod of the run is running")
-        report(f"waiting for a checkpoint, up to {text_formats.duration(seconds)}")
-        answer: dict[str, Any] = {}
-        started = said_at = time.monotonic()
-        with storage.run("checkpoint", "--wait", str(seconds), idle_seconds=ANSWER_SECONDS) as stream:
-            for line in stream:
-                answer = json.loads(line)
-                now = time.monotonic()
-                if "saved" not in answer and now - said_at >= LINE_SECONDS:
-                    said_at = now
-                    report(f"waiting for a checkpoint for {now - started:.0f} s: {_describe_place(answer)}")
-    except (CliError, DataError) as error:
-        return CheckpointAnswer(problem=str(error))
+    view = session.poll_view()
+    state = view.progress.state if view.progress else view.state
+    check_intact({key: why for key, why in view.damage.items() if key == STATUS}, view.where)
+    if state in SAVED_STATES:
+        return ONLY_MODEL_LEFT
+    if state != "training":
+        raise CliError(f"the run is not training yet (its state is {state})")
+    pods = sorted(session.pods(), key=lambda pod: rank_of(pod) or 0)
+    storage = open_through_running_pod(session.cluster, session.run(), pods)
+    if storage is None:
+        raise CliError("no pod of the run is running")
+    report(f"waiting for a checkpoint, up to {text_formats.duration(seconds)}")
+    answer: dict[str, Any] = {}
+    started = said_at = time.monotonic()
+    with storage.run("checkpoint", "--wait", str(seconds), idle_seconds=ANSWER_SECONDS) as stream:
+        for line in stream:
+            answer = json.loads(line)
+            now = time.monotonic()
+            if "saved" not in answer and now - said_at >= LINE_SECONDS:
+                said_at = now
+                report(f"waiting for a checkpoint for {now - started:.0f} s: {_describe_place(answer)}")
     if answer.get("state") in FINAL_STATES:
         raise UsageError(
             f"the run is {answer['state']} now: there is nothing to stop",
             f"show its state and cause: {command_text('status', *session.options())}",
         )
-    folder = answer.get("saved") or ("model" if answer.get("state") in SAVED_STATES else "")
-    waited = text_formats.duration(time.monotonic() - started)
-    return CheckpointAnswer(str(folder), "" if folder else f"none was saved within {waited}")
+    if folder := answer.get("saved"):
+        return f"{position(folder)} (output/{folder})"
+    if answer.get("state") in SAVED_STATES:
+        return ONLY_MODEL_LEFT
+    raise CliError(f"none was saved within {text_formats.duration(time.monotonic() - started)}")
 
 
 def _describe_place(answer: dict[str, Any]) -> str:

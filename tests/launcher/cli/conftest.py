@@ -2,7 +2,9 @@
 
 import io
 import json
+import os
 import re
+import shlex
 import time
 from pathlib import Path
 
@@ -74,6 +76,7 @@ JOB_STATES = {
     "complete": lambda name: make_job(name, DONE),
     "failed": lambda name: make_job(name, FAILED),
     "suspended": lambda name: make_job(name, suspended=True),
+    "admitted": lambda name: make_job(name, labels=QUEUE),
     "queued": lambda name: make_job(name, suspended=True, labels=QUEUE),
 }
 
@@ -172,6 +175,37 @@ def print_screen(view):
 def matches(text, pattern):
     """Return whether `text` is `pattern`, in which … stands for any text."""
     return re.fullmatch(".*".join(map(re.escape, pattern.split("…"))), text, re.DOTALL)
+
+
+def has_parts(value, parts):
+    """Return whether a JSON value is `parts`, or has each of them at its key or index."""
+    if not isinstance(parts, dict):
+        return value == parts
+    return all(has_parts(value[key], part) for key, part in parts.items())
+
+
+def write_files(job, files):
+    """Write files of a job, by name a text, or keys that replace those of the JSON object in the file."""
+    for name, content in files.items():
+        if isinstance(content, dict):
+            update_json(job / name, **content)
+        else:
+            (job / name).parent.mkdir(exist_ok=True)
+            (job / name).write_text(content)
+
+
+def run_step(cli, job, step, *options):
+    """Run the command of a step of commands.yaml with more `options`, and compare what it does with the step."""
+    words = shlex.split(step["run"].replace("JOB", str(job)))
+    code, out, err = cli(*words, *(() if "--path" in words else options))
+    assert code == step.get("code", 0), (step, out, err)
+    for printed, texts in ((out, step.get("out", ())), (err, step.get("err", ()))):
+        assert not [text for text in texts if text.replace("JOB", str(job)) not in printed], (step, printed)
+    assert not [text for text in step.get("not", ()) if text in out + err], (step, out, err)
+    assert out == step.get("stdout", out), step
+    assert "json" not in step or has_parts(json.loads(out), step["json"]), (step, out)
+    for folder, expected in step.get("files", {}).items():
+        assert names(Path(os.path.normpath(job / folder))) == expected, step
 
 
 METRICS = (

@@ -1,7 +1,6 @@
 """Commands on a job's folder (--path): what they print (commands.yaml), and what they copy."""
 
 import json
-import shlex
 import signal
 from pathlib import Path
 
@@ -14,38 +13,16 @@ from launcher.cli.commands import predict, results
 from launcher.cli.run_files import OUTPUT, FoundFiles
 from launcher.io.files import with_checksum
 
-from .conftest import add_run, names, update_json
+from .conftest import add_run, names, run_step, write_files
 
 CASES = yaml.safe_load(Path(__file__).with_name("commands.yaml").read_text())
-
-
-def has_parts(value, parts):
-    """Return whether a JSON value is `parts`, or has each of them at its key or index."""
-    if not isinstance(parts, dict):
-        return value == parts
-    return all(has_parts(value[key], part) for key, part in parts.items())
 
 
 @pytest.mark.parametrize("steps", CASES.values(), ids=CASES)
 def test_commands_print(cli, job, here, steps):
     for step in steps:
-        for name, content in step.get("write", {}).items():
-            if isinstance(content, dict):
-                update_json(job / name, **content)
-            else:
-                (job / name).parent.mkdir(exist_ok=True)
-                (job / name).write_text(content)
-        words = shlex.split(step["run"].replace("JOB", str(job)))
-        code, out, err = cli(*words, *(() if "--path" in words else ("--path", job)))
-        assert code == step.get("code", 0), (step, out, err)
-        for printed, texts in ((out, step.get("out", ())), (err, step.get("err", ()))):
-            assert not [text for text in texts if text.replace("JOB", str(job)) not in printed], (
-                step,
-                printed,
-            )
-        assert not [text for text in step.get("not", ()) if text in out + err], (step, out, err)
-        assert out == step.get("stdout", out), step
-        assert "json" not in step or has_parts(json.loads(out), step["json"]), (step, out)
+        write_files(job, step.get("write", {}))
+        run_step(cli, job, step, "--path", job)
 
 
 def test_results_are_copied_completely_and_unchanged(cli, job_folder, tmp_path):

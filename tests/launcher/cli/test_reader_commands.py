@@ -85,22 +85,6 @@ def test_a_pattern_whose_files_another_pattern_has_selected_already_is_no_error(
     assert tar_stream.select(tmp_path, ["a.txt", "*.txt"]) == [("a.txt", tmp_path / "a.txt")]
 
 
-def test_a_second_push_is_rejected_and_with_replace_replaces_the_first(tmp_path):
-    target = tmp_path / "job"
-    for text in ("one", "two"):
-        source = tmp_path / text
-        source.mkdir()
-        (source / "trainer_config.py").write_text(text)
-    first, second = (archive_of(tmp_path / text, "trainer_config.py") for text in ("one", "two"))
-    reader_commands.untar(io.BytesIO(first), target, "mine/program", 10, replace=False)
-    with pytest.raises(ReaderError, match="exists already"):
-        reader_commands.untar(io.BytesIO(second), target, "mine/program", 10, replace=False)
-    assert (target / "mine/program/trainer_config.py").read_text() == "one"
-    reader_commands.untar(io.BytesIO(second), target, "mine/program", 10, replace=True)
-    assert (target / "mine/program/trainer_config.py").read_text() == "two"
-    assert [path.name for path in (target / "mine").iterdir()] == ["program"]
-
-
 def test_a_truncated_push_leaves_no_files(root, tmp_path):
     target = tmp_path / "job"
     with pytest.raises(ReaderError):
@@ -175,28 +159,3 @@ def test_a_storage_that_fails_for_a_moment_does_not_end_a_followed_log(tmp_path,
     out = io.BytesIO()
     reader_commands.follow_file(tmp_path, "train.log", "status.json", out, seconds=30, pause=0.01)
     assert (out.getvalue(), errors) == (b"one\n", [])
-
-
-@pytest.mark.slow
-def test_copying_needs_the_same_memory_for_any_size(tmp_path):
-    big = tmp_path / "big"
-    with big.open("wb") as file:
-        file.truncate(300 * 1024 * 1024)
-    code = (
-        "import re, subprocess, sys; from launcher.io import tar_stream\n"
-        f"argv = [sys.executable, '-m', 'launcher', 'reader', 'tar', '--root', {str(tmp_path)!r}, 'big']\n"
-        "p = subprocess.Popen(argv, stdout=subprocess.PIPE); n = theirs = 0\n"
-        "peak = lambda pid: int(re.search(r'VmHWM:\\s+(\\d+)', open(f'/proc/{pid}/status').read())[1])\n"
-        "for _, _, content in tar_stream.read_tar(p.stdout):\n"
-        "    while block := content.read(1 << 18):\n"
-        "        if n < 250 << 20 <= n + len(block): theirs = peak(p.pid)\n"
-        "        n += len(block)\n"
-        "p.wait(); print(n, theirs, peak('self'))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, check=True, text=True
-    )
-    size, theirs, ours = map(int, done.stdout.split())
-    assert size == 300 * 1024 * 1024
-    assert 0 < theirs < 60 * 1024  # KiB
-    assert 0 < ours < 60 * 1024

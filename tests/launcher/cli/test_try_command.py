@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-
-from .test_output import NOISE
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "launcher" / "programs" / "README.md").read_text()
@@ -90,25 +85,6 @@ def test_the_model_scores_like_the_training_and_unknown_ids_are_zeros(
     assert model.tables["word"].width == 4
     assert np.allclose(model.predict([done["row"]])[0], done["prediction"])
     assert model.answer([{"visits": "3", "words": "umbrella"}]).unknown == {"word": 1}
-
-
-def test_stdout_of_json_has_nothing_that_the_program_prints(shop: Path, tmp_path: Path) -> None:
-    config = shop / "trainer_config.py"
-    text = re.sub(r"(?m)^(def (parse|network|describe)\(.*\n)", r'\1    noise("\2")\n', config.read_text())
-    config.write_text(f"{NOISE}\n{text}")
-    (tmp_path / "visits.txt").write_text(lines(visits(400)))
-    for command in (
-        ("try", shop, "--data", "visits.txt", "--passes", "1", "--to", "model"),
-        ("predict", "model", "visits=3", "words=red shoes"),
-    ):
-        words = [sys.executable, "-m", "launcher", *map(str, command), "-o", "json"]
-        env = {**os.environ, "PYTHONPATH": str(ROOT)}
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)
-        for where in ("import", "network", "describe", "exit") if command[0] == "try" else ("import", "exit"):
-            assert f"printed by {where}" in done.stderr
-        assert "from C" in done.stderr
 
 
 def test_a_compressed_csv_with_header_is_read_and_a_model_is_replaced(
