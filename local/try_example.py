@@ -7,7 +7,7 @@ several nodes, their replacement, and the chart.
 from __future__ import annotations
 
 import contextlib
-import http.client
+import http
 import json
 import os
 import shutil
@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
 from launcher.cli.releases import merge_values
@@ -208,9 +209,12 @@ def print_served_prediction(job: Path) -> None:
     """
     about = json.loads((job / "output" / "model" / "model.json").read_text("utf-8"))
     row = dict(zip(about["columns"], _read_test_row(job), strict=True))
-    with serve_model(job / "output" / "model") as (_, port):
-        known = {column: row[column] for column in _send_request(port, "GET", "/model")["columns"]}
-        answer = _send_request(port, "POST", "/predict", {"rows": [known]})
+    with (
+        serve_model(job / "output" / "model") as (_, port),
+        httpx.Client(base_url=f"http://{HOST}:{port}", timeout=SERVER_SECONDS, trust_env=False) as client,
+    ):
+        known = {column: row[column] for column in _read_json(client.get("/model"))["columns"]}
+        answer = _read_json(client.post("/predict", json={"rows": [known]}))
     text = answer["words"][0] if answer["words"] else json.dumps(answer["predictions"][0])
     request = json.dumps(known, ensure_ascii=False)
     console.success(f"served: POST /predict {request if len(request) <= SHOWN else request[:SHOWN] + '…'}")
@@ -248,24 +252,14 @@ def serve_model(model: Path, *options: str) -> Iterator[tuple[int, int]]:
 
 
 def _is_listening(port: int) -> bool:
-    with contextlib.suppress(OSError):
-        socket.create_connection((HOST, port), timeout=5).close()
-        return True
-    return False
+    with socket.socket() as probe:
+        return probe.connect_ex((HOST, port)) == 0
 
 
-def _send_request(port: int, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-    connection = http.client.HTTPConnection(HOST, port, timeout=SERVER_SECONDS)
-    given = None if body is None else json.dumps(body)
-    try:
-        connection.request(method, path, given, {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        content = json.loads(answer.read())
-    finally:
-        connection.close()
-    if answer.status != 200:
+def _read_json(answer: httpx.Response) -> Any:
+    if answer.status_code != http.HTTPStatus.OK:
         raise LocalError(
-            f"{method} {path} of the served model returned HTTP status {answer.status}: {content}. "
-            f"Fix: correct the program's parse() or describe()"
+            f"{answer.request.method} {answer.request.url.path} of the served model returned HTTP status "
+            f"{answer.status_code}: {answer.text}. Fix: correct the program's parse() or describe()"
         )
-    return content
+    return answer.json()

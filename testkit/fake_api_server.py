@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import ipaddress
 import json
 import ssl
@@ -18,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from launcher.io.kubernetes_api import PodApi
+from local.cluster.certificates import certificate_builder
 
 
 def make_pod(
@@ -125,21 +125,10 @@ def create_certificate(folder: Path, ca: Path) -> Path:
     """Return a file with key and self-signed certificate for 127.0.0.1; write only the certificate to `ca`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test api")])
-    now = datetime.datetime.now(datetime.UTC)
-    cert = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), True)
-        .sign(key, hashes.SHA256())
-    )
+    addresses = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    authority = x509.BasicConstraints(ca=True, path_length=None)
+    builder = certificate_builder(name, name, key).add_extension(addresses, critical=False)
+    cert = builder.add_extension(authority, critical=True).sign(key, hashes.SHA256())
     pem = cert.public_bytes(serialization.Encoding.PEM)
     ca.write_bytes(pem)
     both = folder / "server.pem"

@@ -1,8 +1,4 @@
-"""Tests of the rules for imports and names; they only parse the sources, so they take about a second.
-
-Every rule has a list of present exceptions. An exception that no longer occurs fails its test: remove it from
-the list, so that the lists only shrink.
-"""
+"""Tests of the rules for imports and names; they only parse the sources, so they take about a second."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -46,19 +43,8 @@ FORBIDDEN = (
 )
 """(package, packages that it must not import)."""
 
-FORBIDDEN_EXCEPTIONS: set[tuple[str, str]] = set()
-
-CIRCLES: set[tuple[str, ...]] = set()
-"""Modules that import each other in a circle, sorted by name."""
-
-LAYER_EXCEPTIONS: set[tuple[str, str]] = set()
-"""(importing module, imported module of a higher layer)."""
-
 START_PATH = ("launcher.__main__", "launcher.supervisor")
 """What a pod starts: it must be small and start fast, so it imports only the standard library."""
-START_PATH_EXCEPTIONS: set[tuple[str, str]] = set()
-"""(module, imported package that is not of the standard library)."""
-
 SAME_MODULE_NAME = {
     "__main__": "the entry point of each package",
     "errors": "the exceptions of each package",
@@ -68,11 +54,8 @@ SAME_MODULE_NAME = {
 }
 """Names of modules that exist in several folders, each with the reason."""
 
-SAME_CLASS_NAME = {
-    "SettingsError": "",
-    "UnreadableError": "",
-}
-"""Names of classes that are defined in several modules, each with the reason."""
+SAME_CLASS_NAME = ("SettingsError", "UnreadableError")
+"""Names of classes that are defined in several modules: exceptions of the same meaning."""
 
 
 @dataclass(frozen=True)
@@ -150,34 +133,6 @@ def edges() -> frozenset[tuple[str, str]]:
     )
 
 
-def assert_only(found: set[object], known: set[object], rule: str) -> None:
-    """Fail for every violation that is not a known exception, and for every exception that no longer occurs."""
-    new, gone = found - set(known), set(known) - found  # an emptied `{}` is a dict
-    assert not new, f"{rule}: {sorted(map(str, new))}"
-    assert not gone, f"remove these fixed exceptions from tests/test_layering.py: {sorted(map(str, gone))}"
-
-
-def circles() -> set[tuple[str, ...]]:
-    """Return the sets of modules that import each other directly or indirectly (at any level of the module)."""
-    graph: dict[str, set[str]] = defaultdict(set)
-    for module, imported in edges():
-        if imported in source_files():
-            graph[module].add(imported)
-
-    def reachable(start: str) -> set[str]:
-        seen: set[str] = set()
-        todo = [start]
-        while todo:
-            for after in graph[todo.pop()] - seen:
-                seen.add(after)
-                todo.append(after)
-        return seen
-
-    reach = {module: reachable(module) for module in list(source_files())}
-    looped = [module for module in reach if module in reach[module]]
-    return {tuple(sorted(m for m in looped if m in reach[one] and one in reach[m])) for one in looped}
-
-
 def layer_of(module: str) -> tuple[int, str] | None:
     """Return (height, folder) of a module of launcher/; None for modules without a layer."""
     parts = module.split(".")
@@ -194,11 +149,15 @@ def test_packages_do_not_import_packages_that_they_must_not_know() -> None:
         for module, imported in edges()
         if module.split(".")[0] == package and imported.split(".")[0] in others
     }
-    assert_only(found, FORBIDDEN_EXCEPTIONS, "forbidden import (importing module, imported module)")
+    assert found == set(), "forbidden import (importing module, imported module)"
 
 
 def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert_only(circles(), CIRCLES, "import circle")
+    graph: dict[str, set[str]] = {module: set() for module in source_files()}
+    for module, imported in edges():
+        if imported in graph:
+            graph[module].add(imported)
+    TopologicalSorter(graph).prepare()  # raises CycleError with the modules of a circle
 
 
 def test_low_layers_of_the_launcher_do_not_import_higher_ones() -> None:
@@ -207,7 +166,7 @@ def test_low_layers_of_the_launcher_do_not_import_higher_ones() -> None:
         low, high = layer_of(module), layer_of(imported)
         if low and high and (high[0] > low[0] or (high[0] == low[0] and high[1] != low[1])):
             found.add((module, imported))
-    assert_only(found, LAYER_EXCEPTIONS, "import of a higher layer (importing module, imported module)")
+    assert found == set(), "import of a higher layer (importing module, imported module)"
 
 
 def test_every_folder_of_the_launcher_has_a_layer() -> None:
@@ -252,7 +211,7 @@ def test_the_start_path_of_a_pod_imports_only_the_standard_library() -> None:
                 todo += [name for name in packages if name in source_files()]
             elif parts[0] not in sys.stdlib_module_names:
                 found.add((module, parts[0]))
-    assert_only(found, START_PATH_EXCEPTIONS, "import at the start of a pod (module, package)")
+    assert found == set(), "import at the start of a pod (module, package)"
 
 
 def test_no_module_name_is_used_in_two_folders() -> None:
@@ -261,7 +220,7 @@ def test_no_module_name_is_used_in_two_folders() -> None:
         if file.name != "__init__.py":
             folders[file.stem].append(module)
     found = {name for name, modules in folders.items() if len(modules) > 1}
-    assert_only(found, set(SAME_MODULE_NAME), "module name in several folders")
+    assert found == set(SAME_MODULE_NAME), "module name in several folders; or remove it from the list"
 
 
 def test_no_class_name_of_the_product_is_defined_in_two_modules() -> None:
@@ -273,7 +232,7 @@ def test_no_class_name_of_the_product_is_defined_in_two_modules() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 modules[node.name].add(module)
     found = {name for name, places in modules.items() if len(places) > 1}
-    assert_only(found, set(SAME_CLASS_NAME), "class name in several modules")
+    assert found == set(SAME_CLASS_NAME), "class name in several modules; or remove it from the list"
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,10 @@ def _write_key(name: str, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -
     write_file_atomically(PKI / f"{name}.key", content, 0o600)
 
 
-def _builder(
+def certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
+    """Return the builder of a certificate that is valid from an hour ago for ten years."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
     # The start tolerates a clock that was set back a little.
@@ -71,7 +72,7 @@ def ensure_certificates() -> None:
         parts = ((NameOID.ORGANIZATION_NAME, organisation), (NameOID.COMMON_NAME, common))
         subject = x509.Name([x509.NameAttribute(oid, text) for oid, text in parts if text])
         key = ec.generate_private_key(ec.SECP256R1())
-        builder = _builder(subject, authority, key).add_extension(usage, critical=False)
+        builder = certificate_builder(subject, authority, key).add_extension(usage, critical=False)
         builder = builder.add_extension(x509.SubjectAlternativeName([*hosts, *addresses]), critical=False)
         certificate = builder.sign(authority_key, hashes.SHA256())
         _write_key(name, key)
@@ -81,7 +82,7 @@ def ensure_certificates() -> None:
     public = signer.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
     write_file_atomically(PKI / "sa.pub", public, 0o600)
     _write_key("ca", authority_key)
-    own = _builder(authority, authority, authority_key)
+    own = certificate_builder(authority, authority, authority_key)
     own = own.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     content = own.sign(authority_key, hashes.SHA256()).public_bytes(Encoding.PEM)
     write_file_atomically(

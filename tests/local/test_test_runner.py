@@ -30,10 +30,12 @@ def test_passes_alone():
 """
 
 
-def run_tests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: int
-) -> tuple[int, str, str]:
-    """Run a tier with `wrong` failing tests and one that passes the second time; return code, stdout, stderr."""
+@pytest.mark.slow
+@pytest.mark.parametrize(("wrong", "code"), [(0, 0), (1, 1), (run.FEW, 1)])
+def test_few_failed_tests_are_run_again_and_reported_as_flaky_or_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], wrong: int, code: int
+) -> None:
+    """`wrong` tests fail each time, and one more passes the second time."""
     (tmp_path / "test_it.py").write_text(TESTS.format(wrong=wrong))
     monkeypatch.setattr(run, "ROOT", tmp_path)
     # With CI in the environment pytest's summary contains complete assertions between the tests' names.
@@ -42,28 +44,14 @@ def run_tests(
     monkeypatch.setattr(run, "ENVIRON", environ)
     monkeypatch.setitem(run.TIERS, "unit", ((sys.executable, "-m", "pytest", "-q", "test_it.py"),))
     monkeypatch.setattr(sys, "argv", ["run.py", "unit"])
-    code = run.main()
-    return code, *capsys.readouterr()
-
-
-@pytest.mark.slow
-def test_a_test_that_passes_when_run_again_is_reported_as_flaky(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, out, err = run_tests(tmp_path, monkeypatch, capsys, wrong=0)
-    assert code == 0
-    assert "all tiers passed" in out
-    assert "flaky (failed once, passed alone): test_it.py::test_passes_alone" in err
-
-
-@pytest.mark.slow
-def test_a_test_that_fails_again_is_listed_in_the_last_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = run_tests(tmp_path, monkeypatch, capsys, wrong=1)
-    assert code == 1
-    assert err.splitlines()[-1] == "failed: unit test_it.py::test_wrong[0]"
-    assert "flaky (failed once, passed alone): test_it.py::test_passes_alone" in err
+    assert run.main() == code
+    out, err = capsys.readouterr()
+    assert ("all tiers passed" in out) == (wrong == 0)
+    is_repeated = wrong < run.FEW
+    assert ("flaky (failed once, passed alone): test_it.py::test_passes_alone" in err) == is_repeated
+    failed = [f"test_it.py::test_wrong[{number}]" for number in range(wrong)]
+    failed += [] if is_repeated else ["test_it.py::test_passes_alone"]
+    assert not failed or err.splitlines()[-1] == f"failed: unit {' '.join(failed)}"
 
 
 @pytest.mark.slow
@@ -79,16 +67,6 @@ def test_a_test_that_starts_slow_programs_fails_again(
     monkeypatch.setattr(sys, "argv", ["run.py", "fast"])
     assert run.main() == 1
     assert capsys.readouterr().err.splitlines()[-1] == "failed: fast test_it.py::test_starts_helm"
-
-
-@pytest.mark.slow
-def test_more_failed_tests_than_a_few_are_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, _, err = run_tests(tmp_path, monkeypatch, capsys, wrong=run.FEW)
-    assert code == 1
-    assert "flaky" not in err
-    assert len(err.splitlines()[-1].split("test_it.py::")) == 1 + run.FEW + 1
 
 
 @pytest.mark.slow
