@@ -114,6 +114,18 @@ def position(name: str) -> Position | None:
     return Position(int(match[1]), int(match[2])) if match[2] else Position(int(match[1]) + 1)
 
 
+class _Below:
+    """An attribute of a class with paths: the path of a file or folder below the folder `base` of the object."""
+
+    def __init__(self, name: str, base: str = "root") -> None:
+        self._name, self._base = name, base
+
+    def __get__(self, paths: Any, _: type) -> Path:
+        """Return the path."""
+        folder: Path = getattr(paths, self._base)
+        return folder / self._name
+
+
 @dataclass(frozen=True)
 class JobPaths:
     """Paths of one training job on the shared storage: `<job_path>/<job_name>/…`."""
@@ -122,38 +134,18 @@ class JobPaths:
     job_name: str
 
     @property
-    def sources(self) -> Path:
-        return self.job_path / "sources"
-
-    @property
     def job(self) -> Path:
         return self.job_path / self.job_name
 
-    @property
-    def manifest(self) -> Path:
-        return self.job / "manifest.json"
-
-    @property
-    def data_failed(self) -> Path:
-        return self.job / "data-failed.json"
-
-    @property
-    def run_secret(self) -> Path:
-        """Path of the newest run's secret, which is not in output/, because `results` and exports copy from there."""
-        return self.job / ".run-secret"
-
-    @property
-    def output(self) -> Path:
-        return self.job / "output"
-
-    @property
-    def runs(self) -> Path:
-        return self.job / "runs"
-
-    @property
-    def all_data(self) -> Path:
-        """Folder of the prepared data of all jobs of the storage."""
-        return self.job_path / ".data"
+    sources = _Below("sources", base="job_path")
+    all_data = _Below(".data", base="job_path")
+    """Folder of the prepared data of all jobs of the storage."""
+    manifest = _Below("manifest.json", base="job")
+    data_failed = _Below("data-failed.json", base="job")
+    run_secret = _Below(".run-secret", base="job")
+    """Path of the newest run's secret, which is not in output/, because `results` and exports copy from there."""
+    output = _Below("output", base="job")
+    runs = _Below("runs", base="job")
 
     def data(self, content: str) -> DataPaths:
         """Return the paths of the prepared data with this digest of its content (`content` in the manifest)."""
@@ -190,22 +182,11 @@ class DataPaths:
 
     root: Path
 
-    @property
-    def manifest(self) -> Path:
-        return self.root / "manifest.json"
-
-    @property
-    def tables(self) -> Path:
-        return self.root / "tables"
-
-    @property
-    def test(self) -> Path:
-        return self.root / "test.txt"
-
-    @property
-    def parts(self) -> Path:
-        """Folder of a work folder with the parts of the source: their locks, markers and test sets."""
-        return self.root / "parts"
+    manifest = _Below("manifest.json")
+    tables = _Below("tables")
+    test = _Below("test.txt")
+    parts = _Below("parts")
+    """Folder of a work folder with the parts of the source: their locks, markers and test sets."""
 
     def shard(self, index: int) -> Path:
         """Return the folder with the rows of shard `index` (train.txt, train.list, test.list)."""
@@ -218,58 +199,23 @@ class OutputPaths:
 
     root: Path
 
-    @property
-    def lock(self) -> Path:
-        return self.root / "run.lock"
-
-    @property
-    def run_json(self) -> Path:
-        return self.root / "run.json"
-
-    @property
-    def run_copy(self) -> Path:
-        """Path of run.copy.json, the copy of run.json that is read when run.json is damaged."""
-        return self.root / "run.copy.json"
-
-    @property
-    def status_json(self) -> Path:
-        return self.root / "status.json"
-
-    @property
-    def metrics_csv(self) -> Path:
-        return self.root / "metrics.csv"
-
-    @property
-    def before_json(self) -> Path:
-        """Path of before.json, the scores of the model of `training.initModelPath` before its training continues."""
-        return self.root / "before.json"
-
-    @property
-    def program_json(self) -> Path:
-        """Path of program.json, the options and file contents of the program, for `compare` and report.html."""
-        return self.root / "program.json"
-
-    @property
-    def report_html(self) -> Path:
-        return self.root / "report.html"
-
-    @property
-    def curve_png(self) -> Path:
-        return self.root / "curve.png"
-
-    @property
-    def checkpoint_request(self) -> Path:
-        """Path of the file that requests a checkpoint; trainer 0 removes the file once the checkpoint is saved."""
-        return self.root / ".checkpoint-request"
-
-    @property
-    def model(self) -> Path:
-        return self.root / "model"
-
-    @property
-    def script_checkpoints(self) -> Path:
-        """Folder in which a script of runtime collective may keep files of its own; the launcher only creates it."""
-        return self.root / "checkpoints"
+    lock = _Below("run.lock")
+    run_json = _Below("run.json")
+    run_copy = _Below("run.copy.json")
+    """Path of run.copy.json, the copy of run.json that is read when run.json is damaged."""
+    status_json = _Below("status.json")
+    metrics_csv = _Below("metrics.csv")
+    before_json = _Below("before.json")
+    """Path of before.json, the scores of the model of `training.initModelPath` before its training continues."""
+    program_json = _Below("program.json")
+    """Path of program.json, the options and file contents of the program, for `compare` and report.html."""
+    report_html = _Below("report.html")
+    curve_png = _Below("curve.png")
+    checkpoint_request = _Below(".checkpoint-request")
+    """Path of the file that requests a checkpoint; trainer 0 removes the file once the checkpoint is saved."""
+    model = _Below("model")
+    script_checkpoints = _Below("checkpoints")
+    """Folder in which a script of runtime collective may keep files of its own; the launcher only creates it."""
 
     def node(self, rank: int) -> Path:
         return self.root / f"node_{rank}"
@@ -304,39 +250,22 @@ class WorkPaths:
 
     root: Path
 
-    @property
-    def data(self) -> Path:
-        return self.root / "data"
-
-    @property
-    def tables(self) -> Path:
-        return self.data / "tables"
-
-    @property
-    def sums(self) -> Path:
-        """Path of sums.json: bytes and sha256 of each file that was copied into train.txt and test.txt, by name."""
-        return self.data / "sums.json"
-
-    @property
-    def program(self) -> Path:
-        return self.root / "program"
+    data = _Below("data")
+    tables = _Below("data/tables")
+    sums = _Below("data/sums.json")
+    """Path of sums.json: bytes and sha256 of each file that was copied into train.txt and test.txt, by name."""
+    program = _Below("program")
+    records = _Below("records")
+    """Folder of this rank's rows in parsed, binary form (launcher/trainer/record_files.py)."""
+    progress = _Below("progress.json")
 
     def log(self, name: str) -> Path:
         """Return a child process's log file. Its copy on the shared storage has the same name, such as `train.log`."""
         return self.root / "logs" / name
 
-    @property
-    def records(self) -> Path:
-        """Folder of this rank's rows in parsed, binary form (launcher/trainer/record_files.py)."""
-        return self.root / "records"
-
-    @property
-    def progress(self) -> Path:
-        return self.trainer_progress(0)
-
     def trainer_progress(self, trainer: int) -> Path:
         """Return the progress file of this pod's trainer k: `progress.json` for k = 0, else `progress-<k>.json`."""
-        return self.root / (f"progress-{trainer}.json" if trainer else "progress.json")
+        return self.root / f"progress-{trainer}.json" if trainer else self.progress
 
     def helper_answer(self, name: str) -> Path:
         """Return the file to which helper process `name` writes its result (launcher/io/helper_protocol.py)."""

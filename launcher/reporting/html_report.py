@@ -1,6 +1,6 @@
-"""Write report.html, one self-contained page about a run, from the files in its output folder.
+"""Write report.html, one self-contained page about a run, and curve.png from the files in its output folder.
 
-`python -m launcher.reporting.html_report OUTPUT_DIR` writes the page of one output folder.
+`python -m launcher.reporting.html_report OUTPUT_DIR` writes both into one output folder.
 """
 
 from __future__ import annotations
@@ -29,9 +29,14 @@ Values = Mapping[str, Any]
 
 
 def write_report(root: Path) -> Path | None:
-    """Write report.html into the output folder `root`, and return its path; None if there is no run.json yet.
+    """Write report.html and curve.png into the output folder `root`; return the path of report.html.
 
-    Other files that are damaged are left out, and the page says so. Raises UnreadableError if run.json is damaged.
+    Return None, and write nothing, if there is no run.json yet. Before the first pass is finished, there is no
+    curve.png. Other files that are damaged are left out, and the page says so.
+
+    Raises:
+        UnreadableError: run.json is damaged, and so is its copy.
+        StorageError: the folder cannot be written.
     """
     output = OutputPaths(root)
     damage: list[str] = []
@@ -41,13 +46,14 @@ def write_report(root: Path) -> Path | None:
         raise UnreadableError(f"{damage[0]} {fix}")
     if not run:
         return None
-    rows = plots.read_metrics(output.metrics_csv)
-    if why := output.metrics_csv.is_file() and metrics.find_damage(output.metrics_csv.read_bytes()):
+    content = read_bytes(output.metrics_csv)
+    rows = metrics.parse_metrics((content or b"").decode(errors="replace"))
+    if why := content is not None and metrics.find_damage(content):
         damage.append(f"{output.metrics_csv} is damaged: {why}. The other rows are shown.")
     earlier_files = (root.parent / "runs").glob("[!.]*/run.*json") if root.name == "output" else ()
     others = [OutputPaths(folder) for folder in sorted({path.parent for path in earlier_files})]
     earlier = [(one.root.name, _read_run(one, damage)) for one in others]
-    best = metrics.best_pass(run, metrics.pass_table(rows))
+    png, svg = plots.draw(rows, metrics.best_pass(run, metrics.pass_table(rows)), root)
     page = render_page(
         root.resolve().parent.name,
         run,
@@ -55,9 +61,11 @@ def write_report(root: Path) -> Path | None:
         manifest=_read_json(damage, ManifestFile, root.parent / "manifest.json"),
         damage=damage,
         earlier=earlier,
-        curves=plots.draw_svg(rows, best, root),
+        curves=svg,
     )
     write_atomically(output.report_html, page.encode())
+    if png:
+        write_atomically(output.curve_png, png)
     return output.report_html
 
 
@@ -97,7 +105,7 @@ def render_page(
         rows: rows of metrics.csv.
         manifest: manifest of the data; {} if there is none.
         earlier: (run id, `run` as above) of each earlier run to compare with.
-        curves: result of `plots.draw_svg`.
+        curves: the SVG element of `plots.draw`.
         damage: a sentence for each damaged file.
     """
     passes = metrics.pass_table(rows)

@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import metrics
-from launcher.errors import LauncherError
-from launcher.io import run_record
-from launcher.io.files import write_atomically
 from launcher.metrics import TEST, MetricsRow
-from launcher.paths import OutputPaths
 
 LOSS = "train_loss"
 RANKS = 16
@@ -32,56 +28,21 @@ LABELLED_RESTARTS = 12
 MEAN, TEST_LINE, RANK, BEST, RESTART, GRID = "#1f4fbf", "#d62728", "#a0a0a0", "#2ca02c", "#808080", "#dddddd"
 
 
-def read_metrics(path: Path) -> list[MetricsRow]:
-    """Return the rows of the file metrics.csv at `path`; an empty list if the file is absent."""
-    try:
-        return metrics.parse_metrics(path.read_text("utf-8", "replace"))
-    except FileNotFoundError:
-        return []
-
-
 def test_metrics(passes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the column names of the test metrics (`test_…`) in a pass table, sorted."""
     return sorted({key for row in passes for key in row if key.startswith(TEST)})
 
 
-def draw_png(output_dir: Path) -> Path | None:
-    """Draw curve.png from metrics.csv of an output folder.
+def draw(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) -> tuple[bytes, str]:
+    """Draw a plot of each metric, and return (the file curve.png, the same plots as an SVG element).
 
-    Returns:
-        The path of curve.png; None, and nothing is drawn, if no pass is finished yet.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
-    output = OutputPaths(output_dir)
-    rows = read_metrics(output.metrics_csv)
-    try:
-        run = run_record.read(output)[0] or {}
-    except LauncherError:  # then the best pass is not marked
-        run = {}
-    drawn = draw(rows, metrics.best_pass(run, metrics.pass_table(rows)), output.root, "png")
-    if not drawn:
-        return None
-    write_atomically(output.curve_png, drawn)
-    return output.curve_png
-
-
-def draw_svg(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) -> str:
-    """Return the plots of curve.png as an SVG element; empty without a pass. The arguments are as for `draw`."""
-    svg = draw(rows, best, spare, "svg").decode()
-    return re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S) if svg else ""
-
-
-def draw(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path, form: str) -> bytes:
-    """Return a file of this `form` (png or svg) with a plot of each metric; empty if no pass is finished yet.
-
-    `best` is the result of `metrics.best_pass`, `spare` a folder for temporary files, used only if the system has no
-    writable one.
+    Both are empty if no pass is finished yet. `best` is the result of `metrics.best_pass`, `spare` a folder for
+    temporary files, used only if the system has no writable one.
     """
     passes = metrics.pass_table(rows)
     if not passes:  # matplotlib takes most of the time of a report
-        return b""
+        return b"", ""
+    png, svg = io.BytesIO(), io.StringIO()
     with _matplotlib_cache(spare):
         import matplotlib
         from matplotlib.figure import Figure
@@ -91,10 +52,11 @@ def draw(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path, form:
         for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
             _plot(axis, name, rows, best)
             _add_titles(axis, name, passes, best)
-        buffer = io.BytesIO()
+        figure.savefig(png, format="png")
         with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}):
-            figure.savefig(buffer, format=form)
-    return buffer.getvalue()
+            figure.savefig(svg, format="svg")
+    element = svg.getvalue()[svg.getvalue().index("<svg") :]
+    return png.getvalue(), re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.S)
 
 
 def _points(passes: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:

@@ -167,10 +167,9 @@ def write_report(
 
 def _draw(request: Mapping[str, Any]) -> dict[str, Any]:
     """Write the files (in the helper process), and return {}. `request` has `output`, the output folder's path."""
-    from launcher.reporting import html_report, plots
+    from launcher.reporting import html_report
 
     html_report.write_report(Path(request["output"]))
-    plots.draw_png(Path(request["output"]))
     return {}
 
 

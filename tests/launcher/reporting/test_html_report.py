@@ -108,13 +108,15 @@ def test_page_contains_passes_settings_data_restarts_and_earlier_runs(output: Pa
     assert any(row[-1].startswith("rank 1 was lost; <script>") for row in page.rows if row)
     assert "script" not in page.tags
     assert page.text.count("<title>") == 1, "a title in the SVG is a tooltip over all plots"
+    assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert not list(output.glob(".*")), "no temporary file is left"
     loads = r"(?<!xlink:)(src|href)=|href=\"[^#]|url\([^#]|@import"
     assert not re.search(loads, page.text), "the page loads nothing else"
 
 
 def test_ticks_of_an_axis_have_different_labels(tmp_path: Path) -> None:
     rows = [metrics.MetricsRow(n, 0, 0, 10, 1.0, 10.0, 0.1301 + n / 10_000) for n in range(8)]
-    svg = plots.draw_svg(rows, {}, tmp_path)
+    _, svg = plots.draw(rows, {}, tmp_path)
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
     assert len(labels) == len(set(labels)) > 8
 
@@ -201,6 +203,7 @@ def test_page_of_a_failed_run_contains_the_cause(output: Path) -> None:
     assert "<h2>Cause of the failure</h2><pre>rank 1" in page
     assert "&lt;b&gt;no space" in page
     assert re.search("<title>.*: failed</title>", page)
+    assert not (output / "curve.png").exists()
 
 
 @pytest.mark.slow

@@ -60,74 +60,55 @@ def test_restart_marks_are_between_the_passes_of_two_attempts():
 
 
 @pytest.fixture
-def drawn(monkeypatch):
-    """Return a list that gets the figures which the test draws, and which are not written."""
+def draw(monkeypatch, tmp_path):
+    """Return a function that takes rows of metrics.csv and the best pass, and returns the axes of the figure."""
     from matplotlib.figure import Figure
 
     figures = []
 
-    def save(figure, to, **_):
+    def save(figure, to, **form):
         figures.append(figure)
-        to.write(b"drawn")
+        to.write(b"drawn" if form == {"format": "png"} else "<svg>")
+
+    def draw_plots(header, lines, best):
+        assert plots.draw(metrics.parse_metrics("".join([header, *lines])), best, tmp_path) == (
+            b"drawn",
+            "<svg>",
+        )
+        return figures[-1].axes
 
     monkeypatch.setattr(Figure, "savefig", save)
-    return figures
+    return draw_plots
 
 
-def test_curve_counts_passes_from_1_and_has_a_line_for_each_restart(tmp_path, drawn):
-    head = f"{HEAD},test_error\n"
+def test_curve_counts_passes_from_1_and_has_a_line_for_each_restart(draw):
     lines = [f"{number},0,{number // 2},10,1.0,10,0.5,0.25\n" for number in range(4)]
-    (tmp_path / "metrics.csv").write_text(head + "".join(lines))
-    plots.draw_png(tmp_path)
-    for axis in drawn[0].axes:
+    for axis in draw(f"{HEAD},test_error\n", lines, {}):
         curve, mark = axis.lines
         assert list(curve.get_xdata()) == [1, 2, 3, 4]
         assert list(mark.get_xdata()) == [2.5, 2.5]
         assert [text.get_text() for text in axis.texts] == ["attempt 1"]
 
 
-def test_curve_marks_the_best_pass_of_a_run_with_keep_best(tmp_path, drawn):
-    head = f"{HEAD},test_auc,test_error\n"
+def test_curve_marks_the_best_pass(draw):
     lines = [f"{number},0,0,10,1.0,10,0.5,{auc},0.5\n" for number, auc in enumerate((0.6, 0.8, 0.7))]
-    (tmp_path / "metrics.csv").write_text(head + "".join(lines))
-    (tmp_path / "run.json").write_text('{"keepBest": "auc"}')
-    plots.draw_png(tmp_path)
-    (tmp_path / "run.json").rename(tmp_path / "run.copy.json")
-    (tmp_path / "run.json").write_text("{")
-    plots.draw_png(tmp_path)
-    assert drawn[1].axes[1].get_title() == drawn[0].axes[1].get_title(), "read from its copy"
-    _, auc, error = drawn[0].axes
+    best = {"metric": "auc", "pass": 1, "value": 0.8, "endedEarly": False}
+    _, auc, error = draw(f"{HEAD},test_auc,test_error\n", lines, best)
     star = auc.lines[1]
     assert (list(star.get_xdata()), list(star.get_ydata())) == ([2], [0.8])
     assert auc.get_title() == "Test auc, best 0.8000 after pass 2"
     assert len(error.lines) == 1
-    (tmp_path / "run.copy.json").write_text("no JSON")
-    assert plots.draw_png(tmp_path), "drawn without the mark"
+
+
+def test_many_ranks_and_nan_losses_are_drawn_and_a_file_without_passes_is_not(tmp_path):
+    lines = [f"0,{rank},0,10,1.0,10,nan,,\n" for rank in range(20)]
+    rows = metrics.parse_metrics(f"{HEAD},test_error,test_auc\n" + "".join(lines))
+    assert all(plots.draw(rows, {}, tmp_path))
+    assert plots.draw([], {}, tmp_path) == (b"", "")
 
 
 def test_mean_loss_without_samples_is_nan():
     assert math.isnan(metrics.mean_loss([]))
-
-
-def test_draw_png_leaves_no_temporary_files(job_folder):
-    output = job_folder / "output"
-    assert plots.draw_png(output) == output / "curve.png"
-    assert (output / "curve.png").read_bytes().startswith(b"\x89PNG")
-    assert not [path for path in output.iterdir() if path.name.startswith(".")]
-
-
-def test_draw_png_without_passes_writes_nothing(tmp_path):
-    assert plots.draw_png(tmp_path) is None
-    (tmp_path / "metrics.csv").write_text("pass,rank\n")
-    assert plots.draw_png(tmp_path) is None
-    assert not (tmp_path / "curve.png").exists()
-
-
-def test_draw_png_accepts_many_ranks_and_nan_losses(tmp_path):
-    lines = [f"{HEAD},test_error,test_auc"]
-    lines += [f"0,{rank},0,10,1.0,10,nan,," for rank in range(20)]
-    (tmp_path / "metrics.csv").write_text("\n".join(lines) + "\n")
-    assert plots.draw_png(tmp_path)
 
 
 def test_importing_plots_does_not_load_matplotlib():
