@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from launcher.trainer.program_loader import TrainingProgram, load_program
 from local.paths import CLONE
 from testkit.shared_fixtures import create_once
 
-from .loopback_training import LoopbackTraining, find_free_ports, listens, prepare_training
+from .loopback_training import LoopbackTraining, listens, prepare_training
 
 GOOD = ["great", "lovely", "happy", "wonderful", "best", "enjoy", "sunny", "sweet"]
 BAD = ["awful", "sad", "terrible", "worst", "hate", "broken", "rainy", "bitter"]
@@ -102,6 +103,15 @@ def write_program(folder: Path, text: str) -> Path:
     return path
 
 
+def prepare_own(
+    root: Path, text: str, rows: list[list[str]], test: list[str] | None = None, **values: Any
+) -> LoopbackTraining:
+    """Return a training of the program `text` with the `rows` of each rank; `test`: by default those of the rank."""
+    program = write_program(root / "own", text).parent
+    data = [stage(root / "data" / str(rank), own, test or own) for rank, own in enumerate(rows)]
+    return prepare_training(root, data, program, **values)
+
+
 def load(path: Path, *arguments: str) -> TrainingProgram:
     """Load a program with the side tables in its folder `tables`."""
     return load_program(path, path.parent / "tables", arguments)
@@ -120,12 +130,6 @@ def run_python(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def port() -> int:
-    """Return the first of ten consecutive free ports."""
-    return find_free_ports()
-
-
 @pytest.fixture(scope="session")
 def quick_start(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoopbackTraining, set[int]]:
     """Return a completed run of program quick_start on two servers, and the ports that listened, from `port` on.
@@ -135,7 +139,7 @@ def quick_start(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoopbackTrain
     root = tmp_path_factory.mktemp("quick-start")
 
     def train() -> tuple[LoopbackTraining, set[int]]:
-        port, seen = find_free_ports(), set[int]()
+        seen = set[int]()
         data = [stage(root / "data" / "0", texts(600, 1), texts(200, 99))]
         values = {
             "passes": 2,
@@ -144,7 +148,8 @@ def quick_start(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoopbackTrain
             "checkpoint_every_batches": 8,
         }
         logs = {"log_period": 5, "dot_period": 2, "ports_num": 2, "ports_num_sparse": 2}
-        gang = prepare_training(root, data, port, **values, **logs)
+        gang = prepare_training(root, data, **values, **logs)
+        port = gang.settings(0).port
         gang.finish(watch=lambda _: seen.update(i for i in range(-1, 5) if listens("127.0.0.1", port + i)))
         return gang, seen
 

@@ -104,11 +104,10 @@ def listens(host: str, port: int) -> bool:
 def prepare_training(
     root: Path,
     data: list[Path],
-    port: int,
     program: Path = PROGRAMS / "quick_start",
     config: str = "trainer_config.py",
     **values: Any,
 ) -> LoopbackTraining:
     """Return a training of one pass with these fields of its settings."""
-    few = {"passes": 1, "batch_size": 32, "log_period": 1, "port": port}
+    few = {"passes": 1, "batch_size": 32, "log_period": 1, "port": find_free_ports()}
     return LoopbackTraining(root, data, program, config, chart_values(**few | values))

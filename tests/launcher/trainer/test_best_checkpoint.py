@@ -14,8 +14,7 @@ from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
 from launcher.schema import CheckpointContents
 
-from . import loopback_training
-from .conftest import stage, write_program
+from .conftest import prepare_own
 from .loopback_training import LoopbackTraining
 
 pytestmark = pytest.mark.paddle
@@ -59,11 +58,9 @@ STEP = {1: 2.0, 2: 3.0}
 """What a pass of one batch adds to the prediction, by ranks: 1 by the weight, the rest by the table."""
 
 
-def prepare_training(root: Path, port: int, ranks: int = 2, best: int = 2, **values: str) -> LoopbackTraining:
+def prepare_training(root: Path, ranks: int = 2, best: int = 2, **values: str) -> LoopbackTraining:
     """Return a run whose error is 0 after pass `best` and grows afterwards."""
-    program = write_program(root / "own", PROGRAM).parent
     rows = [f"7\t1\t{STEP[ranks] * best}"] * 4
-    data = [stage(root / "data" / str(rank), rows, rows) for rank in range(ranks)]
     few = {
         "MODE": "sync",
         "PASSES": "9",
@@ -72,7 +69,7 @@ def prepare_training(root: Path, port: int, ranks: int = 2, best: int = 2, **val
         "KEEP_BEST": "error",
         "PATIENCE": "2",
     }
-    return loopback_training.prepare_training(root, data, port, program, **few | values)
+    return prepare_own(root, PROGRAM, [rows] * ranks, **few | values)
 
 
 def next_attempt(gang: LoopbackTraining, **values: str) -> LoopbackTraining:
@@ -105,9 +102,9 @@ def is_complete(gang: LoopbackTraining) -> bool:
 
 @pytest.mark.parametrize(("mode", "ranks", "period"), [("sync", 2, "1"), ("async", 1, "3")])
 def test_a_run_that_ends_early_keeps_the_best_checkpoint_and_exports_it(
-    tmp_path: Path, port: int, mode: str, ranks: int, period: str
+    tmp_path: Path, mode: str, ranks: int, period: str
 ) -> None:
-    gang = prepare_training(tmp_path, port, ranks, MODE=mode, SAVING_PERIOD=period).finish()
+    gang = prepare_training(tmp_path, ranks, MODE=mode, SAVING_PERIOD=period).finish()
     assert errors(gang) == pytest.approx([STEP[ranks] * n for n in (1, 0, 1, 2)], abs=1e-4)
     assert finished(gang) == [Position(4), Position(2)], (
         "keepCheckpoints is 1, and the best one is kept in addition"
@@ -120,10 +117,8 @@ def test_a_run_that_ends_early_keeps_the_best_checkpoint_and_exports_it(
     assert kept["options"]["seed"] == "1", "a default"
 
 
-def test_a_restart_before_the_early_end_changes_neither_the_end_nor_the_model(
-    tmp_path: Path, port: int
-) -> None:
-    gang = prepare_training(tmp_path, port, 1)
+def test_a_restart_before_the_early_end_changes_neither_the_end_nor_the_model(tmp_path: Path) -> None:
+    gang = prepare_training(tmp_path, 1)
     (gang.program / "die-at").write_text(str(3.5 * STEP[1]))  # at the end of pass 4
     assert gang.run()["0/trainer"] == -signal.SIGKILL
     assert finished(gang) == [Position(3), Position(2)]
@@ -136,9 +131,9 @@ def test_a_restart_before_the_early_end_changes_neither_the_end_nor_the_model(
 
 
 def test_a_later_start_with_other_patience_or_metric_resumes_and_exports_the_right_model(
-    tmp_path: Path, port: int
+    tmp_path: Path,
 ) -> None:
-    gang = prepare_training(tmp_path, port, 1).finish()
+    gang = prepare_training(tmp_path, 1).finish()
     shutil.rmtree(gang.output.model)  # as after a kill between the last pass and the model
     assert not is_complete(gang)
     gang = next_attempt(gang).finish()
@@ -167,10 +162,8 @@ def test_a_later_start_with_other_patience_or_metric_resumes_and_exports_the_rig
     assert is_complete(lost)
 
 
-def test_an_unknown_metric_is_rejected_before_training_with_a_list_of_the_known_ones(
-    tmp_path: Path, port: int
-) -> None:
-    gang = prepare_training(tmp_path, port, 1, KEEP_BEST="rmse")
+def test_an_unknown_metric_is_rejected_before_training_with_a_list_of_the_known_ones(tmp_path: Path) -> None:
+    gang = prepare_training(tmp_path, 1, KEEP_BEST="rmse")
     assert gang.run()["0/trainer"] == 64
     assert "training.keepBest is 'rmse', but must be one of bias, error" in gang.log()
     assert "Pass=" not in gang.log()

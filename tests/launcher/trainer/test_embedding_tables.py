@@ -13,8 +13,8 @@ import pytest
 from launcher.paths import Position
 from testkit.shared_fixtures import create_once
 
-from .conftest import TRAINED, load, stage, write_program
-from .loopback_training import LoopbackTraining, find_free_ports, prepare_training
+from .conftest import TRAINED, load, prepare_own, stage, write_program
+from .loopback_training import LoopbackTraining
 
 PROGRAM = (
     TRAINED
@@ -84,10 +84,9 @@ def slopes(rows: list[tuple[Any, ...]] = ROWS) -> dict[int, tuple[np.ndarray, in
     return found
 
 
-def gang(tmp_path: Path, program: Path, port: int, ranks: int = 1, **values: str) -> LoopbackTraining:
-    data = [stage(tmp_path / "data" / str(rank), lines(), lines()) for rank in range(ranks)]
+def gang(root: Path, text: str = PROGRAM, ranks: int = 1, **values: str) -> LoopbackTraining:
     few = {"MODE": "sync", "PASSES": "3", "KEEP_CHECKPOINTS": "20", "BATCH_SIZE": "4"}
-    return prepare_training(tmp_path, data, port, program, **few | values)
+    return prepare_own(root, text, [lines()] * ranks, **few | values)
 
 
 def saved(started: LoopbackTraining, at: Position, table: str) -> dict[int, list[float]]:
@@ -135,8 +134,7 @@ def step(kind: str, row: dict[str, np.ndarray], gradient: np.ndarray, times: int
 def first(tmp_path_factory: pytest.TempPathFactory) -> LoopbackTraining:
     """Return a completed run of three passes, created once for all of pytest's processes."""
     root = tmp_path_factory.mktemp("tables")
-    train = lambda: gang(root, write_program(root / "own", PROGRAM).parent, find_free_ports()).finish()  # noqa: E731
-    return create_once(tmp_path_factory, "tables", train)
+    return create_once(tmp_path_factory, "tables", lambda: gang(root).finish())
 
 
 @pytest.mark.paddle
@@ -177,13 +175,12 @@ def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
 
 
 @pytest.mark.paddle
-def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(tmp_path: Path, port: int) -> None:
+def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(tmp_path: Path) -> None:
     """5 servers load a checkpoint of 2, and one server loads theirs; each time follows a pass of one step.
 
     Of the 5 shards of a table, the two servers have 3 and 2; of the 5 dense numbers, the five have 2, 2, 1, 0 and 0.
     """
-    program = write_program(tmp_path / "own", PROGRAM).parent
-    started = gang(tmp_path, program, port, CONF_PADDLE_PORTS_NUM="2", PASSES="1").finish()
+    started = gang(tmp_path, CONF_PADDLE_PORTS_NUM="2", PASSES="1").finish()
     for passes, servers in enumerate((5, 1), 1):
         before = {name: saved(started, Position(passes), name) for name in ("adam", "sgd", "adagrad")}
         params = dict(np.load(started.output.checkpoint(Position(passes)) / "params.npz"))

@@ -20,8 +20,8 @@ from launcher.trainer import server_tables
 from launcher.trainer.initial_model import InitialModel
 from testkit.shared_fixtures import create_once
 
-from .conftest import stage, write_program
-from .loopback_training import SHARDS, LoopbackTraining, Process, find_free_ports
+from .conftest import stage
+from .loopback_training import SHARDS, LoopbackTraining, Process
 from .test_embedding_tables import PROGRAM, gang, saved
 from .test_save_and_restore import flip
 
@@ -52,8 +52,7 @@ def ten_batches() -> list[str]:
 def prepare_training(root: Path, ranks: int = 1, **values: str) -> LoopbackTraining:
     text = PROGRAM.replace('("evicted", {"evict": 1})', '("kept", {})')
     text = text.replace("spread=0.5", "spread=0.0").replace('"spread": 0.5', '"spread": 0.0')  # no chance
-    program = write_program(root / "own", text).parent
-    started = gang(root, program, find_free_ports(), ranks, **ON | values)
+    started = gang(root, text, ranks, **ON | values)
     for data in started.data:
         stage(data, ten_batches(), ten_batches())
     return started

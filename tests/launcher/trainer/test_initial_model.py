@@ -39,14 +39,12 @@ def score(gang: LoopbackTraining) -> float:
 
 
 @pytest.mark.paddle
-def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
-    tmp_path: Path, staged: Staged, port: int
-) -> None:
+def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(tmp_path: Path, staged: Staged) -> None:
     data = staged("ratings", 2)
-    first = prepare_training(tmp_path / "first", data, port, RECOMMENDATION, **FIRST).finish()
+    first = prepare_training(tmp_path / "first", data, RECOMMENDATION, **FIRST).finish()
     learnt = score(first)
     values = STILL | {"INIT_MODEL_PATH": ""}
-    fresh = prepare_training(tmp_path / "fresh", data[:1], port, RECOMMENDATION, **values).finish()
+    fresh = prepare_training(tmp_path / "fresh", data[:1], RECOMMENDATION, **values).finish()
     assert abs(score(fresh) - learnt) > 0.05
     assert not fresh.output.before_json.exists()
     for mode, ranks, has_model in (("async", 2, True), ("sync", 1, False)):
@@ -55,7 +53,7 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
         shutil.copytree(first.output.root, source)
         if not has_model:
             shutil.rmtree(source / "model")
-        gang = prepare_training(root, data[:ranks], port, RECOMMENDATION, MODE=mode, **STILL).finish()
+        gang = prepare_training(root, data[:ranks], RECOMMENDATION, MODE=mode, **STILL).finish()
         assert score(gang) == pytest.approx(learnt, abs=2e-3), mode
         assert "started with the parameters of earlier/output" in gang.log(ranks - 1)
         before = json.loads(gang.output.before_json.read_text())
@@ -68,12 +66,12 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(
 
 @pytest.mark.paddle
 def test_an_initial_model_of_another_network_is_a_settings_error(
-    quick_start: tuple[LoopbackTraining, set[int]], tmp_path: Path, port: int
+    quick_start: tuple[LoopbackTraining, set[int]], tmp_path: Path
 ) -> None:
     first, _ = quick_start
     root = tmp_path / "second"
     shutil.copytree(first.output.root, root / "earlier" / "output")
-    second = prepare_training(root, first.data, port, first.program, "trainer_config.emb.py", **STILL)
+    second = prepare_training(root, first.data, first.program, "trainer_config.emb.py", **STILL)
     assert second.run()["0/trainer"] == 64
     [message] = [line for line in second.log().splitlines() if line.startswith("error: ")]
     difference = "word_weight is a table of width 1 in that model and absent in the program"

@@ -23,8 +23,8 @@ from launcher.serving.paddle_served import Model
 from launcher.trainer import server_tables
 from tests.launcher.io.test_checkpoints import publish
 
-from .conftest import TRAINED, stage, write_program
-from .loopback_training import LoopbackTraining, prepare_training
+from .conftest import TRAINED, prepare_own
+from .loopback_training import LoopbackTraining
 
 pytestmark = pytest.mark.paddle
 IDS_A_ROW = 100
@@ -56,13 +56,9 @@ WROTE = re.compile(r"(\w+): wrote (\d+) of (\d+) rows")
 
 
 @pytest.fixture
-def gang(tmp_path: Path, port: int) -> LoopbackTraining:
-    program = write_program(tmp_path / "program", PROGRAM).parent
-    data = []
-    for rank in range(2):
-        firsts = range(1 + rank * IDS_A_ROW, 1 + 2 * ROWS * IDS_A_ROW, 2 * IDS_A_ROW)
-        data.append(stage(tmp_path / "data" / str(rank), list(map(str, firsts)), ["1", "5901"]))
-    return prepare_training(tmp_path, data, port, program, BATCH_SIZE="8")
+def gang(tmp_path: Path) -> LoopbackTraining:
+    firsts = [str(first) for first in range(1, 1 + 2 * ROWS * IDS_A_ROW, IDS_A_ROW)]
+    return prepare_own(tmp_path, PROGRAM, [firsts[::2], firsts[1::2]], ["1", "5901"], BATCH_SIZE="8")
 
 
 def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang: LoopbackTraining) -> None:

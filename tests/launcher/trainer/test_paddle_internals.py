@@ -14,8 +14,8 @@ from launcher.errors import SettingsError
 from launcher.paths import Position
 from launcher.runtimes.fleet import FleetRuntime
 
-from .conftest import TRAINED, stage, write_program
-from .loopback_training import LoopbackTraining, prepare_training
+from .conftest import TRAINED, prepare_own
+from .loopback_training import LoopbackTraining
 
 pytestmark = pytest.mark.paddle
 EACH, ROWS = 4000, 40
@@ -44,26 +44,24 @@ def network(data, job):
 )
 
 
-def gang(tmp_path: Path, port: int, *options: str) -> LoopbackTraining:
+def gang(tmp_path: Path, *options: str) -> LoopbackTraining:
     """Return a run with one batch of 160,000 ids of width 128: 85 MB of gradients and 82 MB of vectors."""
-    program = write_program(tmp_path / "own", PROGRAM).parent
     rows = [str(n) for n in range(ROWS)]
-    data = stage(tmp_path / "data", rows, rows[:2])
     more = {"BATCH_SIZE": str(ROWS), "EXTRA_ARGS": json.dumps(options)}
-    return prepare_training(tmp_path, [data], port, program, **more)
+    return prepare_own(tmp_path, PROGRAM, [rows], rows[:2], **more)
 
 
 @pytest.mark.long
-def test_a_message_above_the_default_limit_of_brpc_arrives_completely(tmp_path: Path, port: int) -> None:
-    started = gang(tmp_path, port)
+def test_a_message_above_the_default_limit_of_brpc_arrives_completely(tmp_path: Path) -> None:
+    started = gang(tmp_path)
     codes = started.run()
     assert set(codes.values()) == {0}, f"{codes}\n{started.log()[-3000:]}\n{started.server_log()[-2000:]}"
     parts = (started.output.checkpoint(Position(1)) / "tables" / "000").iterdir()
     assert sum(len(gzip.decompress(path.read_bytes()).splitlines()) for path in parts) == EACH * ROWS
 
 
-def test_a_dropped_message_leaves_a_fatal_line_of_the_runtime(tmp_path: Path, port: int) -> None:
-    started = gang(tmp_path, port, "--limit=8000000")
+def test_a_dropped_message_leaves_a_fatal_line_of_the_runtime(tmp_path: Path) -> None:
+    started = gang(tmp_path, "--limit=8000000")
     seen: list[str] = []
 
     def watch(_: Any) -> None:

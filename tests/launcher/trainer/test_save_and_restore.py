@@ -45,17 +45,15 @@ def progress(gang: LoopbackTraining, rank: int = 0) -> dict[str, Any]:
     return dict(json.loads((gang.root / f"work{rank}" / "progress.json").read_text()))
 
 
-def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
-    tmp_path: Path, staged: Staged, port: int
-) -> None:
+def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(tmp_path: Path, staged: Staged) -> None:
     """Uses sync with one trainer, so that the order of steps is deterministic."""
     data = staged(rows=640)
     values = {"MODE": "sync", "CHECKPOINT_EVERY_BATCHES": "3", "EXTRA_ARGS": '["--learning_rate=0.05"]'}
-    complete = prepare_training(tmp_path / "complete", data, port, **values).finish()
+    complete = prepare_training(tmp_path / "complete", data, **values).finish()
     expected = losses(complete.log())
     steps = len(expected)
 
-    gang = prepare_training(tmp_path / "killed", data, port, **values)
+    gang = prepare_training(tmp_path / "killed", data, **values)
 
     def kill(running: dict[str, subprocess.Popen[bytes]]) -> None:
         if len(losses(gang.log())) >= 0.8 * steps and running["0/trainer"].poll() is None:
@@ -87,14 +85,14 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(
     assert set(progress(resumed)["marks"]) == {"imported", "joined", "loaded", "first_batch"}
 
 
-def test_two_ranks_of_three_threads_resume_inside_a_pass(tmp_path: Path, staged: Staged, port: int) -> None:
+def test_two_ranks_of_three_threads_resume_inside_a_pass(tmp_path: Path, staged: Staged) -> None:
     values = {
         "MODE": "async",
         "TRAINER_COUNT": "3",
         "CHECKPOINT_EVERY_BATCHES": "8",
         "KEEP_CHECKPOINTS": "2",
     }
-    gang = prepare_training(tmp_path, staged("ratings", 2), port, RECOMMENDATION, **values).finish()
+    gang = prepare_training(tmp_path, staged("ratings", 2), RECOMMENDATION, **values).finish()
     steps = int(progress(gang)["batches"])
     kept = sorted(p.name for p in gang.output.root.glob("pass-*"))
     last = Position(0, (steps - 1) // 8 * 8)
@@ -182,7 +180,7 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
 
 
 def test_a_killed_server_leaves_a_fatal_line_of_the_runtime_in_the_trainers_log(
-    tmp_path: Path, staged: Staged, port: int
+    tmp_path: Path, staged: Staged
 ) -> None:
     """Paddle was seen to wait without such a line in one of six runs, so up to four runs are started.
 
@@ -191,7 +189,7 @@ def test_a_killed_server_leaves_a_fatal_line_of_the_runtime_in_the_trainers_log(
     data = staged(ranks=2)
     seen: list[str] = []
     for number in range(4):
-        gang = prepare_training(tmp_path / str(number), data, port, PASSES="2000", SAVING_PERIOD="5000")
+        gang = prepare_training(tmp_path / str(number), data, PASSES="2000", SAVING_PERIOD="5000")
 
         def fatal_lines(gang: LoopbackTraining = gang) -> list[str]:
             return [each.pattern for each in FleetRuntime().log_meanings if each.search(gang.log())]
@@ -211,11 +209,9 @@ def test_a_killed_server_leaves_a_fatal_line_of_the_runtime_in_the_trainers_log(
     pytest.fail(gang.log()[-3000:])
 
 
-def test_a_requested_checkpoint_is_saved_and_training_continues(
-    tmp_path: Path, staged: Staged, port: int
-) -> None:
+def test_a_requested_checkpoint_is_saved_and_training_continues(tmp_path: Path, staged: Staged) -> None:
     """Uses three ranks of different speeds in mode async, without training.checkpointEvery."""
-    gang = prepare_training(tmp_path, staged("ratings", 3, 200), port, RECOMMENDATION, BATCH_SIZE="2")
+    gang = prepare_training(tmp_path, staged("ratings", 3, 200), RECOMMENDATION, BATCH_SIZE="2")
     gang.output.root.mkdir(parents=True)
     gang.output.checkpoint_request.write_text("one")
     gang.finish()

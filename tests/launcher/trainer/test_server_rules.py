@@ -12,8 +12,8 @@ from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import SettingsError
 from launcher.paths import Position
 
-from .conftest import TRAINED, load, stage, write_program
-from .loopback_training import LoopbackTraining, prepare_training
+from .conftest import TRAINED, load, prepare_own, write_program
+from .loopback_training import LoopbackTraining
 
 # Paddle warns of its own expressions, and here it runs in the tests' process.
 pytestmark = [pytest.mark.paddle, pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Caution!")]
@@ -51,20 +51,20 @@ RETURN = 'return guess, paddle.mean(paddle.square(guess - data["y"]))'
 SGD = "optim.SGD(0.05)"
 
 
-def changed(folder: Path, changes: dict[str, str]) -> Path:
+def changed(changes: dict[str, str]) -> str:
     text = PROGRAM
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
-    return write_program(folder, text)
+    return text
 
 
-def check(path: Path) -> None:
-    """Check a program as `try` and `run` do before anything else."""
+def check(folder: Path, changes: dict[str, str]) -> None:
+    """Check a changed program as `try` and `run` do before anything else."""
     from launcher.trainer import record_files, single_process
     from launcher.trainer.network import GraphSettings
 
-    program = load(path)
+    program = load(write_program(folder, changed(changes)))
     rows, _ = record_files.parse_records(rows_of(61), program, RowPlaces("rows"))
     batch = record_files.split_inputs(rows)
     single_process.check_program(program, batch, GraphSettings("async", 61, 0))
@@ -174,7 +174,7 @@ def test_what_the_servers_cannot_train_is_rejected_by_name(
     tmp_path: Path, changes: dict[str, str], message: str
 ) -> None:
     with pytest.raises(SettingsError, match=f"(?s){message}") as caught:
-        check(changed(tmp_path / "own", changes))
+        check(tmp_path / "own", changes)
     assert "Fix: " in str(caught.value)
     assert "paddle/base" not in str(caught.value), "Paddle's own stack is left out"
 
@@ -197,7 +197,7 @@ def test_what_the_servers_cannot_train_is_rejected_by_name(
     ],
 )
 def test_what_changes_nothing_on_the_servers_is_accepted(tmp_path: Path, changes: dict[str, str]) -> None:
-    check(changed(tmp_path / "own", changes))
+    check(tmp_path / "own", changes)
 
 
 MANY = {
@@ -213,25 +213,21 @@ MANY = {
 
 
 def training(
-    root: Path, port: int, changes: dict[str, str], shifts: tuple[float, ...] = (0.0,), **values: str
+    root: Path, changes: dict[str, str], shifts: tuple[float, ...] = (0.0,), **values: str
 ) -> LoopbackTraining:
-    path = changed(root / "own", changes)
-    data = [
-        stage(root / str(rank), rows_of(64, rank, shift), rows_of(16, 99))
-        for rank, shift in enumerate(shifts)
-    ]
-    return prepare_training(root / "run", data, port, path.parent, **{"BATCH_SIZE": "16"} | values)
+    rows = [rows_of(64, rank, shift) for rank, shift in enumerate(shifts)]
+    return prepare_own(root, changed(changes), rows, rows_of(16, 99), **{"BATCH_SIZE": "16"} | values)
 
 
 def parameters(gang: LoopbackTraining, passes: int) -> dict[str, np.ndarray]:
     return dict(np.load(gang.output.checkpoint(Position(passes)) / "params.npz"))
 
 
-def test_servers_train_layers_as_one_process_does(tmp_path: Path, port: int) -> None:
+def test_servers_train_layers_as_one_process_does(tmp_path: Path) -> None:
     from launcher.trainer.single_process import SingleProcessTrainer
     from launcher.trainer.trial_data import RowFormat, write_records
 
-    gang = training(tmp_path, port, MANY, MODE="sync", PASSES="2").finish()
+    gang = training(tmp_path, MANY, MODE="sync", PASSES="2").finish()
     program = load(gang.program / "trainer_config.py")
     rows = write_records(program, gang.data[0] / "train.txt", RowFormat(), tmp_path / "rows", 0.0)["train"]
     alone = SingleProcessTrainer(program)
@@ -245,12 +241,12 @@ def test_servers_train_layers_as_one_process_does(tmp_path: Path, port: int) -> 
         assert (name == "fixed") == np.array_equal(start[name], values), "all others were trained"
 
 
-def test_moving_statistics_are_those_of_all_trainers_and_are_restored(tmp_path: Path, port: int) -> None:
+def test_moving_statistics_are_those_of_all_trainers_and_are_restored(tmp_path: Path) -> None:
     changes = hidden('fc(paddle.static.nn.batch_norm(numbers, name="bn"), 3)')
     changes[SGD] = (
         "optim.SGD(0.001)"  # with 0.05, delayed gradients of a busy machine let the training diverge
     )
-    gang = training(tmp_path, port, changes, (0.0, 10.0), CHECKPOINT_EVERY_BATCHES="3").finish()
+    gang = training(tmp_path, changes, (0.0, 10.0), CHECKPOINT_EVERY_BATCHES="3").finish()
     mean = parameters(gang, 1)["bn.w_1"]
     assert (mean > 1).all(), "trainer 0 alone has the mean 0"
     score = json.loads((gang.output.model / "score.json").read_text())["rmse"]
@@ -267,14 +263,14 @@ def test_all_ranks_sum_moving_statistics_in_one_order(tmp_path: Path) -> None:
     from launcher.trainer.network import build_network, prepare_paddle
 
     layers = "".join(f"\n    hidden = paddle.static.nn.batch_norm(hidden, name='bn{i}')" for i in range(10))
-    program = load(changed(tmp_path / "own", hidden(f"numbers{layers}")))
+    program = load(write_program(tmp_path / "own", changed(hidden(f"numbers{layers}"))))
     prepare_paddle(1)
     expected = [f"bn{i}.w_{n}" for i in range(10) for n in (1, 2)]
     assert build_network(program, "served").statistics == expected
 
 
-def test_a_nan_loss_is_final_and_the_message_has_its_position(tmp_path: Path, port: int) -> None:
-    gang = training(tmp_path, port, {RETURN: "return guess, paddle.mean(paddle.log(0 * guess - 1))"})
+def test_a_nan_loss_is_final_and_the_message_has_its_position(tmp_path: Path) -> None:
+    gang = training(tmp_path, {RETURN: "return guess, paddle.mean(paddle.log(0 * guess - 1))"})
     assert gang.run()["0/trainer"] == 65, gang.log()[-2000:]
     why = "error: the loss is nan at pass 1, batch 1: nothing was learned yet. Fix: see network()"
     assert why in gang.log()
@@ -285,17 +281,15 @@ def test_a_nan_loss_is_final_and_the_message_has_its_position(tmp_path: Path, po
 RANDOM = weight('name="own", trainable=False, initializer=paddle.nn.initializer.Assign(np.random.rand(4, 3))')
 
 
-def test_a_fixed_parameter_that_starts_differently_on_each_rank_is_rejected(
-    tmp_path: Path, port: int
-) -> None:
-    gang = training(tmp_path, port, RANDOM, (0.0, 0.0))
+def test_a_fixed_parameter_that_starts_differently_on_each_rank_is_rejected(tmp_path: Path) -> None:
+    gang = training(tmp_path, RANDOM, (0.0, 0.0))
     codes = gang.run()
     assert (codes["0/trainer"], codes["1/trainer"]) == (64, 64), gang.log()[-2000:]
     assert "the parameter 'own', which is not trained, starts with other values on each rank" in gang.log()
 
 
-def test_a_fixed_parameter_is_restored(tmp_path: Path, port: int) -> None:
-    gang = training(tmp_path, port, RANDOM).finish()
+def test_a_fixed_parameter_is_restored(tmp_path: Path) -> None:
+    gang = training(tmp_path, RANDOM).finish()
     before = parameters(gang, 1)["own"]
     resumed = gang.next_attempt(Position(1), PASSES="2").finish()
     assert np.array_equal(parameters(resumed, 2)["own"], before)

@@ -25,14 +25,14 @@ mmap.mmap = fails
 
 
 @pytest.mark.paddle
-def test_a_run_trains_resumes_and_exports_without_mapped_files(tmp_path: Path, port: int) -> None:
+def test_a_run_trains_resumes_and_exports_without_mapped_files(tmp_path: Path) -> None:
     """The program lets each mapping in its processes fail as the kernel does."""
     changes = {
         "import numpy as np\n": FAILS + "import numpy as np\n",
         'fc(numbers, 3, name="hidden")': 'fc(numbers, 3) + job.embedding(ids, 3, "words", pool="sum")',
         "def optimizer(job)": "def check_labels(labels):\n    assert len(labels)\n\ndef optimizer(job)",
     }
-    gang = training(tmp_path, port, changes).finish()
+    gang = training(tmp_path, changes).finish()
     assert (gang.output.model / "score.json").is_file()
     resumed = gang.next_attempt(Position(1), PASSES="2").finish()
     assert "the servers' values are verified" in resumed.log()

@@ -9,7 +9,7 @@ import pytest
 
 from launcher.paths import Position
 
-from .conftest import stage, write_program
+from .conftest import stage
 from .test_embedding_tables import PROGRAM, gang, lines, saved, unpack
 
 STEPS = 4
@@ -26,11 +26,8 @@ FleetTrainer._apply_step = end_step
 
 
 @pytest.mark.paddle
-def test_gradients_of_two_steps_are_not_merged_although_a_flush_ends_too_early(
-    tmp_path: Path, port: int
-) -> None:
-    program = write_program(tmp_path / "own", PROGRAM + NO_FLUSH).parent
-    training = gang(tmp_path, program, port, PASSES="1")
+def test_gradients_of_two_steps_are_not_merged_although_a_flush_ends_too_early(tmp_path: Path) -> None:
+    training = gang(tmp_path, PROGRAM + NO_FLUSH, PASSES="1")
     one_batch = lines([(7, 0, (1.0, 1.0, 1.0, 1.0), 50)] * 4)
     stage(training.data[0], one_batch * STEPS, one_batch)
     rows = saved(training.finish(), Position(1), "adam")

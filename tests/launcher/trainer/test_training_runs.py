@@ -39,11 +39,11 @@ def losses(gang: LoopbackTraining, rank: int = 0) -> list[float]:
     ],
 )
 def test_every_mode_trains_every_program_and_resumes(  # noqa: PLR0917
-    tmp_path: Path, staged: Staged, port: int, mode: str, ranks: int, program: str, config: str, resumes: bool
+    tmp_path: Path, staged: Staged, mode: str, ranks: int, program: str, config: str, resumes: bool
 ) -> None:
     data = staged("ratings" if program == "recommendation" else "texts", ranks)
     folder = PROGRAMS / program
-    gang = prepare_training(tmp_path, data, port, folder, config, MODE=mode, **TWO_PASSES).finish()
+    gang = prepare_training(tmp_path, data, folder, config, MODE=mode, **TWO_PASSES).finish()
     first = losses(gang)
     assert len(first) == 2
     # In two short passes the pooled embeddings barely leave ln 2: there only a loss that grows is wrong. Without
@@ -87,15 +87,13 @@ def test_a_run_writes_the_expected_files_and_log_lines(
     assert f"pserver 2 of 2 serves on 127.0.0.1:{gang.settings(0).port + 1}\n" in gang.server_log(server=1)
 
 
-def test_a_synchronous_step_waits_for_gradient_num_trainers(
-    tmp_path: Path, staged: Staged, port: int
-) -> None:
+def test_a_synchronous_step_waits_for_gradient_num_trainers(tmp_path: Path, staged: Staged) -> None:
     """A job of two trainers waits for the second one; then both take the same number of steps."""
     data = staged(ranks=2, rows=200)
     (data[1] / "train.txt").write_text(
         "".join((data[1] / "train.txt").read_text().splitlines(keepends=True)[:50])
     )
-    gang = prepare_training(tmp_path, data, port, MODE="sync", CONF_PADDLE_GRADIENT_NUM="2")
+    gang = prepare_training(tmp_path, data, MODE="sync", CONF_PADDLE_GRADIENT_NUM="2")
     assert gang.run(4, without=("1/trainer",))["0/trainer"] == -999, "still waiting"
     assert "training starts" not in gang.log()
     gang.finish()
@@ -107,7 +105,7 @@ def test_a_synchronous_step_waits_for_gradient_num_trainers(
 
 @pytest.mark.parametrize("kilobytes", [600, 2600])
 def test_a_checkpoint_without_enough_space_has_no_done_file(
-    tmp_path: Path, staged: Staged, port: int, kilobytes: int
+    tmp_path: Path, staged: Staged, kilobytes: int
 ) -> None:
     """With 600 kB the run is rejected; with 2,600 kB the first checkpoint fits and a later one does not."""
     output = tmp_path / "job" / "output"
@@ -121,7 +119,7 @@ def test_a_checkpoint_without_enough_space_has_no_done_file(
         pytest.skip(f"cannot mount a small volume here: {mount.stderr.decode().strip()}")
     try:
         many = {"PASSES": "40", "KEEP_CHECKPOINTS": "40", "EXTRA_ARGS": '["--width=128"]'}
-        gang = prepare_training(tmp_path, staged(rows=200), port, QUICK, "trainer_config.emb.py", **many)
+        gang = prepare_training(tmp_path, staged(rows=200), QUICK, "trainer_config.emb.py", **many)
         assert gang.run()["0/trainer"] == 75, gang.log()[-2000:]
         assert "no space left" in gang.log()
         newest = checkpoints.newest_checkpoint(output)
