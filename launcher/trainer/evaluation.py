@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.serving.paddle_served import Model
+from launcher.errors import DataError
+from launcher.serving.paddle_served import Model, ServedError
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import Arrays, Records
 
@@ -52,9 +54,18 @@ def evaluate(
     return calculate_metrics(program, np.concatenate(predictions), np.concatenate(labels))
 
 
-def evaluate_model(program: TrainingProgram, model: Model, test: Records) -> dict[str, float]:
-    """Return the program's metrics of an exported model: metric → value."""
-    return evaluate(program, lambda rows: model.predict_arrays(rows).predictions, test.blocks(CHUNK))
+def score_model(program: TrainingProgram, test: Records, folder: Path) -> dict[str, float]:
+    """Return metric → value of the exported model in `folder`, which is opened without servers, on the rows of `test`.
+
+    Raises:
+        DataError: the model cannot be opened.
+        SettingsError: metrics() of `program` failed.
+    """
+    try:
+        model = Model(folder)
+        return evaluate(program, lambda rows: model.predict_arrays(rows).predictions, test.blocks(CHUNK))
+    except ServedError as error:
+        raise DataError(f"cannot score the model in {folder}: {error}") from error
 
 
 class Evaluator:

@@ -14,8 +14,8 @@ the two files of a table at the same time. The ids come from a checkpoint (`ids/
 rank's servers) and not from the shards of this run's data, because the tables also have ids of earlier runs. The ids
 of all ranks are sorted together; each rank writes a contiguous range of rows.
 
-Before the folder gets its name, `score_model` opens the files that were just written, as `paddle_served` does, and
-predicts the test set with them, without the servers.
+Before the folder gets its name, `evaluation.score_model` opens the files that were just written, as `paddle_served`
+does, and predicts the test set with them, without the servers.
 """
 
 from __future__ import annotations
@@ -39,9 +39,8 @@ from launcher.errors import DataError
 from launcher.io import checkpoints, files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelDescription, ModelLookup, ModelTable
-from launcher.serving.paddle_served import Model, ServedError
 from launcher.serving.paddle_served.model import EMBEDDINGS, IDS, VECTORS, VERSION, map_array, table_folder
-from launcher.trainer.evaluation import evaluate_model, finite_scores
+from launcher.trainer.evaluation import finite_scores, score_model
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import Records
 from launcher.trainer.server_tables import TableRows
@@ -140,7 +139,7 @@ def write_rows(
 MARGIN_BYTES = 64 << 20  # the network, the program's files and its side tables
 Values = Mapping[str, NDArray[np.float32]]
 ScoreModel = Callable[[Path], dict[str, float]]
-"""Returns metric → value of the model in a folder; see `score_model`."""
+"""Returns metric → value of the model in a folder; see `evaluation.score_model`."""
 
 
 class ModelWriter:
@@ -239,19 +238,6 @@ def export_from_memory(
     for name, (ids, vectors) in tables.items():
         write_rows(table_folder(writer.temp, name), 0, vectors.shape[1], ids, [vectors])
     return writer.finish(program, values, shapes, score)
-
-
-def score_model(program: TrainingProgram, test: Records, folder: Path) -> dict[str, float]:
-    """Return metric → value of the model in `folder`, which is opened as without servers, on the rows of `test`.
-
-    Raises:
-        DataError: the model cannot be opened.
-        SettingsError: metrics() of `program` failed.
-    """
-    try:
-        return evaluate_model(program, Model(folder), test)
-    except ServedError as error:
-        raise DataError(f"cannot score the model in {folder}: {error}") from error
 
 
 def _write_networks(

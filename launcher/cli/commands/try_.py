@@ -153,6 +153,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
     from launcher.dataprep.csv_records import RowPlaces
     from launcher.serving.paddle_served import Model
     from launcher.trainer import export, network, program_loader, record_files, single_process, trial_data
+    from launcher.trainer.evaluation import score_model
 
     form = options.row_format
     config = find_program_file(options.program)
@@ -187,13 +188,8 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
             )
             report(f"pass {len(passes)}: {done['seconds']:.1f} s, {rate:,.0f} samples/s, {shown}")
         tables = {name: table.rows() for name, table in trainer.tables.items()}
-        score = export.export_from_memory(
-            options.to,
-            program,
-            trainer.parameters(),
-            tables,
-            functools.partial(export.score_model, program, test),
-        )
+        calculate_score = functools.partial(score_model, program, test)
+        score = export.export_from_memory(options.to, program, trainer.parameters(), tables, calculate_score)
         shown = ", ".join(f"{name}: {len(rows.ids):,} ids" for name, rows in tables.items())
         report(f"model written to {options.to} ({shown or 'no tables'})")
         row = trial_data.first_usable_row(program, options.test or options.data, form)

@@ -7,6 +7,9 @@ So Paddle is imported only once: five runs take 15 CPU seconds instead of 26. Th
 from __future__ import annotations
 
 import atexit
+import csv
+import io
+import json
 import random
 import shutil
 import socket
@@ -71,6 +74,18 @@ class LoopbackTraining(TrainerProcesses):
             _start_fork_server(spec)
         assert _fork_servers[0].alive, "the fork server has exited"
         return ForkedProcess(spec, _fork_servers[0])
+
+    def read_metrics(self) -> list[dict[str, str]]:
+        """Return the rows of metrics.csv."""
+        return list(csv.DictReader(io.StringIO(self.output.metrics_csv.read_text())))
+
+    def read_score(self) -> dict[str, float]:
+        """Return the exported model's scores."""
+        return dict(json.loads((self.output.model / "score.json").read_text()))
+
+    def read_progress(self, rank: int = 0) -> dict[str, Any]:
+        """Return a trainer's progress.json."""
+        return dict(json.loads((self.root / f"work{rank}" / "progress.json").read_text()))
 
     def next_attempt(self, resume: Position | None, **values: Any) -> Self:
         """Return the next attempt, which resumes at this position with some changed fields of its settings."""

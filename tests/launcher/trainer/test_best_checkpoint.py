@@ -78,8 +78,7 @@ def next_attempt(gang: LoopbackTraining, **values: str) -> LoopbackTraining:
 
 def model(gang: LoopbackTraining) -> tuple[str, float]:
     """Return the model's checkpoint and error."""
-    score = json.loads((gang.output.model / "score.json").read_text())
-    return str(checkpoints.model_checkpoint(gang.output.model)), score["error"]
+    return str(checkpoints.model_checkpoint(gang.output.model)), gang.read_score()["error"]
 
 
 def errors(gang: LoopbackTraining) -> list[float]:

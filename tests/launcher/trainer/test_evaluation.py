@@ -101,7 +101,7 @@ def test_a_model_with_a_nan_score_is_written_with_its_other_scores(
 ) -> None:
     program = load(write_program(tmp_path / "program", PROGRAM))
     with pytest.raises(DataError, match=r"cannot score the model .*model\.json\. Fix: "):
-        export.score_model(program, cast(Any, None), tmp_path)
+        evaluation.score_model(program, cast(Any, None), tmp_path)
     monkeypatch.setattr(export, "_write_networks", lambda *_: ([], []))
     scores = {"auc": float("nan"), "error": 0.5}
     assert export.export_from_memory(tmp_path / "model", program, {}, {}, lambda _: scores) == scores

@@ -25,7 +25,7 @@ from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 
 Staged = Callable[..., list[Path]]
 RECOMMENDATION = PROGRAMS / "recommendation"
-FIRST = {"PASSES": "2", "EXTRA_ARGS": '["--learning_rate=0.05"]'}
+FIRST = {"MODE": "sync", "PASSES": "2", "EXTRA_ARGS": '["--learning_rate=0.05"]'}
 STILL = {
     "INIT_MODEL_PATH": "earlier/output",
     "EXTRA_ARGS": '["--learning_rate=0.0000001"]',
@@ -34,18 +34,14 @@ STILL = {
 """Settings of a run that learns almost nothing, so that its score is the initial model's."""
 
 
-def score(gang: LoopbackTraining) -> float:
-    return float(json.loads((gang.output.model / "score.json").read_text())["rmse"])
-
-
 @pytest.mark.paddle
 def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(tmp_path: Path, staged: Staged) -> None:
     data = staged("ratings", 2)
     first = prepare_training(tmp_path / "first", data, RECOMMENDATION, **FIRST).finish()
-    learnt = score(first)
+    learnt = first.read_score()["rmse"]
     values = STILL | {"INIT_MODEL_PATH": ""}
     fresh = prepare_training(tmp_path / "fresh", data[:1], RECOMMENDATION, **values).finish()
-    assert abs(score(fresh) - learnt) > 0.05
+    assert abs(fresh.read_score()["rmse"] - learnt) > 0.05
     assert not fresh.output.before_json.exists()
     for mode, ranks, has_model in (("async", 2, True), ("sync", 1, False)):
         root = tmp_path / mode
@@ -54,7 +50,7 @@ def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(tmp_path: P
         if not has_model:
             shutil.rmtree(source / "model")
         gang = prepare_training(root, data[:ranks], RECOMMENDATION, MODE=mode, **STILL).finish()
-        assert score(gang) == pytest.approx(learnt, abs=2e-3), mode
+        assert gang.read_score()["rmse"] == pytest.approx(learnt, abs=2e-3), mode
         assert "started with the parameters of earlier/output" in gang.log(ranks - 1)
         before = json.loads(gang.output.before_json.read_text())
         assert before["score"]["rmse"] == pytest.approx(learnt, abs=2e-3), "tested before it trained"

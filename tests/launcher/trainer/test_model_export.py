@@ -78,9 +78,8 @@ def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang:
     ids, vectors = server_tables.TableRows.concatenate(server_tables.read_rows(files, 3, about.rule), 3)
     assert (ids == every).all()
     assert np.allclose(pooled.vectors, vectors, rtol=server_tables.TOLERANCE)
-    live = float(gang.output.metrics_csv.read_text().splitlines()[1].rpartition(",")[2])
-    assert model.score["rmse"] == pytest.approx(live, rel=1e-4)
-    assert json.loads((gang.output.model / "score.json").read_text()) == model.score
+    assert model.score["rmse"] == pytest.approx(float(gang.read_metrics()[0]["test_rmse"]), rel=1e-4)
+    assert gang.read_score() == model.score
     before = pooled.vectors.copy()
 
     shutil.rmtree(gang.output.model)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import gzip
-import io
 import json
 import os
 import shutil
@@ -14,7 +12,6 @@ import subprocess
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -39,10 +36,6 @@ def losses(log: str) -> list[str]:
 
 def costs(lines: list[str]) -> list[float]:
     return [float(line.rsplit("=", 1)[1]) for line in lines]
-
-
-def progress(gang: LoopbackTraining, rank: int = 0) -> dict[str, Any]:
-    return dict(json.loads((gang.root / f"work{rank}" / "progress.json").read_text()))
 
 
 def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(tmp_path: Path, staged: Staged) -> None:
@@ -76,13 +69,13 @@ def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(tmp_path: Path,
     repeated = costs(before[newest.batches :])
     assert np.allclose(costs(after)[:1], repeated[:1], rtol=1e-5)
     assert np.allclose(costs(after), costs(expected[newest.batches :]), rtol=3e-3)
-    rows = [list(csv.DictReader(io.StringIO(g.output.metrics_csv.read_text()))) for g in (complete, resumed)]
+    rows = [each.read_metrics() for each in (complete, resumed)]
     assert [r["samples"] for r in rows[1]] == [r["samples"] for r in rows[0]], (
         "the row covers the complete pass"
     )
     assert float(rows[1][0]["train_loss"]) == pytest.approx(float(rows[0][0]["train_loss"]), rel=3e-3)
-    assert progress(resumed)["saved"] == {"pass": 1, "batch": 0}
-    assert set(progress(resumed)["marks"]) == {"imported", "joined", "loaded", "first_batch"}
+    assert resumed.read_progress()["saved"] == {"pass": 1, "batch": 0}
+    assert set(resumed.read_progress()["marks"]) == {"imported", "joined", "loaded", "first_batch"}
 
 
 def test_two_ranks_of_three_threads_resume_inside_a_pass(tmp_path: Path, staged: Staged) -> None:
@@ -93,12 +86,12 @@ def test_two_ranks_of_three_threads_resume_inside_a_pass(tmp_path: Path, staged:
         "KEEP_CHECKPOINTS": "2",
     }
     gang = prepare_training(tmp_path, staged("ratings", 2), RECOMMENDATION, **values).finish()
-    steps = int(progress(gang)["batches"])
+    steps = int(gang.read_progress()["batches"])
     kept = sorted(p.name for p in gang.output.root.glob("pass-*"))
     last = Position(0, (steps - 1) // 8 * 8)
     assert kept == ["pass-00000", last.folder], "the newest two"
     size = checkpoints.total_bytes(checkpoints.read_contents(gang.output.root / "pass-00000"))
-    assert [progress(gang, rank)["bytes"] for rank in (0, 1)] == [size, size], (
+    assert [gang.read_progress(rank)["bytes"] for rank in (0, 1)] == [size, size], (
         "the size bounds the deadline of the next save"
     )
     contents = checkpoints.read_contents(gang.output.checkpoint(last))
@@ -107,8 +100,7 @@ def test_two_ranks_of_three_threads_resume_inside_a_pass(tmp_path: Path, staged:
     assert [rank[0] for rank in contents.ranks] == [last.batches * even + min(more, last.batches)] * 2, (
         "the samples of the batches before the checkpoint"
     )
-    samples = [row["samples"] for row in csv.DictReader(io.StringIO(gang.output.metrics_csv.read_text()))]
-    assert samples == ["600", "600"], "each batch counts once"
+    assert [row["samples"] for row in gang.read_metrics()] == ["600", "600"], "each batch counts once"
     assert len(contents.rows["feature"].ids) >= 8, "each of eight files contributes a row"
     shutil.rmtree(gang.output.model)
     resumed = gang.next_attempt(last).finish()

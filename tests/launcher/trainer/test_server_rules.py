@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -249,8 +248,9 @@ def test_moving_statistics_are_those_of_all_trainers_and_are_restored(tmp_path: 
     gang = training(tmp_path, changes, (0.0, 10.0), CHECKPOINT_EVERY_BATCHES="3").finish()
     mean = parameters(gang, 1)["bn.w_1"]
     assert (mean > 1).all(), "trainer 0 alone has the mean 0"
-    score = json.loads((gang.output.model / "score.json").read_text())["rmse"]
-    assert f"test_rmse={score:.4f}" in gang.log(), "the exported model has the same statistics"
+    assert f"test_rmse={gang.read_score()['rmse']:.4f}" in gang.log(), (
+        "the exported model has the same statistics"
+    )
     resumed = gang.next_attempt(Position(0, 3), PASSES="2").finish()
     assert "the servers' values are verified" in resumed.log()
     assert (parameters(resumed, 2)["bn.w_1"] > mean).all(), (
@@ -274,7 +274,7 @@ def test_a_nan_loss_is_final_and_the_message_has_its_position(tmp_path: Path) ->
     assert gang.run()["0/trainer"] == 65, gang.log()[-2000:]
     why = "error: the loss is nan at pass 1, batch 1: nothing was learned yet. Fix: see network()"
     assert why in gang.log()
-    progress = json.loads((gang.root / "work0" / "progress.json").read_text())
+    progress = gang.read_progress()
     assert (progress["pass"], progress["batch"]) == (0, 1)
 
 

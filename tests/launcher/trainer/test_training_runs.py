@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +19,8 @@ TWO_PASSES = {"PASSES": "2", "BATCH_SIZE": "64", "EXTRA_ARGS": '["--learning_rat
 Staged = Callable[..., list[Path]]
 
 
-def rows(gang: LoopbackTraining) -> list[dict[str, str]]:
-    return list(csv.DictReader(io.StringIO(gang.output.metrics_csv.read_text())))
-
-
 def losses(gang: LoopbackTraining, rank: int = 0) -> list[float]:
-    return [float(row["train_loss"]) for row in rows(gang) if row["rank"] == str(rank)]
+    return [float(row["train_loss"]) for row in gang.read_metrics() if row["rank"] == str(rank)]
 
 
 @pytest.mark.parametrize(  # one run of Paddle each
@@ -51,10 +44,11 @@ def test_every_mode_trains_every_program_and_resumes(  # noqa: PLR0917
     noise = 1.3 if ranks > 1 and mode != "sync" else 1.0
     assert first[1] < first[0] * (1.01 if config == "trainer_config.emb.py" else noise)
     assert checkpoints.newest_checkpoint(gang.output.root) == Position(2)
-    assert {int(row["rank"]) for row in rows(gang)} == set(range(ranks))
-    live = float([row for row in rows(gang) if row["rank"] == "0"][-1][f"test_{metric(program)}"])
-    alone = json.loads((gang.output.model / "score.json").read_text())[metric(program)]
-    assert alone == pytest.approx(live, abs=1e-4), "the exported model has the score that the trainers had"
+    assert {int(row["rank"]) for row in gang.read_metrics()} == set(range(ranks))
+    live = float([row for row in gang.read_metrics() if row["rank"] == "0"][-1][f"test_{metric(program)}"])
+    assert gang.read_score()[metric(program)] == pytest.approx(live, abs=1e-4), (
+        "the exported model has the score that the trainers had"
+    )
     if not resumes:
         return
     resumed = gang.next_attempt(Position(2), PASSES="3").finish()
@@ -83,7 +77,7 @@ def test_a_run_writes_the_expected_files_and_log_lines(
     assert (folder / "path.txt").read_text() == f"{folder}\n"
     assert "Pass=1 Batch=5 samples=" in gang.log()
     assert ".." in gang.log()
-    assert json.loads((gang.root / "work0" / "progress.json").read_text())["state"] == "done"
+    assert gang.read_progress()["state"] == "done"
     assert f"pserver 2 of 2 serves on 127.0.0.1:{gang.settings(0).port + 1}\n" in gang.server_log(server=1)
 
 
