@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import jmespath
 import pytest
+import yaml
 from botocore.exceptions import ClientError, NoCredentialsError
 
 from aws import doctor
 from aws.stack_access import make_clients
 from infra import iam_policies
 
-KEY = "arn:aws:kms:us-west-2:123456789012:key/0-1"
 ARN = "arn:aws:sts::123456789012:assumed-role/Admin/me"
 
 
@@ -60,8 +62,8 @@ class Quotas:
         **dict.fromkeys(("L-DB2E81BA", "L-3819A6DF", "L-417A185B", "L-7212CCBC"), 0.0),  # G and VT, P
     }
 
-    def __init__(self, **own):
-        self.own = {code.replace("_", "-"): value for code, value in own.items()}
+    def __init__(self, own=()):
+        self.own = {code: float(value) for code, value in dict(own).items()}
 
     def get_service_quota(self, ServiceCode, QuotaCode):  # noqa: N803
         if QuotaCode not in self.own:
@@ -107,11 +109,33 @@ def examine(dev, world):
     return lambda *changes, **replaced: doctor.run_checks(dev(*changes), world(**replaced))
 
 
-@pytest.fixture
-def running_gpu_instance(account, client):
-    """Start a g4dn.xlarge that belongs to no stack; moto does not report its CPUs, so it counts as two."""
-    image = client("ec2").register_image(Name="any")["ImageId"]
-    client("ec2").run_instances(ImageId=image, InstanceType="g4dn.xlarge", MinCount=1, MaxCount=1)
+ROWS = yaml.safe_load(Path(__file__).with_name("doctor.yaml").read_text(encoding="utf-8"))
+CASES = [
+    pytest.param(
+        rule | case | {"changes": [*rule.get("changes", ()), *case.get("changes", ())]},
+        id=rule["rule"],
+        marks=[pytest.mark.slow] if rule.get("slow") else [],
+    )
+    for rule in ROWS
+    for case in rule["cases"]
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_doctor_follows_the_rule(examine, client, case) -> None:
+    replaced = {"iam": Iam(denied=case.get("denied", ()), **case.get("roles", {}))}
+    replaced |= {"service_quotas": Quotas(case.get("quotas", ())), "eks": Eks(case.get("days", 365))}
+    if "caller" in case:
+        arn = f"arn:aws:sts::123456789012:assumed-role/{case['caller']}/me@here"
+        replaced["sts"] = SimpleNamespace(get_caller_identity=lambda: {"Account": "123456789012", "Arn": arn})
+    if "instance" in case:
+        image = client("ec2").register_image(Name="any")["ImageId"]
+        client("ec2").run_instances(ImageId=image, InstanceType=case["instance"], MinCount=1, MaxCount=1)
+    found = [f"{each.level} {each.what} → {each.fix}" for each in examine(*case["changes"], **replaced)]
+    for pattern in case.get("finds", ()):
+        assert [text for text in found if re.search(pattern, text)], found
+    for pattern in case.get("lacks", ()):
+        assert not [text for text in found if re.search(pattern, text)]
 
 
 def levels(findings, level):
@@ -146,78 +170,6 @@ def test_doctor_simulates_rights_on_own_roles_with_their_conditions(examine) -> 
     assert iam.simulated["kms:CreateGrant"] == ([key], {})
 
 
-SSO = "AWSReservedSSO_AdministratorAccess_0123456789abcdef"
-SSO_ROLE = f"role/aws-reserved/sso.amazonaws.com/eu-west-1/{SSO}"
-SSO_ARN = f"arn:aws:iam::123456789012:{SSO_ROLE}"
-
-
-@pytest.mark.parametrize(
-    ("admins", "said", "fix"),
-    [
-        ("role/Admin", "role/Admin does not exist in IAM", "existing role or user"),
-        ("role/Admin", f"does not list {SSO_ARN}", f"'cluster.admins[1]' {SSO_ARN}"),
-        (f"role/{SSO}", f"IAM has {SSO_ARN}", f"'cluster.admins[0]' {SSO_ARN}"),
-        (SSO_ROLE, None, None),
-    ],
-)
-def test_doctor_sso_role_reports_full_arn(examine, admins, said, fix) -> None:
-    session = {"Account": "123456789012", "Arn": f"arn:aws:sts::123456789012:assumed-role/{SSO}/me@here"}
-    who = SimpleNamespace(get_caller_identity=lambda: session)
-    iam = Iam(**{SSO: "/aws-reserved/sso.amazonaws.com/eu-west-1/"})
-    found = examine(f"cluster.admins=[{admins}]", sts=who, iam=iam)
-    rejected = [f for f in found if f.level == "bad"]
-    if said is None:
-        assert rejected == []
-    else:
-        assert [f for f in rejected if said in f.what and fix in f.fix], rejected
-
-
-@pytest.mark.parametrize(
-    ("changes", "code", "needed", "surge"),
-    [
-        ([], "L-1216C47A", 6, 4),
-        (["nodes.singleZone=false"], "L-1216C47A", 6, 8),
-        (["nodes.auto=true", "nodes.capacity=SPOT"], "L-34B43A08", 6, 4),
-        # The system node: two vCPU, and two more nodes in an update.
-        (["nodes.auto=true", "nodes.capacity=SPOT"], "L-1216C47A", 2, 4),
-        (["nodes.instanceTypes=[g6.xlarge]", "valuesFiles=[]"], "L-DB2E81BA", 12, 0),
-    ],
-)
-def test_doctor_quota_without_room_for_an_update_of_the_nodes_is_a_warning(
-    examine, changes, code, needed, surge
-) -> None:
-    plenty = dict.fromkeys(Quotas.defaults, 1000.0)
-
-    def level(limit: float) -> list[str]:
-        quotas = Quotas(**{**plenty, code: limit})
-        found = examine("nodes.auto=false", *changes, service_quotas=quotas)
-        return [f.level for f in found if f"{needed} needed by this stack, quota {limit:g}" in f.what]
-
-    assert level(needed - 1) == ["bad"]
-    assert level(needed + surge) == ["ok"]
-    assert level(needed) == (["warn"] if surge else ["ok"])
-    if surge:
-        quotas = Quotas(**{**plenty, code: float(needed)})
-        [warned] = [
-            f for f in examine("nodes.auto=false", *changes, service_quotas=quotas) if "more before" in f.what
-        ]
-        assert f"--desired-value {needed + surge} " in warned.fix
-
-
-def test_doctor_api_server_without_public_access_is_a_warning(examine) -> None:
-    found = examine("cluster.publicCidrs=[]", "cluster.openToWorld=false")
-    assert [f.level for f in found if "cluster.publicCidrs is empty" in f.what] == ["warn"]
-    assert not [f for f in examine() if "cluster.publicCidrs is empty" in f.what]
-
-
-def test_doctor_missing_viewer_is_bad_other_account_is_unknown(examine) -> None:
-    found = examine("cluster.viewers=[role/preview,arn:aws:iam::210987654321:role/ci]", iam=Iam())
-    assert [w for w in levels(found, "bad") if w.startswith("cluster.viewers")] == [
-        "cluster.viewers[0]: arn:aws:iam::123456789012:role/preview does not exist in IAM"
-    ]
-    assert [w for w in levels(found, "unknown") if "210987654321:role/ci belongs to another account" in w]
-
-
 def test_doctor_zones_without_control_plane_are_excluded(dev, world, client) -> None:
     here = make_clients("us-east-1")
     elsewhere = world(ec2=here("ec2"))
@@ -229,60 +181,12 @@ def test_doctor_zones_without_control_plane_are_excluded(dev, world, client) -> 
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "said"),
-    [
-        ("x1e.xlarge", "L-7295265B", "on-demand X instances: 0 used by other resources, 16 needed"),
-        ("g6.xlarge", "L-DB2E81BA", "on-demand G and VT instances: 2 used by other resources, 16 needed"),
-        ("g6.xlarge", "L-3819A6DF", "spot G and VT instances: 0 used by other resources, 16 needed"),
-        ("p3dn.24xlarge", "L-417A185B", "on-demand P instances: 0 used by other resources, 384 needed"),
-        ("p3dn.24xlarge", "L-7212CCBC", "spot P instances: 0 used by other resources, 384 needed"),
-    ],
-)  # fmt: skip
-@pytest.mark.usefixtures("running_gpu_instance")
-def test_doctor_counts_vcpus_against_quota_of_family(examine, kind, code, said) -> None:
-    """GPU types have quotas of their own, 0 in a new account; the running g4dn.xlarge counts in one of them only."""
-    capacity = "SPOT" if said.startswith("spot") else "ON_DEMAND"
-    changes = (f"nodes.instanceTypes=[{kind}]", f"nodes.capacity={capacity}", "nodes.max=4")
-    for quota, level in ((400, "ok"), (15, "bad")):
-        quotas = Quotas(**{code: float(quota)})
-        found = [f for f in examine(*changes, service_quotas=quotas) if said.partition(":")[0] in f.what]
-        assert [(f.level, f.what) for f in found] == [
-            (level, f"vCPU of running {said} by this stack, quota {quota}")
-        ]
-    assert f"--quota-code {code} " in found[0].fix
-
-
-@pytest.mark.parametrize(
     ("kind", "counted"),
     [("m6i.large", "standard"), ("im4gn.large", "standard"), ("g5.xlarge", "G"), ("gr6.4xlarge", "G"),
      ("vt1.3xlarge", "G"), ("p5.48xlarge", "P"), ("inf1.xlarge", ""), ("trn1.2xlarge", ""), ("u-3tb1.56xlarge", "")],
 )  # fmt: skip
 def test_vcpu_quota_depends_on_family(kind, counted) -> None:
     assert doctor.vcpu_quota(kind) == counted
-
-
-@pytest.mark.parametrize(
-    ("changes", "needed"),
-    [
-        (("nodes.max=4",), 8),
-        (("nodes.max=4", "nodes.auto=true"), 10),
-        (("nodes.max=4", "nodes.auto=true", "bastion.enabled=true"), 12),
-        (("nodes.max=4", "nodes.auto=true", "nodes.capacity=SPOT"), 2),
-        (("nodes.instanceTypes=[g6.xlarge]", "bastion.enabled=true"), 4),
-    ],
-)
-def test_doctor_counts_vcpus_of_system_node_and_bastion(examine, changes, needed) -> None:
-    """Without room in the quota the system node, on which DNS and the autoscaler run, never starts."""
-    found = [f.what for f in examine(*changes) if "on-demand standard" in f.what]
-    assert [what.partition("resources, ")[2] for what in found] == [
-        f"{needed} needed by this stack, quota 64"
-    ]
-
-
-def test_doctor_family_with_unknown_quota_is_not_checked(examine) -> None:
-    found = examine("nodes.instanceTypes=[inf1.xlarge]")
-    assert levels(found, "unknown") == ["vCPU quota of inf1.xlarge: not checked"]
-    assert not [text for text in levels(found, "ok") if "vCPU" in text]
 
 
 def test_doctor_creates_no_resource(examine, client) -> None:
@@ -320,63 +224,6 @@ def test_doctor_without_credentials_reports_only_that(examine, error) -> None:
     assert "sign in" in found[0].fix
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("changes", "replaced", "said"),
-    [
-        (["cluster.admins=[role/Other]"], {}, "does not list arn:aws:iam::123456789012:role/Admin"),
-        (["network.availabilityZones=[us-west-2a,us-west-2x]"], {}, "no EKS support in zone us-west-2x"),
-        (["nodes.instanceTypes=[m9x.large]"], {}, "m9x.large is not offered in us-west-2a"),
-        (
-            ["nodes.instanceTypes=[m9x.large]", "nodes.singleZone=false"],
-            {},
-            "m9x.large is not offered in us-west-2a, us-west-2b",
-        ),
-        (["nodes.max=40"], {}, "0 used by other resources, 80 needed by this stack, quota 64"),
-        ([], {"service_quotas": Quotas(L_1216C47A=5.0)}, "6 needed by this stack, quota 5"),
-        (
-            ["nodes.capacity=SPOT"],
-            {"service_quotas": Quotas(L_34B43A08=0.0)},
-            "spot standard instances: 0 used",
-        ),
-        (
-            ["nodes.capacity=SPOT", "nodes.auto=true", "nodes.fallback=true"],
-            {"service_quotas": Quotas(L_1216C47A=5.0)},
-            "on-demand standard instances: 0 used by other resources, 8 needed by this stack, quota 5",
-        ),
-        (
-            ["network.nat=per-az"],
-            {"service_quotas": Quotas(L_0263D0A3=1.0)},
-            "2 needed by this stack, quota 1",
-        ),
-        (
-            [],
-            {"service_quotas": Quotas(L_F678F1CE=1.0)},
-            "VPCs: 1 used by other resources, 1 needed by this stack, quota 1",
-        ),
-        (
-            ["network.vpcId=vpc-0abc", "network.subnetIds=[subnet-0a,subnet-0b]"],
-            {},
-            "network.vpcId vpc-0abc is missing",
-        ),
-        (["nodes.sshKeyName=mine"], {}, "nodes.sshKeyName mine is missing"),
-        ([f"kms.keyArn={KEY}"], {}, f"kms.keyArn {KEY} is missing"),
-        (["aws:region=me-central-9"], {}, "me-central-9 is not enabled in this account"),
-        (["cluster.version='1.99'"], {}, "cluster.version: EKS has no version 1.99"),
-        (["dns.publicZoneId=Z1", "dns.externalName=api.example.com"], {}, "dns.publicZoneId Z1 is missing"),
-        ([], {"iam": Iam(denied=["eks:CreateCluster"])}, "IAM actions are missing: eks:CreateCluster"),
-        (
-            ["image=123456789012.dkr.ecr.us-west-2.amazonaws.com/none@sha256:" + "0" * 64],
-            {},
-            "is not in the registry",
-        ),
-    ],
-)
-def test_doctor_obstacles_are_reported_with_fix(examine, changes, replaced, said) -> None:
-    found = [f for f in examine(*changes, **replaced) if f.level == "bad"]
-    assert [f for f in found if said in f.what and f.fix], found
-
-
 @pytest.mark.parametrize(
     ("offered", "found"),
     [
@@ -412,7 +259,7 @@ def test_doctor_quotas_do_not_count_own_resources_twice(examine, client) -> None
     own = [{"Key": "Project", "Value": "paddle-training"}, {"Key": "Stack", "Value": "dev"}]
     tagged = [{"ResourceType": "vpc", "Tags": own}]
     client("ec2").create_vpc(CidrBlock="10.0.0.0/16", TagSpecifications=tagged)
-    found = examine(service_quotas=Quotas(L_F678F1CE=2.0))
+    found = examine(service_quotas=Quotas({"L-F678F1CE": 2}))
     assert "VPCs: 1 used by other resources, 1 needed by this stack, quota 2" in levels(found, "ok")
 
 
@@ -437,11 +284,3 @@ def test_doctor_existing_image_is_ok(examine, client) -> None:
     digest = ecr.describe_images(repositoryName="launcher")["imageDetails"][0]["imageDigest"]
     for image in (f"{url}:one", f"{url}@{digest}"):
         assert f"image {image}" in levels(examine(f"image={image}"), "ok")
-
-
-@pytest.mark.parametrize(("days", "level"), [(90, "ok"), (89, "warn"), (-1, "warn")])
-def test_doctor_warns_before_end_of_standard_support(examine, days, level) -> None:
-    found = [f for f in examine(eks=Eks(days)) if "standard support ends" in f.what]
-    assert [f.level for f in found] == [level]
-    fix = "pulumi config set --path 'cluster.version' 1.36 --stack dev"
-    assert found[0].fix == (fix if level == "warn" else "")

@@ -6,7 +6,7 @@ import importlib
 import json
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pulumi
+import yaml
 from pulumi.runtime import resource as pulumi_resource
 from pulumi.runtime.mocks import MockCallArgs, MockMonitor, MockResourceArgs, Mocks, set_mocks
 from pulumi.runtime.proto import provider_pb2, source_pb2
@@ -35,71 +36,20 @@ with warnings.catch_warnings():
 ROOT = Path(__file__).resolve().parents[2]
 REGION = "us-west-2"
 ACCOUNT = "123456789012"
+_MOCKED = yaml.safe_load(Path(__file__).with_name("mocked_account.yaml").read_text(encoding="utf-8"))
+AWS, LOCAL, EVERYTHING = (_MOCKED["settings"][name] for name in ("aws", "kubeconfig", "everything"))
+Account = Mapping[str, Any]
+"""Short name of a function, such as `ec2/getVpc` → its answer, or the text of its error."""
 
-# Outputs of each resource type in addition to its inputs.
-ANSWERS: dict[str, dict[str, Any]] = {
-    "aws:eks/cluster:Cluster": {
-        "endpoint": "https://ABC.gr7.us-west-2.eks.amazonaws.com",
-        "certificateAuthority": {"data": "Q0E="},
-        "vpcConfig": {"clusterSecurityGroupId": "sg-cluster", "subnetIds": []},
-    },
-    "aws:efs/fileSystem:FileSystem": {"dnsName": "fs-1.efs.us-west-2.amazonaws.com"},
-    "aws:ecr/repository:Repository": {
-        "repositoryUrl": "123456789012.dkr.ecr.us-west-2.amazonaws.com/launcher"
-    },
-    "aws:ec2/launchTemplate:LaunchTemplate": {"latestVersion": 1},
-}
-INVOKES: dict[str, Any] = {
-    "aws:index/getCallerIdentity:getCallerIdentity": {
-        "accountId": ACCOUNT,
-        "arn": f"arn:aws:sts::{ACCOUNT}:assumed-role/Admin/session",
-        "id": ACCOUNT,
-        "userId": "AIDA",
-    },
-    "aws:iam/getSessionContext:getSessionContext": {
-        "id": "x",
-        "issuerArn": f"arn:aws:iam::{ACCOUNT}:role/Admin",
-    },
-    "aws:index/getAvailabilityZones:getAvailabilityZones": {
-        "names": ["us-west-2b", "us-west-2a", "us-west-2d", "us-west-2c"],
-        "zoneIds": ["usw2-az2", "usw2-az1", "usw2-az4", "usw2-az3"],
-        "groupNames": [],
-        "id": REGION,
-        "region": REGION,
-    },
-    "aws:ssm/getParameter:getParameter": {
-        "value": "ami-0123",
-        "insecureValue": "1.35.2-20261109",
-        "arn": "arn",
-        "id": "x",
-        "name": "x",
-        "type": "String",
-    },
-    "aws:ec2/getInstanceType:getInstanceType": {
-        "id": "x",
-        "defaultVcpus": 2,
-        "memorySize": 8192,
-        "gpuses": [],
-    },
-    "aws:route53/getZone:getZone": Exception("no matching Route 53 Hosted Zone found"),
-    "aws:eks/getCluster:getCluster": Exception("reading EKS Cluster: couldn't find resource"),
-    "aws:eks/getAddonVersion:getAddonVersion": {"id": "x", "version": "v1.2.3-eksbuild.1"},
-    "aws:cloudwatch/getLogGroups:getLogGroups": {"id": "x", "arns": [], "logGroupNames": []},
-    "aws:resourcegroupstaggingapi/getResources:getResources": {"id": "x", "resourceTagMappingLists": []},
-    "aws:ec2/getVpc:getVpc": {
-        "id": "vpc-0a",
-        "cidrBlock": "10.9.0.0/16",
-        "enableDnsSupport": True,
-        "enableDnsHostnames": True,
-        "arn": "arn",
-    },
-}
-SUBNETS = {"subnet-0a": "us-west-2a", "subnet-0b": "us-west-2b", "subnet-0c": "us-west-2b"}
+
+def _short(token: str) -> str:
+    """Return the short name of a function: `aws:ec2/getVpc:getVpc` → `ec2/getVpc`."""
+    return token.split(":")[1]
 
 
 @dataclass
 class Recorder(Mocks):
-    """Mocks that record registrations in their order, and answer functions from INVOKES."""
+    """Mocks that record registrations in their order, and answer functions as `account` says."""
 
     resources: list[MockResourceArgs] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
@@ -112,8 +62,7 @@ class Recorder(Mocks):
     outputs: dict[str, Any] = field(default_factory=dict)
     # Inputs whose changes are ignored, by resource name.
     ignored: dict[str, list[str]] = field(default_factory=dict)
-    # Answers of functions that override INVOKES; an exception is raised to the program.
-    answers: dict[str, Any] = field(default_factory=dict)
+    account: Account = field(default_factory=lambda: _MOCKED["functions"])
 
     def new_resource(self, args: MockResourceArgs) -> tuple[str | None, dict[str, Any]]:
         self.resources.append(args)
@@ -123,30 +72,23 @@ class Recorder(Mocks):
             "bucket": args.name,
             "keyId": args.name,
         }
-        return f"{args.name}-id", {**outputs, **args.inputs, **ANSWERS.get(args.typ, {})}
+        return f"{args.name}-id", {**outputs, **args.inputs, **_MOCKED["outputs"].get(args.typ, {})}
 
     def call(self, args: MockCallArgs) -> dict[str, Any]:
         self.calls.append(args.token)
-        if args.token == "aws:ec2/getSubnet:getSubnet":
-            subnet = args.args["id"]
-            return {
-                "id": subnet,
-                "availabilityZone": SUBNETS[subnet],
-                "vpcId": "vpc-0a",
-                "cidrBlock": "10.9.0.0/20",
-            }
-        answer = self.answers.get(args.token, INVOKES.get(args.token))
-        if answer is None and args.token in ("aws:iam/getRole:getRole", "aws:iam/getUser:getUser"):
-            name = args.args.get("name") or args.args["userName"]
-            kind = args.token.rpartition(":get")[2].lower()
-            return {"id": name, "arn": f"arn:aws:iam::{ACCOUNT}:{kind}/{name}"}
-        if answer is None:
-            raise KeyError(args.token)
+        name = _short(args.token)
+        if name == "ec2/getSubnet":
+            zone = _MOCKED["subnets"][args.args["id"]]
+            return {**args.args, "availabilityZone": zone, "vpcId": "vpc-0a", "cidrBlock": "10.9.0.0/20"}
+        if name in ("iam/getRole", "iam/getUser") and name not in self.account:
+            principal, kind = args.args.get("name") or args.args["userName"], name[-4:].lower()
+            return {"id": principal, "arn": f"arn:aws:iam::{ACCOUNT}:{kind}/{principal}"}
+        answer = {"id": "x", **self.account[name]}
         if "zoneIds" in answer:
             zones = zip(answer["names"], answer["zoneIds"], strict=True)
-            left = [name for name, zone in zones if zone not in args.args.get("excludeZoneIds", ())]
-            return {**answer, "names": left}
-        return dict(answer)
+            excluded = args.args.get("excludeZoneIds", ())
+            answer["names"] = [name for name, zone in zones if zone not in excluded]
+        return answer
 
     def of(self, token: str) -> list[MockResourceArgs]:
         """Return the registrations of a type, by the end of its token: `Vpc`, `eks/cluster:Cluster`."""
@@ -175,10 +117,9 @@ class Monitor(MockMonitor):
     mocks: Recorder
 
     def Invoke(self, request: Any) -> Any:  # noqa: N802
-        answer = self.mocks.answers.get(request.tok, INVOKES.get(request.tok))
-        if isinstance(answer, Exception):
-            reason = provider_pb2.CheckFailure(reason=str(answer))
-            return provider_pb2.InvokeResponse(failures=[reason])
+        answer = self.mocks.account.get(_short(request.tok))
+        if isinstance(answer, str):
+            return provider_pb2.InvokeResponse(failures=[provider_pb2.CheckFailure(reason=answer)])
         return super().Invoke(request)
 
     def RegisterResource(self, request: Any) -> Any:  # noqa: N802
@@ -200,20 +141,6 @@ def config(**keys: Any) -> dict[str, str]:
     return texts if region is None else {**texts, "aws:region": region}
 
 
-AWS = {
-    "image": "registry/launcher@sha256:1",
-    "cluster": {"admins": ["role/Admin"]},
-    "valuesFiles": ["charts/paddle-training/examples/quick_start.yaml"],
-}
-LOCAL = {
-    "target": "kubeconfig",
-    "kubeconfig": {"path": "/nowhere/kubeconfig", "context": "local"},
-    "image": "localhost/paddle-training:{launcher}",
-    "storage": {"type": "hostPath", "path": "/shared"},
-    "valuesFiles": ["charts/paddle-training/examples/quick_start.yaml"],
-}
-
-
 def aws_settings(**keys: Any) -> Settings:
     """Return the settings `AWS` with changes."""
     return load_settings(config(**{**AWS, **keys}))
@@ -224,23 +151,9 @@ def local_settings(**keys: Any) -> Settings:
     return load_settings(config(region=None, **{**LOCAL, **keys}))
 
 
-EVERYTHING: dict[str, Any] = {
-    "network": {"nat": "none"},
-    "values": {"data": {"source": "s3://{bucket}/sources/x"}},
-    "nodes": {"placementGroup": True, "sshKeyName": "mine"},
-    "bastion": {"enabled": True},
-    "dns": {"publicZoneId": "Z1", "externalName": "paddle.example.com"},
-    "cluster": {"admins": ["role/Admin"], "viewers": ["role/preview"], "publicCidrs": ["203.0.113.0/24"]},
-    "artifacts": {"uploads": {"sources/readme": "Pulumi.yaml"}},
-    "tags": {"Team": "paddle"},
-    "budget": {"dollars": 100, "email": "owner@example.com"},
-    "iam": {"path": "/teams/", "permissionsBoundary": "arn:aws:iam::123456789012:policy/Boundary"},
-}
-
-
-def record(build: Callable[[], Any], answers: dict[str, Any] | None = None) -> Recorder:
+def record(build: Callable[[], Any], account: Account | None = None) -> Recorder:
     """Run `build` in a mock engine until all outputs are resolved; return what it registered."""
-    recorder = Recorder(answers=answers or {})
+    recorder = Recorder() if account is None else Recorder(account=account)
     monitor = Monitor(recorder)
     set_mocks(recorder, project="paddle-training", stack="dev", preview=False, monitor=monitor)
 
@@ -259,41 +172,44 @@ def record(build: Callable[[], Any], answers: dict[str, Any] | None = None) -> R
     return recorder
 
 
-def aws_stack(
-    folder: Path = ROOT, *, answers: dict[str, Any] | None = None, name: str = "dev", **keys: Any
-) -> Recorder:
-    """Create a stack of target aws from `AWS` with changed settings; return what was registered.
+def mocked_account(changes: Account, running: Mapping[str, Any]) -> Account:
+    """Return the account of mocked_account.yaml with changed answers.
 
-    `answers` are the answers of the account, in addition to `INVOKES`.
+    `running` is empty, or has the `version` of a cluster that exists, and the sizes and version of its node group by
+    the group's part of the name. The mocks answer alike for all groups, so there can be only one.
     """
+    account = dict(_MOCKED["functions"])
+    if running:
+        account["eks/getCluster"] = {"version": running.get("version", "1.35")}
+        parts = [part for part in running if part != "version"]
+        account["eks/getNodeGroups"] = {"names": [f"paddle-training-dev-{part}-0a1b2c3" for part in parts]}
+        for part in parts:
+            low, desired, high = running[part]["sizes"]
+            sizes = {"minSize": low, "desiredSize": desired, "maxSize": high}
+            version = running[part].get("version", "1.35")
+            account["eks/getNodeGroup"] = {"scalingConfigs": [sizes], "version": version}
+    for name, answer in changes.items():
+        usual = account.get(name)
+        account[name] = (
+            {**usual, **answer} if isinstance(usual, dict) and isinstance(answer, dict) else answer
+        )
+    return account
+
+
+def aws_stack(
+    folder: Path = ROOT, *, account: Account | None = None, name: str = "dev", **keys: Any
+) -> Recorder:
+    """Create a stack of target aws from `AWS` with changed settings; return what was registered."""
     from infra.target_aws import create_aws_stack
 
     inputs = read_stack_inputs(aws_settings(**keys), "paddle-training", name, folder)
-    return record(lambda: create_aws_stack(inputs), answers)
+    return record(lambda: create_aws_stack(inputs), account)
 
 
-def local_stack(folder: Path = ROOT, *, answers: dict[str, Any] | None = None, **keys: Any) -> Recorder:
+def local_stack(folder: Path = ROOT, **keys: Any) -> Recorder:
     """Create a stack of target kubeconfig, without preflight checks; return what was registered."""
     inputs = read_stack_inputs(local_settings(**keys), "paddle-training", "dev", folder)
-    return record(lambda: create_kubeconfig_stack(inputs), answers)
-
-
-def running(version: str = "1.35", **groups: dict[str, Any]) -> dict[str, Any]:
-    """Return the answers of an account with a cluster and node groups: part → sizes, version.
-
-    The mocks answer alike for all groups, so there can be only one.
-    """
-    answers: dict[str, Any] = {"aws:eks/getCluster:getCluster": {"id": "x", "version": version}}
-    names = [f"paddle-training-dev-{part}-0a1b2c3" for part in groups]
-    answers["aws:eks/getNodeGroups:getNodeGroups"] = {"id": "x", "names": names}
-    for group in groups.values():
-        low, desired, high = group["sizes"]
-        answers["aws:eks/getNodeGroup:getNodeGroup"] = {
-            "id": "x",
-            "scalingConfigs": [{"minSize": low, "desiredSize": desired, "maxSize": high}],
-            "version": group.get("version", "1.35"),
-        }
-    return answers
+    return record(lambda: create_kubeconfig_stack(inputs))
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import yaml
 
 from infra import chart_values, eks_nodes, naming
 
-from .recording_mocks import ROOT, Recorder, aws_settings, aws_stack
+from .recording_mocks import ROOT, Recorder, aws_settings, aws_stack, mocked_account
 
 
 def _rendered(release: dict[str, Any]) -> list[dict[str, Any]]:
@@ -78,14 +78,12 @@ GPUS: dict[str, Any] = {
 
 
 def _gpu_stack(**nodes: Any) -> Recorder:
-    machine = {
-        "aws:ec2/getInstanceType:getInstanceType": {
-            **{"id": "x", "defaultVcpus": 4, "memorySize": 16384},
-            "gpuses": [{"count": 1, "manufacturer": "NVIDIA", "memorySize": 24576, "name": "L4"}],
-        }
-    }
+    machine = {"ec2/getInstanceType": {"defaultVcpus": 4, "memorySize": 16384, "gpuses": [{"count": 1}]}}
     return aws_stack(
-        nodes={"instanceTypes": ["g6.xlarge"], **nodes}, valuesFiles=[], values=GPUS, answers=machine
+        nodes={"instanceTypes": ["g6.xlarge"], **nodes},
+        valuesFiles=[],
+        values=GPUS,
+        account=mocked_account(machine, {}),
     )
 
 

@@ -6,7 +6,7 @@ Each row runs the program with mocks; rows with the same settings and account sh
 - `settings`: changes of the settings `AWS` of recording_mocks.py, or with `base: everything` of those with all
   compatible options. `stack`: the stack's name. `preview`: whether this is a preview.
 - `account`: answers of functions such as `ec2/getVpc`: changes of the usual answer, or a text, which is an error.
-- `running`: version of a cluster that exists, and its node group, as in `recording_mocks.running`.
+- `running`: version of a cluster that exists, and its node group, as in `recording_mocks.mocked_account`.
 - `rejects`, `fails`: pattern in the error about the settings, or in another error.
 - `warns`, `silent`: patterns of some warning, and of none. `outputs`: texts in the stack's outputs.
 - `has`: resource → JMESPath expression of its inputs → value.
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ from pulumi.runtime.mocks import MockResourceArgs
 from infra import naming
 from infra.settings import SettingsError
 
-from .recording_mocks import EVERYTHING, INVOKES, aws_stack, running
+from .recording_mocks import EVERYTHING, aws_stack, mocked_account
 
 ROWS = [
     {"file": path.stem, **row}
@@ -48,16 +48,6 @@ ROWS = [
 ]
 # The fields that decide what the program does.
 GIVEN = ("base", "settings", "stack", "account", "running", "preview")
-
-
-def _answers(account: Mapping[str, Any], cluster: dict[str, Any]) -> dict[str, Any]:
-    answers = running(cluster.pop("version", "1.35"), **cluster) if cluster else {}
-    for name, given in account.items():
-        token = f"aws:{name}:{name.rpartition('/')[2]}"
-        usual = INVOKES.get(token)
-        usual = {"id": "x"} | (usual if isinstance(usual, dict) else {})
-        answers[token] = Exception(given) if isinstance(given, str) else usual | given
-    return answers
 
 
 def _decoded(value: Any) -> Any:
@@ -76,11 +66,11 @@ class Registered:
         self.warnings: list[str] = []
         self.prefix = naming.prefix("paddle-training", row.get("stack", "dev"))
         settings = (EVERYTHING if "base" in row else {}) | row.get("settings", {})
-        answers = _answers(row.get("account", {}), row.get("running", {}))
+        account = mocked_account(row.get("account", {}), row.get("running", {}))
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pulumi.log, "warn", self.warnings.append)
             patch.setattr(pulumi.runtime, "is_dry_run", lambda: row.get("preview", False))
-            self.made = aws_stack(answers=answers, name=row.get("stack", "dev"), **settings)
+            self.made = aws_stack(account=account, name=row.get("stack", "dev"), **settings)
         listed = sorted(self.made.resources, key=lambda args: args.name)
         self.resources: dict[str, MockResourceArgs] = {
             self.label(args.typ, args.name): args for args in listed if not args.typ.startswith("paddle:")
