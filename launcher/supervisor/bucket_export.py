@@ -183,17 +183,18 @@ class ModelUpload:
         listed = self._list_files()
         if marker is not None and _model_files(marker.get("files")) == _model_files(listed):
             log.info("%s contains this model already: nothing to upload", self.url)
-            self._write_latest(marker)  # an earlier start may have failed to write it
-            return self._summary(marker)
-        for entry in listed:
-            self._upload(str(entry["name"]), int(entry["bytes"]))
-        trained = read_fields(RunFile, run_record.read(self._output)[0] or {}).finished
-        finished = time.time()
-        about = {**self._about_run(), "trained": trained or finished, "finished": finished}
-        marker = {**about, "files": listed}
-        self._write_json(self._folder, MARKER, marker)
-        self._write_latest(marker)
-        return self._summary(marker)
+        else:
+            for entry in listed:
+                self._upload(str(entry["name"]), int(entry["bytes"]))
+            trained = read_fields(RunFile, run_record.read(self._output)[0] or {}).finished
+            finished = time.time()
+            about = {**self._about_run(), "trained": trained or finished, "finished": finished}
+            marker = {**about, "files": listed}
+            self._write_json(self._folder, MARKER, marker)
+        self._write_latest(marker)  # an earlier start may have failed to write it
+        entries = marker["files"]
+        size = sum(int(entry["bytes"]) for entry in entries)
+        return {"to": self.url, "finished": marker.get("finished"), "objects": len(entries), "bytes": size}
 
     @contextlib.contextmanager
     def _export_errors(self, where: str) -> Iterator[None]:
@@ -226,12 +227,10 @@ class ModelUpload:
             content = self._folder.read(MARKER)
         if content is None:
             return None
-        try:
+        marker: dict[str, Any] = {}
+        with contextlib.suppress(files.UnreadableError):
             marker = files.parse_json_object(MARKER, content, ExportMarker)
-            owner = marker.get("outputId")
-        except files.UnreadableError:
-            marker, owner = {}, None
-        if owner != self._output_id:
+        if (owner := marker.get("outputId")) != self._output_id:
             raise ExportError(
                 f"{self.url} contains the model of another training (outputId {owner} in its {MARKER}, this "
                 f"run has {self._output_id}), for example of one with the same values in another cluster, or "
@@ -341,11 +340,6 @@ class ModelUpload:
                 job.url(LATEST),
                 str(error).rstrip("."),
             )
-
-    def _summary(self, marker: Mapping[str, Any]) -> dict[str, Any]:
-        entries = marker["files"]
-        size = sum(int(entry["bytes"]) for entry in entries)
-        return {"to": self.url, "finished": marker.get("finished"), "objects": len(entries), "bytes": size}
 
 
 def _model_files(entries: Any) -> list[Any]:
