@@ -196,13 +196,15 @@ def test_a_failure_has_the_cause_with_process_exit_code_and_position(
     poll_until(group, lambda: not group.running)
 
 
-def test_a_log_line_about_a_lost_pserver_is_no_failure_once_the_trainer_is_done(
-    train: Build, tmp_path: Path
+@pytest.mark.parametrize(("state", "is_user_script"), [("done", False), ("training", True)])
+def test_a_fatal_log_line_is_no_failure_of_a_trainer_that_is_done_or_of_a_script_in_a_single_process(
+    train: Build, tmp_path: Path, state: str, is_user_script: bool
 ) -> None:
-    (tmp_path / "work" / "prepared.json").write_text(json.dumps({"state": "done", "pass": 1, "batch": 3}))
+    (tmp_path / "work" / "prepared.json").write_text(json.dumps({"state": state, "pass": 1, "batch": 3}))
     rename = "import os, time; os.rename('prepared.json', 'progress.json')"
-    code = f"{rename}; print('pull failed', flush=True); time.sleep(1)"
-    group = train(ScriptRuntime([SLEEP], code))
+    runtime = ScriptRuntime([SLEEP], f"{rename}; print('pull failed', flush=True); time.sleep(1)")
+    runtime.is_user_script = is_user_script
+    group = train(runtime)
     poll_until(group, lambda: group.phase == "done")
     assert group.failure is None
 
