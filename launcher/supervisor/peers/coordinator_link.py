@@ -154,8 +154,6 @@ class Rank0PodWatch:
         self._api.close()
 
     def _run(self) -> None:
-        import http.client
-
         failures = 0
         while not self._end.is_set():
             try:
@@ -203,27 +201,29 @@ CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 10.0  # for one answer; the server holds it back for `Timings.hold` seconds at most
 
 
-class HttpConnection:
-    """One HTTP connection to rank 0's peer server. Every method may raise OSError."""
+def connect_to_rank_0(network: PodNetwork, host: str, port: int) -> http.client.HTTPConnection:
+    """Return a connection to rank 0's peer server at `host`:`port`. Raise OSError if that fails.
 
-    def __init__(self, network: PodNetwork, host: str, port: int) -> None:
-        """Connect to `host`:`port`, or raise OSError."""
-        self._http = http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
-        self._http.auto_open = 0  # after the connection has ended, rank 0 may have another address
-        self._http.sock = network.connect(host, port, timeout=CONNECT_SECONDS)
-        self._http.sock.settimeout(ANSWER_SECONDS)
-        self._http.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    The connection is not opened again after it has ended, because rank 0 may then have another address.
+    """
+    connection = http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)
+    connection.auto_open = 0
+    connection.sock = network.connect(host, port, timeout=CONNECT_SECONDS)
+    connection.sock.settimeout(ANSWER_SECONDS)
+    connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
-    def post_state(self, credential: str, body: bytes) -> tuple[int, bytes]:
-        """Send POST /state with this credential and JSON body; return the answer's HTTP status and body."""
-        headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
-        self._http.request("POST", "/state", body, headers)
-        response = self._http.getresponse()
-        return response.status, response.read()
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._http.close()
+def post_state(connection: http.client.HTTPConnection, credential: str, body: bytes) -> tuple[int, bytes]:
+    """Send POST /state with this credential and JSON body; return the answer's HTTP status and body.
+
+    Raises:
+        OSError, http.client.HTTPException: the connection has ended, or no answer came within ANSWER_SECONDS.
+    """
+    headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
+    connection.request("POST", "/state", body, headers)
+    response = connection.getresponse()
+    return response.status, response.read()
 
 
 @dataclass(frozen=True)
@@ -326,7 +326,7 @@ class CoordinatorLink(OrderSource):
         """Why rank 0 last did not confirm an order, for messages."""
         self.rejection: Rejection | None = None
         self._version = 0
-        self._connection: HttpConnection | None = None
+        self._connection: http.client.HTTPConnection | None = None
         self._rank0: Rank0 | None = None
         """Where to connect again after a connection has ended; None: find rank 0 first."""
         self._deadline = float("inf")
@@ -385,9 +385,9 @@ class CoordinatorLink(OrderSource):
             if state is None or rank0 is None or self._connection is None:
                 continue  # the other thread sends it as soon as it is connected
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-                connection = HttpConnection(self._network, rank0.address, self._port)
+                connection = connect_to_rank_0(self._network, rank0.address, self._port)
                 with contextlib.closing(connection):
-                    code, _ = connection.post_state(rank0.credential, _encode(state, -1))
+                    code, _ = post_state(connection, rank0.credential, _encode(state, -1))
                 if code == 200 and state.phase == Phase.LEAVING:
                     self._finished.set()
 
@@ -397,9 +397,9 @@ class CoordinatorLink(OrderSource):
             # A connection that has ended is opened again without the storage, which may hang.
             self._rank0 = self._rank0 or self._locator.find()
             self.credential = self._rank0.credential
-            self._connection = HttpConnection(self._network, self._rank0.address, self._port)
+            self._connection = connect_to_rank_0(self._network, self._rank0.address, self._port)
         sent = time.monotonic()
-        code, body = self._connection.post_state(self.credential, _encode(state, self._version))
+        code, body = post_state(self._connection, self.credential, _encode(state, self._version))
         if code == 200:
             order, version = _parse_order(body)
             is_first, is_new = self.order is None, version != self._version

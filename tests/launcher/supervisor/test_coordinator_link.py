@@ -298,5 +298,5 @@ def test_a_rejection_is_forgotten_while_rank_0_cannot_be_reached(
     link = start_rank_1("127.79.2.1", "127.79.2.2").link
     until(lambda: link.rejection is not None)
     assert link._connection is not None
-    link._connection._http.sock.close()
+    link._connection.sock.close()
     until(lambda: link.rejection is None and "127.79.2.2" in link.problem)
