@@ -6,7 +6,6 @@ All other modules of `launcher.cli` work on dicts as the API server sends them, 
 from __future__ import annotations
 
 import abc
-import ast
 import contextlib
 import functools
 import getpass
@@ -429,8 +428,6 @@ class ExecStream(CommandOutput):
             reason = str(error.reason)
             if rejected := re.match(r"Handshake status (\d{3})", reason):  # STATUS -+-+- HEADERS -+-+- BODY
                 body = reason.rpartition(" -+-+- ")[2]
-                if body.startswith(("b'", 'b"')):  # websocket-client before 1.9
-                    body = ast.literal_eval(body).decode(errors="replace")
                 raise api_error(int(rejected[1]), body, self._action, cluster.name) from error
             raise CliError(
                 f"cannot {self._action}: {reason}",

@@ -1,5 +1,6 @@
 """API objects as the server sends them, cut to what is read, and a made-up job's folder."""
 
+import copy
 import io
 import json
 import os
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from rich.console import Console
 
 from launcher.cli import main
@@ -16,6 +18,7 @@ from launcher.cli.releases import ReleaseRun
 from launcher.cli.run_display import status_screen
 from launcher.cli.run_files import JobFiles
 from launcher.cli.run_view import ClusterSnapshot, build_cluster_view
+from launcher.io.files import write_atomically
 from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
 
 K8S_JOB = "quick-start-1a2b3c4d"
@@ -23,22 +26,8 @@ DATA_JOB = "quick-start-data-99aa88bb"
 DONE = ("Complete", "", "")
 """The condition of a complete Job, for `make_job`."""
 FAILED = ("Failed", "PodFailurePolicy", "exit code 70")
-RUN_JSON = {
-    "jobName": "quick-start",
-    "jobPath": "/home/jobpath",
-    "claim": "paddle-training",
-    "image": "localhost/paddle-training:0123456789ab",
-    "imagePullPolicy": "IfNotPresent",
-    "imagePullSecrets": [],
-    "serviceAccount": "paddle-training",
-    "trainers": 3,
-    "passes": 10,
-    "k8sJob": K8S_JOB,
-    "k8sDataJob": DATA_JOB,
-    "dataDigest": "d" * 64,
-    "uid": 10001,
-    "gid": 10001,
-}
+OBJECTS = yaml.safe_load(Path(__file__).with_name("job.yaml").read_text())
+RUN_JSON = OBJECTS["run_json"]
 
 
 def make_pod(
@@ -82,38 +71,8 @@ JOB_STATES = {
 
 
 def make_status(**changed):
-    ranks = [
-        {
-            "rank": rank,
-            "pod": f"{K8S_JOB}-{rank}-abcde",
-            "node": f"node{rank + 1}",
-            "state": "training",
-            "pass": 6,
-            "batch": 40,
-            "samplesPerSecond": 10000.0,
-            "loss": 0.31,
-        }
-        for rank in range(3)
-    ]
-    return {
-        "runId": K8S_JOB,
-        "state": "training",
-        "attempt": 0,
-        "restarts": [],
-        "waitingFor": None,
-        "trainers": 3,
-        "passes": 10,
-        "pass": 6,
-        "batch": 40,
-        "batches": 80,
-        "samplesPerSecond": 30000.0,
-        "loss": 0.3123,
-        "etaSeconds": 75.0,
-        "cause": None,
-        "updated": 1795236798.0,
-        "ranks": ranks,
-        **changed,
-    }
+    """Return the status.json of a run that trains, with changes."""
+    return {**copy.deepcopy(OBJECTS["status"]), **changed}
 
 
 def make_idle(**changed):
@@ -229,8 +188,8 @@ def update_json(file, **changes):
 
 
 def write_status(job: Path, **changed: object) -> None:
-    """Write the status.json of a job's run, which trains unless `changed` says otherwise."""
-    (job / "output" / "status.json").write_text(json.dumps(make_status(**changed)))
+    """Write the status.json of a job's run as rank 0 does; the run trains unless `changed` says otherwise."""
+    write_atomically(job / "output" / "status.json", json.dumps(make_status(**changed)))
 
 
 DAY = 86400.0

@@ -39,11 +39,6 @@ def test_a_rejected_call_is_reported_with_the_reason(status, body, parts):
 @pytest.mark.parametrize(
     ("reason", "expected"),
     [
-        (  # websocket-client before 1.9
-            "Handshake status 403 Forbidden -+-+- {'audit-id': '7b', 'date': 'x'} -+-+- "
-            'b\'{"kind":"Status","message":"cannot \\\\"x\\\\"","code":403}\\n\'',
-            'HTTP status 403: cannot "x". Fix: ask the owner',
-        ),
         ("Handshake status 502 Bad Gateway", "HTTP status 502: Handshake status 502 Bad Gateway. Fix: "),
         ("connection refused", "connection refused. Fix: check that the pod runs"),
     ],
