@@ -28,16 +28,14 @@ TEST_PACKAGES = {
     "chromium": "chromium",  # opens the report of a run
     "docker-registry": "docker-registry",  # a local OCI registry, for the test of `make push`
 }
-_SBIN = "/usr/local/sbin:/usr/sbin:/sbin"
 
 
 def missing_packages(tests: bool = False) -> list[str]:
     """Return the packages whose program or file is missing; `tests` includes those that only tests need."""
-    path = f"{os.environ.get('PATH', '')}:{_SBIN}"
     return [
         package
         for package, sign in (PACKAGES | (TEST_PACKAGES if tests else {})).items()
-        if not (Path(sign).exists() if sign.startswith("/") else shutil.which(sign, path=path))
+        if not (Path(sign).exists() if sign.startswith("/") else shutil.which(sign))
     ]
 
 

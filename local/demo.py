@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import yaml
 
 from launcher.errors import LauncherError
 from launcher.io.files import read_json
-from launcher.programs.ctr import generated_rows, scores
 from local import (
     console,
     debian_packages,
@@ -144,8 +142,6 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         console.success(f"model:  {job / 'output' / 'model'}")
         console.success(f"curve:  {job / 'output' / 'curve.png'}")
         try_example.print_prediction(config, job)
-        if config == "ctr":
-            _print_best_possible_auc(job)
         if before is not None and completion_time(job) == before:
             console.info(
                 f"nothing was trained: job {job.name} had completed all passes before, and these are its "
@@ -198,20 +194,6 @@ def start_cluster(nodes: int) -> None:
         changed = cluster_lifecycle.start_cluster(nodes)
     if not changed:
         console.info("the local cluster was running already; nothing was changed")
-
-
-def _print_best_possible_auc(job: Path) -> None:
-    """Print the model's AUC next to the best possible one.
-
-    Print the true click probability of the first test row, too.
-    """
-    chances, clicks = generated_rows.limit(job / "test.txt")
-    score = json.loads((job / "output" / "model" / "score.json").read_text("utf-8"))
-    console.success(
-        f"AUC:    {score['auc']:.4f} on {len(clicks):,} test rows; the best possible is "
-        f"{scores.metrics(chances, clicks)['auc']:.4f}"
-    )
-    console.success(f"truth:  the true click probability of the first test row is {chances[0, 0]:.1%}")
 
 
 def _run_pulumi_up(env: dict[str, str]) -> None:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import psutil
+
 
 class LocalError(Exception):
     """A failure that the user can fix; the message says what failed, why, and how to fix it."""
@@ -112,31 +114,15 @@ def exit_on_sigterm() -> None:
 
     def leave(*_: object) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the clean-up
-        for pid in _started_processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        for child in psutil.Process().children(recursive=True):
+            # Other groups are left out, as by a terminal: the daemons of the local cluster, and processes that their
+            # parents stop themselves, such as Pulumi's plugins.
+            with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
+                if os.getpgid(child.pid) == os.getpgrp():
+                    child.terminate()
         sys.exit(128 + signal.SIGTERM)
 
     signal.signal(signal.SIGTERM, leave)
-
-
-def _started_processes() -> list[int]:
-    """Return the ids of this process's running descendants in its process group, parents first.
-
-    Other groups are left out, as by a terminal: the daemons of the local cluster, and processes that their parents
-    stop themselves, such as Pulumi's plugins.
-    """
-    group, parents = os.getpgrp(), {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            # Field 2, the name, may contain spaces and brackets; state, parent and group follow it.
-            fields = file.read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[2]) == group:
-                parents[int(file.parent.name)] = int(fields[1])
-    found = [os.getpid()]
-    for each in found:
-        found += [pid for pid, parent in parents.items() if parent == each]
-    return found[1:]
 
 
 def indent_last_lines(text: str, lines: int = 15) -> str:
