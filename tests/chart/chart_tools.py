@@ -19,6 +19,7 @@ from local.go_tools import find_tool
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "paddle-training"
+SERVING = ROOT / "charts" / "paddle-serving"
 SCENARIOS = sorted((CHART / "ci").glob("*.yaml"))
 EXAMPLES = sorted((CHART / "examples").glob("*.yaml"))
 ONE_MACHINE = CHART / "ci" / "one-machine.yaml"
@@ -127,9 +128,9 @@ def settings(template: Manifest) -> dict[str, Any]:
 
 
 @functools.cache
-def default_values() -> dict[str, Any]:
-    """Return the default values of the chart."""
-    return yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+def default_values(chart: Path = CHART) -> dict[str, Any]:
+    """Return the default values of a chart."""
+    return yaml.safe_load((chart / "values.yaml").read_text(encoding="utf-8"))
 
 
 def leaves(values: object, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:

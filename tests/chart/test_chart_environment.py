@@ -132,26 +132,6 @@ def test_values_reach_the_fields_of_the_settings(tmp_path):
     assert (cut.split_count, cut.workers, cut.test_fraction, cut.in_training_pod) == (5, 1, 0, False)
 
 
-@pytest.mark.parametrize(
-    ("every", "runtime", "batches", "minutes"),
-    [
-        ({}, "fleet", 0, 10),
-        ({"batches": None, "minutes": 0.5}, "fleet", 0, 0.5),
-        ({"minutes": 0}, "fleet", 0, 0),
-        ({"minutes": None}, "fleet", 0, 0),
-        ({"batches": 7}, "fleet", 7, 0),
-        ({}, "v1", 0, 0),
-    ],
-)
-def test_batches_between_checkpoints_replace_the_default_minutes(every, runtime, batches, minutes, tmp_path):
-    """Helm merges a user's `{batches: 7}` with the default `{minutes: 10}`."""
-    template = templates(ONE_MACHINE, values={"training": {"checkpointEvery": every}, "runtime": runtime})[
-        "training"
-    ]
-    found = read(TrainSettings, template, template["spec"]["containers"][0], tmp_path)
-    assert (found.checkpoint_every_batches, found.checkpoint_every_minutes) == (batches, minutes)
-
-
 def test_training_pods_that_prepare_data_have_the_values_and_variables_of_the_data_job(tmp_path):
     values = {"trainers": 5, "data": {"deadlineSeconds": 9, "member": "rows.txt", "tables": ["a"]}}
     by_job = templates(ONE_MACHINE, values=values)["data"]

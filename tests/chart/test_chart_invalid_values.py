@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from chart_tools import CHART, ONE_MACHINE, default_values, helm_template
+from chart_tools import CHART, ONE_MACHINE, SERVING, default_values, helm_template
 from jsonschema import Draft7Validator
 
 from launcher.cli.launch_training import merge_values, nest_keys
@@ -43,7 +44,7 @@ FLEET_ONLY = {
     ids=lambda item: str(item)[:60],
 )
 def test_invalid_value_is_rejected_with_key_value_limit_and_fix(scenario, values, texts):
-    chart = CHART.parent / "paddle-serving" if scenario == "claim" else CHART
+    chart = SERVING if scenario == "claim" else CHART
     done = helm_template(chart / "ci" / f"{scenario}.yaml", values=nest_keys(values), chart=chart)
     assert done.returncode != 0, "helm accepted it"
     line = next((line for line in done.stderr.splitlines() if texts[0] in line), "")
@@ -109,7 +110,23 @@ def test_folder_of_a_run_is_accepted_as_initial_model(place):
     assert helm_template(ONE_MACHINE, values={"training": {"initModelPath": place}}).returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("version", "rejected"), [("v3.13.3", True), ("v3.14.0", False), ("v3.19", False), ("v4.0.1", False)]
+)
+def test_helm_older_than_3_14_is_rejected(tmp_path, version, rejected):
+    """The chart gets a template that fails with the result of the check of a version."""
+    copy = shutil.copytree(CHART, tmp_path / CHART.name)
+    check = f'include "paddle-training.validate.helmVersion" "{version}" | printf "probe %s"'
+    (copy / "templates" / "probe.yaml").write_text(f"{{{{- fail ({check}) }}}}\n", encoding="utf-8")
+    text = helm_template(ONE_MACHINE, chart=copy).stderr
+    assert "probe" in text
+    assert ("but must be 3.14 or newer" in text) is rejected
+
+
 @pytest.mark.parametrize("name", ["a.b", "1st"])
-def test_release_name_that_is_no_service_name_is_rejected(name):
-    done = helm_template(ONE_MACHINE, release=name)
+@pytest.mark.parametrize(
+    "scenario", [ONE_MACHINE, SERVING / "ci" / "claim.yaml"], ids=["training", "serving"]
+)
+def test_release_name_that_is_no_service_name_is_rejected(scenario, name):
+    done = helm_template(scenario, release=name, chart=scenario.parent.parent)
     assert f'the release\'s name is "{name}", but must be' in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from chart_tools import CHART, ONE_MACHINE, one, render, run_json
+from chart_tools import CHART, ONE_MACHINE, one, render, run_json, settings
 
 from launcher.cli.launch_training import nest_keys
 
@@ -94,6 +94,20 @@ def test_changed_value_renames_exactly_the_affected_objects(key, value, expected
 )
 def test_names_depend_on_the_meaning_of_the_data_values(before, after, expected):
     assert differing(names({"data": before}), names({"data": after})) == expected
+
+
+def test_jobs_of_a_schedule_are_the_training_job_with_the_preparation_of_the_data():
+    scenario = CHART / "ci" / "schedule.yaml"
+    scheduled = one(render(scenario), "CronJob")["spec"]["jobTemplate"]
+    once = render(scenario, values={"training": {"schedule": ""}, "data": {"preparedBy": "trainingPods"}})
+    job = one(once, "Job", "training")
+    for part in ("labels", "annotations"):
+        assert scheduled["metadata"][part] == job["metadata"][part]
+    ours, theirs = (item["spec"]["template"]["spec"] for item in (scheduled, job))
+    assert [container["name"] for container in ours["initContainers"]] == ["prepare"]
+    assert ours == theirs
+    one_run, each_run = (settings(item["spec"]["template"]) for item in (job, scheduled))
+    assert each_run == one_run | {"training": one_run["training"] | {"schedule": "30 1 * * 1-5"}}
 
 
 def test_newer_chart_alone_starts_no_training(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
-from chart_tools import CHART, ONE_MACHINE, helm_template, one, render
+from chart_tools import CHART, ONE_MACHINE, SERVING, helm_template, one, render
 
 OWN = {"app.kubernetes.io/name": "paddle-training", "app.kubernetes.io/instance": "demo"}
 TRAINING = OWN | {"app.kubernetes.io/component": "training"}
@@ -140,8 +140,7 @@ def test_metadata_service_is_excepted_from_each_network_that_contains_it(cidr):
     assert excepted(cidr) == expected
     api = {"rendezvous": "api", "data": {"source": "file://a"}}
     assert excepted(cidr, key="apiServerCidrs", values=api) == expected
-    serving = CHART.parent / "paddle-serving"
-    assert excepted(cidr, serving, "s3Cidrs", {"image": "example.org/a"}) == expected
+    assert excepted(cidr, SERVING, "s3Cidrs", {"image": "example.org/a"}) == expected
 
 
 @pytest.mark.parametrize("cidr", ["169.254.169.254/32", "fd00:ec2::254/128", "fd00:0ec2:0::254/128"])

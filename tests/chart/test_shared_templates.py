@@ -4,43 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import yaml
-from chart_tools import CHART, ONE_MACHINE, Manifest, helm_template, one, render, run_json
+from chart_tools import CHART, ONE_MACHINE, SERVING, Manifest, helm_template, one, render, run_json
 
-SERVING = CHART.parent / "paddle-serving"
 pytestmark = pytest.mark.slow
 
-SECRET = (
-    ("DB_PASSWORD", "x"), ("DB_PASSWORD", "12345"), ("PGPASSWORD", "x"), ("dbPassword", "x"), ("SMTP_PASSWD", "x"),
-    ("HF_TOKEN", "x"), ("hf_token", "x"), ("TOKEN", "x"), ("HF_TOKEN_RW", "x"), ("API_TOKENS", "a,b"),
-    ("WANDB_API_KEY", "1"), ("OPENAI_API_KEY", "x"), ("APIKEY", "x"), ("COMET_API_KEY", "x"), ("WANDB_KEY", "x"),
-    ("KAGGLE_KEY", "x"), ("AZURE_OPENAI_KEY", "x"), ("MY_KEY", "0123456789abcdef0123"), ("ENCRYPTION_KEY", "x"),
-    ("AWS_ACCESS_KEY_ID", "x"), ("AWS_SECRET_ACCESS_KEY", "/a/b"), ("AWS_SESSION_TOKEN", "x"), ("PASSPHRASE", "x"),
-    ("CLIENT_SECRET", "x"), ("SECRET_KEY_BASE", "x"), ("GCP_CREDENTIALS", "{}"), ("PRIVATE_KEY", "x"),
-    ("MYSQL_PWD", "a1"), ("DB_PASS", "a1"), ("PGPASS", "a1"), ("DB_PW", "a1"), ("GITHUB_PAT", "a1"),
-    ("DATABASE_URL", "postgres://u:p@h/db"), ("REDIS", "redis://:p@h"), ("PIP_INDEX_URL", "https://t@h/simple"),
-    ("REDIS_URL", "redis://h?password=x"), ("JAVA_OPTS", "-Dh.keyStorePassword=x"), ("X", "Server=a;Password=b"),
-    ("X", "ghp_abcdefghijklmnopqrst"), ("X", "-----BEGIN RSA PRIVATE KEY-----"), ("X", "AKIAABCDEFGHIJKLMNOP"),
-    ("X", "https://h/f?sig=abc"), ("X", "https://h/f?X-Amz-Signature=a"), ("X", "https://h/f?hdnts=exp=1~hmac=a"),
-    ("SLACK", "https://hooks.slack.com/services/T/B/x"), ("BOT", "https://discord.com/api/webhooks/1/x"),
-    ("AUTHORIZATION", "Token a1"), ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Basic%20eA"),
-    ("HEADERS", '{"Authorization": "Bearer x"}'),
-)  # fmt: skip
-PLAIN = (
-    ("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "512"), ("MAX_TOKEN", "12"), ("TOKENIZER", "bert"),
-    ("PAD_TOKEN", "[PAD]"), ("EOS_TOKEN", "</s>"), ("PAD_TOKEN_ID", "0"), ("TOKEN_DIM", "64"), ("SPLIT_TOKEN", "|"),
-    ("TOKEN_EMBEDDING", "learned"), ("TOKEN_POOLING", "mean"), ("CLASS_TOKEN", "first"), ("SESSION_KEY", "user_id"),
-    ("AWS_WEB_IDENTITY_TOKEN_FILE", "/var/x"), ("GOOGLE_APPLICATION_CREDENTIALS", "/etc/key.json"),
-    ("SECRET_NAME", "a"), ("PASSWORD_FILE", "/run/x"), ("API_KEY_ENV", "OPENAI_API_KEY"), ("API_KEY_HEADER", "X-Key"),
-    ("SORT_KEY", "id"), ("PRIMARY_KEY", "id"), ("KEY", "v"), ("S3_KEY", "data/2024/train/part1.csv"),
-    ("PASSES", "3"), ("NUM_PASS", "3"), ("HTTPS_PROXY", "http://proxy:3128"), ("USE_AUTH", "true"),
-    ("AWS_ENDPOINT_URL", "https://store:9000"), ("U", "https://h/x?tokenizer=bert"), ("REPO", "git@h:a/b"),
-    ("KEYWORDS", "a"), ("MONKEY", "a"), ("TIKTOKEN_CACHE_DIR", "/x"), ("NCCL_DEBUG", "INFO"), ("SHARED_KEYSPACE", "a"),
-    ("DB_URL", "postgres://u:$(DB_PASSWORD)@h/db"), ("WANDB_API_KEY", "$(WANDB)"), ("DOCS", "https://h/hooker/a"),
-    ("HADOOP_OPTS", "-Dhadoop.security.authorization=true"),
-)  # fmt: skip
+SECRETS = yaml.safe_load((Path(__file__).parent / "secrets.yaml").read_text("utf-8"))
 
 
 def rejected(variables: Sequence[tuple[str, str]]) -> list[str]:
@@ -55,11 +27,11 @@ def rejected(variables: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def test_variables_with_a_secret_are_rejected_without_showing_it() -> None:
-    assert rejected(SECRET) == [name for name, _ in SECRET]
+    assert rejected(SECRETS["secret"]) == [name for name, _ in SECRETS["secret"]]
 
 
 def test_variables_about_tokens_keys_and_passwords_pass() -> None:
-    assert rejected(PLAIN) == []
+    assert rejected(SECRETS["plain"]) == []
 
 
 def test_serving_chart_rejects_secrets_by_the_same_templates() -> None:
@@ -82,20 +54,7 @@ def test_option_of_a_script_with_a_secret_is_rejected_without_showing_it() -> No
     assert "hidden" not in done.stderr
 
 
-SIGNED = (
-    "https://b.s3.amazonaws.com/a.zip?X-Amz-Credential=c&X-Amz-Signature=hidden",
-    "https://a.blob.core.windows.net/a/b.csv?sv=2024&se=2027&sig=hidden",
-    "https://storage.googleapis.com/b/a?X-Goog-Signature=hidden",
-    "https://h/a.csv?token=hidden",
-    "https://h/a.csv?x=1&access_token=hidden",
-    "https://h/a.csv?api_key=hidden",
-    "https://b.s3.amazonaws.com/a?AWSAccessKeyId=AKIA&Signature=hidden&Expires=1",
-    "https://user:hidden@h/a.csv",
-    "https://hidden@h/a.csv",
-)
-
-
-@pytest.mark.parametrize("url", SIGNED)
+@pytest.mark.parametrize("url", SECRETS["signed"])
 @pytest.mark.parametrize("key", ["source", "testSource"])
 def test_signed_address_is_rejected_with_the_way_by_a_secret(key: str, url: str) -> None:
     data = {"source": "file://a", key: url}
