@@ -216,16 +216,8 @@ class DataPod:
                 os.utime(folder)
 
     def _read_complete(self) -> dict[str, Any] | None:
-        """Return the manifest of the prepared data, if this data is complete and has the configured number of shards.
-
-        Complete means that each file that the manifest lists exists with its listed size. In all other cases return
-        None, and log what is wrong; an absent manifest is not logged.
-        """
-        manifest = prepared_data.read_manifest(self._data.manifest)
-        shards = self._settings.split_count
-        if manifest is None or not prepared_data.is_complete(self._layout, manifest, shards):
-            return None
-        return manifest
+        """Return the manifest of the prepared data, if this data is complete (`prepared_data.read_complete`)."""
+        return prepared_data.read_complete(self._layout, self._data.manifest, self._settings.split_count)
 
     def _make_work_folder(self, size: int) -> bool:
         """Create the work folder with a folder for each shard; return False if it exists already.

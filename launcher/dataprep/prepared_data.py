@@ -67,26 +67,28 @@ def read_manifest(path: Path) -> dict[str, Any] | None:
 
 
 def read_record(settings: DataSettings) -> dict[str, Any] | None:
-    """Return the manifest of this pod's data if the data is complete (`is_complete`); None if not, or if it is absent.
+    """Return the manifest of this pod's data if the data is complete (`read_complete`), else None.
 
     A training pod checks only its own shard, the test set and the side tables: with hundreds of trainers, a check of
     all shards would take minutes in each pod.
     """
     shard = settings.completion_index if settings.in_training_pod else None
-    manifest = read_manifest(settings.layout.data_record(settings.data_digest))
-    if manifest is None or manifest.get("dataDigest") != settings.data_digest:
-        return None
-    return manifest if is_complete(settings.layout, manifest, settings.split_count, shard) else None
+    path = settings.layout.data_record(settings.data_digest)
+    manifest = read_complete(settings.layout, path, settings.split_count, shard)
+    return manifest if manifest is not None and manifest.get("dataDigest") == settings.data_digest else None
 
 
-def is_complete(
-    layout: JobPaths, manifest: dict[str, Any], shards: int, only_shard: int | None = None
-) -> bool:
-    """Return whether the prepared data has `shards` shards, and each listed file exists with its listed size.
+def read_complete(
+    layout: JobPaths, path: Path, shards: int, only_shard: int | None = None
+) -> dict[str, Any] | None:
+    """Return the manifest in the file `path` if its data is complete.
 
-    `only_shard` limits the check to the files of this shard and to those that belong to no shard. If the data is
-    incomplete, or the manifest or files.json is damaged, log what is wrong.
+    Complete means that the data has `shards` shards, and each file that the manifest lists exists with its listed size.
+    `only_shard` limits the check to the files of this shard and to those that belong to no shard. Otherwise return
+    None, and log what is wrong; an absent manifest is not logged.
     """
+    if (manifest := read_manifest(path)) is None:
+        return None
     try:
         listed = files_of_manifest(manifest, layout, only_shard)
         sizes = {path: int(entry["bytes"]) for path, entry in listed.items()}
@@ -98,8 +100,8 @@ def is_complete(
         wrong = [layout.all_data]
     if wrong or manifest.get("splitCount") != shards:
         log.info("the prepared data is incomplete (wrong: %s): preparing it again", wrong or "splitCount")
-        return False
-    return True
+        return None
+    return manifest
 
 
 def files_of_manifest(

@@ -187,21 +187,6 @@ def test_the_settings_hold_no_secret_and_no_variable_of_the_user():
     }
 
 
-def test_extra_env_reaches_every_container_unchanged():
-    """The API server rejects a value that is not text, so "1" and "true" stay quoted."""
-    secret = {"secretKeyRef": {"name": "store", "key": "secret"}}
-    own = [
-        {"name": "HTTPS_PROXY", "value": "http://proxy.example.org:3128"},
-        {"name": "A_NUMBER", "value": "1"},
-        {"name": "A_SWITCH", "value": "true"},
-        {"name": "EMPTY", "value": ""},
-        {"name": "AWS_SECRET_ACCESS_KEY", "valueFrom": secret},
-    ]
-    made = templates(ONE_MACHINE, values={"extraEnv": own})
-    for container in (each for template in made.values() for each in containers(template)):
-        assert [item for item in container["env"] if item in own] == own, container["name"]
-
-
 def test_extra_env_with_a_name_of_the_chart_is_rejected():
     """Of two variables with one name the second would silently override the first."""
     names = documented("All pods") | documented("Training pods") | documented("Data pods") | {"HOME"}

@@ -9,6 +9,8 @@ from chart_tools import CHART, ONE_MACHINE, one, render, run_json, settings
 
 from launcher.cli.launch_training import nest_keys
 
+SCRIPT = CHART / "ci" / "collective.yaml"
+
 
 def names(values=None, **where):
     return run_json(render(ONE_MACHINE, values=values, **where))
@@ -108,6 +110,26 @@ def test_jobs_of_a_schedule_are_the_training_job_with_the_preparation_of_the_dat
     assert ours == theirs
     one_run, each_run = (settings(item["spec"]["template"]) for item in (job, scheduled))
     assert each_run == one_run | {"training": one_run["training"] | {"schedule": "30 1 * * 1-5"}}
+
+
+def test_the_number_of_trainers_changes_the_data_of_a_script_but_not_the_digest_of_its_source():
+    """So that a run with other trainers, for whom the data Job makes other shards, continues the checkpoints."""
+
+    def digests(**values):
+        values["data"] = {"source": "file://a.txt"} | values.get("data", {})
+        made = one(render(SCRIPT, values=values), "Job", "training")["spec"]["template"]
+        return settings(made)["release"]["dataDigest"], settings(made)["release"]["sourceDigest"]
+
+    (shards, source), (other_shards, same_source) = digests(trainers=2), digests(trainers=5)
+    assert shards != other_shards
+    assert source == same_source
+    assert digests(trainers=2, data={"seed": 7})[1] != source
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_script_and_the_other_runtimes_have_the_same_data(enabled):
+    script = render(SCRIPT, values={"data": {"enabled": enabled, "source": "file://lines.txt"}})
+    assert run_json(script)["dataDigest"] == names({"jobName": "digits", "trainers": 2})["dataDigest"]
 
 
 def test_newer_chart_alone_starts_no_training(tmp_path):

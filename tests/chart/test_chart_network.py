@@ -60,14 +60,6 @@ def test_exactly_one_policy_selects_each_pod_and_only_training_pods_accept_conne
     assert matches(HELM_TEST["from"][0]["podSelector"], pod["metadata"]["labels"])
 
 
-def test_metrics_from_admits_its_peers_on_peer_port_only():
-    prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    values = {"networkPolicy": {"metricsFrom": [prometheus]}, "peerPort": 9000}
-    training, data = policies(values=values)
-    assert training["ingress"][2:] == [{"from": [prometheus], "ports": [{"port": 9000, "protocol": "TCP"}]}]
-    assert "ingress" not in data
-
-
 HTTP = {"source": "http://example.org/a", "sha256": "0" * 64}
 BY_TRAINING_PODS = {**HTTP, "testSource": "s3://bucket/b", "preparedBy": "trainingPods"}
 
@@ -100,16 +92,6 @@ def test_pods_reach_dns_and_exactly_the_ports_that_the_values_need(scenario, val
         open_rules = [rule["to"] for rule in policy["egress"] if not rule.get("ports")]
         extra = [{"ipBlock": {"cidr": "10.1.0.0/16"}}]  # networkPolicy.extraEgress of s3-source-and-export
         assert [peers for peers in open_rules if "podSelector" not in str(peers) and peers != extra] == []
-
-
-def test_s3_source_opens_https_to_the_given_networks_and_the_pod_identity_agent():
-    agent = [{"ipBlock": {"cidr": "169.254.170.23/32"}}]
-    for policy in policies(CHART / "ci" / "s3-source-and-export.yaml"):
-        https = [
-            rule for rule in policy["egress"] if {"port": 443, "protocol": "TCP"} in rule.get("ports", [])
-        ]
-        assert [rule["to"] for rule in https] == [[{"ipBlock": {"cidr": "10.0.0.0/16"}}]]
-        assert {"to": agent, "ports": [{"port": 80, "protocol": "TCP"}]} in policy["egress"]
 
 
 def excepted(cidr, chart=CHART, key="sourceCidrs", values=None):

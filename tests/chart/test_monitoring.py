@@ -58,26 +58,6 @@ def dashboard(made):
     return found["metadata"]["labels"], json.loads(found["data"]["paddle-training.json"])
 
 
-def test_nothing_is_created_by_default():
-    kinds = {item["kind"] for item in render(ONE_MACHINE)}
-    assert not kinds & {"PodMonitor", "PrometheusRule"}
-    assert [item["kind"] for item in render(ONE_MACHINE)].count("ConfigMap") == 1
-
-
-def test_pod_monitor_selects_rank_0_and_a_port_that_it_has(made):
-    monitor = one(made, "PodMonitor")
-    assert monitor["metadata"]["labels"]["release"] == "stack"
-    template = one(made, "Job", "training")["spec"]["template"]
-    by_kubernetes = {"batch.kubernetes.io/job-completion-index": "0"}
-    labels = template["metadata"]["labels"] | by_kubernetes
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
-    assert by_kubernetes.items() <= monitor["spec"]["selector"]["matchLabels"].items()
-    [endpoint] = monitor["spec"]["podMetricsEndpoints"]
-    assert endpoint == {"port": "peers", "path": "/metrics", "interval": "1m"}
-    [container] = template["spec"]["containers"]
-    assert endpoint["port"] in {port["name"] for port in container["ports"]}
-
-
 def test_alerts_use_served_metrics_of_this_runs_rank_0_and_claim(made):
     assert one(made, "PrometheusRule")["metadata"]["labels"]["role"] == "rules"
     found = rules(made)
