@@ -1,4 +1,4 @@
-"""Parse and extend the content of metrics.csv, find the best pass by a test metric, decide early stopping.
+"""Parse the content of metrics.csv, find the best pass by a test metric, decide early stopping.
 
 metrics.csv has one row per pass (epoch) and rank (training pod), with speed, training loss and test scores.
 Passes, ranks and attempts (starts of the run) count from 0. No function here reads or writes a file.
@@ -7,7 +7,6 @@ Passes, ranks and attempts (starts of the run) count from 0. No function here re
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -131,72 +130,6 @@ def _parse_float(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-@dataclass(frozen=True)
-class MetricsUpdate:
-    """The new content of metrics.csv after `add_pass`, and how much of the old content was damaged."""
-
-    text: str
-    """The new content."""
-    rows: int
-    """Number of rows in the old content."""
-    intact: int
-    """Number of rows in the old content that could be read; the others are not in the new one."""
-    is_damaged: bool
-    """Whether the old content had a damaged header line or unreadable rows."""
-
-
-def add_pass(
-    content: str,
-    number: int,
-    attempt: int,
-    ranks: Sequence[tuple[int, float, float]],
-    tests: Mapping[str, float],
-    *,
-    may_rename: bool = False,
-) -> MetricsUpdate:
-    """Return the content of metrics.csv with the rows of one pass added.
-
-    Existing rows of the same pass and attempt are replaced, so a repeated call adds no duplicates. `tests` may have
-    more or fewer metrics than earlier passes; the missing scores are empty.
-
-    Args:
-        content: the present content of the file; empty for a new file.
-        number: the pass, counted from 0.
-        attempt: the attempt that trained it, counted from 0.
-        ranks: (samples, seconds, mean training loss) of each rank, in rank order.
-        tests: rank 0's scores on the test set, by metric name without the prefix test_.
-        may_rename: whether `tests` may have other metrics instead of earlier ones, as a changed script has. If not,
-            such a name in the header line counts as damaged.
-    """
-    scores = {TEST + name: f"{score:.6g}" for name, score in tests.items()}
-    header = [*COLUMNS, *scores]
-    old_header, *lines = split_fields(content)
-    width = len(header)
-    before = old_header[len(COLUMNS) :]
-    is_intact = tuple(old_header[: len(COLUMNS)]) == COLUMNS and all(name.startswith(TEST) for name in before)
-    if not may_rename:
-        is_intact = is_intact and (scores.keys() <= set(before) or scores.keys() >= set(before))
-    if is_intact:  # a script may test only some epochs, or add a metric: all columns stay
-        header, width = list(dict.fromkeys([*old_header, *scores])), len(old_header)
-    intact = [line for line in lines if len(line) == width and is_row(line)]
-    rows = [
-        [*row, *[""] * (len(header) - width)]
-        for row in intact
-        if (row[0], row[2]) != (str(number), str(attempt))
-    ]
-    for rank, (samples, seconds, loss) in enumerate(ranks):
-        values = [number, rank, attempt, int(samples), f"{seconds:.3f}"]
-        values += [f"{samples / seconds if seconds else 0:.1f}", f"{loss:.6g}"]
-        own = scores if rank == 0 else {}
-        rows.append([*map(str, values), *(own.get(name, "") for name in header[len(COLUMNS) :])])
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    damaged = bool(content) and (not is_intact or len(intact) != len(lines))
-    return MetricsUpdate(text.getvalue(), len(lines), len(intact), damaged)
 
 
 def mean_loss(rows: Sequence[MetricsRow]) -> float:

@@ -86,7 +86,11 @@ def test_read_json_returns_none_only_for_absent_files(tmp_path: Path) -> None:
         files.read_json(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", '{"a": ', "[1]", "\0\0\0", "1", '{"a": NaN}'])
+@pytest.mark.parametrize(
+    "content",
+    ["", '{"a": ', "[1]", "\0\0\0", "1", '{"a": NaN}', '{"a": -Infinity}', "[" * 200_000],
+    ids=lambda content: repr(content[:20]),
+)
 def test_content_that_is_not_a_json_object_raises_an_error_with_the_file(
     tmp_path: Path, content: str
 ) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 from launcher.io import files
 from launcher.io.retry import backoff_seconds
 from launcher.reporting.failure_messages import write_termination_message
@@ -40,12 +38,6 @@ def test_a_script_may_save_a_link_without_a_target(tmp_path: Path) -> None:
         (folder / "weights").write_text("1")
         (folder / "latest").symlink_to("absent")
     assert find_newest(tmp_path / "output") is not None
-
-
-def test_a_deeply_nested_json_file_is_no_json_object(tmp_path: Path) -> None:
-    (tmp_path / "deep.json").write_text('{"a": ' + "[" * 200_000)
-    with pytest.raises(files.UnreadableError, match="is not JSON"):
-        files.read_json(tmp_path / "deep.json")
 
 
 def test_the_backoff_stays_at_its_cap_after_any_number_of_failures() -> None:
