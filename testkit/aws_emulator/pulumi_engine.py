@@ -13,7 +13,7 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
@@ -24,73 +24,10 @@ from testkit.aws_emulator import provider_plugin
 from testkit.aws_emulator.account import Account
 from testkit.waiting import answers, until
 
-HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parent.parent
+REPOSITORY = Path(__file__).resolve().parents[2]
+COMMANDS = Path(__file__).with_name("bin")
+"""The folder of the emulator's commands, which tests put first on PATH."""
 REGION = "us-west-2"
-
-
-class MissingToolError(Exception):
-    """A tool that the engine needs is not installed."""
-
-
-def tool_cache() -> Path:
-    """Return the folder of the tools that `local/` built (docs/explanation/architecture.md)."""
-    return Path(os.environ.get("PADDLE_TRAINING_CACHE") or Path.home() / ".cache" / "paddle-training")
-
-
-def find_tool(name: str) -> Path:
-    """Return a tool on PATH, or the newest one that `local/` built.
-
-    Raises:
-        MissingToolError: there is neither.
-    """
-    found = shutil.which(name)
-    if found:
-        return Path(found)
-    built = sorted(
-        (path for path in tool_cache().glob(f"*/*/{name}") if os.access(path, os.X_OK)),
-        key=lambda p: p.stat().st_mtime,
-    )
-    if not built:
-        raise MissingToolError(f"{name} is neither on PATH nor built below {tool_cache()}. Fix: make tools")
-    return built[-1]
-
-
-_EXECUTOR = "pulumi-language-python-exec"
-
-
-def _executor() -> Path:
-    found = shutil.which(_EXECUTOR)
-    if found:
-        return Path(found)
-    for pattern in (
-        f"*/*/{_EXECUTOR}",
-        f"build/gomod/github.com/pulumi/pulumi/sdk/v3@v3.259.0/python/cmd/{_EXECUTOR}",
-    ):
-        for path in sorted(tool_cache().glob(pattern)):
-            return path
-    raise MissingToolError(f"{_EXECUTOR} is neither on PATH nor below {tool_cache()}. Fix: make tools")
-
-
-def tool_folder(folder: Path) -> Path:
-    """Return a folder for PATH with the engine, its language host and the emulator's commands."""
-    folder.mkdir(parents=True, exist_ok=True)
-    wanted = {name: find_tool(name) for name in ("pulumi", "pulumi-language-python")}
-    with suppress(MissingToolError):  # only programs with a Helm release need it
-        wanted["pulumi-resource-kubernetes"] = find_tool("pulumi-resource-kubernetes")
-    wanted |= {name: HERE / "bin" / name for name in ("pulumi-resource-aws", "aws")}
-    for name, path in wanted.items():
-        link = folder / name
-        if name.startswith(("pulumi-resource-aws", "aws")):
-            link.write_text(f'#!/bin/sh\nexec "{path}" "$@"\n', encoding="utf-8")
-            link.chmod(0o755)
-        elif not link.exists():
-            # The language host searches its executor in its own folder, so both are copied here.
-            shutil.copy(path, link) if name.startswith("pulumi-language") else link.symlink_to(path)
-    if not (folder / _EXECUTOR).exists():
-        shutil.copy(_executor(), folder / _EXECUTOR)
-        (folder / _EXECUTOR).chmod(0o755)
-    return folder
 
 
 @lru_cache
@@ -233,7 +170,6 @@ class Engine:
 
     def command_environment(self) -> dict[str, str]:
         """Return the environment of a command, without the clouds and clusters of this machine."""
-        tools = tool_folder(self.home / "tools")
         python = Path(sys.executable).parent
         (self.home / "backend").mkdir(parents=True, exist_ok=True)
         inherited = {key: os.environ[key] for key in ("HOME", "LANG", "TMPDIR") if key in os.environ}
@@ -243,7 +179,7 @@ class Engine:
         return (
             inherited
             | {
-                "PATH": f"{tools}:{python}:{os.environ['PATH']}",
+                "PATH": f"{COMMANDS}:{python}:{os.environ['PATH']}",
                 "PULUMI_HOME": str(self.home / "pulumi"),
                 "PULUMI_BACKEND_URL": f"file://{self.home}/backend",
                 "PULUMI_CONFIG_PASSPHRASE": "emulator",
@@ -251,7 +187,7 @@ class Engine:
                 "GOGC": "400",  # the commands are short: collecting garbage would take a tenth of their CPU time
                 "PULUMI_DEBUG_COMMANDS": "true",  # enables the flag --event-log
                 "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
-                "PULUMI_PYTHON_CMD": str(python_command(tools)),
+                "PULUMI_PYTHON_CMD": str(python_command(self.home)),
                 "AWS_EMULATOR_DIR": str(self.account),
                 "AWS_EMULATOR_PYTHON": sys.executable,
                 "AWS_ACCESS_KEY_ID": "emulator",
@@ -266,9 +202,10 @@ class Engine:
 
     def pulumi(self, *arguments: str, timeout: float = 240) -> Result:
         """Run any command, without prompts and colours."""
-        command = ["pulumi", "--non-interactive", "--color=never", *arguments]
         environment = self.command_environment()
-        command[0] = shutil.which("pulumi", path=environment["PATH"]) or "pulumi"
+        pulumi = shutil.which("pulumi", path=environment["PATH"])
+        assert pulumi is not None, "pulumi is not on PATH. Fix: make tools, then eval $(make -s env)"
+        command = [pulumi, "--non-interactive", "--color=never", *arguments]
         done = subprocess.run(  # noqa: PLW1510
             command, cwd=self.project, env=environment, capture_output=True, text=True, timeout=timeout
         )

@@ -146,7 +146,7 @@ def _aws(account: Account, *arguments: str) -> subprocess.CompletedProcess[str]:
         "AWS_EMULATOR_DIR": str(account.folder),
         "AWS_EMULATOR_PYTHON": sys.executable,
     }
-    command = [str(pulumi_engine.HERE / "bin" / "aws"), *arguments]
+    command = [str(pulumi_engine.COMMANDS / "aws"), *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
 

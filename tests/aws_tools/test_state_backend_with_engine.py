@@ -11,7 +11,7 @@ import pytest
 
 from aws import state_backend
 from aws.stack_access import make_clients
-from testkit.aws_emulator.pulumi_engine import python_command, reset_moto, tool_folder
+from testkit.aws_emulator.pulumi_engine import python_command, reset_moto
 from tests.aws_emulator.conftest import moto
 from tests.aws_tools.conftest import REGION
 
@@ -28,7 +28,6 @@ SECRET = "hush-hush-4711"
 def test_state_backend_second_clone_has_no_changes_and_encrypted_secrets(
     tmp_path: Path, moto: str, monkeypatch
 ) -> None:
-    tools = tool_folder(tmp_path / "tools")
     reset_moto(moto)
     monkeypatch.setenv("AWS_ENDPOINT_URL", moto)
     client = make_clients(REGION)
@@ -48,11 +47,11 @@ def test_state_backend_second_clone_has_no_changes_and_encrypted_secrets(
     def pulumi(folder: Path, *arguments: str) -> str:
         environment = {
             **os.environ,
-            "PATH": f"{tools}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PULUMI_HOME": f"{folder}-home",
             "PULUMI_BACKEND_URL": f"{made.backend}&use_path_style=true",
             "PULUMI_SKIP_UPDATE_CHECK": "true",
-            "PULUMI_PYTHON_CMD": str(python_command(tools)),
+            "PULUMI_PYTHON_CMD": str(python_command(tmp_path)),
         }
         environment.pop("PULUMI_CONFIG_PASSPHRASE_FILE", None)
         argv = ["pulumi", *arguments, "--non-interactive", "--stack", "dev"]

@@ -4,13 +4,14 @@ Each row runs the program with mocks; rows with the same settings and account sh
 
 - `rule`: what holds, as one sentence.
 - `settings`: changes of the settings `AWS` of recording_mocks.py, or with `base: everything` of those with all
-  compatible options. `stack`: the stack's name. `preview`: whether this is a preview.
+  compatible options, or with `target: kubeconfig` of `LOCAL`. `stack`: the stack's name. `preview`: whether this is a
+  preview.
 - `account`: answers of functions such as `ec2/getVpc`: changes of the usual answer, or a text, which is an error.
 - `running`: version of a cluster that exists, and its node group, as in `recording_mocks.mocked_account`.
 - `rejects`, `fails`: pattern in the error about the settings, or in another error.
 - `warns`, `silent`: patterns of some warning, and of none. `outputs`: texts in the stack's outputs.
 - `has`: resource → JMESPath expression of its inputs → value.
-- `names`: kind → names of all resources of this kind.
+- `names`: kind → names of all resources of this kind. `kinds`: the kinds of all resources.
 - `after`, `not_after`: resource → resources that must, or must not, exist before it.
 - `ignored`: resource → inputs whose changes the engine ignores. `imports`: name of a resource → id of its import.
 - `retained`: kinds of the resources that a destroy keeps.
@@ -39,7 +40,7 @@ from pulumi.runtime.mocks import MockResourceArgs
 from infra import naming
 from infra.settings import SettingsError
 
-from .recording_mocks import EVERYTHING, aws_stack, mocked_account
+from .recording_mocks import EVERYTHING, aws_stack, local_stack, mocked_account
 
 ROWS = [
     {"file": path.stem, **row}
@@ -47,7 +48,7 @@ ROWS = [
     for row in yaml.safe_load(path.read_text(encoding="utf-8"))["rules"]
 ]
 # The fields that decide what the program does.
-GIVEN = ("base", "settings", "stack", "account", "running", "preview")
+GIVEN = ("target", "base", "settings", "stack", "account", "running", "preview")
 
 
 def _decoded(value: Any) -> Any:
@@ -70,7 +71,11 @@ class Registered:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pulumi.log, "warn", self.warnings.append)
             patch.setattr(pulumi.runtime, "is_dry_run", lambda: row.get("preview", False))
-            self.made = aws_stack(account=account, name=row.get("stack", "dev"), **settings)
+            if row.get("target") == "kubeconfig":
+                self.made = local_stack(**settings)
+                assert self.made.calls == [], "target kubeconfig must not call AWS"
+            else:
+                self.made = aws_stack(account=account, name=row.get("stack", "dev"), **settings)
         listed = sorted(self.made.resources, key=lambda args: args.name)
         self.resources: dict[str, MockResourceArgs] = {
             self.label(args.typ, args.name): args for args in listed if not args.typ.startswith("paddle:")
@@ -92,6 +97,9 @@ class Registered:
             for expression, value in values.items():
                 seen = jmespath.search(expression, found if wanted.endswith(" *") else found[0])
                 assert seen == value, f"{wanted}: {expression}"
+
+    def kinds(self, expected: list[str]) -> None:
+        assert [args.typ.rpartition(":")[2] for args in self.resources.values()] == expected
 
     def names(self, expected: dict[str, list[str]]) -> None:
         for kind, names in expected.items():

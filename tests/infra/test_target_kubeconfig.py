@@ -139,20 +139,6 @@ def test_preflight_unreachable_cluster_raises(tmp_path: Path) -> None:
     _preflight(str(_kubeconfig(tmp_path, "https://127.0.0.1:9")), "refused")
 
 
-def test_kubeconfig_target_creates_only_namespace_and_release() -> None:
-    made = local_stack()
-    kinds = [args.typ for args in made.resources]
-    assert kinds == [
-        "paddle:infra:Training",
-        "pulumi:providers:kubernetes",
-        "kubernetes:core/v1:Namespace",
-        "kubernetes:helm.sh/v3:Release",
-    ]
-    assert made.calls == [], "target kubeconfig must not call AWS"
-    provider = made.one("pulumi:providers:kubernetes").inputs
-    assert (provider["kubeconfig"], provider["context"]) == ("/nowhere/kubeconfig", "local")
-
-
 WITHOUT_AWS = """
 import sys
 from pathlib import Path
@@ -181,30 +167,6 @@ def test_kubeconfig_target_does_not_import_aws_sdk() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "[]", "each of these modules takes as long to load as everything else"
-
-
-FAILED_IS_REMOVED = {"cleanupOnFail": True, "atomic": True, "waitForJobs": False}
-FAILED_STAYS = {"cleanupOnFail": False, "atomic": False, "waitForJobs": True}  # its Jobs, for inspection
-
-
-@pytest.mark.parametrize(
-    ("settings", "wanted"),
-    [
-        ({}, FAILED_IS_REMOVED),
-        ({"wait": True}, FAILED_STAYS),
-        ({"keepManualValues": True}, {"values": {}, "reuseValues": True}),
-    ],
-)
-def test_release_has_fixed_name_relative_chart_path_and_options(settings: Any, wanted: Any) -> None:
-    release = local_stack(release=settings).one("Release").inputs
-    assert (release["name"], release["chart"]) == ("paddle-training", "./charts/paddle-training")
-    assert release["skipAwait"] is False
-    assert {key: release[key] for key in wanted} == wanted
-    image = release["values"].get("image", "localhost/paddle-training:")
-    assert image.startswith("localhost/paddle-training:")
-    assert "{" not in image
-    if settings.get("wait"):
-        assert release["timeout"] >= 3600 + 86400, "the deadlines of both Jobs"
 
 
 def test_wait_seconds_of_disabled_data_do_not_count() -> None:
@@ -241,19 +203,6 @@ def test_release_description_changes_with_chart(tmp_path: Path) -> None:
         template.write_text(template.read_text() + "# edited\n")
         after = local_stack(folder).one("Release").inputs
     assert {key for key in after if before[key] != after[key]} == {"description"}
-
-
-@pytest.mark.parametrize(("host_ports", "level"), [(False, "restricted"), (True, "privileged")])
-def test_namespace_pod_security_depends_on_host_ports(host_ports: bool, level: str) -> None:
-    namespace = local_stack(values={"hostPorts": host_ports}).one("Namespace").inputs["metadata"]
-    assert namespace["labels"][ENFORCE_LABEL] == level
-    assert namespace["labels"][OWNER_LABEL] == "paddle-training-dev"
-
-
-def test_namespace_create_false_uses_existing_namespace() -> None:
-    made = local_stack(namespace={"name": "theirs", "create": False})
-    assert not made.of("Namespace")
-    assert made.one("Release").inputs["namespace"] == "theirs"
 
 
 def test_owner_label_identifies_stack() -> None:
