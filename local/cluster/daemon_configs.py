@@ -110,7 +110,9 @@ def render(template: str, node: Node | None = None, /, **more: object) -> str:
         "server": SERVER,
         "api_port": API_PORT,
         "etcd_url": f"https://127.0.0.1:{ETCD_PORT}",
+        "bridge": BRIDGE,
         "bridge_address": BRIDGE_ADDRESS,
+        "host_link": HOST_LINK,
         "host_address": HOST_ADDRESS,
         "pod_network": POD_SUBNET,
         "service_network": SERVICE_SUBNET,
@@ -118,7 +120,7 @@ def render(template: str, node: Node | None = None, /, **more: object) -> str:
         "cni_plugins": CNI_PLUGINS,
     }
     if node:
-        of_node = ("name", "address", "pod_subnet", "cgroup", "folder", "socket")
+        of_node = ("name", "address", "link", "pod_subnet", "cgroup", "folder", "socket")
         names |= {name: getattr(node, name) for name in of_node}
     text = Template((CONFIG / template).read_text()).substitute(names, **more)
     return json.dumps(yaml.safe_load(text), indent=1) + "\n" if template.endswith(".yaml") else text

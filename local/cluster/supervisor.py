@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from local.cluster import api_requests, daemon_configs, images_on_nodes
-from local.cluster.daemon_configs import BRIDGE, BRIDGE_ADDRESS, GROUP, HOST_ADDRESS, HOST_LINK, LOGS, Node
+from local.cluster.daemon_configs import GROUP, LOGS, Node
 from local.external_commands import LocalError
 from local.files_and_locks import write_file_atomically
 from local.go_tools import find_tool
@@ -33,8 +33,6 @@ STATES = STATE / "daemons.json"
 HELD = STATE / "held"
 POLL = 0.2
 RESTART_SECONDS = 1
-# Folders in which daemons write what must not outlive the cluster, and what another cluster or containerd also writes.
-PRIVATE = ("/run/netns", "/run/containerd", "/var/lib/cni", "/var/lib/kubelet", "/var/log/containers")
 
 
 def namespace_script(nodes: Iterable[Node], machine: int) -> str:
@@ -42,37 +40,8 @@ def namespace_script(nodes: Iterable[Node], machine: int) -> str:
 
     `machine` is the id of a process in the machine's own network, which gets the name `host` in the cluster.
     """
-    script = [f"mkdir -p {folder} && mount -t tmpfs tmpfs {folder}" for folder in PRIVATE]
-    script += [
-        f"ip netns attach host {machine}",
-        "mount -t proc proc /proc",  # the script above needs the machine's process ids
-        "sysctl -qw net.ipv4.ip_forward=1",
-        "ip link set lo up",
-        f"ip link add {BRIDGE} type bridge",
-        f"ip addr add {BRIDGE_ADDRESS}/24 dev {BRIDGE}",
-        f"ip link set {BRIDGE} up",
-        # The link of the former cluster may exist for a moment longer than its processes.
-        f"ip -n host link del {HOST_LINK} 2> /dev/null || true",
-        f"ip link add uplink type veth peer name {HOST_LINK} netns host",
-        f"ip link set uplink master {BRIDGE} up",
-        f"ip -n host addr add {HOST_ADDRESS}/24 dev {HOST_LINK}",
-        f"ip -n host link set {HOST_LINK} up",
-        f"ip -n host route replace {daemon_configs.POD_SUBNET} via {BRIDGE_ADDRESS}",
-        f"ip route add default via {HOST_ADDRESS}",
-    ]
-    for node in nodes:
-        script += [
-            f"ip netns add {node.name}",
-            f"ip -n {node.name} link set lo up",
-            f"ip link add {node.link} type veth peer name eth0 netns {node.name}",
-            f"ip link set {node.link} master {BRIDGE} up",
-            f"ip -n {node.name} addr add {node.address}/24 dev eth0",
-            f"ip -n {node.name} link set eth0 up",
-            f"ip -n {node.name} route add default via {BRIDGE_ADDRESS}",
-            f"nsenter --net=/run/netns/{node.name} sysctl -qw net.ipv4.ip_forward=1",
-            f"ip route add {node.pod_subnet} via {node.address}",
-        ]
-    return "\n".join(script)
+    script = daemon_configs.render("cluster-network.sh", machine=machine)
+    return script + "".join(daemon_configs.render("node-network.sh", node) for node in nodes)
 
 
 def cgroup_hierarchies() -> list[Path]:
