@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -283,34 +284,40 @@ def test_a_second_pod_of_a_healthy_rank_is_rejected_and_the_run_completes(tmp_pa
         assert "pserver: still running" in gang.pod_log(1), "pservers that do not exit are stopped"
 
 
+def send_request(
+    gang: LoopbackGang, method: str, path: str, body: str = "", *, secret: str = "", run: str = ""
+) -> tuple[int, str]:
+    """Send a request to rank 0 with the credential of a run (by default of this one); return HTTP status and body."""
+    headers = {"Authorization": f"Bearer paddle/{run or gang.run}/{secret}"}
+    with contextlib.closing(http.client.HTTPConnection(gang.addresses[0], 7168, timeout=20)) as connection:
+        connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+
+
 def test_rank_0_rejects_invalid_reports_serves_pages_and_creates_no_removed_output_again(
     tmp_path: Path,
 ) -> None:
-    def send_request(method: str, path: str, body: str = "", token: str = "") -> tuple[int, str]:
-        connection = http.client.HTTPConnection(gang.addresses[0], 7168, timeout=5)
-        connection.request(method, path, body, {"Authorization": f"Bearer {token}"})
-        response = connection.getresponse()
-        found = response.status, response.read().decode()
-        connection.close()
-        return found
-
     with build_gang(tmp_path, FAKE_PASS_SECONDS="30") as gang:
         gang.start().wait_until(gang.reports_training)
         state = json.dumps({"state": {"rank": 1, "incarnation": "x", "phase": "idle"}, "seen": 0})
-        token = f"paddle/{gang.run}/" + (gang.output.parent / ".run-secret").read_text()
-        assert send_request("POST", "/state", state, token.replace(gang.run, "another-run"))[0] == 401
-        assert send_request("POST", "/state", '{"state": 1}', token)[0] == 400
-        assert send_request("POST", "/state", state.replace('"rank": 1', '"rank": 7'), token)[0] == 400
-        assert send_request("POST", "/state", state, token)[0] == 409
-        assert send_request("GET", "/healthz")[0] == 200
-        code, body = send_request("GET", "/status")
+        secret = (gang.job / ".run-secret").read_text()
+        assert send_request(gang, "POST", "/state", state, secret=secret, run="another-run")[0] == 401
+        assert send_request(gang, "POST", "/state", '{"state": 1}', secret=secret)[0] == 400
+        assert (
+            send_request(gang, "POST", "/state", state.replace('"rank": 1', '"rank": 7'), secret=secret)[0]
+            == 400
+        )
+        assert send_request(gang, "POST", "/state", state, secret=secret)[0] == 409
+        assert send_request(gang, "GET", "/healthz")[0] == 200
+        code, body = send_request(gang, "GET", "/status")
         assert code == 200
         assert json.loads(body)["state"] == "training"
-        code, body = send_request("GET", "/metrics")
+        code, body = send_request(gang, "GET", "/metrics")
         assert code == 200
         assert "paddle_training_attempt 0.0" in body
         assert 'paddle_training_rank_samples_per_second{rank="1"}' in body
-        assert send_request("GET", "/else")[0] == 404
+        assert send_request(gang, "GET", "/else")[0] == 404
         for _ in range(100):  # the launchers create files in the folder meanwhile
             shutil.rmtree(gang.output, ignore_errors=True)
             if not gang.output.exists():
@@ -318,6 +325,37 @@ def test_rank_0_rejects_invalid_reports_serves_pages_and_creates_no_removed_outp
         assert gang.processes[0].wait(30) == 71
         assert not gang.find_pids(0, "train")
         assert not (gang.output / "status.json").exists()
+
+
+def find_files_with(text: str, folder: Path) -> list[Path]:
+    """Return the files below `folder` that contain `text`, as paths relative to it."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return [path.relative_to(folder) for path in files if text.encode() in path.read_bytes()]
+
+
+def test_nothing_that_others_may_read_contains_the_secret_of_a_run(tmp_path: Path) -> None:
+    with LoopbackGang(tmp_path, trainers=2, report=True, FAKE_PASS_SECONDS="0.5") as gang:
+        gang.start().wait_until(gang.reports_training)
+        secret_file = gang.job / ".run-secret"
+        secret = secret_file.read_text()
+        assert stat.S_IMODE(secret_file.stat().st_mode) == 0o600
+        assert find_files_with(secret, gang.job) == [Path(".run-secret")]
+        lock, record = gang.read_json("run.lock"), gang.read_json("run.json")
+        for known in (lock["token"], record["holder"], *record["incarnations"], ""):
+            assert send_request(gang, "POST", "/state", "{}", secret=known)[0] == 401
+        assert send_request(gang, "POST", "/state", "{}", secret=secret)[0] == 400, (
+            "the credential is right; only the state is not one"
+        )
+        assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
+        assert find_files_with(secret, gang.job) == [Path(".run-secret")]
+        assert secret not in gang.pod_log(0) + gang.pod_log(1)
+        assert json.loads((gang.output / "run.copy.json").read_text())["holder"] == record["holder"]
+    with LoopbackGang(tmp_path, trainers=2, run="quick-start-ffffffff", batch_size=7) as gang:
+        gang.start().wait_until(gang.reports_training)
+        assert (gang.job / ".run-secret").read_text() != secret, "each start has another secret"
+        assert gang.wait_for_exit() == [0, 0], gang.pod_log(0)
+    assert list((gang.job / "runs").iterdir())
+    assert find_files_with(secret, gang.job) == []
 
 
 def test_five_quick_suspends_lose_no_checkpoint(tmp_path: Path) -> None:

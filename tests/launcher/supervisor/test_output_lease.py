@@ -261,7 +261,8 @@ def test_release_removes_the_lease_and_reports_no_loss(path: Path) -> None:
     assert lost.errors == []
 
 
-def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(pods: Pods) -> None:
+@pytest.mark.parametrize("taken", ["before the read", "during the read"])
+def test_release_keeps_the_lease_of_another_pod_that_took_it(pods: Pods, taken: str) -> None:
     other = pods.lease("b")
 
     class SlowPath(type(pods.path)):  # type: ignore[misc]
@@ -271,7 +272,10 @@ def test_release_keeps_the_lease_of_another_pod_that_took_it_during_a_slow_read(
             other.write_to(pods.path)
             return content
 
-    pods.first.path = SlowPath(pods.path)
+    if taken == "before the read":
+        other.write_to(pods.path)
+    else:
+        pods.first.path = SlowPath(pods.path)
     pods.first.release()
     assert pods.token == other.token
 

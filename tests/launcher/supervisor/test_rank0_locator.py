@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +24,7 @@ from launcher.supervisor.shared_storage.output_lease import (
 )
 from testkit.fake_api_server import FakeApiServer, create_certificate, make_pod
 from testkit.waiting import until
-from tests.launcher.supervisor.loopback_gang import pod_environ, train_settings
+from tests.launcher.supervisor.loopback_gang import build_coordinator, pod_environ, train_settings
 
 
 @pytest.fixture
@@ -154,6 +155,30 @@ def test_the_lease_of_this_run_has_the_address_of_rank_0_unless_the_api_server_i
     with pytest.raises(OSError, match="does not have the secret of the pod pod-0"):
         find(token="of a later pod")
     locator.close()
+
+
+@pytest.mark.slow
+def test_a_late_write_of_an_earlier_rank_0_keeps_no_rank_out(tmp_path: Path) -> None:
+    """A storage that hung may write the secret of a pod that lost its lease after that of its successor."""
+    settings = train_settings(tmp_path)
+    settings.layout.run_secret.parent.mkdir()
+    settings.layout.run_secret.touch(0o644)
+    rank_0 = build_coordinator(settings, address="10.0.0.1")
+    rank_0.acquire_output(lambda: None)
+    locator = Rank0Locator(settings)
+    assert locator.find() == ("10.0.0.1", rank_0.credential)
+    settings.layout.run_secret.write_text("the secret of an earlier pod")
+    with pytest.raises(OSError, match="does not have the secret of the pod"):
+        locator.find()
+
+    def is_found() -> bool:
+        with contextlib.suppress(OSError):
+            return locator.find().credential == rank_0.credential
+        return False
+
+    until(is_found, "the secret of the pod that holds the lease")
+    assert stat.S_IMODE(settings.layout.run_secret.stat().st_mode) == 0o600
+    rank_0.lock.release()
 
 
 def test_a_message_says_what_the_pods_of_rank_0_do_and_a_stop_ends_the_watch(
