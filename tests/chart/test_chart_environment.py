@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import pytest
@@ -170,21 +169,6 @@ def test_containers_have_exactly_the_documented_variables(component):
         assert by_name["PADDLE_LAUNCHER_WEBHOOK"]["valueFrom"] == reference, (
             "a pod without the address would train without sending messages"
         )
-
-
-def test_the_settings_hold_no_secret_and_no_variable_of_the_user():
-    values = {
-        "data": {"source": "", "sourceSecret": {"name": "addresses", "key": "train"}, "sha256": "0" * 64},
-        "extraEnv": [{"name": "A", "value": "only in env"}],
-        "podAnnotations": {"a.io/b": "only an annotation"},
-    }
-    for template in templates(ONE_MACHINE, values=values).values():
-        text = json.dumps(settings(template))
-        assert "only" not in text
-    assert settings(templates(ONE_MACHINE, values=values)["data"])["data"]["sourceSecret"] == {
-        "name": "addresses",
-        "key": "train",
-    }
 
 
 def test_extra_env_with_a_name_of_the_chart_is_rejected():

@@ -102,13 +102,12 @@ def test_dns_check_fails_for_a_name_that_does_not_exist(checks):
         checks.check_dns("name.invalid")
 
 
-def test_running_rank_0_is_reached(checks, renewed, rank_0):
-    assert checks.check_rank_0(renewed, JOB, rank_0, 5, 5) == f"rank 0: {rank_0} answered 200"
-
-
-def test_rank_0_of_any_run_is_reached_with_a_schedule(checks, renewed, rank_0):
-    said = checks.check_rank_0(renewed, "", f"{rank_0}?{{run}}", 5, 5)
-    assert said == f"rank 0: {rank_0}?{JOB} answered 200"
+@pytest.mark.parametrize(
+    ("job", "path"), [(JOB, ""), ("", "?{run}")], ids=["one run", "any run of a schedule"]
+)
+def test_running_rank_0_is_reached(checks, renewed, rank_0, job, path):
+    said = checks.check_rank_0(renewed, job, rank_0 + path, 5, 5)
+    assert said == f"rank 0: {rank_0 + path.format(run=JOB)} answered 200"
 
 
 def test_running_rank_0_that_does_not_answer_fails(checks, renewed):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from chart_tools import CHART, ONE_MACHINE, SERVING, Manifest, helm_template, one, render, run_json
+from chart_tools import CHART, ONE_MACHINE, SERVING, helm_template, one, render, run_json
 
 pytestmark = pytest.mark.slow
 
@@ -80,28 +80,6 @@ BY_SECRET = {
     "member": "",
     "tables": [],
 }
-
-
-def prepare_env(made: list[Manifest]) -> dict[str, Manifest]:
-    """Return the variables of the container that prepares the data."""
-    pod = one(made, "Job", "data")["spec"]["template"]["spec"]
-    return {item["name"]: item for item in pod["containers"][0]["env"]}
-
-
-def test_source_in_a_secret_reaches_only_the_pods_that_prepare_the_data() -> None:
-    made = render(ONE_MACHINE, values={"data": BY_SECRET})
-    env = prepare_env(made)
-    reference = {"secretKeyRef": {"name": "addresses", "key": "train"}}
-    assert env["PADDLE_LAUNCHER_DATA_SOURCE"] == {
-        "name": "PADDLE_LAUNCHER_DATA_SOURCE",
-        "valueFrom": reference,
-    }
-    policy = next(x for x in made if x["kind"] == "NetworkPolicy" and x["metadata"]["name"].endswith("-data"))
-    assert {"port": 443, "protocol": "TCP"} in [
-        p for rule in policy["spec"]["egress"] for p in rule.get("ports", [])
-    ]
-    training = one(made, "Job", "training")["spec"]["template"]["spec"]
-    assert "secretKeyRef" not in json.dumps(training)
 
 
 def test_source_in_a_secret_is_identified_by_reference_and_sha256() -> None:
