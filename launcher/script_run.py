@@ -1,4 +1,4 @@
-"""The interface of a user's script (runtime collective) to the launcher: progress, checkpoints, metrics, the model.
+"""The interface of a user's script (runtimes collective and ps) to the launcher: progress, checkpoints, metrics, model.
 
 docs/how-to/own-script.md has an example. This module imports neither numpy nor Paddle.
 """
@@ -31,15 +31,16 @@ JOIN_SECONDS = 900.0
 
 
 class ScriptRun:
-    """One process of a data-parallel script. Create one in every process, before the first step.
+    """One process of a script. Create one in every process, before the first step.
 
     Epochs and steps count from 0. A place (epoch, step) is where training continues: `step` steps of `epoch` are done.
     The launcher calls an epoch pass, and counts batches, the steps of all processes together: so a run with another
     number of processes continues at the same part of the epoch.
 
     Attributes:
-        rank: number of this process, from 0; only process 0 saves checkpoints, scores and the model.
-        world_size: number of all processes.
+        rank: number of this process, from 0; only process 0 saves checkpoints, scores and the model. With runtime ps
+            only trainers have a number; it is -1 in a parameter server, which has the attribute `checkpoint` only.
+        world_size: number of all processes; with runtime ps of all trainers.
         epochs: number of epochs to train: `training.passes`, unless the script sets another.
         batch_size: `training.batchSize`, the samples of one step of one process.
         train_file: the pod's shard, which its processes share; None without data of the launcher.
@@ -57,7 +58,9 @@ class ScriptRun:
         checkpoint before it.
         """
         env = dict(os.environ if environ is None else environ)
-        self.rank = int(env.get("PADDLE_TRAINER_ID") or env.get("RANK") or 0)
+        self._uses_servers = bool(env.get("PADDLE_PSERVERS_IP_PORT_LIST"))
+        is_server = self._uses_servers and env.get("TRAINING_ROLE") == "PSERVER"
+        self.rank = -1 if is_server else int(env.get("PADDLE_TRAINER_ID") or env.get("RANK") or 0)
         self.world_size = int(env.get("PADDLE_TRAINERS_NUM") or env.get("WORLD_SIZE") or 1)
         self.epochs = int(env.get("PADDLE_LAUNCHER_PASSES") or metrics.DEFAULT_PASSES)
         self.batch_size = int(env.get("PADDLE_LAUNCHER_BATCH_SIZE") or 256)
@@ -95,7 +98,8 @@ class ScriptRun:
             return None
         folder = self.output / name
         self._progress.set(state="loading")
-        if (damage := checkpoints.find_damage(folder)) is not None:
+        # The trainers verify it for the servers, too.
+        if self.rank >= 0 and (damage := checkpoints.find_damage(folder)) is not None:
             raise checkpoints.reject(folder, damage, self._attempt)
         return folder
 
@@ -142,6 +146,9 @@ class ScriptRun:
     def should_save(self) -> bool:
         """Return whether process 0 should save a checkpoint now; False in all other processes.
 
+        With runtime ps all trainers get the answer of trainer 0, because all of them must call `save`. They wait for
+        each other in this method, so all must call it equally often, such as once an epoch or every 100 steps.
+
         True if the interval `training.checkpointEvery` is over, or if the launcher answers that a checkpoint is
         requested: by a user (`launcher stop`), or because a pod must exit. Process 0 asks the launcher over HTTP, at
         most once every ASK_SECONDS. If the launcher does not answer, the result is False, and a later call asks again.
@@ -151,8 +158,14 @@ class ScriptRun:
         Raises:
             StorageError: the progress file cannot be written.
         """
-        if self.rank:
-            return False
+        if not self._uses_servers or self.world_size == 1:
+            return self.rank == 0 and self._wants_checkpoint()
+        from paddle.distributed import fleet
+
+        is_wanted = self.rank == 0 and self._wants_checkpoint()
+        return bool(fleet.util.all_reduce(int(is_wanted), "max"))
+
+    def _wants_checkpoint(self) -> bool:
         self._progress.start_saving()
         now = time.monotonic()
         if 0 < self._every_steps <= self._steps_since_save or 0 < self._every_seconds <= now - self._saved_at:
@@ -175,12 +188,17 @@ class ScriptRun:
 
         (epoch, step) is the place at which training will continue; at the end of epoch 3 that is (4, 0). The
         checkpoint exists once the block has ended without an error: all its files or none. Checkpoints older than
-        the newest `training.keepCheckpoints` are removed. Only process 0 may call this.
+        the newest `training.keepCheckpoints` are removed. Only process 0 may call this. With runtime ps all trainers
+        call it, with `fleet.save_persistables(exe, str(folder))` in the block, which waits for all of them.
         """
         at = Position(epoch, step * self.world_size)
         if at <= Position(0):
             raise ValueError(f"run.save({epoch}, {step}): there is nothing to save before the first step")
         made = checkpoints.CheckpointFolder(self.output, at, self._attempt)
+        if self._uses_servers and self.rank > 0:  # the servers write the files, when trainer 0 requests it
+            with self._in_state("saving"):
+                yield made.folder
+            return
         with self._writing(made.folder, "saving", made.create):
             yield made.folder
             size = made.publish(

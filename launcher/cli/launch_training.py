@@ -36,13 +36,11 @@ from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
 from launcher.io import files, spelling
 from launcher.io.program_folders import find_program_folder
-from launcher.settings import DataSettings, TrainSettings, settings_of
+from launcher.settings import SCRIPT_RUNTIMES, DataSettings, TrainSettings, settings_of
 from launcher.settings.parsers import BadValueError
 
 _FILE_MARK = "# Written by `run` of paddle-training:"
 _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override the values that `base` prints.\n"
-SCRIPT_RUNTIME = "collective"
-"""The chart's runtime for users' scripts, which only the image can run and which may read data of their own."""
 _REMOTE = ("s3://", "https://", "http://", "file://")
 
 
@@ -147,7 +145,7 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
     for settings in grid:
         chosen = apply_settings(values, settings, defaults)
         complete = check_values(merge_values(defaults, chosen), defaults)
-        is_script = complete["runtime"] == SCRIPT_RUNTIME
+        is_script = complete["runtime"] in SCRIPT_RUNTIMES
         if not complete["data"]["source"] and (complete["data"]["enabled"] or not is_script):
             raise UsageError(
                 "there is no data to train on",

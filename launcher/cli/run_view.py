@@ -15,6 +15,7 @@ from launcher.cli.releases import ReleaseRun
 from launcher.cli.run_files import DATA_FAILED, MANIFEST, JobFiles
 from launcher.paths import OutputPaths, Position
 from launcher.schema import RankStatus, RunFile, StatusFile
+from launcher.settings import SCRIPT_RUNTIMES
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 DATA_JOB_FAILED = "the data Job failed: "
@@ -484,12 +485,17 @@ def _note_surplus_passes(files: JobFiles, requested: int) -> str:
 
 
 def _note_script(files: JobFiles) -> str:
-    """Return a note if a script of runtime collective reported no step, or most likely trained alone; else empty."""
+    """Return a note if a user's script reported no step, or most likely trained alone; else empty."""
     runtime = files.run.fingerprint.get("runtime") if files.run else ""
     status = files.status
     if status is not None and status.warning:
         return f"warning: {status.warning}"
-    if runtime != "collective" or status is None or status.state != "training" or status.number is not None:
+    if (
+        runtime not in SCRIPT_RUNTIMES
+        or status is None
+        or status.state != "training"
+        or status.number is not None
+    ):
         return ""
     return (
         "the script has not reported a step yet. If it never does (launcher.program.ScriptRun), its position, speed "

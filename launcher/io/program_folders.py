@@ -66,6 +66,11 @@ def read_program_texts(folder: Path) -> dict[str, str]:
     return texts
 
 
+def is_script_file(name: str) -> bool:
+    """Return whether a script of `training.config` is a file, and not a module (`python -m PACKAGE.MODULE`)."""
+    return name.endswith(".py")
+
+
 def built_in_programs() -> list[str]:
     """Return the names of the example programs, sorted."""
     return sorted(path.parent.name for path in BUILT_IN.glob(f"*/{CONFIG}"))

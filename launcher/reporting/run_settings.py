@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from launcher.settings import SCRIPT_RUNTIMES
+
 DIGEST_CHARACTERS = 12
 """So many characters of a digest are shown: it is only compared."""
 
@@ -21,7 +23,7 @@ def settings_of_run(run: Mapping[str, Any], passes: int | None) -> dict[str, Any
     extraArgs are returned. `passes` is the number of finished passes; None leaves it out.
     """
     kept = dict(run.get("fingerprint") or {})
-    if kept.get("runtime") == "collective":  # scripts have no parameter servers
+    if kept.get("runtime") in SCRIPT_RUNTIMES:  # a script itself decides about these
         kept = {key: value for key, value in kept.items() if key not in ("mode", "portsNum")}
     for key in ("program", "dataDigest"):
         kept[key] = str(kept.get(key, ""))[:DIGEST_CHARACTERS]

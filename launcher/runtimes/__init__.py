@@ -15,6 +15,10 @@ def load_runtime(name: str) -> Runtime:
         from launcher.runtimes.collective import CollectiveRuntime
 
         return CollectiveRuntime()
+    if name == "ps":
+        from launcher.runtimes.ps import PsRuntime
+
+        return PsRuntime()
     from launcher.runtimes.fleet import FleetRuntime
 
     return FleetRuntime()

@@ -21,7 +21,7 @@ from pathlib import Path
 from launcher.errors import setting_error
 from launcher.io import files, run_record
 from launcher.io.helper_protocol import python_environ
-from launcher.io.program_folders import read_program_texts
+from launcher.io.program_folders import is_script_file, read_program_texts
 from launcher.paths import OutputPaths
 from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Runtime
 from launcher.schema import RunFile, read_fields
@@ -44,15 +44,28 @@ FOREIGN_VARIABLES = frozenset(_FOREIGN.split())
 of the pod must not reach the script. Others do, such as PADDLE_PG_TIMEOUT and PADDLE_DISTRI_BACKEND."""
 LONGEST_LIST = 120 * 1024
 """As in Paddle's launcher: a longer list of endpoints does not fit into a variable, and is left out."""
+PLACES = {
+    "{output_dir}": "PADDLE_LAUNCHER_OUTPUT_DIR",
+    "{checkpoint_dir}": "PADDLE_LAUNCHER_CHECKPOINT_DIR",
+    "{train_file}": "PADDLE_LAUNCHER_TRAIN_FILE",
+    "{test_file}": "PADDLE_LAUNCHER_TEST_FILE",
+    "{tables_dir}": "PADDLE_LAUNCHER_TABLES_DIR",
+}
+"""Texts in a script's options → the variable whose value replaces them. Other braces stay."""
 OTHER_FRAMEWORKS = ("torch", "jax", "tensorflow")
 """In an image with one of these packages, a script with GPUs need not use the image's Paddle."""
 SMALL = "The shared memory is too small. Fix: increase training.sharedMemory, if need be with resources.limits.memory"
+MEMORY_IS_FULL = LogMeaning(
+    r"not enough memory: you tried to allocate|std::bad_alloc|Cannot allocate memory|\bMemoryError|Fail to alloc",
+    "The memory of the pod is full (out of memory). Fix: increase resources.requests.memory and "
+    "resources.limits.memory, or decrease the batch size of the script",
+)
 MEANINGS = (
     LogMeaning(  # Paddle's fleet.py (2.6 and 3.x) logs this for each call of a function of parameter servers
         "function doesn't work when use non_distributed fleet",
         "The script is for parameter servers, which this runtime does not have: without them each process trains its "
-        "own model. Fix: call fleet.init(is_collective=True) and fleet.distributed_model in the script, or write a "
-        "program for runtime fleet (docs/how-to/own-model.md)",
+        "own model. Fix: set runtime: ps; or call fleet.init(is_collective=True) and fleet.distributed_model in the "
+        "script",
         is_fatal=True,
     ),
     LogMeaning(
@@ -77,11 +90,7 @@ MEANINGS = (
         "The memory of a GPU is full (out of memory). Fix: decrease the batch size of the script (run.batch_size of "
         "ScriptRun is training.batchSize), or use GPUs with more memory",
     ),
-    LogMeaning(
-        r"not enough memory: you tried to allocate|std::bad_alloc|Cannot allocate memory|\bMemoryError|Fail to alloc",
-        "The memory of the pod is full (out of memory). Fix: increase resources.requests.memory and "
-        "resources.limits.memory, or decrease the batch size of the script",
-    ),
+    MEMORY_IS_FULL,
     # The exit of a peer; before NCCL 2.13 it was an "unhandled system error" with the second text.
     LogMeaning(
         "remote process exited or there was a network error|caused by unexpected exit of a remote peer|ncclRemoteError"
@@ -105,7 +114,7 @@ PyTorch's NCCLUtils.cpp and ProcessGroupNCCL.cpp; and of gloo's pair.cc."""
 class CollectiveRuntime(Runtime):
     """Describes the processes of a user's script, with the environment of paddle.distributed and of torchrun."""
 
-    log_meanings = MEANINGS
+    log_meanings: tuple[LogMeaning, ...] = MEANINGS
     is_user_script = True
 
     def check(self, settings: TrainSettings) -> None:
@@ -121,18 +130,14 @@ class CollectiveRuntime(Runtime):
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the processes of the script on this rank."""
-        s, output = attempt.settings, OutputPaths(attempt.settings.layout.output)
-        with files.storage_errors(output.root):
-            output.script_checkpoints.mkdir(parents=True, exist_ok=True)
-            if attempt.rank == 0:  # for `compare`
-                texts = read_program_texts(s.work.program)
-                files.write_json(output.program_json, {"options": {}, "files": texts})
+        s = attempt.settings
+        create_script_folders(attempt)
         return [
             attempt.describe_process(
                 "trainer",
                 local,
                 name=f"trainer {local}" if s.processes_per_pod > 1 else "trainer",
-                argv=(sys.executable, "-u", s.config_file, *s.extra_args),
+                argv=(sys.executable, "-u", *script_arguments(attempt, local)),
                 env=base_environment(s) | rank_variables(attempt, local) | run_variables(attempt, local),
                 cwd=s.work.program,
                 ready_ports=(master_port(s),) if (attempt.rank, local) == (0, 0) else (),
@@ -144,6 +149,30 @@ class CollectiveRuntime(Runtime):
         """Return whether all processes have exited with 0 in a run of at least `training.passes`, by run.json."""
         record = read_fields(RunFile, run_record.read(OutputPaths(output_dir))[0] or {})
         return record.state == "complete" and record.passes >= settings.passes
+
+
+def script_arguments(attempt: RankAttempt, local: int) -> list[str]:
+    """Return what follows `python` in the command line of a script's process: file or module, and its options.
+
+    A path of the run (PLACES) may stand in an option, such as `--output={output_dir}/images`.
+    """
+    s, found = attempt.settings, run_variables(attempt, local)
+    arguments = []
+    for argument in s.extra_args:
+        for place, variable in PLACES.items():
+            argument = argument.replace(place, found[variable])  # noqa: PLW2901
+        arguments.append(argument)
+    return [*((s.config_file,) if is_script_file(s.config_file) else ("-m", s.config_file)), *arguments]
+
+
+def create_script_folders(attempt: RankAttempt) -> None:
+    """Create the folder of the script's own checkpoints; on rank 0 also write program.json, for `compare`."""
+    output = OutputPaths(attempt.settings.layout.output)
+    with files.storage_errors(output.root):
+        output.script_checkpoints.mkdir(parents=True, exist_ok=True)
+        if attempt.rank == 0:
+            texts = read_program_texts(attempt.settings.work.program)
+            files.write_json(output.program_json, {"options": {}, "files": texts})
 
 
 def has_cpu_paddle() -> bool:

@@ -40,6 +40,9 @@ SETTINGS_FILE = "/etc/paddle-training/settings.json"
 REQUIRED = object()
 """Stands for the default of a setting that must be set."""
 
+SCRIPT_RUNTIMES = ("collective", "ps")
+"""The runtimes that run a script of the user, which may read data of its own."""
+
 _TYPES: dict[Any, str] = {
     str: "a text",
     int: "an integer",
@@ -276,7 +279,9 @@ class TrainSettings(PodSettings):
     program_sha256: str = setting("training.programSha256")
     """sha256 that the program must have; empty: any program."""
     processes_per_pod: int = setting("training.processesPerPod")
-    """Trainer processes of each pod; more than 1 with runtime collective only."""
+    """Trainer processes of each pod; more than 1 with a user's script only (SCRIPT_RUNTIMES)."""
+    servers: int = setting("training.servers", 0)
+    """Parameter servers of runtime ps, spread over the pods; 0 with other runtimes."""
     rank_wait_hours: float = setting("training.rankWaitHours", 6.0)
     """Hours to wait after `rendezvous_seconds` for a rank that has not joined."""
     mode: str = setting("training.mode", parse=p.choice("sync", "async"))
@@ -409,6 +414,8 @@ def settings_document(
     """
     ports = range(values["port"], values["port"] + sum(_numbers_of_ports(values)))
     training = {**values["training"], "processesPerPod": values["training"]["processesPerPod"] or 1}
+    if values["runtime"] == "ps":
+        training["servers"] = training["servers"] or values["trainers"]
     derived = {
         "name": release,
         "service": release,
@@ -439,9 +446,13 @@ def seed_variables(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _numbers_of_ports(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the numbers of dense and of sparse ports; with runtime collective of processes, and of the master."""
+    """Return the numbers of dense and of sparse ports; for a script of its processes, and of their master."""
+    training = values["training"]
+    processes = training["processesPerPod"] or 1
     if values["runtime"] == "collective":
-        return values["training"]["processesPerPod"] or 1, 1
+        return processes, 1
+    if values["runtime"] == "ps":
+        return processes + -(-(training["servers"] or values["trainers"]) // values["trainers"]), 1
     return values["portsNum"], values["portsNumSparse"]
 
 

@@ -25,7 +25,7 @@ from launcher.supervisor.child_processes import (
     LogFollower,
     measure_log,
 )
-from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections, has_connection
+from launcher.supervisor.peers.addresses import PodNetwork, accepts_connections, has_clients, has_connection
 from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
 from launcher.supervisor.progress import STATES_BEFORE_TRAINING, HangDetector, read_progress
 from launcher.supervisor.timings import Timings
@@ -83,7 +83,9 @@ class ProcessGroup:
         self._fatal: tuple[ChildProcess, LogMeaning, float] | None = None
         """(process, meaning, time) of the first log line after which a process cannot continue."""
         self._finish_by: float | None = None
-        self._servers_stop = GroupTermination([], 0, 0)
+        self._stop_deadline = float("inf")
+        """Monotonic time at which the trainers are killed that still run after `stop`."""
+        self._servers_stop: GroupTermination | None = None
         self._oom_kills = cgroup_memory.oom_kills()
         self._hangs = HangDetector(gang.settings, runtime, timings.trainer_exit, longest_stays)
         self._was_searched = False
@@ -94,7 +96,9 @@ class ProcessGroup:
             self._remove_progress(trainer)
         specs = runtime.pservers(gang)
         self._check_ports(specs)
-        self._waiting = [port for spec in specs for port in spec.ready_ports]
+        # The servers of a script accept connections after whatever the script does before.
+        waits = not runtime.is_user_script
+        self._waiting = [port for spec in specs for port in spec.ready_ports] if waits else []
         self._ready_by = time.monotonic() + timings.ready
         try:
             for spec in specs:
@@ -166,7 +170,7 @@ class ProcessGroup:
             UnfitError: processes did not exit after SIGKILL; this is raised only once.
         """
         if self._stop is not None:
-            if self._stop.poll(now):
+            if self._stop.poll(now) and self._stop_servers(now):
                 self._finish_logs()
                 self._find_broken_device(now)
             elif now >= self._stop_by:
@@ -349,7 +353,8 @@ class ProcessGroup:
             self._servers_stop = GroupTermination(left, self._stop_seconds(), now)
 
     def _await_servers(self, now: float) -> None:
-        self._servers_stop.poll(now)
+        if self._servers_stop is not None:
+            self._servers_stop.poll(now)
         staying = [c for c in self._servers if not c.done.is_set()]
         if staying and self._finish_by is not None and now >= self._finish_by:
             names = ", ".join(c.spec.name for c in staying)
@@ -372,10 +377,29 @@ class ProcessGroup:
         """
         given = self._stop_seconds(seconds)
         if self._stop is None:
-            self._stop = GroupTermination(self._children, given, now)
-            self._stop_by = now + given + self._timings.stuck
+            # The script's trainers may save a checkpoint, which needs the servers of all pods.
+            first = self._trainers if self._runtime.is_user_script and seconds else self._children
+            self._stop = GroupTermination(first, given, now)
+            self._stop_deadline = now + given
+            self._stop_by = now + given + 2 * self._timings.stop + self._timings.stuck
         else:
             self._stop.shorten(now + given)
+            self._stop_deadline = min(self._stop_deadline, now + given)
+
+    def _stop_servers(self, now: float) -> bool:
+        """Stop the servers once no trainer of any pod is connected to them, or at the deadline of the trainers.
+
+        Returns:
+            Whether all servers have exited.
+        """
+        if all(server.done.is_set() for server in self._servers):
+            return True
+        ports = [port for server in self._servers for port in server.spec.ready_ports]
+        if self._servers_stop is None and (
+            now >= self._stop_deadline or not has_clients(self._gang.host, ports)
+        ):
+            self._servers_stop = GroupTermination(self._servers, self._stop_seconds(), now)
+        return self._servers_stop is not None and self._servers_stop.poll(now)
 
     def _stop_seconds(self, seconds: float = 0.0) -> float:
         if self._runtime.has_nothing_to_save:

@@ -40,6 +40,16 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- end -}}
 {{- end -}}
 
+{{/* Whether the pods run a script of the user, and not a program of the launcher: "true" or "false". */}}
+{{- define "paddle-training.isScript" -}}
+{{- has .Values.runtime (list "collective" "ps") -}}
+{{- end -}}
+
+{{/* Parameter servers of a script (runtime ps); 0 with other runtimes. */}}
+{{- define "paddle-training.servers" -}}
+{{- eq .Values.runtime "ps" | ternary (.Values.training.servers | default .Values.trainers) 0 | int64 -}}
+{{- end -}}
+
 {{/* Trainer processes per pod: training.processesPerPod, else with GPUs one for each, else 1. */}}
 {{- define "paddle-training.processesPerPod" -}}
 {{- .Values.training.processesPerPod | default (include "paddle-training.gpus" .) | int64 | max 1 -}}
@@ -91,19 +101,22 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- mulf (trimSuffix $suffix $text | float64) (get $factors $suffix) -}}
 {{- end -}}
 
-{{/* Number of dense ports; with runtime collective one for each process. */}}
+{{/* Number of dense ports; with a script one for each process, and for each of its servers in the pod with the most. */}}
 {{- define "paddle-training.portsNum" -}}
-{{- if eq .Values.runtime "collective" }}{{ include "paddle-training.processesPerPod" . }}{{ else }}{{ .Values.portsNum | int64 }}{{ end -}}
+{{- if eq (include "paddle-training.isScript" .) "true" -}}
+{{- $servers := divf (include "paddle-training.servers" . | float64) .Values.trainers | ceil | int64 -}}
+{{- add (include "paddle-training.processesPerPod" .) $servers -}}
+{{- else }}{{ .Values.portsNum | int64 }}{{ end -}}
 {{- end -}}
 
-{{/* Number of sparse ports; with runtime collective one, on which process 0 listens for all others. */}}
+{{/* Number of sparse ports; with a script one, on which its processes find each other. */}}
 {{- define "paddle-training.portsNumSparse" -}}
-{{- ternary 1 .Values.portsNumSparse (eq .Values.runtime "collective") | int64 -}}
+{{- ternary 1 .Values.portsNumSparse (eq (include "paddle-training.isScript" .) "true") | int64 -}}
 {{- end -}}
 
 {{/* Whether the training pods read data that the launcher prepared: "true", or "false" for a script that reads its own. */}}
 {{- define "paddle-training.readsData" -}}
-{{- or (ne .Values.runtime "collective") .Values.data.enabled (ne .Values.data.source "") (ne .Values.data.sourceSecret.name "") -}}
+{{- or (ne (include "paddle-training.isScript" .) "true") .Values.data.enabled (ne .Values.data.source "") (ne .Values.data.sourceSecret.name "") -}}
 {{- end -}}
 
 {{/* peerPort; by default the first port after the dense and sparse ones. */}}

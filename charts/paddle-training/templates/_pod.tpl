@@ -13,12 +13,13 @@
 {{- $data := merge $changed (omit $v.data "enabled" "splitCount" "waitSeconds" "podSpecPatch" "resources") -}}
 {{- $settings := dict "release" $release "training" (pick $v.training "schedule") "data" $data -}}
 {{- if eq (index . 1) "training" -}}
-{{- $isScript := eq $v.runtime "collective" -}}
+{{- $isScript := eq (include "paddle-training.isScript" $root) "true" -}}
 {{- $release := merge $release (dict
   "service" (include "paddle-training.fullname" $root)
   "sourceDigest" ($isScript | ternary (include "paddle-training.sourceValues" $root | sha256sum) "")
   "gpusPerPod" (include "paddle-training.gpus" $root | int64)) -}}
 {{- $processes := dict "processesPerPod" (include "paddle-training.processesPerPod" $root | int64) -}}
+{{- if eq $v.runtime "ps" -}}{{- $processes = set $processes "servers" (include "paddle-training.servers" $root | int64) -}}{{- end -}}
 {{- $settings = dict
   "release" $release
   "peerPort" (include "paddle-training.peerPort" $root | int64)

@@ -48,7 +48,7 @@ karpenter.sh/do-not-disrupt: "true"
 {{/* Ports of a training pod: dense, sparse, and peerPort. */}}
 {{- define "paddle-training.ports" -}}
 {{- $root := . -}}
-{{- $isScript := eq .Values.runtime "collective" -}}
+{{- $isScript := eq (include "paddle-training.isScript" .) "true" -}}
 {{- $dense := include "paddle-training.portsNum" . -}}
 {{- range $i := until (int $dense) }}
 {{- $port := add $root.Values.port $i }}

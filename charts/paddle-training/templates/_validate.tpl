@@ -72,17 +72,28 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- if or (has $folder $reserved) (regexMatch "^[0-9]+$" $folder) -}}
 {{- include "paddle-training.fault" (list "training.config" $training.config (printf "in a folder with a name other than %s or a number" (join ", " $reserved)) "the job's shards, tables and outputs use these folders" "Give the program's folder another name") -}}
 {{- end -}}
-{{- $managed := eq .Values.runtime "collective" | ternary list (list "port" "ports_num" "ports_num_for_sparse" "nics" "pservers" "trainer_id" "trainer_count" "num_gradient_servers" "num_passes" "log_period" "dot_period" "saving_period" "local" "use_gpu" "config" "save_dir" "start_pass" "init_model_path" "comment") -}}
+{{- $isScript := eq (include "paddle-training.isScript" .) "true" -}}
+{{- $managed := $isScript | ternary list (list "port" "ports_num" "ports_num_for_sparse" "nics" "pservers" "trainer_id" "trainer_count" "num_gradient_servers" "num_passes" "log_period" "dot_period" "saving_period" "local" "use_gpu" "config" "save_dir" "start_pass" "init_model_path" "comment") -}}
+{{- if and (not $isScript) (regexMatch "/.*/" $training.config) -}}
+{{- include "paddle-training.fault" (list "training.config" $training.config (printf "FOLDER or FOLDER/FILE with runtime %s" .Values.runtime) "the program and the modules that it imports are in one folder" "Move the file to the top of its folder") -}}
+{{- end -}}
 {{- $seen := list -}}
 {{- range $training.extraArgs -}}
-{{- $flag := regexReplaceAll "^--([^=]*)=.*$" . "${1}" -}}
-{{- if has (replace "-" "_" $flag) $managed -}}
+{{- $flag := regexReplaceAll "(?s)^-*([^=]*)(=.*)?$" . "${1}" -}}
+{{- if $isScript -}}
+{{- $place := regexFind "\\{(train_file|test_file|tables_dir)\\}" . -}}
+{{- if and $place (ne (include "paddle-training.readsData" $) "true") -}}
+{{- include "paddle-training.fault" (list "training.extraArgs" . (printf "without %s in a run without data" $place) "the launcher replaces it by a path of the data that it prepares" "Set data.source, or give the script the path of its own data") -}}
+{{- end -}}
+{{- else if not (regexMatch "^--[A-Za-z][A-Za-z0-9_.-]*=" .) -}}
+{{- include "paddle-training.fault" (list "training.extraArgs" . "--key=value" "the options of a program have this form; only a script of your own may have other arguments" "Write --key=value, or set runtime to collective or ps for a script") -}}
+{{- else if has (replace "-" "_" $flag) $managed -}}
 {{- include "paddle-training.fault" (list "training.extraArgs" . "a flag that no value of this chart sets" (printf "the launcher sets --%s, and this one would silently override it" $flag) "Remove it, and set the corresponding value of the chart") -}}
 {{- else if has $flag $seen -}}
 {{- include "paddle-training.fault" (list "training.extraArgs" . "given once" (printf "--%s is given twice, and only the last one would take effect" $flag) "Remove one of them") -}}
 {{- end -}}
 {{- $seen = append $seen $flag -}}
-{{- if eq (include "paddle.isSecret" (list $flag (regexReplaceAll "^--[^=]*=?" . ""))) "true" -}}
+{{- if eq (include "paddle.isSecret" (list $flag (regexReplaceAll "(?s)^[^=]*=?" . ""))) "true" -}}
 {{- include "paddle-training.fault" (list (printf "training.extraArgs --%s" $flag) "(not shown)" "an option without a secret" "values are plain text in the release and in its Jobs" "Put it into a Secret in this namespace, and read it in the program from a variable of extraEnv with valueFrom.secretKeyRef") -}}
 {{- end -}}
 {{- end -}}
@@ -101,7 +112,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- if and $training.keepBest (eq .Values.runtime "v1") -}}
 {{- include "paddle-training.fault" (list "training.keepBest" $training.keepBest "empty with runtime v1" "paddle train reports no test metric that the launcher could compare" "Set it to an empty text, or set runtime to fleet") -}}
 {{- end -}}
-{{- if and $training.patience (not $training.keepBest) (ne .Values.runtime "collective") -}}
+{{- if and $training.patience (not $training.keepBest) (ne (include "paddle-training.isScript" .) "true") -}}
 {{- include "paddle-training.fault" (list "training.patience" $training.patience "0 without training.keepBest" "it counts the passes that do not improve this metric" "Set training.keepBest to a test metric of the program, or training.patience to 0") -}}
 {{- end -}}
 {{- with $training.schedule -}}
@@ -130,15 +141,18 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{/* Check the values of a script: those that only the other runtimes have keep their defaults. */}}
 {{- define "paddle-training.validate.script" -}}
 {{- $training := .Values.training -}}
-{{- if ne .Values.runtime "collective" -}}
+{{- if and $training.servers (ne .Values.runtime "ps") -}}
+{{- include "paddle-training.fault" (list "training.servers" $training.servers (printf "null with runtime %s" .Values.runtime) (ternary "this runtime has no parameter servers" "portsNum sets the number of its parameter servers in each pod" (eq .Values.runtime "collective")) "Set it to null, or set runtime to ps") -}}
+{{- end -}}
+{{- if ne (include "paddle-training.isScript" .) "true" -}}
 {{- with $training.processesPerPod -}}
-{{- include "paddle-training.fault" (list "training.processesPerPod" . (printf "null with runtime %s" $.Values.runtime) "this runtime has one trainer in each pod (trainerCount sets the number of its threads)" "Set it to null, or set runtime to collective") -}}
+{{- include "paddle-training.fault" (list "training.processesPerPod" . (printf "null with runtime %s" $.Values.runtime) "this runtime has one trainer in each pod (trainerCount sets the number of its threads)" "Set it to null, or set runtime to collective or ps") -}}
 {{- end -}}
 {{- else -}}
-{{- $servers := "this runtime has no parameter servers" -}}
+{{- $servers := ternary "training.servers is the number of parameter servers" "this runtime has no parameter servers" (eq .Values.runtime "ps") -}}
 {{- $script := "the script itself decides it" -}}
 {{- range $key, $found := dict
-  "training.mode" (list $training.mode "async" $servers)
+  "training.mode" (list $training.mode "async" (ternary $script $servers (eq .Values.runtime "ps")))
   "portsNum" (list .Values.portsNum 2 (printf "%s, and each process gets a port" $servers))
   "portsNumSparse" (list .Values.portsNumSparse 2 $servers)
   "training.incrementalCheckpoints" (list $training.incrementalCheckpoints 0 $script)
@@ -150,11 +164,11 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
   "training.dotPeriod" (list $training.dotPeriod 10 $script)
   "trainerCount" (list .Values.trainerCount 1 "the number of threads is OMP_NUM_THREADS in extraEnv") -}}
 {{- if ne (index $found 0 | toString) (index $found 1 | toString) -}}
-{{- include "paddle-training.fault" (list $key (index $found 0) (printf "%s with runtime collective" (index $found 1 | toJson)) (index $found 2) (printf "Remove %s" $key)) -}}
+{{- include "paddle-training.fault" (list $key (index $found 0) (printf "%s with runtime %s" (index $found 1 | toJson) $.Values.runtime) (index $found 2) (printf "Remove %s" $key)) -}}
 {{- end -}}
 {{- end -}}
-{{- if not (and (regexMatch "/.+\\.py$" $training.config) (ne $training.config "quick_start/trainer_config.py")) -}}
-{{- include "paddle-training.fault" (list "training.config" $training.config "FOLDER/SCRIPT.py with runtime collective" "the pods run this script, and the default is a program of runtime fleet" "Upload your folder with python -m launcher push, and set training.config to your script in it") -}}
+{{- if or (not (regexMatch "^[^/]+/(.*\\.py|[A-Za-z_][A-Za-z0-9_]*(\\.[A-Za-z_][A-Za-z0-9_]*)*)$" $training.config)) (eq $training.config "quick_start/trainer_config.py") -}}
+{{- include "paddle-training.fault" (list "training.config" $training.config (printf "FOLDER/SCRIPT.py or FOLDER/PACKAGE.MODULE with runtime %s" .Values.runtime) "the pods run this script, and the default is a program of runtime fleet" "Upload your folder with python -m launcher push, and set training.config to your script in it") -}}
 {{- end -}}
 {{- $gpus := include "paddle-training.gpus" . | int64 -}}
 {{- if and $gpus (gt (include "paddle-training.processesPerPod" . | int64) $gpus) -}}
@@ -362,11 +376,11 @@ TORCHELASTIC_RESTART_COUNT TORCHELASTIC_RUN_ID TORCHELASTIC_USE_AGENT_STORE TRAI
 {{- $managed := list "TRAIN_CONFIG_DIR" "TRAINER_COUNT" "TRAINING_ROLE" "OUT_DIR" "SPLIT_COUNT" "POD_IP" "HOME" "PATH" "PYTHONPATH" -}}
 {{- if eq .Values.runtime "fleet" -}}
 {{- $managed = concat $managed (list "OMP_NUM_THREADS" "MKL_NUM_THREADS" "OPENBLAS_NUM_THREADS") -}}
-{{- else if eq .Values.runtime "collective" -}}
+{{- else if eq (include "paddle-training.isScript" .) "true" -}}
 {{- $managed = concat $managed (include "paddle-training.distributionVariables" . | splitList " ") -}}
 {{- $managed = without $managed "PYTHONPATH" -}}
 {{- end -}}
-{{- $prefixes := eq .Values.runtime "collective" | ternary "JOB|PADDLE_LAUNCHER|CONF_PADDLE|KUBERNETES" "JOB|PADDLE|CONF_PADDLE|KUBERNETES" -}}
+{{- $prefixes := eq (include "paddle-training.isScript" .) "true" | ternary "JOB|PADDLE_LAUNCHER|CONF_PADDLE|KUBERNETES" "JOB|PADDLE|CONF_PADDLE|KUBERNETES" -}}
 {{- $seen := list -}}
 {{- range .Values.extraEnv -}}
 {{- $key := printf "extraEnv %s" .name -}}

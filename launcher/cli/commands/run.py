@@ -12,7 +12,6 @@ import yaml
 from launcher.cli.cluster_api import CHART
 from launcher.cli.job_sessions import Session
 from launcher.cli.launch_training import (
-    SCRIPT_RUNTIME,
     LaunchOptions,
     describe_next_steps,
     launch,
@@ -37,6 +36,7 @@ from launcher.cli.terminal import (
     print_line,
     report,
 )
+from launcher.settings import SCRIPT_RUNTIMES
 
 
 @with_options(options=LaunchOptions)
@@ -78,7 +78,7 @@ def run(
     out = console()
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them
         out.print(curve_table({"": view.passes}))
-    print_line(describe_next_steps(session, launched.keep, plan.values.get("runtime") != SCRIPT_RUNTIME))
+    print_line(describe_next_steps(session, launched.keep, plan.values.get("runtime") not in SCRIPT_RUNTIMES))
 
 
 @with_session

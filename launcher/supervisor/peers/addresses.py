@@ -10,15 +10,16 @@ import errno
 import fcntl
 import socket
 import struct
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from launcher.errors import GangError, setting_error
 
 _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED = "01"
 _WITHOUT_PEER = frozenset(("02", "03", "07", "0A"))
-"""TCP_SYN_SENT, TCP_SYN_RECV, TCP_CLOSE and TCP_LISTEN of the kernel's include/net/tcp_states.h."""
+"""TCP_ESTABLISHED; TCP_SYN_SENT, TCP_SYN_RECV, TCP_CLOSE and TCP_LISTEN of the kernel's include/net/tcp_states.h."""
 
 
 class PodNetwork:
@@ -106,14 +107,28 @@ def has_connection(hosts: Collection[str], except_port: int) -> bool:
 
     Connections from or to `except_port` do not count: those between the launchers.
     """
+    return any(
+        state not in _WITHOUT_PEER and except_port not in (local[1], remote[1]) and remote[0] in hosts
+        for local, remote, state in _read_connections()
+    )
+
+
+def has_clients(host: str, ports: Collection[int]) -> bool:
+    """Return whether a process is connected now to one of the local TCP `ports` of the IPv4 address `host`."""
+    return any(
+        state == _ESTABLISHED and local[0] == host and local[1] in ports
+        for local, _, state in _read_connections()
+    )
+
+
+def _read_connections() -> Iterator[tuple[tuple[str, int], tuple[str, int], str]]:
+    """Yield (local end, remote end, state) of the TCP connections of this pod; an end is (IPv4 address, port)."""
     for table in _TCP_TABLES:
         with contextlib.suppress(OSError):  # a kernel without IPv6
             for line in table.read_text().splitlines()[1:]:
                 _, local, remote, state, *_ = line.split()
-                ports = {int(end.partition(":")[2], 16) for end in (local, remote)}
-                if state not in _WITHOUT_PEER and except_port not in ports and _parse_ipv4(remote) in hosts:
-                    return True
-    return False
+                ends = [(_parse_ipv4(end), int(end.partition(":")[2], 16)) for end in (local, remote)]
+                yield ends[0], ends[1], state
 
 
 def _parse_ipv4(end: str) -> str:

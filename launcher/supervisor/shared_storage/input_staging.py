@@ -14,10 +14,10 @@ from typing import Any
 from launcher.dataprep.prepared_data import damaged_data_fix, data_of, list_shard_files
 from launcher.errors import DataError, UnfitError, setting_error
 from launcher.io import files
-from launcher.io.program_folders import BUILT_IN
+from launcher.io.program_folders import BUILT_IN, is_script_file
 from launcher.log import log
 from launcher.paths import RESERVED_FOLDERS, JobPaths
-from launcher.settings import TrainSettings
+from launcher.settings import SCRIPT_RUNTIMES, TrainSettings
 
 RECORDS_PER_BYTE = 0.75
 """Bytes of records for a byte of text, as a low estimate: each id has 8 bytes and each number 4."""
@@ -45,7 +45,8 @@ def find_program(settings: TrainSettings, built_in: Path = BUILT_IN) -> Path:
             f"{_list(_own_programs(settings.layout))}; built-in programs: {_list(_folders(built_in))}",
             "Set it to one of them, or upload your own with `python -m launcher push`",
         )
-    if not (folder / settings.config_file).is_file():
+    is_module = settings.runtime in SCRIPT_RUNTIMES and not is_script_file(settings.config_file)
+    if not is_module and not (folder / settings.config_file).is_file():
         there = sorted(path.name for path in folder.iterdir() if path.is_file())
         raise setting_error(
             "training.config",
@@ -108,7 +109,7 @@ def stage_inputs(
     digest = _stage_program(program, work.program, settings.config_file, settings.program_sha256, check)
     # The data providers of runtime v1 read ./data/train.txt, as in the tutorial's container.
     link = work.program / "data"
-    if not link.exists():
+    if settings.runtime == "v1" and not link.exists():
         link.symlink_to(work.data, target_is_directory=True)
     return digest
 

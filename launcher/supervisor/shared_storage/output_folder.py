@@ -29,7 +29,7 @@ from launcher.io import checkpoints, files, run_record
 from launcher.log import log
 from launcher.paths import JobPaths, OutputPaths
 from launcher.schema import RunFile, StatusFile, from_json, read_fields
-from launcher.settings import PREVIOUS, TrainSettings
+from launcher.settings import PREVIOUS, SCRIPT_RUNTIMES, TrainSettings
 from launcher.supervisor.shared_storage.output_lease import LeaseLostError, OutputLease
 
 T = TypeVar("T")
@@ -46,7 +46,7 @@ def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, A
     source = settings.source_digest or settings.data_digest
     return {
         "program": program_sha256,
-        **({"sourceDigest": source} if settings.runtime == "collective" else {}),
+        **({"sourceDigest": source} if settings.runtime in SCRIPT_RUNTIMES else {}),
         "dataDigest": settings.data_digest,
         "trainers": settings.trainers,
         **({} if settings.runtime == "fleet" else {"portsNum": settings.ports_num}),
@@ -62,10 +62,10 @@ def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, A
 def _can_resume(earlier: dict[str, Any], ours: dict[str, Any]) -> bool:
     """Return whether a run with the fingerprint `ours` resumes one with the fingerprint `earlier`.
 
-    All processes of a script have the same parameters, so with runtime collective the number of processes, and the
-    shards, which depend on it, may differ.
+    All processes of a script have the same parameters, and its own checkpoint decides whether other parameter servers
+    can load it. So the number of processes, and the shards, which depend on it, may differ with a script.
     """
-    free = {"trainers", "portsNum", "dataDigest"} if ours.get("runtime") == "collective" else set()
+    free = {"trainers", "portsNum", "dataDigest"} if ours.get("runtime") in SCRIPT_RUNTIMES else set()
     return all(earlier.get(key) == ours.get(key) for key in {*earlier, *ours} - free)
 
 

@@ -218,11 +218,12 @@ class LoopbackGang:
         return find_processes(self.folder)
 
     def find_pids(self, rank: int, command: str) -> list[int]:
-        """Return the process ids of a rank's `paddle <command>`, or of its processes of the script `command`."""
+        """Return the ids of a rank's processes with the word `command`, or with such a variable (`NAME=value`)."""
         found = []
         for pid in find_processes(self.folder / f"work-{rank}"):
             with contextlib.suppress(OSError):
-                if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                words = [Path(f"/proc/{pid}/{name}").read_bytes() for name in ("cmdline", "environ")]
+                if command.encode() in b"\0".join(words).split(b"\0"):
                     found.append(pid)
         return found
 
