@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from launcher import script_main
-from launcher.runtimes import ProcessSpec, RankAttempt, load_runtime
+from launcher.runtimes import load_runtime
+from launcher.runtimes.runtime_protocol import ProcessSpec, RankAttempt
 from launcher.settings import SCRIPT_RUNTIMES, TrainSettings, settings_document
 from tests.launcher.supervisor.loopback_gang import pod_environ
 
