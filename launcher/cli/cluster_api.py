@@ -94,10 +94,15 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Clu
     return cluster
 
 
+def release_labels(release: str, component: str | None = None) -> dict[str, str]:
+    """Return the labels of the objects of a release, or of one component of it."""
+    found = {NAME_LABEL: CHART, RELEASE_LABEL: release}
+    return found | ({COMPONENT_LABEL: component} if component else {})
+
+
 def labels(release: str, component: str | None = None) -> str:
     """Return the label selector for the objects of a release, or of one component of it."""
-    selector = f"{NAME_LABEL}={CHART},{RELEASE_LABEL}={release}"
-    return selector + (f",{COMPONENT_LABEL}={component}" if component else "")
+    return ",".join(f"{name}={value}" for name, value in release_labels(release, component).items())
 
 
 def user_and_host() -> str:

@@ -195,6 +195,16 @@ def read_values(files: Iterable[Path]) -> Values:
     return values
 
 
+def complete_values(files: Iterable[Path], settings: Iterable[str]) -> Values:
+    """Return the chart's defaults with the values of `files` and the settings of `--set`, checked.
+
+    Raises UsageError if a file cannot be read, or a value is invalid.
+    """
+    defaults = read_defaults()
+    values = apply_settings(read_values(files), settings, defaults)
+    return check_values(merge_values(defaults, values), defaults)
+
+
 def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster) -> LaunchResult:
     """Upload what has changed, write the values to a file, and upgrade the release to them.
 

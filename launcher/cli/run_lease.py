@@ -13,16 +13,8 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 
-from launcher.cli.cluster_api import (
-    CHART,
-    NAME_LABEL,
-    RELEASE_LABEL,
-    Cluster,
-    ConflictError,
-    NotFoundError,
-    Object,
-    user_and_host,
-)
+from launcher.cli import cluster_api
+from launcher.cli.cluster_api import Cluster, Object, release_labels, user_and_host
 from launcher.cli.errors import CliError, OtherRunError
 
 RENEW_SECONDS = 3.0
@@ -45,12 +37,13 @@ def hold_lease(cluster: Cluster, release: str, job: str = "") -> Iterator[Callab
         CliError: the cluster cannot be reached or rejects the request.
     """
     name = f"{job}.job" if job else f"{release}-run"
-    holder = f"{user_and_host()}:{os.getpid()}"
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    holder = f"{user_and_host()}:{os.getpid()}"
     spec = {"holderIdentity": holder, "acquireTime": now, "leaseDurationSeconds": int(EXPIRED_SECONDS)}
-    labels = {NAME_LABEL: CHART, RELEASE_LABEL: release}
     what = f"job {job}" if job else f"release {release}"
-    lease = _create(cluster, {"metadata": {"name": name, "labels": labels}, "spec": spec}, what)
+    lease = _create(
+        cluster, {"metadata": {"name": name, "labels": release_labels(release)}, "spec": spec}, what
+    )
     ended, renewed, is_lost = threading.Event(), time.monotonic(), False
 
     def renew() -> None:
@@ -60,11 +53,10 @@ def hold_lease(cluster: Cluster, release: str, job: str = "") -> Iterator[Callab
             renewal = {"spec": {"renewTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}}
             try:
                 lease, renewed = cluster.patch("lease", name, renewal, f"renew lease {name}"), sent
-                is_lost = (lease["spec"].get("holderIdentity"), lease["spec"].get("acquireTime")) != (
-                    holder,
-                    now,
+                is_lost = any(
+                    lease["spec"].get(key) != spec[key] for key in ("holderIdentity", "acquireTime")
                 )
-            except NotFoundError:
+            except cluster_api.NotFoundError:
                 is_lost = True
             except CliError:
                 continue  # `check` decides how long the cluster may be unreachable
@@ -96,7 +88,7 @@ def _create(cluster: Cluster, lease: Object, what: str) -> Object:
     """
     name, seen, since = lease["metadata"]["name"], "", time.monotonic()
     while True:
-        with contextlib.suppress(ConflictError):  # another process holds it, or was faster
+        with contextlib.suppress(cluster_api.ConflictError):  # another process holds it, or was faster
             return cluster.create("lease", lease)
         other = cluster.find("lease", name)
         version = str(other["metadata"]["resourceVersion"]) if other else ""
@@ -110,7 +102,7 @@ def _create(cluster: Cluster, lease: Object, what: str) -> Object:
                 "--release NAME --set jobName=NAME",
             )
         if other and seen and time.monotonic() - since >= EXPIRED_SECONDS:
-            with contextlib.suppress(ConflictError):
+            with contextlib.suppress(cluster_api.ConflictError):
                 cluster.delete("lease", name, version=version)
                 continue
         seen = version

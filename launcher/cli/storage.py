@@ -25,16 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from launcher.cli import object_states, reader_commands
-from launcher.cli.cluster_api import (
-    CHART,
-    COMPONENT_LABEL,
-    NAME_LABEL,
-    RELEASE_LABEL,
-    Cluster,
-    CommandOutput,
-    Object,
-    labels,
-)
+from launcher.cli.cluster_api import Cluster, CommandOutput, Object, labels, release_labels
 from launcher.cli.errors import CliError, UsageError, storage_failure
 from launcher.cli.releases import SOURCES, ReleaseRun
 from launcher.cli.terminal import report
@@ -203,11 +194,6 @@ def read_small_files(storage: Storage, names: Sequence[str]) -> dict[str, bytes]
         }
 
 
-def list_folder(storage: Storage, folder: str) -> list[str]:
-    """Return the names in a folder below the job's; an empty list if the folder does not exist."""
-    return [str(entry["name"]) for entry in run_json_command(storage, "ls", "--optional", folder)]
-
-
 def list_jobs(storage: Storage) -> list[str]:
     """Return the names of all jobs' folders on the storage."""
     entries = run_json_command(storage.sibling("."), "ls")
@@ -258,10 +244,7 @@ def build_pod(run: ReleaseRun, name: str, *, seconds: int, writable: bool, templ
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "labels": {NAME_LABEL: CHART, RELEASE_LABEL: run.release, COMPONENT_LABEL: READER},
-        },
+        "metadata": {"name": name, "labels": release_labels(run.release, READER)},
         "spec": {
             "restartPolicy": "Never",
             "activeDeadlineSeconds": seconds,

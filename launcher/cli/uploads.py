@@ -247,19 +247,11 @@ def check_program(
     import paddle
 
     from launcher.dataprep.csv_records import RowPlaces
-    from launcher.trainer import (
-        network,
-        paddle_internals,
-        program_loader,
-        record_files,
-        single_process,
-        trial_data,
-    )
+    from launcher.trainer import network, program_loader, record_files, single_process, trial_data
+    from launcher.trainer.paddle_internals import VERSION
 
-    if paddle.__version__ != paddle_internals.VERSION:
-        return unchecked.format(
-            f"PaddlePaddle {paddle.__version__}, not {paddle_internals.VERSION}, is installed"
-        )
+    if paddle.__version__ != VERSION:
+        return unchecked.format(f"PaddlePaddle {paddle.__version__}, not {VERSION}, is installed")
     with tempfile.TemporaryDirectory(prefix="paddle-training-check.") as temporary:
         rows, places = [], RowPlaces(source.name if source else "")
         if source is not None:

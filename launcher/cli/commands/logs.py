@@ -18,13 +18,7 @@ from launcher.cli.releases import ReleaseRun
 from launcher.cli.run_files import OUTPUT, STATUS, check_intact, read_job_files
 from launcher.cli.run_view import PREPARE, newest_pod, owned_by, rank_of
 from launcher.cli.shared_options import open_session, with_options
-from launcher.cli.storage import (
-    READ_SECONDS,
-    Storage,
-    StorageRequest,
-    list_folder,
-    stream_file,
-)
+from launcher.cli.storage import READ_SECONDS, Storage, StorageRequest, run_json_command, stream_file
 from launcher.cli.terminal import print_blocks, report
 
 FOLLOW_SECONDS = 24 * 3600
@@ -141,8 +135,8 @@ def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
 
     Raises UsageError if this rank has no logs of the attempt.
     """
-    names = [_ATTEMPT.fullmatch(name) for name in list_folder(storage, OUTPUT.node(rank).as_posix())]
-    moved = sorted(int(match[1]) for match in names if match)
+    entries = run_json_command(storage, "ls", "--optional", OUTPUT.node(rank).as_posix())
+    moved = sorted(int(match[1]) for entry in entries if (match := _ATTEMPT.fullmatch(entry["name"])))
     if attempt in moved:
         return True
     files = read_job_files(storage)

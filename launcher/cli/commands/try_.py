@@ -16,14 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.launch_training import (
-    Values,
-    apply_settings,
-    check_values,
-    merge_values,
-    read_defaults,
-    read_values,
-)
+from launcher.cli.launch_training import Values, complete_values
 from launcher.cli.shared_options import (
     Format,
     OutputFormat,
@@ -80,9 +73,7 @@ class TryOptions:
     @functools.cached_property
     def chart_values(self) -> Values:
         """The values of -f and --set over the chart's defaults. Raises UsageError if one is invalid."""
-        defaults = read_defaults()
-        values = apply_settings(read_values(self.values or ()), self.settings or (), defaults)
-        return check_values(merge_values(defaults, values), defaults)
+        return complete_values(self.values or (), self.settings or ())
 
     @property
     def row_format(self) -> RowFormat:
