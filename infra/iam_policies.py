@@ -53,32 +53,8 @@ def policy(document: str, **names: str) -> str:
     return _document(content) if isinstance(content, list) else json.dumps(content, sort_keys=True)
 
 
-# The rights of the user who deploys: IAM roles here, everything else in deployer_permissions.yaml.
-# Services to which the program passes a role.
-PASSED_TO = ("ec2.amazonaws.com", "eks.amazonaws.com", "pods.eks.amazonaws.com")
-# Policies of AWS that the program attaches to its roles.
-ATTACHED = (
-    "AmazonEC2ContainerRegistryPullOnly",
-    "AmazonEKSClusterPolicy",
-    "AmazonEKSWorkerNodePolicy",
-    "AmazonEKS_CNI_Policy",
-    "AmazonSSMManagedInstanceCore",
-)
-# Actions that are allowed only on the stack's own roles or instance profiles; the reads are not among them.
-# With a permissions boundary, IAM compares the boundary of the role for the actions of BOUNDED and ATTACH.
-ROLES = "iam:DeleteRole iam:TagRole iam:UntagRole iam:UpdateAssumeRolePolicy iam:UpdateRole iam:UpdateRoleDescription"
-BOUNDED = "iam:CreateRole iam:DeleteRolePolicy iam:PutRolePermissionsBoundary iam:PutRolePolicy"
-ATTACH = "iam:AttachRolePolicy iam:DetachRolePolicy"
-# Not allowed with a permissions boundary.
-UNBOUND = "iam:DeleteRolePermissionsBoundary"
-PROFILES = (
-    "iam:AddRoleToInstanceProfile iam:CreateInstanceProfile iam:DeleteInstanceProfile "
-    "iam:RemoveRoleFromInstanceProfile iam:TagInstanceProfile iam:UntagInstanceProfile"
-)
-SERVICE_LINKED = "iam:CreateServiceLinkedRole"
-
 RULES: list[dict[str, Any]] = _read("deployer_permissions.yaml")
-"""The rules of deployer_permissions.yaml, whose texts contain placeholders such as `{prefix}`."""
+"""The rights of the user who deploys: the rules of deployer_permissions.yaml."""
 
 
 def full_names(rule: Mapping[str, Any]) -> Iterator[list[str]]:
@@ -121,34 +97,32 @@ def deployer(
     """
     own = f"arn:{partition}:iam::{account}"
     roles, profiles = f"{own}:role{iam.path}{prefix}-*", f"{own}:instance-profile{iam.path}{prefix}-*"
-    policies = [f"arn:{partition}:iam::aws:policy/{name}" for name in ATTACHED]
-    boundary = iam.permissions_boundary
-    bounded = {"StringEquals": {"iam:PermissionsBoundary": boundary}} if boundary != "" else {}
-    unbound = "" if bounded else UNBOUND
-    limited = [
-        _allow(f"{ROLES} {unbound}".split(), roles),
-        _allow(BOUNDED.split(), roles, **({"Condition": bounded} if bounded else {})),
-        _allow(ATTACH.split(), roles, Condition={"ArnEquals": {"iam:PolicyARN": policies}, **bounded}),
-        _allow(PROFILES.split(), profiles),
-        # Only the service itself can assume such a role, and AWS defines its rights.
-        _allow([SERVICE_LINKED], f"{own}:role/aws-service-role/*"),
-        _allow(["iam:PassRole"], roles, Condition={"StringEquals": {"iam:PassedToService": list(PASSED_TO)}}),
-    ]
     names = {
-        **{"partition": partition, "account": account, "prefix": prefix},
+        **{
+            "partition": partition,
+            "account": account,
+            "prefix": prefix,
+            "roles": roles,
+            "profiles": profiles,
+        },
         **{"zone": dns.zone or "paddle.internal", "externalName": dns.external_name or "api.paddle.internal"},
         **{"stateAlias": STATE_ALIAS, "stateBuckets": STATE_BUCKETS, "stateTag": STATE_TAG},
     }
     grants = [_allow(["kms:CreateGrant"], key_arn)] if key_arn != "" else []
-    return _packed([*_scoped(names), *limited, *grants])
+    return _packed([*_scoped(names, iam.permissions_boundary), *grants])
 
 
-def _scoped(names: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the statements of `RULES`; `names` fill their placeholders."""
+def _scoped(names: Mapping[str, str], boundary: str) -> Iterator[dict[str, Any]]:
+    """Yield the statements of `RULES`, filled with `names`, for roles with a permissions boundary (empty: without)."""
     for rule in _filled(RULES, names):
-        condition = {"Condition": rule["condition"]} if "condition" in rule else {}
+        condition = rule.get("condition", {})
+        if boundary != "" and rule.get("boundary") == "absent":
+            continue
+        if boundary != "" and rule.get("boundary") == "required":
+            condition |= {"StringEquals": {"iam:PermissionsBoundary": boundary}}
         for actions in full_names(rule):
-            yield _allow(actions, rule.get("resources", "*"), **condition)
+            limits = {"Condition": condition} if condition else {}
+            yield _allow(actions, rule.get("resources", "*"), **limits)
 
 
 def preview(partition: str) -> list[str]:
