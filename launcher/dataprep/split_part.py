@@ -13,7 +13,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
@@ -205,17 +205,8 @@ class PartSplitter:
             require_space(self._folder, table.size, f"the table {table.table}")
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
-        writers = FileWriters([target])
-        try:
-            while data := table.stream.read(BLOCK):
-                writers.put([data])
-                if self._stop.is_set():
-                    break
-            (written,) = writers.finish()
-        except BaseException:
-            writers.abort()
-            raise
-        self._tables.append({"name": table.table, **written})
+        blocks = iter(lambda: b"" if self._stop.is_set() else table.stream.read(BLOCK), b"")
+        self._tables.append({"name": table.table, **_write_file(target, blocks)})
 
     def _check_sha256(self) -> None:
         settings = self._settings
@@ -268,6 +259,16 @@ class _OutputFile:
         return {"bytes": self.bytes, "sha256": self.sha256.hexdigest()}
 
 
+def _write_file(path: Path, blocks: Iterable[bytes]) -> dict[str, Any]:
+    """Write a file, and wait until it is on the disk (fsync); return {"bytes", "sha256"}. Raises `StorageError`."""
+    with storage_errors(path):
+        output = _OutputFile(path)
+        with contextlib.closing(output.file):
+            for block in blocks:
+                output.write(block)
+            return output.finish()
+
+
 class FileWriters:
     """Appends pieces of data to several files and hashes them, in a thread of its own, in the order of `put`.
 
@@ -287,7 +288,7 @@ class FileWriters:
         self._syncs = ThreadPoolExecutor(_SYNC_THREADS, thread_name_prefix="syncer")
         self._pending: deque[Future[None]] = deque()
 
-    def put(self, pieces: Sequence[bytes], wait: Callable[[], None] = lambda: None) -> None:
+    def put(self, pieces: Sequence[bytes], wait: Callable[[], None]) -> None:
         """Append one piece, possibly empty, to each file.
 
         `wait` is called about once a second while the disk is slower than the caller; it may raise.
@@ -299,7 +300,7 @@ class FileWriters:
             await_future(self._pending.popleft(), wait)
         self._pending.append(self._writer.submit(self._write, pieces))
 
-    def finish(self, wait: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
+    def finish(self, wait: Callable[[], None]) -> list[dict[str, Any]]:
         """Wait until every file is on the disk (fsync); return {"bytes", "sha256"} of each.
 
         Raises:
@@ -559,17 +560,15 @@ def shard_file_name(part: int, parts: int) -> str:
 
 def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict[str, Any]:
     """Write the content of `paths` to `target`, in order; return {"bytes", "sha256"}."""
-    digest, size = hashlib.sha256(), 0
-    with storage_errors(target), target.open("wb") as joined:
+
+    def blocks() -> Iterator[bytes]:
         for path in paths:
             with path.open("rb") as file:
                 while block := file.read(BLOCK):
-                    digest.update(block)
-                    size += joined.write(block)
                     progress.report("joining the test sets of all parts")
-        joined.flush()
-        os.fsync(joined.fileno())
-    return {"bytes": size, "sha256": digest.hexdigest()}
+                    yield block
+
+    return _write_file(target, blocks())
 
 
 def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: list[int]) -> None:
