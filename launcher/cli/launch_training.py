@@ -31,7 +31,16 @@ from launcher.cli.releases import (
     volume_identity,
 )
 from launcher.cli.run_display import describe_wait
-from launcher.cli.shared_options import Context, Kubeconfig, Namespace, Program, SettingsOption, ValuesOption
+from launcher.cli.shared_options import (
+    Context,
+    Kubeconfig,
+    Namespace,
+    Program,
+    ScriptArguments,
+    ScriptOption,
+    SettingsOption,
+    ValuesOption,
+)
 from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
 from launcher.io import files, spelling
@@ -41,6 +50,8 @@ from launcher.settings.parsers import BadValueError
 
 _FILE_MARK = "# Written by `run` of paddle-training:"
 _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override the values that `base` prints.\n"
+LARGE_BYTES = 100_000_000
+"""A larger folder is sent only after a question."""
 _REMOTE = ("s3://", "https://", "http://", "file://")
 
 
@@ -49,6 +60,8 @@ class LaunchOptions:
     """The options of `run`, or of `sweep` for one of its trainings; fields of type `Annotated` are options of both."""
 
     program: Program
+    arguments: ScriptArguments = None
+    script: ScriptOption = None
     data: Annotated[
         str | None,
         typer.Option(
@@ -136,9 +149,10 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
     if options.data is not None and not options.data.startswith(_REMOTE):
         source = uploads.plan_source(Path(options.data), make_storage_name(Path(options.data).name))
     values = _compute_values(options, source, defaults)
-    main = str((values.get("training") or {}).get("config") or "").rpartition("/")[2]
+    main = options.script or str((values.get("training") or {}).get("config") or "").partition("/")[2]
     program = uploads.plan_program(folder, make_storage_name(folder.resolve().name), options.check, main)
-    values = merge_values(values, nest_keys(program.values))
+    _confirm_size(program, options.yes)
+    values = merge_values(_suggest_values(program, values), nest_keys(program.values))
     if "jobName" not in values:
         values = {"jobName": make_job_name(program.name), **values}
     plans: list[TrainingPlan] = []
@@ -164,6 +178,46 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
     return plans
 
 
+def _suggest_values(program: uploads.Upload, values: Values) -> Values:
+    """Return `values` with what a script needs and the values do not say: its runtime, and that it has no data Job.
+
+    Raises UsageError if the values have a runtime for which the program or script is not written.
+    """
+    given, config = values.get("runtime"), program.values["training.config"]
+    if given not in (None, program.runtime, "v1") and program.runtime:
+        is_program = program.runtime == "fleet"
+        # A script may call Paddle's servers in a module that it imports.
+        if is_program or given == "fleet" or program.runtime == "ps":
+            kind = {
+                "fleet": "a program: it is named trainer_config.py, or defines inputs or parse",
+                "ps": "a script for parameter servers: it calls fleet.init_server, run_server or init_worker",
+                "collective": "a script",
+            }[program.runtime]
+            raise UsageError(
+                f"runtime is {given}, but {config} is {kind}; nothing was sent",
+                f"set runtime: {program.runtime} in the values, or give another file with --script",
+            )
+    suggested: Values = {}
+    if given is None and program.runtime in SCRIPT_RUNTIMES:
+        suggested["runtime"] = program.runtime
+    is_script = (given or program.runtime) in SCRIPT_RUNTIMES
+    data = values.get("data") or {}
+    if is_script and not data.get("source") and not data.get("sourceSecret") and "enabled" not in data:
+        suggested["data"] = {"enabled": False}  # it reads its own data
+    return merge_values(suggested, values)
+
+
+def _confirm_size(program: uploads.Upload, yes: bool) -> None:
+    """Ask whether a folder larger than LARGE_BYTES is to be sent, unless `yes`. Raises UsageError if not."""
+    size = f"{program.size / 1e6:,.0f} MB ({program.largest()})"
+    question = f"The folder has {size}, which every training pod copies. Send it?"
+    if program.size > LARGE_BYTES and not yes and not confirm(question):
+        raise UsageError(
+            f"the program's folder has {size}; nothing was sent",
+            "name what the program does not need in its file .launcherignore, or give --yes",
+        )
+
+
 def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defaults: Values) -> Values:
     """Return the values of the files of `-f` and of the options; `source` is the data file to upload.
 
@@ -173,6 +227,7 @@ def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defau
     given: dict[str, Any] = dict(source.values) if source else {}
     if source is None and options.data not in (None, (values.get("data") or {}).get("source")):
         given = {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
+    given |= {"training.extraArgs": options.arguments} if options.arguments else {}
     given |= {"trainers": options.trainers} if options.trainers else {}
     given |= {"training.passes": options.passes} if options.passes else {}
     values = apply_settings(merge_values(values, nest_keys(given)), options.settings or (), defaults)

@@ -44,6 +44,22 @@ Program = Annotated[
         help="A program's folder (for `try` also its file), or the name of an example: quick_start, ctr, …",
     ),
 ]
+ScriptArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[-- ARGUMENTS]",
+        help="After `--`: the arguments of a script, as they are ({output_dir} and others become paths of the run); "
+        "they replace training.extraArgs.",
+    ),
+]
+ScriptOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|MODULE",
+        help="The script in the folder (tools/train.py), or its module (tools.train); default: trainer_config.py, "
+        "train.py, or the only .py file at the folder's top.",
+    ),
+]
 ValuesOption = Annotated[
     list[Path] | None,
     typer.Option(

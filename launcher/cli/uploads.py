@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import re
-import symtable
 import tempfile
 import threading
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.cli import program_files
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.releases import SOURCES
 from launcher.cli.storage import Storage, check_name, run_json_command
 from launcher.cli.terminal import report
-from launcher.io.files import folder_files, folder_sha256, sha256_file
+from launcher.io.files import folder_sha256, sha256_file
 from launcher.io.open_below import ReaderError
-from launcher.io.program_folders import CONFIG, check_module_names
+from launcher.io.program_folders import check_module_names, is_script_file
 from launcher.io.tar_stream import write_tar
 from launcher.paths import RESERVED_FOLDERS
 from launcher.settings import parsers
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 
 RENAME_FIX = "rename your folder or file"
-SCRIPT = "train.py"
-"""Name of the main file in a folder with several .py files and without a trainer_config.py."""
 
 
 class OtherContentError(CliError):
@@ -53,22 +51,30 @@ class Upload:
     """The chart values that refer to the upload."""
     is_source: bool
     """Whether the upload is a data file, which belongs to `sources/` and not to the job's folder."""
+    runtime: str = ""
+    """The runtime that the program is written for (`program_files.find_runtime`); empty: unknown."""
 
     @property
     def size(self) -> int:
         """The size of all files in bytes."""
         return sum(file.stat().st_size for _, file in self.entries)
 
+    def largest(self) -> str:
+        """Return the largest entries at the top of the folder with their sizes, for a message."""
+        sizes: Counter[str] = Counter()
+        for name, file in self.entries:
+            sizes[name.partition("/")[0]] += file.stat().st_size
+        return ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in sizes.most_common(3))
+
 
 def plan_program(folder: Path, name: str | None = None, check: bool = True, chosen_file: str = "") -> Upload:
-    """Return the upload of a program's folder; files whose names begin with a dot are left out.
+    """Return the upload of a program's folder; `program_files.list_files` says what is left out.
 
-    `chosen_file` is the main file; empty: the program's (trainer_config.py), the script's (train.py), or the only one.
+    `chosen_file` is the main file or module; empty: the one that `program_files.choose_file` finds. With `check`, a
+    program must define what the trainer of runtime fleet needs.
 
-    With `check`, the program must define what the trainer of runtime fleet needs. A file with another name than
-    trainer_config.py that defines neither `inputs` nor `parse` is a script for runtime collective.
-
-    Raises UsageError if the name is reserved, or the folder has links, no .py file or an incomplete program.
+    Raises UsageError if the name is reserved, a link cannot be sent, there is no single main file, or the program is
+    incomplete.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give a program's folder, or a data file with --source")
@@ -81,70 +87,24 @@ def plan_program(folder: Path, name: str | None = None, check: bool = True, chos
             RENAME_FIX,
         )
 
-    def is_visible(path: Path) -> bool:
-        return not any(part.startswith(".") for part in path.relative_to(folder).parts)
-
-    for path in filter(is_visible, folder.rglob("*")):
-        if path.is_symlink():
-            raise UsageError(
-                f"{path} is a symbolic link, and links are not sent to the pods",
-                f"replace the link with the {'folder' if path.is_dir() else 'file'} itself",
-            )
-    entries = [
-        (file.relative_to(folder).as_posix(), file) for file in folder_files(folder) if is_visible(file)
-    ]
-    scripts = [entry for entry, _ in entries if entry.endswith(".py") and "/" not in entry]
-    if not scripts:
-        raise UsageError(f"{folder} has no .py file", f"write the program to {folder / CONFIG}")
-    defined = {name: _defined_names(file) for name, file in entries if file.suffix == ".py"}
-    if chosen_file and chosen_file not in scripts:
-        raise UsageError(
-            f"training.config names the file {chosen_file}, but {folder} has only {', '.join(scripts)}",
-            "remove training.config from the values, or correct its file",
-        )
-    config = chosen_file or next((known for known in (CONFIG, SCRIPT) if known in scripts), scripts[0])
-    if not chosen_file and config not in (CONFIG, SCRIPT) and len(scripts) > 1:
-        raise UsageError(
-            f"{folder} has several .py files and none with the name {CONFIG}: {', '.join(scripts)}",
-            f"rename the program to {CONFIG}, or a script for runtime collective to {SCRIPT}",
-        )
-    check_name(config, RENAME_FIX)
-    if check and not defines_script(folder / config):
+    entries = program_files.list_files(folder)
+    names = [entry for entry, _ in entries]
+    config = program_files.choose_file(folder, names, chosen_file)
+    main = config if is_script_file(config) else program_files.module_file(config, names)
+    runtime = program_files.find_runtime(folder / main) if main else ""
+    if check and runtime == "fleet":
         check_module_names(folder)
-    required = {**VALUES, **FUNCTIONS}
-    lacks = [text for name, text in required.items() if name not in defined[config]]
-    if check and lacks and not defines_script(folder / config) and "*" not in defined[config]:
-        raise UsageError(
-            "\n  ".join([f"{folder / config} does not define what a program must define:", *lacks])
-            + "\nNothing was sent",
-            "add it (launcher/programs/README.md); or upload a configuration of runtime v1 with --no-check",
-        )
+        defined = program_files.defined_names(folder / config)
+        lacks = [text for name, text in {**VALUES, **FUNCTIONS}.items() if name not in defined]
+        if lacks and "*" not in defined:
+            raise UsageError(
+                "\n  ".join([f"{folder / config} does not define what a program must define:", *lacks])
+                + "\nNothing was sent",
+                "add it (launcher/programs/README.md); or upload a configuration of runtime v1 with --no-check",
+            )
     digest = folder_sha256(folder, [file for _, file in entries])
     values = {"training.config": f"{chosen}/{config}", "training.programSha256": digest}
-    return Upload(chosen, tuple(entries), values, is_source=False)
-
-
-def defines_script(file: Path) -> bool:
-    """Return whether a .py file is a script of runtime collective, and not a program of runtime fleet."""
-    return file.name != CONFIG and not {"inputs", "parse"} & _defined_names(file)
-
-
-def _defined_names(file: Path) -> set[str]:
-    """Return the names that a module defines at its top level; `*` stands for `from x import *`.
-
-    The module is parsed, not run: Paddle may not be installed here. Raises UsageError for invalid syntax.
-    """
-    try:
-        text = importlib.util.decode_source(file.read_bytes())
-        symbols = symtable.symtable(text, str(file), "exec").get_symbols()
-    except (SyntaxError, ValueError) as error:
-        place = f"{file}, line {getattr(error, 'lineno', None) or '?'}"
-        raise UsageError(
-            f"{place} is not valid Python: {getattr(error, 'msg', error)}. Nothing was sent",
-            "correct this line",
-        ) from error
-    star = {"*"} if re.search(r"^\s*from \S+ import \*", text, re.MULTILINE) else set()
-    return star | {one.get_name() for one in symbols if one.is_assigned() or one.is_imported()}
+    return Upload(chosen, tuple(entries), values, is_source=False, runtime=runtime)
 
 
 def plan_source(file: Path, name: str | None = None) -> Upload:

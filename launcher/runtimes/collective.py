@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -152,17 +153,22 @@ class CollectiveRuntime(Runtime):
 
 
 def script_arguments(attempt: RankAttempt, local: int) -> list[str]:
-    """Return what follows `python` in the command line of a script's process: file or module, and its options.
+    """Return what follows `python` in the command line of a script's process: file or module, and its options."""
+    s = attempt.settings
+    return script_command(s.config_file, s.extra_args, run_variables(attempt, local))
 
-    A path of the run (PLACES) may stand in an option, such as `--output={output_dir}/images`.
+
+def script_command(script: str, arguments: Iterable[str], variables: Mapping[str, str]) -> list[str]:
+    """Return what follows `python` in the command line of a script: file or module, and its options.
+
+    A path of the run (PLACES) may stand in an option, such as `--output={output_dir}/images`; `variables` have it.
     """
-    s, found = attempt.settings, run_variables(attempt, local)
-    arguments = []
-    for argument in s.extra_args:
+    found = [*((script,) if is_script_file(script) else ("-m", script))]
+    for argument in arguments:
         for place, variable in PLACES.items():
-            argument = argument.replace(place, found[variable])  # noqa: PLW2901
-        arguments.append(argument)
-    return [*((s.config_file,) if is_script_file(s.config_file) else ("-m", s.config_file)), *arguments]
+            argument = argument.replace(place, variables.get(variable, ""))  # noqa: PLW2901
+        found.append(argument)
+    return found
 
 
 def create_script_folders(attempt: RankAttempt) -> None:

@@ -16,6 +16,7 @@ S is the largest number of servers in a pod, P is `training.processesPerPod`.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from launcher import script_main
 from launcher.runtimes.collective import (
@@ -58,6 +59,9 @@ MEANINGS = (
     *LOST_SERVERS,
 )
 """What a script's use of the servers fails with, as Paddle 2.6.2 prints it (with this typo)."""
+
+SERVER_ROLE = {"PADDLE_ROLE": "PSERVER", "TRAINING_ROLE": "PSERVER"}
+TRAINER_ROLE = {"PADDLE_ROLE": "TRAINER", "TRAINING_ROLE": "TRAINER"}
 
 
 class PsRuntime(CollectiveRuntime):
@@ -120,16 +124,24 @@ def role_variables(attempt: RankAttempt) -> dict[str, str]:
         for s in range(attempt.settings.servers)
     ]
     trainers = [f"{host}:{trainer_port(attempt, k)}" for host in hosts for k in range(count)]
+    gloo = f"{hosts[0]}:{trainer_port(attempt, count)}"
+    found = describe_world(servers, trainers, gloo, attempt.settings.work_dir / "gloo")
+    return found | {"PADDLE_NNODES": str(len(hosts)), "POD_IP": attempt.host}
+
+
+def describe_world(servers: list[str], trainers: list[str], gloo: str, folder: Path) -> dict[str, str]:
+    """Return the variables of all processes of a training with these servers and trainers, each ADDRESS:PORT.
+
+    `gloo` is where server 0 lets the trainers find each other; `folder` need not exist.
+    """
     return {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers),
         "PADDLE_TRAINER_ENDPOINTS": ",".join(trainers),
         "PADDLE_TRAINERS_NUM": str(len(trainers)),
-        "PADDLE_NNODES": str(len(hosts)),
-        "POD_IP": attempt.host,
         "PADDLE_WITH_GLOO": "1",  # a barrier of the trainers
         "PADDLE_GLOO_RENDEZVOUS": "3",  # over HTTP
-        "PADDLE_GLOO_HTTP_ENDPOINT": f"{hosts[0]}:{trainer_port(attempt, count)}",
-        "PADDLE_GLOO_FS_PATH": str(attempt.settings.work_dir / "gloo"),
+        "PADDLE_GLOO_HTTP_ENDPOINT": gloo,
+        "PADDLE_GLOO_FS_PATH": str(folder),
     }
 
 
@@ -137,11 +149,10 @@ def server_variables(attempt: RankAttempt) -> dict[str, str]:
     """Return the variables of a server only."""
     found = run_variables(attempt, 0)
     del found["PADDLE_LAUNCHER_PROGRESS_FILE"]  # trainer 0 writes it
-    return found | {"PADDLE_ROLE": "PSERVER", "TRAINING_ROLE": "PSERVER"}
+    return found | SERVER_ROLE
 
 
 def trainer_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
     """Return the variables of trainer `local` of this pod only."""
     number = attempt.rank * attempt.settings.processes_per_pod + local
-    roles = {"PADDLE_ROLE": "TRAINER", "TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(number)}
-    return run_variables(attempt, local) | roles
+    return run_variables(attempt, local) | TRAINER_ROLE | {"PADDLE_TRAINER_ID": str(number)}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import random
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,23 +19,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from launcher import script_main
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch_training import Values, complete_values
+from launcher.cli.program_files import choose_file, find_runtime, list_files, module_file
 from launcher.cli.shared_options import (
     Format,
     OutputFormat,
     Program,
+    ScriptArguments,
+    ScriptOption,
     SettingsOption,
     ValuesOption,
     with_options,
 )
 from launcher.cli.terminal import print_json, print_line, report
-from launcher.cli.uploads import CHECKED_ROWS, SCRIPT, defines_script, row_format
+from launcher.cli.uploads import CHECKED_ROWS, row_format
 from launcher.errors import DataError
 from launcher.io import files
-from launcher.io.program_folders import BUILT_IN, CONFIG, find_program_file
+from launcher.io.program_folders import BUILT_IN, CONFIG, find_program_file, is_script_file
 from launcher.metrics import TEST, parse_metrics, pass_table
 from launcher.paths import OutputPaths
+from launcher.runtimes.collective import script_command
+from launcher.runtimes.ps import SERVER_ROLE, TRAINER_ROLE, describe_world
 
 if TYPE_CHECKING:
     from launcher.trainer.trial_data import RowFormat
@@ -51,9 +61,15 @@ class TryOptions:
     """The options of `try`."""
 
     program: Program
+    script_arguments: ScriptArguments = None
+    script: ScriptOption = None
     data: Annotated[
-        Path, typer.Option(metavar="FILE", help="Rows to train on, also compressed (.gz, .bz2, .xz).")
-    ]
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Rows to train on, also compressed (.gz, .bz2, .xz). A script may read its own data instead.",
+        ),
+    ] = None
     test: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Rows to test on; default: a tenth of --data."),
@@ -83,7 +99,7 @@ class TryOptions:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The options of the program or script as command-line arguments, such as `--width=4`."""
-        return tuple(self.chart_values["training"]["extraArgs"])
+        return tuple(self.script_arguments or self.chart_values["training"]["extraArgs"])
 
     @property
     def batch_size(self) -> int:
@@ -105,10 +121,12 @@ def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None
     """
     report_to = report if output is OutputFormat.json else print_line
     check_target(options.to)
-    if (script := find_script(options.program)) is not None:
+    if (script := find_script(options)) is not None:
         answer = train_script(script, options, report_to)
     else:
-        answer = train_locally(options, report_to)
+        if options.data is None:
+            raise UsageError("there is no data to train on", "give --data FILE")
+        answer = train_locally(options, options.data, report_to)
     if output is OutputFormat.json:
         print_json(answer)
 
@@ -122,8 +140,8 @@ def check_target(to: Path) -> None:
         )
 
 
-def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
-    """Train, write the model to the folder `options.to`, and predict the first row of the test data.
+def train_locally(options: TryOptions, data: Path, report: Callable[[str], None]) -> dict[str, Any]:
+    """Train on the rows of the file `data`, write the model to `options.to`, and predict the first row of the tests.
 
     A model of an earlier `try` in this folder is replaced. `report` receives the progress. Return what `try -o json`
     prints.
@@ -152,17 +170,15 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         work = Path(temporary)
         options.copy_tables(work / "tables")
         program = program_loader.load_program(config, work / "tables", options.arguments)
-        places = RowPlaces(str(options.data))
-        first_rows = trial_data.read_rows(
-            options.data, form, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS)
-        )
+        places = RowPlaces(str(data))
+        first_rows = trial_data.read_rows(data, form, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS))
         found, _ = record_files.parse_records(first_rows, program, places)
         batch = record_files.split_inputs(found[: network.ROWS]) if len(found) else None
         graph = network.GraphSettings("async", options.batch_size, 0)
         single_process.check_program(program, batch, graph)
         limits: dict[str, Any] = {"limit": options.rows, "report": report}
         share = 0.0 if options.test else HELD_OUT
-        written = trial_data.write_records(program, options.data, form, work / "data", share, **limits)
+        written = trial_data.write_records(program, data, form, work / "data", share, **limits)
         if options.test:
             written |= trial_data.write_records(program, options.test, form, work / "data", 1.0, **limits)
         train, test = written["train"], written["test"]
@@ -183,7 +199,7 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
         score = export.export_from_memory(options.to, program, trainer.parameters(), tables, calculate_score)
         shown = ", ".join(f"{name}: {len(rows.ids):,} ids" for name, rows in tables.items())
         report(f"model written to {options.to} ({shown or 'no tables'})")
-        row = trial_data.first_usable_row(program, options.test or options.data, form)
+        row = trial_data.first_usable_row(program, options.test or data, form)
     answer = Model(options.to).answer([row])
     words = answer.words[0] if answer.words else None
     values = " ".join(f"{value:.4f}" for value in answer.predictions[0].reshape(-1))
@@ -198,15 +214,68 @@ def train_locally(options: TryOptions, report: Callable[[str], None]) -> dict[st
     }
 
 
-def find_script(program: Path) -> Path | None:
-    """Return the script that `program` (a file, a folder or an example) is or contains; None for a program of fleet."""
-    if (program / CONFIG).is_file():
+@dataclass(frozen=True)
+class Script:
+    """A script to try."""
+
+    folder: Path
+    """Its working directory."""
+    main: str
+    """The file below `folder`, or the module."""
+    uses_servers: bool
+    """Whether it needs a parameter server (runtime ps)."""
+
+
+def find_script(options: TryOptions) -> Script | None:
+    """Return the script that the program is (a file) or contains (a folder, an example); None for a program of fleet.
+
+    Raises UsageError if the folder has no single script and `--script` does not choose one.
+    """
+    program = next((path for path in (options.program, BUILT_IN / options.program) if path.exists()), None)
+    if program is None or (not options.script and (program / CONFIG).is_file()):
         return None
-    only = list(program.glob("*.py")) if program.is_dir() else []  # as `run`: the only file of a folder
-    for path in (program, program / SCRIPT, *(only if len(only) == 1 else ()), BUILT_IN / program / SCRIPT):
-        if path.suffix == ".py" and path.is_file():
-            return path.resolve() if defines_script(path) else None
-    return None
+    folder, chosen = (program, options.script or "") if program.is_dir() else (program.parent, program.name)
+    names = [chosen] if program.is_file() else [name for name, _ in list_files(program)]
+    main = choose_file(folder, names, chosen)
+    file = main if is_script_file(main) else module_file(main, names)
+    found = find_runtime(folder / file) if file else "collective"
+    if found == "fleet":
+        return None
+    return Script(folder.resolve(), main, "ps" in (found, options.chart_values["runtime"]))
+
+
+def run_script(script: Script, options: TryOptions, env: dict[str, str]) -> int:
+    """Run a script to its end, with a parameter server next to it if it needs one; return its exit code."""
+    words = script_command(script.main, options.arguments, env)
+    if not script.uses_servers:
+        return subprocess.run(
+            [sys.executable, *words], cwd=script.folder, env=env, stdout=STDERR, check=False
+        ).returncode
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        server, trainer, gloo = (f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
+    world = describe_world([server], [trainer], gloo, Path(env["PADDLE_LAUNCHER_OUTPUT_DIR"]) / "gloo")
+    env = env | world | {"POD_IP": "127.0.0.1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, script_main.__file__, *words],
+            cwd=script.folder,
+            env=env | role | {"PADDLE_PORT": end.rpartition(":")[2]},
+            stdout=STDERR,
+            start_new_session=True,
+        )
+        for end, role in ((server, SERVER_ROLE), (trainer, TRAINER_ROLE))
+    ]
+    try:
+        while all(process.poll() is None for process in processes):
+            time.sleep(0.1)
+        # A server that exits first has failed: Paddle has no call that stops it.
+        return next(process.returncode for process in reversed(processes) if process.returncode is not None)
+    finally:
+        for process in processes:  # with their own children, such as gloo's store
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def split_rows(rows: Iterable[str], held_out: float, train: Path, test: Path) -> tuple[int, int]:
@@ -220,8 +289,8 @@ def split_rows(rows: Iterable[str], held_out: float, train: Path, test: Path) ->
     return counts[0], counts[1]
 
 
-def train_script(script: Path, options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
-    """Run the script as the only process of a run without launchers; its model replaces the folder `options.to`.
+def train_script(script: Script, options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
+    """Run the script as the only trainer of a run without launchers; its model replaces the folder `options.to`.
 
     What the script prints goes to stderr.
 
@@ -241,14 +310,15 @@ def train_script(script: Path, options: TryOptions, report: Callable[[str], None
         work = Path(temporary)
         train, test, output = work / "train.txt", work / "test.txt", OutputPaths(work / "output")
         share = 0.0 if options.test else HELD_OUT
-        counts = split_rows(read(options.data), share, train, test)
+        counts = split_rows(read(options.data), share, train, test) if options.data else (0, 0)
         if options.test:
             counts = counts[0], split_rows(read(options.test), 1.0, work / "unused.txt", test)[1]
-        if not counts[0]:
+        if options.data and not counts[0]:
             raise DataError(
                 "there is no row to train on. Fix: use more rows, or give the test rows with --test"
             )
-        report(f"{counts[0]:,} rows to train on, {counts[1]:,} to test on")
+        if options.data:
+            report(f"{counts[0]:,} rows to train on, {counts[1]:,} to test on")
         options.copy_tables(work / "tables")
         single = {
             "PADDLE_TRAINER_ID": 0,
@@ -260,19 +330,20 @@ def train_script(script: Path, options: TryOptions, report: Callable[[str], None
         launcher = {
             "PADDLE_LAUNCHER_PASSES": options.passes,
             "PADDLE_LAUNCHER_BATCH_SIZE": options.batch_size,
-            "PADDLE_LAUNCHER_TRAIN_FILE": train,
+            "PADDLE_LAUNCHER_TRAIN_FILE": train if counts[0] else "",
             "PADDLE_LAUNCHER_TEST_FILE": test if counts[1] else "",
             "PADDLE_LAUNCHER_TABLES_DIR": work / "tables",
             "PADDLE_LAUNCHER_OUTPUT_DIR": output.root,
+            "PADDLE_LAUNCHER_CHECKPOINT_DIR": output.script_checkpoints,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")])),
             "PYTHONDONTWRITEBYTECODE": 1,
         }
         env = {**os.environ, **{name: str(value) for name, value in (single | torchrun | launcher).items()}}
-        argv = [sys.executable, script.name, *options.arguments]
-        code = subprocess.run(argv, cwd=script.parent, env=env, stdout=STDERR, check=False).returncode
-        if code:
+        output.script_checkpoints.mkdir(parents=True)
+        if code := run_script(script, options, env):
             raise CliError(
-                f"{script} exited with code {code}", "read its messages above, and correct the script"
+                f"{script.main} in {script.folder} exited with code {code}",
+                "read its messages above, and correct the script",
             )
         text = files.read_bytes(output.metrics_csv) or b""
         passes = pass_table(parse_metrics(text.decode(errors="replace")))
