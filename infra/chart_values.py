@@ -30,7 +30,7 @@ nulls, also with `allow_null_values` (tried in `values` and in `value_yaml_files
 
 @dataclass(frozen=True)
 class StackOutputs:
-    """Outputs of the stack's resources that become chart values; an empty text if there is no resource."""
+    """Outputs of the stack's resources that become chart values; "" where the stack has no such resource."""
 
     image: str
     file_system_id: str = ""

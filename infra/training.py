@@ -36,7 +36,7 @@ DATA_LOSS_NOTE = (
 class Namespace(pulumi.CustomResource):
     """A resource of type kubernetes:core/v1:Namespace.
 
-    Replaces the class of pulumi_kubernetes, which imports all of core/v1 and takes most of a second.
+    The class of pulumi_kubernetes is not used: its import loads all of core/v1, which takes nearly a second.
     """
 
     def __init__(self, name: str, metadata: Mapping[str, Any], opts: pulumi.ResourceOptions) -> None:

@@ -122,9 +122,10 @@ def plan_subnets(vpc_cidr: str, zones: int) -> list[tuple[str, str]]:
 
 
 class VpcNetwork(AwsComponent):
-    """paddle:infra:Network: the VPC with a public and a private subnet in each zone; `selected` describes it.
+    """paddle:infra:Network: the VPC with a public and a private subnet in each zone.
 
-    While compute is off, there are no NAT gateways or interface endpoints, because they cost money by the hour.
+    `selected` has the ids that other components need. While compute is off, there are no NAT gateways or interface
+    endpoints, because they cost money by the hour.
     """
 
     def __init__(self, context: AwsContext, zones: Sequence[str]) -> None:

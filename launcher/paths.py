@@ -156,7 +156,7 @@ class JobPaths:
         return self.all_data / f"{digest}.json"
 
     def data_tmp(self, content: str) -> Path:
-        """Return the folder in which data Jobs of this user prepare data, which they rename to `data(content)`."""
+        """Return the folder in which data Jobs of this user prepare data; finally they rename it to `data(content)`."""
         return self.all_data / f".{content}.{os.getuid()}.tmp"
 
     def data_alive(self, digest: str) -> Path:

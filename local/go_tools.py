@@ -93,7 +93,7 @@ class Tool:
 
     @property
     def programs(self) -> list[str]:
-        """Return the file names of the built programs."""
+        """Return the file names of the programs built from `packages`."""
         return [package.rpartition("/")[2] for package in self.packages]
 
     @property
@@ -274,7 +274,7 @@ def _group_by_go_module(tools: Iterable[Tool]) -> list[tuple[Path, list[str], li
 
 
 def _build(tools: Sequence[Tool]) -> None:
-    """Build the tools of each Go module with one `go build`, which links some while it compiles others."""
+    """Build the tools, with one `go build` for each Go module: it can compile and link packages at the same time."""
     for folder, packages, some in _group_by_go_module(tools):
         output_folder = _build_folder() / "bin"
         output_folder.mkdir(parents=True, exist_ok=True)

@@ -322,9 +322,9 @@ class ConflictError(CliError):
 
 
 class UnreachableError(CliError):
-    """The API server did not answer, or with HTTP 429 or 500 and above.
+    """The API server did not answer, or answered with HTTP 429 or 5xx.
 
-    `wait`, `run` and `sweep` ask again for some time; other commands fail.
+    `wait`, `run` and `sweep` retry for some time; other commands fail.
     """
 
 

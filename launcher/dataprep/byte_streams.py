@@ -212,7 +212,10 @@ class _BlockFile(io.RawIOBase):
         return True
 
     def readinto(self, buffer: object, /) -> int:
-        """Fill the buffer, unless the blocks end: so `peek` of a buffered file returns all that was asked for."""
+        """Fill the buffer, or as much of it as there are bytes left; return the number of bytes.
+
+        Returning less is allowed, but then `peek` of a buffered file would return only that.
+        """
         view, filled = memoryview(cast("bytearray", buffer)).cast("B"), 0
         while filled < len(view):
             while not self._rest:

@@ -462,7 +462,11 @@ class LineSplitter:
         return pieces, held
 
     def assign(self, lines: list[bytes]) -> list[bytes]:
-        """Assign held-out lines that the test set does not need to the shards; return one piece for each shard."""
+        """Distribute surplus held-out lines, which the test set does not need, to the shards.
+
+        Returns:
+            The lines of each shard as bytes; they may be empty.
+        """
         *pieces, _ = self._group(lines, self._assigner.owners(len(lines)))
         return pieces
 
@@ -550,10 +554,10 @@ def assemble_shards(
 
 
 def shard_file_name(part: int, parts: int) -> str:
-    """Return the name of the file that has the rows of part `part` of the source; it is the same for all shards.
+    """Return the name of the file with the rows of one part of the source; it is the same in all shards' folders.
 
-    A part is some files, or a range of bytes, of the source. Each shard's folder has one such file for each part. The
-    parts are numbered from 0; `parts` is how many there are.
+    A part is a set of files, or a range of bytes, of the source. `part` is its number, from 0; `parts` is the number
+    of all parts.
     """
     return "train.txt" if parts == 1 else f"train-{part:05d}.txt"
 

@@ -62,7 +62,7 @@ class ExportedModels:
         return self._folder
 
     def run_folder(self, latest: dict[str, Any]) -> ExportFolder:
-        """Return the folder of the run to which the content of latest.json refers: a folder next to that file."""
+        """Return the folder, next to latest.json, of the run that `latest`, the content of that file, refers to."""
         to = latest.get("to")
         name = to.rstrip("/").rpartition("/")[2] if isinstance(to, str) else ""
         if not is_safe_name(name):

@@ -372,8 +372,8 @@ class ProcessGroup:
     def stop(self, now: float, seconds: float = 0.0) -> None:
         """Terminate all processes; `running` is true until they have exited.
 
-        SIGKILL follows SIGTERM after `Timings.stop`, or after `seconds` if they are more and the processes are a user's
-        script. A later call may make that time shorter, but not longer.
+        Processes that have not exited `Timings.stop` after SIGTERM receive SIGKILL. Those of a user's script have at
+        least `seconds`. A second call may bring SIGKILL forward, but does not postpone it.
         """
         given = self._stop_seconds(seconds)
         if self._stop is None:
@@ -447,8 +447,8 @@ class OrderExecutor:
     def __init__(self, start: Callable[[Plan], ProcessGroup], rank: int, orphan_seconds: float) -> None:
         """Create the executor; it starts nothing before `step` receives an order.
 
-        `start` starts the processes of an order's attempt; it may raise `LauncherError`. All processes are stopped if
-        rank 0 has not confirmed the order for `orphan_seconds`.
+        `start` takes an order, starts this rank's processes for it and returns them, or raises `LauncherError`. If
+        rank 0 does not confirm the order for `orphan_seconds`, the executor stops all processes.
         """
         self._start, self._rank, self._orphan_seconds = start, rank, orphan_seconds
         self.processes: ProcessGroup | None = None

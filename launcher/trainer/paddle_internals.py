@@ -90,9 +90,9 @@ def _set(symbol: str, kind: type[ctypes.c_int32 | ctypes.c_uint64], value: int) 
 def push_each_gradient() -> None:
     """Let Paddle send each gradient of this trainer at once. Call this before `fleet.init_worker()`.
 
-    By default a thread of Paddle merges the gradients of up to 12 batches before it sends them. Only while
-    `ServerConnection.flush` waits, the thread sends fewer. On a busy machine the thread may run too late for that: then
-    the gradient stays in the trainer, and the servers apply it in the next step.
+    By default a thread of Paddle collects and merges the gradients of up to 12 batches before it sends them. While
+    `ServerConnection.flush` waits, the thread sends what it has. If it runs too late for that on a busy machine, the
+    gradient stays in the trainer, and the servers apply it in the next step.
 
     The function sets both merge limits of Paddle's library to 0. If this build of Paddle does not export them, it
     changes nothing and raises no error.
@@ -380,7 +380,10 @@ class ServerConnection:
         return f"{self._table(name):03d}"
 
     def shrink(self, name: str) -> None:
-        """Let the servers delete the rows of a table that were unseen for too many saves (`evict`)."""
+        """Let the servers delete rows of a table that were not trained on during the last `evict` checkpoints.
+
+        `evict` is an argument of `Job.embedding`.
+        """
         self._worker.shrink_sparse_table(self._table(name), 0)
 
     def save(self, folder: Path, mode: int) -> None:

@@ -37,7 +37,7 @@ ROW_FIX = "correct the row, or parse()"
 
 
 def record_dtype(inputs: Mapping[str, Ids | Real]) -> np.dtype[Any]:
-    """Return the type of one record: int64 [length] per `Ids`, float32 [width] per `Real`, in order."""
+    """Return the numpy type of a record: a field int64 [length] for each `Ids`, float32 [width] for each `Real`."""
     return np.dtype(
         [
             (name, "<i8", (kind.length,)) if isinstance(kind, Ids) else (name, "<f4", (kind.width,))
@@ -52,7 +52,7 @@ def split_inputs(records: NDArray[Any]) -> Arrays:
 
 
 def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataError:
-    """Return the error for a file of which the program uses no row."""
+    """Return the error for a file that is empty or of which parse() skipped all rows."""
     if not skipped:
         return DataError(f"{name} has no rows. Fix: check the data.")
     return DataError(
@@ -155,7 +155,7 @@ WINDOW_FILES = 4
 
 
 def rows_per_file(record: np.dtype[Any]) -> int:
-    """Return how many records of this type one file holds."""
+    """Return the maximum number of records of this type in a file."""
     return max(1, min(FILE_ROWS, FILE_BYTES // max(1, record.itemsize)))
 
 
@@ -305,8 +305,9 @@ class Records:
                 with contextlib.suppress(OSError):
                     (self._folder / INDEX).unlink()  # the next start parses the rows again
                 raise UnfitError(
-                    f"{path} does not read back as it was written: this pod's own disk is faulty. The next start "
-                    "parses the rows again. Fix: if this repeats, delete the pod, so that it may run on another node."
+                    f"{path} does not read back as it was written: this pod's own disk is faulty. The trainer "
+                    "parses the rows again when it restarts. Fix: if this repeats, delete the pod; its replacement may "
+                    "run on another node."
                 )
             self._checked.add(file.name)
         return mapped

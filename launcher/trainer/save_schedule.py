@@ -57,9 +57,9 @@ class SaveSchedule:
         return most
 
     def record(self, batches: int, seconds: float) -> bool:
-        """Record the batches of `next_span`. Return whether to save a checkpoint now.
+        """Record that `batches` more batches were trained. Return whether to save a checkpoint now.
 
-        `seconds` is the duration of all batches of this attempt.
+        `seconds` is the duration of all batches of this attempt so far.
         """
         self._since += batches
         self._steps += batches

@@ -121,7 +121,7 @@ class TableRows(NamedTuple):
 
 @dataclass(frozen=True)
 class TableFile:
-    """Describes a table's file that was read back after a server wrote it."""
+    """Size, sha256, ids and sample rows of a table's file, read back after a server wrote it."""
 
     size: int
     """Bytes of the compressed file."""

@@ -118,7 +118,7 @@ class PassMeter:
         self._show(self, loss)
 
     def stop_clock(self) -> float:
-        """Return the seconds since `start_clock`, and add them to the totals."""
+        """Return the seconds since `start_clock`, and add them to the seconds in `totals`."""
         seconds = time.monotonic() - self._began
         self._seconds += seconds
         self.totals.seconds += seconds

@@ -119,7 +119,10 @@ def list_daemons(nodes: tuple[Node, ...]) -> list[Daemon]:
 
 
 def write_states(daemons: list[Daemon], written: str) -> str:
-    """Write the daemons' states to `STATES` unless they are those in `written`; return the text of that file."""
+    """Write the daemons' states to the file `STATES` if they differ from `written`; return the file's content.
+
+    `written` is what the previous call returned.
+    """
     states = json.dumps({daemon.name: daemon.state for daemon in daemons}) + "\n"
     if states != written:
         try:

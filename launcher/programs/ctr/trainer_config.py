@@ -95,8 +95,8 @@ def network(data, job):
         )
     if width < 2:
         raise ValueError(
-            f"--width={width}, but must be at least 2: a weight and a vector. Fix: correct the option "
-            "(--set width=…, or training.extraArgs)"
+            f"--width={width}, but must be at least 2: an id has a weight and a vector of width - 1 numbers. "
+            "Fix: correct the option (--set width=…, or training.extraArgs)"
         )
     # Little momentum (beta1), since the gradients of several trainers arrive late anyway.
     table_optimizer = paddle.optimizer.Adam(

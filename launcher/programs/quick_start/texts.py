@@ -1,4 +1,4 @@
-"""Shared by both quick_start programs: turn a short text and its sentiment into word ids and a label."""
+"""Inputs and row parser of both quick_start programs: a short text and its sentiment become word ids and a label."""
 
 import re
 

@@ -533,7 +533,7 @@ class Model:
 
     @property
     def score(self) -> dict[str, float]:
-        """Return the program's metrics of this model on its test set: metric → value."""
+        """Return the test scores in model.json, metric → value; empty if the model has none."""
         return dict(self.about.get("score") or {})
 
     def predict(self, rows: Sequence[Mapping[str, Any]]) -> NDArray[np.float32]:

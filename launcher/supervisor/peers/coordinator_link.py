@@ -289,11 +289,11 @@ class RunEndedError(LauncherError):
 
 
 class CoordinatorLink(OrderSource):
-    """Connects every other rank to rank 0: sends this rank's state, and stores the newest order that rank 0 answers.
+    """Connects a rank other than 0 to rank 0: sends this rank's state, and stores the newest order in the answers.
 
-    One thread keeps a request open, whose answer rank 0 holds back until there is a newer order. Another thread sends
-    urgent states at once, on a connection of its own. The agent's main thread calls `update`, which ends this rank's
-    run if rank 0 is unreachable for `rendezvousSeconds` + `training.rankWaitHours`.
+    One thread always has a request open; rank 0 answers when it has a newer order, or after `Timings.hold`. Another
+    thread sends urgent states at once, on its own connection. The agent's main thread calls `update`, which ends this
+    rank's run if rank 0 is unreachable for `rendezvousSeconds` + `training.rankWaitHours`.
 
     Rank 0 notifies users about other missing ranks; if rank 0 itself is missing, rank 1 notifies them here.
     """
