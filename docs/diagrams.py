@@ -1,6 +1,6 @@
 """Draw the Mermaid diagrams of the pages as SVG while the site is built (mkdocs.yml).
 
-A reader's browser then loads no script for them. The repository's web pages draw the same blocks themselves.
+So the pages load no script that draws them. The web pages of the repository draw the same blocks without this module.
 """
 
 from __future__ import annotations

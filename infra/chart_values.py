@@ -51,11 +51,11 @@ PLACEHOLDERS = StackOutputs(
 
 @dataclass(frozen=True)
 class StackInputs:
-    """What is known about a stack before its first resource: settings, names, and the chart values of its files.
+    """What is known about a stack before its resources are created: settings, names, and the chart values of its files.
 
     Attributes:
         folder: the project folder; paths in the settings are relative to it.
-        image: the image of all pods, or an empty text.
+        image: the image of all pods; empty if the settings contain none yet.
         user_values: chart values from `valuesFiles` and `values`.
         effective_values: `user_values` with the chart's defaults filled in.
     """
@@ -285,5 +285,5 @@ def check_chart(inputs: StackInputs) -> None:
     if done.returncode != 0:
         raise SettingsError(
             text="the chart rejects the stack's values; no resource was created or changed.\n"
-            f"{done.stderr.strip()}\nFix: correct them in the stack's valuesFiles or values"
+            f"{done.stderr.strip()}\nFix: correct the stack's valuesFiles or values"
         )

@@ -118,7 +118,7 @@ def read_revisions(kubeconfig: str, context: str, namespace: str, release: str) 
     """Return the revisions of a release that helm has kept in its Secrets (by default 10), the newest one first.
 
     Raises:
-        UnreadableError: as of `read_cluster`.
+        UnreadableError: `read_cluster` cannot read the Secrets.
     """
 
     def read(api: Any) -> list[Revision]:

@@ -20,7 +20,7 @@ class _JsonFormatter(logging.Formatter):
         self._who = who
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return a JSON object with time, level, who and message; of an exception also with its traceback."""
+        """Return a JSON object with time, level, who and message, and with the traceback if there is an exception."""
         value = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
             + f".{int(record.msecs):03d}Z",

@@ -51,7 +51,7 @@ Image = Annotated[str, typer.Option(help="Launcher image in a registry that your
 
 @app.command()
 def tools() -> None:
-    """Install missing Debian packages and build missing tools, also the ones for tests and documentation."""
+    """Install missing Debian packages and build missing tools, including those for tests and documentation."""
     debian_packages.ensure_packages(tests=True)
     go_tools.ensure_tools(go_tools.tools_to_build(tests=True))
     console.success("all tools are installed")

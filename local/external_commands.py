@@ -106,10 +106,10 @@ def free_port() -> int:
 
 
 def exit_on_sigterm() -> None:
-    """Make SIGTERM raise SystemExit in this process, after sending SIGTERM to the processes that it has started.
+    """Make SIGTERM raise SystemExit in this process, after sending SIGTERM to its descendants in its process group.
 
-    So `kill` ends a command as Ctrl-C does, which a terminal sends to the whole process group. Otherwise other
-    threads would wait until their commands have finished, and killed commands would leave their own processes.
+    So `kill` stops a command in the same way as Ctrl-C, which reaches the whole process group. Otherwise other threads
+    would wait until their commands have finished, and processes that these commands started would continue to run.
     """
 
     def leave(*_: object) -> None:

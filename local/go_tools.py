@@ -1,8 +1,8 @@
 """The pinned Go tools of `local/tools/`: packages, versions and folders in the cache, and how missing ones are built.
 
 One Go module contains most tools, so that packages which several tools use (Kubernetes clients, gRPC, Pulumi's SDK,
-Helm 3) have one version and are compiled once. Helm 4 needs newer Kubernetes clients, and the language host an older
-SDK: they have modules of their own.
+Helm 3) have one version and are compiled once. Two tools have their own modules: Helm 4 needs newer Kubernetes clients,
+and Pulumi's language host needs an older SDK.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ def _is_replaced(opened: BinaryIO, path: Path) -> bool:
 
 
 def _read_json_object(root: Path, name: str) -> dict[str, object]:
-    """Return the JSON object in a file; {} if it is absent, or the storage fails now: callers read it again.
+    """Return the JSON object in a file; {} if the file is absent or cannot be read now, because callers try again.
 
     Raises UnreadableError if the file is damaged.
     """

@@ -290,9 +290,10 @@ def _failed_at(pod: Object) -> str:
 
 @dataclass(frozen=True)
 class ClusterSnapshot:
-    """Objects and files of one release, read at one moment.
+    """A snapshot of the objects and files of one release.
 
-    The keys of `events` are the names of the objects; "" has the events about pods that Kubernetes ended.
+    `events` has the events by the name of their pod or Job. The key "" has the events about pods that Kubernetes
+    removed (`object_states.LOSSES`).
     """
 
     run: ReleaseRun

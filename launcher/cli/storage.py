@@ -238,7 +238,7 @@ class UnschedulableError(CliError):
 def build_pod(run: ReleaseRun, name: str, *, seconds: int, writable: bool, template: Object | None) -> Object:
     """Return the Kubernetes object of a reader pod, with the run's image, user and claim.
 
-    `template` is the training Job's pod spec, whose tolerations and node selector the pod has, too.
+    The pod gets the tolerations and the node selector of `template`, the training Job's pod spec; None: it has neither.
     """
     like = template or {}
     return {

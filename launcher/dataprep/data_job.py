@@ -253,7 +253,7 @@ class DataPod:
         return self._work.parts / f"{part.key}.json"
 
     def _read_marker(self, part: sources.PlannedPart) -> dict[str, Any] | None:
-        """Return what `PartSplitter.run` returned for a finished part; None if it is not finished."""
+        """Return the result of `PartSplitter.run` from the marker of a finished part; None without an intact marker."""
         try:
             return storage.read_json(self._marker(part))
         except storage.UnreadableError as error:

@@ -94,7 +94,7 @@ def source_name(settings: DataSettings) -> str:
 
 
 def check_secret_address(settings: DataSettings) -> None:
-    """Raise `DataError` if the address in the Secret is no web address."""
+    """Raise `DataError` if the address in data.sourceSecret does not begin with https://."""
     if settings.source_secret and not settings.source.startswith("https://"):
         raise DataError(
             f"data.sourceSecret: {source_name(settings)} does not begin with https://. Fix: write a signed https "

@@ -59,7 +59,7 @@ class ExportFolder:
         return self.bucket.url(self.prefix + name)
 
     def request(self, name: str, send: Callable[[str], T]) -> T:
-        """Return the result of `send`, which gets the bucket's key of the object `name`; retry temporary errors."""
+        """Call `send` with the bucket's key of the object `name`, and return its result; retry temporary errors."""
         return self.retry.call(self.url(name), lambda: send(self.prefix + name))
 
     def find(self, name: str) -> s3.S3Object | None:

@@ -25,7 +25,7 @@ class ProgressFile:
     def __init__(
         self, path: Path, clock: Callable[[], float] = time.monotonic, *, saves: bool = True
     ) -> None:
-        """Write nothing yet. `saves`: whether this trainer takes part in saving checkpoints (the key `saved`)."""
+        """Set the initial fields, but write no file. Only a trainer that `saves` checkpoints has the field `saved`."""
         self._path = path
         self._temp = path.with_name(f".{path.name}.tmp")
         self._clock = clock

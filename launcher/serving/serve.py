@@ -393,7 +393,9 @@ def require_compatible(folder: Path, served: dict[str, Any] | None) -> None:
         reason = f"it needs the columns {', '.join(new)}, which requests do not have"
     if gone:
         reason = f"it rejects the columns {', '.join(gone)}, which requests may have"
-    raise ModelError(f"{reason}. Fix: restart the pods to serve it nevertheless (kubectl rollout restart)")
+    raise ModelError(
+        f"{reason}. Fix: change the clients, then restart the pods to serve it (kubectl rollout restart)"
+    )
 
 
 def check_model(folder: str, seconds: str) -> int:

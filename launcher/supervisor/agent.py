@@ -403,7 +403,7 @@ class Agent:
             )
 
     def _await_fork_server(self) -> None:
-        """Wait until the fork server is ready, so that the first order can be executed at once."""
+        """Wait until the fork server is ready (or `timings.ready` is over), so that it can start processes at once."""
         deadline = time.monotonic() + self.timings.ready
         forks = self._forks
         while forks is not None and forks.alive and not forks.ready() and time.monotonic() < deadline:

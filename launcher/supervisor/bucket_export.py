@@ -1,7 +1,7 @@
 """Export of the model to an S3 bucket (`training.exportTo`).
 
 Rank 0's launcher uses `BucketExport`, which starts this module as a helper process. The helper process uses
-`ModelUpload`, so only it loads boto3. launcher/io/bucket_export_format.py describes the files in the bucket.
+`ModelUpload`; no other process loads boto3. launcher/io/bucket_export_format.py describes the files in the bucket.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def evaluate(
 
 
 def score_model(program: TrainingProgram, test: Records, folder: Path) -> dict[str, float]:
-    """Return metric → value of the exported model in `folder`, which is opened without servers, on the rows of `test`.
+    """Return metric → value of the exported model in `folder` on the rows of `test`; it is opened without servers.
 
     Raises:
         DataError: the model cannot be opened.

@@ -173,7 +173,7 @@ class ModelWriter:
     ) -> dict[str, float]:
         """Write everything but the tables, score the model, sync all files, and give the folder its final name.
 
-        A model that has this name already is removed.
+        An earlier model with this name is replaced.
 
         Returns:
             The metrics: metric → value. NaN and infinite values are not written to model.json and score.json.
@@ -329,7 +329,7 @@ class ModelExporter:
         trainer.trainers.barrier()
 
     def _write_share(self, folder: Path, name: str, shape: ModelTable, ids: list[Ids], at: Position) -> None:
-        """Look up this rank's range of the rows of table `name` in the servers, and write it to `folder`."""
+        """Read this rank's range of rows of the table `name` from the servers, and write it to `folder`."""
         began, transfer, trainers = time.process_time(), 0.0, self.trainer.trainers
         first, own = select_range(ids, trainers.rank, trainers.count, at.folder)
 

@@ -383,7 +383,7 @@ def build_network(program: TrainingProgram, kind: Kind) -> BuiltNetwork:
     if len(network.dense()) == len(network.untrained):
         raise SettingsError(
             f"the loss depends on no parameter of network() of the program {program.path} except embeddings. Fix: "
-            "calculate it from the prediction, and train at least one more parameter, such as a bias"
+            "calculate the loss from the prediction, and train at least one more parameter, such as a bias"
         )
     return network
 

@@ -267,7 +267,7 @@ class SingleRoleMaker(fleet.UserDefinedRoleMaker):  # type: ignore[misc]
         super().__init__(current_id=0, role=fleet.Role.WORKER, worker_num=1, **endpoints)
 
     def _gloo_init(self) -> None:
-        """Skip gloo, since there is no other trainer."""
+        """Do not start gloo: there is no other trainer to connect to."""
 
 
 class Trainers:

@@ -277,7 +277,11 @@ class Checkpoints:
         return sum(checkpoints.total_bytes(checkpoints.read_contents(member)) for member in members)
 
     def _open(self, at: Position) -> tuple[Path, CheckpointContents]:
-        """Return a checkpoint's folder and contents.json. Raise `CheckpointError` if contents.json is unusable."""
+        """Return the folder and the contents.json of the checkpoint at position `at`.
+
+        Raises:
+            CheckpointError: contents.json is unusable.
+        """
         folder = self.output.checkpoint(at)
         try:
             return folder, checkpoints.read_contents(folder)

@@ -230,10 +230,10 @@ def check_program(program: TrainingProgram, batch: Arrays | None, settings: Grap
     """Build the network for one process and for training with pservers, and train one batch of rows.
 
     Args:
-        batch: at most `network.ROWS` rows; None: no rows are available, and nothing is trained.
+        batch: at most `network.ROWS` rows. Without rows (None) nothing is trained, and metrics() gets generated rows.
 
     Returns:
-        The names of the program's scores; empty if metrics() cannot be calculated from these rows.
+        The names of the program's scores; empty if metrics() cannot calculate them from these rows.
 
     Raises:
         SettingsError: the program cannot be trained; the message names its function and line.

@@ -80,9 +80,9 @@ class PassMeter:
     def __init__(
         self, number: int, totals: PassTotals, show: Callable[[PassMeter, float], None], done: int = 0
     ) -> None:
-        """Prepare to measure the batches of pass `number` (from 0) after its first `done`; add them to `totals`.
+        """Prepare to measure pass `number` (from 0), of which `done` batches are already trained.
 
-        `show` is called with this object and the loss of each batch.
+        Each further batch is added to `totals`; then `show` is called with this object and the batch's loss.
         """
         self.number, self.batch, self.totals = number, done, totals
         self._show = show

@@ -55,7 +55,7 @@ class TrainingLoop:
         """Training seconds of this attempt so far."""
 
     def _slowest(self, value: float) -> float:
-        """Wait until all trainers have called this; return the largest of their `value`s on each."""
+        """Wait until all trainers have called this; return the largest `value`, the same on every trainer."""
         return float(self.trainers.gather([value]).max())
 
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:

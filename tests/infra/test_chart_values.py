@@ -214,7 +214,7 @@ def _rejection(**keys: Any) -> str:
 )
 def test_rejections_of_chart_are_passed_on_before_any_resource(keys: Any, parts: list[str]) -> None:
     text = _rejection(**keys)
-    for part in (*parts, "no resource was created", "Fix: correct them in the stack's valuesFiles or values"):
+    for part in (*parts, "no resource was created", "Fix: correct the stack's valuesFiles or values"):
         assert part in text
 
 

@@ -170,9 +170,14 @@ def explain_kept_runs(
 
 
 def find_job_folder(storage: Storage, pods: Sequence[Pod], releases: Sequence[Release]) -> Candidate:
-    """Return the job's folder as a candidate, with the reason if it must stay. Raises UsageError if absent.
+    """Return the job's folder as a candidate for removal, with the reason if it must stay.
 
-    `pods` are those that may use it, `releases` those that use the storage.
+    Args:
+        pods: the pods that may use the folder.
+        releases: the releases that use the storage.
+
+    Raises:
+        UsageError: the storage has no folder of this job.
     """
     name = storage.job.name
     if name not in (jobs := list_jobs(storage)):

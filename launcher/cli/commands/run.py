@@ -1,4 +1,4 @@
-"""`run`: train a program on the cluster. `base`: print the values of the cluster that such a training uses."""
+"""`run`: train a program on the cluster. `base`: print the values that describe the cluster, not one training."""
 
 from __future__ import annotations
 

@@ -132,7 +132,7 @@ def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None
 
 
 def check_target(to: Path) -> None:
-    """Raise UsageError if the folder for the model has other content than a model of an earlier `try`."""
+    """Raise UsageError if the folder for the model contains files, but no model of an earlier `try`."""
     if to.exists() and not any((to / name).is_file() for name in MODEL_MARKS) and any(to.iterdir()):
         raise UsageError(
             f"--to {to} contains files, but no {' or '.join(MODEL_MARKS)}: `try` replaces only a model",

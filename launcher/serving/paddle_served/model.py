@@ -220,7 +220,7 @@ def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[
 
 
 class IdColumn:
-    """Collects the ids of many rows; an id from 0 to 2**64-1 becomes the int64 with the same bits."""
+    """Collects the ids of many rows, from 0 to 2**64-1, and writes each as the int64 with the same bits."""
 
     def __init__(self, length: int, cut: bool) -> None:
         self._length, self._cut = length, cut
@@ -272,7 +272,7 @@ class NumberColumn:
         self._flat = array("d")
 
     def add(self, value: Any) -> None:
-        """Add the next row's number or numbers. Raise `ValueError` or `TypeError` if they are invalid."""
+        """Add the next row's number or sequence of numbers. Raise `ValueError` or `TypeError` if they are invalid."""
         flat = self._flat
         before = len(flat)
         if isinstance(value, int | float):

@@ -239,7 +239,7 @@ def _describe_mismatch(members: Sequence[Member], state: MemberState) -> str:
 
 
 def _first_failure(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Failure | None:
-    """Return the failure of this attempt that caused the others: by `Failure.sort_key`, mostly the earliest."""
+    """Return the failure that caused the others of this attempt (`Failure.sort_key`): usually the earliest one."""
     if plan.incarnations[:1] != (members[0].state.incarnation,):
         return None  # the attempt of an earlier rank 0, whose loss is the cause
     found = [

@@ -299,9 +299,10 @@ class Membership:
             return self._body
 
     def all_have_newest_order(self, now: float, *, skip_absent: bool) -> bool:
-        """Return whether every other rank has received the newest plan at monotonic time `now`.
+        """Return whether the newest plan was sent to every other rank, except lost and leaving ones.
 
-        Lost and leaving ranks are not counted; with `skip_absent`, neither are ranks that have never reported.
+        A rank is lost if it has not reported for `limits.silence` seconds at the monotonic time `now`. With
+        `skip_absent`, ranks that have never reported do not count either.
         """
         return all(
             self._sent_versions.get(member.state.rank) == self._version

@@ -1,6 +1,6 @@
-"""On rank 0, writes run.json at each change that a later rank 0 must know, and status.json every two seconds.
+"""Rank 0's writer of run.json, at each change that a later rank 0 must know, and of status.json, every two seconds.
 
-`build_status` and `render_metrics` are also the pages GET /status and GET /metrics.
+`build_status` also creates the answer to GET /status, and `render_metrics` creates the answer to GET /metrics.
 """
 
 from __future__ import annotations

@@ -497,13 +497,13 @@ class CoordinatorLink(OrderSource):
 
 
 def _parse_order(body: bytes) -> tuple[Plan, int]:
-    """Return (order, its version) from rank 0's answer. Raise ValueError if it is something else."""
+    """Return (plan, version of the plan) from rank 0's answer. Raise ValueError if the answer has no valid plan."""
     try:
         answer = json.loads(body)
         return from_json(Plan, answer["order"]), answer["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"the answer has no valid order ({type(error).__name__}: {error}). Fix: use one image for all pods of "
+            f"rank 0's answer has no valid plan ({type(error).__name__}: {error}). Fix: use one image for all pods of "
             "the run"
         ) from error
 

@@ -169,7 +169,7 @@ class MemberState:
         return from_json(cls, value)._reverse_times(now)
 
     def _reverse_times(self, now: float) -> MemberState:
-        """Replace the times of failures by their ages at time `now`, or their ages by times."""
+        """Convert the times of failures to ages at time `now`, or ages to times: both are `now` minus the other."""
         failure, hang = (each and replace(each, at=now - each.at) for each in (self.failure, self.hang))
         return replace(self, failure=failure, hang=hang)
 

@@ -40,10 +40,10 @@ POLL_SECONDS = 0.5  # between two reads of the request file
 
 
 def build_store_prefix(credential: str, attempt: int) -> str:
-    """Return the beginning of the path of all requests that the trainers of one attempt send to the store.
+    """Return the prefix of the path of each request that the trainers of one attempt send to the store.
 
-    The path's secret is derived from the run's credential (`build_credential`) without revealing it, so a path in a
-    log does not help to send a rank's state. Trainers of an earlier attempt know another path.
+    The prefix contains a secret that is calculated from the run's credential (`build_credential`) and the attempt. The
+    credential cannot be calculated from it: a path in a log does not let anybody report the state of a rank.
     """
     secret = hmac.new(credential.encode(), f"trainers of attempt {attempt}".encode(), hashlib.sha256)
     return f"/trainers/{attempt}/{secret.hexdigest()}"

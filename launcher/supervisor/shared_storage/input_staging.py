@@ -81,7 +81,7 @@ def stage_inputs(
 ) -> str:
     """Copy shard, side tables and program to the pod's own disk, verify the copies, and return the program's digest.
 
-    A rank that needs the test set copies it, too. Files of an earlier pod or container in the work folder are not
+    Ranks that need the test set also copy it. Files that an earlier pod or container left in the work folder are not
     trusted: they and progress.json are removed first.
 
     Args:

@@ -260,7 +260,7 @@ def find_previous_model(
 def _find_matching_run(
     layout: JobPaths, fingerprint: dict[str, Any], pause: Callable[[float], None]
 ) -> Path | None:
-    """Return the folder of the newest run in runs/ that `fingerprint` can resume; None if there is none."""
+    """Return the folder of the newest run in runs/ that a run with this `fingerprint` can resume, or None."""
     found = [
         (run.started, output.root)
         for output, run in read_earlier_runs(layout, pause)
