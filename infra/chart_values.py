@@ -1,8 +1,8 @@
 """Build the chart values of a stack from its settings and outputs, and check them. Imports no pulumi.
 
-Later sources override earlier ones, as with `helm -f`: the stack's own values (image, storage, processor of
-the nodes), `valuesFiles` in their order, the setting `values`. A null restores the chart's default, because the Release
-of pulumi-kubernetes omits nulls.
+Later sources override earlier ones, as with `helm -f`: first the stack's own values (image, storage, processor of
+the nodes), then `valuesFiles` in their order, then the setting `values`. A null restores the chart's default, because
+pulumi-kubernetes does not pass nulls on to helm.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Parse the content of metrics.csv, find the best pass by a test metric, decide early stopping.
+"""Parse the content of metrics.csv, find the best pass by a test metric, and decide when to stop early.
 
 metrics.csv has one row per pass (epoch) and rank (training pod), with speed, training loss and test scores.
-Passes, ranks and attempts (starts of the run) count from 0. No function here reads or writes a file.
+Passes, ranks and attempts (starts of the run) count from 0. The functions read and write no files.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MetricsRow:
 def parse_metrics(text: str) -> list[MetricsRow]:
     """Return the rows in the text of a metrics.csv, sorted by pass and rank.
 
-    Of a pass that was trained again after a restart, only the rows of the newest attempt are returned.
+    If a pass was trained again after a restart, only its rows of the newest attempt are returned.
     Incomplete and damaged lines are skipped.
     """
     latest: dict[tuple[int, int], MetricsRow] = {}

@@ -81,7 +81,7 @@ def ensure_pause_archive(target: Path, name: str) -> None:
     """Write the archive of the pause image (one layer with one program) unless it exists."""
     if not target.is_file():
         if not Path(_CATATONIT).is_file():
-            raise LocalError(f"{_CATATONIT} is missing; the pause image is built from it. Fix: make tools")
+            raise LocalError(f"the pause image is built from {_CATATONIT}, which is missing. Fix: make tools")
         _create_image(name, _CATATONIT, "/pause", "--entrypoint", '["/pause", "-P"]', "--user", "65535:65535")
         _write_archive(name, target)
 
@@ -134,9 +134,9 @@ def image_template(runtime: str) -> str:
 
 
 def image_name(runtime: str = "fleet") -> str:
-    """Return `localhost/paddle-training:<12 hex digits of the sources>`; runtime collective appends `-collective`.
+    """Return `localhost/paddle-training:<12 hex digits>`, for runtime collective with `-collective` at the end.
 
-    All clones of a commit get the same name.
+    The name is equal in all clones of one commit.
     """
     return image_reference(image_template(runtime), CONTEXT)
 

@@ -101,7 +101,7 @@ def ensure_stack_files(clone: Path = CLONE) -> None:
     if not PASSPHRASE.is_file():
         if (PULUMI / ".pulumi" / "stacks" / _PREFIX / f"{STACK}.json").is_file():
             raise LocalError(
-                f"{PASSPHRASE}, the passphrase of the encrypted state in {PULUMI}, is missing. Fix: restore it, or "
+                f"{PASSPHRASE} is missing: it has the passphrase of the state in {PULUMI}. Fix: restore the file, or "
                 "run `python3 local/bootstrap.py down --wipe`, which deletes the local cluster and the state"
             )
         write_file_atomically(PASSPHRASE, secrets.token_urlsafe(32) + "\n", 0o600)

@@ -61,7 +61,7 @@ def check_intact(damage: Mapping[str, str], where: str) -> None:
 
 
 def _describe_damage(name: str, why: str) -> str:
-    """Return the sentence for `Damage` about a file; `why` has its path and what is wrong with it."""
+    """Return the text for the file `name` in `Damage`: `why` (its path and what is wrong with it) and a fix."""
     fix = "Fix: restore it from a backup of the storage; without one, delete it, so that it counts as absent."
     if name in (MANIFEST, DATA_FAILED):
         fix = make_again_fix(name)
@@ -175,7 +175,7 @@ class SavedRun:
 
     @property
     def pod_hours(self) -> float | None:
-        """Hours of all training pods together, from which the cost of the nodes follows; None if unknown."""
+        """Hours of the run times its number of training pods, for an estimate of the nodes' cost; None if unknown."""
         trainers = self.record.fingerprint.get("trainers")
         return None if self.seconds is None or not trainers else int(trainers) * self.seconds / 3600
 

@@ -264,10 +264,10 @@ def build_preparation(
 
 
 def find_culprit(pods: Sequence[Object]) -> Object | None:
-    """Return the pod that failed the Job: of the ranks' newest pods, the first that failed with a reason.
+    """Return the pod that failed the Job: among the newest pods of all ranks, the one that failed first.
 
-    Older pods of a rank were replaced, after which the run continued. A pod that was stopped, disrupted or
-    replaced does not fail the Job: it is returned only if there is no other.
+    Pods without a known reason are skipped. Older pods of a rank were replaced, and the run continued. A pod that was
+    stopped, disrupted or replaced does not fail the Job: it is returned only if no other pod failed.
     """
     last = {rank_of(pod): pod for pod in sorted(pods, key=_created)}
     failed = [pod for pod in last.values() if pod.get("status", {}).get("phase") == "Failed"]

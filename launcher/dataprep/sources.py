@@ -116,7 +116,7 @@ class SourceContext:
 
     @property
     def is_single(self) -> bool:
-        """Return whether the source is one object that one pod reads: an archive or a web address."""
+        """Return whether the source is a single object, read by a single pod: an archive or a web address."""
         return bool(self.settings.member) or not self.settings.source.startswith(("s3://", "file://"))
 
 
@@ -367,7 +367,7 @@ class StorageSource(Source):
         return path
 
     def objects(self) -> list[SourceObject]:
-        """Return the files of the source that are read; open each of them once.
+        """Return the files of the source that are read; open each one, to find unreadable files.
 
         Raises:
             DataError: there is none; one is unreadable, no regular file or outside of sources/; or the source is a

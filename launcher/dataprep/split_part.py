@@ -139,7 +139,10 @@ class PartSplitter:
         writers: FileWriters,
         hold: Callable[[bytes], object],
     ) -> int:
-        """Give train lines to `writers` and held-out lines to `hold`; return the number of held-out lines."""
+        """Pass train lines to `writers` and held-out lines to `hold`; return the number of held-out lines.
+
+        Without a `splitter`, all lines are held out.
+        """
         count = 0
 
         def pieces() -> Iterator[list[bytes]]:
@@ -435,7 +438,7 @@ def is_in_test_set(first: int, lines: int, wanted: int, count: int) -> npt.NDArr
 
 
 class LineSplitter:
-    """Splits blocks of complete lines into one piece for each shard, and one of the held-out lines."""
+    """Splits blocks of complete lines into one piece for each shard, and a piece with the held-out lines."""
 
     def __init__(self, seed: int, shards: int, test_fraction: float, part: int = 0) -> None:
         self._assigner = ShardAssigner(seed, shards, part)

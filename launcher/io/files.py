@@ -302,11 +302,11 @@ def sha256_file(path: Path, check: Callable[[], None] = lambda: None) -> str:
 def copy_file(
     source: Path, target: Path, check: Callable[[], None] = lambda: None, offset: int = 0
 ) -> tuple[int, str]:
-    """Copy a file; return (number of bytes, sha256 of the content that was read, as hex digits).
+    """Copy a file; return (number of bytes of `source`, sha256 of the content that was read, as hex digits).
 
     `target` is not replaced atomically: callers copy into folders that nothing reads yet. The first `offset` bytes of
-    `target` stay, and the copy follows them. `check` is called before each block is written; it may raise to stop the
-    copy.
+    `target` are kept, and the complete `source` is written after them. `check` is called before each block is written;
+    it may raise to stop the copy.
 
     Raises:
         StorageError, StorageFailedError: a file cannot be read or written, except that FileNotFoundError and

@@ -88,7 +88,7 @@ class Bucket:
         return found, page["NextContinuationToken"] if page.get("IsTruncated") else ""
 
     def read(self, key: str) -> bytes:
-        """Return the complete content of the small object `key`."""
+        """Return the complete content of the object `key`, which must fit into memory."""
 
         def request() -> bytes:  # reading the body may fail too
             return bytes(self._client.get_object(Bucket=self.name, Key=key)["Body"].read())

@@ -51,7 +51,10 @@ def describe_exit(returncode: int) -> str:
 
 
 def describe_early_exit(who: str, failure: str) -> str:
-    """Return the message about a failure after the trainers `who` had exited with code 0, which may be its cause."""
+    """Return the message about a failure that followed an exit of the trainers `who` with code 0.
+
+    Their exit may have caused the failure.
+    """
     return f"{who} exited with code 0 before the other trainers had finished. Then: {failure}"
 
 

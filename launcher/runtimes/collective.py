@@ -119,7 +119,10 @@ class CollectiveRuntime(Runtime):
     is_user_script = True
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for a pod with GPUs whose Paddle is built for CPUs; the chart checks the rest."""
+        """Raise `SettingsError` for a pod with GPUs whose Paddle is built for CPUs.
+
+        An image that also has another framework is accepted. The chart checks all other settings.
+        """
         if settings.gpus_per_pod and not any(map(find_spec, OTHER_FRAMEWORKS)) and has_cpu_paddle():
             raise setting_error(
                 "resources.limits (GPUs)",

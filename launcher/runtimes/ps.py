@@ -117,7 +117,7 @@ def trainer_port(attempt: RankAttempt, number: int) -> int:
 
 
 def role_variables(attempt: RankAttempt) -> dict[str, str]:
-    """Return the variables that describe the whole training, the same for all its processes but for POD_IP."""
+    """Return the variables that describe the whole training. Only POD_IP differs between its processes."""
     hosts, count = attempt.hosts, attempt.settings.processes_per_pod
     servers = [
         f"{hosts[s % len(hosts)]}:{server_port(attempt, s // len(hosts))}"

@@ -233,8 +233,8 @@ class ModelUpload:
         if (owner := marker.get("outputId")) != self._output_id:
             raise ExportError(
                 f"{self.url} contains the model of another training (outputId {owner} in its {MARKER}, this "
-                f"run has {self._output_id}), for example of one with the same values in another cluster, or "
-                "from before the shared storage was emptied. It is not overwritten: export to another address, "
+                f"run has {self._output_id}). That training may have the same values in another cluster, or have run "
+                "before the shared storage was emptied. Its model is not overwritten: export to another address, "
                 "or remove the files there if that model is no longer needed"
             )
         return marker

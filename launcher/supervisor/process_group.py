@@ -342,10 +342,10 @@ class ProcessGroup:
                 self._fail(error, time.monotonic())
 
     def finish(self, now: float) -> None:
-        """Stop the pservers that never exit by themselves, because all trainers of the job are done.
+        """Stop the pservers whose `ends_itself` is false, because all trainers of the job are done.
 
-        The other pservers have `Timings.pserver_exit` seconds to exit; then `poll` stops them, too. Calls after the
-        first one, and calls before the phase `done`, do nothing.
+        The other pservers have `Timings.pserver_exit` seconds to exit; then `poll` stops them, too. Only the first
+        call in the phase `done` has an effect.
         """
         if self.phase == Phase.DONE and self._finish_by is None:
             self._finish_by = now + self._timings.pserver_exit

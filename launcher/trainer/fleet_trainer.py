@@ -369,6 +369,6 @@ class FleetTrainer:
             self.scope.find_var(name).get_tensor().set(value, paddle.CPUPlace())
 
     def leave(self) -> None:
-        """Wait until all trainers have called this, and disconnect from the servers; trainer 0 then stops them."""
+        """Wait until all trainers have called this, then disconnect from the servers. Trainer 0 also stops them."""
         self.trainers.barrier()
         self.servers.leave(stop=self.settings.rank == 0)

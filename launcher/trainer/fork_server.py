@@ -125,9 +125,9 @@ def serve(import_all: Callable[[], object]) -> None:
 
 
 def _fork_again(server: socket.socket) -> None:
-    """Fork the new process from this intermediate one, which exits here; return in the new process only.
+    """Fork the new process. This intermediate process exits; only the new process returns from the function.
 
-    The new process sends its id through `server`, and returns after the launcher has got the id.
+    The new process sends its pid through the socket `server`, and waits until the launcher has got it.
     """
     try:
         if fork_while_alone():

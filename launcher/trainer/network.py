@@ -233,9 +233,9 @@ PYTHON = _Rule(bool, "runs a Python function, which exported models do not have"
 
 
 def check_network(program: TrainingProgram, network: BuiltNetwork) -> None:
-    """Raise `SettingsError` for the first operator or parameter that the servers cannot train; see the rules above.
+    """Raise `SettingsError` for the first operator or parameter that breaks a rule (each `_Rule` of this module).
 
-    Also set the `untrained` and `statistics` of `network`.
+    Also set `network.untrained` and `network.statistics`.
     """
     block, tables = network.main.global_block(), {table.name for table in network.tables}
 

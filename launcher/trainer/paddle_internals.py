@@ -75,9 +75,9 @@ def check_version() -> None:
 
 
 def _set(symbol: str, kind: type[ctypes.c_int32 | ctypes.c_uint64], value: int) -> bool:
-    """Set the variable of Paddle's C++ library with this symbol, in the memory of this process.
+    """Set the C++ variable `symbol` of Paddle's library to `value`, in the memory of this process.
 
-    Return False if this build of Paddle does not export it.
+    Return False if this build of Paddle does not export the variable.
     """
     library = Path(paddle.base.__file__).parent / "libpaddle.so"
     try:
@@ -441,7 +441,10 @@ def remove_operators(program: Any, types: tuple[str, ...]) -> None:
 
 
 def look_up_program(network: Any, name: str) -> tuple[Any, int]:
-    """Return a program that only looks up `ids` in table `name` of `network` (its result: `found`), and the width."""
+    """Return (program, width): the program looks up the variable `ids` in the table `name` of `network`.
+
+    Its result is the variable `found`, shape [ids, width].
+    """
     source = network.global_block()
     operator = next(o for o in source.ops if "lookup_table" in o.type and o.input("W") == [name])
     weight = source.var(name)

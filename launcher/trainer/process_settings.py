@@ -42,7 +42,7 @@ class ProcessSettings(TrainSettings):
 
     @property
     def program_file(self) -> Path:
-        """Return the file of the staged training program."""
+        """Return the path of the training program in the pod's copy of the program's folder."""
         return self.work.program / self.config_file
 
     @classmethod

@@ -189,9 +189,10 @@ class Checkpoints:
             self.log.line(f"cannot remove an older checkpoint, the next save tries again: {error}")
 
     def _read_own_tables(self, folder: CheckpointFolder, written: RankFiles) -> None:
-        """Read back the table files that this rank's servers wrote, and compare some rows with the servers.
+        """Read back the files that this rank's servers wrote, and compare some rows of each table with the servers.
 
-        Also write the ids of each table to the checkpoint. All files are recorded in `written`.
+        The files have the tables and the dense parameters. Also write the ids of each table to the checkpoint. Add all
+        files and the compared rows to `written`.
 
         Raises:
             DivergedError: a compared row is NaN or infinite.

@@ -1,8 +1,8 @@
 """Start, stop and inspect the local cluster.
 
 The cluster is one process tree: `supervisor` and its daemons, in a process, mount and network namespace of their own.
-On the machine itself it has only one link with a route, four iptables rules and its cgroups. etcd's data and the
-nodes' images are kept between runs; `down --wipe` deletes them.
+Outside of these namespaces it has only one network link, its route, four iptables rules and its cgroups. etcd's data
+and the nodes' images are kept between runs; `down --wipe` deletes them.
 """
 
 from __future__ import annotations

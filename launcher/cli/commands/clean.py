@@ -1,4 +1,4 @@
-"""`clean`: remove earlier runs or a job's folder, and uploaded and prepared data that nothing refers to."""
+"""`clean`: remove earlier runs or a job's folder; also remove uploaded and prepared data that nothing refers to."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def clean(
     claim: ClaimOption = None,
     image: ImageOption = None,
 ) -> None:
-    """Remove earlier runs or a job's folder, and uploaded and prepared data that nothing refers to.
+    """Remove earlier runs or a job's folder; also remove uploaded and prepared data that nothing refers to.
 
     Nothing that a live run may use is removed. The command lists what it keeps and what it would remove, and asks.
     """

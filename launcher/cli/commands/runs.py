@@ -118,7 +118,7 @@ def _diff_programs(one: SavedRun, other: SavedRun) -> list[str]:
 
 
 def _comparison(one: SavedRun, other: SavedRun) -> RenderableType:
-    """Return the settings that differ, and losses and scores side by side."""
+    """Return what `compare` prints: the settings and programs that differ; losses and scores side by side."""
     pair = (one, other)
     keys = differing_settings(pair)
     settings: RenderableType = Text("the settings are the same")

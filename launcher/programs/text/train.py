@@ -28,7 +28,7 @@ args = parser.parse_args()
 
 
 class Network(nn.Layer):
-    """A vector for each word, filters over one to three words, each filter's highest value, two scores."""
+    """Scores a text for each class: word vectors, filters over one to three words, each filter's highest value."""
 
     def __init__(self, width=32, filters=64):
         super().__init__()

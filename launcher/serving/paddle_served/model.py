@@ -342,7 +342,7 @@ class ModelProgram:
         return {name: self._filled(name, column, len(rows)) for name, column in columns.items()}
 
     def zeros(self) -> Arrays:
-        """Return the network's inputs for one row of padding and zeros."""
+        """Return the network's inputs for one row in which all ids are 0 (padding) and all numbers are 0.0."""
         return {name: self._empty(name, 1) for name in self.features}
 
     def _empty(self, name: str, rows: int) -> NDArray[Any]:

@@ -146,11 +146,12 @@ def describe_save_request(members: Sequence[Member], now: float) -> str | None:
 def _plan_before_leaving(
     plan: Plan, members: Sequence[Member], leaving: Member, leave_by: float, now: float
 ) -> Plan:
-    """Return the plan that follows `train` because the pod of `leaving` must exit at `leave_by`.
+    """Return the plan that follows the action `train` when the pod of rank `leaving` must exit by the time `leave_by`.
 
-    All trainers are asked for a checkpoint, and train on until they have saved it or the time is over. If it is not
-    complete by then, the training since the newest checkpoint is lost. The ranks stop at once, without a request, if a
-    rank does not train, if no trainer saves checkpoints, or if the newest checkpoint is young.
+    All trainers are asked for a checkpoint, and train on until they have saved it or `leave_by` has passed. In the
+    second case, the training since the newest checkpoint is lost. The ranks stop at once, and no checkpoint is
+    requested, if a rank does not train, if no trainer saves checkpoints, or if the newest one is less than
+    _RECENT_SECONDS old.
     """
     busy = [m for m in members if m.phase != Phase.TRAINING or m.state.progress.state not in _SAVING_STATES]
     saved = min((at for m in members if (at := m.state.progress.saved) is not None), default=None)
@@ -239,7 +240,10 @@ def _describe_mismatch(members: Sequence[Member], state: MemberState) -> str:
 
 
 def _first_failure(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Failure | None:
-    """Return the failure that caused the others of this attempt (`Failure.sort_key`): usually the earliest one."""
+    """Return the failure of this attempt that caused the others: the smallest by `Failure.sort_key`.
+
+    It is usually the earliest. Return None if nothing failed, or if a lost rank 0 is the cause.
+    """
     if plan.incarnations[:1] != (members[0].state.incarnation,):
         return None  # the attempt of an earlier rank 0, whose loss is the cause
     found = [

@@ -230,11 +230,11 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         self._answer(403 if self._trainer_store() is None else 200, b"")
 
     def do_POST(self) -> None:
-        """Answer a rank's launcher or a trainer.
+        """Answer a rank's launcher (POST /state) or a trainer (a path with the secret of this attempt).
 
-        POST /state has the state of a rank: pass it to the coordinator, and send the order that it returns. With
-        a path of this attempt's trainers, a trainer asks whether to save a checkpoint now; the body is the step
-        at which it proposes to ask the next time.
+        A launcher sends the state of its rank. The coordinator gets the state, and the answer is its order. A
+        trainer asks whether to save a checkpoint now, and sends the step at which it proposes to ask the next time.
+        The first trainer that asks with this path decides for all.
         """
         store, membership = self._trainer_store(), self.server.membership
         if store is not None:
