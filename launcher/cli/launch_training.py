@@ -44,7 +44,7 @@ from launcher.cli.shared_options import (
 from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
 from launcher.io import files, spelling
-from launcher.io.program_folders import find_program_folder
+from launcher.io.program_folders import find_program_folder, is_script_file
 from launcher.settings import SCRIPT_RUNTIMES, DataSettings, TrainSettings, settings_of
 from launcher.settings.parsers import BadValueError
 
@@ -149,7 +149,8 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
     if options.data is not None and not options.data.startswith(_REMOTE):
         source = uploads.plan_source(Path(options.data), make_storage_name(Path(options.data).name))
     values = _compute_values(options, source, defaults)
-    main = options.script or str((values.get("training") or {}).get("config") or "").partition("/")[2]
+    given = str((values.get("training") or {}).get("config") or "")
+    main = options.script or given.partition("/")[2] or (given if is_script_file(given) else "")
     program = uploads.plan_program(folder, make_storage_name(folder.resolve().name), options.check, main)
     _confirm_size(program, options.yes)
     values = merge_values(_suggest_values(program, values), nest_keys(program.values))

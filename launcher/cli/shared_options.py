@@ -47,7 +47,7 @@ Program = Annotated[
 ScriptArguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[-- ARGUMENTS]",
+        metavar="-- ARGUMENTS",
         help="After `--`: the arguments of a script, as they are ({output_dir} and others become paths of the run); "
         "they replace training.extraArgs.",
     ),

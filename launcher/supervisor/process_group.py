@@ -381,7 +381,7 @@ class ProcessGroup:
             first = self._trainers if self._runtime.is_user_script and seconds else self._children
             self._stop = GroupTermination(first, given, now)
             self._stop_deadline = now + given
-            self._stop_by = now + given + 2 * self._timings.stop + self._timings.stuck
+            self._stop_by = now + given + self._timings.stuck
         else:
             self._stop.shorten(now + given)
             self._stop_deadline = min(self._stop_deadline, now + given)
@@ -399,6 +399,7 @@ class ProcessGroup:
             now >= self._stop_deadline or not has_clients(self._gang.host, ports)
         ):
             self._servers_stop = GroupTermination(self._servers, self._stop_seconds(), now)
+            self._stop_by = now + self._stop_seconds() + self._timings.stuck
         return self._servers_stop is not None and self._servers_stop.poll(now)
 
     def _stop_seconds(self, seconds: float = 0.0) -> float:

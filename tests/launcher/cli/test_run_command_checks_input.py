@@ -123,7 +123,7 @@ def test_the_file_of_training_config_is_trained(here: Path, values: str, setting
     options = {"values": [here / "mine.yaml"], "settings": settings}
     assert plan(**options).values["training"]["config"] == "My-Line/other.py"
     (here / "My Line" / "other.py").unlink()
-    with pytest.raises(UsageError, match=r"the file other\.py, but My Line has only trainer_config\.py"):
+    with pytest.raises(UsageError, match=r"My Line has no file other\.py .*candidates: trainer_config\.py"):
         plan(**options)
 
 

@@ -322,7 +322,7 @@ PADDLE_LINE = "WARNING: init_server() function doesn't work when use non_distrib
             70,
             (
                 "function doesn't work when use non_distributed fleet",
-                "Fix: call fleet.init(is_collective=True)",
+                "Fix: set runtime: ps; or call fleet.init(is_collective=True)",
             ),
         ),
         ({"gpus_per_pod": 1}, 64, ("resources.limits (GPUs) is 1, but must be absent with this image",)),
