@@ -15,6 +15,7 @@ from pathlib import Path
 import pathspec
 
 from launcher.cli.errors import UsageError
+from launcher.cli.terminal import report
 from launcher.io.program_folders import CONFIG, is_script_file
 
 SCRIPT = "train.py"
@@ -32,10 +33,10 @@ def list_files(folder: Path) -> list[tuple[str, Path]]:
     """Return (name below `folder`, file) of each file that is sent, sorted by name.
 
     Left out are names that begin with a dot, `__pycache__`, virtual environments, and what .gitignore and
-    .launcherignore ignore. A symbolic link inside the folder is sent as what it leads to.
+    .launcherignore ignore. A symbolic link inside the folder is sent as what it leads to, or not if that is nothing.
 
     Raises:
-        UsageError: a link leads out of the folder, to nothing, or to a folder that contains it.
+        UsageError: a link leads out of the folder, or to a folder that contains it.
     """
     root, found = folder.resolve(), []
 
@@ -51,6 +52,9 @@ def list_files(folder: Path) -> list[tuple[str, Path]]:
             if entry.name.startswith(".") or entry.name == "__pycache__":
                 continue
             if _is_ignored(f"{below}/" if entry.is_dir() else below, specs):
+                continue
+            if entry.is_symlink() and not entry.exists():
+                report(f"not sent: {entry} is a symbolic link that leads to nothing")
                 continue
             if entry.is_symlink():
                 _check_link(entry, root, inside)
@@ -75,9 +79,7 @@ def _is_ignored(name: str, specs: list[tuple[str, pathspec.GitIgnoreSpec]]) -> b
 
 def _check_link(link: Path, root: Path, inside: set[Path]) -> None:
     target = Path(os.path.realpath(link))
-    if not target.exists():
-        why = "leads to nothing"
-    elif not target.is_relative_to(root):
+    if not target.is_relative_to(root):
         why = "leads out of the folder, and only the folder is sent to the pods"
     elif target in inside:
         why = "leads to a folder that contains it"
