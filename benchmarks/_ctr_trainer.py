@@ -62,7 +62,7 @@ def theirs(trainer: FleetTrainer, files: list[str]) -> None:
 def main() -> None:
     """Train a pass that is not measured, then one pass of each way in turn."""
     settings, given = ProcessSettings.from_environ(), json.loads(os.environ["BENCH_CTR"])
-    program = programs.load_program(settings.program_file, settings.work.tables, settings.extra_args)
+    program = programs.load_program(settings.program_file, settings.work.tables, settings.args)
     [rows] = conversion.convert_staged(
         program, settings.work.data, settings.work.records, settings.rank, test=False
     )

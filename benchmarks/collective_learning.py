@@ -27,7 +27,7 @@ PROCESSES, SEEDS, DEADLINE = 3, (1, 2, 3), 900.0
 def train_text(folder: Path, seed: int) -> float:
     """Train the example `text` with this seed, print the error after each pass, and return the last one."""
     began = time.monotonic()
-    with ScriptGang(folder, PROCESSES, extraArgs=[f"--seed={seed}"]) as gang:
+    with ScriptGang(folder, PROCESSES, args=[f"--seed={seed}"]) as gang:
         gang.run(DEADLINE)
         errors = [row.tests["error"] for row in parse_metrics((gang.output / "metrics.csv").read_text())]
     shown = " ".join(f"{error:.4f}" for error in errors)

@@ -129,7 +129,7 @@ def measure(
         trainers together; CPU microseconds per sample of the trainers; CPU microseconds per sample of the
         servers.
     """
-    training = {"batchSize": BATCH, "extraArgs": [f"--hidden={hidden}"]}
+    training = {"batchSize": BATCH, "args": [f"--hidden={hidden}"]}
     values = {"trainerCount": threads, "training": training}
     shutil.rmtree(folder, ignore_errors=True)
     gang = Bench(folder, data, PROGRAMS / "ctr", values=values, hows=hows, repeats=repeats)
@@ -236,7 +236,7 @@ def learning(folder: Path, seed: int) -> Iterator[bool]:
     joined = folder / "joined.txt"
     joined.write_bytes(b"".join((place / "train.txt").read_bytes() for place in data))
     best = scores.metrics(*generated_rows.limit(test))["auc"]
-    values = {"training": {"passes": passes, "batchSize": BATCH, "extraArgs": [f"--seed={seed}"]}}
+    values = {"training": {"passes": passes, "batchSize": BATCH, "args": [f"--seed={seed}"]}}
     gang = TrainerProcesses(folder / "gang", data, PROGRAMS / "ctr", values=values)
     gang.finish(seconds=580)
     ours = json.loads((gang.output.model / "score.json").read_text())["auc"]

@@ -111,7 +111,7 @@ class Watched:
 def train_and_save(folder: Path, millions: float, rule: str, **environ: str) -> Watched:
     """Train each of `millions` million ids once with the optimizer `rule`, and save a checkpoint."""
     lines = [str(n) for n in range(int(millions * 1000))]
-    training = {"passes": 1, "batchSize": 100, "extraArgs": [f"--rule={rule}"]}
+    training = {"passes": 1, "batchSize": 100, "args": [f"--rule={rule}"]}
     return Watched(gang(folder, lines, training, **environ))
 
 

@@ -66,7 +66,7 @@ def train_gang(name: str, root: Path, data: list[Path], seed: int) -> dict[str, 
     """Train example `name` on loopback, a trainer and a pserver per folder of `data`; return the model's score."""
     example = try_example.example_values(name)["training"]
     training = {key: example[key] for key in ("passes", "batchSize")}
-    training["extraArgs"] = [*example["extraArgs"], f"--seed={seed}"]
+    training["args"] = [*example["args"], f"--seed={seed}"]
     gang = TrainerProcesses(root / f"gang-{seed}", data, PROGRAMS / name, values={"training": training})
     gang.root.mkdir()
     began = time.monotonic()

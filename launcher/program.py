@@ -54,7 +54,7 @@ class Job:
     """The argument `job` that the launcher passes to a program's functions, such as network(job, …)."""
 
     options: Mapping[str, Any]
-    """The program's OPTIONS, with the values that `training.extraArgs` sets."""
+    """The program's OPTIONS, with the values that `training.args` sets."""
     tables: Mapping[str, Path] = field(default_factory=lambda: MappingProxyType({}))
     """Path of each side table (an additional file listed in `data.tables`), by its name."""
     side: Any = None

@@ -228,7 +228,7 @@ def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defau
     given: dict[str, Any] = dict(source.values) if source else {}
     if source is None and options.data not in (None, (values.get("data") or {}).get("source")):
         given = {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
-    given |= {"training.extraArgs": options.arguments} if options.arguments else {}
+    given |= {"training.args": options.arguments} if options.arguments else {}
     given |= {"trainers": options.trainers} if options.trainers else {}
     given |= {"training.passes": options.passes} if options.passes else {}
     values = apply_settings(merge_values(values, nest_keys(given)), options.settings or (), defaults)
@@ -429,7 +429,7 @@ JOB_NAME_LENGTH = 45
 _USED_HERE = [
     settings_of(kind)[name]
     for kind, names in (
-        (TrainSettings, ("batch_size", "extra_args", "incremental_checkpoints", "keep_best", "mode")),
+        (TrainSettings, ("batch_size", "args", "incremental_checkpoints", "keep_best", "mode")),
         (
             DataSettings,
             ("columns", "delimiter", "encoding", "format", "header", "member", "quoting", "tables"),
@@ -480,8 +480,8 @@ def apply_settings(values: Mapping[str, Any], settings: Iterable[str], defaults:
             )
         else:
             training = dict(changed.get("training") or {})
-            others = [a for a in training.get("extraArgs") or [] if _option_name(a) != _option_name(key)]
-            changed["training"] = {**training, "extraArgs": [*others, f"--{key}={text}"]}
+            others = [a for a in training.get("args") or [] if _option_name(a) != _option_name(key)]
+            changed["training"] = {**training, "args": [*others, f"--{key}={text}"]}
     return changed
 
 

@@ -49,7 +49,7 @@ ScriptArguments = Annotated[
     typer.Argument(
         metavar="-- ARGUMENTS",
         help="After `--`: the arguments of a script, as they are ({output_dir} and others become paths of the run); "
-        "they replace training.extraArgs.",
+        "they replace training.args.",
     ),
 ]
 ScriptOption = Annotated[

@@ -220,7 +220,7 @@ def check_program(
             rows = list(read)
         elif data["tables"]:
             return "its code was parsed, not run: it needs side tables, which are not on this machine"
-        program = program_loader.load_program(config, Path(temporary), tuple(training["extraArgs"]))
+        program = program_loader.load_program(config, Path(temporary), tuple(training["args"]))
         batch, checked = None, "its network can be built; its rows are not on this machine"
         if source is not None:
             found, skipped = record_files.parse_records(rows, program, places)

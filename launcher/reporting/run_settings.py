@@ -20,7 +20,7 @@ def settings_of_run(run: Mapping[str, Any], passes: int | None) -> dict[str, Any
     """Return the settings in which two runs may differ: name to show → value.
 
     `run` is the content of run.json, or the result of `with_options`; without the key `options`, only the options in
-    extraArgs are returned. `passes` is the number of finished passes; None leaves it out.
+    args are returned. `passes` is the number of finished passes; None leaves it out.
     """
     kept = dict(run.get("fingerprint") or {})
     if kept.get("runtime") in SCRIPT_RUNTIMES:  # a script itself decides about these
@@ -29,7 +29,7 @@ def settings_of_run(run: Mapping[str, Any], passes: int | None) -> dict[str, Any
         kept[key] = str(kept.get(key, ""))[:DIGEST_CHARACTERS]
     if run.get("config"):
         kept["program"] = f"{run['config']}, sha256 {kept['program']}"
-    given = (argument.lstrip("-").partition("=") for argument in kept.pop("extraArgs", []))
+    given = (argument.lstrip("-").partition("=") for argument in kept.pop("args", []))
     options = run.get("options") or {key.replace("-", "_"): value for key, _, value in given}
     best = {key: run[key] for key in ("keepBest", "patience") if key in run}
     settings = {**kept, **best, **{f"--{key}": value for key, value in options.items()}}

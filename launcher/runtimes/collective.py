@@ -1,7 +1,7 @@
 """Runtime `collective`: a user's own data-parallel script, with any PaddlePaddle or other library in the image.
 
 Each pod runs `training.processesPerPod` processes of the script `training.config`, with the options
-`training.extraArgs`. They get the variables that `python -m paddle.distributed.launch` and torchrun set, so that a
+`training.args`. They get the variables that `python -m paddle.distributed.launch` and torchrun set, so that a
 script for either needs no change (tested with Paddle's, docs/how-to/own-script.md). Paddle's variables are those of
 `CollectiveController` in paddle/distributed/launch/controllers/collective.py (the same in 2.6 and 3.x).
 
@@ -158,7 +158,7 @@ class CollectiveRuntime(Runtime):
 def script_arguments(attempt: RankAttempt, local: int) -> list[str]:
     """Return what follows `python` in the command line of a script's process: file or module, and its options."""
     s = attempt.settings
-    return script_command(s.config_file, s.extra_args, run_variables(attempt, local))
+    return script_command(s.config_file, s.args, run_variables(attempt, local))
 
 
 def script_command(script: str, arguments: Iterable[str], variables: Mapping[str, str]) -> list[str]:

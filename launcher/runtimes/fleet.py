@@ -101,7 +101,7 @@ class FleetRuntime(Runtime):
         request = {
             "data": str(data_dir),
             "config": str(program_dir / settings.config_file),
-            "options": list(settings.extra_args),
+            "options": list(settings.args),
             "records": str(settings.work.records),
             "rank": rank,
             "test": (data_dir / "test.txt").is_file(),

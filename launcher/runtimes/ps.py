@@ -1,6 +1,6 @@
 """Runtime `ps`: a user's own script for Paddle's parameter servers (`fleet.init_server`, `fleet.init_worker` …).
 
-All processes run the same script `training.config` with the options `training.extraArgs`; variables tell each one its
+All processes run the same script `training.config` with the options `training.args`; variables tell each one its
 role. They are those of `python -m paddle.distributed.launch --run_mode ps` (PSController in
 paddle/distributed/launch/controllers/ps.py of 2.6.2, read by fleet/base/role_maker.py), so the script needs no change.
 

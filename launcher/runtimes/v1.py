@@ -92,11 +92,7 @@ class V1Runtime(Runtime):
         ]
         if start_pass:
             argv.append(f"--start_pass={start_pass}")
-        return [
-            attempt.describe_process(
-                "trainer", argv=(*argv, *s.extra_args), env=s.environ, cwd=s.work.program
-            )
-        ]
+        return [attempt.describe_process("trainer", argv=(*argv, *s.args), env=s.environ, cwd=s.work.program)]
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         """Return the position of the newest pass folder with the file `done`; its content is not verified."""

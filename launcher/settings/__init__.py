@@ -311,7 +311,7 @@ class TrainSettings(PodSettings):
     """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, PREVIOUS, or empty."""
     progress_deadline_seconds: int = setting("training.progressDeadlineSeconds")
     """Seconds without a batch after which a trainer counts as hung."""
-    extra_args: tuple[str, ...] = setting("training.extraArgs")
+    args: tuple[str, ...] = setting("training.args")
     """Options for the training program, each `--key=value`."""
     restarts: int = setting("training.restarts")
     """Restarts without a new checkpoint between them before the run fails."""

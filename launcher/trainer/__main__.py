@@ -21,7 +21,7 @@ def run_pserver(settings: ProcessSettings) -> None:
     """Run as pserver until trainer 0 stops all servers."""
     from launcher.trainer import fleet_trainer, program_loader
 
-    loaded = program_loader.load_program(settings.program_file, settings.work.tables, settings.extra_args)
+    loaded = program_loader.load_program(settings.program_file, settings.work.tables, settings.args)
     fleet_trainer.run_pserver(settings, loaded)
 
 
@@ -35,7 +35,7 @@ def run_trainer(settings: ProcessSettings) -> None:
 
         progress.mark("imported")
         path = settings.program_file
-        loaded = program_loader.load_program(path, settings.work.tables, settings.extra_args)
+        loaded = program_loader.load_program(path, settings.work.tables, settings.args)
         log.line(f"program {path.name} of {path.parent.name} loaded; options {dict(loaded.job.options)}")
         if settings.rank == 0:
             files.write_json(OutputPaths(settings.layout.output).program_json, loaded.record())

@@ -29,7 +29,7 @@ VALUES = {
     "LABEL": 'LABEL = "…": the input that is to be predicted',
 }
 COMMON_OPTIONS: Mapping[str, Any] = {"seed": 1}
-"""Options that every program has, with their defaults; `training.extraArgs` sets them. None may be negative: Paddle
+"""Options that every program has, with their defaults; `training.args` sets them. None may be negative: Paddle
 rejects such a seed."""
 
 
@@ -196,13 +196,13 @@ def _options(
             known = {**own, **defaults}
             shown = ", ".join(f"--{name}={value}" for name, value in known.items())
             raise SettingsError(
-                f"training.extraArgs (or --set) has {argument!r}, but the program {path} has only these options (with "
+                f"training.args (or --set) has {argument!r}, but the program {path} has only these options (with "
                 f"their defaults): {shown}. Fix: {spelling.suggest(key, known) or 'use one of them'}"
             )
         kind = type(target[key])
         if not isinstance(target[key], bool | int | float | str):
             raise SettingsError(
-                f"training.extraArgs (or --set) has {argument!r}, but the default of {key} is a {kind.__name__}, and "
+                f"training.args (or --set) has {argument!r}, but the default of {key} is a {kind.__name__}, and "
                 "only numbers, texts and truth values can be set. Fix: correct OPTIONS of the program, or remove the "
                 "argument"
             )
@@ -210,12 +210,12 @@ def _options(
             target[key] = _TRUTH[text.lower()] if kind is bool else kind(text)
         except (ValueError, KeyError):
             raise SettingsError(
-                f"training.extraArgs (or --set) has {argument!r}, but {key} must be {_WORDS.get(kind, kind.__name__)}, "
+                f"training.args (or --set) has {argument!r}, but {key} must be {_WORDS.get(kind, kind.__name__)}, "
                 f"as its default {target[key]!r} is. Fix: correct the argument"
             ) from None
         if target is own and target[key] < 0:
             raise SettingsError(
-                f"training.extraArgs (or --set) has {argument!r}, but {key} must be at least 0. Fix: "
+                f"training.args (or --set) has {argument!r}, but {key} must be at least 0. Fix: "
                 "correct the argument"
             )
     return options, own

@@ -314,7 +314,7 @@ class Checkpoints:
         if reason := self._table_mismatch(contents):
             raise SettingsError(
                 f"training cannot resume from {folder.name}: {reason}. Fix: restore the earlier program and "
-                "training.extraArgs, or start from scratch: set startFromScratch to any new text."
+                "training.args, or start from scratch: set startFromScratch to any new text."
             )
         self._verify_files(folder, contents)
         return None

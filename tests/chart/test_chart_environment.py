@@ -105,7 +105,7 @@ def test_values_reach_the_fields_of_the_settings(tmp_path):
         "logFormat": "json", "notify": {"events": True, "webhook": {"secretName": "chat"}},
         "training": {
             "config": "mine/net.py",
-            "extraArgs": ["--a=b $(HOME) c", '--q="<x>&"'],
+            "args": ["--a=b $(HOME) c", '--q="<x>&"'],
             "batchSize": 1000000,
             "checkpointEvery": {"batches": 2000000},
             "terminationGracePeriodSeconds": 45,
@@ -118,7 +118,7 @@ def test_values_reach_the_fields_of_the_settings(tmp_path):
     assert (found.nic, found.port, found.ports_num, found.ports_num_sparse) == ("ens5", 8000, 3, 4)
     assert (found.peer_port, found.trainer_count, found.trainers, found.gradient_num) == (8007, 5, 5, 5)
     assert (found.config_dir, found.config_file) == ("mine", "net.py")
-    assert found.extra_args == ("--a=b $(HOME) c", '--q="<x>&"')
+    assert found.args == ("--a=b $(HOME) c", '--q="<x>&"')
     assert (found.batch_size, found.checkpoint_every_batches, found.checkpoint_every_minutes) == (
         10**6,
         2 * 10**6,

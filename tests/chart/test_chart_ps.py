@@ -44,5 +44,5 @@ def test_arguments_reach_the_script_as_they_are():
         "",
     ]
     for config in ("rec/tools/train.py", "rec/tools.train"):
-        found = settings(template(training={"config": config, "extraArgs": arguments}))["training"]
-        assert (found["config"], found["extraArgs"]) == (config, arguments)
+        found = settings(template(training={"config": config, "args": arguments}))["training"]
+        assert (found["config"], found["args"]) == (config, arguments)

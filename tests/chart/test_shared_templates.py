@@ -44,12 +44,10 @@ def test_serving_chart_rejects_secrets_by_the_same_templates() -> None:
 
 
 def test_option_of_a_script_with_a_secret_is_rejected_without_showing_it() -> None:
-    values = {
-        "training": {"extraArgs": ["--wandb-api-key=hidden", "--max_tokens=3", "--url=https://h/?sig=x"]}
-    }
+    values = {"training": {"args": ["--wandb-api-key=hidden", "--max_tokens=3", "--url=https://h/?sig=x"]}}
     done = helm_template(CHART / "ci" / "collective.yaml", values=values)
     for option in ("wandb-api-key", "url"):
-        assert f"training.extraArgs --{option} is" in done.stderr
+        assert f"training.args --{option} is" in done.stderr
     assert "max_tokens" not in done.stderr
     assert "hidden" not in done.stderr
 

@@ -165,10 +165,10 @@ def test_user_values_unusable_file_raises(tmp_path: Path, content: str | None, r
 
 def test_release_values_replace_bucket_placeholder() -> None:
     chosen = aws_settings()
-    own = {"data": {"source": "s3://{bucket}/a"}, "training": {"extraArgs": ["--x={bucket}"]}, "trainers": 3}
+    own = {"data": {"source": "s3://{bucket}/a"}, "training": {"args": ["--x={bucket}"]}, "trainers": 3}
     built = chart_values.release_values(chosen, chart_values.StackOutputs("i", bucket="b"), own)
     assert built["data"]["source"] == "s3://b/a"
-    assert built["training"]["extraArgs"] == ["--x=b"]
+    assert built["training"]["args"] == ["--x=b"]
     assert built["trainers"] == 3
 
 

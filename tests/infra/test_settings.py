@@ -149,7 +149,7 @@ def test_modules_without_pulumi_import_no_pulumi() -> None:
 
 
 HIDDEN = {
-    "values": {"training": {"extraArgs": [{"secure": "v1:x"}]}},
+    "values": {"training": {"args": [{"secure": "v1:x"}]}},
     "values.extraEnv": {"extraEnv": [{"name": "A", "value": {"secure": "v1:x"}}]},
     "image": {"secure": "v1:x"},
 }

@@ -60,7 +60,7 @@ def _project(tmp_path: Path, name: str, **values: object) -> tuple[Path, Path]:
 @pytest.mark.seconds(100)
 def test_manual_upgrade_shows_in_preview_and_up_reverts_it(tmp_path: Path) -> None:
     name = f"drift-{uuid.uuid4().hex[:8]}"
-    own = {"jobName": name, "training": {"passes": 2, "extraArgs": ["--l2=0.1"]}, "data": {"enabled": False}}
+    own = {"jobName": name, "training": {"passes": 2, "args": ["--l2=0.1"]}, "data": {"enabled": False}}
     project, config = _project(tmp_path, name, **own, scheduling={"suspend": True})
     fast = {"PULUMI_PYTHON_CMD": str(python_command(tmp_path))}
 
@@ -95,7 +95,7 @@ def test_manual_upgrade_shows_in_preview_and_up_reverts_it(tmp_path: Path) -> No
             "training.batchSize",
             "trainers",
             "podLabels.by",
-            "training.extraArgs",
+            "training.args",
         )
         # A refresh merges the live values into those of the state, and must not hide the drift.
         for command in (["preview"], ["up", "--yes", "--refresh", "--skip-preview"]):

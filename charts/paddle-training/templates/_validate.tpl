@@ -78,23 +78,23 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "training.config" $training.config (printf "FOLDER or FOLDER/FILE with runtime %s" .Values.runtime) "the program and the modules that it imports are in one folder" "Move the file to the top of its folder") -}}
 {{- end -}}
 {{- $seen := list -}}
-{{- range $training.extraArgs -}}
+{{- range $training.args -}}
 {{- $flag := regexReplaceAll "(?s)^-*([^=]*)(=.*)?$" . "${1}" -}}
 {{- if $isScript -}}
 {{- $place := regexFind "\\{(train_file|test_file|tables_dir)\\}" . -}}
 {{- if and $place (ne (include "paddle-training.readsData" $) "true") -}}
-{{- include "paddle-training.fault" (list "training.extraArgs" . (printf "without %s in a run without data" $place) "the launcher replaces it by a path of the data that it prepares" "Set data.source, or give the script the path of its own data") -}}
+{{- include "paddle-training.fault" (list "training.args" . (printf "without %s in a run without data" $place) "the launcher replaces it by a path of the data that it prepares" "Set data.source, or give the script the path of its own data") -}}
 {{- end -}}
 {{- else if not (regexMatch "^--[A-Za-z][A-Za-z0-9_.-]*=" .) -}}
-{{- include "paddle-training.fault" (list "training.extraArgs" . "--key=value" "the options of a program have this form; only a script of your own may have other arguments" "Write --key=value, or set runtime to collective or ps for a script") -}}
+{{- include "paddle-training.fault" (list "training.args" . "--key=value" "the options of a program have this form; only a script of your own may have other arguments" "Write --key=value, or set runtime to collective or ps for a script") -}}
 {{- else if has (replace "-" "_" $flag) $managed -}}
-{{- include "paddle-training.fault" (list "training.extraArgs" . "a flag that no value of this chart sets" (printf "the launcher sets --%s, and this one would silently override it" $flag) "Remove it, and set the corresponding value of the chart") -}}
+{{- include "paddle-training.fault" (list "training.args" . "a flag that no value of this chart sets" (printf "the launcher sets --%s, and this one would silently override it" $flag) "Remove it, and set the corresponding value of the chart") -}}
 {{- else if has $flag $seen -}}
-{{- include "paddle-training.fault" (list "training.extraArgs" . "given once" (printf "--%s is given twice, and only the last one would take effect" $flag) "Remove one of them") -}}
+{{- include "paddle-training.fault" (list "training.args" . "given once" (printf "--%s is given twice, and only the last one would take effect" $flag) "Remove one of them") -}}
 {{- end -}}
 {{- $seen = append $seen $flag -}}
 {{- if eq (include "paddle.isSecret" (list $flag (regexReplaceAll "(?s)^[^=]*=?" . ""))) "true" -}}
-{{- include "paddle-training.fault" (list (printf "training.extraArgs --%s" $flag) "(not shown)" "an option without a secret" "values are plain text in the release and in its Jobs" "Put it into a Secret in this namespace, and read it in the program from a variable of extraEnv with valueFrom.secretKeyRef") -}}
+{{- include "paddle-training.fault" (list (printf "training.args --%s" $flag) "(not shown)" "an option without a secret" "values are plain text in the release and in its Jobs" "Put it into a Secret in this namespace, and read it in the program from a variable of extraEnv with valueFrom.secretKeyRef") -}}
 {{- end -}}
 {{- end -}}
 {{- if and (eq .Values.runtime "v1") $training.checkpointEvery.batches -}}

@@ -99,7 +99,7 @@ class TryOptions:
     @property
     def arguments(self) -> tuple[str, ...]:
         """The options of the program or script as command-line arguments, such as `--width=4`."""
-        return tuple(self.script_arguments or self.chart_values["training"]["extraArgs"])
+        return tuple(self.script_arguments or self.chart_values["training"]["args"])
 
     @property
     def batch_size(self) -> int:

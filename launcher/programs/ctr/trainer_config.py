@@ -91,12 +91,12 @@ def network(data, job):
     if model not in MODELS:
         raise ValueError(
             f"--model={model}, but must be one of {', '.join(MODELS)}. Fix: correct "
-            "the option (--set model=…, or training.extraArgs)"
+            "the option (--set model=…, or training.args)"
         )
     if width < 2:
         raise ValueError(
             f"--width={width}, but must be at least 2: an id has a weight and a vector of width - 1 numbers. "
-            "Fix: correct the option (--set width=…, or training.extraArgs)"
+            "Fix: correct the option (--set width=…, or training.args)"
         )
     # Little momentum (beta1), since the gradients of several trainers arrive late anyway.
     table_optimizer = paddle.optimizer.Adam(

@@ -142,7 +142,7 @@ class TrainerStore:
 
 
 STATE_MAX_BYTES = 1 << 20
-"""Longest state of a rank. It contains training.extraArgs: an environment variable of up to 128 KiB."""
+"""Longest state of a rank. It contains training.args: an environment variable of up to 128 KiB."""
 
 STEP_MAX_BYTES = 64
 """Longest body of a trainer's question whether to save a checkpoint: a number."""

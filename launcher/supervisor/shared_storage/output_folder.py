@@ -53,7 +53,7 @@ def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, A
         "runtime": settings.runtime,
         "mode": settings.mode,
         "batchSize": settings.batch_size,
-        "extraArgs": list(settings.extra_args),
+        "args": list(settings.args),
         **({"initModelPath": settings.init_model} if settings.init_model else {}),
         **({"startFromScratch": settings.start_from_scratch} if settings.start_from_scratch else {}),
     }

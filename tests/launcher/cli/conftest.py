@@ -243,9 +243,9 @@ def job_folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def job(job_folder: Path) -> Path:
     """Create <JOB_PATH>/quick-start with a complete run and three earlier ones."""
-    add_run(job_folder, "quick-start-aaaa", 1, 0.13, extraArgs=["--learning_rate=0.01"])
-    add_run(job_folder, "quick-start-bbbb", 3, 0.12, extraArgs=["--learning_rate=0.03"])
-    add_run(job_folder, "quick-start-cccc", 9, 0.15, extraArgs=["--learning_rate=0.01"])
+    add_run(job_folder, "quick-start-aaaa", 1, 0.13, args=["--learning_rate=0.01"])
+    add_run(job_folder, "quick-start-bbbb", 3, 0.12, args=["--learning_rate=0.03"])
+    add_run(job_folder, "quick-start-cccc", 9, 0.15, args=["--learning_rate=0.01"])
     return job_folder
 
 

@@ -85,7 +85,7 @@ def hostile(job: Path) -> None:
     update_json(
         output / "status.json", runId=HOSTILE, cause=HOSTILE, ranks=status["ranks"], restarts=restarts
     )
-    fingerprint = {"trainers": 3, HOSTILE: HOSTILE, "extraArgs": [f"--{HOSTILE}={HOSTILE}"]}
+    fingerprint = {"trainers": 3, HOSTILE: HOSTILE, "args": [f"--{HOSTILE}={HOSTILE}"]}
     changes = {"runId": HOSTILE, "score": {HOSTILE: 0.5}, "exported": {"to": HOSTILE}, "config": HOSTILE}
     update_json(output / "run.json", restarts=restarts, fingerprint=fingerprint, **changes)
     (output / "program.json").write_text(json.dumps({"files": {HOSTILE: HOSTILE}}))

@@ -62,16 +62,14 @@ def plan(**more: object) -> launch_training.TrainingPlan:
         ("data.columns=[a, b]", ("data", "columns"), ["a", "b"]),
         ("runId=2", ("runId",), "2"),  # a text of the chart stays one
         ("data.delimiter=,", ("data", "delimiter"), ","),
-        ("learning_rate=1e-3", ("training", "extraArgs"), ["--width=4", "--learning_rate=1e-3"]),
-        ("width=8", ("training", "extraArgs"), ["--width=8"]),
+        ("learning_rate=1e-3", ("training", "args"), ["--width=4", "--learning_rate=1e-3"]),
+        ("width=8", ("training", "args"), ["--width=8"]),
     ],
 )
 def test_a_setting_is_a_value_of_the_chart_or_an_option_of_the_program(
     setting: str, path: tuple[str, ...], value: object
 ) -> None:
-    found: object = launch_training.apply_settings(
-        {"training": {"extraArgs": ["--width=4"]}}, [setting], DEFAULTS
-    )
+    found: object = launch_training.apply_settings({"training": {"args": ["--width=4"]}}, [setting], DEFAULTS)
     for key in path:
         assert isinstance(found, dict)
         found = found[key]
@@ -99,7 +97,7 @@ def test_a_plan_has_the_values_of_files_and_options_together(here: Path) -> None
     made = plan(values=[here / "mine.yaml"], settings=settings, trainers=2, passes=1)
     assert made.values["jobName"] == "my-line"
     training = made.values["training"]
-    assert (training["passes"], training["batchSize"], training["extraArgs"]) == (1, 8, ["--rate=0.5"])
+    assert (training["passes"], training["batchSize"], training["args"]) == (1, 8, ["--rate=0.5"])
     assert training["config"] == "My-Line/trainer_config.py"
     assert made.values["data"]["seed"] == 4
     assert made.values["data"]["source"] == "file://rows.txt"
@@ -196,7 +194,7 @@ def test_a_folder_whose_name_is_no_job_name_can_be_trained_with_another_one(here
         ("data=rows.txt", "data is 'rows.txt', but must be an object"),
         ("training=5", "training is 5, but must be an object"),
         ("training.batchSize=many", "training.batchSize is 'many', but must be an integer"),
-        ("training.extraArgs=5", "training.extraArgs is 5, but must be an array of texts"),
+        ("training.args=5", "training.args is 5, but must be an array of texts"),
         ("data.columns=a", "data.columns is 'a', but must be an array of column names"),
         ("data.delimiter=;;", "data.delimiter is ';;', but must be one character"),
         ("data.quoting=all", "data.quoting is 'all', but must be one of minimal, none"),

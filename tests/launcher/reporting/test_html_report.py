@@ -47,12 +47,10 @@ def output(job_folder: Path) -> Path:
         "restarts": [{"attempt": 0, "cause": f"rank 1 was lost; {HOSTILE}\nlast line", "at": 1795230300.0}],
     }
     same = {"trainers": 2, "program": "a" * 64, "dataDigest": "d" * 64}
-    (folder / "run.json").write_text(
-        json.dumps({**run, "fingerprint": {**same, "extraArgs": ["--rate=0.1"]}})
-    )
+    (folder / "run.json").write_text(json.dumps({**run, "fingerprint": {**same, "args": ["--rate=0.1"]}}))
     earlier = job_folder / "runs" / "quick-start-older"
     earlier.mkdir(parents=True)
-    record = {**run, "fingerprint": {**same, "extraArgs": ["--rate=0.3"]}, "score": {"error": 0.3}}
+    record = {**run, "fingerprint": {**same, "args": ["--rate=0.3"]}, "score": {"error": 0.3}}
     for path in (earlier, earlier.with_name(".quick-start-removed.0123.old")):  # `clean` is removing that one
         path.mkdir(exist_ok=True)
         (path / "run.json").write_text(json.dumps(record))

@@ -58,7 +58,7 @@ def test_the_processes_have_the_variables_of_paddle_distributed_and_torchrun(tmp
 
 
 def test_the_command_line_is_the_script_with_the_extra_arguments(tmp_path: Path) -> None:
-    here = attempt(tmp_path, extra_args=["--lr=0.1"])
+    here = attempt(tmp_path, args=["--lr=0.1"])
     spec = RUNTIME.trainers(here)[0]
     assert spec.argv == (sys.executable, "-u", "train.py", "--lr=0.1")
     assert spec.cwd == here.settings.work.program

@@ -87,10 +87,10 @@ def test_paddle_variables_of_the_pod_are_not_passed_on(tmp_path: Path) -> None:
 
 
 def test_a_process_reads_the_settings_of_its_pod_and_attempt(tmp_path: Path) -> None:
-    here = gang(tmp_path, 1, trainer_count=3, extra_args=["--learning_rate=0.1"])
+    here = gang(tmp_path, 1, trainer_count=3, args=["--learning_rate=0.1"])
     settings = ProcessSettings.from_environ(RUNTIME.trainers(here)[0].env)
     assert (settings.rank, settings.trainers, settings.server, settings.trainer_count) == (1, 2, -1, 3)
-    assert settings.extra_args == ("--learning_rate=0.1",)
+    assert settings.args == ("--learning_rate=0.1",)
     assert (settings.resume, settings.attempt, settings.hosts) == (Position(5), 0, ("127.0.0.1", "127.0.0.2"))
     assert (settings.nic, settings.layout, settings.work) == ("lo", here.settings.layout, here.settings.work)
 

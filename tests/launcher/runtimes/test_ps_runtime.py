@@ -73,7 +73,7 @@ def test_variables_of_the_pod_that_describe_a_distribution_do_not_reach_the_scri
 
 
 def test_all_processes_run_the_script_and_only_servers_do_not_end_themselves(tmp_path: Path) -> None:
-    here = attempt(tmp_path, extra_args=["--lr=0.1"])
+    here = attempt(tmp_path, args=["--lr=0.1"])
     servers, trainers = RUNTIME.pservers(here), RUNTIME.trainers(here)
     argv = (sys.executable, "-u", script_main.__file__, "train.py", "--lr=0.1")
     assert {spec.argv for spec in [*servers, *trainers]} == {argv}
@@ -142,7 +142,7 @@ def test_a_script_is_a_file_or_a_module_with_any_arguments(
         "$(JOB_NAME)",
         "",
     ]
-    here = attempt(tmp_path, runtime=runtime, config_file=config, extra_args=arguments)
+    here = attempt(tmp_path, runtime=runtime, config_file=config, args=arguments)
     output = here.settings.layout.output
     expected = [*words, "-c", "configs/a.yml", "-o", "Global.epochs=2", f"--out={output}/x", "{'a': 1}"]
     [first, *_] = load_runtime(runtime).trainers(here)

@@ -69,7 +69,7 @@ def test_a_resume_starts_after_the_saved_pass_and_trains_the_remaining_ones() ->
 
 
 def test_extra_arguments_are_passed_on_at_the_end() -> None:
-    argv = V1Runtime().trainers(gang(extra_args=["--parallel_nn=1", "--seed=a b"]))[0].argv
+    argv = V1Runtime().trainers(gang(args=["--parallel_nn=1", "--seed=a b"]))[0].argv
     assert argv[-2:] == ("--parallel_nn=1", "--seed=a b")
 
 

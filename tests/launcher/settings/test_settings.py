@@ -58,7 +58,7 @@ def test_settings_come_from_the_document_and_the_variables() -> None:
         ("passes", None, "Fix: use the chart and the image of one version"),
         ("events", "true", "true or false"),
         ("keep_best", 7, "a text: the value is of another type"),
-        ("extra_args", "--lr=1", "an array of texts"),
+        ("args", "--lr=1", "an array of texts"),
         ("rank_wait_hours", "1", "a number"),
         ("deadline_seconds", "1", "an integer"),
         ("webhook", "ftp://example.org", "messages are posted there"),

@@ -44,7 +44,7 @@ def test_the_fingerprint_does_not_depend_on_passes_and_log_periods(tmp_path: Pat
         {"batch_size": 1},
         {"mode": "sync"},
         {"data_digest": "x"},
-        {"extra_args": ("--a=1",)},
+        {"args": ("--a=1",)},
         {"start_from_scratch": "2"},
     ):
         assert run_fingerprint(replace(a, **change), "p") != run_fingerprint(a, "p")

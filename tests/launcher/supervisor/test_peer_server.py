@@ -167,7 +167,7 @@ def head(request: str, length: int, credential: str = "wrong") -> bytes:
 
 def state(size: int = 0) -> bytes:
     """Return the body of POST /state of rank 1, which is longer than `size`."""
-    value = make_state(1, "pod-a", "idle", fingerprint={"extraArgs": "x" * size}).to_json(time.monotonic())
+    value = make_state(1, "pod-a", "idle", fingerprint={"args": "x" * size}).to_json(time.monotonic())
     return json.dumps({"state": value, "seen": 0}).encode()
 
 

@@ -144,7 +144,7 @@ def quick_start(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoopbackTrain
         values = {
             "passes": 2,
             "batch_size": 64,
-            "extra_args": ["--learning_rate=0.05"],
+            "args": ["--learning_rate=0.05"],
             "checkpoint_every_batches": 8,
         }
         logs = {"log_period": 5, "dot_period": 2, "ports_num": 2, "ports_num_sparse": 2}

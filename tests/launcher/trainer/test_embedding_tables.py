@@ -219,7 +219,7 @@ def test_another_width_or_optimizer_than_in_the_checkpoint_is_one_message(
         ("--width=5", "its table adam has the width 4, but the program's has 5"),
         ("--rule=sgd", "its table adam has the optimizer adam, but the program's has sgd"),
     ):
-        resumed = first.copied(tmp_path / option, Position(3), PASSES="4", EXTRA_ARGS=json.dumps([option]))
+        resumed = first.copied(tmp_path / option, Position(3), PASSES="4", ARGS=json.dumps([option]))
         assert resumed.run(without=("0/pserver 0",))["0/trainer"] == 64, "without waiting for the servers"
         [error] = [line for line in resumed.log().splitlines() if line.startswith("error: ")]
         assert f"training cannot resume from {Position(3).folder}: {difference}" in error

@@ -25,10 +25,10 @@ from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 
 Staged = Callable[..., list[Path]]
 RECOMMENDATION = PROGRAMS / "recommendation"
-FIRST = {"MODE": "sync", "PASSES": "2", "EXTRA_ARGS": '["--learning_rate=0.05"]'}
+FIRST = {"MODE": "sync", "PASSES": "2", "ARGS": '["--learning_rate=0.05"]'}
 STILL = {
     "INIT_MODEL_PATH": "earlier/output",
-    "EXTRA_ARGS": '["--learning_rate=0.0000001"]',
+    "ARGS": '["--learning_rate=0.0000001"]',
     "BATCH_SIZE": "200",
 }
 """Settings of a run that learns almost nothing, so that its score is the initial model's."""

@@ -47,7 +47,7 @@ def network(data, job):
 def gang(tmp_path: Path, *options: str) -> LoopbackTraining:
     """Return a run with one batch of 160,000 ids of width 128: 85 MB of gradients and 82 MB of vectors."""
     rows = [str(n) for n in range(ROWS)]
-    more = {"BATCH_SIZE": str(ROWS), "EXTRA_ARGS": json.dumps(options)}
+    more = {"BATCH_SIZE": str(ROWS), "ARGS": json.dumps(options)}
     return prepare_own(tmp_path, PROGRAM, [rows], rows[:2], **more)
 
 

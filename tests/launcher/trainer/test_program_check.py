@@ -23,7 +23,7 @@ DATA = {
     "member": "",
     "tables": [],
 }
-TRAINING = {"mode": "async", "batchSize": 256, "incrementalCheckpoints": 0, "keepBest": "", "extraArgs": []}
+TRAINING = {"mode": "async", "batchSize": 256, "incrementalCheckpoints": 0, "keepBest": "", "args": []}
 ROWS = "".join(f"{i % 2}\t{i}\t{['red', 'blue', 'green'][i % 3]} shoes\n" for i in range(100))
 SHOP = (PROGRAMS / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
 SCORE = 'fc(hidden, 1, name="score")'
@@ -101,7 +101,7 @@ def test_a_program_that_cannot_be_trained_is_one_message(
             {'"word", pool': '"word", evict=2, pool'},
             "training.incrementalCheckpoints is 2",
         ),
-        ({"extraArgs": ["--widht=3"]}, {}, "did you mean width"),
+        ({"args": ["--widht=3"]}, {}, "did you mean width"),
         ({"keepBest": "auc"}, {}, "training.keepBest is 'auc', but must be one of error: metrics"),
     ],
 )

@@ -41,7 +41,7 @@ def costs(lines: list[str]) -> list[float]:
 def test_a_run_killed_inside_a_pass_resumes_with_the_same_losses(tmp_path: Path, staged: Staged) -> None:
     """Uses sync with one trainer, so that the order of steps is deterministic."""
     data = staged(rows=640)
-    values = {"MODE": "sync", "CHECKPOINT_EVERY_BATCHES": "3", "EXTRA_ARGS": '["--learning_rate=0.05"]'}
+    values = {"MODE": "sync", "CHECKPOINT_EVERY_BATCHES": "3", "ARGS": '["--learning_rate=0.05"]'}
     complete = prepare_training(tmp_path / "complete", data, **values).finish()
     expected = losses(complete.log())
     steps = len(expected)

@@ -15,7 +15,7 @@ from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 
 pytestmark = pytest.mark.paddle
 QUICK = PROGRAMS / "quick_start"
-TWO_PASSES = {"PASSES": "2", "BATCH_SIZE": "64", "EXTRA_ARGS": '["--learning_rate=0.05"]'}
+TWO_PASSES = {"PASSES": "2", "BATCH_SIZE": "64", "ARGS": '["--learning_rate=0.05"]'}
 Staged = Callable[..., list[Path]]
 
 
@@ -112,7 +112,7 @@ def test_a_checkpoint_without_enough_space_has_no_done_file(
     if mount.returncode:
         pytest.skip(f"cannot mount a small volume here: {mount.stderr.decode().strip()}")
     try:
-        many = {"PASSES": "40", "KEEP_CHECKPOINTS": "40", "EXTRA_ARGS": '["--width=128"]'}
+        many = {"PASSES": "40", "KEEP_CHECKPOINTS": "40", "ARGS": '["--width=128"]'}
         gang = prepare_training(tmp_path, staged(rows=200), QUICK, "trainer_config.emb.py", **many)
         assert gang.run()["0/trainer"] == 75, gang.log()[-2000:]
         assert "no space left" in gang.log()
