@@ -15,6 +15,7 @@ training pod copies its shard to its own disk.
 │   ├── <dataDigest>.json                the manifest of the data with this digest; it has the name <content>
 │   ├── .<content>.<uid>.tmp/            work in progress of data Jobs
 │   └── .<dataDigest>.alive              a file that data Jobs at work touch
+├── .packages/<sha256>.tar.gz            JobPaths.packages: Python packages of programs
 └── <JOB_NAME>/                          JobPaths.job
     ├── manifest.json                    the manifest of the job's newest data; the data Job writes it last
     ├── <i>/data, test.txt, tables       relative links to that data
@@ -35,6 +36,7 @@ training pod copies its shard to its own disk.
 ├── data/{train.txt,test.txt,train.list,test.list,sums.json,tables/<name>}   staged shard;
 │                                        test.txt where this rank needs it
 ├── program/                             staged program
+├── packages/                            its Python packages, unpacked
 ├── records/{train,test}/                the shard's rows, parsed
 ├── logs/{server.log,server-<k>.log,train.log,train-<k>.log}    logs of the children, which the launcher copies to
 │                                        node_<i>/
@@ -140,6 +142,7 @@ class JobPaths:
     sources = _Below("sources", base="job_path")
     all_data = _Below(".data", base="job_path")
     """Folder of the prepared data of all jobs of the storage."""
+    all_packages = _Below(".packages", base="job_path")
     manifest = _Below("manifest.json", base="job")
     data_failed = _Below("data-failed.json", base="job")
     run_secret = _Below(".run-secret", base="job")
@@ -162,6 +165,10 @@ class JobPaths:
     def data_alive(self, digest: str) -> Path:
         """Return the file that the pods of a data Job touch every few seconds while they run."""
         return self.all_data / f".{digest}.alive"
+
+    def packages(self, sha256: str) -> Path:
+        """Return the archive with the Python packages of `training.packages`, the sha256 of the archive."""
+        return self.all_packages / f"{sha256}.tar.gz"
 
     def output_tmp(self, run_id: str) -> Path:
         """Return the temporary path of run `run_id`'s new output folder, until it is renamed to output/."""
@@ -255,6 +262,8 @@ class WorkPaths:
     sums = _Below("data/sums.json")
     """Path of sums.json: bytes and sha256 of each file that was copied into train.txt and test.txt, by name."""
     program = _Below("program")
+    packages = _Below("packages")
+    """Folder of the Python packages of `training.packages`; absent without them, or until all are unpacked."""
     records = _Below("records")
     """Folder of this rank's rows in parsed, binary form (launcher/trainer/record_files.py)."""
     progress = _Below("progress.json")

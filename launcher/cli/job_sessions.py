@@ -303,6 +303,7 @@ class ClusterSession:
         """
         installed = None if request.claim else self.run_if_installed()
         run = installed or find_storage(self.cluster, self.release, request)
+        run = replace(run, image=request.image or run.image)
         with contextlib.ExitStack() as stack:
             opened = None
             if installed and not (request.outlives_training or request.writable):

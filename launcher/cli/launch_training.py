@@ -18,7 +18,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from launcher.cli import object_states, run_lease, uploads
+from launcher.cli import object_states, packages, run_lease, uploads
 from launcher.cli.cluster_api import CHART, NAMESPACE, Cluster, Object, connect, user_and_host
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession
@@ -36,6 +36,7 @@ from launcher.cli.shared_options import (
     Kubeconfig,
     Namespace,
     Program,
+    RequirementsOption,
     ScriptArguments,
     ScriptOption,
     SettingsOption,
@@ -50,8 +51,6 @@ from launcher.settings.parsers import BadValueError
 
 _FILE_MARK = "# Written by `run` of paddle-training:"
 _FILE_TITLE = f"{_FILE_MARK} the values of one training, which override the values that `base` prints.\n"
-LARGE_BYTES = 100_000_000
-"""A larger folder is sent only after a question."""
 _REMOTE = ("s3://", "https://", "http://", "file://")
 
 
@@ -62,6 +61,7 @@ class LaunchOptions:
     program: Program
     arguments: ScriptArguments = None
     script: ScriptOption = None
+    requirements: RequirementsOption = None
     data: Annotated[
         str | None,
         typer.Option(
@@ -112,6 +112,8 @@ class TrainingPlan:
 
     uploads: Sequence[uploads.Upload]
     values: Values
+    requirements: Path | None = None
+    """The file with the packages that the program needs; None: those of the image."""
 
     @property
     def job(self) -> str:
@@ -152,7 +154,12 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
     given = str((values.get("training") or {}).get("config") or "")
     main = options.script or given.partition("/")[2] or (given if is_script_file(given) else "")
     program = uploads.plan_program(folder, make_storage_name(folder.resolve().name), options.check, main)
-    _confirm_size(program, options.yes)
+    fix = "name what the program does not need in its file .launcherignore, or give --yes"
+    program.confirm_size("the program's folder", uploads.LARGE_BYTES, options.yes, fix)
+    requirements = packages.find_requirements(folder, options.requirements)
+    if requirements and (values.get("training") or {}).get("packages"):
+        report(f"{requirements} is not read, because the values have training.packages")
+        requirements = None
     values = merge_values(_suggest_values(program, values), nest_keys(program.values))
     if "jobName" not in values:
         values = {"jobName": make_job_name(program.name), **values}
@@ -175,7 +182,8 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
             file = source.entries[0][1] if source else None
             checked = uploads.check_program(config, complete["training"], file, complete["data"], options.by)
             report(f"{' '.join(['program', str(folder), *settings])}: {checked}")
-        plans.append(TrainingPlan([program, *([source] if source and not plans else [])], chosen))
+        sent = [program, *([source] if source and not plans else [])]
+        plans.append(TrainingPlan(sent, chosen, requirements))
     return plans
 
 
@@ -208,15 +216,20 @@ def _suggest_values(program: uploads.Upload, values: Values) -> Values:
     return merge_values(suggested, values)
 
 
-def _confirm_size(program: uploads.Upload, yes: bool) -> None:
-    """Ask whether a folder larger than LARGE_BYTES is to be sent, unless `yes`. Raises UsageError if not."""
-    size = f"{program.size / 1e6:,.0f} MB ({program.largest()})"
-    question = f"The folder has {size}, which every training pod copies. Send it?"
-    if program.size > LARGE_BYTES and not yes and not confirm(question):
-        raise UsageError(
-            f"the program's folder has {size}; nothing was sent",
-            "name what the program does not need in its file .launcherignore, or give --yes",
-        )
+def _add_packages(
+    plan: TrainingPlan, session: ClusterSession, base: Values, options: LaunchOptions
+) -> TrainingPlan:
+    """Return `plan` with `training.packages`, after the packages that its program needs have been sent.
+
+    They are chosen for the image of `base`, the values of the release and of the training.
+    """
+    if plan.requirements is None:
+        return plan
+    image = str(base["image"])
+    request = StorageRequest(job=plan.job, image=image, seconds=COPY_SECONDS, writable=True)
+    with session.storage(request) as storage:
+        values = uploads.send_packages(plan.requirements, image, storage, options.yes)
+    return dataclasses.replace(plan, values=merge_values(plan.values, nest_keys(values)))
 
 
 def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defaults: Values) -> Values:
@@ -286,6 +299,8 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
         current = session.run_if_installed()
         base = session if current else _choose_base_release(session, options.base_release)
         values = merge_values(base.read_base_values(helm), plan.values)
+        plan = _add_packages(plan, base, values, options)
+        values = merge_values(values, plan.values)
         scheduling = values.get("scheduling") or {}
         if scheduling.get("suspend") and not scheduling.get("queue"):  # a queue starts the Job itself
             raise UsageError(
@@ -393,7 +408,7 @@ def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool) -> None:
     request = StorageRequest(job=plan.job, seconds=COPY_SECONDS, writable=True)
     with session.storage(request) as storage:
         for upload in plan.uploads:
-            replace = yes or not upload.is_source  # the program is used by this job only
+            replace = yes or not upload.folder  # the program is used by this job only
             try:
                 uploads.send(storage, upload, replace)
             except uploads.OtherContentError as error:

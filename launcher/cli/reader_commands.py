@@ -1,8 +1,8 @@
 """The commands that the command line runs where the shared storage is mounted: `python3 -m launcher reader`.
 
-Without a subcommand it sleeps until its deadline: that is the reader pod. The command line then starts the
-subcommands `tar`, `untar`, `cat`, `ls`, `sums`, `sizes`, `remove` and `checkpoint` in a pod; with `--path` it
-starts the same ones on its own machine. Content goes over stdin and stdout (archives as in
+Without a subcommand it sleeps until its deadline: that is the reader pod. The command line then starts the subcommands
+`tar`, `untar`, `cat`, `ls`, `sums`, `sizes`, `remove`, `environment` and `checkpoint` in a pod; with `--path` it starts
+the same ones on its own machine. Content goes over stdin and stdout (archives as in
 `launcher.io.tar_stream`), and one sentence for the user over stderr; the exit code is 0 on success. This runs
 in the image, so it uses only the standard library.
 """
@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import os
+import platform
 import secrets
 import shutil
 import signal
@@ -20,8 +21,9 @@ import stat
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
-from typing import IO, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from launcher.errors import LauncherError
 from launcher.io.files import UnreadableError, folder_files, free_bytes, parse_json_object, sha256_file
@@ -166,6 +168,20 @@ def remove_paths(root: Path, names: Sequence[str]) -> dict[str, int]:
     return freed
 
 
+def describe_environment() -> dict[str, Any]:
+    """Return what packages must fit to: `python` (3.11), `machine`, `glibc` (empty on other systems) and `packages`.
+
+    `packages` has the version of each package of this Python by its name.
+    """
+    libc, version = platform.libc_ver()
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        "machine": platform.machine(),
+        "glibc": version if libc == "glibc" else "",
+        "packages": {one.metadata["Name"] or "": one.version for one in metadata.distributions()},
+    }
+
+
 def follow_file(
     root: Path, name: str, until: str | None, out: IO[bytes], *, seconds: float, pause: float = 0.5
 ) -> None:
@@ -298,6 +314,7 @@ _JSON_COMMANDS: dict[str, Callable[[argparse.Namespace, IO[bytes]], object]] = {
     "sums": lambda given, _: compute_sums(refuse_links(given.root, given.paths[0]), given.bytes),
     "sizes": lambda given, _: measure_sizes(given.root, given.paths),
     "remove": lambda given, _: remove_paths(given.root, given.paths),
+    "environment": lambda *_: describe_environment(),
     "untar": lambda given, source: untar(source, given.root, given.paths[0], given.bytes, given.replace),
 }
 """Subcommands that write one JSON value to stdout."""

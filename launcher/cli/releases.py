@@ -56,6 +56,8 @@ class ReleaseRun:
     data_prepared_by: str = field(default="", metadata={KEY: "dataPreparedBy"})
     """`dataJob` or `trainingPods`; empty with data.enabled false."""
     data_digest: str = field(default="", metadata={KEY: "dataDigest"})
+    packages: str = ""
+    """The chart value `training.packages`."""
     uid: int = 10001
     gid: int = 10001
     data: dict[str, Any] = field(default_factory=dict)

@@ -60,6 +60,14 @@ ScriptOption = Annotated[
         "train.py, or the only .py file at the folder's top.",
     ),
 ]
+RequirementsOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE|none",
+        help="A file with the Python packages that the program needs (requirements.txt, pyproject.toml); default: "
+        "the one at the folder's top. none: the image's packages only.",
+    ),
+]
 ValuesOption = Annotated[
     list[Path] | None,
     typer.Option(

@@ -102,7 +102,7 @@ class StorageRequest:
     claim: str | None = None
     """The PersistentVolumeClaim of the storage; None: the release's."""
     image: str | None = None
-    """The image of the reader pod if the release is uninstalled; None: the image of another release."""
+    """The image of the reader pod; None: the image of the release, or, if it is uninstalled, of another release."""
     seconds: int = READ_SECONDS
     """The deadline of a reader pod, in seconds after its start."""
     writable: bool = False

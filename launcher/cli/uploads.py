@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli import program_files
 from launcher.cli.errors import CliError, UsageError
+from launcher.cli.packages import PythonEnvironment, install_packages, pack_files
 from launcher.cli.releases import SOURCES
 from launcher.cli.storage import Storage, check_name, run_json_command
-from launcher.cli.terminal import report
+from launcher.cli.terminal import confirm, report
 from launcher.io.files import folder_sha256, sha256_file
 from launcher.io.open_below import ReaderError
 from launcher.io.program_folders import check_module_names, is_script_file
 from launcher.io.tar_stream import write_tar
-from launcher.paths import RESERVED_FOLDERS
+from launcher.paths import RESERVED_FOLDERS, JobPaths
 from launcher.settings import parsers
 from launcher.trainer.program_loader import FUNCTIONS, VALUES
 
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
     from launcher.trainer.trial_data import RowFormat
 
 
+LARGE_BYTES = 100_000_000
+"""A larger folder is sent only after a question."""
+LARGE_PACKAGES = 1_000_000_000
+"""The same for the packages that a program needs."""
 RENAME_FIX = "rename your folder or file"
 
 
@@ -49,8 +54,8 @@ class Upload:
     """(name in the archive, file) of each file."""
     values: dict[str, str]
     """The chart values that refer to the upload."""
-    is_source: bool
-    """Whether the upload is a data file, which belongs to `sources/` and not to the job's folder."""
+    folder: str = ""
+    """The folder of the storage that the upload belongs to, such as `sources`; empty: the job's folder."""
     runtime: str = ""
     """The runtime that the program is written for (`program_files.find_runtime`); empty: unknown."""
 
@@ -59,12 +64,23 @@ class Upload:
         """The size of all files in bytes."""
         return sum(file.stat().st_size for _, file in self.entries)
 
-    def largest(self) -> str:
-        """Return the largest entries at the top of the folder with their sizes, for a message."""
+    def describe_size(self) -> str:
+        """Return the size of all files and of the largest entries at the top, for a message."""
         sizes: Counter[str] = Counter()
         for name, file in self.entries:
             sizes[name.partition("/")[0]] += file.stat().st_size
-        return ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in sizes.most_common(3))
+        largest = ", ".join(f"{name} {size / 1e6:,.0f} MB" for name, size in sizes.most_common(3))
+        return f"{self.size / 1e6:,.0f} MB ({largest})"
+
+    def confirm_size(self, what: str, limit: int, yes: bool, fix: str) -> None:
+        """Ask whether `what`, if larger than `limit` bytes, is to be sent, unless `yes`. Raises UsageError if not."""
+        text = f"{what} has {self.describe_size()}"
+        if (
+            self.size > limit
+            and not yes
+            and not confirm(f"{text}, which every training pod copies. Send it?")
+        ):
+            raise UsageError(f"{text}; nothing was sent", fix)
 
 
 def plan_program(folder: Path, name: str | None = None, check: bool = True, chosen_file: str = "") -> Upload:
@@ -104,7 +120,7 @@ def plan_program(folder: Path, name: str | None = None, check: bool = True, chos
             )
     digest = folder_sha256(folder, [file for _, file in entries])
     values = {"training.config": f"{chosen}/{config}", "training.programSha256": digest}
-    return Upload(chosen, tuple(entries), values, is_source=False, runtime=runtime)
+    return Upload(chosen, tuple(entries), values, runtime=runtime)
 
 
 def plan_source(file: Path, name: str | None = None) -> Upload:
@@ -119,7 +135,39 @@ def plan_source(file: Path, name: str | None = None) -> Upload:
         raise UsageError(f"{file}: no such file", "give the path of a data file")
     chosen = check_name(name or file.name, RENAME_FIX)
     values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
-    return Upload(chosen, ((chosen, file),), values, is_source=True)
+    return Upload(chosen, ((chosen, file),), values, SOURCES)
+
+
+def send_packages(requirements: Path, image: str, storage: Storage, yes: bool) -> dict[str, str]:
+    """Send the packages that `requirements` need in addition to `image`; return the value that refers to them.
+
+    `storage` runs commands in a pod of that image. Return no value if the image has all packages.
+
+    Raises:
+        UsageError: the packages cannot be installed in addition to those of the image, or are large, and the user does
+            not confirm.
+        CliError: uv is missing or cannot reach the package index, or the storage failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="paddle-training-packages.") as temporary:
+        folder = Path(temporary)
+        environment = PythonEnvironment.of_image(image, run_json_command(storage, "environment"))
+        found = install_packages(requirements, environment, folder / "packages")
+        if not found.names:
+            report(f"packages of {requirements}: the image has all of them")
+            return {}
+        unpacked = Upload("packages", found.entries(), {})
+        report(f"packages of {requirements}: {', '.join(found.names)}: {unpacked.describe_size()}")
+        fix = "remove packages that the program does not need, give --yes, or use an image of your own and "
+        unpacked.confirm_size(
+            f"the folder of {len(found.names)} packages", LARGE_PACKAGES, yes, f"{fix}--requirements none"
+        )
+        file = folder / "packages.tar.gz"
+        archive = JobPaths(folder, "").packages(pack_files(unpacked.entries, file))
+        values = {"training.packages": archive.name.partition(".")[0]}
+        send(
+            storage, Upload(archive.name, ((archive.name, file),), values, archive.parent.name), replace=True
+        )
+        return values
 
 
 def send(storage: Storage, upload: Upload, replace: bool) -> str:
@@ -131,7 +179,7 @@ def send(storage: Storage, upload: Upload, replace: bool) -> str:
         OtherContentError: the storage has other content with that name, and `replace` is False.
         CliError: the storage is full, or the connection failed; the storage was not changed.
     """
-    root = storage.sibling(SOURCES) if upload.is_source else storage
+    root = storage.sibling(upload.folder) if upload.folder else storage
     path, size = str(root.job / upload.name), ("--bytes", str(upload.size))
     if stored := run_json_command(root, "sums", *size, upload.name):
         if stored == {name: sha256_file(file) for name, file in upload.entries}:

@@ -49,10 +49,21 @@ class HelperSpec:
     """The helper's complete environment."""
 
 
-def python_environ(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return a copy of `environ` with which a Python process can import `launcher` and writes its log unbuffered."""
+PACKAGES_PATH = Path(__file__).with_name("packages_path")
+"""The folder whose sitecustomize.py appends the program's packages to Python's search path."""
+
+
+def python_environ(environ: Mapping[str, str], packages: Path | None = None) -> dict[str, str]:
+    """Return a copy of `environ` with which a Python process can import `launcher` and writes its log unbuffered.
+
+    The process can also import the packages in the folder `packages`, after those of the image.
+    """
     search = [str(PACKAGES), *filter(None, environ.get("PYTHONPATH", "").split(":"))]
-    return {**environ, "PYTHONPATH": ":".join(dict.fromkeys(search)), "PYTHONUNBUFFERED": "1"}
+    found = {**environ, "PYTHONUNBUFFERED": "1"}
+    if packages is not None:
+        search.insert(0, str(PACKAGES_PATH))  # it runs the sitecustomize that it hides
+        found["PADDLE_LAUNCHER_PACKAGES"] = str(packages)
+    return found | {"PYTHONPATH": ":".join(dict.fromkeys(search))}
 
 
 Work = Callable[[Mapping[str, Any]], Mapping[str, Any]]

@@ -216,7 +216,7 @@ def base_environment(settings: TrainSettings) -> dict[str, str]:
         "NCCL_SOCKET_IFNAME": f"={settings.nic}",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     }
-    environ = defaults | python_environ(passed)
+    environ = defaults | python_environ(passed, settings.program_packages)
     search = filter(None, (passed.get("PADDLE_LAUNCHER_PYTHONPATH"), environ["PYTHONPATH"]))
     return environ | {"PYTHONPATH": ":".join(search)}
 

@@ -149,7 +149,7 @@ def trainer_command() -> tuple[str, ...]:
 def base_environment(settings: TrainSettings) -> dict[str, str]:
     """Return the environment variables that Paddle reads while it is loaded, before any rendezvous."""
     own = {k: v for k, v in settings.environ.items() if not k.startswith(PADDLE_VARIABLES)}
-    return python_environ(own) | THREADS
+    return python_environ(own, settings.program_packages) | THREADS
 
 
 def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSpec:

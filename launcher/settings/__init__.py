@@ -278,6 +278,8 @@ class TrainSettings(PodSettings):
     """Seconds that training pods wait for a data Job that shows no progress."""
     program_sha256: str = setting("training.programSha256")
     """sha256 that the program must have; empty: any program."""
+    packages: str = setting("training.packages")
+    """sha256 of the archive with the program's own Python packages (`JobPaths.packages`); empty: there are none."""
     processes_per_pod: int = setting("training.processesPerPod")
     """Trainer processes of each pod; more than 1 with a user's script only (SCRIPT_RUNTIMES)."""
     servers: int = setting("training.servers", 0)
@@ -319,6 +321,11 @@ class TrainSettings(PodSettings):
     """Seconds from SIGTERM until Kubernetes kills the pod."""
     export_to: str = setting("training.exportTo", parse=p.folder)
     """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
+
+    @property
+    def program_packages(self) -> Path | None:
+        """Return the folder of the program's own packages; None if it has none."""
+        return self.work.packages if self.packages else None
 
     @property
     def run_id(self) -> str:

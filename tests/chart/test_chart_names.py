@@ -22,7 +22,7 @@ def differing(before, after):
 
 RUN_KEYS = """
     jobName jobPath claim image imagePullPolicy imagePullSecrets serviceAccount trainers passes k8sJob k8sDataJob
-    clusterValues cronJob storage dataPreparedBy dataDigest data uid gid
+    clusterValues cronJob storage dataPreparedBy dataDigest data packages uid gid
 """
 
 

@@ -103,6 +103,9 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- if and (eq .Values.runtime "v1") $training.incrementalCheckpoints -}}
 {{- include "paddle-training.fault" (list "training.incrementalCheckpoints" $training.incrementalCheckpoints "0 with runtime v1" "paddle train saves complete passes only" "Set it to 0, or set runtime to fleet") -}}
 {{- end -}}
+{{- if and (eq .Values.runtime "v1") $training.packages -}}
+{{- include "paddle-training.fault" (list "training.packages" $training.packages "empty with runtime v1" "paddle train is not started by the image's Python" "Remove it, and install the packages into your image") -}}
+{{- end -}}
 {{- if and $training.rankWaitHours $training.deadlineSeconds -}}
 {{- $longest := divf (floor (divf (maxf 0 (subf $training.deadlineSeconds .Values.rendezvousSeconds)) 36)) 100 -}}
 {{- if gt (float64 $training.rankWaitHours) $longest -}}

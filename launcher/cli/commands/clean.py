@@ -1,4 +1,4 @@
-"""`clean`: remove earlier runs or a job's folder; also remove uploaded and prepared data that nothing refers to."""
+"""`clean`: remove earlier runs or a job's folder; also remove data and packages that nothing refers to."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def clean(
     claim: ClaimOption = None,
     image: ImageOption = None,
 ) -> None:
-    """Remove earlier runs or a job's folder; also remove uploaded and prepared data that nothing refers to.
+    """Remove earlier runs or a job's folder; also remove data and packages that nothing refers to.
 
     Nothing that a live run may use is removed. The command lists what it keeps and what it would remove, and asks.
     """
@@ -199,15 +199,16 @@ def find_job_folder(storage: Storage, pods: Sequence[Pod], releases: Sequence[Re
 def find_unused_data(
     session: Session, storage: Storage, releases: Sequence[Release], removed_job: str
 ) -> list[Candidate]:
-    """Return uploaded data, what interrupted uploads left, and prepared data that nothing refers to (`unused_data`).
+    """Return uploaded data and packages, what interrupted uploads left, and unused prepared data (`unused_data`).
 
     Each has the reason if it must stay. `releases` are those that use the storage. The manifest of `removed_job`,
     which is removed in the same call, does not count.
     """
-    root, prepared = storage.sibling("."), JobPaths(Path(), "").all_data.name
-    sources, data = (
+    root, paths = storage.sibling("."), JobPaths(Path(), "")
+    prepared, packages = paths.all_data.name, paths.all_packages.name
+    sources, data, archives = (
         {one["name"]: one for one in run_json_command(root, "ls", "--optional", folder)}
-        for folder in (SOURCES, prepared)
+        for folder in (SOURCES, prepared, packages)
     )
     doubt = _explain_doubt(session, releases)
     users = {name: str(one) for one in releases if one.run for name in one.run.source_files}
@@ -217,6 +218,12 @@ def find_unused_data(
     for name, entry in sources.items():
         user = f"{users[name]} trains on it. Fix: helm uninstall that release first" if name in users else ""
         found.append(Candidate(f"{SOURCES}/{name}", kept=user or doubt or link or _explain_age(entry)))
+    wanted = {paths.packages(release.run.packages).name for release in releases if release.run}
+    found += [
+        Candidate(f"{packages}/{name}", kept=doubt or _explain_age(entry))
+        for name, entry in archives.items()
+        if name not in wanted
+    ]
     if data:
         manifests = read_small_files(root, ["*/manifest.json"])
         manifests.pop(f"{removed_job}/manifest.json", None)

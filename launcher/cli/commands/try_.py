@@ -7,6 +7,7 @@ import functools
 import os
 import random
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -22,11 +23,13 @@ import typer
 from launcher import script_main
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch_training import Values, complete_values
+from launcher.cli.packages import PythonEnvironment, find_requirements, install_packages
 from launcher.cli.program_files import choose_file, find_runtime, list_files, module_file
 from launcher.cli.shared_options import (
     Format,
     OutputFormat,
     Program,
+    RequirementsOption,
     ScriptArguments,
     ScriptOption,
     SettingsOption,
@@ -37,6 +40,7 @@ from launcher.cli.terminal import print_json, print_line, report
 from launcher.cli.uploads import CHECKED_ROWS, row_format
 from launcher.errors import DataError
 from launcher.io import files
+from launcher.io.helper_protocol import python_environ
 from launcher.io.program_folders import BUILT_IN, CONFIG, find_program_file, is_script_file
 from launcher.metrics import TEST, parse_metrics, pass_table
 from launcher.paths import OutputPaths
@@ -50,8 +54,6 @@ HELD_OUT = 0.1
 """Share of the rows to test on, without --test."""
 MODEL_MARKS = ("model.json", "score.json")
 """Files of which a model has at least one."""
-PACKAGE_ROOT = Path(__file__).parents[3]
-"""The folder from which a script imports `launcher.program`."""
 SEED = 1  # of the choice of the rows to test on
 STDERR = 2  # file descriptor
 
@@ -63,6 +65,7 @@ class TryOptions:
     program: Program
     script_arguments: ScriptArguments = None
     script: ScriptOption = None
+    requirements: RequirementsOption = None
     data: Annotated[
         Path | None,
         typer.Option(
@@ -121,14 +124,34 @@ def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None
     """
     report_to = report if output is OutputFormat.json else print_line
     check_target(options.to)
-    if (script := find_script(options)) is not None:
-        answer = train_script(script, options, report_to)
-    else:
-        if options.data is None:
-            raise UsageError("there is no data to train on", "give --data FILE")
-        answer = train_locally(options, options.data, report_to)
+    script = find_script(options)
+    if script is None and options.data is None:
+        raise UsageError("there is no data to train on", "give --data FILE")
+    with tempfile.TemporaryDirectory(prefix="paddle-training-packages.") as temporary:
+        packages = install_own_packages(options, Path(temporary, "packages"), report_to)
+        if script is not None:
+            answer = train_script(script, options, packages, report_to)
+        else:
+            if packages:
+                site.addsitedir(str(packages))
+            assert options.data is not None  # noqa: S101 - checked above
+            answer = train_locally(options, options.data, report_to)
     if output is OutputFormat.json:
         print_json(answer)
+
+
+def install_own_packages(options: TryOptions, folder: Path, report: Callable[[str], None]) -> Path | None:
+    """Install the packages that the program needs and this Python lacks into `folder`; None if there are none.
+
+    Raises as `install_packages`.
+    """
+    program = options.program if options.program.is_dir() else options.program.parent
+    requirements = find_requirements(program, options.requirements)
+    if requirements is None:
+        return None
+    found = install_packages(requirements, PythonEnvironment.of_this_machine(), folder)
+    report(f"packages of {requirements}: {', '.join(found.names) or 'this Python has all of them'}")
+    return folder if found.names else None
 
 
 def check_target(to: Path) -> None:
@@ -289,10 +312,12 @@ def split_rows(rows: Iterable[str], held_out: float, train: Path, test: Path) ->
     return counts[0], counts[1]
 
 
-def train_script(script: Script, options: TryOptions, report: Callable[[str], None]) -> dict[str, Any]:
+def train_script(
+    script: Script, options: TryOptions, packages: Path | None, report: Callable[[str], None]
+) -> dict[str, Any]:
     """Run the script as the only trainer of a run without launchers; its model replaces the folder `options.to`.
 
-    What the script prints goes to stderr.
+    `packages` is the folder of the program's own packages. What the script prints goes to stderr.
 
     Returns:
         `passes` (rows of metrics.csv), `score`, and `model`: the folder, or None if the script saved no model.
@@ -335,10 +360,10 @@ def train_script(script: Script, options: TryOptions, report: Callable[[str], No
             "PADDLE_LAUNCHER_TABLES_DIR": work / "tables",
             "PADDLE_LAUNCHER_OUTPUT_DIR": output.root,
             "PADDLE_LAUNCHER_CHECKPOINT_DIR": output.script_checkpoints,
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH")])),
             "PYTHONDONTWRITEBYTECODE": 1,
         }
-        env = {**os.environ, **{name: str(value) for name, value in (single | torchrun | launcher).items()}}
+        own = {name: str(value) for name, value in (single | torchrun | launcher).items()}
+        env = python_environ(os.environ, packages) | own
         output.script_checkpoints.mkdir(parents=True)
         if code := run_script(script, options, env):
             raise CliError(

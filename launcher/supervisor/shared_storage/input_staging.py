@@ -1,4 +1,4 @@
-"""Copy this rank's shard, the side tables and the program from the shared storage to the pod's own disk."""
+"""Copy this rank's shard, side tables, program and Python packages from the shared storage to the pod's own disk."""
 
 from __future__ import annotations
 
@@ -106,6 +106,8 @@ def stage_inputs(
         work.progress.unlink(missing_ok=True)
     if manifest is not None:
         _stage_data(settings, rank, manifest, check)
+    if settings.packages:
+        _stage_packages(settings, check)
     digest = _stage_program(program, work.program, settings.config_file, settings.program_sha256, check)
     # The data providers of runtime v1 read ./data/train.txt, as in the tutorial's container.
     link = work.program / "data"
@@ -149,6 +151,44 @@ def _stage_program(
             "Push the right program, and set the value that `python -m launcher push` prints",
         )
     return copied
+
+
+def _stage_packages(settings: TrainSettings, check: Callable[[], None]) -> None:
+    """Unpack the archive of `training.packages` on the pod's own disk, once for each pod.
+
+    Raises:
+        SettingsError: the storage has no such archive.
+        DataError: the archive has another sha256 than its name says.
+    """
+    import tarfile
+
+    work, source = settings.work, settings.layout.packages(settings.packages)
+    if work.packages.is_dir():
+        return
+    archive, unpacked = work.root / "packages.tar.gz", work.root / ".packages.tmp"
+    with files.storage_errors(work.root):
+        files.remove_path(archive)
+        files.remove_path(unpacked)
+        unpacked.mkdir()
+    fix = "Fix: start the run again with `python -m launcher run`, which sends the packages"
+    try:
+        size, found = files.retry_storage(source, lambda: files.copy_file(source, archive, check))
+    except files.NOT_FOUND as error:
+        raise setting_error(
+            "training.packages",
+            settings.packages,
+            f"the sha256 of an archive in {source.parent}",
+            f"there is no {source.name}; `clean` removes archives that no release refers to",
+            fix.removeprefix("Fix: "),
+        ) from error
+    if found != settings.packages:
+        raise DataError(f"{source} has sha256 {found}, so it is damaged. {fix} after you have removed it.")
+    with files.storage_errors(work.root):
+        with tarfile.open(archive) as tar:
+            tar.extractall(unpacked, filter="data")
+        archive.unlink()
+        unpacked.rename(work.packages)
+    log.info("unpacked the program's Python packages (%s bytes compressed)", f"{size:,}")
 
 
 def _bad_copy(source: Path, target: Path) -> UnfitError:

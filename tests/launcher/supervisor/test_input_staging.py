@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from launcher.cli.packages import pack_files
 from launcher.errors import DataError, SettingsError, StorageError, StorageFailedError, UnfitError
 from launcher.io import files
 from launcher.supervisor.shared_storage import input_staging
@@ -343,3 +344,35 @@ def test_the_test_set_is_staged_only_on_ranks_that_need_it(tmp_path: Path, manif
         manifest["test"]["lines"] = lines
         stage(tmp_path, manifest, rank, runtime=runtime)
         assert (tmp_path / "work" / "data" / "test.txt").exists() is is_staged
+
+
+# -- packages
+
+
+def write_packages(tmp_path: Path) -> str:
+    """Write an archive with the package `mine` to the storage; return its sha256."""
+    made = tmp_path / "packages.tar.gz"
+    (tmp_path / "mine.py").write_text("WORD = 'of the archive'\n")
+    digest = pack_files([("mine.py", tmp_path / "mine.py")], made)
+    (tmp_path / ".packages").mkdir()
+    made.rename(tmp_path / ".packages" / f"{digest}.tar.gz")
+    return digest
+
+
+def test_packages_are_unpacked_once_for_each_pod(tmp_path: Path, manifest: dict[str, Any]) -> None:
+    digest = write_packages(tmp_path)
+    stage(tmp_path, manifest, packages=digest)
+    assert (tmp_path / "work" / "packages" / "mine.py").read_text() == "WORD = 'of the archive'\n"
+    (tmp_path / ".packages" / f"{digest}.tar.gz").unlink()
+    stage(tmp_path, manifest, packages=digest)
+    assert (tmp_path / "work" / "packages" / "mine.py").is_file()
+
+
+def test_packages_that_are_absent_or_damaged_are_rejected(tmp_path: Path, manifest: dict[str, Any]) -> None:
+    digest = write_packages(tmp_path)
+    with pytest.raises(SettingsError, match=r"training\.packages .* there is no b+\.tar\.gz.*Fix: "):
+        stage(tmp_path, manifest, packages="b" * 64)
+    (tmp_path / ".packages" / f"{digest}.tar.gz").write_bytes(b"other")
+    with pytest.raises(DataError, match="so it is damaged"):
+        stage(tmp_path, manifest, packages=digest)
+    assert not (tmp_path / "work" / "packages").exists()

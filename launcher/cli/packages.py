@@ -1,0 +1,307 @@
+"""The Python packages that a program needs in addition to the image: uv resolves and installs them on this machine.
+
+The image's packages are constraints, so a conflict with its Paddle or numpy is found here, before anything is sent. The
+pods need no package index: they unpack one archive, and Python searches it after the image's own packages.
+"""
+
+from __future__ import annotations
+
+import configparser
+import gzip
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.cli.errors import CliError, UsageError
+from launcher.cli.reader_commands import describe_environment
+from launcher.io.files import sha256_file
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+NONE = "none"
+"""Value of `--requirements`: the program needs no packages in addition to the image."""
+FILES = ("requirements.txt", "pyproject.toml")
+"""The files at the top of a program's folder that say which packages it needs; the first one that exists counts."""
+NATIVE = (".so", ".dylib", ".pyd", ".dll")
+"""Ends of the names of compiled files, which run on one platform only."""
+SAME_MODULES = ("paddlepaddle", "paddlepaddle-gpu")
+"""Packages with the same modules: each one in the image also satisfies requirements of the others."""
+SECONDS = 3600.0
+"""Longest time for one command of uv, which may download gigabytes."""
+_NETWORK = re.compile(
+    r"error sending request|Failed to fetch|dns error|timed out|Connection refused|certificate", re.I
+)
+_INDEX = re.compile(r"(-i|-f|--index-url|--extra-index-url|--find-links|--no-index)\b")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_]*")
+
+
+@dataclass(frozen=True)
+class PythonEnvironment:
+    """Where packages will be used: an image, or this machine."""
+
+    where: str
+    """Its name in messages."""
+    options: tuple[str, ...]
+    """uv's options for its Python and platform."""
+    packages: Mapping[str, str]
+    """Version of each of its packages, by normalized name."""
+
+    @classmethod
+    def of_image(cls, image: str, described: Mapping[str, Any]) -> PythonEnvironment:
+        """Return the environment of an image from what `launcher reader environment` printed in it.
+
+        Raises CliError if that is no Linux with glibc 2.17 or newer, for which package indexes have wheels.
+        """
+        libc = re.fullmatch(r"2\.([0-9]{1,3})", str(described.get("glibc")))
+        known = [17, 28, *range(31, 41)]  # the versions that uv's --python-platform has
+        minor = max((one for one in known if libc and one <= int(libc[1])), default=None)
+        machine, version = str(described.get("machine")), str(described.get("python"))
+        if (
+            minor is None
+            or not re.fullmatch(r"[a-z0-9_]+", machine)
+            or not re.fullmatch(r"3\.[0-9]+", version)
+        ):
+            raise CliError(
+                f"the Python of image {image} cannot be determined (glibc {described.get('glibc')}, {machine}, Python "
+                f"{version}), so packages cannot be chosen for it",
+                "install the packages into an image of your own, and add --requirements none",
+            )
+        platform = ("--python-platform", f"{machine}-manylinux_2_{minor}")
+        packages = dict(described.get("packages") or {})
+        return cls(f"image {image}", ("--python-version", version, *platform), _known_packages(packages))
+
+    @classmethod
+    def of_this_machine(cls) -> PythonEnvironment:
+        """Return the environment of this process."""
+        packages = describe_environment()["packages"]
+        return cls("this Python", ("--python", sys.executable), _known_packages(packages))
+
+
+def _known_packages(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the packages whose name and version are valid, with those of SAME_MODULES; keys are normalized names."""
+    known = {
+        re.sub(r"[-_.]+", "-", name).lower(): str(version)
+        for name, version in found.items()
+        if _NAME.fullmatch(name) and _VERSION.fullmatch(str(version))
+    }
+    same = next((known[name] for name in SAME_MODULES if name in known), "")
+    return (dict.fromkeys(SAME_MODULES, same) if same else {}) | known
+
+
+def find_requirements(folder: Path, given: str | None) -> Path | None:
+    """Return the file with a program's requirements: `given`, else one of FILES in `folder`; None if there is none.
+
+    Raises UsageError if the file `given` does not exist.
+    """
+    if given == NONE:
+        return None
+    if given is not None:
+        if not Path(given).is_file():
+            raise UsageError(
+                f"--requirements {given}: there is no such file", f"give a requirements.txt, or {NONE}"
+            )
+        return Path(given).resolve()
+    found = next((folder / name for name in FILES if (folder / name).is_file()), None)
+    if (
+        found is not None
+        and found.suffix == ".toml"
+        and "[project]" not in found.read_text("utf-8", "replace")
+    ):
+        return None  # it has the settings of tools only
+    return found.resolve() if found else None
+
+
+@dataclass(frozen=True)
+class InstalledPackages:
+    """The packages in a folder."""
+
+    folder: Path
+    names: tuple[str, ...]
+    """Name and version of each package."""
+
+    def entries(self) -> tuple[tuple[str, Path], ...]:
+        """Return (name below the folder, path) of each file, sorted by name.
+
+        Left out are uv's own files, byte code, and the folder of scripts, which refer to this machine's Python.
+        """
+        found = (
+            (path.relative_to(self.folder), path) for path in sorted(self.folder.rglob("*")) if path.is_file()
+        )
+        left_out = {"bin", ".lock"}
+        return tuple(
+            (name.as_posix(), path)
+            for name, path in found
+            if name.parts[0] not in left_out and "__pycache__" not in name.parts
+        )
+
+
+def pack_files(entries: Iterable[tuple[str, Path]], archive: Path) -> str:
+    """Write files to a compressed tar archive, which is the same for the same files; return its sha256.
+
+    `entries` are (name in the archive, path).
+    """
+
+    def normalize(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.mtime = member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        member.mode = 0o755 if member.mode & 0o100 else 0o644
+        return member
+
+    with (
+        archive.open("wb") as out,
+        gzip.GzipFile("", "wb", 1, out, mtime=0) as zipped,
+        tarfile.open(fileobj=zipped, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for name, path in entries:
+            tar.add(path, name, filter=normalize)
+    return sha256_file(archive)
+
+
+def install_packages(requirements: Path, environment: PythonEnvironment, folder: Path) -> InstalledPackages:
+    """Install what `requirements` need in addition to the packages of `environment` into the new `folder`.
+
+    A package without a wheel is built on this machine, if it has no compiled code.
+
+    Raises:
+        UsageError: the requirements contradict each other or the environment's packages, or a package has compiled code
+            but no wheel for the environment.
+        CliError: uv is missing, or cannot reach the package index.
+    """
+    with tempfile.TemporaryDirectory(prefix="paddle-training-packages.") as temporary:
+        uv, work, known = _Uv(requirements, environment), Path(temporary), environment.packages
+        constraints, stubs = work / "image.txt", work / "stubs"
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in known.items()))
+        stubs.mkdir()
+        for name, version in known.items():
+            _write_stub(stubs, name, version)
+        lock = work / "pylock.toml"
+        given = ("-c", str(constraints), "--find-links", str(stubs), *environment.options)
+        hidden = (word for name in known for word in ("--no-emit-package", name))
+        packages = uv.compile(requirements, lock, *given, *hidden)
+        built = {one["name"] for one in packages if not one.get("wheels")}
+        if released := [
+            f"{one['name']}=={one['version']}" for one in packages if one["name"] in built and "sdist" in one
+        ]:
+            pins = work / "pins.txt"
+            pins.write_text("\n".join(released))
+            # A release with wheels for other platforms only has compiled code.
+            options = ("--universal", "--no-deps", *environment.options[:2], *_index_options(requirements))
+            found = uv.compile(pins, work / "pylock.all.toml", *options)
+            if native := [f"{one['name']} {one['version']}" for one in found if one.get("wheels")]:
+                raise uv.no_wheel(f"{', '.join(native)} has wheels for other platforms only")
+        folder.mkdir(parents=True)
+        if packages:
+            target = ("--target", str(folder), "--link-mode", "copy", *environment.options)
+            uv.run("install", "--no-deps", "--no-editable", "-r", str(lock), *target)
+    for info in folder.glob("*.dist-info"):
+        name = info.name.partition("-")[0].replace("_", "-").lower()
+        if name in built and (file := _find_compiled_file(info)):
+            raise uv.no_wheel(f"{name} has none, and {file} in it is compiled code")
+    names = (f"{one['name']} {one.get('version', '')}".rstrip() for one in packages)
+    return InstalledPackages(folder, tuple(names))
+
+
+def _index_options(requirements: Path) -> list[str]:
+    """Return the options of a requirements.txt that say where packages are."""
+    lines = requirements.read_text("utf-8", "replace").splitlines()
+    return [word for line in lines if _INDEX.match(line) for word in shlex.split(line, comments=True)]
+
+
+def _find_compiled_file(info: Path) -> str:
+    """Return a compiled file of the package with this dist-info folder; empty if it has none."""
+    record = (info / "RECORD").read_text("utf-8", "replace").splitlines()
+    names = (line.rsplit(",", 2)[0].strip('"') for line in record)
+    return next((name for name in names if name.endswith(NATIVE)), "")
+
+
+def _write_stub(folder: Path, name: str, version: str) -> None:
+    """Write an empty wheel of a package of the image: the index may lack it, or this version of it."""
+    stem = f"{name.replace('-', '_')}-{version}"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        info = f"{stem}.dist-info"
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+@dataclass(frozen=True)
+class _Uv:
+    """Runs uv for one file with requirements and one environment, and explains its errors."""
+
+    requirements: Path
+    environment: PythonEnvironment
+
+    def compile(self, file: Path, lock: Path, *options: str) -> list[dict[str, Any]]:
+        """Resolve the requirements in `file`; return the packages of the lock file (PEP 751), which is written."""
+        self.run("compile", str(file), "--format", "pylock.toml", "-o", str(lock), "--no-header", *options)
+        packages: list[dict[str, Any]] = tomllib.loads(lock.read_text("utf-8")).get("packages", [])
+        return packages
+
+    def run(self, *words: str) -> None:
+        """Run `uv pip` with these words. Raises as `install_packages`."""
+        search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        uv = shutil.which("uv", path=search)
+        if uv is None:
+            raise CliError(f"uv, which resolves {self.requirements}, is not installed", "pip install uv")
+        try:
+            ended = subprocess.run(
+                [uv, "pip", *words, "--quiet"],
+                cwd=self.requirements.parent,
+                env=_uv_variables(),
+                capture_output=True,
+                text=True,
+                timeout=SECONDS,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            problem = f"uv did not finish within {SECONDS:.0f} s with {self.requirements}"
+            raise CliError(problem, "run the same command again") from error
+        if not ended.returncode:
+            return
+        lines = [line for line in ended.stderr.strip().splitlines() if not line.startswith("warning: ")]
+        text = "\n".join(f"  {line.rstrip()}" for line in lines[-25:])
+        if _NETWORK.search(text):
+            raise CliError(
+                f"uv cannot reach the package index that it needs for {self.requirements}. Nothing was sent:\n{text}",
+                "check the network, HTTPS_PROXY, and the index (index-url of pip's configuration, or UV_DEFAULT_INDEX)",
+            )
+        raise UsageError(
+            f"the packages of {self.requirements} cannot be installed in addition to those of "
+            f"{self.environment.where}. Nothing was sent:\n{text}",
+            f"change {self.requirements.name}; or use an image of your own with the packages, and add --requirements "
+            f"{NONE}",
+        )
+
+    def no_wheel(self, what: str) -> UsageError:
+        """Return the error for a package that cannot be built here."""
+        return UsageError(
+            f"{self.requirements} needs packages with wheels for {self.environment.where} "
+            f"({' '.join(self.environment.options)}), but {what}. Nothing was sent",
+            "require a release that has one; or use an image of your own with the package, and add --requirements "
+            f"{NONE}",
+        )
+
+
+def _uv_variables() -> dict[str, str]:
+    """Return the environment of uv, with the machine's certificates and the package index of pip's configuration."""
+    pip = configparser.ConfigParser(interpolation=None)
+    configured = os.environ.get("PIP_CONFIG_FILE")
+    places = ("/etc/pip.conf", "~/.pip/pip.conf", "~/.config/pip/pip.conf", *filter(None, [configured]))
+    pip.read([Path(place).expanduser() for place in places])
+    index = os.environ.get("PIP_INDEX_URL") or pip.get("global", "index-url", fallback="")
+    variables = {"UV_SYSTEM_CERTS": "true", "UV_NO_PROGRESS": "true"}
+    return variables | ({"UV_DEFAULT_INDEX": index} if index else {}) | dict(os.environ)
