@@ -39,6 +39,8 @@ NATIVE = (".so", ".dylib", ".pyd", ".dll")
 """Ends of the names of compiled files, which run on one platform only."""
 SAME_MODULES = ("paddlepaddle", "paddlepaddle-gpu")
 """Packages with the same modules: each one in the image also satisfies requirements of the others."""
+BUILD_TOOLS = ("setuptools", "wheel", "pip", "cython", "numpy", "packaging", "typing-extensions")
+"""Packages that builds import: uv must not take their stubs for them. Every package index has them."""
 SECONDS = 3600.0
 """Longest time for one command of uv, which may download gigabytes."""
 _NETWORK = re.compile(
@@ -186,8 +188,8 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
         constraints, stubs = work / "image.txt", work / "stubs"
         constraints.write_text("".join(f"{name}=={version}\n" for name, version in known.items()))
         stubs.mkdir()
-        for name, version in known.items():
-            _write_stub(stubs, name, version)
+        for name in known.keys() - BUILD_TOOLS:
+            _write_stub(stubs, name, known[name])
         lock = work / "pylock.toml"
         given = ("-c", str(constraints), "--find-links", str(stubs), *environment.options)
         hidden = (word for name in known for word in ("--no-emit-package", name))

@@ -16,7 +16,7 @@ from launcher.errors import DataError, UnfitError, setting_error
 from launcher.io import files
 from launcher.io.program_folders import BUILT_IN, is_script_file
 from launcher.log import log
-from launcher.paths import RESERVED_FOLDERS, JobPaths
+from launcher.paths import RESERVED_FOLDERS, JobPaths, is_safe_name
 from launcher.settings import SCRIPT_RUNTIMES, TrainSettings
 
 RECORDS_PER_BYTE = 0.75
@@ -184,8 +184,19 @@ def _stage_packages(settings: TrainSettings, check: Callable[[], None]) -> None:
     if found != settings.packages:
         raise DataError(f"{source} has sha256 {found}, so it is damaged. {fix} after you have removed it.")
     with files.storage_errors(work.root):
-        with tarfile.open(archive) as tar:
-            tar.extractall(unpacked, filter="data")
+        with tarfile.open(archive, "r|gz") as tar:
+            for member in tar:  # Debian's Python 3.11.2 has no filter for extractall
+                content = tar.extractfile(member) if member.isreg() and is_safe_name(member.name) else None
+                if content is None:
+                    raise DataError(
+                        f"{source} contains {member.name!r}, which is no file of a package. {fix}"
+                    )
+                check()
+                file = unpacked / member.name
+                file.parent.mkdir(parents=True, exist_ok=True)
+                with file.open("wb") as out:
+                    shutil.copyfileobj(content, out)
+                file.chmod(0o755 if member.mode & 0o100 else 0o644)
         archive.unlink()
         unpacked.rename(work.packages)
     log.info("unpacked the program's Python packages (%s bytes compressed)", f"{size:,}")

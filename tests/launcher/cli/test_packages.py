@@ -23,6 +23,7 @@ IMAGE = {
     "glibc": "2.36",
     "packages": {
         "numpy": "1.26.4",
+        "pillow": "9.9",
         "paddlepaddle-gpu": "3.0.0.post118",
         "not a name": "1",
         "six": "1\n--index x",
@@ -90,9 +91,9 @@ def install(tmp_path: Path, *lines: str) -> packages.InstalledPackages:
 def test_packages_of_the_image_are_not_installed_although_no_index_has_them(
     tmp_path: Path, index: Path
 ) -> None:
-    write_wheel(index, "mine", requires="numpy>=1.20")
+    write_wheel(index, "mine", requires="pillow>=9")
     # The image's Paddle for GPUs also satisfies a requirement of the other one.
-    found = install(tmp_path, "mine", "numpy", "paddlepaddle>=2.5", "paddlepaddle-gpu")
+    found = install(tmp_path, "mine", "pillow", "paddlepaddle>=2.5", "paddlepaddle-gpu")
     assert found.names == ("mine 1.0",)
     assert [name for name, _ in found.entries() if "/" not in name] == ["mine.py"]
 
