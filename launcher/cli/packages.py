@@ -284,8 +284,8 @@ class _Uv:
         raise UsageError(
             f"the packages of {self.requirements} cannot be installed in addition to those of "
             f"{self.environment.where}. Nothing was sent:\n{text}",
-            f"change {self.requirements.name}; or use an image of your own with the packages, and add --requirements "
-            f"{NONE}",
+            f"change {self.requirements.name}, or give another file with --requirements FILE ({NONE}: no packages, for "
+            "an image of your own that has them)",
         )
 
     def no_wheel(self, what: str) -> UsageError:

@@ -19,8 +19,9 @@ import shutil
 import signal
 import stat
 import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any, BinaryIO
@@ -31,6 +32,7 @@ from launcher.io.open_below import ReaderError, link_error, open_file, open_pare
 from launcher.io.tar_stream import COPY_BYTES, save_tar, select, write_tar
 from launcher.paths import OutputPaths, Position, position
 
+SPACE_SECONDS = 5.0
 FINAL_STATES = ("complete", "failed")
 
 
@@ -352,8 +354,30 @@ def _run(given: argparse.Namespace, source: IO[bytes], out: IO[bytes]) -> None:
         with open_file(root, given.paths[0]) as content:
             shutil.copyfileobj(content, out, COPY_BYTES)
     else:
-        out.write(json.dumps(_JSON_COMMANDS[given.command](given, source)).encode())
+        with _sending_spaces(out):
+            answer = _JSON_COMMANDS[given.command](given, source)
+        out.write(json.dumps(answer).encode())
     out.flush()
+
+
+@contextlib.contextmanager
+def _sending_spaces(out: IO[bytes]) -> Iterator[None]:
+    """Write a space, which JSON ignores, every SPACE_SECONDS: a connection without a byte counts as lost."""
+    is_over = threading.Event()
+
+    def send() -> None:
+        with contextlib.suppress(OSError):
+            while not is_over.wait(SPACE_SECONDS):
+                out.write(b" ")
+                out.flush()
+
+    thread = threading.Thread(target=send, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
 
 
 def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:

@@ -33,7 +33,6 @@ from launcher.io.stop_signals import handle_signals
 from launcher.io.tar_stream import read_tar
 
 IDLE_SECONDS = 60.0  # a copy fails after this time without a byte
-SLOW_IDLE_SECONDS = 1800.0  # the same for commands that read 100 GB or millions of files before they answer
 READ_SECONDS = 300  # deadline of a reader pod that reads small files
 COPY_SECONDS = 3600  # deadline of a reader pod that copies data
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -202,12 +201,8 @@ def list_jobs(storage: Storage) -> list[str]:
 
 
 def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = None) -> Any:
-    """Run a command of `launcher reader` where the storage is mounted; return its answer, parsed from JSON.
-
-    Without `stdin` the command may be silent for SLOW_IDLE_SECONDS before the connection counts as lost.
-    """
-    idle_seconds = SLOW_IDLE_SECONDS if stdin is None else IDLE_SECONDS
-    with storage.run(*argv, stdin=stdin, idle_seconds=idle_seconds) as stream:
+    """Run a command of `launcher reader` where the storage is mounted; return its answer, parsed from JSON."""
+    with storage.run(*argv, stdin=stdin) as stream:
         answer = stream.read()
     return json.loads(answer)
 

@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.1
 """Share of the rows to test on, without --test."""
+OUTPUT = "script-output"
+"""The folder of `--to` with what a script wrote that saved no model."""
 MODEL_MARKS = ("model.json", "score.json")
 """Files of which a model has at least one."""
 SEED = 1  # of the choice of the rows to test on
@@ -155,8 +157,9 @@ def install_own_packages(options: TryOptions, folder: Path, report: Callable[[st
 
 
 def check_target(to: Path) -> None:
-    """Raise UsageError if the folder for the model contains files, but no model of an earlier `try`."""
-    if to.exists() and not any((to / name).is_file() for name in MODEL_MARKS) and any(to.iterdir()):
+    """Raise UsageError if the folder for the model contains files, but no model or output of an earlier `try`."""
+    is_ours = any((to / name).is_file() for name in MODEL_MARKS)
+    if to.exists() and not is_ours and any(entry.name != OUTPUT for entry in to.iterdir()):
         raise UsageError(
             f"--to {to} contains files, but no {' or '.join(MODEL_MARKS)}: `try` replaces only a model",
             "give a new folder",
@@ -381,6 +384,9 @@ def train_script(
         if output.model.is_dir():
             files.copy_folder(output.model, options.to)
             report(f"model written to {options.to}")
+        elif written := files.folder_files(output.root):
+            files.copy_folder(output.root, options.to / OUTPUT)
+            report(f"written below {{output_dir}}: {len(written)} files, now in {options.to / OUTPUT}")
         return {
             "passes": passes,
             "score": score,

@@ -15,6 +15,7 @@ from launcher.cli import reader_commands
 from launcher.io import open_below, tar_stream
 from launcher.io.files import write_atomically
 from launcher.io.open_below import ReaderError
+from testkit.waiting import until
 
 
 def archive_of(root, *patterns):
@@ -159,3 +160,16 @@ def test_a_storage_that_fails_for_a_moment_does_not_end_a_followed_log(tmp_path,
     out = io.BytesIO()
     reader_commands.follow_file(tmp_path, "train.log", "status.json", out, seconds=30, pause=0.01)
     assert (out.getvalue(), errors) == (b"one\n", [])
+
+
+def test_a_slow_command_sends_spaces_before_its_answer(tmp_path, monkeypatch):
+    def measure_slowly(*_):
+        until(lambda: len(out.getvalue()) >= 3)
+        return {"a": 1}
+
+    out = io.BytesIO()
+    monkeypatch.setattr(reader_commands, "SPACE_SECONDS", 0.01)
+    monkeypatch.setattr(reader_commands, "measure_sizes", measure_slowly)
+    assert reader_commands.run(["sizes", "--root", str(tmp_path), "a"], io.BytesIO(), out) == ""
+    assert out.getvalue().startswith(b"   ")
+    assert json.loads(out.getvalue()) == {"a": 1}
