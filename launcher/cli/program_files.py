@@ -17,6 +17,7 @@ import pathspec
 from launcher.cli.errors import UsageError
 from launcher.cli.terminal import report
 from launcher.io.program_folders import CONFIG, is_script_file
+from launcher.paths import is_safe_name
 
 SCRIPT = "train.py"
 IGNORE_FILES = (".gitignore", ".launcherignore")
@@ -36,7 +37,8 @@ def list_files(folder: Path) -> list[tuple[str, Path]]:
     .launcherignore ignore. A symbolic link inside the folder is sent as what it leads to, or not if that is nothing.
 
     Raises:
-        UsageError: a link leads out of the folder, or to a folder that contains it.
+        UsageError: a link leads out of the folder, or to a folder that contains it, or a name is invalid on the
+            storage.
     """
     root, found = folder.resolve(), []
 
@@ -62,6 +64,11 @@ def list_files(folder: Path) -> list[tuple[str, Path]]:
                 if not (entry / "pyvenv.cfg").is_file():
                     walk(entry, f"{below}/", specs, inside | {entry.resolve()})
             elif entry.is_file():
+                if not is_safe_name(below):
+                    raise UsageError(
+                        f"{entry} cannot be sent: a name must have no backslash and at most 255 bytes",
+                        f"rename it, or name it in {path / IGNORE_FILES[1]}",
+                    )
                 found.append((below, entry))
 
     walk(folder, "", [], {root})

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
+from select import POLLHUP, POLLIN, poll
 from typing import IO, Any, BinaryIO
 
 from launcher.errors import LauncherError
@@ -33,6 +34,7 @@ from launcher.io.tar_stream import COPY_BYTES, save_tar, select, write_tar
 from launcher.paths import OutputPaths, Position, position
 
 SPACE_SECONDS = 5.0
+DISCARD_SECONDS = 1.0
 FINAL_STATES = ("complete", "failed")
 
 
@@ -414,8 +416,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     if problem:
-        print(problem, file=sys.stderr)
+        print(problem, file=sys.stderr, flush=True)
+        _discard_stdin()
     return 1 if problem else 0
+
+
+def _discard_stdin() -> None:
+    """Read what a sender still sends, until nothing comes for DISCARD_SECONDS.
+
+    If a command in a pod exits while its stdin is full, the container runtime does not report the exit to the sender.
+    """
+    waiting = poll()
+    with contextlib.suppress(OSError, ValueError):
+        waiting.register(sys.stdin.fileno(), POLLIN | POLLHUP)
+        while waiting.poll(DISCARD_SECONDS * 1000) and os.read(sys.stdin.fileno(), 1 << 20):
+            pass
 
 
 if __name__ == "__main__":

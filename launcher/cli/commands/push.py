@@ -11,7 +11,14 @@ import typer
 from launcher.cli import uploads
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.packages import find_requirements
-from launcher.cli.shared_options import Format, OutputFormat, RequirementsOption, YesOption, with_storage
+from launcher.cli.shared_options import (
+    Format,
+    OutputFormat,
+    RequirementsOption,
+    ScriptOption,
+    YesOption,
+    with_storage,
+)
 from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import print_json, print_line, report
 
@@ -28,6 +35,7 @@ def push(
     force: Annotated[
         bool, typer.Option("--force", help="Replace what has that name on the storage.")
     ] = False,
+    script: ScriptOption = None,
     requirements: RequirementsOption = None,
     yes: YesOption = False,
     check: Annotated[
@@ -36,7 +44,11 @@ def push(
     output: Format = OutputFormat.text,
 ) -> None:
     """Upload a program or a data file to the shared storage, and print the chart values that refer to it."""
-    upload = uploads.plan_source(src) if source else uploads.plan_program(src, check=check)
+    upload = (
+        uploads.plan_source(src)
+        if source
+        else uploads.plan_program(src, check=check, chosen_file=script or "")
+    )
     needed = None if source else find_requirements(src, requirements)
     chart_values = dict(upload.values)
     with session.storage(replace(request, seconds=COPY_SECONDS, writable=True)) as storage:

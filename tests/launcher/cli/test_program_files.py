@@ -81,6 +81,13 @@ def test_a_link_that_cannot_be_sent_is_rejected_unless_it_is_ignored(
     assert names(repo) == ["sub/a.py", "train.py"]
 
 
+def test_a_name_that_the_storage_rejects_is_reported_before_anything_is_sent(tmp_path: Path) -> None:
+    repo = make(tmp_path / "repo", train="")
+    (repo / "a\\b.txt").write_text("")
+    with pytest.raises(UsageError, match=r"cannot be sent: a name must have no backslash.*launcherignore"):
+        list_files(repo)
+
+
 @pytest.mark.parametrize(
     ("files", "chosen", "expected"),
     [

@@ -173,3 +173,16 @@ def test_a_slow_command_sends_spaces_before_its_answer(tmp_path, monkeypatch):
     assert reader_commands.run(["sizes", "--root", str(tmp_path), "a"], io.BytesIO(), out) == ""
     assert out.getvalue().startswith(b"   ")
     assert json.loads(out.getvalue()) == {"a": 1}
+
+
+def test_a_command_that_fails_early_lets_its_sender_finish(tmp_path):
+    (tmp_path / "x").write_bytes(b"x" * 4_000_000)
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as out:
+        out.add(tmp_path / "x", "a\\\\b")
+    command = [sys.executable, "-m", "launcher", "reader", "untar", "--root", str(tmp_path), "made"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as reader:
+        reader.stdin.write(archive.getvalue())  # a reader that exits before breaks the pipe
+        reader.stdin.flush()
+        assert reader.wait(30) == 1  # although stdin is still open
+        assert b"is not a path below the shared folder" in reader.stderr.read()
