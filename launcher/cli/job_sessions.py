@@ -85,19 +85,20 @@ class FolderSession:
             )
             raise UsageError(f"--path {folder} {reason}", "give a job's folder, <JOB_PATH>/<JOB_NAME>")
         self._storage = storage.folder_storage(folder)
-        self._folder = folder
+        self.folder = folder
+        self.log_lines = LOG_LINES
 
     def options(self) -> list[str]:
         """Return the option that selects this folder in a command."""
-        return ["--path", str(self._folder)]
+        return ["--path", str(self.folder)]
 
     def read_view(self, log: bool = False) -> RunView:
         """Return the run's current state, read from the folder; with `log` also rank 0's newest log lines."""
         file = refuse_links(Path(self._storage.job), OUTPUT.train_log(0).as_posix())
-        lines = last_lines(file, LOG_LINES).splitlines() if log else []
+        lines = last_lines(file, self.log_lines).splitlines() if log else []
         return run_view.build_folder_view(self._storage.where, read_job_files(self._storage), lines)
 
-    poll_view = read_view
+    poll_view = peek_view = read_view
 
     @contextlib.contextmanager
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
@@ -120,6 +121,8 @@ class ClusterSession:
         self._files_of: tuple[str, str] | None = None
         """The training Job, and the state of the data Job, for which `_files` was read."""
         self._files_read_at = float("-inf")
+        self.log_lines = LOG_LINES
+        """How many log lines a view has."""
         self.expected_job = ""
         """If not empty, `run` raises OtherRunError when the release has another training Job."""
 
@@ -206,6 +209,10 @@ class ClusterSession:
         """
         return self._read_view(("missing",), log)
 
+    def peek_view(self, log: bool = False) -> RunView:
+        """Return the same as `poll_view`, but never create a reader pod: without a running pod, no file is read."""
+        return self._read_view((), log)
+
     def _read_view(self, reader_states: tuple[str, ...], log: bool) -> RunView:
         """Return the run's current state, from the release's Jobs, pods and events and the files on the storage.
 
@@ -262,7 +269,7 @@ class ClusterSession:
                 continue
             name = object_states.name_of(pod)
             with contextlib.suppress(CliError):  # the pod may just have exited
-                blocks = self.cluster.stream_log(name, container, follow=False, lines=LOG_LINES)
+                blocks = self.cluster.stream_log(name, container, follow=False, lines=self.log_lines)
                 return name, b"".join(blocks).decode(errors="replace").splitlines()
         return "", []
 

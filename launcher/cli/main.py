@@ -15,7 +15,20 @@ from typing import NoReturn
 
 import typer
 
-from launcher.cli.commands import clean, logs, predict, push, results, run, runs, status, stop, sweep, try_
+from launcher.cli.commands import (
+    clean,
+    dashboard,
+    logs,
+    predict,
+    push,
+    results,
+    run,
+    runs,
+    status,
+    stop,
+    sweep,
+    try_,
+)
 from launcher.cli.errors import EXIT_CODES, EXIT_USAGE, describe_os_error, missing_package
 from launcher.cli.terminal import INSTALLED, program_name, report
 from launcher.errors import LauncherError
@@ -42,6 +55,7 @@ for command in (
     stop.resume,
     runs.runs,
     runs.compare,
+    dashboard.dashboard,
     clean.clean,
     push.push,
     run.base,

@@ -35,6 +35,8 @@ _COLOURS = {"complete": "green", "failed": "red", "missing": "red", "training": 
 _LOST_PHASES = ("missing", "Failed", "Unknown", "Deleting")  # of a pod that is replaced by a new one
 STALE_SECONDS = 30  # rank 0 writes status.json every 2 s
 SHOWN_RESTARTS = 5  # a run on spot instances may have many
+RANK_COLUMNS = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">loss")
+"""Headings of a table of ranks; those of right-aligned columns begin with `>`."""
 COMPARED_CHARACTERS = 160  # two remarks that begin with the same ones say the same
 _PAUSED = {
     "stopped": "the run's pods to be created again; the run then resumes from its newest checkpoint",
@@ -168,7 +170,8 @@ def _job_row(kind: str, job: JobView) -> tuple[RenderableType, ...]:
     return kind, job.name, _state_text(job.state), pods
 
 
-def _rank_row(rank: RankView) -> tuple[RenderableType, ...]:
+def rank_row(rank: RankView) -> tuple[str, ...]:
+    """Return the cells of a rank below RANK_COLUMNS."""
     return (
         str(rank.rank),
         rank.pod or "-",
@@ -205,8 +208,7 @@ def status_screen(view: RunView, options: Sequence[str] = (), now: float | None 
     if view.progress and view.progress.restarts:
         parts.append(_restart_table(view.progress.restarts))
     if view.ranks:
-        columns = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">loss")
-        parts.append(text_table(columns, [_rank_row(rank) for rank in view.ranks]))
+        parts.append(text_table(RANK_COLUMNS, [rank_row(rank) for rank in view.ranks]))
     if view.log and not view.is_over:
         parts.append(Text(f"log of {view.log_of}:", style="bold"))
         parts += [Text(line, style="dim") for line in view.log]

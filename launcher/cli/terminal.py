@@ -165,8 +165,8 @@ def score_columns(*runs: Passes) -> list[str]:
     return ["train_loss", *sorted(scores)]
 
 
-def pass_table(runs: Mapping[str, Passes]) -> RenderableType:
-    """Return a table with a row for each pass: its loss and scores, and for a single run also its speed.
+def pass_rows(runs: Mapping[str, Passes]) -> tuple[list[str], list[list[str]]]:
+    """Return (columns, a row for each pass): loss and scores, and for a single run also its speed.
 
     `runs` are the passes by the run's name. The columns of several runs stand side by side, with that name.
     """
@@ -181,7 +181,7 @@ def pass_table(runs: Mapping[str, Passes]) -> RenderableType:
                 value = passes[number].get(key) if number < len(passes) else None
                 cells.append(_SPEED.get(key, text_formats.number)(value))
         rows.append([str(number + 1), *cells])
-    return text_table(columns, rows)
+    return columns, rows
 
 
 def curve_table(runs: Mapping[str, Passes]) -> RenderableType:

@@ -21,6 +21,7 @@ from launcher.reporting import plots, run_settings, text_formats
 from launcher.schema import ManifestFile, ProgramFile, RunFile
 
 PAGE = Path(__file__).with_name("report.html")
+STYLE = Path(__file__).with_name("report.css")
 EARLIER_RUNS = 20
 """Largest number of earlier runs that the report compares: the newest ones."""
 SHARDS = 64
@@ -111,25 +112,26 @@ def render_page(
     passes = metrics.pass_table(rows)
     best = metrics.best_pass(run, passes)
     sections = [
-        _section(
+        section(
             "Cause of the failure", f"<pre>{escape(str(run['cause']))}</pre>" if run.get("cause") else ""
         ),
-        _section("Warning", escape(str(run.get("warning") or ""))),
-        _section("Damaged files", f"<pre>{escape(chr(10).join(damage))}</pre>" if damage else ""),
-        _section("Passes", _pass_table(passes, best)),
-        _section("Comparison with earlier runs", _run_table(run, earlier) if earlier else ""),
-        _section("Settings", _key_values(run_settings.settings_of_run(run, len(passes)))),
-        _section("Data", _data(manifest)),
-        _section("Restarts", _restart_table(run.get("restarts") or [])),
-        _section("Timings", _key_values(_timings(run, passes))),
+        section("Warning", escape(str(run.get("warning") or ""))),
+        section("Damaged files", f"<pre>{escape(chr(10).join(damage))}</pre>" if damage else ""),
+        section("Passes", _pass_table(passes, best)),
+        section("Comparison with earlier runs", _run_table(run, earlier) if earlier else ""),
+        section("Settings", key_values(run_settings.settings_of_run(run, len(passes)))),
+        section("Data", _data(manifest)),
+        section("Restarts", restart_table(run.get("restarts") or [])),
+        section("Timings", key_values(_timings(run, passes))),
     ]
     return Template(PAGE.read_text("utf-8")).substitute(
+        style=STYLE.read_text("utf-8"),
         title=escape(f"{job}: {run.get('state') if run.get('cause') else _scores(run)}"),
         job=escape(job),
         run=escape(f"{run.get('runId')} · {_time(run.get('finished'))}"),
         state=escape(str(run.get("state"))),
         tiles=_tiles(run, passes, best),
-        curves=_section("Curves", curves),
+        curves=section("Curves", curves),
         sections="".join(sections),
         footer=escape(
             f"Release {run.get('release')} in namespace {run.get('namespace')}. Passes count from 1, "
@@ -138,7 +140,8 @@ def render_page(
     )
 
 
-def _section(title: str, content: str) -> str:
+def section(title: str, content: str) -> str:
+    """Return a section of a page with a heading; empty without content. `content` is HTML, `title` a fixed text."""
     return f'<section class="card"><h2>{title}</h2>{content}</section>' if content else ""
 
 
@@ -159,6 +162,11 @@ def _tiles(run: Values, passes: Sequence[Values], best: Values) -> str:
         ("duration", text_formats.duration(_seconds(run))),
         ("restarts", str(len(run.get("restarts") or []))),
     ]
+    return join_tiles(tiles)
+
+
+def join_tiles(tiles: Iterable[tuple[str, str]]) -> str:
+    """Return small cards, each with a (name, value)."""
     return "".join(
         f'<div class="card tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b></div>'
         for name, value in tiles
@@ -180,7 +188,7 @@ def _pass_table(passes: Sequence[Values], best: Values) -> str:
         for row in passes
     ]
     line = next((n for n, row in enumerate(passes) if row["pass"] == best.get("pass")), None)
-    return _table([*headings, *(f">test {name.removeprefix(TEST)}" for name in names)], lines, line)
+    return table([*headings, *(f">test {name.removeprefix(TEST)}" for name in names)], lines, line)
 
 
 def _run_table(run: Values, earlier: Sequence[tuple[str, Values]]) -> str:
@@ -203,7 +211,7 @@ def _run_table(run: Values, earlier: Sequence[tuple[str, Values]]) -> str:
         ]
         for name, record, settings in shown
     ]
-    return _table(["run", "state", "finished", "duration", "score", *keys], lines, marked=0)
+    return table(["run", "state", "finished", "duration", "score", *keys], lines, marked=0)
 
 
 def _data(manifest: Values) -> str:
@@ -220,7 +228,7 @@ def _data(manifest: Values) -> str:
         "test set": manifest.get("testSource") or f"{manifest.get('testFraction')} of the rows",
         "seed": manifest.get("seed"),
     }
-    pairs = _key_values({key: str(value) for key, value in values.items() if value not in (None, "")})
+    pairs = key_values({key: str(value) for key, value in values.items() if value not in (None, "")})
     lines = [
         [
             f"{shard['index']}",
@@ -231,11 +239,12 @@ def _data(manifest: Values) -> str:
         for shard in shards[:SHARDS]
     ]
     more = f" (the first {SHARDS} are listed)" if len(shards) > SHARDS else ""
-    table = _table([">shard", ">rows", ">bytes", "sha256"], lines)
-    return f"{pairs}<details><summary>{len(shards)} shards{more}</summary>{table}</details>"
+    listed = table([">shard", ">rows", ">bytes", "sha256"], lines)
+    return f"{pairs}<details><summary>{len(shards)} shards{more}</summary>{listed}</details>"
 
 
-def _restart_table(restarts: Sequence[Values]) -> str:
+def restart_table(restarts: Sequence[Values]) -> str:
+    """Return an HTML table of the restarts (as in run.json), each with its cause; empty if there are none."""
     lines = []
     for restart in restarts:
         first, _, rest = str(restart.get("cause") or "unknown cause").strip().partition("\n")
@@ -265,7 +274,7 @@ def _timings(run: Values, passes: Sequence[Values]) -> dict[str, str]:
     return values
 
 
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]], marked: int | None = None) -> str:
+def table(headings: Sequence[str], lines: Sequence[Sequence[str]], marked: int | None = None) -> str:
     """Return an HTML table; an empty text if there are no lines.
 
     `headings` of columns with numbers start with `>`; `marked` is the index of the highlighted line.
@@ -283,7 +292,8 @@ def _table(headings: Sequence[str], lines: Sequence[Sequence[str]], marked: int 
     return f"<table><tr>{top}</tr>{body}</table>" if lines else ""
 
 
-def _key_values(values: Mapping[str, object]) -> str:
+def key_values(values: Mapping[str, object]) -> str:
+    """Return an HTML table with a row for each key and its value; empty without keys."""
     lines = (
         f'<tr><th scope="row">{escape(key)}</th><td>{escape(str(value))}</td></tr>'
         for key, value in values.items()

@@ -18,7 +18,7 @@ from launcher.cli.reader_commands import move_into_place
 from launcher.cli.run_files import CURRENT, SavedRun, check_intact, find_run, read_runs
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
 from launcher.cli.storage import COPY_SECONDS, Storage, StorageRequest
-from launcher.cli.terminal import command_text, console, pass_table, print_json, report
+from launcher.cli.terminal import command_text, console, pass_rows, print_json, report, text_table
 from launcher.io.files import remove_path
 from launcher.io.open_below import ReaderError
 from launcher.io.retry import Retry, TransientError
@@ -82,7 +82,7 @@ def _print_results(run: SavedRun, where: str, to: Path | None, copied: Mapping[s
     score = f"score on the test set: {text_formats.scores(record.score) or none}"
     out.print(", ".join(filter(None, (score, text_formats.best_pass(run.best)))))
     if run.passes:
-        out.print(pass_table({"": run.passes}))
+        out.print(text_table(*pass_rows({"": run.passes})))
     if record.exported_to:
         out.print(f"exported to {record.exported_to}")
     if to is None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import subprocess
 import types
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,6 +13,7 @@ import pytest
 
 from launcher import metrics
 from launcher.reporting import html_report, plots, run_settings
+from tests.launcher.browser import needs_browser, open_in_browser
 from tests.launcher.cli.conftest import update_json
 
 HOSTILE = "<script>document.title='x'</script> & \"more\""
@@ -205,19 +204,16 @@ def test_page_of_a_failed_run_contains_the_cause(output: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="`make tools` installs Debian's chromium")
+@needs_browser
 @pytest.mark.parametrize(("scheme", "width", "dark"), [(1, 1200, False), (0, 420, True)])
 def test_page_in_a_browser_has_curves_the_colour_scheme_and_no_horizontal_scrolling(
     output: Path, tmp_path: Path, scheme: int, width: int, dark: bool
 ) -> None:
     page = tmp_path / "page.html"
     page.write_text(write_page(output).text.replace("</body>", MEASURE), "utf-8")
-    argv = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    argv += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    argv += [f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={width},900", "--hide-scrollbars"]
-    argv += [f"--blink-settings=preferredColorScheme={scheme}", "--dump-dom", page.as_uri()]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=True)
-    found = json.loads(re.search(r"<pre>(.*?)</pre>", done.stdout)[1])  # type: ignore[index]
+    options = (f"--window-size={width},900", f"--blink-settings=preferredColorScheme={scheme}")
+    shown = open_in_browser(page.as_uri(), tmp_path / "profile", *options).stdout
+    found = json.loads(re.search(r"<pre>(.*?)</pre>", shown)[1])  # type: ignore[index]
     ((curves_width, curves_height),) = found["curves"]
     assert curves_width > 300 and curves_height > 80
     assert not found["wide"], "the page is as wide as the window"

@@ -1,0 +1,161 @@
+"""What the dashboard reads of a cluster or a folder: at most so often, once for all browser windows.
+
+Nothing is read while nobody asks. A request never waits for a cluster that does not answer: it gets the last value.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Generic, TypeVar
+
+from launcher.cli.errors import describe_os_error
+from launcher.cli.job_sessions import ClusterSession, FolderSession, Session
+from launcher.cli.releases import list_releases
+from launcher.cli.run_files import SavedRun, read_runs
+from launcher.cli.run_view import RunView
+from launcher.cli.storage import StorageRequest
+
+VIEW_SECONDS, OVERVIEW_SECONDS = 2.0, 10.0
+"""A release is read again after this time: while its page is open, and while only the list of releases is."""
+FIRST_SECONDS, AGAIN_SECONDS = 4.0, 0.5
+"""A request waits so long for a new value: if there is none yet, and if there is an earlier one."""
+SLOW_SECONDS = 6.0  # a read that takes longer is reported
+RETRY_SECONDS = 60.0  # until a reader pod is created again for files that could not be read
+EXIT_SECONDS = 15.0  # for reads to end at exit, so that they delete their reader pods
+LOG_LINES = 40
+_SLOTS = threading.BoundedSemaphore(4)  # reads at the same time
+
+Value = TypeVar("Value")
+
+
+@dataclass(frozen=True)
+class Seen(Generic[Value]):
+    """The last value that was read, None before the first one, and why it is not newer."""
+
+    value: Value | None
+    age: float = 0.0
+    """Seconds since the value was read."""
+    problem: str = ""
+
+
+class SharedReading(Generic[Value]):
+    """A value that several threads ask for, and one thread at a time reads."""
+
+    def __init__(self, read: Callable[[], Value]) -> None:
+        """Read nothing yet; `read` returns the value, and may block."""
+        self._read = read
+        self._changed = threading.Condition()
+        self._value: Value | None = None
+        self._problem = ""
+        self._thread: threading.Thread | None = None
+        self._started_at = self._read_at = self._ended_at = float("-inf")
+
+    def get(self, max_age: float, *, wait: bool = True) -> Seen[Value]:
+        """Return the value; start to read it again if the last attempt is older than `max_age` seconds.
+
+        Without `wait`, the new value is returned by a later call.
+        """
+        with self._changed:
+            if self._thread is None and time.monotonic() - self._ended_at >= max_age:
+                self._started_at = time.monotonic()
+                self._thread = threading.Thread(target=self._run, daemon=True)
+                self._thread.start()
+            patience = FIRST_SECONDS if self._value is None else AGAIN_SECONDS
+            self._changed.wait_for(lambda: self._thread is None or not wait, patience)
+            now, problem = time.monotonic(), self._problem
+            if self._thread and now - self._started_at > SLOW_SECONDS:
+                problem = problem or f"no answer yet, for {now - self._started_at:.0f} s"
+            return Seen(self._value, now - self._read_at, problem)
+
+    def _run(self) -> None:
+        value, problem = None, ""
+        try:
+            with _SLOTS:
+                value = self._read()
+        except Exception as error:  # any error belongs on the page
+            problem = str(describe_os_error(error)) or repr(error)
+        with self._changed:
+            self._thread, self._ended_at, self._problem = None, time.monotonic(), problem
+            if value is not None:
+                self._value, self._read_at = value, self._ended_at
+            self._changed.notify_all()
+
+    def wait_until_idle(self, deadline: float) -> None:
+        """Wait until no thread reads, at most until `deadline` (of time.monotonic)."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is None, max(0.0, deadline - time.monotonic()))
+
+
+class JobReadings:
+    """The view of a release (or of the folder of --path), and the runs of its job."""
+
+    def __init__(self, open_session: Callable[[], Session]) -> None:
+        """Read nothing yet. View and runs are read by two threads, each with a session."""
+        self._view_session, self._runs_session = open_session(), open_session()
+        self._view_session.log_lines = LOG_LINES
+        self.is_open = False
+        """Whether somebody has opened its page, so that a reader pod may read the files of a run that is over."""
+        self.view = SharedReading(self._read_view)
+        self.runs = SharedReading(self._read_runs)
+        self._final: tuple[object, float, RunView] | None = None
+        self._runs: tuple[object, list[SavedRun]] | None = None
+
+    def _read_view(self) -> RunView:
+        """Return the view of a run. When it is over, its files are read once more, through a reader pod."""
+        view = self._view_session.peek_view(log=True)
+        if not self.is_open or not (view.is_over or view.state == "missing"):
+            return view
+        key, now = (view.run_id, view.state), time.monotonic()
+        if self._final and self._final[0] == key:
+            _, read_at, final = self._final
+            if final.progress or now - read_at < RETRY_SECONDS:
+                return final
+        self._final = (key, now, self._view_session.read_view(log=True))
+        return self._final[2]
+
+    def _read_runs(self) -> list[SavedRun]:
+        """Return the runs of the job; read again only when a run has started, has finished a pass, or is over."""
+        view = self._runs_session.peek_view()
+        key = (view.run_id, view.state, len(view.passes))
+        if self._runs is None or self._runs[0] != key:
+            with self._runs_session.storage(StorageRequest()) as storage:
+                self._runs = (key, read_runs(storage))
+        return self._runs[1]
+
+
+class Readings:
+    """All releases of a namespace, or the one folder of --path."""
+
+    def __init__(self, session: Session) -> None:
+        """Read nothing yet."""
+        self._session = session
+        self._known: dict[str, JobReadings] = {}
+        self.jobs = SharedReading(self._list_jobs)
+
+    @property
+    def where(self) -> str:
+        """The namespace and cluster, or the folder."""
+        if isinstance(self._session, FolderSession):
+            return str(self._session.folder)
+        return f"namespace {self._session.cluster.namespace} on {self._session.cluster.name}"
+
+    def _list_jobs(self) -> dict[str, JobReadings]:
+        session, openers = self._session, dict[str, Callable[[], Session]]()
+        if isinstance(session, FolderSession):
+            openers = {session.folder.resolve().name: partial(FolderSession, session.folder)}
+        else:
+            for release in list_releases(session.cluster, all_namespaces=False):
+                openers[release.name] = partial(ClusterSession, session.cluster, release.name)
+        self._known |= {name: JobReadings(openers[name]) for name in openers.keys() - self._known.keys()}
+        return {name: self._known[name] for name in openers}
+
+    def close(self) -> None:
+        """Wait EXIT_SECONDS at most until all reads have ended."""
+        deadline = time.monotonic() + EXIT_SECONDS
+        for job in [*self._known.values()]:
+            job.view.wait_until_idle(deadline)
+            job.runs.wait_until_idle(deadline)
