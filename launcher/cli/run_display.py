@@ -35,8 +35,9 @@ _COLOURS = {"complete": "green", "failed": "red", "missing": "red", "training": 
 _LOST_PHASES = ("missing", "Failed", "Unknown", "Deleting")  # of a pod that is replaced by a new one
 STALE_SECONDS = 30  # rank 0 writes status.json every 2 s
 SHOWN_RESTARTS = 5  # a run on spot instances may have many
+JOB_COLUMNS = ("Job", "name", "state", "pods")
 RANK_COLUMNS = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">loss")
-"""Headings of a table of ranks; those of right-aligned columns begin with `>`."""
+"""Headings of the tables of Jobs and ranks; those of right-aligned columns begin with `>`."""
 COMPARED_CHARACTERS = 160  # two remarks that begin with the same ones say the same
 _PAUSED = {
     "stopped": "the run's pods to be created again; the run then resumes from its newest checkpoint",
@@ -165,7 +166,8 @@ def _state_text(state: str) -> Text:
     return Text(state, style=_COLOURS.get(state, "yellow"))
 
 
-def _job_row(kind: str, job: JobView) -> tuple[RenderableType, ...]:
+def job_row(kind: str, job: JobView) -> tuple[str | Text, ...]:
+    """Return the cells of a Job below JOB_COLUMNS; `kind` is data or training."""
     pods = f"{job.active} active, {job.succeeded} done" + (f", {job.failed} failed" if job.failed else "")
     return kind, job.name, _state_text(job.state), pods
 
@@ -190,9 +192,9 @@ def status_screen(view: RunView, options: Sequence[str] = (), now: float | None 
     `options` select the run in suggested commands; `now` is the time in unix seconds, for tests.
     """
     parts: list[RenderableType] = [Text.assemble((view.where, "bold"), "  ", _state_text(view.state))]
-    jobs = [_job_row(kind, job) for kind, job in (("data", view.data), ("training", view.training)) if job]
+    jobs = [job_row(kind, job) for kind, job in (("data", view.data), ("training", view.training)) if job]
     if jobs:
-        parts.append(text_table(("Job", "name", "state", "pods"), jobs))
+        parts.append(text_table(JOB_COLUMNS, jobs))
     if view.progress:
         bar = Table.grid(padding=(0, 1))
         done = view.progress.fraction

@@ -1,22 +1,34 @@
 // Gets this page again every two seconds while it is visible, and replaces the parts that have changed.
 "use strict";
 const PAUSE = 2000, DEADLINE = 15000;
+const FOCUSABLE = "a, summary, select, button";
 let timer = 0;
 
-function replaceChanged(old, fresh) {
-  const before = [...old.children];
-  [...fresh.children].forEach((part, index) => {
-    const known = before[index];
-    if (!known) return old.append(part);
-    const opened = [...known.querySelectorAll("details")];
-    part.querySelectorAll("details").forEach((details, at) => { details.open = Boolean(opened[at]?.open); });
-    if (!known.isEqualNode(part)) known.replaceWith(part);
-  });
-  before.slice(fresh.childElementCount).forEach((part) => part.remove());
+// Replace a part of the page; what the user has opened, scrolled and focused stays so.
+function replacePart(old, part) {
+  const opened = [...old.querySelectorAll("details")];
+  part.querySelectorAll("details").forEach((details, at) => { details.open = Boolean(opened[at]?.open); });
+  const selection = getSelection();
+  const isSelected = !selection.isCollapsed && selection.containsNode(old, true);
+  if (isSelected || old.isEqualNode(part)) return;
+  const focused = [...old.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement);
+  const log = old.querySelector(".log");
+  const top = log && log.scrollTop + log.clientHeight < log.scrollHeight - 5 ? log.scrollTop : Infinity;
+  const left = old.scrollLeft;
+  old.replaceWith(part);
+  part.scrollLeft = left;
+  showLog(part, top);
+  part.querySelectorAll(FOCUSABLE)[focused]?.focus({ preventScroll: true });
 }
 
-function showEndOfLog() {
-  document.querySelectorAll(".log").forEach((log) => { log.scrollTop = log.scrollHeight; });
+function showLog(part, top) {
+  part.querySelectorAll(".log").forEach((log) => { log.scrollTop = Math.min(top, log.scrollHeight); });
+}
+
+function replaceParts(old, fresh) {
+  const before = [...old.children], parts = [...fresh.children];
+  parts.forEach((part, at) => { before[at] ? replacePart(before[at], part) : old.append(part); });
+  before.slice(parts.length).forEach((part) => part.remove());
 }
 
 async function refresh() {
@@ -27,15 +39,15 @@ async function refresh() {
     const answer = await fetch(location.href, { signal: AbortSignal.timeout(DEADLINE) });
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     document.title = page.title;
-    replaceChanged(document.querySelector("main"), page.querySelector("main"));
-    showEndOfLog();
+    replaceParts(document.querySelector("main"), page.querySelector("main"));
     offline.hidden = true;
   } catch {
     offline.hidden = false;
   }
+  clearTimeout(timer);
   timer = setTimeout(refresh, PAUSE);
 }
 
 document.addEventListener("visibilitychange", refresh);
-showEndOfLog();
+showLog(document, Infinity);
 timer = setTimeout(refresh, PAUSE);

@@ -18,7 +18,15 @@ from launcher.cli.errors import CliError
 from launcher.cli.live_page.line_chart import draw_chart, points_of
 from launcher.cli.live_page.readings import Seen
 from launcher.cli.run_comparison import choose_pair, diff_programs, run_rows, setting_rows
-from launcher.cli.run_display import RANK_COLUMNS, first_line, progress_text, rank_row, remarks
+from launcher.cli.run_display import (
+    JOB_COLUMNS,
+    RANK_COLUMNS,
+    first_line,
+    job_row,
+    rank_row,
+    remarks,
+    status_line,
+)
 from launcher.cli.run_files import SavedRun
 from launcher.cli.run_view import RunView
 from launcher.cli.terminal import escape_controls, pass_rows, score_columns
@@ -83,13 +91,8 @@ def _card(release: str, seen: Seen[RunView]) -> str:
     link = f'<a href="{_link("run", release)}">{escape(release)}</a>'
     texts, chart = [seen.problem or "reading …"], ""
     if view:
-        progress = view.progress if not view.is_over else None
-        texts = [
-            seen.problem,
-            progress_text(progress) if progress else "",
-            scores(dict(view.score)),
-            view.cause and first_line(view.cause),
-        ]
+        about = status_line(view).partition(": ")[2]
+        texts = [seen.problem, about, first_line(view.cause) if view.is_over and view.cause else ""]
         chart = _charts({"": view.passes}, 1)
     return (
         f'<section class="card"><h2>{link} {_state(view.state) if view else ""}</h2>'
@@ -110,17 +113,8 @@ def render_run(release: str, seen: Seen[RunView]) -> str:
     view = seen.value
     if view is None:
         return _page(release, seen, "", links=links)
-    jobs = [
-        [
-            kind,
-            job.name,
-            job.state,
-            f"{job.active} active, {job.succeeded} done, {job.failed} failed",
-            job.reason,
-        ]
-        for kind, job in (("data", view.data), ("training", view.training))
-        if job
-    ]
+    jobs = [job_row(kind, job) for kind, job in (("data", view.data), ("training", view.training)) if job]
+    log = f'<p class="soft">{escape(view.log_of)}</p><pre class="log">{escape(chr(10).join(view.log))}</pre>'
     restarts = view.progress.restarts if view.progress else ()
     content = [
         _bar(view),
@@ -130,11 +124,9 @@ def render_run(release: str, seen: Seen[RunView]) -> str:
         section("Curves", _charts({"": view.passes})),
         section("Ranks", table(RANK_COLUMNS, [rank_row(rank) for rank in view.ranks])),
         section("Restarts", restart_table([asdict(one) for one in reversed(restarts)])),
-        section(
-            "Newest log lines", f'<pre class="log">{escape(chr(10).join(view.log))}</pre>' if view.log else ""
-        ),
+        section("Newest log lines", log if view.log else ""),
         section("Passes", _pass_table({"": view.passes})),
-        section("Jobs", table(["", "name", "state", "pods", "reason"], jobs)),
+        section("Jobs", table(JOB_COLUMNS, [[str(cell) for cell in row] for row in jobs])),
     ]
     return _page(release, seen, "".join(content), where=view.run_id or "", state=view.state, links=links)
 

@@ -68,7 +68,7 @@ class SharedReading(Generic[Value]):
             self._changed.wait_for(lambda: self._thread is None or not wait, patience)
             now, problem = time.monotonic(), self._problem
             if self._thread and now - self._started_at > SLOW_SECONDS:
-                problem = problem or f"no answer yet, for {now - self._started_at:.0f} s"
+                problem = problem or f"no answer for {now - self._started_at:.0f} s"
             return Seen(self._value, now - self._read_at, problem)
 
     def _run(self) -> None:
