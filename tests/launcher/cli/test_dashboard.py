@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 import types
+from dataclasses import fields
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -172,48 +173,28 @@ def test_a_finished_run_is_read_once_by_a_reader_pod_when_its_page_is_opened(ser
     assert sorted(cluster.created) == sorted(cluster.deleted)
 
 
+def make_hostile(cls, **others):
+    """Return an object of a dataclass whose texts are all HOSTILE."""
+    texts = [one.name for one in fields(cls) if one.type in ("str", "str | None")]
+    return cls(**{**dict.fromkeys(texts, HOSTILE), **others})
+
+
 def render_hostile_pages(module):
     """Return all pages; every text of a cluster, a file or an address is HOSTILE on them."""
-    speed = dict.fromkeys(("samples", "seconds", "samples_per_second"), 1)
+    texts, speed = {HOSTILE: HOSTILE}, dict.fromkeys(("samples", "seconds", "samples_per_second"), 1)
     passes = [{"pass": 0, "train_loss": 0.5, f"test_{HOSTILE}": 0.5, **speed}]
-    view = RunView(
-        where=HOSTILE,
-        run_id=HOSTILE,
-        state=HOSTILE,
-        cause=HOSTILE,
-        data=JobView(HOSTILE, HOSTILE, HOSTILE),
-        ranks=(RankView(rank=0, pod=HOSTILE, node=HOSTILE, phase=HOSTILE, reason=HOSTILE),),
-        progress=RunProgress(state=HOSTILE, restarts=(RestartRecord(cause=HOSTILE),)),
-        notes=(HOSTILE,),
-        exported=HOSTILE,
-        score={HOSTILE: HOSTILE},
-        passes=passes,
-        log=[HOSTILE],
-        log_of=HOSTILE,
-        damage={HOSTILE: HOSTILE},
-    )
-    runs = [
-        SavedRun(
-            folder=f"runs/{HOSTILE}{number}",
-            record=read_fields(
-                RunFile,
-                {
-                    "state": HOSTILE,
-                    "score": {HOSTILE: HOSTILE},
-                    "fingerprint": {"program": HOSTILE[number:], HOSTILE: number},
-                },
-            ),
-            passes=passes,
-            program={HOSTILE: f"{HOSTILE}{number}"},
-            damage={HOSTILE: HOSTILE},
-        )
-        for number in range(2)
-    ]
-    seen = Seen(view, problem=HOSTILE)
+    parts = {"data": make_hostile(JobView), "ranks": (make_hostile(RankView),), "notes": (HOSTILE,)}
+    parts["progress"] = make_hostile(RunProgress, restarts=(make_hostile(RestartRecord),))
+    view = make_hostile(RunView, **parts, score=texts, passes=passes, log=[HOSTILE], damage=texts)
+    runs = []
+    for number in range(2):
+        settings = {"fingerprint": {"program": HOSTILE[number:], HOSTILE: number}}
+        record = read_fields(RunFile, {"state": HOSTILE, "score": texts, **settings})
+        program = {HOSTILE: f"{HOSTILE}{number}"}
+        runs.append(SavedRun(f"runs/{HOSTILE}{number}", record, passes, program=program, damage=texts))
+    seen, absent = Seen(view, problem=HOSTILE), Seen(None, problem=HOSTILE)
     return [
-        module.render_overview(
-            HOSTILE, Seen({}, problem=HOSTILE), {HOSTILE: seen, "new": Seen(None, problem=HOSTILE)}
-        ),
+        module.render_overview(HOSTILE, Seen({}, problem=HOSTILE), {HOSTILE: seen, "new": absent}),
         module.render_run(HOSTILE, seen),
         module.render_runs(HOSTILE, Seen(runs), None, None),
         module.render_runs(HOSTILE, Seen(runs), HOSTILE[::-1], None),
