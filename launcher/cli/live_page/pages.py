@@ -75,7 +75,7 @@ def _link(page: str, release: str) -> str:
 def render_absent(release: str) -> str:
     """Return the page of a release that does not exist."""
     problem = "there is no release with this name; it may have been uninstalled"
-    return _page(release or "Trainings", Seen(None, problem=problem), "", links={"All releases": "/"})
+    return _page(release or "Trainings", Seen(None, problem=problem), "", links={"All trainings": "/"})
 
 
 def render_overview(where: str, names: Seen[Any], views: Mapping[str, Seen[RunView]]) -> str:
@@ -109,7 +109,7 @@ def _bar(view: RunView) -> str:
 
 def render_run(release: str, seen: Seen[RunView]) -> str:
     """Return the page of a release: what `status` prints, with curves."""
-    links = {"All releases": "/", "Runs of this job, compared": _link("runs", release)}
+    links = {"All trainings": "/", "Runs of this job, compared": _link("runs", release)}
     view = seen.value
     if view is None:
         return _page(release, seen, "", links=links)
@@ -169,7 +169,7 @@ def _pass_table(runs: Mapping[str, Passes]) -> str:
 
 def render_runs(release: str, seen: Seen[list[SavedRun]], one: str | None, other: str | None) -> str:
     """Return the page of a job's runs, with two of them side by side; None: the newest, and the newest other one."""
-    links = {"All releases": "/", "Current run": _link("run", release)}
+    links = {"All trainings": "/", "Current run": _link("run", release)}
     found = seen.value or []
     content = section("Runs", table(*run_rows(found)))
     if len(found) > 1:
