@@ -20,8 +20,9 @@ from launcher import metrics
 from launcher.errors import LauncherError
 from launcher.io import checkpoints, files, metrics_file, requested_checkpoints
 from launcher.io.progress_file import ProgressFile
+from launcher.io.rank_exchange import RankExchange
 from launcher.paths import OutputPaths, Position, position
-from launcher.schema import ScriptCheckpoint
+from launcher.schema import CheckpointFile, ScriptCheckpoint
 
 ASK_SECONDS = 5.0
 """Seconds between two questions to the launcher whether somebody requested a checkpoint."""
@@ -38,8 +39,9 @@ class ScriptRun:
     number of processes continues at the same part of the epoch.
 
     Attributes:
-        rank: number of this process, from 0; only process 0 saves checkpoints, scores and the model. With runtime ps
-            only trainers have a number; it is -1 in a parameter server, which has the attribute `checkpoint` only.
+        rank: number of this process, from 0. Process 0 saves scores, the model and, unless all processes save together
+            (`all_ranks`), the checkpoints. With runtime ps only trainers have a number; it is -1 in a parameter server,
+            which has the attribute `checkpoint` only.
         world_size: number of all processes; with runtime ps of all trainers.
         epochs: number of epochs to train: `training.passes`, unless the script sets another.
         batch_size: `training.batchSize`, the samples of one step of one process.
@@ -74,6 +76,9 @@ class ScriptRun:
         minutes = env.get("PADDLE_LAUNCHER_CHECKPOINT_EVERY_MINUTES") or (0 if self._every_steps else 10)
         self._every_seconds = float(minutes) * 60
         self._requests = env.get("PADDLE_LAUNCHER_REQUESTS", "")
+        self._exchange = RankExchange(
+            self.rank, self.world_size, self._requests, self.output / ".script-ranks"
+        )
         self._master = _master_address(env)
         progress = _path(env, "PADDLE_LAUNCHER_PROGRESS_FILE")
         self._progress = _ScriptProgress(progress)
@@ -99,7 +104,10 @@ class ScriptRun:
         folder = self.output / name
         self._progress.set(state="loading")
         # The trainers verify it for the servers, too.
-        if self.rank >= 0 and (damage := checkpoints.find_damage(folder)) is not None:
+        if (
+            self.rank >= 0
+            and (damage := checkpoints.find_damage(folder, self.rank, self.world_size)) is not None
+        ):
             raise checkpoints.reject(folder, damage, self._attempt)
         return folder
 
@@ -143,11 +151,11 @@ class ScriptRun:
         speed = round(self._measured / seconds, 1) if seconds > 0 else 0.0
         self._progress.stepped(**place, samples_per_second=speed, loss=self._loss / (self._samples or 1))
 
-    def should_save(self) -> bool:
+    def should_save(self, *, all_ranks: bool = False) -> bool:
         """Return whether process 0 should save a checkpoint now; False in all other processes.
 
-        With runtime ps all trainers get the answer of trainer 0, because all of them must call `save`. They wait for
-        each other in this method, so all must call it equally often, such as once an epoch or every 100 steps.
+        With `all_ranks`, and with runtime ps, all processes get the answer of process 0, because all of them must call
+        `save`. They wait for each other in this method, so all must call it equally often, such as every 100 steps.
 
         True if the interval `training.checkpointEvery` is over, or if the launcher answers that a checkpoint is
         requested: by a user (`launcher stop`), or because a pod must exit. Process 0 asks the launcher over HTTP, at
@@ -158,11 +166,14 @@ class ScriptRun:
         Raises:
             StorageError: the progress file cannot be written.
         """
+        is_wanted = self.rank == 0 and self._wants_checkpoint()
         if not self._uses_servers or self.world_size == 1:
-            return self.rank == 0 and self._wants_checkpoint()
+            if all_ranks:
+                with _exit_on_error():
+                    return bool(self._exchange.exchange(is_wanted, "run.should_save()")[0])
+            return is_wanted
         from paddle.distributed import fleet
 
-        is_wanted = self.rank == 0 and self._wants_checkpoint()
         return bool(fleet.util.all_reduce(int(is_wanted), "max"))
 
     def _wants_checkpoint(self) -> bool:
@@ -183,13 +194,24 @@ class ScriptRun:
         return False
 
     @contextlib.contextmanager
-    def save(self, epoch: int, step: int) -> Iterator[Path]:
+    def save(self, epoch: int, step: int, *, all_ranks: bool = False) -> Iterator[Path]:
         """Save a checkpoint: `with run.save(epoch, step) as folder:` and write any files into `folder`.
 
         (epoch, step) is the place at which training will continue; at the end of epoch 3 that is (4, 0). The
         checkpoint exists once the block has ended without an error: all its files or none. Checkpoints older than
         the newest `training.keepCheckpoints` are removed. Only process 0 may call this. With runtime ps all trainers
         call it, with `fleet.save_persistables(exe, str(folder))` in the block, which waits for all of them.
+
+        Args:
+            epoch: see above.
+            step: see above.
+            all_ranks: all processes call this, and write files with different names into the same folder. The
+                checkpoint exists once all of them have left the block. They wait for each other before and after it,
+                at most RANKS_SECONDS (launcher/io/rank_exchange.py); then a process exits.
+
+        Raises:
+            ValueError: there is nothing to save; no file was written; or with `all_ranks` the processes save at
+                different places.
         """
         at = Position(epoch, step * self.world_size)
         if at <= Position(0):
@@ -199,26 +221,49 @@ class ScriptRun:
             with self._in_state("saving"):
                 yield made.folder
             return
-        with self._writing(made.folder, "saving", made.create):
-            yield made.folder
-            size = made.publish(
-                ScriptCheckpoint(
-                    script=checkpoints.SCRIPT_VERSION,
-                    position=at,
-                    attempt=self._attempt,
-                    output_id=checkpoints.read_output_id(self.output) or "",
-                    files=made.list_files(),
+        together = all_ranks and not self._uses_servers
+
+        def create() -> None:
+            if self.rank == 0:
+                made.create()
+            places = self._exchange.exchange([epoch, step], f"run.save({epoch}, {step})") if together else []
+            if wrong := [rank for rank, place in enumerate(places) if place != places[0]]:
+                raise ValueError(
+                    f"process 0 saves at {places[0]}, but process {wrong[0]} at {places[wrong[0]]}. "
+                    "Fix: let all processes save at the same step"
                 )
-            )
-            if self._requests:
-                made.output.checkpoint_request.unlink(missing_ok=True)
-            removed: list[str] = []
-            with contextlib.suppress(OSError, LauncherError):  # the next save tries again
-                removed = checkpoints.prune_checkpoints(made.output, self._attempt, self._keep)
+
+        with self._writing(made.folder, "saving", create, together=together):
+            yield made.folder
+            found = made.list_shared_files(self._exchange) if together else made.list_files()
+            if self.rank == 0:
+                self._publish(made, found, self.world_size if together else 1)
+            if together:
+                self._exchange.exchange(None, f"run.save({epoch}, {step})")
         self._saved_at, self._steps_since_save = time.monotonic(), 0
-        self._progress.set(saved=at, bytes=size)
+
+    def _publish(
+        self, made: checkpoints.CheckpointFolder, found: dict[str, CheckpointFile], processes: int
+    ) -> None:
+        """Publish a checkpoint with the files `found`, and remove the oldest checkpoints."""
+        size = made.publish(
+            ScriptCheckpoint(
+                script=checkpoints.SCRIPT_VERSION,
+                position=made.at,
+                attempt=self._attempt,
+                output_id=checkpoints.read_output_id(self.output) or "",
+                files=found,
+                processes=processes,
+            )
+        )
+        if self._requests:
+            made.output.checkpoint_request.unlink(missing_ok=True)
+        removed: list[str] = []
+        with contextlib.suppress(OSError, LauncherError):  # the next save tries again
+            removed = checkpoints.prune_checkpoints(made.output, self._attempt, self._keep)
+        self._progress.set(saved=made.at, bytes=size)
         gone = "".join(f", removed {name}" for name in removed)
-        print(f"saved {at.folder} ({size:,} bytes){gone}", flush=True)  # noqa: T201
+        print(f"saved {made.at.folder} ({size:,} bytes){gone}", flush=True)  # noqa: T201
 
     @contextlib.contextmanager
     def save_model(self) -> Iterator[Path]:
@@ -249,12 +294,15 @@ class ScriptRun:
         return {name: score for name, score in rows[-1].tests.items() if math.isfinite(score)} if rows else {}
 
     @contextlib.contextmanager
-    def _writing(self, folder: Path, state: str, create: Callable[[], None]) -> Iterator[None]:
-        """Call `create`, which makes `folder` for the block; report `state`; remove the folder after an error."""
-        if self.rank:
+    def _writing(
+        self, folder: Path, state: str, create: Callable[[], None], *, together: bool = False
+    ) -> Iterator[None]:
+        """Call `create`, which makes `folder` for the block; report `state`; process 0 removes it after an error."""
+        if self.rank and not together:
             raise RuntimeError(
-                f"process {self.rank} must not save: all processes have the same parameters. Fix: call it in "
-                "process 0 only: if run.rank == 0"
+                f"process {self.rank} must not save alone. Fix: if all processes have the same parameters, save in "
+                "process 0 only: if run.rank == 0; for a checkpoint with parts of all processes, let all call "
+                "run.save(…, all_ranks=True)"
             )
         with self._in_state(state), _exit_on_error():
             try:
@@ -262,7 +310,8 @@ class ScriptRun:
                     create()
                     yield
             except BaseException:
-                shutil.rmtree(folder, ignore_errors=True)
+                if self.rank == 0:
+                    shutil.rmtree(folder, ignore_errors=True)
                 raise
 
     @contextlib.contextmanager

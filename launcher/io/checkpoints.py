@@ -29,6 +29,7 @@ from typing import IO
 from launcher import metrics, schema
 from launcher.errors import CheckpointError, DataError, LauncherError, StorageFailedError
 from launcher.io import files, run_record
+from launcher.io.rank_exchange import RankExchange
 from launcher.log import log
 from launcher.paths import OutputPaths, Position, is_safe_name, position
 from launcher.schema import (
@@ -111,7 +112,10 @@ class CheckpointFolder:
     def describe_file(self, path: Path) -> CheckpointFile:
         """Read a file of the folder, and return its size and sha256."""
         with files.storage_errors(path):
-            return CheckpointFile(path.stat().st_size, files.sha256_file(path))
+            sha256 = files.sha256_file(
+                path
+            )  # first: to open the file updates the size that a client of NFS knows
+            return CheckpointFile(path.stat().st_size, sha256)
 
     def add_rank_files(self, rank: int, written: RankFiles) -> None:
         """Write rank-<rank>.json: a rank's files, and rows to compare after a restore.
@@ -159,14 +163,43 @@ class CheckpointFolder:
         Raises:
             ValueError: there is no file, or one with a name that a restore would reject.
         """
-        found = {path.relative_to(self.folder).as_posix(): path for path in files.folder_files(self.folder)}
-        if not found:
-            raise ValueError(f"no file was saved in {self.folder}")
-        if wrong := [name for name in found if not is_safe_name(name)]:
-            raise ValueError(f"the file {wrong[0]!r} cannot be in a checkpoint. Fix: use another file name")
+        return {
+            name: self.describe_file(self.folder / name) for name in self._check_names(self._sync_files())
+        }
+
+    def list_shared_files(self, exchange: RankExchange) -> dict[str, CheckpointFile]:
+        """Do what `list_files` does, in all processes of a script that wrote the files together.
+
+        Each process syncs and lists the files that it sees, which are at least its own ones, and then reads a share of
+        all files.
+
+        Raises:
+            ValueError: as `list_files`.
+            DeadlineError: not all processes have written their files in time.
+        """
+        what = f"the checkpoint of {self.at}"
+        exchange.exchange(None, what)  # all have written
+        listed = exchange.exchange(self._sync_files(), what)
+        names = self._check_names(sorted({name for found in listed for name in found}))
+        share = names[exchange.rank :: exchange.ranks]
+        described = {name: self.describe_file(self.folder / name) for name in share}
+        shares = exchange.exchange(schema.to_json(described), what)
+        return {
+            name: schema.from_json(CheckpointFile, entry) for found in shares for name, entry in found.items()
+        }
+
+    def _sync_files(self) -> list[str]:
+        """Sync all files of the folder to disk, and return their names."""
         with files.storage_errors(self.folder):
             files.fsync_tree(self.folder)
-        return {name: self.describe_file(path) for name, path in found.items()}
+            return [path.relative_to(self.folder).as_posix() for path in files.folder_files(self.folder)]
+
+    def _check_names(self, names: list[str]) -> list[str]:
+        if not names:
+            raise ValueError(f"no file was saved in {self.folder}")
+        if wrong := [name for name in names if not is_safe_name(name)]:
+            raise ValueError(f"the file {wrong[0]!r} cannot be in a checkpoint. Fix: use another file name")
+        return names
 
     def publish(self, contents: SavedCheckpoint) -> int:
         """Write contents.json and `done`, and give the folder its final name. Return the size of the files in bytes."""
@@ -278,12 +311,18 @@ def unusable_reason(folder: Path) -> str | None:
     return None
 
 
-def find_damage(folder: Path) -> str | None:
-    """Read all files of a checkpoint. Return what is wrong with them; None if each has its recorded sha256."""
+def find_damage(folder: Path, rank: int = 0, ranks: int = 1) -> str | None:
+    """Read all files of a checkpoint. Return what is wrong with them; None if each has its recorded sha256.
+
+    Of a checkpoint that all processes of a script wrote together, each process `rank` of `ranks` reads a share.
+    """
     if (reason := unusable_reason(folder)) is not None:
         return reason
-    listed = read_any_contents(folder).files
-    return check_files(folder, sorted(listed), listed)
+    contents = read_any_contents(folder)
+    names = sorted(contents.files)
+    if isinstance(contents, ScriptCheckpoint) and contents.processes > 1:
+        names = names[rank::ranks]
+    return check_files(folder, names, contents.files)
 
 
 def _read_checked(folder: Path) -> SavedCheckpoint:

@@ -197,6 +197,8 @@ class ScriptCheckpoint(SavedCheckpoint):
 
     script: int
     """Version of the format; a checkpoint of the parameter server has the key `version` instead."""
+    processes: Count = 1
+    """Number of processes that wrote the files together (`all_ranks`); 1 if process 0 wrote all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

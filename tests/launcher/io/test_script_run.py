@@ -143,7 +143,7 @@ def test_only_process_0_saves(tmp_path: Path) -> None:
     run.report(0, 1, 2, loss=1.0, samples=4)
     assert not run.should_save()
     with (
-        pytest.raises(RuntimeError, match=r"process 1 must not save.* Fix: call it in process 0 only"),
+        pytest.raises(RuntimeError, match=r"process 1 must not save alone\. Fix: .* in process 0 only"),
         run.save(0, 1),
     ):
         pass

@@ -139,6 +139,36 @@ def test_a_killed_process_restarts_all_of_them_from_the_newest_intact_checkpoint
         assert gang.running_pids() == []
 
 
+ALL_SAVE = """
+import os, signal, sys
+from launcher.program import ScriptRun
+run = ScriptRun()
+parts = sorted(path.name for path in run.checkpoint.glob("part-*")) if run.checkpoint else []
+print("starts at", run.start, "with", parts, flush=True)
+for epoch in range(run.start[0], run.epochs):
+    for step in range(4):
+        run.report(epoch, step + 1, 4, loss=1.0, samples=8)
+        run.should_save(all_ranks=True)
+    with run.save(epoch + 1, 0, all_ranks=True) as folder:
+        (folder / f"part-{run.rank}").write_text(f"{run.rank} {epoch}")
+        if (os.environ["PADDLE_LAUNCHER_ATTEMPT"], run.rank, epoch) == ("0", 3, 1):
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_a_process_killed_while_all_save_leaves_no_checkpoint_of_that_place(tmp_path: Path) -> None:
+    script = tmp_path / "all_save.py"
+    script.write_text(ALL_SAVE)
+    with build_gang(tmp_path / "gang", script, processes=2) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"], run["resume"]) == ("complete", 1, {"pass": 1, "batch": 0})
+        assert "starts at (1, 0) with ['part-0', 'part-1', 'part-2', 'part-3']" in gang.read_log(1)
+        parts = gang.output / Position(3).folder
+        assert [(parts / f"part-{rank}").read_text() for rank in range(4)] == [f"{n} 2" for n in range(4)]
+        assert not list(gang.output.glob(".*.tmp")), "the unfinished one was removed"
+
+
 def test_a_pod_that_receives_sigterm_exits_after_a_requested_checkpoint(tmp_path: Path) -> None:
     # The processes do not wait for each other: enough steps follow that none is done before the checkpoint.
     with build_gang(tmp_path, FAKE_STEP_SECONDS="2.4", restarts=0) as gang:

@@ -1,0 +1,117 @@
+"""Exchange of small values between all processes of a user's script, without its library's communication.
+
+With the launcher the values are in the store of rank 0's launcher (launcher/supervisor/peers/peer_server.py): clients
+of network file systems cache folders, so a file that another node wrote may stay invisible for a minute. Without the
+launcher the values are files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from launcher.errors import DeadlineError
+from launcher.io import files
+
+RANKS_SECONDS = 1800.0
+"""Longest wait for the other processes, in seconds: one may still write its part of a large checkpoint."""
+REQUEST_SECONDS = 10.0
+"""Timeout of one request to the store."""
+MAX_POLL_SECONDS = 0.2
+
+
+class RankExchange:
+    """One process's side of the exchange. All processes must call `exchange` equally often, in the same order."""
+
+    def __init__(self, rank: int, ranks: int, store: str, folder: Path) -> None:
+        """Create it for process `rank` of `ranks`.
+
+        Args:
+            rank: number of this process, from 0.
+            ranks: number of all processes.
+            store: `host:port/path` below which rank 0's launcher stores values; "" without the launcher.
+            folder: folder for the values without the launcher. Process 0 removes what an earlier run left there, so
+                create process 0's object before any process calls `exchange`.
+        """
+        self.rank, self.ranks = rank, ranks
+        self._place, _, self._path = store.partition("/")
+        self._folder = folder
+        self._round = 0
+        if rank == 0 and not store:
+            files.remove_path(folder)
+
+    def exchange(self, value: Any, what: str) -> list[Any]:
+        """Return the values of all processes, in the order of their numbers, once all have called this.
+
+        Args:
+            value: this process's value, any JSON.
+            what: what the processes do, for the message of an error.
+
+        Raises:
+            DeadlineError: not all processes have called this within RANKS_SECONDS.
+            ValueError: the values are larger than the store accepts (1 MiB in all).
+        """
+        if self.ranks == 1:
+            return [value]
+        self._round += 1
+        deadline = time.monotonic() + RANKS_SECONDS
+        self._write(str(self.rank), value, what, deadline)
+        if self.rank:
+            return list(self._wait("all", what, deadline))
+        values = [self._wait(str(rank), what, deadline) for rank in range(self.ranks)]
+        # Nobody writes a value of the next round before this answer: so a value is never replaced unread.
+        self._write("all", values, what, deadline)
+        return values
+
+    def _write(self, key: str, value: Any, what: str, deadline: float) -> None:
+        content = json.dumps([self._round, value])
+        if not self._place:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            files.write_atomically(self._folder / key, content)
+            return
+        while (status := self._request("PUT", key, content)[0]) != 200:
+            if status == 413:
+                raise ValueError(
+                    f"{what}: {len(content):,} bytes are too much to exchange. Fix: save fewer files"
+                )
+            self._check(deadline, what, "rank 0's launcher did not accept a value")
+            time.sleep(MAX_POLL_SECONDS)
+
+    def _wait(self, key: str, what: str, deadline: float) -> Any:
+        """Return the value of `key` in this round, once it is there."""
+        pause = 0.005
+        while True:
+            content = self._request("GET", key)[1] if self._place else files.read_bytes(self._folder / key)
+            if content:
+                number, value = json.loads(content)
+                if number == self._round:
+                    return value
+            self._check(deadline, what, "process 0" if key == "all" else f"process {key}")
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_POLL_SECONDS)
+
+    def _request(self, method: str, key: str, content: str | None = None) -> tuple[int, bytes]:
+        """Return status and body of the store's answer; (0, b"") if there is none, (status, b"") after an error."""
+        host, _, port = self._place.rpartition(":")
+        with (
+            contextlib.suppress(OSError, http.client.HTTPException),
+            contextlib.closing(
+                http.client.HTTPConnection(host, int(port), timeout=REQUEST_SECONDS)
+            ) as connection,
+        ):
+            connection.request(method, f"/{self._path}ranks/{key}", content)
+            answer = connection.getresponse()
+            body = answer.read()
+            return answer.status, body if answer.status == 200 else b""
+        return 0, b""
+
+    def _check(self, deadline: float, what: str, missing: str) -> None:
+        if time.monotonic() > deadline:
+            raise DeadlineError(
+                f"{what}: process {self.rank} waited {RANKS_SECONDS:.0f} s for {missing}. Fix: let all processes call "
+                "this in the same order, and see the logs of the others: python -m launcher logs --rank 1"
+            )
