@@ -7,6 +7,7 @@ pods need no package index: they unpack one archive, and Python searches it afte
 from __future__ import annotations
 
 import configparser
+import contextlib
 import gzip
 import os
 import re
@@ -19,11 +20,11 @@ import tempfile
 import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.reader_commands import describe_environment
 from launcher.io.files import sha256_file
 
 if sys.version_info >= (3, 11):
@@ -88,9 +89,20 @@ class PythonEnvironment:
 
     @classmethod
     def of_this_machine(cls) -> PythonEnvironment:
-        """Return the environment of this process."""
-        packages = describe_environment()["packages"]
-        return cls("this Python", ("--python", sys.executable), _known_packages(packages))
+        """Return the environment of this process, with Paddle and what it requires as the only packages.
+
+        The other packages of this Python are those of the command line.
+        """
+        found, waiting = dict[str, str](), [*SAME_MODULES, "numpy"]
+        while waiting:
+            with contextlib.suppress(metadata.PackageNotFoundError):
+                one = metadata.distribution(waiting.pop())
+                name = str(one.metadata["Name"])
+                if name not in found:
+                    found[name] = one.version
+                    needed = (line for line in one.requires or () if "extra ==" not in line)
+                    waiting += [match[0] for line in needed if (match := _NAME.match(line))]
+        return cls("Paddle on this machine", ("--python", sys.executable), _known_packages(found))
 
 
 def _known_packages(found: Mapping[str, Any]) -> dict[str, str]:

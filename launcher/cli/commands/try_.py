@@ -363,6 +363,7 @@ def train_script(
             "PADDLE_LAUNCHER_TABLES_DIR": work / "tables",
             "PADDLE_LAUNCHER_OUTPUT_DIR": output.root,
             "PADDLE_LAUNCHER_CHECKPOINT_DIR": output.script_checkpoints,
+            "PADDLE_LAUNCHER_PACKAGES_FIRST": 1,
             "PYTHONDONTWRITEBYTECODE": 1,
         }
         own = {name: str(value) for name, value in (single | torchrun | launcher).items()}

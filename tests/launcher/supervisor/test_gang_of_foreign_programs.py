@@ -1,0 +1,176 @@
+"""Programs that know no launcher (tests/foreign_programs) run unmodified in gangs on loopback, also after a kill.
+
+They have their own arguments, packages, checkpoints and outputs.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launcher.cli.errors import CliError, UsageError
+from launcher.cli.packages import PythonEnvironment, install_packages, pack_files
+from local.launcher_image import ensure_collective_python
+from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang
+
+pytestmark = [pytest.mark.slow, pytest.mark.paddle]
+
+PROGRAMS = REPO / "tests" / "foreign_programs"
+PADDLENLP = """paddlenlp==2.8.1
+aistudio-sdk==0.2.6
+huggingface_hub<0.25
+datasets<3
+pandas<3
+pyarrow<20
+"""
+"""PaddleNLP's own requirements have no upper limits; this is what it was written for."""
+
+
+@dataclass(frozen=True)
+class Foreign:
+    """A program, its command line, and what is seen of it."""
+
+    name: str
+    """Its file, or the path of its script in its folder."""
+    args: list[str]
+    kill_at: str
+    """Text in the log of rank 0 at which a process of rank 1 is killed."""
+    resumed: str
+    """Text in the log after the restart."""
+    outputs: tuple[str, ...]
+    """Patterns of files below output/ at the end."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    paddle: str = "3.3.1"
+    packages: str = ""
+
+
+SERVERS = {"runtime": "ps", "servers": 2}
+TRAINER = [
+    "--max_steps",
+    "60",
+    "--save_steps",
+    "20",
+    "--logging_steps",
+    "5",
+    "--device",
+    "cpu",
+    "--report_to",
+    "none",
+]
+FOREIGN = [
+    Foreign(
+        "hapi.py",
+        ["--epochs", "8", "--save_dir", "{checkpoint_dir}"],
+        kill_at="Epoch 3/8",
+        resumed="resume training from epoch",
+        outputs=("checkpoints/*.pdparams",),
+    ),
+    Foreign(
+        "sharding.py",
+        ["--save", "{checkpoint_dir}"],
+        kill_at="step 30/60",
+        resumed="resume from step 20",
+        outputs=("checkpoints/60-0.pdopt", "checkpoints/60-1.pdopt"),
+    ),
+    Foreign(
+        "rec/tools/static_ps_trainer.py",
+        ["-m", "models/config.yaml", "-o", "runner.epochs=3", "runner.model_save_path={output_dir}/models"],
+        kill_at="epoch: 0 done",
+        resumed="epoch: 0 done",  # it starts from scratch
+        outputs=("models/2/*",),
+        settings=SERVERS,
+        paddle="2.6.2",
+    ),
+    Foreign(
+        "fleetx.py",
+        ["--epochs=3", "--save_model_dir={output_dir}/model"],
+        kill_at="epoch: 1, step: 5",
+        resumed="epoch: 0, step: 0",
+        outputs=("model/*",),
+        settings=SERVERS,
+        paddle="2.6.2",
+    ),
+    pytest.param(
+        Foreign(
+            "nlp_trainer.py",
+            [
+                *TRAINER,
+                "--output_dir",
+                "{checkpoint_dir}",
+                "--per_device_train_batch_size",
+                "2",
+                "--disable_tqdm",
+                "1",
+            ],
+            kill_at="global_step: 40",
+            resumed="Continuing training from global step",
+            outputs=("checkpoints/checkpoint-60/optimizer.pdopt",),
+            paddle="2.6.2",
+            packages=PADDLENLP,
+        ),
+        marks=pytest.mark.long,
+    ),
+]
+
+
+def push_packages(folder: Path, requirements: str) -> str:
+    """Write the archive with the packages to the storage in `folder`; return its sha256. Skips without an index."""
+    file = folder / "requirements.txt"
+    file.write_text(requirements)
+    try:
+        found = install_packages(file, PythonEnvironment.of_this_machine(), folder / "packages")
+    except UsageError:
+        raise
+    except CliError as error:
+        pytest.skip(str(error))
+    digest = pack_files(found.entries(), folder / "packages.tar.gz")
+    (folder / "shared" / ".packages").mkdir()
+    (folder / "packages.tar.gz").rename(folder / "shared" / ".packages" / f"{digest}.tar.gz")
+    return digest
+
+
+@pytest.mark.parametrize("program", FOREIGN, ids=lambda program: Path(program.name).stem)
+def test_a_program_that_knows_no_launcher_survives_a_kill(tmp_path: Path, program: Foreign) -> None:
+    folder, _, script = (
+        program.name.rpartition("/") if "/" not in program.name else program.name.partition("/")
+    )
+    changes = {
+        "trainers": 2,
+        "runtime": "collective",
+        "config_file": f"mine/{script or program.name}",
+        "args": program.args,
+        "data_digest": "none",
+        "passes": 1,
+        "restarts": 2,
+        "rendezvous_seconds": 60,
+        "CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "timings": {"silence": 15.0, "orphan": 15.0},
+        **program.settings,
+    }
+    (tmp_path / "shared").mkdir()
+    if program.packages:
+        changes["packages"] = push_packages(tmp_path, program.packages)
+    python = ensure_collective_python() if program.paddle == "3.3.1" else Path(sys.executable)
+    with LoopbackGang(tmp_path, python=python, **changes) as gang:
+        if folder:
+            shutil.copytree(PROGRAMS / folder, gang.job / "mine", dirs_exist_ok=True)
+        else:
+            shutil.copy(PROGRAMS / program.name, gang.job / "mine")
+        gang.start().wait_until(lambda: program.kill_at in gang.read_log(0), 100)
+        role = "TRAINING_ROLE=TRAINER" if program.settings else Path(program.name).name
+        os.kill(gang.find_pids(1, role)[0], signal.SIGKILL)
+        assert gang.wait_for_exit(200) == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"]) == ("complete", 1)
+        assert "SIGKILL" in run["restarts"][0]["cause"]
+        assert program.resumed in gang.read_log(0)
+        assert [pattern for pattern in program.outputs if not list(gang.output.glob(pattern))] == []
