@@ -1,8 +1,8 @@
 """Classes and functions for users' training programs; launcher/programs/README.md shows how to write one.
 
-`ScriptRun` is for scripts of runtime collective (docs/how-to/own-script.md), everything else for programs of runtime
-fleet. This module does not import Paddle, so a program's columns and its parse() can be tested without Paddle. Every
-exported model contains a copy of it, which must work without the launcher.
+`ScriptRun` and its callbacks are for scripts of runtime collective (docs/how-to/own-script.md), everything else for
+programs of runtime fleet. This module does not import Paddle, so a program's columns and its parse() can be tested
+without Paddle. Every exported model contains a copy of it, which must work without the launcher.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 if TYPE_CHECKING:
+    from launcher.script_callbacks import TrainerCallback as TrainerCallback  # noqa: PLC0414 - for type checkers
+    from launcher.script_callbacks import hapi_callback as hapi_callback  # noqa: PLC0414
     from launcher.script_run import ScriptRun as ScriptRun  # noqa: PLC0414 - an export, for type checkers
 
 __all__ = ["Ids", "Job", "Real", "bucket", "choice", "hash64", "real_number", "whole_number"]
@@ -174,9 +176,13 @@ def choice(row: Mapping[str, str], column: str, values: Sequence[str] | Mapping[
 
 
 def __getattr__(name: str) -> Any:
-    """Import `ScriptRun` only when a script asks for it."""
+    """Import what only scripts need when a script asks for it."""
     if name == "ScriptRun":
         from launcher.script_run import ScriptRun
 
         return ScriptRun
+    if name in ("TrainerCallback", "hapi_callback"):
+        from launcher import script_callbacks
+
+        return getattr(script_callbacks, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

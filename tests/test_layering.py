@@ -21,6 +21,7 @@ LAYERS = (
     {"contracts"},
     {"io"},
     {"script_run"},
+    {"script_callbacks"},
     {"program"},
     {"reporting", "dataprep", "serving"},
     {"trainer"},
@@ -30,8 +31,8 @@ LAYERS = (
     {"__main__"},
 )
 """Folders of launcher/, from low to high. `contracts` are the modules directly in launcher/, except `program`, the
-interface for users' programs, and `script_run`, its part for scripts. A module imports from its own folder and from
-lower layers only. launcher/programs has its own rule."""
+interface for users' programs, and `script_run` and `script_callbacks`, its parts for scripts. A module imports from its
+own folder and from lower layers only. launcher/programs has its own rule."""
 
 FORBIDDEN = (
     ("launcher", ("infra", "aws", "local", "benchmarks", "testkit", "tests")),
