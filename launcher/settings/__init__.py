@@ -274,6 +274,12 @@ class TrainSettings(PodSettings):
     """Port of the launchers' own HTTP server."""
     events: bool = setting("notify.events")
     """Whether Kubernetes Events are written on the Job."""
+    tensorboard: bool = setting("tracking.tensorboard")
+    """Whether event files for TensorBoard are written to output/tensorboard/."""
+    mlflow_uri: str = setting("tracking.mlflow.uri")
+    """Address of an MLflow server that gets metrics and settings; empty: none."""
+    mlflow_experiment: str = setting("tracking.mlflow.experiment")
+    """Name of the experiment there; empty: the job's name."""
     data_wait_seconds: int = setting("data.waitSeconds")
     """Seconds that training pods wait for a data Job that shows no progress."""
     program_sha256: str = setting("training.programSha256")

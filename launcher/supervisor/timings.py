@@ -75,6 +75,12 @@ class Timings:
     report: float = 30.0
     """Time limit for the report of a failed run, which takes 2 s, or many times that on busy cores. `stop`,
     `farewell` and this limit together fit into the default grace period of a pod (110 s)."""
+    track: float = 10.0
+    """Time between two looks whether the trackers of `tracking` lack something; doubled up to 32 times by failures."""
+    track_request: float = 120.0
+    """Time limit for sending a run to its trackers."""
+    track_end: float = 20.0
+    """Time limit for sending the final state to the trackers: the pod exits later by at most this time."""
     copies: float = 5.0
     """How long the launcher waits at its exit until the last lines of the processes' logs are copied to the storage."""
     reach: float = 60.0

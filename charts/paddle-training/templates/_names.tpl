@@ -62,7 +62,7 @@ immutable in it: other values make a new Job, the same values change nothing.
 {{/* Names of the values that describe the cluster, not one training, as JSON. Together with a training's values file they are
      all values. The command line reads them from helm's Secret of the release: a ConfigMap is no place for extraEnv. */}}
 {{- define "paddle-training.clusterValues" -}}
-{{- list "fullnameOverride" "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "monitoring" "storage" "extraEnv" "extraEnvFrom" "podLabels" "podAnnotations" "extraVolumes" "extraVolumeMounts" "runtimeClassName" "podSpecPatch" "scheduling" "networkPolicy" "podSecurityContext" "securityContext" "serviceAccount" "ttlSecondsAfterFinished" | toJson -}}
+{{- list "fullnameOverride" "image" "imagePullPolicy" "imagePullSecrets" "jobPath" "nic" "hostPorts" "rendezvous" "logFormat" "notify" "tracking" "monitoring" "storage" "extraEnv" "extraEnvFrom" "podLabels" "podAnnotations" "extraVolumes" "extraVolumeMounts" "runtimeClassName" "podSpecPatch" "scheduling" "networkPolicy" "podSecurityContext" "securityContext" "serviceAccount" "ttlSecondsAfterFinished" | toJson -}}
 {{- end -}}
 
 {{/* Name of volume and claim: a volume's source and a claim's size and volume are immutable, and volumes have no

@@ -26,7 +26,7 @@
   "training" (merge $processes (omit $v.training "deadlineSeconds" "sharedMemory"))
   "data" (merge (pick $v.data "waitSeconds") (ternary $data dict (eq $preparedBy "trainingPods")))
   "notify" (pick $v.notify "events")
-  | merge (pick $v "startFromScratch" "runtime" "rendezvous" "rendezvousSeconds") -}}
+  | merge (pick $v "tracking" "startFromScratch" "runtime" "rendezvous" "rendezvousSeconds") -}}
 {{- end -}}
 {{- $settings = merge (pick $v "runId" "logFormat" "trainers") $settings | deepCopy -}}
 {{- include "paddle-training.removeNulls" $settings -}}

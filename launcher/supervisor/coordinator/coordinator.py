@@ -35,6 +35,7 @@ from launcher.supervisor.peers.addresses import PodNetwork
 from launcher.supervisor.peers.coordinator_link import OrderSource
 from launcher.supervisor.peers.messages import Action, Failure, MemberState, Phase, Plan
 from launcher.supervisor.peers.peer_server import TrainerStore, build_store_prefix
+from launcher.supervisor.run_tracking import RunTracking
 from launcher.supervisor.shared_storage.output_folder import check_folders, find_previous_model, open_output
 from launcher.supervisor.shared_storage.output_lease import (
     LeaseHolder,
@@ -109,6 +110,7 @@ class Coordinator(OrderSource):
         self.run_files: RunFilesWriter | None = None
         """None before `start_run`."""
         self._notifier = Notifier(s)
+        self._tracking = RunTracking(s, t)
         self._exporter: BucketExport | None = None
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
@@ -176,6 +178,7 @@ class Coordinator(OrderSource):
         self.run_files.open(plan, is_complete=self._is_complete)
         self.plan = plan
         self.run_files.start_status()
+        self._tracking.start()
         self.membership.publish(plan)
         if s.export_to:
             self._exporter = BucketExport(s, self._timings, self._pause)
@@ -441,6 +444,7 @@ class Coordinator(OrderSource):
             write_report(self._settings, self._timings, self._timings.report, pause)
         if self.run_files is not None:
             self.run_files.stop_status()
+        self._tracking.finish()  # before another run may move the output
         self.lock.release()
         self._notifier.close(self._timings.copies)
 
