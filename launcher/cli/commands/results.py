@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -17,18 +17,22 @@ from launcher.cli.job_sessions import Session
 from launcher.cli.reader_commands import move_into_place
 from launcher.cli.run_files import CURRENT, SavedRun, check_intact, find_run, read_runs
 from launcher.cli.shared_options import Format, OutputFormat, with_storage
-from launcher.cli.storage import COPY_SECONDS, Storage, StorageRequest
+from launcher.cli.storage import COPY_SECONDS, Storage, StorageRequest, run_json_command
 from launcher.cli.terminal import command_text, console, pass_rows, print_json, report, text_table
 from launcher.io.files import remove_path
 from launcher.io.open_below import ReaderError
 from launcher.io.retry import Retry, TransientError
 from launcher.io.tar_stream import save_tar
-from launcher.paths import OutputPaths
+from launcher.paths import OutputPaths, position
 from launcher.reporting import text_formats
 
 COPIED = ("model", "curve.png", "report.html", "metrics.csv", "run.json", "status.json")
+NOT_COPIED = ("run.lock", "run.copy.json", "program.json", "before.json")
+"""Files of an output that only the launcher uses, next to its own checkpoints and hidden files."""
 LOGS = "node_*"
 TRIES = 3
+SAME_CHECKPOINT_SECONDS = 60.0
+"""Files of a script's checkpoint folder that were written within this time before the newest one belong to it."""
 
 
 @with_storage
@@ -39,9 +43,14 @@ def results(
     to: Annotated[
         Path | None,
         typer.Option(
-            "--to", metavar="DIR", help="Copy model, report, curve, metrics and logs to this folder."
+            "--to",
+            metavar="DIR",
+            help="Copy model, report, curve, metrics, logs and what a script wrote to this folder.",
         ),
     ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Also copy the older files of a script's checkpoint folder.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace what DIR already contains.")] = False,
     run: Annotated[
         str | None,
@@ -60,7 +69,9 @@ def results(
                 "train again: helm upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
             )
         chosen = find_run(runs, run or CURRENT)
-        copied = copy_output(storage, to, force, OutputPaths(Path(chosen.folder))) if to is not None else {}
+        paths = OutputPaths(Path(chosen.folder))
+        names = list_copied(storage, paths, everything) if to is not None else []
+        copied = copy_output(storage, to, force, paths, names) if to is not None else {}
     if to is not None and not any(name.startswith("model/") for name in copied):
         report(f"the run is {chosen.state} and has no {chosen.folder}/model yet; the other files were copied")
     if output is OutputFormat.json:
@@ -87,15 +98,43 @@ def _print_results(run: SavedRun, where: str, to: Path | None, copied: Mapping[s
         out.print(f"exported to {record.exported_to}")
     if to is None:
         names = ", ".join(COPIED)
-        out.print(f"on the storage: {where}/{run.folder} ({names}, node_*/); --to DIR copies it")
+        out.print(
+            f"on the storage: {where}/{run.folder} ({names}, node_*/, a script's files); --to DIR copies it"
+        )
         return
     out.print(f"copied to {to}: " + ", ".join(sorted({name.split("/", 1)[0] for name in copied})))
     if "report.html" in copied:
         out.print(f"report, for any browser: {to / 'report.html'}")
 
 
-def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths) -> dict[str, int]:
-    """Copy model, curve, report, metrics and logs into the folder `target`; return {name below it: bytes}.
+def list_copied(storage: Storage, output: OutputPaths, everything: bool) -> list[str]:
+    """Return what is copied of an output, as paths below it: all but the launcher's own checkpoints and work files.
+
+    Of the folder for a script's own checkpoints these are its newest folder and its newest files, or with `everything`
+    all of them. A script's links are left out.
+    """
+    entries = run_json_command(storage, "ls", "--optional", str(output.root))
+    own = output.script_checkpoints.name
+    names = [str(one["name"]) for one in entries if one["type"] != "other" or _is_ours(str(one["name"]))]
+    names = [name for name in names if not name.startswith(".") and name not in (*NOT_COPIED, own)]
+    names = [name for name in names if position(name) is None]
+    saved = run_json_command(storage, "ls", "--optional", str(output.script_checkpoints))
+    for kind, seconds in (("folder", 0.0), ("file", SAME_CHECKPOINT_SECONDS)):
+        of_kind = [one for one in saved if one["type"] == kind and not one["name"].startswith(".")]
+        newest = max((one["mtime"] for one in of_kind), default=0.0)
+        names += [f"{own}/{one['name']}" for one in of_kind if everything or one["mtime"] >= newest - seconds]
+    return names
+
+
+def _is_ours(name: str) -> bool:
+    """Return whether the launcher writes this file or folder: a link in its place is an error, and not skipped."""
+    return name in COPIED or Path(name).match(LOGS)
+
+
+def copy_output(
+    storage: Storage, target: Path, force: bool, output: OutputPaths, names: Sequence[str]
+) -> dict[str, int]:
+    """Copy `names`, paths below the output, into the folder `target`; return {name below it: bytes}.
 
     Everything is received into a hidden folder and compared with the sender's sha256 before it gets its final
     name. Files of an earlier copy that this run does not have are removed; other files in `target` stay.
@@ -106,8 +145,9 @@ def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths
     """
     if target.exists() and not target.is_dir():
         raise UsageError(f"--to {target} is a file", "give a folder")
-    taken = [name for name in COPIED if os.path.lexists(target / name)] if target.exists() else []
-    taken += [path.name for path in target.glob(LOGS)] if target.exists() else []
+    tops = {name.partition("/")[0] for name in (*COPIED, *names)}
+    taken = [name for name in tops if os.path.lexists(target / name)] if target.exists() else []
+    taken += [path.name for path in target.glob(LOGS) if path.name not in tops] if target.exists() else []
     if taken and not force:
         raise UsageError(
             f"--to {target} already contains {', '.join(sorted(taken))}; nothing was copied",
@@ -116,7 +156,7 @@ def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths
     created = not target.exists()
     hidden = target / f".results-{secrets.token_hex(4)}.tmp"
     try:
-        saved = _receive(storage, hidden, output)
+        saved = _receive(storage, hidden, output, names)
         received = {entry.name: entry for entry in (hidden / output.root).iterdir()}
         for name, entry in sorted(received.items()):
             move_into_place(entry, target / name, replace=force)
@@ -135,13 +175,13 @@ def copy_output(storage: Storage, target: Path, force: bool, output: OutputPaths
     return {name.removeprefix(f"{output.root}/"): size for name, size in saved.items()}
 
 
-def _receive(storage: Storage, into: Path, output: OutputPaths) -> dict[str, int]:
-    """Receive the output into a new folder; return {name below it: bytes}.
+def _receive(storage: Storage, into: Path, output: OutputPaths, names: Sequence[str]) -> dict[str, int]:
+    """Receive `names` of the output into a new folder; return {name below it: bytes}.
 
     It is tried again if the stream ends early although the sender succeeded: on a busy node a container runtime may
     close the stream before its last bytes are sent.
     """
-    patterns = [f"{output.root}/{name}" for name in (*COPIED, LOGS)]
+    patterns = [f"{output.root}/{name}" for name in names]
 
     def receive_once() -> dict[str, int]:
         shutil.rmtree(into, ignore_errors=True)

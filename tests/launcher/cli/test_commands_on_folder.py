@@ -1,6 +1,7 @@
 """Commands on a job's folder (--path): what they print (commands.yaml), and what they copy."""
 
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -40,6 +41,34 @@ def test_results_are_copied_completely_and_unchanged(cli, job_folder, tmp_path):
         "node_2/attempt-0/train.log",
     }
     assert all((to / path).read_bytes() == (output / path).read_bytes() for path in copied)
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_results_copy_what_a_script_wrote(cli, job_folder, tmp_path, everything):
+    output = job_folder / "output"
+    for name in (
+        "images/a/1.png",
+        "checkpoints/iter_10/x",
+        "checkpoints/iter_20/x",
+        "checkpoints/1.pd",
+        "checkpoints/2.pd",
+    ):
+        (output / name).parent.mkdir(parents=True, exist_ok=True)
+        (output / name).write_text(name)
+    for old in ("checkpoints/iter_10", "checkpoints/1.pd"):
+        os.utime(output / old, (1e9, 1e9))
+    (output / "latest").symlink_to("checkpoints/iter_20")
+    code, _, err = cli("results", "--path", job_folder, "--to", tmp_path / "to", *["--all"] * everything)
+    assert code == 0, err
+    assert (tmp_path / "to" / "images" / "a" / "1.png").read_text() == "images/a/1.png"
+    older = ["1.pd", "iter_10"] if everything else []
+    assert names(tmp_path / "to" / "checkpoints") == sorted([*older, "2.pd", "iter_20"])
+    unwanted = [
+        path.name
+        for path in (tmp_path / "to").glob("*")
+        if path.name.startswith(("pass-", ".", "run.lock", "latest"))
+    ]
+    assert unwanted == []
 
 
 def test_results_rejects_overwriting_and_with_force_keeps_other_files(cli, job_folder, tmp_path):
