@@ -16,6 +16,7 @@ from launcher.errors import EXIT_STOPPED, RUN_ENDS, GangError, LauncherError, St
 from launcher.log import log
 from launcher.paths import OutputPaths, Position
 from launcher.reporting.notifications import Notifier, RunEvent
+from launcher.reporting.text_formats import utc_time
 from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile, StatusFile
 from launcher.settings import PREVIOUS, TrainSettings
@@ -36,7 +37,12 @@ from launcher.supervisor.peers.coordinator_link import OrderSource
 from launcher.supervisor.peers.messages import Action, Failure, MemberState, Phase, Plan
 from launcher.supervisor.peers.peer_server import TrainerStore, build_store_prefix
 from launcher.supervisor.run_tracking import RunTracking
-from launcher.supervisor.shared_storage.output_folder import check_folders, find_previous_model, open_output
+from launcher.supervisor.shared_storage.output_folder import (
+    check_folders,
+    find_newest_save,
+    find_previous_model,
+    open_output,
+)
 from launcher.supervisor.shared_storage.output_lease import (
     LeaseHolder,
     OutputLease,
@@ -93,6 +99,7 @@ class Coordinator(OrderSource):
             restarts=s.restarts,
             wall_offset=time.time() - time.monotonic(),
             find_checkpoint=self._find_checkpoint,
+            find_script_save=self._find_script_save,
             describe_absence=self._describe_absence,
         )
         self.membership = Membership(s.trainers, self._limits, wake, t.hold)
@@ -249,6 +256,9 @@ class Coordinator(OrderSource):
     def _find_checkpoint(self) -> Position | None:
         return self._runtime.newest_checkpoint(self.output.root)
 
+    def _find_script_save(self) -> float:
+        return find_newest_save(self.output.script_checkpoints) if self._runtime.is_user_script else 0.0
+
     def _announce_change(self, before: Plan, plan: Plan, now: float) -> None:
         """Log the change from the plan `before` to `plan`.
 
@@ -259,6 +269,11 @@ class Coordinator(OrderSource):
             self.rendezvous_seconds = now - before.since
             model = self._settings.init_model if plan.init_model is None else plan.init_model
             start = f"starts with the parameters of {model}" if model else "starts from scratch"
+            if saved := self._find_script_save():
+                start = (
+                    f"starts the script again, whose newest file in {self.output.script_checkpoints} is of "
+                    f"{utc_time(saved)}: it resumes if it reads that"
+                )
             how = start if plan.resume is None else f"resumes from {plan.resume}"
             log.info("attempt %d %s; the rendezvous took %.1f s", plan.attempt, how, self.rendezvous_seconds)
             if self._late_attempt == plan.attempt:

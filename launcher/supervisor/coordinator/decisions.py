@@ -351,6 +351,8 @@ def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limi
     # A failure with another priority may be a consequence of the one on another pod.
     broken = [s.incarnation for s, failure in failed if s.rank == cause.rank or failure.priority == 0]
     is_new = newest is not None and (plan.resume is None or newest > plan.resume)
+    # The first failure is the first one in any case.
+    is_new = is_new or (bool(plan.restarts) and limits.find_script_save() > (plan.restarts[-1].at or 0.0))
     counted = (0 if is_new else plan.counted_restarts) + (cause.code != EXIT_STOPPED)
     if (why := _describe_last_failure(plan, cause, limits, counted, newest)) is not None:
         return _end(plan, now, replace(cause, text=why, code=EXIT_GANG))

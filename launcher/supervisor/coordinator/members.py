@@ -83,6 +83,8 @@ class GangLimits:
     """Unix time minus monotonic time, in seconds."""
     find_checkpoint: Callable[[], Position | None] = lambda: None
     """Returns the position of the newest usable checkpoint; None before the first one."""
+    find_script_save: Callable[[], float] = lambda: 0.0
+    """Returns the Unix time at which the script last wrote a file of its own checkpoints; 0: there is none."""
     describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not called rank 0"
     """Takes a rank, and returns a text that says why it has not joined."""
 

@@ -18,6 +18,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import itertools
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -318,6 +320,29 @@ def _next_attempt(output: OutputPaths, earlier: RunFile, pause: Callable[[float]
     """Return 1 more than the last attempt in run.json and status.json."""
     status = read_if_intact(lambda: files.read_json(output.status_json, pause), dict[str, Any]())
     return 1 + max(earlier.attempt, read_fields(StatusFile, status).attempt)
+
+
+LOG_FILES = (".log", ".txt", ".json", ".yaml", ".yml")
+"""Ends of the names of files that a script may write at each start: they are no progress."""
+LOOKED_AT = 20_000
+"""Largest number of files that are looked at."""
+
+
+def find_newest_save(folder: Path) -> float:
+    """Return the Unix time at which the newest file below a script's checkpoint folder was written; 0 without a file.
+
+    Logs and event files do not count. Only the first LOOKED_AT files are looked at, and errors of the storage are no
+    file: this only decides how failures are counted.
+    """
+    newest = 0.0
+    files_below = (
+        Path(root, name) for root, _, names in os.walk(folder) for name in names if not name.startswith(".")
+    )
+    for path in itertools.islice(files_below, LOOKED_AT):
+        if path.suffix not in LOG_FILES and "tfevents" not in path.name and "vdlrecords" not in path.name:
+            with contextlib.suppress(OSError):
+                newest = max(newest, path.lstat().st_mtime)
+    return newest
 
 
 def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:

@@ -187,6 +187,16 @@ def test_restarts_without_a_new_checkpoint_are_limited() -> None:
     assert (after.do, after.counted_restarts) == ("wait", 2), "a stop signal is no failure"
 
 
+@pytest.mark.parametrize(("saved", "expected"), [(99.0, ("end", 2)), (101.0, ("wait", 1))])
+def test_a_new_file_of_the_scripts_own_checkpoints_begins_the_count_again(
+    saved: float, expected: tuple[str, int]
+) -> None:
+    limits = replace(LIMITS, restarts=2, find_script_save=lambda: saved)
+    before = stopped(counted_restarts=2, restarts=(RestartRecord(2, "x", 100.0),))
+    after = decide_next_plan(before, gang("idle"), NOW, limits)
+    assert (after.do, after.counted_restarts) == expected
+
+
 def test_the_final_message_contains_only_the_fix_of_the_last_cause() -> None:
     own = replace(program_failure(place=Position(1, 40)), text="rank 1: it broke. Fix: mount the volume.")
     earlier = RestartRecord(2, "it broke", NOW - 50, own.signature)

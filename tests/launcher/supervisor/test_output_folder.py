@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from launcher.supervisor.shared_storage.output_folder import (
     _can_resume,
     archive_logs,
     check_folders,
+    find_newest_save,
     open_output,
     run_fingerprint,
 )
@@ -305,3 +307,19 @@ def test_archive_logs_keeps_the_logs_of_every_attempt(tmp_path: Path) -> None:
         "attempt-0/train.2.log": "1",
         "attempt-1/train.log": "more of 1",
     }
+
+
+def test_the_newest_file_of_a_scripts_checkpoints_is_found_and_logs_do_not_count(tmp_path: Path) -> None:
+    times = {
+        "epoch_1/x.pdparams": 10,
+        "epoch_2/x.pdopt": 20,
+        "train.log": 30,
+        "vdlrecords.1": 40,
+        ".x.tmp": 50,
+    }
+    for name, seconds in times.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+        os.utime(tmp_path / name, (seconds, seconds))
+    assert find_newest_save(tmp_path) == 20
+    assert find_newest_save(tmp_path / "absent") == 0
