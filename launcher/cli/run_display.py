@@ -64,6 +64,8 @@ def progress_text(progress: RunProgress) -> str:
             parts.append(f"batch {progress.batch}/{progress.batches}")
         parts.append(f"{rate(progress.samples_per_second)} samples/s")
         parts.append(f"loss {number(progress.loss)}")
+    if progress.log_progress:
+        parts.append(f"{progress.log_progress} (read from the log)")
     if progress.eta is not None and progress.state not in FINAL_STATES:
         parts.append(f"ETA {duration(progress.eta)}")
     parts.append(f"attempt {progress.attempt}")

@@ -418,6 +418,8 @@ class StatusFile:
     """Why the run failed; None if it did not."""
     warning: str | None = None
     """What is doubtful about a complete run, such as processes that trained alone; None: nothing."""
+    log_progress: str | None = field(default=None, metadata={KEY: "logProgress"})
+    """Epoch, step and loss in the log of a script that does not report its steps; None: none was found."""
     export_to: str | None = field(default=None, metadata=_written("exportTo"))
     updated: float | None = field(default=None, metadata=ALWAYS)
     """When rank 0 wrote the file, in Unix seconds."""

@@ -140,6 +140,7 @@ def _tiles(view: RunView) -> list[tuple[str, str]]:
     if progress := view.progress:
         current = len(view.passes) if progress.number is None else progress.number + 1
         tiles.append(("pass", f"{current} of {progress.passes or '?'}"))
+        tiles += [("read from the log", progress.log_progress)] if progress.log_progress else []
         if not view.is_over:
             tiles += [("batch", f"{progress.batch or 0} of {progress.batches}")] if progress.batches else []
             tiles += [("samples/s", rate(progress.samples_per_second)), ("loss", number(progress.loss))]

@@ -19,9 +19,10 @@ from launcher.io.bucket_export_format import run_folder_url
 from launcher.log import log
 from launcher.paths import OutputPaths, position
 from launcher.schema import RankStatus, RunFile, StatusFile, TrainerProgress, to_json
-from launcher.settings import TrainSettings
+from launcher.settings import SCRIPT_RUNTIMES, TrainSettings
 from launcher.supervisor.coordinator.decisions import describe_save_request
 from launcher.supervisor.coordinator.members import Member, find_missing
+from launcher.supervisor.log_progress import read_log_progress
 from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
 from launcher.supervisor.progress import STATES_BEFORE_TRAINING
 from launcher.supervisor.shared_storage.output_folder import read_if_intact
@@ -125,7 +126,7 @@ class RunFilesWriter:
     def build_status(self, cause: str | None = None) -> StatusFile:
         """Return the content of status.json now. `cause` says why the run failed, if it did."""
         plan, members = self._read_plan()
-        return build_status(
+        status = build_status(
             self._settings,
             members,
             plan,
@@ -136,6 +137,14 @@ class RunFilesWriter:
             cause=cause,
             warning=self.warning,
         )
+        if (
+            self._settings.runtime not in SCRIPT_RUNTIMES
+            or status.number is not None
+            or status.state != "training"
+        ):
+            return status
+        log_file = self._settings.work.log(self.output.train_log(0).name)
+        return replace(status, log_progress=read_log_progress(log_file) or None)
 
     def _write_status_periodically(self) -> None:
         while not self._end.is_set():

@@ -166,6 +166,7 @@ def test_a_program_that_knows_no_launcher_survives_a_kill(tmp_path: Path, progra
         else:
             shutil.copy(PROGRAMS / program.name, gang.job / "mine")
         gang.start().wait_until(lambda: program.kill_at in gang.read_log(0), 100)
+        gang.wait_until(lambda: gang.read_json("status.json").get("logProgress"), 20)
         role = "TRAINING_ROLE=TRAINER" if program.settings else Path(program.name).name
         os.kill(gang.find_pids(1, role)[0], signal.SIGKILL)
         assert gang.wait_for_exit(200) == [0, 0], gang.pod_log(0)
