@@ -10,6 +10,7 @@ import json
 import re
 import shutil
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import pytest
 
 from launcher.reporting import text_formats
 from testkit.local_cluster import CHART, ROOT, Cluster, Training
-from testkit.waiting import PATIENCE
+from testkit.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
 
@@ -26,6 +27,29 @@ PAGE = (ROOT / "docs" / "how-to" / "own-model.md").read_text()
 SECTIONS = re.findall(r"^## \d+\. (.*?)$(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL)
 MOODS = ("negative (", "neutral (", "positive (")  # as the page's describe() says them
 HIDDEN = 'mount -t tmpfs tmpfs "$SHARED" && exec bash -e -o pipefail step.sh'
+
+
+DASHBOARD = "python -m launcher dashboard"
+
+
+def assert_dashboard_shows(job: str, env: dict[str, str]) -> None:
+    """Start the dashboard, which never ends by itself, and read its pages about the complete run of `job`."""
+    with subprocess.Popen(
+        [*DASHBOARD.split(), "--port", "0"], env=env, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            [address] = re.findall(r"http://127\.0\.0\.1:\d+", process.stdout.readline())
+            until(lambda: job in read_page(address))
+            until(lambda: "complete" in read_page(f"{address}/run?release=paddle-training"))
+            until(lambda: "error" in read_page(f"{address}/runs?release=paddle-training"))
+        finally:
+            process.terminate()
+
+
+def read_page(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=60) as answer:  # noqa: S310
+        return str(answer.read().decode())
 
 
 def commands(text: str) -> list[str]:
@@ -81,7 +105,7 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
         for name, content in files(text).items():
             (tmp_path / name).parent.mkdir(exist_ok=True)
             (tmp_path / name).write_text(content)
-        lines = [line for line in commands(text) if not line.startswith("make ")]
+        lines = [line for line in commands(text) if not line.startswith(("make ", DASHBOARD))]
         script = "\n".join(lines).replace("-n paddle", f"-n {first.namespace}")
         if title == "Train it":
             script += f"\n{lines[-1]}"  # once more, and nothing has changed
@@ -98,6 +122,8 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
         )
         output[title] = done.stdout + done.stderr
         assert done.returncode == 0, f"{title}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
+        if DASHBOARD in commands(text):
+            assert_dashboard_shows("moods", env)
         if title == "The data":
             keep_every_fourth_row(tmp_path / "moods.csv")
         if title == "Use it":
