@@ -284,6 +284,8 @@ class TrainSettings(PodSettings):
     """Seconds that training pods wait for a data Job that shows no progress."""
     program_sha256: str = setting("training.programSha256")
     """sha256 that the program must have; empty: any program."""
+    keep_files: tuple[str, ...] = setting("training.keepFiles")
+    """Patterns of files in a script's working folder that are copied to the storage when the pod exits."""
     packages: str = setting("training.packages")
     """sha256 of the archive with the program's own Python packages (`JobPaths.packages`); empty: there are none."""
     processes_per_pod: int = setting("training.processesPerPod")

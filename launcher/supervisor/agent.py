@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from launcher import runtimes
-from launcher.errors import EXIT_UNFIT, LauncherError, StoppedError, UnfitError
+from launcher.errors import EXIT_UNFIT, LauncherError, StoppedError, StorageError, UnfitError
 from launcher.io import files
 from launcher.io.stop_signals import handle_signals, stopped_by
 from launcher.log import log, start_logging
@@ -48,6 +48,7 @@ from launcher.supervisor.shared_storage.input_staging import (
     stage_inputs,
 )
 from launcher.supervisor.shared_storage.output_folder import archive_logs, run_fingerprint
+from launcher.supervisor.shared_storage.script_files import keep_script_files
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
 from launcher.supervisor.timings import Timings
 
@@ -264,6 +265,8 @@ class Agent:
         self._stop_request = StopRequest(settings.grace_seconds, timings.stop + timings.copies)
         self._watchdog = ProcessWatchdog(settings, timings, self._probe)
         self._last_reaping = time.monotonic()
+        self._staged_at: float | None = None
+        """Unix time at which the inputs were copied to the pod's own disk; None before that."""
 
     def run(self) -> int:
         """Run this rank until the run is over or fails; return the exit code, and report the cause of a failure."""
@@ -307,6 +310,7 @@ class Agent:
         self._await_fork_server()
         self._fingerprint = run_fingerprint(s, program)
         self.executor.staged = True
+        self._staged_at = time.time()
         self.orders.start_run(self._fingerprint)
         while True:
             order = self._step()
@@ -467,6 +471,8 @@ class Agent:
         self._stop_processes(is_script=is_script)
         if self._forks is not None:
             self._forks.end()
+        if self.runtime.is_user_script and self._staged_at is not None and not self._watchdog.is_lease_lost:
+            self._keep_script_files(self._staged_at)
         self._is_leaving = True
         seconds = self._stop_request.stop_seconds() if is_script else 0.0
         self.orders.wait_and_close(reported, self._watchdog.record_turn, seconds)
@@ -474,6 +480,19 @@ class Agent:
             self.executor.processes.join_log_followers(self.timings.copies)
         if self.server is not None:
             self.server.close()
+
+    def _keep_script_files(self, since: float) -> None:
+        """Copy the files of training.keepFiles to the storage, for at most `Timings.keep` seconds."""
+        left = self._stop_request.seconds_left()
+        # `left` does not contain the time that the end of the processes may take.
+        deadline = time.monotonic() + min(self.timings.keep, self.timings.keep if left is None else left + 5)
+
+        def check() -> None:
+            if self._watchdog.record_turn() > deadline:
+                raise StorageError(f"the copy took longer than {self.timings.keep:.0f} s. Fix: write less")
+
+        target = self.output.node(self.rank) / "files"
+        keep_script_files(self.settings.work.program, target, since, self.settings.keep_files, check)
 
     def _stop_processes(self, *, is_script: bool) -> None:
         """Stop all processes of this rank and wait until they have exited, for a limited time.

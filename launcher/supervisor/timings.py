@@ -75,6 +75,8 @@ class Timings:
     report: float = 30.0
     """Time limit for the report of a failed run, which takes 2 s, or many times that on busy cores. `stop`,
     `farewell` and this limit together fit into the default grace period of a pod (110 s)."""
+    keep: float = 30.0
+    """Time limit for copying the files of training.keepFiles, or the rest of the grace period if that is less."""
     track: float = 10.0
     """Time between two looks whether the trackers of `tracking` lack something; doubled up to 32 times by failures."""
     track_request: float = 120.0

@@ -175,3 +175,24 @@ def test_a_program_that_knows_no_launcher_survives_a_kill(tmp_path: Path, progra
         assert "SIGKILL" in run["restarts"][0]["cause"]
         assert program.resumed in gang.read_log(0)
         assert [pattern for pattern in program.outputs if not list(gang.output.glob(pattern))] == []
+
+
+def test_files_in_the_working_folder_are_kept_or_named_in_the_log(tmp_path: Path) -> None:
+    program = "import os, pathlib\npathlib.Path('logs/deep').mkdir(parents=True)\n"
+    for name, size in (("final.pdparams", 3), ("logs/deep/a.pdparams", 5), ("cache.bin", 7)):
+        program += f"pathlib.Path('{name}').write_bytes(b'x' * {size})\n"
+    (tmp_path / "shared").mkdir()
+    changes = {"trainers": 2, "runtime": "collective", "config_file": "mine/train.py", "data_digest": "none"}
+    with LoopbackGang(tmp_path, passes=1, keep_files=["*.pdparams"], **changes) as gang:
+        (gang.job / "mine" / "train.py").write_text(program)
+        assert gang.start().wait_for_exit(60) == [0, 0], gang.pod_log(0)
+        for rank in range(2):
+            kept = gang.output / f"node_{rank}" / "files"
+            found = {
+                path.relative_to(kept).as_posix(): path.read_bytes()
+                for path in kept.rglob("*")
+                if path.is_file()
+            }
+            assert found == {"final.pdparams": b"xxx", "logs/deep/a.pdparams": b"xxxxx"}
+            assert "wrote 1 files (7 bytes) to its working folder" in gang.pod_log(rank)
+            assert "cache.bin (7 bytes). Fix: " in gang.pod_log(rank)

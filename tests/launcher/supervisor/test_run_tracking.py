@@ -159,6 +159,7 @@ def test_event_files_grow_and_contain_each_metric_once(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_a_dead_or_slow_server_does_not_delay_the_run(tmp_path: Path, is_slow: bool) -> None:
     with ThreadingHTTPServer(
