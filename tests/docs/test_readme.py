@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SCRIPT = "import json, os, sys; json.dump([sys.argv, os.getcwd(), sys.path[:1]], open('seen.json', 'w'))\n"
+SCRIPT = (
+    "import json, os, own, sys; json.dump([sys.argv, os.getcwd(), sys.path[:1]], open('seen.json', 'w'))\n"
+)
 
 
 @pytest.mark.slow
@@ -21,6 +23,8 @@ def test_the_values_of_the_readme_start_a_script_in_a_folder_of_a_repository(tmp
     (tmp_path / "seg.yaml").write_text(readme.split("```yaml\n")[1].split("```")[0])
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "train.py").write_text(SCRIPT)
+    (tmp_path / "own.py").write_text("")  # at the root, which PYTHONPATH of the values names
+    (tmp_path / "seg.txt").write_text("")
     (tmp_path / "setup.py").write_text("raise SystemExit('not the script')\n")
     words = tried.partition("#")[0].split()
     done = subprocess.run(

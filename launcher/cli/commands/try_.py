@@ -107,6 +107,13 @@ class TryOptions:
         return tuple(self.script_arguments or self.chart_values["training"]["args"])
 
     @property
+    def environment(self) -> dict[str, str]:
+        """The variables of this process, with the plain ones of `extraEnv`; folders of PYTHONPATH are added."""
+        found = {one["name"]: str(one["value"]) for one in self.chart_values["extraEnv"] if "value" in one}
+        search = filter(None, (found.get("PYTHONPATH"), os.environ.get("PYTHONPATH")))
+        return {**os.environ, **found, "PYTHONPATH": os.pathsep.join(search)}
+
+    @property
     def batch_size(self) -> int:
         """Rows of a batch."""
         return int(self.chart_values["training"]["batchSize"])
@@ -367,7 +374,7 @@ def train_script(
             "PYTHONDONTWRITEBYTECODE": 1,
         }
         own = {name: str(value) for name, value in (single | torchrun | launcher).items()}
-        env = python_environ(os.environ, packages) | own
+        env = python_environ(options.environment, packages) | own
         output.script_checkpoints.mkdir(parents=True)
         if code := run_script(script, options, env):
             raise CliError(

@@ -92,7 +92,8 @@ def _card(release: str, seen: Seen[RunView]) -> str:
     texts, chart = [seen.problem or "reading …"], ""
     if view:
         about = status_line(view).partition(": ")[2]
-        texts = [seen.problem, about, first_line(view.cause) if view.is_over and view.cause else ""]
+        cause = first_line(view.cause) if view.is_over and view.cause else ""
+        texts = [seen.problem, view.run_id or "", about, cause]
         chart = _charts({"": view.passes}, 1)
     return (
         f'<section class="card"><h2>{link} {_state(view.state) if view else ""}</h2>'
