@@ -66,6 +66,9 @@ def progress_text(progress: RunProgress) -> str:
         parts.append(f"loss {number(progress.loss)}")
     if progress.log_progress:
         parts.append(f"{progress.log_progress} (read from the log)")
+    if progress.script_file and progress.script_file_written:
+        age = max(0.0, time.time() - progress.script_file_written)
+        parts.append(f"newest file {progress.script_file}, {duration(age)} old")
     if progress.eta is not None and progress.state not in FINAL_STATES:
         parts.append(f"ETA {duration(progress.eta)}")
     parts.append(f"attempt {progress.attempt}")

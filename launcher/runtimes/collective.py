@@ -175,13 +175,50 @@ def script_command(script: str, arguments: Iterable[str], variables: Mapping[str
 
 
 def create_script_folders(attempt: RankAttempt) -> None:
-    """Create the folder of the script's own checkpoints; on rank 0 also write program.json, for `compare`."""
+    """Create the folder of the script's own checkpoints; on rank 0 also write program.json, for `compare`.
+
+    `training.checkpointDir` becomes a link to that folder.
+
+    Raises:
+        SettingsError: files are in the way of that link.
+        StorageError, StorageFailedError: the storage cannot be written.
+    """
     output = OutputPaths(attempt.settings.layout.output)
     with files.storage_errors(output.root):
         output.script_checkpoints.mkdir(parents=True, exist_ok=True)
+        if text := attempt.settings.checkpoint_dir:
+            link_folder(
+                attempt.settings.work.program / text.replace("{output_dir}", str(output.root)),
+                output.script_checkpoints,
+            )
         if attempt.rank == 0:
             texts = read_program_texts(attempt.settings.work.program)
             files.write_json(output.program_json, {"options": {}, "files": texts})
+
+
+def link_folder(link: Path, target: Path) -> None:
+    """Create `link`, which leads to the folder `target`; another pod may do the same. An empty folder is replaced.
+
+    Raises:
+        SettingsError: files are at that place.
+        OSError: the link cannot be created.
+    """
+    link.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        if link.is_dir() and not link.is_symlink():
+            link.rmdir()
+        link.symlink_to(target)
+    except OSError as error:
+        if not link.exists():
+            raise
+        if not link.is_symlink() or link.resolve() != target.resolve():
+            raise setting_error(
+                "training.checkpointDir",
+                str(link),
+                "a place without files",
+                f"the launcher makes it a link to {target}",
+                "remove the files from your program's folder, or name another place",
+            ) from error
 
 
 def has_cpu_paddle() -> bool:

@@ -420,6 +420,10 @@ class StatusFile:
     """What is doubtful about a complete run, such as processes that trained alone; None: nothing."""
     log_progress: str | None = field(default=None, metadata={KEY: "logProgress"})
     """Epoch, step and loss in the log of a script that does not report its steps; None: none was found."""
+    script_file: str | None = field(default=None, metadata={KEY: "scriptFile"})
+    """The newest file of a script's own checkpoints, below its checkpoint folder; None: none was found."""
+    script_file_written: float | None = field(default=None, metadata={KEY: "scriptFileWritten"})
+    """When that file was written, in Unix seconds."""
     export_to: str | None = field(default=None, metadata=_written("exportTo"))
     updated: float | None = field(default=None, metadata=ALWAYS)
     """When rank 0 wrote the file, in Unix seconds."""

@@ -286,6 +286,8 @@ class TrainSettings(PodSettings):
     """sha256 that the program must have; empty: any program."""
     keep_files: tuple[str, ...] = setting("training.keepFiles")
     """Patterns of files in a script's working folder that are copied to the storage when the pod exits."""
+    checkpoint_dir: str = setting("training.checkpointDir")
+    """Where a script writes its checkpoints: relative to its working folder, or below `{output_dir}`; empty: nowhere."""
     packages: str = setting("training.packages")
     """sha256 of the archive with the program's own Python packages (`JobPaths.packages`); empty: there are none."""
     processes_per_pod: int = setting("training.processesPerPod")

@@ -148,8 +148,10 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "training.servers" $training.servers (printf "null with runtime %s" .Values.runtime) (ternary "this runtime has no parameter servers" "portsNum sets the number of its parameter servers in each pod" (eq .Values.runtime "collective")) "Set it to null, or set runtime to ps") -}}
 {{- end -}}
 {{- if ne (include "paddle-training.isScript" .) "true" -}}
-{{- with $training.keepFiles -}}
-{{- include "paddle-training.fault" (list "training.keepFiles" (toJson .) (printf "empty with runtime %s" $.Values.runtime) "only a script of your own writes to a working folder" "Remove it, or set runtime to collective or ps") -}}
+{{- range $key := list "keepFiles" "checkpointDir" -}}
+{{- with get $training $key -}}
+{{- include "paddle-training.fault" (list (print "training." $key) (toJson .) (printf "empty with runtime %s" $.Values.runtime) "only a script of your own writes to a working folder" "Remove it, or set runtime to collective or ps") -}}
+{{- end -}}
 {{- end -}}
 {{- with $training.processesPerPod -}}
 {{- include "paddle-training.fault" (list "training.processesPerPod" . (printf "null with runtime %s" $.Values.runtime) "this runtime has one trainer in each pod (trainerCount sets the number of its threads)" "Set it to null, or set runtime to collective or ps") -}}

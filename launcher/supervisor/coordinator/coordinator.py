@@ -257,7 +257,7 @@ class Coordinator(OrderSource):
         return self._runtime.newest_checkpoint(self.output.root)
 
     def _find_script_save(self) -> float:
-        return find_newest_save(self.output.script_checkpoints) if self._runtime.is_user_script else 0.0
+        return find_newest_save(self.output.script_checkpoints)[0] if self._runtime.is_user_script else 0.0
 
     def _announce_change(self, before: Plan, plan: Plan, now: float) -> None:
         """Log the change from the plan `before` to `plan`.

@@ -25,7 +25,7 @@ from launcher.supervisor.coordinator.members import Member, find_missing
 from launcher.supervisor.log_progress import read_log_progress
 from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
 from launcher.supervisor.progress import STATES_BEFORE_TRAINING
-from launcher.supervisor.shared_storage.output_folder import read_if_intact
+from launcher.supervisor.shared_storage.output_folder import find_newest_save, read_if_intact
 from launcher.supervisor.shared_storage.output_lease import OutputLease
 from launcher.supervisor.timings import Timings
 
@@ -37,6 +37,10 @@ STATES = {
     Action.STOP: "restarting",
 }
 """Action of the plan → `state` in status.json while the run is not over."""
+
+
+LOOK_PAUSE = 20
+"""After a look for a script's newest checkpoint file there is a pause of so many times as long as the look took."""
 
 
 class RunFilesWriter:
@@ -79,6 +83,9 @@ class RunFilesWriter:
         """Unix time at which training was complete; None before that."""
         self.state: str | None = None
         """The state to show in status.json; None: status.json shows the state that follows from the plan."""
+        self._script_file = (0.0, "")
+        """When the newest file of a script's own checkpoints was written, and its name."""
+        self._next_look = 0.0
         self._end = threading.Event()
         self._writing = threading.Lock()
         self._thread = threading.Thread(
@@ -137,11 +144,11 @@ class RunFilesWriter:
             cause=cause,
             warning=self.warning,
         )
-        if (
-            self._settings.runtime not in SCRIPT_RUNTIMES
-            or status.number is not None
-            or status.state != "training"
-        ):
+        if self._settings.runtime not in SCRIPT_RUNTIMES:
+            return status
+        written, name = self._script_file
+        status = replace(status, script_file=name or None, script_file_written=written or None)
+        if status.number is not None or status.state != "training":
             return status
         log_file = self._settings.work.log(self.output.train_log(0).name)
         return replace(status, log_progress=read_log_progress(log_file) or None)
@@ -156,6 +163,10 @@ class RunFilesWriter:
 
     def _write_status(self, cause: str | None) -> None:
         with self._writing:
+            if self._settings.runtime in SCRIPT_RUNTIMES and self._next_look <= (began := time.monotonic()):
+                self._script_file = find_newest_save(self.output.script_checkpoints)
+                now = time.monotonic()
+                self._next_look = now + LOOK_PAUSE * (now - began)
             files.write_json(self.output.status_json, to_json(self.build_status(cause)), self._lock.check)
 
     def _write_run(

@@ -328,20 +328,20 @@ LOOKED_AT = 20_000
 """Largest number of files that are looked at."""
 
 
-def find_newest_save(folder: Path) -> float:
-    """Return the Unix time at which the newest file below a script's checkpoint folder was written; 0 without a file.
+def find_newest_save(folder: Path) -> tuple[float, str]:
+    """Return when the newest file below a script's checkpoint folder was written, as Unix time, and its name there.
 
-    Logs and event files do not count. Only the first LOOKED_AT files are looked at, and errors of the storage are no
-    file: this only decides how failures are counted.
+    Without a file these are 0 and an empty text. Logs and event files do not count. Only the first LOOKED_AT files are
+    looked at, and errors of the storage are no file: this is for `status`, and decides how failures are counted.
     """
-    newest = 0.0
+    newest = (0.0, "")
     files_below = (
         Path(root, name) for root, _, names in os.walk(folder) for name in names if not name.startswith(".")
     )
     for path in itertools.islice(files_below, LOOKED_AT):
         if path.suffix not in LOG_FILES and "tfevents" not in path.name and "vdlrecords" not in path.name:
             with contextlib.suppress(OSError):
-                newest = max(newest, path.lstat().st_mtime)
+                newest = max(newest, (path.lstat().st_mtime, path.relative_to(folder).as_posix()))
     return newest
 
 

@@ -78,6 +78,7 @@ def test_pages_show_all_releases_the_view_of_each_and_two_runs(serve, cluster, m
     get(server, "/run?release=other")
     overview = get(server, "/")[1]
     assert re.findall('<a href="/run.release=(.*?)">', overview) == ["other", "paddle-training"]
+    assert overview.count(K8S_JOB) == 1, "the run, on its card"
     assert ">failed</span>" in overview and "exit code 70" in overview and ">training</span>" in overview
     page = get(server, RUN)[1]
     for part in (

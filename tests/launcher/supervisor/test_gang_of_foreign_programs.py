@@ -196,3 +196,39 @@ def test_files_in_the_working_folder_are_kept_or_named_in_the_log(tmp_path: Path
             assert found == {"final.pdparams": b"xxx", "logs/deep/a.pdparams": b"xxxxx"}
             assert "wrote 1 files (7 bytes) to its working folder" in gang.pod_log(rank)
             assert "cache.bin (7 bytes). Fix: " in gang.pod_log(rank)
+
+
+SAVER = """
+import os, pathlib, time
+folder = pathlib.Path(os.environ["FOLDER"].format(output_dir=os.environ["PADDLE_LAUNCHER_OUTPUT_DIR"]))
+print("found", sorted(path.name for path in folder.iterdir()), flush=True)
+(folder / f"{os.environ['PADDLE_TRAINER_ID']}.pdparams").write_text("x")
+if os.environ["PADDLE_LAUNCHER_ATTEMPT"] == "0" and os.environ["PADDLE_TRAINER_ID"] == "0":
+    time.sleep(3)  # a status.json is written
+    raise SystemExit("first attempt")
+"""
+
+
+@pytest.mark.parametrize("folder", ["saved/deep", "{output_dir}/weights"])
+def test_the_folder_of_a_scripts_checkpoints_is_on_the_storage(folder: str, tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    changes = {"trainers": 2, "runtime": "collective", "config_file": "mine/train.py", "data_digest": "none"}
+    with LoopbackGang(tmp_path, passes=1, restarts=1, checkpoint_dir=folder, FOLDER=folder, **changes) as gang:
+        (gang.job / "mine" / "train.py").write_text(SAVER)
+        assert gang.start().wait_for_exit(60) == [0, 0], gang.pod_log(0)
+        assert "found ['0.pdparams', '1.pdparams']" in gang.read_log(1), "the second attempt"
+        assert {path.name for path in (gang.output / "checkpoints").iterdir()} == {"0.pdparams", "1.pdparams"}
+        status = gang.read_json("status.json")
+        assert status["scriptFile"] in ("0.pdparams", "1.pdparams") and status["scriptFileWritten"] > 1e9
+        assert "to its working folder, which are lost" not in gang.pod_log(0)
+
+
+def test_files_in_the_place_of_the_checkpoint_folder_are_an_error(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    changes = {"trainers": 1, "runtime": "collective", "config_file": "mine/train.py", "data_digest": "none"}
+    with LoopbackGang(tmp_path, passes=1, checkpoint_dir="saved", **changes) as gang:
+        (gang.job / "mine" / "train.py").write_text("")
+        (gang.job / "mine" / "saved").mkdir()
+        (gang.job / "mine" / "saved" / "old.pdparams").write_text("x")
+        assert gang.start().wait_for_exit(60) != [0]
+        assert "must be a place without files" in gang.pod_log(0) and "Fix: remove the files" in gang.pod_log(0)

@@ -321,5 +321,5 @@ def test_the_newest_file_of_a_scripts_checkpoints_is_found_and_logs_do_not_count
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
         os.utime(tmp_path / name, (seconds, seconds))
-    assert find_newest_save(tmp_path) == 20
-    assert find_newest_save(tmp_path / "absent") == 0
+    assert find_newest_save(tmp_path) == (20, "epoch_2/x.pdopt")
+    assert find_newest_save(tmp_path / "absent") == (0, "")
