@@ -11,6 +11,7 @@ training pod copies its shard to its own disk.
 │   │   ├── <i>/{train.txt,train.list,test.list}    shard i; a shard in several files has train-<part>.txt and
 │   │   │                                files.json instead of train.txt
 │   │   ├── test.txt                     the test set, common to all shards
+│   │   ├── files/…, files.jsonl         with data.format files, instead of shards: the files, and their list
 │   │   └── tables/<name>                side tables: files of data.tables that the program reads
 │   ├── <dataDigest>.json                the manifest of the data with this digest; it has the name <content>
 │   ├── .<content>.<uid>.tmp/            work in progress of data Jobs
@@ -35,6 +36,7 @@ training pod copies its shard to its own disk.
 <work dir>/                              WorkPaths, an emptyDir of the pod
 ├── data/{train.txt,test.txt,train.list,test.list,sums.json,tables/<name>}   staged shard;
 │                                        test.txt where this rank needs it
+├── data/files                           with data.format files: a link to them, or a copy (data.cache)
 ├── program/                             staged program
 ├── packages/                            its Python packages, unpacked
 ├── records/{train,test}/                the shard's rows, parsed
@@ -192,6 +194,10 @@ class DataPaths:
     manifest = _Below("manifest.json")
     tables = _Below("tables")
     test = _Below("test.txt")
+    files = _Below("files")
+    """Folder of the files with data.format files."""
+    file_list = _Below("files.jsonl")
+    """List of these files: a JSON object with name, bytes and sha256 on each line."""
     parts = _Below("parts")
     """Folder of a work folder with the parts of the source: their locks, markers and test sets."""
 
@@ -259,6 +265,8 @@ class WorkPaths:
 
     data = _Below("data")
     tables = _Below("data/tables")
+    files = _Below("data/files")
+    """Folder of the files with data.format files: a link to the storage, or a copy (data.cache)."""
     sums = _Below("data/sums.json")
     """Path of sums.json: bytes and sha256 of each file that was copied into train.txt and test.txt, by name."""
     program = _Below("program")

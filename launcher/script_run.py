@@ -47,6 +47,7 @@ class ScriptRun:
         batch_size: `training.batchSize`, the samples of one step of one process.
         train_file: the pod's shard, which its processes share; None without data of the launcher.
         test_file: the test set; None if there is none.
+        data: folder of the files with data.format files, which is not to be changed; None with other data.
         tables: folder of the side tables (`data.tables`); None if there are none.
         output: the run's output folder on the shared storage; `output` in the current folder without the launcher.
         start: the place (epoch, step) at which training continues; (0, 0) at the start of a run.
@@ -68,6 +69,7 @@ class ScriptRun:
         self.batch_size = int(env.get("PADDLE_LAUNCHER_BATCH_SIZE") or 256)
         self.train_file = _path(env, "PADDLE_LAUNCHER_TRAIN_FILE")
         self.test_file = _path(env, "PADDLE_LAUNCHER_TEST_FILE")
+        self.data = _path(env, "PADDLE_LAUNCHER_DATA_DIR")
         self.tables = _path(env, "PADDLE_LAUNCHER_TABLES_DIR")
         self.output = Path(env.get("PADDLE_LAUNCHER_OUTPUT_DIR") or "output").absolute()
         self._attempt = int(env.get("PADDLE_LAUNCHER_ATTEMPT") or 0)

@@ -65,9 +65,9 @@ class LaunchOptions:
     data: Annotated[
         str | None,
         typer.Option(
-            metavar="FILE|URL",
-            help="The training data: a file of this machine (it is uploaded), s3://…, https://…, or "
-            "file://NAME for a file on the storage; default: data.source of the values.",
+            metavar="FILE|FOLDER|URL",
+            help="The training data: a file of this machine, or a folder of files for a script (it is uploaded), "
+            "s3://…, https://…, or file://NAME for a file on the storage; default: data.source of the values.",
         ),
     ] = None
     values: ValuesOption = None
@@ -172,6 +172,11 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
             raise UsageError(
                 "there is no data to train on",
                 "give --data FILE, --data s3://…, or data.source in a values file (-f)",
+            )
+        if not is_script and complete["data"]["format"] == "files":
+            raise UsageError(
+                f"data.format is files, but {program.values['training.config']} is a program, which reads rows",
+                "give --data FILE with rows, or use a script",
             )
         if is_script:
             report(

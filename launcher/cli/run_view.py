@@ -14,7 +14,7 @@ from launcher.cli.reader_commands import FINAL_STATES
 from launcher.cli.releases import ReleaseRun
 from launcher.cli.run_files import DATA_FAILED, MANIFEST, JobFiles
 from launcher.paths import OutputPaths, Position
-from launcher.schema import RankStatus, RunFile, StatusFile
+from launcher.schema import RankStatus, RunFile, StatusFile, describe_data, to_json
 from launcher.settings import SCRIPT_RUNTIMES
 
 INDEX = "batch.kubernetes.io/job-completion-index"
@@ -532,8 +532,7 @@ def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> 
     if failure:
         data = JobView(f"data {digest[:8]}", "failed", failure.reason)
     elif manifest:
-        shards = f"{manifest.split_count} shards, {manifest.lines:,} lines"
-        data = JobView(f"data {digest[:8]}", "complete", shards)
+        data = JobView(f"data {digest[:8]}", "complete", describe_data(to_json(manifest)))
     elif damaged := files.damage.keys() & {MANIFEST, DATA_FAILED}:
         data = JobView("data", "unknown", f"{min(damaged)} is damaged")
     else:

@@ -21,7 +21,8 @@ from launcher.cli.packages import PythonEnvironment, install_packages, pack_file
 from launcher.cli.releases import SOURCES
 from launcher.cli.storage import Storage, check_name, run_json_command
 from launcher.cli.terminal import confirm, report
-from launcher.io.files import folder_sha256, sha256_file
+from launcher.dataprep.sources import is_hidden
+from launcher.io.files import folder_files, folder_sha256, sha256_file
 from launcher.io.open_below import ReaderError
 from launcher.io.program_folders import check_module_names, is_script_file
 from launcher.io.tar_stream import write_tar
@@ -126,14 +127,27 @@ def plan_program(folder: Path, name: str | None = None, check: bool = True, chos
 def plan_source(file: Path, name: str | None = None) -> Upload:
     """Plan the upload of a data file, which a training then reads with a `file://` source; nothing is sent.
 
-    `name` is the name that the file gets on the storage; None: the name that it has.
+    `file` may be a folder: then its files, except hidden ones, are the data (data.format files). `name` is the name
+    that the file gets on the storage; None: the name that it has.
 
     Raises:
-        UsageError: there is no such file, or its name on the storage would be invalid.
+        UsageError: there is no such file, a file cannot be sent, or its name on the storage would be invalid.
     """
-    if not file.is_file():
-        raise UsageError(f"{file}: no such file", "give the path of a data file")
-    chosen = check_name(name or file.name, RENAME_FIX)
+    if not file.exists():
+        raise UsageError(f"{file}: no such file", "give the path of a data file, or of a folder of files")
+    chosen = check_name(name or file.resolve().name, RENAME_FIX)
+    if file.is_dir():
+        links = [path for path in file.rglob("*") if path.is_symlink() and not path.is_file()]
+        names = {path.relative_to(file).as_posix(): path for path in folder_files(file)}
+        entries = {name: path for name, path in names.items() if not is_hidden(name, "files")}
+        if links or not entries:
+            what = (
+                f"{links[0]} is a link to a folder or to nothing" if links else f"{file} has no file to send"
+            )
+            raise UsageError(f"{what}; nothing was sent", "give a folder with the files themselves")
+        digest = folder_sha256(file, entries.values())
+        values = {"data.source": f"file://{chosen}", "data.sha256": digest, "data.format": "files"}
+        return Upload(chosen, tuple(entries.items()), values, SOURCES)
     values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
     return Upload(chosen, ((chosen, file),), values, SOURCES)
 

@@ -10,6 +10,7 @@ import io
 import lzma
 import posixpath
 import re
+import stat
 import struct
 import tarfile
 import zipfile
@@ -22,6 +23,7 @@ from typing import IO, Any, Self
 from launcher.dataprep.byte_streams import BLOCK, buffered
 from launcher.errors import DataError
 from launcher.io.files import storage_errors
+from launcher.paths import is_safe_name
 
 NAMES_SHOWN = 12  # existing names in the message about a missing one
 _ZIP = b"PK\x03\x04"
@@ -163,6 +165,81 @@ def _reject_archive(file: io.BufferedReader, name: str, is_member: bool = False)
 def is_zip(file: io.BufferedReader) -> bool:
     """Return whether the file is a zip file, such as a Python wheel. Does not change the position, which must be 0."""
     return file.peek().startswith(_ZIP)
+
+
+Member = tuple[str, int, Iterator[bytes]]
+"""A file of an archive: its name, its size in bytes, and its content, which must be read before the next file."""
+_READ_AS_IT_IS = (".npz", ".pt", ".pth", ".ckpt", ".whl", ".jar", ".docx", ".xlsx")
+
+
+def archive_kind(file: io.BufferedReader, name: str) -> str:
+    """Return `zip` or `tar` (which may be compressed) if the file `name` is an archive to unpack, else an empty text.
+
+    The content decides, but some zip files are not meant to be unpacked. Does not change the position, which must be 0.
+
+    Raises:
+        DataError: the name shows that it is an archive, but of a format that cannot be read.
+    """
+    head, suffix, lower = file.peek(), _format(file), name.lower()
+    if suffix:
+        with _damage_errors(name):
+            head = _FORMATS[suffix][1]().decompress(head, BLOCK)
+    if head.startswith(_TAR, _TAR_AT):
+        return "tar"
+    if head.startswith(_ZIP) and not suffix and not lower.endswith(_READ_AS_IT_IS):
+        return "zip"
+    if re.search(r"\.(zip|tar|tar\.\w+|t[gbx]z2?|tzst|7z|rar)$", lower):
+        raise DataError(
+            f"{name} is an archive by its name, but no zip file, tar file, or tar file compressed with gzip, bzip2 or "
+            "xz. Fix: replace it by the complete file, or pack its files again as .zip, .tar or .tar.gz."
+        )
+    return ""
+
+
+def unpack_zip(path: Path, name: str) -> Iterator[Member]:
+    """Yield the files of the zip file at `path`. Raises `DataError` if it is damaged, or as `_check_member`."""
+    with _damage_errors(name), zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
+            _check_member(name, info.filename, stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG))
+            with archive.open(info) as file:
+                blocks = _member_blocks(file, f"{name}!{info.filename}", info.file_size)
+                yield info.filename, info.file_size, blocks
+
+
+def unpack_tar(file: io.BufferedReader, name: str) -> Iterator[Member]:
+    """Yield the files of a tar archive, which may be compressed. Raises as `unpack_zip`."""
+    text = _decompressed(file, name)
+    with (
+        _damage_errors(name),
+        tarfile.open(fileobj=text, mode="r|", bufsize=BLOCK, tarinfo=_StrictTarInfo) as archive,
+    ):
+        for info in archive:
+            archive.members.clear()  # type: ignore[attr-defined]  # or this list would grow
+            if info.isdir():
+                continue
+            path = info.name.removeprefix("./")
+            _check_member(name, path, info.isfile())
+            content = archive.extractfile(info)
+            assert content is not None  # noqa: S101 - it is a file
+            yield path, info.size, _member_blocks(content, f"{name}!{path}", info.size)
+    while text.read(BLOCK):  # to the checksum at the end of a compressed archive
+        pass
+
+
+def _check_member(archive: str, path: str, is_file: bool) -> None:
+    """Raise `DataError` if a member is neither file nor folder, or its name leads out of the folder."""
+    if not is_file:
+        raise DataError(
+            f"{archive}!{path} is a link or a device, which is not unpacked. Fix: pack the archive again with the "
+            "files themselves (tar --dereference --hard-dereference)."
+        )
+    if not is_safe_name(path):
+        raise DataError(
+            f"{archive} has a file with the name {path!r}, which leads out of its folder or is no valid path. Fix: "
+            "pack the archive again from inside the folder, with relative names without '..' and backslashes."
+        )
 
 
 def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:

@@ -26,7 +26,7 @@ from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep import prepared_data, sources
+from launcher.dataprep import data_files, prepared_data, sources
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.split_part import PartSplitter, assemble_shards, shard_file_name
 from launcher.dataprep.text_lines import warn_of_quotes
@@ -37,7 +37,7 @@ from launcher.io.retry import Retry
 from launcher.io.stop_signals import raise_on_stop_signal
 from launcher.log import log, start_logging
 from launcher.paths import DataPaths
-from launcher.schema import MANIFEST_VERSION
+from launcher.schema import MANIFEST_VERSION, describe_data
 from launcher.settings import DataSettings
 
 _SWITCH_SECONDS = 0.0005  # the default of 5 ms makes a thread that returns from hashing wait for the GIL
@@ -188,7 +188,9 @@ class DataPod:
         """Return the parts: the same list in every pod, since it follows from the source and the settings."""
         s = self._settings
         objects = self._source.objects()
-        if self._context(s).is_single:
+        if s.format == "files":
+            ranges = data_files.plan_files(self._source, objects)
+        elif self._context(s).is_single:
             ranges = [sources.complete_objects(objects)]
         else:
             # One checksum over everything needs one reader, and a csv field may contain newlines.
@@ -226,8 +228,13 @@ class DataPod:
         """
         if self._work.parts.is_dir():
             return False
-        require_space(self._work.root, size, "the shards and the test set")
+        is_files = self._settings.format == "files"
+        require_space(self._work.root, size, "the files" if is_files else "the shards and the test set")
         with storage.storage_errors(self._work.root):
+            if is_files:
+                self._work.files.mkdir(parents=True, exist_ok=True)
+                self._work.parts.mkdir(exist_ok=True)
+                return True
             for index in range(self._settings.split_count):
                 self._work.shard(index).mkdir(parents=True, exist_ok=True)
             self._work.parts.mkdir(parents=True, exist_ok=True)
@@ -275,19 +282,10 @@ class DataPod:
             with storage.storage_errors(folder):
                 folder.mkdir()
             context = replace(self._context(settings), tmp=folder)
-            reader = sources.PartReader(context, source, part.ranges)
-            splitter = PartSplitter(settings, folder, self._progress, reader)
-            made = splitter.run(part.number, part.test_rows)
-            train_parts = len(self._parts) - bool(self._settings.test_source)
-            with storage.storage_errors(folder):
-                for index in range(len(made["files"])):
-                    name = shard_file_name(part.number or 0, train_parts)
-                    (folder / str(index) / "train.txt").replace(self._work.shard(index) / name)
-                (folder / "test.txt").replace(self._work.parts / f"{part.key}.test")
-                if (folder / "tables").is_dir():
-                    storage.remove_path(self._work.tables)
-                    (folder / "tables").rename(self._work.tables)
-                storage.fsync_dir(self._work.root)
+            if context.keeps_files:
+                made = data_files.FileFetcher(context, source, self._work).run(part)
+            else:
+                made = self._split(context, source, part)
             name = sources.source_name(settings)
             if part.ranges:
                 name = source.display_name(part.ranges[0].object)
@@ -299,16 +297,38 @@ class DataPod:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
+    def _split(
+        self, context: sources.SourceContext, source: sources.Source, part: sources.PlannedPart
+    ) -> dict[str, Any]:
+        """Split a part into files in `context.tmp`, and move them to the shards; return the part's marker."""
+        folder = context.tmp
+        reader = sources.PartReader(context, source, part.ranges)
+        splitter = PartSplitter(context.settings, folder, self._progress, reader)
+        made = splitter.run(part.number, part.test_rows)
+        train_parts = len(self._parts) - bool(self._settings.test_source)
+        with storage.storage_errors(folder):
+            for index in range(len(made["files"])):
+                name = shard_file_name(part.number or 0, train_parts)
+                (folder / str(index) / "train.txt").replace(self._work.shard(index) / name)
+            (folder / "test.txt").replace(self._work.parts / f"{part.key}.test")
+            if (folder / "tables").is_dir():
+                storage.remove_path(self._work.tables)
+                (folder / "tables").rename(self._work.tables)
+            storage.fsync_dir(self._work.root)
+        return made
+
     def _publish(self) -> bool:
         """Combine the parts and rename the work folder to its final name; return False if another pod does that."""
         with self._lock("publish") as locked:
             markers = [marker for part in self._parts if (marker := self._read_marker(part)) is not None]
             if not locked or len(markers) < len(self._parts):
                 return False
-            spanning = [marker["spanning"] for marker in markers]
+            spanning = [marker.get("spanning", (0, "")) for marker in markers]
             warn_of_quotes(sum(n for n, _ in spanning), next((first for n, first in spanning if n), ""))
-            tests = [self._work.parts / f"{part.key}.test" for part in self._parts]
-            manifest = assemble_shards(self._settings, self._work, markers, tests, self._progress)
+            is_files = self._settings.format == "files"
+            assemble, end = (data_files.assemble_files, "list") if is_files else (assemble_shards, "test")
+            paths = [self._work.parts / f"{part.key}.{end}" for part in self._parts]
+            manifest = assemble(self._settings, self._work, markers, paths, self._progress)
             made_by = {
                 "namespace": self._settings.namespace,
                 "release": self._settings.release,
@@ -326,9 +346,9 @@ class DataPod:
                 storage.fsync_dir(self._layout.all_data)
                 shutil.rmtree(self._data.parts, ignore_errors=True)
         log.info(
-            "done in %.1f s: %d train lines in %d shards, %d test lines, sha256 %s",
-            *(self._progress.clock() - self._progress.started, manifest["lines"], self._settings.split_count),
-            *(manifest["test"].get("lines"), manifest["sha256"]),
+            "done in %.1f s: %s, sha256 %s",
+            *(self._progress.clock() - self._progress.started, describe_data(manifest)),
+            manifest["sha256"],
         )
         return True
 
@@ -359,6 +379,7 @@ def content_digest(s: DataSettings, parts: list[sources.PlannedPart]) -> str:
     digest includes the data digest, so that no other job uses this data.
     """
     shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
+    shape = shape[: 1 if s.format == "files" else None]
     name = sources.source_name(s) if s.source_secret else s.source
     source = [name, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
     read = [part for part in parts if part.number is None or not s.sha256]

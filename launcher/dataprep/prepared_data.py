@@ -98,7 +98,7 @@ def read_complete(
         )
     except (KeyError, TypeError, ValueError, DataError):  # DataError: a damaged files.json
         wrong = [layout.all_data]
-    if wrong or manifest.get("splitCount") != shards:
+    if wrong or manifest.get("splitCount") not in (0, shards):
         log.info("the prepared data is incomplete (wrong: %s): preparing it again", wrong or "splitCount")
         return None
     return manifest
@@ -119,6 +119,8 @@ def files_of_manifest(
         raise ValueError(why)
     data = data_of(layout, manifest)
     found = {data.tables / str(table["name"]): table for table in manifest["tables"]}
+    if counts := manifest.get("files"):  # a check of each of them would take minutes
+        return {data.file_list: counts["list"]}
     found[data.test] = manifest["test"]
     for shard in manifest["shards"]:
         if only_shard not in (None, int(shard["index"])):
@@ -297,7 +299,8 @@ def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
 def _link_data(layout: JobPaths, data: DataPaths, manifest: Mapping[str, Any]) -> None:
     """Link data into the job's folder; remove links and folders of earlier data that it does not replace."""
     links = {layout.job / str(index) / "data": data.shard(index) for index in range(manifest["splitCount"])}
-    links[layout.job / data.test.name] = data.test
+    if not manifest.get("files"):
+        links[layout.job / data.test.name] = data.test
     if manifest["tables"]:
         links[layout.job / data.tables.name] = data.tables
     for link, target in links.items():
@@ -309,8 +312,9 @@ def _link_data(layout: JobPaths, data: DataPaths, manifest: Mapping[str, Any]) -
             files.remove_path(link)
         temp.replace(link)
         files.fsync_dir(link.parent)
-    if not manifest["tables"]:
-        files.remove_path(layout.job / data.tables.name)
+    for path in (data.tables, data.test):
+        if layout.job / path.name not in links:
+            files.remove_path(layout.job / path.name)
     for folder in list(layout.job.iterdir()):
         beyond = _SHARD.fullmatch(folder.name) and folder / "data" not in links
         if beyond and not folder.is_symlink() and os.path.lexists(folder / "data"):

@@ -28,6 +28,8 @@ class DataProgress:
     total: int | None = None
     """Bytes of the current part, when they are known."""
     lines: int = 0
+    unit: str = "lines"
+    """What `lines` counts, for the log."""
     touch: Callable[[], None] = lambda: None
     """Called with each log line: training pods wait as long as data Jobs touch a file."""
     started: float = field(init=False)
@@ -70,7 +72,7 @@ class DataProgress:
         """Return text such as `42 % (420 of 1000 MB), 180 MB/s, 4,200,000 lines, about 3 s left`."""
         seconds = max(self.clock() - self.part_started, 1e-9)
         rate = self.read / seconds
-        tail = f"{rate / 1e6:.1f} MB/s, {self.lines:,} lines"
+        tail = f"{rate / 1e6:.1f} MB/s, {self.lines:,} {self.unit}"
         if not self.total:
             return f"{self.read / 1e6:.1f} MB, {tail}"
         percent = 100 * self.read / self.total

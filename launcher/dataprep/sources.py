@@ -21,7 +21,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, NoReturn
@@ -75,6 +75,8 @@ _HIDDEN = re.compile(
 Spark and Hadoop skip names that start with `.` or `_` (but not the folder `_day=1` of a partition) and copies in
 progress; the others are temporary, backup and marker files of macOS, Windows, editors and programs that download.
 """
+_NO_DATA_FILE = re.compile(r"\.|(__macosx|__pycache__|thumbs\.db|desktop\.ini|lost\+found)$", re.IGNORECASE)
+"""The same with data.format files, where a file may be empty, and its name may begin with `_`."""
 _NOT_TEXT = re.compile(
     r".*\.(parquet|orc|avro|arrow|feather|zip|whl|jar|tar|t[gbx]z2?|7z|rar|zst|lz4|lzma|z|png|jpe?g|gif|bmp|webp|pdf|"
     r"docx?|xlsx?|h5|hdf5|np[yz]|pkl|pickle|tfrecords?|sqlite3?|db|exe|so)",
@@ -119,8 +121,13 @@ class SourceContext:
         """Return whether the source is a single object, read by a single pod: an archive or a web address."""
         return bool(self.settings.member) or not self.settings.source.startswith(("s3://", "file://"))
 
+    @property
+    def keeps_files(self) -> bool:
+        """Return whether the data is the files of the source, not their text."""
+        return self.settings.format == "files"
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, slots=True)
 class SourceObject:
     """Identifies one file or object of a source, and its content by `version`."""
 
@@ -131,7 +138,7 @@ class SourceObject:
     """Another value means other content: an ETag, or the time of the last change; empty when it is unknown."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ByteRange:
     """Refers to the lines of an object that start at the bytes `begin` (included) to `end` (excluded)."""
 
@@ -235,24 +242,29 @@ def range_lines(blocks: Iterator[bytes], begin: int, end: int, digest: hashlib._
             return
 
 
-def is_hidden(path: str) -> bool:
+def is_hidden(path: str, data_format: str) -> bool:
     """Return whether a file below the source is never read, because its name or the name of a folder is hidden."""
-    return any(map(_HIDDEN.match, path.split("/")))
+    pattern = _NO_DATA_FILE if data_format == "files" else _HIDDEN
+    return any(map(pattern.match, path.split("/")))
 
 
 def files_to_read(context: SourceContext, found: Mapping[str, SourceObject | None]) -> list[SourceObject]:
     """Return the files of a folder or prefix that are read: all that are neither hidden nor empty; log the others.
+
+    With data.format files, empty ones are read too, but not a key that ends with a slash.
 
     `found` is all files by their path below the source; a hidden one may be None.
 
     Raises:
         DataError: a file's name shows that it is not text, or no file is left.
     """
-    chosen = {
-        path: one for path, one in found.items() if one is not None and one.size and not is_hidden(path)
+    keeps, data_format = context.keeps_files, context.settings.format
+    usable = {
+        path: one for path, one in found.items() if one is not None and not is_hidden(path, data_format)
     }
+    chosen = {path: one for path, one in usable.items() if one.size or (keeps and path[-1:] != "/")}
     source = f"{context.key} {context.settings.source}"
-    for path in filter(_NOT_TEXT.fullmatch, chosen):
+    for path in filter(_NOT_TEXT.fullmatch, () if keeps else chosen):
         raise DataError(
             f"{source}: {path} is no text file, as its name shows, and all files of a folder are read. Fix: convert it "
             "to text or csv (also compressed: .gz, .bz2, .xz), or move it out of this folder."
@@ -294,7 +306,7 @@ def check_below_sources(context: SourceContext, path: Path) -> None:
         )
 
 
-def _walk(root: Path) -> Iterator[Path]:
+def _walk(root: Path, data_format: str) -> Iterator[Path]:
     """Yield the path of each file below `root`, at any depth.
 
     Hidden folders and links to folders are yielded too, each as one path: their content is not read.
@@ -307,7 +319,7 @@ def _walk(root: Path) -> Iterator[Path]:
         raise error
 
     for folder, folders, names in os.walk(root, onerror=fail):
-        closed = [name for name in folders if is_hidden(name) or Path(folder, name).is_symlink()]
+        closed = [name for name in folders if is_hidden(name, data_format) or Path(folder, name).is_symlink()]
         yield from (Path(folder, name) for name in (*names, *closed))
         folders[:] = set(folders).difference(closed)
 
@@ -326,6 +338,10 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def display_name(self, found: SourceObject) -> str:
         """Return the object's address for messages."""
+
+    def below(self, found: SourceObject) -> str:  # noqa: ARG002 - for subclasses
+        """Return the path of an object below the source; empty: the object is the source itself."""
+        return ""
 
     def path(self, found: SourceObject) -> Path | None:  # noqa: ARG002 - for subclasses
         """Return the path of an object that is a file of this pod, else None."""
@@ -373,7 +389,7 @@ class StorageSource(Source):
             DataError: there is none; one is unreadable, no regular file or outside of sources/; or the source is a
                 folder, but data.member is set.
         """
-        context, root = self._context, self._root
+        context, root, data_format = self._context, self._root, self._context.settings.format
         if context.is_single and root.is_dir():
             raise DataError(
                 f"{context.key} {context.settings.source} is a folder, but data.member is set. Fix: set {context.key} "
@@ -383,13 +399,14 @@ class StorageSource(Source):
             if not root.is_dir():
                 chosen = [self._checked(root)]
             else:
-                paths = {path.relative_to(root).as_posix(): path for path in sorted(_walk(root))}
-                hidden = is_hidden
-                chosen = files_to_read(
-                    context, {name: None if hidden(name) else self._checked(paths[name]) for name in paths}
-                )
-            for found in chosen:
-                (self._base / found.name).open("rb").close()
+                paths = {path.relative_to(root).as_posix(): path for path in sorted(_walk(root, data_format))}
+                found = {
+                    name: None if is_hidden(name, data_format) else self._checked(path)
+                    for name, path in paths.items()
+                }
+                chosen = files_to_read(context, found)
+            for one in chosen:
+                (self._base / one.name).open("rb").close()
         return chosen
 
     def _checked(self, path: Path) -> SourceObject:
@@ -410,6 +427,10 @@ class StorageSource(Source):
         self.check_unchanged(found)
         blocks = file_blocks(self._base / found.name, self._context.progress, digest, begin)
         return OpenObject(blocks, found.size, blocks.close)
+
+    def below(self, found: SourceObject) -> str:
+        """Return the path of a file below the folder; empty if the source is the file."""
+        return found.name if self._base == self._root else ""
 
     def path(self, found: SourceObject) -> Path | None:
         """Return the path of an object that is a file."""
@@ -439,6 +460,7 @@ class S3Source(Source):
     def __init__(self, context: SourceContext) -> None:
         self._context, self._source = context, context.settings.source
         name, self._key = s3.split_url(self._source)
+        self._folder = self._key.rstrip("/") + "/" if self._key else ""
         try:
             self._bucket = s3.Bucket(name)
         except s3.S3RejectedError as error:
@@ -452,11 +474,16 @@ class S3Source(Source):
         """
         if self._context.is_single:
             return [self._find_archive()]
-        folder = self._key.rstrip("/") + "/" if self._key else ""
         found = sorted(self._list(self._key), key=lambda one: one.name)
-        below = [one for one in found if one.name == self._key or one.name.startswith(folder)]
+        below = [one for one in found if one.name == self._key or one.name.startswith(self._folder)]
+        if self._context.keeps_files and below and below[0].name == self._key and self._key[-1] != "/":
+            below = below[:1]
         # Without the folder: the names in data.source itself, and an object that it names, are not hidden.
-        return files_to_read(self._context, {one.name[len(folder) :]: one for one in below})
+        return files_to_read(self._context, {self.below(one): one for one in below})
+
+    def below(self, found: SourceObject) -> str:
+        """Return the rest of a key below the prefix; empty if data.source is the object."""
+        return found.name[len(self._folder) :]
 
     def _find_archive(self) -> SourceObject:
         """Return the one object with exactly the key of data.source.
@@ -511,7 +538,8 @@ class S3Source(Source):
             body, total = answer["Body"], offset + answer["ContentLength"]
             return RemoteBody(body.read, broken, offset, total, found.version, body.close)
 
-        stream = ResumingStream(name, open_at, context.retry, context.progress, digest, begin)
+        retry = replace(context.retry, failures=0)  # several threads read objects at the same time
+        stream = ResumingStream(name, open_at, retry, context.progress, digest, begin)
         stream.start()
         ahead = Prefetch(stream.blocks(), _AHEAD)
 
@@ -687,6 +715,17 @@ def open_source(context: SourceContext) -> Source:
     return kinds.get(scheme, WebSource)(context)
 
 
+def copy_to_disk(context: SourceContext, stream: io.BufferedReader, size: int) -> Path:
+    """Copy a zip file to `tmp`; return its path. A zip cannot be read as a stream: its index is at its end."""
+    path = context.tmp / "source.zip"
+    require_space(path, size, "the archive itself")
+    with storage_errors(path), path.open("wb") as file:
+        while data := stream.read(BLOCK):
+            file.write(data)
+            context.progress.report()
+    return path
+
+
 class PartReader:
     """Reads the text and side tables of one part of a source.
 
@@ -739,20 +778,10 @@ class PartReader:
         if not archives.is_zip(head):
             yield from archives.tar_files(head, name, settings.member, settings.tables)
             return
-        path = self._source.path(found) or self._copy_to_disk(head, opened.total or 0)
+        path = self._source.path(found) or copy_to_disk(self._context, head, opened.total or 0)
         while head.read(BLOCK):
             self._context.progress.report()
         yield from archives.zip_files(path, name, settings.member, settings.tables)
-
-    def _copy_to_disk(self, stream: io.BufferedReader, size: int) -> Path:
-        """Copy a zip file to `tmp`; return its path. A zip cannot be read as a stream: its index is at its end."""
-        path = self._context.tmp / "source.zip"
-        require_space(path, size, "the archive itself")
-        with storage_errors(path), path.open("wb") as file:
-            while data := stream.read(BLOCK):
-                file.write(data)
-                self._context.progress.report()
-        return path
 
     def hexdigest(self) -> str:
         """Return the sha256 of the part's bytes."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,7 @@ from launcher.dataprep.prepared_data import LIST
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
 from launcher.io.files import fsync_dir, fsync_tree, require_space, storage_errors, write_atomically
+from launcher.io.thread_jobs import await_future
 from launcher.paths import DataPaths
 from launcher.schema import MANIFEST_VERSION
 from launcher.settings import DataSettings
@@ -39,8 +40,6 @@ _BATCH_BYTES = 2 << 20  # given to the writing thread at once
 _MAX_PENDING = 2  # batches that may wait for the writing thread: limits the memory
 _SYNC_THREADS = 2
 FLUSH_BYTES = 16 << 20  # written bytes after which the disk starts to write, which shortens the last fsync
-_WAIT_SECONDS = 1.0
-T = TypeVar("T")
 _READER_SECONDS = 2.0  # a reader that hangs in a network call ends with the process
 
 
@@ -111,7 +110,7 @@ class PartSplitter:
         try:
             with storage_errors(held), held.open("wb") as file:
                 count = self._split(splitter, blocks, writers, file.write)
-            self._check_sha256()
+            check_sha256(settings, self._source.hexdigest())
             self._write_test_set(splitter, writers, held, count, min(count, test_rows))
             written = writers.finish(lambda: self._progress.report("writing the last lines to the storage"))
         except BaseException:
@@ -209,19 +208,17 @@ class PartSplitter:
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
         blocks = iter(lambda: b"" if self._stop.is_set() else table.stream.read(BLOCK), b"")
-        self._tables.append({"name": table.table, **_write_file(target, blocks)})
+        self._tables.append({"name": table.table, **write_file(target, blocks)})
 
-    def _check_sha256(self) -> None:
-        settings = self._settings
-        if not settings.sha256:
-            return
-        found = self._source.hexdigest()
-        if found != settings.sha256:
-            raise DataError(
-                f"data.sha256 is {settings.sha256}, but {sources.source_name(settings)} has {found}: "
-                "the file is another one, or it was changed on the way. Nothing was published. Fix: correct "
-                "data.source, or set data.sha256 to the second value if you trust this file."
-            )
+
+def check_sha256(settings: DataSettings, found: str) -> None:
+    """Raise `DataError` if the source has another sha256 than data.sha256, which is empty if any is valid."""
+    if settings.sha256 and found != settings.sha256:
+        raise DataError(
+            f"data.sha256 is {settings.sha256}, but {sources.source_name(settings)} has {found}: "
+            "the file is another one, or it was changed on the way. Nothing was published. Fix: correct "
+            "data.source, or set data.sha256 to the second value if you trust this file."
+        )
 
 
 class _OutputFile:
@@ -262,7 +259,7 @@ class _OutputFile:
         return {"bytes": self.bytes, "sha256": self.sha256.hexdigest()}
 
 
-def _write_file(path: Path, blocks: Iterable[bytes]) -> dict[str, Any]:
+def write_file(path: Path, blocks: Iterable[bytes]) -> dict[str, Any]:
     """Write a file, and wait until it is on the disk (fsync); return {"bytes", "sha256"}. Raises `StorageError`."""
     with storage_errors(path):
         output = _OutputFile(path)
@@ -331,16 +328,6 @@ class FileWriters:
         for file, piece in zip(self._files, pieces, strict=True):
             if piece and file.write(piece):
                 self._syncs.submit(file.sync_flushed)
-
-
-def await_future(future: Future[T], wait: Callable[[], None]) -> T:
-    """Return the result of a thread's work; call `wait` about once a second before it is finished."""
-    while not future.done():
-        with contextlib.suppress(TimeoutError):
-            future.exception(_WAIT_SECONDS)
-            break
-        wait()
-    return future.result()
 
 
 def _raise_open_file_limit(count: int) -> None:
@@ -575,7 +562,7 @@ def _join_files(paths: list[Path], target: Path, progress: DataProgress) -> dict
                     progress.report("joining the test sets of all parts")
                     yield block
 
-    return _write_file(target, blocks())
+    return write_file(target, blocks())
 
 
 def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: list[int]) -> None:

@@ -18,7 +18,7 @@ from launcher.io.files import UnreadableError, read_bytes, write_atomically
 from launcher.metrics import TEST, MetricsRow
 from launcher.paths import OutputPaths
 from launcher.reporting import plots, run_settings, text_formats
-from launcher.schema import ManifestFile, ProgramFile, RunFile
+from launcher.schema import ManifestFile, ProgramFile, RunFile, describe_data
 
 PAGE = Path(__file__).with_name("report.html")
 STYLE = Path(__file__).with_name("report.css")
@@ -223,12 +223,17 @@ def _data(manifest: Values) -> str:
         "sha256": manifest.get("sha256"),
         "member": manifest.get("member"),
         "format": manifest.get("format"),
+    }
+    rows = {
         "training rows": f"{manifest.get('lines', 0):,}",
         "test rows": f"{test.get('lines', 0):,}",
         "test set": manifest.get("testSource") or f"{manifest.get('testFraction')} of the rows",
         "seed": manifest.get("seed"),
     }
+    values |= {"content": describe_data(manifest)} if manifest.get("files") else rows
     pairs = key_values({key: str(value) for key, value in values.items() if value not in (None, "")})
+    if not shards:
+        return pairs
     lines = [
         [
             f"{shard['index']}",

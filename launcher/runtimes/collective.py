@@ -51,6 +51,7 @@ PLACES = {
     "{train_file}": "PADDLE_LAUNCHER_TRAIN_FILE",
     "{test_file}": "PADDLE_LAUNCHER_TEST_FILE",
     "{tables_dir}": "PADDLE_LAUNCHER_TABLES_DIR",
+    "{data_dir}": "PADDLE_LAUNCHER_DATA_DIR",
 }
 """Texts in a script's options → the variable whose value replaces them. Other braces stay."""
 OTHER_FRAMEWORKS = ("torch", "jax", "tensorflow")
@@ -317,12 +318,14 @@ def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
     """Return what `launcher.script_run` reads in addition to `rank_variables`; an empty text: there is none."""
     s, output = attempt.settings, OutputPaths(attempt.settings.layout.output)
     train, test = s.work.data / "train.txt", s.work.data / "test.txt"
+    has_files = s.work.files.exists()
     return {
         **training_variables(s),
         "PADDLE_LAUNCHER_ATTEMPT": str(attempt.attempt),
-        "PADDLE_LAUNCHER_TRAIN_FILE": str(train) if s.has_data else "",
+        "PADDLE_LAUNCHER_TRAIN_FILE": str(train) if s.has_data and not has_files else "",
         "PADDLE_LAUNCHER_TEST_FILE": str(test) if s.has_data and test.is_file() else "",
         "PADDLE_LAUNCHER_TABLES_DIR": str(s.work.tables) if s.has_data else "",
+        "PADDLE_LAUNCHER_DATA_DIR": str(s.work.files) if has_files else "",
         "PADDLE_LAUNCHER_OUTPUT_DIR": str(output.root),
         "PADDLE_LAUNCHER_CHECKPOINT_DIR": str(output.script_checkpoints),
         "PADDLE_LAUNCHER_RESUME": attempt.resume.folder if attempt.resume else "",

@@ -7,6 +7,7 @@ write it, or the run has no value for it yet.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
@@ -70,6 +71,15 @@ class DataRelease(TypedDict, total=False):
     runId: str
 
 
+class FileCounts(TypedDict):
+    """Entry of manifest.json about the files of data with format files, which files.jsonl lists."""
+
+    count: Count
+    bytes: Count
+    list: DataFile
+    """Size and sha256 of files.jsonl."""
+
+
 @dataclass(frozen=True)
 class ManifestFile:
     """`manifest.json`: the list of a job's data files, which training pods wait for and verify."""
@@ -87,18 +97,29 @@ class ManifestFile:
     test_source: str = field(default="", metadata={KEY: "testSource"})
     test_rows: Count = field(default=0, metadata={KEY: "testRows"})
     split_count: Count = field(default=0, metadata={KEY: "splitCount"})
+    """Number of shards; 0 with format files, which all training pods read."""
     lines: Count = 0
     shards: list[Shard] = field(default_factory=list, metadata=REQUIRED)
     test: DataFile | None = None
     tables: list[SideTable] = field(default_factory=list)
+    files: FileCounts | None = None
+    """The files, with format files."""
     made_by: DataRelease = field(default_factory=DataRelease, metadata={KEY: "madeBy"})
     reused_from: str = field(default="", metadata={KEY: "reusedFrom"})
     """The Job that read the source, if this Job did not because its content had not changed; else empty."""
     checksum: str = ""
 
 
+def describe_data(manifest: Mapping[str, Any]) -> str:
+    """Return how much data a manifest describes, for messages."""
+    if counts := manifest.get("files"):
+        return f"{counts['count']:,} files, {counts['bytes']:,} bytes"
+    test = (manifest.get("test") or {}).get("lines") or 0
+    return f"{manifest.get('splitCount')} shards, {manifest.get('lines', 0):,} lines, {test:,} test lines"
+
+
 class ShardFileEntry(TypedDict):
-    """One entry of files.json: the name, size in bytes and sha256 (hex) of one file of a shard."""
+    """One entry of files.json, or one line of files.jsonl: the name, size in bytes and sha256 (hex) of one file."""
 
     name: FileName
     bytes: Count

@@ -282,6 +282,8 @@ class TrainSettings(PodSettings):
     """Name of the experiment there; empty: the job's name."""
     data_wait_seconds: int = setting("data.waitSeconds")
     """Seconds that training pods wait for a data Job that shows no progress."""
+    data_cache: str = setting("data.cache", parse=p.choice("storage", "pod", "podShare"))
+    """Where a script reads data of format files: on the storage, or copied to the pod's own disk."""
     program_sha256: str = setting("training.programSha256")
     """sha256 that the program must have; empty: any program."""
     keep_files: tuple[str, ...] = setting("training.keepFiles")
@@ -391,7 +393,7 @@ class DataSettings(PodSettings):
     """Path of the text inside the source's archive; empty: the source is the text."""
     tables: tuple[str, ...] = setting("data.tables")
     """Further members of the archive, which are copied unchanged."""
-    format: str = setting("data.format", parse=p.choice("lines", "csv"))
+    format: str = setting("data.format", parse=p.choice("lines", "csv", "files"))
     delimiter: str = setting("data.delimiter", parse=p.delimiter)
     header: bool = setting("data.header")
     columns: tuple[str | int, ...] = setting("data.columns")

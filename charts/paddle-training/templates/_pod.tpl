@@ -10,7 +10,7 @@
 {{- $preparedBy := include "paddle-training.dataPreparedBy" $root -}}
 {{- $release := dict "name" $root.Release.Name "dataDigest" (include "paddle-training.dataDigest" $root) -}}
 {{- $changed := dict "preparedBy" $preparedBy "sha256" (lower $v.data.sha256) "delimiter" (include "paddle-training.delimiter" $root) -}}
-{{- $data := merge $changed (omit $v.data "enabled" "splitCount" "waitSeconds" "podSpecPatch" "resources") -}}
+{{- $data := merge $changed (omit $v.data "enabled" "splitCount" "waitSeconds" "cache" "podSpecPatch" "resources") -}}
 {{- $settings := dict "release" $release "training" (pick $v.training "schedule") "data" $data -}}
 {{- if eq (index . 1) "training" -}}
 {{- $isScript := eq (include "paddle-training.isScript" $root) "true" -}}
@@ -24,7 +24,7 @@
   "release" $release
   "peerPort" (include "paddle-training.peerPort" $root | int64)
   "training" (merge $processes (omit $v.training "deadlineSeconds" "sharedMemory"))
-  "data" (merge (pick $v.data "waitSeconds") (ternary $data dict (eq $preparedBy "trainingPods")))
+  "data" (merge (pick $v.data "waitSeconds" "cache") (ternary $data dict (eq $preparedBy "trainingPods")))
   "notify" (pick $v.notify "events")
   | merge (pick $v "tracking" "startFromScratch" "runtime" "rendezvous" "rendezvousSeconds") -}}
 {{- end -}}

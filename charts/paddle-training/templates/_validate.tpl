@@ -81,9 +81,11 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- range $training.args -}}
 {{- $flag := regexReplaceAll "(?s)^-*([^=]*)(=.*)?$" . "${1}" -}}
 {{- if $isScript -}}
-{{- $place := regexFind "\\{(train_file|test_file|tables_dir)\\}" . -}}
+{{- $place := regexFind "\\{(train_file|test_file|tables_dir|data_dir)\\}" . -}}
 {{- if and $place (ne (include "paddle-training.readsData" $) "true") -}}
 {{- include "paddle-training.fault" (list "training.args" . (printf "without %s in a run without data" $place) "the launcher replaces it by a path of the data that it prepares" "Set data.source, or give the script the path of its own data") -}}
+{{- else if and $place (ne (eq $place "{data_dir}") (eq $.Values.data.format "files")) -}}
+{{- include "paddle-training.fault" (list "training.args" . (printf "without %s with data.format %s" $place $.Values.data.format) "files have {data_dir}, and rows {train_file}, {test_file} and {tables_dir}" "Use the other place, or set another data.format") -}}
 {{- end -}}
 {{- else if not (regexMatch "^--[A-Za-z][A-Za-z0-9_.-]*=" .) -}}
 {{- include "paddle-training.fault" (list "training.args" . "--key=value" "the options of a program have this form; only a script of your own may have other arguments" "Write --key=value, or set runtime to collective or ps for a script") -}}
@@ -256,6 +258,18 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- if and $data.tables (or (not $data.member) (has $data.member $data.tables)) -}}
 {{- include "paddle-training.fault" (list "data.tables" $data.tables "a list of members of the archive other than data.member, which must be set" "tables are further members of an archive" "Set data.member to the path of the text, and data.tables to the other members") -}}
+{{- end -}}
+{{- if eq $data.format "files" -}}
+{{- if ne (include "paddle-training.isScript" .) "true" -}}
+{{- include "paddle-training.fault" (list "data.format" "files" (printf "lines or csv with runtime %s" .Values.runtime) "its programs read rows, and only a script of your own can read files" "Set data.format to lines or csv, or runtime to collective or ps for a script") -}}
+{{- end -}}
+{{- range $key := list "member" "tables" "columns" "testSource" -}}
+{{- with index $data $key -}}
+{{- include "paddle-training.fault" (list (printf "data.%s" $key) . "empty with data.format files" "all files of the source are the data, and an archive is unpacked as a whole" "Remove it; the script chooses the files that it needs below {data_dir}") -}}
+{{- end -}}
+{{- end -}}
+{{- else if ne $data.cache "storage" -}}
+{{- include "paddle-training.fault" (list "data.cache" $data.cache (printf "storage with data.format %s" $data.format) "each pod copies its rows to its own disk anyway" "Remove it, or set data.format to files") -}}
 {{- end -}}
 {{- if and (eq $data.format "lines") $data.columns -}}
 {{- include "paddle-training.fault" (list "data.columns" $data.columns "empty with data.format lines" "lines are passed on byte for byte, without selecting columns" "Set data.format to csv, or data.columns to []") -}}

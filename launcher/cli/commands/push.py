@@ -28,10 +28,10 @@ def push(
     session: Session,
     request: StorageRequest,
     *,
-    src: Annotated[
-        Path, typer.Argument(metavar="SRC", help="A program's folder, or a data file with --source.")
-    ],
-    source: Annotated[bool, typer.Option("--source", help="SRC is a data file for file:// sources.")] = False,
+    src: Annotated[Path, typer.Argument(metavar="SRC", help="A program's folder, or data with --source.")],
+    source: Annotated[
+        bool, typer.Option("--source", help="SRC is a data file, or a folder of files, for file:// sources.")
+    ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Replace what has that name on the storage.")
     ] = False,

@@ -71,8 +71,9 @@ class TryOptions:
     data: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE",
-            help="Rows to train on, also compressed (.gz, .bz2, .xz). A script may read its own data instead.",
+            metavar="FILE|FOLDER",
+            help="Rows to train on, also compressed (.gz, .bz2, .xz), or for a script a folder of files. A script may "
+            "read its own data instead.",
         ),
     ] = None
     test: Annotated[
@@ -134,8 +135,13 @@ def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None
     report_to = report if output is OutputFormat.json else print_line
     check_target(options.to)
     script = find_script(options)
-    if script is None and options.data is None:
-        raise UsageError("there is no data to train on", "give --data FILE")
+    is_folder = options.data is not None and options.data.is_dir()
+    if script is None and (options.data is None or is_folder):
+        raise UsageError("there are no rows to train on", "give --data FILE")
+    if is_folder and (options.test or options.table):
+        raise UsageError(
+            "--data is a folder, and --test or --table a file next to rows", "put the file into it"
+        )
     with tempfile.TemporaryDirectory(prefix="paddle-training-packages.") as temporary:
         packages = install_own_packages(options, Path(temporary, "packages"), report_to)
         if script is not None:
@@ -345,14 +351,16 @@ def train_script(
         work = Path(temporary)
         train, test, output = work / "train.txt", work / "test.txt", OutputPaths(work / "output")
         share = 0.0 if options.test else HELD_OUT
-        counts = split_rows(read(options.data), share, train, test) if options.data else (0, 0)
+        folder = options.data if options.data and options.data.is_dir() else None
+        rows = None if folder else options.data
+        counts = split_rows(read(rows), share, train, test) if rows else (0, 0)
         if options.test:
             counts = counts[0], split_rows(read(options.test), 1.0, work / "unused.txt", test)[1]
-        if options.data and not counts[0]:
+        if rows and not counts[0]:
             raise DataError(
                 "there is no row to train on. Fix: use more rows, or give the test rows with --test"
             )
-        if options.data:
+        if rows:
             report(f"{counts[0]:,} rows to train on, {counts[1]:,} to test on")
         options.copy_tables(work / "tables")
         single = {
@@ -368,6 +376,7 @@ def train_script(
             "PADDLE_LAUNCHER_TRAIN_FILE": train if counts[0] else "",
             "PADDLE_LAUNCHER_TEST_FILE": test if counts[1] else "",
             "PADDLE_LAUNCHER_TABLES_DIR": work / "tables",
+            "PADDLE_LAUNCHER_DATA_DIR": folder.absolute() if folder else "",
             "PADDLE_LAUNCHER_OUTPUT_DIR": output.root,
             "PADDLE_LAUNCHER_CHECKPOINT_DIR": output.script_checkpoints,
             "PADDLE_LAUNCHER_PACKAGES_FIRST": 1,

@@ -7,7 +7,8 @@ import functools
 import hashlib
 import itertools
 import shutil
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,16 @@ from launcher.dataprep.prepared_data import damaged_data_fix, data_of, list_shar
 from launcher.errors import DataError, UnfitError, setting_error
 from launcher.io import files
 from launcher.io.program_folders import BUILT_IN, is_script_file
+from launcher.io.thread_jobs import run_in_threads
 from launcher.log import log
 from launcher.paths import RESERVED_FOLDERS, JobPaths, is_safe_name
+from launcher.schema import ShardFileEntry, describe_data
 from launcher.settings import SCRIPT_RUNTIMES, TrainSettings
 
 RECORDS_PER_BYTE = 0.75
 """Bytes of records for a byte of text, as a low estimate: each id has 8 bytes and each number 4."""
+LOG_SECONDS = 10.0
+"""Between two lines about a copy of files."""
 COUNTED_FILES = 10_000
 """A script may have made many files, and its launcher counts their bytes before it stops the script."""
 TEST_ALONE = 200_000
@@ -97,15 +102,16 @@ def stage_inputs(
         UnfitError: the pod's own disk does not return what was written.
     """
     work = settings.work
-    if manifest is not None:
-        _check_space(settings, rank, manifest)
+    is_files = manifest is not None and manifest.get("format") == "files"
+    if manifest is not None and not is_files:
+        _check_space(settings, *_describe_shard(settings, rank, manifest))
     with files.storage_errors(work.root):
         if work.data.exists():
             shutil.rmtree(work.data)
         work.tables.mkdir(parents=True)
         work.progress.unlink(missing_ok=True)
     if manifest is not None:
-        _stage_data(settings, rank, manifest, check)
+        (_stage_files if is_files else _stage_data)(settings, rank, manifest, check)
     if settings.packages:
         _stage_packages(settings, check)
     digest = _stage_program(program, work.program, settings.config_file, settings.program_sha256, check)
@@ -214,10 +220,8 @@ def program_sha256(program: Path, config_file: str) -> str:
     return hashlib.sha256(f"{files.folder_sha256(program)}\0{config_file}".encode()).hexdigest()
 
 
-def _check_space(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> None:
-    root, limit = settings.work.root, settings.work_limit_bytes
-    with files.storage_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
+def _describe_shard(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> tuple[int, str]:
+    """Return the bytes that a rank's shard needs on the pod's own disk, and their description for a message."""
     tested = [manifest.get("test") or {}] if _needs_test_set(settings, rank, manifest) else []
     text = sum(int(part.get("bytes", 0)) for part in (manifest["shards"][rank], *tested))
     needed = text + sum(int(table.get("bytes", 0)) for table in manifest.get("tables") or [])
@@ -225,6 +229,13 @@ def _check_space(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -
     if settings.runtime == "fleet":  # their size depends on the program, which is not loaded here
         records = int(text * RECORDS_PER_BYTE)
         needed, what = needed + records, f"{what} and the records of its rows (about {records:,})"
+    return needed, what
+
+
+def _check_space(settings: TrainSettings, needed: int, what: str) -> None:
+    root, limit = settings.work.root, settings.work_limit_bytes
+    with files.storage_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
     if 0 < limit < needed:
         raise setting_error(
             "workDir.sizeLimit (PADDLE_LAUNCHER_WORK_LIMIT_BYTES)",
@@ -277,6 +288,45 @@ def _stage_data(
         _copy_checked([copied], work.tables / table["name"], fix, check)
     files.write_json(work.sums, sums)
     log.info("staged shard %d on this pod's disk: %s lines", rank, about.get("lines"))
+
+
+def _stage_files(
+    settings: TrainSettings, rank: int, manifest: dict[str, Any], check: Callable[[], None]
+) -> None:
+    """Link the data's files into the work folder, or copy all of them, or this rank's share (data.cache)."""
+    data, target = data_of(settings.layout, manifest), settings.work.files
+    fix = damaged_data_fix(settings.layout, manifest)
+    if settings.data_cache == "storage":
+        with files.storage_errors(target):
+            target.symlink_to(data.files, target_is_directory=True)
+        log.info("the script reads %s from the shared storage", describe_data(manifest))
+        return
+    step = settings.trainers if settings.data_cache == "podShare" else 1
+    listed = settings.work.data / data.file_list.name
+    _copy_checked([(data.file_list, manifest["files"]["list"]["sha256"])], listed, fix, check)
+
+    def entries() -> Iterator[dict[str, Any]]:
+        with listed.open("rb") as lines:
+            for line in itertools.islice(lines, rank % step, None, step):
+                yield files.parse_json_object(data.file_list, line, ShardFileEntry)
+
+    def copy(entry: dict[str, Any], stop: Callable[[], None]) -> int:
+        path = target / entry["name"]
+        with files.storage_errors(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        _copy_checked([(data.files / entry["name"], entry["sha256"])], path, fix, stop)
+        return int(entry["bytes"])
+
+    needed = sum(int(entry["bytes"]) for entry in entries())
+    _check_space(settings, needed, f"{'its share of ' * (step > 1)}the files of the data ({needed:,} bytes)")
+    target.mkdir()
+    copied, log_at = 0, time.monotonic()
+    for size in run_in_threads((functools.partial(copy, entry) for entry in entries()), check):
+        check()
+        copied += size
+        if time.monotonic() >= log_at:
+            log.info("copying the files to this pod's disk: %s of %s bytes", f"{copied:,}", f"{needed:,}")
+            log_at = time.monotonic() + LOG_SECONDS
 
 
 def _copy_checked(

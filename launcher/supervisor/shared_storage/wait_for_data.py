@@ -13,7 +13,7 @@ from launcher.errors import DataError
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.stop_signals import raise_on_stop_signal
 from launcher.log import log, start_logging
-from launcher.schema import MANIFEST_VERSION, ManifestFile
+from launcher.schema import MANIFEST_VERSION, ManifestFile, describe_data
 from launcher.settings import TrainSettings
 from launcher.supervisor.timings import Timings
 
@@ -101,14 +101,15 @@ def check_manifest(manifest: dict[str, Any], where: Path, settings: TrainSetting
             f"{where} has version {manifest.get('version')!r}, but this launcher reads {MANIFEST_VERSION}: data and "
             "training use different images. Fix: use one image for both."
         )
-    if manifest.get("splitCount") != settings.trainers:
+    shards = 0 if manifest.get("format") == "files" else settings.trainers
+    if manifest.get("splitCount") != shards:
         raise DataError(
             f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} trainers: "
             "each trainer reads one shard. Fix: remove data.splitCount, or set it to trainers."
         )
     if why := schema.mismatch(manifest, ManifestFile):
         raise DataError(f"{where} is damaged: {why}. {make_again_fix(where)}")
-    if [shard["index"] for shard in manifest["shards"]] != list(range(settings.trainers)):
+    if [shard["index"] for shard in manifest["shards"]] != list(range(shards)):
         raise DataError(
             f"{where} does not list the shards 0 to {settings.trainers - 1} in order. {make_again_fix(where)}"
         )
@@ -126,8 +127,7 @@ def await_data(settings: TrainSettings) -> None:
     with raise_on_stop_signal("the data Job has not published the data yet"):
         manifest = wait_for_manifest(settings)
     log.info(
-        "data %s is published: %s lines, %s shards",
+        "data %s is published: %s",
         settings.data_digest,
-        manifest.get("lines"),
-        settings.trainers,
+        describe_data(manifest),
     )

@@ -47,3 +47,20 @@ def test_push_accepts_every_encoding_of_python_files(cli, job_folder, tmp_path, 
     (tmp_path / "mine" / "train.py").write_bytes(start + b"print(1)\n")
     code, _, err = cli("push", tmp_path / "mine", "--path", job_folder)
     assert code == 0, err
+
+
+def test_push_sends_a_folder_of_files_as_a_source(cli, job_folder, tmp_path):
+    contents = {"cat/1.png": b"1", "labels/1.txt": b"", ".DS_Store": b"x", "__pycache__/x.pyc": b"x"}
+    for name, content in contents.items():
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(content)
+    code, out, err = cli("push", "--source", tmp_path / "images", "--path", job_folder)
+    assert code == 0, err
+    sent = job_folder.parent / "sources" / "images"
+    assert names(sent) == ["cat", "labels"]
+    assert (sent / "labels" / "1.txt").is_file()
+    for value in ("data.source=file://images", "data.format=files", f"data.sha256={folder_sha256(sent)}"):
+        assert value in out
+    (tmp_path / "images" / "link").symlink_to("cat")
+    code, _, err = cli("push", "--source", tmp_path / "images", "--path", job_folder)
+    assert (code, "link is a link to a folder or to nothing; nothing was sent" in err) == (64, True)

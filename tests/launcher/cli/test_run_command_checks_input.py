@@ -236,3 +236,18 @@ def test_an_error_of_run_mentions_its_option(
     (here / "My Line").rename(here / name)
     with pytest.raises(UsageError, match=message):
         plan(program=Path(name), **options)
+
+
+def test_a_folder_is_the_data_of_a_script_as_files_and_no_data_of_a_program(here: Path) -> None:
+    (here / "images").mkdir()
+    (here / "images" / "1.png").write_bytes(b"1")
+    with pytest.raises(UsageError, match=r"data.format is files, but .* is a program, which reads rows"):
+        plan(data="images")
+    (here / "train.py").write_text("print(1)\n")
+    shutil.rmtree(here / "My Line")
+    (here / "mine").mkdir()
+    (here / "mine" / "train.py").write_text("print(1)\n")
+    made = plan(program=Path("mine"), data="images", arguments=["{data_dir}"])
+    data = made.values["data"]
+    assert (data["source"], data["format"], len(data["sha256"])) == ("file://images", "files", 64)
+    assert [upload.folder for upload in made.uploads] == ["", "sources"]

@@ -238,3 +238,30 @@ def test_a_script_that_fails_is_reported_with_its_exit_code(cli, tmp_path: Path)
     (tmp_path / "rows.txt").write_text("a\nb\n")
     code, _, err = cli("try", "mine.py", "--data", "rows.txt")
     assert (code != 0, "exited with code 3" in err) == (True, True), err
+
+
+def test_a_script_gets_a_folder_of_files_directly(cli, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "1.png").write_bytes(b"1")
+    code = "import os, sys; v = os.environ['PADDLE_LAUNCHER_DATA_DIR']; assert sys.argv[1] == f'--at={v}', sys.argv"
+    (tmp_path / "mine.py").write_text(
+        f"{code}; assert os.listdir(v) == ['1.png'] and not os.environ['PADDLE_LAUNCHER_TRAIN_FILE']"
+    )
+    code, _, err = cli("try", "mine.py", "--data", "images", "--", "--at={data_dir}")
+    assert code == 0, err
+    code, _, err = cli("try", "mine.py", "--data", "images", "--table", "mine.py")
+    assert (code, "--data is a folder" in err) == (64, True)
+
+
+def test_the_script_of_the_page_about_files_reads_its_folder_and_the_others_are_python(
+    cli, tmp_path: Path
+) -> None:
+    page = (ROOT / "docs" / "how-to" / "data-as-files.md").read_text()
+    own, *others = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert [compile(code, "page", "exec") is not None for code in others] == [True, True]
+    for name in ("cat/1.npy", "dog/2.npy"):
+        (tmp_path / "arrays" / name).parent.mkdir(parents=True, exist_ok=True)
+        np.save(tmp_path / "arrays" / name, np.zeros(2))
+    (tmp_path / "train.py").write_text(own + "assert len(arrays) == 2 and arrays[1][1] == 1, arrays.files\n")
+    code, _, err = cli("try", "train.py", "--data", "arrays")
+    assert code == 0, err

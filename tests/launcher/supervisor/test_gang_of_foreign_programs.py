@@ -213,7 +213,9 @@ if os.environ["PADDLE_LAUNCHER_ATTEMPT"] == "0" and os.environ["PADDLE_TRAINER_I
 def test_the_folder_of_a_scripts_checkpoints_is_on_the_storage(folder: str, tmp_path: Path) -> None:
     (tmp_path / "shared").mkdir()
     changes = {"trainers": 2, "runtime": "collective", "config_file": "mine/train.py", "data_digest": "none"}
-    with LoopbackGang(tmp_path, passes=1, restarts=1, checkpoint_dir=folder, FOLDER=folder, **changes) as gang:
+    with LoopbackGang(
+        tmp_path, passes=1, restarts=1, checkpoint_dir=folder, FOLDER=folder, **changes
+    ) as gang:
         (gang.job / "mine" / "train.py").write_text(SAVER)
         assert gang.start().wait_for_exit(60) == [0, 0], gang.pod_log(0)
         assert "found ['0.pdparams', '1.pdparams']" in gang.read_log(1), "the second attempt"
@@ -231,4 +233,6 @@ def test_files_in_the_place_of_the_checkpoint_folder_are_an_error(tmp_path: Path
         (gang.job / "mine" / "saved").mkdir()
         (gang.job / "mine" / "saved" / "old.pdparams").write_text("x")
         assert gang.start().wait_for_exit(60) != [0]
-        assert "must be a place without files" in gang.pod_log(0) and "Fix: remove the files" in gang.pod_log(0)
+        assert "must be a place without files" in gang.pod_log(0) and "Fix: remove the files" in gang.pod_log(
+            0
+        )

@@ -13,6 +13,7 @@ import pytest
 
 from launcher.metrics import parse_metrics
 from launcher.paths import Position
+from tests.launcher.dataprep.conftest import make_pod, tarred
 from tests.launcher.supervisor.loopback_gang import HERE, LoopbackGang, write_data
 
 pytestmark = pytest.mark.slow
@@ -395,3 +396,29 @@ def test_a_complete_run_whose_processes_never_met_has_a_warning_and_one_without_
         assert ("trained alone" in gang.pod_log(0)) == is_alone
         assert gang.read_json("run.json")["score"] == {}
         assert "score.json" in gang.pod_log(0), "the log says why there is no score"
+
+
+@pytest.mark.parametrize("cache", ["storage", "podShare"])
+def test_a_script_reads_the_files_of_an_archive_that_the_data_job_unpacked(
+    tmp_path: Path, cache: str
+) -> None:
+    (tmp_path / "gang").mkdir()
+    pod = make_pod(tmp_path / "gang" / "shared")
+    pod.environ |= {"JOB_NAME": "quick-start", "data_digest": "d1"}
+    pod.prepare(
+        SOURCE=pod.source(tarred({f"{i}/x.bin": bytes([i]) for i in range(4)}), "a.tgz"), FORMAT="files"
+    )
+    (pod.job / "mine").mkdir()
+    code = (
+        "import json, pathlib\n"
+        "from launcher.program import ScriptRun\n"
+        "connections, run, folder = meet(), ScriptRun(), pathlib.Path(sys.argv[1].partition('=')[2])\n"
+        "assert run.data == folder and run.train_file is run.test_file is None\n"
+        "read = sorted(path.read_bytes()[0] for path in folder.rglob('*.bin'))\n"
+        "run.output.joinpath(f'read-{RANK}.json').write_text(json.dumps(read))\n"
+    )
+    arguments = ["--data={data_dir}"]
+    with build_plain(tmp_path, code, data_cache=cache, args=arguments) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        read = [gang.read_json(f"read-{rank}.json") for rank in range(2)]
+    assert read == ([[0, 1, 2, 3]] * 2 if cache == "storage" else [[0, 2], [1, 3]])

@@ -15,12 +15,14 @@ from typing import Any
 import pytest
 
 from launcher.cli.packages import pack_files
+from launcher.dataprep.prepared_data import data_of
 from launcher.errors import DataError, SettingsError, StorageError, StorageFailedError, UnfitError
 from launcher.io import files
 from launcher.supervisor.shared_storage import input_staging
 from launcher.supervisor.shared_storage.wait_for_data import wait_for_manifest
 from launcher.supervisor.timings import Timings
 from testkit.written_data import data_folder
+from tests.launcher.dataprep.conftest import make_pod
 from tests.launcher.supervisor.failing_calls import fail_calls
 from tests.launcher.supervisor.fake_clock import FakeClock
 from tests.launcher.supervisor.loopback_gang import train_settings, write_data
@@ -376,3 +378,78 @@ def test_packages_that_are_absent_or_damaged_are_rejected(tmp_path: Path, manife
     with pytest.raises(DataError, match="so it is damaged"):
         stage(tmp_path, manifest, packages=digest)
     assert not (tmp_path / "work" / "packages").exists()
+
+
+# -- data.format files
+
+NAMES = ("a/0.png", "a/1.png", "b/2.png", "b/3.png", "b/4.png")
+
+
+@pytest.fixture
+def file_manifest(tmp_path: Path, job: Path) -> dict[str, Any]:
+    """Prepare five files as the data Job does, next to the program `mine`; return their manifest."""
+    write_data(job, 3, digest="rows")
+    pod = make_pod(tmp_path)
+    pod.environ |= {"JOB_NAME": job.name, "data_digest": "d1"}
+    pod.prepare(SOURCE=pod.folder({name: name.encode() for name in NAMES}), FORMAT="files")
+    return wait_for_manifest(train_settings(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("cache", "copied"),
+    [("storage", NAMES), ("pod", NAMES), ("podShare", ("a/1.png", "b/4.png"))],
+)
+def test_a_script_finds_the_files_in_one_folder_on_the_storage_or_on_the_pods_disk(
+    tmp_path: Path, file_manifest: dict[str, Any], cache: str, copied: tuple[str, ...]
+) -> None:
+    stage(tmp_path, file_manifest, data_cache=cache)
+    folder = tmp_path / "work" / "data" / "files"
+    assert {name: (folder / name).read_text() for name in copied} == {name: name for name in copied}
+    assert sorted(path.relative_to(folder).as_posix() for path in files.folder_files(folder)) == sorted(
+        copied
+    )
+    assert folder.is_symlink() is (cache == "storage")
+    stage(tmp_path, file_manifest, data_cache="storage")  # as in another container of the pod
+    assert len(list((data_of(train_settings(tmp_path).layout, file_manifest).files).rglob("*.png"))) == len(
+        NAMES
+    )
+
+
+@pytest.mark.parametrize(
+    ("damaged", "content", "message"),
+    [
+        ("files/b/3.png", "changed", r"b/3\.png has sha256 .* Fix: delete .*/\.data/d1\.json and"),
+        ("files/b/3.png", None, r"b/3\.png is missing, .* Fix: delete"),
+        ("files.jsonl", "{}\n", r"files\.jsonl has sha256 .* Fix: delete"),
+        ("files.jsonl", None, r"files\.jsonl"),
+    ],
+)
+def test_a_damaged_file_is_not_copied(
+    tmp_path: Path, file_manifest: dict[str, Any], damaged: str, content: str | None, message: str
+) -> None:
+    path = data_of(train_settings(tmp_path).layout, file_manifest).root / damaged
+    path.unlink()
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DataError, match=message):
+        stage(tmp_path, file_manifest, data_cache="pod")
+
+
+def test_a_name_in_the_list_that_leads_out_of_the_folder_is_rejected(
+    tmp_path: Path, file_manifest: dict[str, Any]
+) -> None:
+    path = data_of(train_settings(tmp_path).layout, file_manifest).file_list
+    content = path.read_text().replace("b/3.png", "../3.pn")
+    path.write_text(content)
+    file_manifest["files"]["list"]["sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    with pytest.raises(DataError, match=r"files\.jsonl is damaged"):
+        stage(tmp_path, file_manifest, data_cache="pod")
+
+
+def test_files_that_do_not_fit_on_the_pods_disk_are_rejected_unless_they_stay_on_the_storage(
+    tmp_path: Path, file_manifest: dict[str, Any]
+) -> None:
+    with pytest.raises(SettingsError, match=r"sizeLimit .* is '30 bytes', but must be at least 35 bytes"):
+        stage(tmp_path, file_manifest, data_cache="pod", **{LIMIT: 30})
+    stage(tmp_path, file_manifest, data_cache="podShare", **{LIMIT: 30})
+    stage(tmp_path, file_manifest, data_cache="storage", **{LIMIT: 1})

@@ -1,0 +1,226 @@
+"""Fetch the files of a source with data.format files, and list them with their sizes and sha256.
+
+A folder or prefix is fetched file by file, each unchanged. A single archive is unpacked, and any other single file is
+kept. A file gets its name below files/ when it is complete and on the disk: a pod that continues the work of an evicted
+one only hashes such a file, and does not fetch it again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import posixpath
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from launcher.dataprep import archives, sources
+from launcher.dataprep.byte_streams import BLOCK, buffered, file_blocks
+from launcher.dataprep.progress_log import DataProgress
+from launcher.dataprep.sources import ByteRange, PlannedPart, Source, SourceContext, SourceObject
+from launcher.dataprep.split_part import check_sha256, write_file
+from launcher.errors import DataError
+from launcher.io import files
+from launcher.io.thread_jobs import Job, run_in_threads
+from launcher.paths import DataPaths, is_safe_name
+from launcher.schema import MANIFEST_VERSION, ShardFileEntry
+from launcher.settings import DataSettings
+
+FILE_COST = 16 << 10
+"""Bytes that take as long to fetch as the file itself takes to open and sync: a part has at most 16,384 files."""
+SMALL = 4 << 20
+"""Bytes of a file of an archive that is written while the next ones are unpacked."""
+
+
+def plan_files(source: Source, objects: Iterable[SourceObject]) -> list[list[ByteRange]]:
+    """Return parts of complete objects, in the order of the names below the source."""
+    parts: list[list[ByteRange]] = [[]]
+    room = sources.part_size(1)
+    for found in sorted(objects, key=source.below):
+        if room <= 0:
+            parts.append([])
+            room = sources.part_size(1)
+        parts[-1].append(ByteRange(found, 0, found.size or 0))
+        room -= (found.size or 0) + FILE_COST
+    return parts
+
+
+@dataclass(frozen=True)
+class FileFetcher:
+    """Fetches the files of parts of a source into the work folder `work`."""
+
+    context: SourceContext
+    source: Source
+    work: DataPaths
+
+    def run(self, part: PlannedPart) -> dict[str, Any]:
+        """Fetch the files of a part, and list them in `<key>.list`, one JSON object on each line.
+
+        Returns:
+            The part's marker: {"sha256": of a source that is one file, else empty}.
+
+        Raises:
+            DataError: an archive is damaged, or has a file that cannot be unpacked; or the source has changed.
+            StorageError: the shared storage failed.
+        """
+        progress, digest = self.context.progress, hashlib.sha256()
+        progress.unit = "files"
+        single = len(part.ranges) == 1 and not self.source.below(part.ranges[0].object)
+        fetches = (functools.partial(self._fetch, one.object) for one in part.ranges)
+        jobs = self._unpack(part.ranges[0].object, digest) if single else fetches
+        listing = self.work.parts / f"{part.key}.list"
+        with files.storage_errors(listing), listing.open("w") as out:
+            for entry in run_in_threads(jobs, progress.report):
+                out.write(json.dumps(entry) + "\n")
+                progress.lines += 1
+                progress.report()
+            out.flush()
+            os.fsync(out.fileno())
+        return {"sha256": digest.hexdigest() if single else ""}
+
+    def _fetch(self, found: SourceObject, check: Callable[[], None]) -> ShardFileEntry:
+        name = self.source.below(found)
+        target = self.work.files / name
+        if is_safe_name(name) and target.is_file() and target.stat().st_size == found.size:
+            digest = hashlib.sha256()
+            for _ in file_blocks(target, self.context.progress, digest, 0):
+                check()
+            return {"name": name, "bytes": found.size, "sha256": digest.hexdigest()}
+        opened = self.source.open(found, 0, hashlib.sha256())
+        try:
+            entry = self._write(name, opened.blocks, check)
+        finally:
+            opened.close()
+        self.source.check_unchanged(found)
+        return entry
+
+    def _unpack(self, found: SourceObject, digest: hashlib._Hash) -> Iterator[Job[ShardFileEntry]]:
+        """Yield jobs that write the files of an archive, or the only file of a source that is no archive."""
+        source, name = self.source, self.source.display_name(found)
+        with files.storage_errors(self.work.files):
+            files.remove_path(self.work.files)  # of an earlier try
+            self.work.files.mkdir()
+        opened = source.open(found, 0, digest)
+        try:
+            stream = buffered(opened.blocks)
+            own = posixpath.basename(name) if "://" in name else ""  # an address in a Secret has no name
+            own = (urllib.parse.unquote(own) if name.startswith("http") else own) or "data"
+            kind = archives.archive_kind(stream, own)
+            if not kind:
+                blocks = iter(lambda: stream.read(BLOCK), b"")
+                yield functools.partial(self._write, own, blocks)
+                return
+            if kind == "zip":
+                local = source.path(found) or sources.copy_to_disk(self.context, stream, opened.total or 0)
+                while stream.read(BLOCK):
+                    self.context.progress.report()
+                members = archives.unpack_zip(local, name)
+            else:
+                members = archives.unpack_tar(stream, name)
+            yield from self._write_members(name, members)
+            while stream.read(BLOCK):  # what follows the archive belongs to the sha256
+                self.context.progress.report()
+        finally:
+            opened.close()
+        source.check_unchanged(found)
+
+    def _write_members(
+        self, archive: str, members: Iterator[archives.Member]
+    ) -> Iterator[Job[ShardFileEntry]]:
+        names: set[str] = set()
+        for name, size, blocks in members:
+            if sources.is_hidden(name, "files"):
+                continue
+            if name in names:
+                raise _conflict(archive, name)
+            names.add(name)
+            files.require_space(self.work.root, size, f"{archive}!{name}")
+            if size <= SMALL:
+                yield functools.partial(self._write, name, [b"".join(blocks)])
+                continue
+            written = self._write(name, blocks, self.context.progress.report)
+            yield lambda _, entry=written: entry  # type: ignore[misc]
+        if not names:
+            raise DataError(f"{archive} has no file. Fix: set data.source to an archive with files.")
+
+    def _write(self, name: str, blocks: Iterable[bytes], check: Callable[[], None]) -> ShardFileEntry:
+        """Write a file that training pods may read, but not change; return its entry in the list."""
+        if not is_safe_name(name):
+            raise DataError(
+                f"{sources.source_name(self.context.settings)} has a file with the name {name!r}, which is not the "
+                "path of a file below a folder. Fix: rename it."
+            )
+        target, temp = self.work.files / name, self.context.tmp / f"{threading.get_ident()}.tmp"
+
+        def checked() -> Iterator[bytes]:
+            for block in blocks:
+                check()
+                yield block
+
+        written = write_file(temp, checked())
+        with files.storage_errors(target):
+            temp.chmod(0o444)
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                temp.replace(target)
+            except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                raise _conflict(sources.source_name(self.context.settings), name) from error
+        return {"name": name, **written}  # type: ignore[typeddict-item]
+
+
+def _conflict(source: str, name: str) -> DataError:
+    return DataError(
+        f"{source} has {name!r} twice, or as a file and as a folder. Fix: keep one of them under that name."
+    )
+
+
+def assemble_files(
+    settings: DataSettings,
+    work: DataPaths,
+    markers: list[dict[str, Any]],
+    lists: Sequence[Path],
+    progress: DataProgress,
+) -> dict[str, Any]:
+    """Write the list of all files, files.jsonl, from those of the parts; return the manifest.
+
+    Its `sha256` is that of the source if it is one file, else the digest `files.folder_sha256` of all files.
+
+    Raises:
+        DataError: the source has another sha256 than data.sha256.
+        StorageError: the shared storage failed.
+    """
+    folder, count, size = hashlib.sha256(), 0, 0
+
+    def lines() -> Iterator[bytes]:
+        nonlocal count, size
+        for path in lists:
+            with path.open("rb") as file:
+                for line in file:
+                    entry: ShardFileEntry = json.loads(line)
+                    folder.update(os.fsencode(entry["name"]) + f"\0{entry['sha256']}\n".encode())
+                    count, size = count + 1, size + entry["bytes"]
+                    progress.report("writing the list of the files")
+                    yield line
+
+    listed = write_file(work.file_list, lines())
+    found = markers[0]["sha256"] or folder.hexdigest()
+    check_sha256(settings, found)
+    with files.storage_errors(work.files):
+        for path, _, _ in os.walk(work.files):
+            progress.report("syncing the folders")
+            files.fsync_dir(Path(path))
+    return {
+        "version": MANIFEST_VERSION,
+        "source": sources.source_name(settings),
+        "sha256": found,
+        "format": settings.format,
+        "splitCount": 0,
+        "shards": [],
+        "tables": [],
+        "files": {"count": count, "bytes": size, "list": listed},
+    }
