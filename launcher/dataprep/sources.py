@@ -262,7 +262,7 @@ def files_to_read(context: SourceContext, found: Mapping[str, SourceObject | Non
     usable = {
         path: one for path, one in found.items() if one is not None and not is_hidden(path, data_format)
     }
-    chosen = {path: one for path, one in usable.items() if one.size or (keeps and path[-1:] != "/")}
+    chosen = {path: one for path, one in usable.items() if one.size or (keeps and one.name[-1] != "/")}
     source = f"{context.key} {context.settings.source}"
     for path in filter(_NOT_TEXT.fullmatch, () if keeps else chosen):
         raise DataError(

@@ -170,6 +170,28 @@ class Pod:
         return found
 
 
+def prepared_files(pod: Pod) -> dict[str, bytes]:
+    """Return the prepared files by name, after a comparison with their list and the manifest."""
+    manifest = json.loads((pod.job / "manifest.json").read_text())
+    folder = pod.data / manifest["content"]
+    content = (folder / "files.jsonl").read_bytes()
+    assert hashlib.sha256(content).hexdigest() == manifest["files"]["list"]["sha256"]
+    root = folder / "files"
+    found = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
+    read = {name: path.read_bytes() for name, path in found.items()}
+    entries = [json.loads(line) for line in content.splitlines()]
+    assert {one["name"]: (one["bytes"], one["sha256"]) for one in entries} == {
+        name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in read.items()
+    }
+    assert (manifest["files"]["count"], manifest["files"]["bytes"]) == (
+        len(read),
+        sum(map(len, read.values())),
+    )
+    assert not any(path.stat().st_mode & 0o222 for path in found.values())
+    assert not pod.leftovers()
+    return read
+
+
 def make_pod(storage: Path) -> Pod:
     storage.mkdir(exist_ok=True)
     environ = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import stat
 import tarfile
 import zipfile
@@ -17,7 +16,7 @@ import pytest
 from launcher.dataprep import data_files, sources
 from launcher.errors import DataError, StorageFailedError
 from launcher.io.files import folder_sha256
-from tests.launcher.dataprep.conftest import Pod, tarred, zipped
+from tests.launcher.dataprep.conftest import Pod, prepared_files, tarred, zipped
 
 IMAGES = {
     "cat/1.png": b"\x89PNG 1",
@@ -28,32 +27,10 @@ IMAGES = {
 HIDDEN = {".DS_Store": b"x", "__MACOSX/a": b"x", "cat/Thumbs.db": b"x", "cat/.x.png": b"x"}
 
 
-def prepared(pod: Pod) -> dict[str, bytes]:
-    """Return the prepared files by name, after a comparison with their list and the manifest."""
-    manifest = json.loads((pod.job / "manifest.json").read_text())
-    folder = pod.data / manifest["content"]
-    content = (folder / "files.jsonl").read_bytes()
-    assert hashlib.sha256(content).hexdigest() == manifest["files"]["list"]["sha256"]
-    root = folder / "files"
-    found = {path.relative_to(root).as_posix(): path for path in root.rglob("*") if path.is_file()}
-    read = {name: path.read_bytes() for name, path in found.items()}
-    entries = [json.loads(line) for line in content.splitlines()]
-    assert {one["name"]: (one["bytes"], one["sha256"]) for one in entries} == {
-        name: (len(data), hashlib.sha256(data).hexdigest()) for name, data in read.items()
-    }
-    assert (manifest["files"]["count"], manifest["files"]["bytes"]) == (
-        len(read),
-        sum(map(len, read.values())),
-    )
-    assert not any(path.stat().st_mode & 0o222 for path in found.values())
-    assert not pod.leftovers()
-    return read
-
-
 def test_a_folder_is_kept_file_by_file_and_its_sha256_is_that_of_push(pod: Pod, tmp_path: Path) -> None:
     source = pod.folder(IMAGES | HIDDEN)
     pod.prepare(SOURCE=source, FORMAT="files", part_bytes=10)
-    assert prepared(pod) == IMAGES
+    assert prepared_files(pod) == IMAGES
     for name, content in IMAGES.items():
         (tmp_path / "local" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "local" / name).write_bytes(content)
@@ -83,14 +60,14 @@ def test_an_archive_is_unpacked_and_any_other_single_file_is_kept(
     manifest = pod.prepare(
         SOURCE=pod.source(content, name), FORMAT="files", SHA256=hashlib.sha256(content).hexdigest()
     )
-    assert prepared(pod) == ({name: content} if expected is None else expected)
+    assert prepared_files(pod) == ({name: content} if expected is None else expected)
     assert manifest["sha256"] == hashlib.sha256(content).hexdigest()
 
 
 def test_archives_in_a_folder_are_kept_such_as_shards_of_webdataset(pod: Pod) -> None:
     shards = {f"train-{i:04}.tar": tarred({f"{i}.png": b"1"}, "w") for i in range(3)}
     pod.prepare(SOURCE=pod.folder(shards), FORMAT="files")
-    assert prepared(pod) == shards
+    assert prepared_files(pod) == shards
 
 
 def tar_with(kind: bytes, name: str = "x") -> bytes:
@@ -156,7 +133,7 @@ def test_files_that_are_complete_are_not_fetched_again_after_an_interruption(
         pod.prepare(SOURCE=source, FORMAT="files")
     first = opened[:2]
     pod.prepare(SOURCE=source, FORMAT="files")
-    assert prepared(pod) == IMAGES
+    assert prepared_files(pod) == IMAGES
     assert not set(first) & set(opened[3:])
     count = len(opened)
     pod.prepare(SOURCE=source, FORMAT="files", SPLIT_COUNT=5)
@@ -172,7 +149,7 @@ def test_other_trainers_use_the_same_files_and_a_change_of_the_source_is_read(po
     pod.folder({"new.png": b"new"})
     pod.environ["data_digest"] = "new"
     pod.prepare(SOURCE=source, FORMAT="files")
-    assert prepared(pod) == {**IMAGES, "new.png": b"new"}
+    assert prepared_files(pod) == {**IMAGES, "new.png": b"new"}
 
 
 def test_rows_replace_files_of_the_same_job_and_its_links(pod: Pod) -> None:
@@ -183,11 +160,11 @@ def test_rows_replace_files_of_the_same_job_and_its_links(pod: Pod) -> None:
     assert len(pod.train()) == 3
     pod.environ["data_digest"] = "files"
     pod.prepare(SOURCE="file://days", FORMAT="files")
-    assert prepared(pod) == IMAGES
+    assert prepared_files(pod) == IMAGES
     assert sorted(path.name for path in pod.job.iterdir()) == ["manifest.json"]
 
 
 def test_a_part_has_a_limited_number_of_files(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_files, "FILE_COST", 10)
     pod.prepare(SOURCE=pod.folder({f"{i}": b"" for i in range(30)}), FORMAT="files", part_bytes=100)
-    assert len(prepared(pod)) == 30
+    assert len(prepared_files(pod)) == 30

@@ -21,7 +21,7 @@ from launcher.dataprep.byte_streams import BLOCK
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
 from launcher.io.retry import Retry
-from tests.launcher.dataprep.conftest import ALL, LINES, Pod, tarred, zipped
+from tests.launcher.dataprep.conftest import ALL, LINES, Pod, prepared_files, tarred, zipped
 
 CONTENT = b"".join(b"%d a line that is long enough to be cut anywhere\n" % n for n in range(20_000))
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -384,3 +384,24 @@ def test_a_wrong_header_is_one_error_or_changes_nothing(
         assert "unexpected" not in pod.failure()["reason"]
     else:
         assert_complete(pod)
+
+
+@pytest.mark.parametrize(
+    ("path", "pack", "expected"),
+    [
+        ("a.zip?x=1", zipped, {"big.bin": CONTENT, "b": b"1"}),
+        ("download", tarred, {"big.bin": CONTENT, "b": b"1"}),
+        ("%C3%A9.npz", zipped, None),
+    ],
+)
+def test_an_archive_from_a_flaky_server_is_unpacked_and_another_file_is_kept(
+    pod: Pod,
+    server: Server,
+    path: str,
+    pack: Callable[[dict[str, bytes]], bytes],
+    expected: dict[str, bytes] | None,
+) -> None:
+    server.plan = Plan(content=pack({"big.bin": CONTENT, "b": b"1"}), answers=["503", "cut"])
+    digest = hashlib.sha256(server.plan.content).hexdigest()
+    pod.prepare(SOURCE=server.url(path), FORMAT="files", SHA256=digest)
+    assert prepared_files(pod) == (expected or {"é.npz": server.plan.content})

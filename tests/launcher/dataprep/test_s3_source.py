@@ -11,7 +11,7 @@ import pytest
 
 from launcher.dataprep import sources as s3_module
 from launcher.errors import DataError, UnfitError
-from tests.launcher.dataprep.conftest import ALL, LINES, Pod, tarred, zipped
+from tests.launcher.dataprep.conftest import ALL, LINES, Pod, prepared_files, tarred, zipped
 from tests.launcher.dataprep.test_folder_sources import FILES, READ
 
 pytest.importorskip("moto.server", reason="moto is only in the environment of the tests")
@@ -264,3 +264,27 @@ def test_the_names_that_count_are_those_of_local_folders(pod: Pod, bucket: Any) 
         bucket.put_object(Bucket="data", Key=f"_own/.days/{path}", Body=content)
     assert pod.prepare(SOURCE="s3://data/_own/.days")["lines"] == len(READ)
     assert sorted(pod.train()) == sorted(READ)
+
+
+@pytest.mark.parametrize("source", ["set", "set/", "set/sub/part-2.txt"])
+def test_the_objects_below_a_prefix_are_files(bucket: Any, pod: Pod, source: str) -> None:
+    keys = (
+        "part-0.txt",
+        "part-1.txt.gz",
+        "sub/part-2.txt",
+        "_SUCCESS",
+        "empty.txt",
+        "_temporary/0/part-3.txt",
+    )
+    expected = {key: PARTS[f"set/{key}"] for key in keys}
+    pod.prepare(SOURCE=f"s3://data/{source}", FORMAT="files", part_bytes=8)
+    assert prepared_files(pod) == (expected if "sub" not in source else {"part-2.txt": b"c0\n"})
+
+
+@pytest.mark.parametrize("pack", [zipped, tarred])
+def test_an_archive_in_a_bucket_is_unpacked(
+    bucket: Any, pod: Pod, pack: Callable[[dict[str, bytes]], bytes]
+) -> None:
+    bucket.put_object(Bucket="data", Key="set/a.bin", Body=pack({"a/x": LINES, "b": b""}))
+    pod.prepare(SOURCE="s3://data/set/a.bin", FORMAT="files")
+    assert prepared_files(pod) == {"a/x": LINES, "b": b""}
