@@ -20,7 +20,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -150,7 +150,8 @@ class DataPod:
             LauncherError: the source or the storage failed, or the data is invalid.
         """
         size = sum(part.bytes for part in self._parts)
-        self._progress.set_deadline(size or None, self._settings.workers)
+        extra = data_files.FILE_COST * sum(len(part.ranges) for part in self._parts) if size else 0
+        self._progress.set_deadline((size + extra) or None, self._settings.workers)
         self._progress.touch = self._touch
         self._touch()
         prepared_data.remove_leftovers(self._layout, self._alive)
@@ -379,14 +380,20 @@ def content_digest(s: DataSettings, parts: list[sources.PlannedPart]) -> str:
     digest includes the data digest, so that no other job uses this data.
     """
     shape = [s.format, s.delimiter, s.header, s.columns, s.quoting, s.encoding, s.seed, s.split_count]
-    shape = shape[: 1 if s.format == "files" else None]
     name = sources.source_name(s) if s.source_secret else s.source
     source = [name, s.sha256, s.member, s.tables, s.test_source, s.test_fraction, s.test_rows]
     read = [part for part in parts if part.number is None or not s.sha256]
     identified = all(one.object.version for part in read for one in part.ranges)
-    plan = [
+    plan: Iterable[Any] = (
         [part.key, part.test_rows, [[*astuple(one.object), one.begin, one.end] for one in part.ranges]]
         for part in read
-    ]
+    )
+    if s.format == "files":
+        shape, source, digest = [s.format], [name, s.sha256], hashlib.sha256()
+        for part in plan:  # a list of a million files would need much memory
+            digest.update(json.dumps(part).encode())
+        plan = [digest.hexdigest()]
     own = [] if identified else [s.data_digest]
-    return hashlib.sha256(json.dumps([MANIFEST_VERSION, shape, source, plan, *own]).encode()).hexdigest()
+    return hashlib.sha256(
+        json.dumps([MANIFEST_VERSION, shape, source, list(plan), *own]).encode()
+    ).hexdigest()

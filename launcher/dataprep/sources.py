@@ -399,10 +399,10 @@ class StorageSource(Source):
             if not root.is_dir():
                 chosen = [self._checked(root)]
             else:
-                paths = {path.relative_to(root).as_posix(): path for path in sorted(_walk(root, data_format))}
+                names = (path.relative_to(root).as_posix() for path in _walk(root, data_format))
                 found = {
-                    name: None if is_hidden(name, data_format) else self._checked(path)
-                    for name, path in paths.items()
+                    name: None if is_hidden(name, data_format) else self._checked(root / name)
+                    for name in sorted(names, key=lambda name: name.split("/"))
                 }
                 chosen = files_to_read(context, found)
             for one in chosen:
