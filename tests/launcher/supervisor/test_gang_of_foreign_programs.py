@@ -117,6 +117,19 @@ FOREIGN = [
         ),
         marks=pytest.mark.long,
     ),
+    pytest.param(
+        Foreign(
+            "seg.py",
+            ["--save_dir", "{checkpoint_dir}"],
+            kill_at="iter: 30/60",
+            resumed="iter: 32/60",
+            outputs=("checkpoints/iter_60/model.pdparams",),
+            settings={"FLAGS_set_to_1d": "1"},  # PaddleSeg 2.8.0 was written for Paddle 2.4
+            paddle="2.6.2",
+            packages="paddleseg==2.8.0\n",
+        ),
+        marks=pytest.mark.long,
+    ),
 ]
 
 
@@ -167,7 +180,7 @@ def test_a_program_that_knows_no_launcher_survives_a_kill(tmp_path: Path, progra
             shutil.copy(PROGRAMS / program.name, gang.job / "mine")
         gang.start().wait_until(lambda: program.kill_at in gang.read_log(0), 100)
         gang.wait_until(lambda: gang.read_json("status.json").get("logProgress"), 20)
-        role = "TRAINING_ROLE=TRAINER" if program.settings else Path(program.name).name
+        role = "TRAINING_ROLE=TRAINER" if program.settings is SERVERS else Path(program.name).name
         os.kill(gang.find_pids(1, role)[0], signal.SIGKILL)
         assert gang.wait_for_exit(200) == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")
