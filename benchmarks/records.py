@@ -4,6 +4,8 @@
 
 - `parse_rows`: CPU microseconds per row from text to records, compared with the program's own parse() and
   splitting of the line alone; the comment contains rows per second and core. Limit of the ratio: 2.
+- `parse_parquet`: CPU microseconds per row of the same rows as record batches of a Parquet file, with the program's
+  parse_columns(), compared with `parse_rows`. Limit of the ratio: 0.5.
 - `parse_cores`: wall time of parsing with one process per core, compared with one process. On more than one
   core it must not take longer.
 - `parse_train`: parsing and then training (1 server, 1 trainer, two passes), compared with training alone.
@@ -31,6 +33,7 @@ from launcher.trainer import conversion, record_files
 from launcher.trainer import program_loader as programs
 from launcher.trainer.record_files import INDEX, RecordFile, Records
 from local.paths import CLONE
+from testkit.criteo_parquet import write_as_parquet
 from testkit.gang_without_launchers import PROGRAMS, TrainerProcesses
 
 CTR = PROGRAMS / "ctr" / "trainer_config.py"
@@ -58,7 +61,7 @@ print(peak_megabytes(os.getpid()))
 
 
 def measure_parsing(folder: Path) -> bool:
-    """Measure the parsing of rows; print `parse_rows` and `parse_cores`. Return False if a limit is exceeded."""
+    """Print `parse_rows`, `parse_parquet` and `parse_cores`; return False if a limit is exceeded."""
     program = programs.load_program(CTR, folder / "tables")
     text = folder / "train.txt"
     generated_rows.make(text, PARSED, seed=1)
@@ -72,6 +75,14 @@ def measure_parsing(folder: Path) -> bool:
     ours, alone = time.process_time() - began, time.monotonic() - wall
     kept = print_ratio("parse_rows", 1e6 * ours / PARSED, 1e6 * theirs / PARSED, "us", most=2.0)
     print(f"# {PARSED / ours:,.0f} rows a second of one core", flush=True)
+    typed = folder / "parquet" / "train.txt"
+    typed.parent.mkdir()
+    with text.open() as file:
+        write_as_parquet(file, typed)
+    began = time.process_time()
+    conversion.convert_text(program, typed, "rows", folder / "typed", processes=1)
+    by_column = time.process_time() - began
+    kept &= print_ratio("parse_parquet", 1e6 * by_column / PARSED, 1e6 * ours / PARSED, "us", most=0.5)
     wall = time.monotonic()
     cores = len(os.sched_getaffinity(0))
     conversion.convert_text(program, text, "rows", folder / "all", processes=cores)

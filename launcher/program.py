@@ -150,7 +150,7 @@ def real_number(row: Mapping[str, str], column: str, low: float, high: float) ->
 def _number(row: Mapping[str, str], column: str, kind: type, low: float, high: float) -> float:
     try:
         value = kind(row[column])
-    except ValueError:
+    except (TypeError, ValueError, OverflowError):
         value = None
     if value is None or not low <= value <= high:
         words = "a whole number" if kind is int else "a number"

@@ -238,6 +238,7 @@ def row_format(data: Mapping[str, Any]) -> RowFormat:
 
     return trial_data.RowFormat(
         csv=data["format"] == "csv",
+        parquet=data["format"] == "parquet",
         delimiter=parsers.delimiter(data["delimiter"]),
         header=data["header"],
         columns=tuple(data["columns"]),
@@ -286,6 +287,7 @@ def check_program(
         batch, checked = None, "its network can be built; its rows are not on this machine"
         if source is not None:
             found, skipped = record_files.parse_records(rows, program, places)
+            trial_data.check_parse_columns(program, source, row_format(data), found)
             if not len(found):
                 raise record_files.no_usable_rows(source.name, program, skipped)
             batch = record_files.split_inputs(found[: network.ROWS])

@@ -257,7 +257,7 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
             if not size:  # zipfile cannot verify it, because the checksum is 0, too
                 raise _damaged_error(f"{name}!{wanted}", "it is empty")
             with archive.open(wanted) as file:
-                yield _member(name, wanted, file, size, is_table=wanted != member)
+                yield _member(name, wanted, file, size, has_record_batches=wanted != member)
 
 
 class _StrictTarInfo(tarfile.TarInfo):
@@ -300,17 +300,19 @@ def tar_files(file: io.BufferedReader, name: str, member: str, tables: Sequence[
                     f"{name}!{path} is not a regular file. Fix: set data.member to the path of the file itself."
                 )
             missing.discard(path)
-            yield _member(name, path, content, info.size, is_table=path != member)
+            yield _member(name, path, content, info.size, has_record_batches=path != member)
     while text.read(BLOCK):  # to the checksum at the end of a compressed archive
         pass
     for path in sorted(missing):
         raise _member_error(name, path, names)
 
 
-def _member(archive: str, path: str, content: IO[bytes], size: int, *, is_table: bool) -> SourceFile:
+def _member(
+    archive: str, path: str, content: IO[bytes], size: int, *, has_record_batches: bool
+) -> SourceFile:
     name = f"{archive}!{path}"
     file = buffered(_member_blocks(content, name, size))
-    if is_table:
+    if has_record_batches:
         return SourceFile(name, file, size, posixpath.basename(path))
     return decompress(file, name, size, is_member=True)
 

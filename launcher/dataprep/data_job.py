@@ -196,9 +196,10 @@ class DataPod:
         else:
             # One checksum over everything needs one reader, and a csv field may contain newlines.
             size = sys.maxsize if s.sha256 else sources.part_size(s.split_count)
-            ranges = sources.plan_parts(
-                objects, size, s.format == "lines" and "\n".encode(s.encoding) == b"\n"
-            )
+            # A Parquet file in a bucket is copied before it is read.
+            in_file = s.format == "parquet" and s.source.startswith("file://")
+            divisible = in_file or (s.format == "lines" and "\n".encode(s.encoding) == b"\n")
+            ranges = sources.plan_parts(objects, size, divisible)
         weights = [sum(one.end - one.begin for one in part) for part in ranges]
         rows = [0] * len(ranges) if s.test_source else sources.distribute(s.test_rows, weights)
         parts = [

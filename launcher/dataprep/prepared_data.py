@@ -39,6 +39,15 @@ _DIGEST = re.compile(r"[A-Za-z0-9.-]+")
 _CONTENT = re.compile(r"[0-9a-f]{64}")
 
 
+def has_record_batches(shard: Path) -> bool:
+    """Return whether a shard's file has record batches (launcher/dataprep/parquet_rows.py), and not lines of text.
+
+    An Arrow stream begins with bytes that UTF-8 does not have.
+    """
+    with shard.open("rb") as file:
+        return file.read(4) == b"\xff\xff\xff\xff"
+
+
 def data_of(layout: JobPaths, manifest: Mapping[str, Any]) -> DataPaths:
     """Return the folder of the data that a manifest describes.
 

@@ -264,7 +264,7 @@ def files_to_read(context: SourceContext, found: Mapping[str, SourceObject | Non
     }
     chosen = {path: one for path, one in usable.items() if one.size or (keeps and one.name[-1] != "/")}
     source = f"{context.key} {context.settings.source}"
-    for path in filter(_NOT_TEXT.fullmatch, () if keeps else chosen):
+    for path in filter(_NOT_TEXT.fullmatch, () if keeps or context.settings.format == "parquet" else chosen):
         raise DataError(
             f"{source}: {path} is no text file, as its name shows, and all files of a folder are read. Fix: convert it "
             "to text or csv (also compressed: .gz, .bz2, .xz), or move it out of this folder."
@@ -717,7 +717,7 @@ def open_source(context: SourceContext) -> Source:
 
 def copy_to_disk(context: SourceContext, stream: io.BufferedReader, size: int) -> Path:
     """Copy a zip file to `tmp`; return its path. A zip cannot be read as a stream: its index is at its end."""
-    path = context.tmp / "source.zip"
+    path = context.tmp / "source.tmp"
     require_space(path, size, "the archive itself")
     with storage_errors(path), path.open("wb") as file:
         while data := stream.read(BLOCK):
@@ -759,6 +759,30 @@ class PartReader:
                         progress.report()
             finally:
                 opened.close()
+            source.check_unchanged(one.object)
+
+    def seekable_files(self) -> Iterator[tuple[Path, str, int, int]]:
+        """Yield the path on this pod, name, first byte and last byte (excluded) of each range of Parquet files.
+
+        They are not read from start to end, so one that is no file of the storage is copied first.
+        """
+        source = self._source
+        for one in self._ranges:
+            path, left = source.path(one.object), one.end - one.begin
+            digest = self._sha256 if one.is_complete_object else hashlib.sha256()
+            opened = source.open(one.object, one.begin, digest)
+            try:
+                path = path or copy_to_disk(self._context, buffered(opened.blocks), opened.total or 0)
+                for data in opened.blocks:
+                    if digest is not self._sha256:
+                        self._sha256.update(data[:left])
+                    left -= len(data)
+                    self._context.progress.report()
+                    if left <= 0 and not one.is_complete_object:
+                        break
+            finally:
+                opened.close()
+            yield path, source.display_name(one.object), one.begin, one.end or path.stat().st_size
             source.check_unchanged(one.object)
 
     def _read_text(self, one: ByteRange, opened: OpenObject) -> SourceFile:

@@ -73,6 +73,7 @@ class PartSplitter:
         self._settings, self._folder, self._progress, self._source = settings, folder, progress, source
         self._stop = threading.Event()
         self._tables: list[dict[str, Any]] = []
+        self._column_types: list[str] = []
         self._csv = text_lines.CsvReader(
             settings.delimiter, settings.header, settings.columns, settings.quoting
         )
@@ -97,10 +98,12 @@ class PartSplitter:
             StorageError: the shared storage failed.
         """
         settings = self._settings
-        splitter = None
-        if number is not None:
-            splitter = LineSplitter(settings.seed, settings.split_count, settings.test_fraction, number)
-        shards = [self._folder / str(i) for i in range(settings.split_count)] if splitter else []
+        kind = LineSplitter
+        if settings.format == "parquet":
+            from launcher.dataprep.parquet_rows import ParquetSplitter as kind  # noqa: N813 - loads pyarrow
+        count = settings.split_count if number is not None else 0
+        splitter = kind(settings.seed, count, settings.test_fraction, number or 0)
+        shards = [self._folder / str(i) for i in range(count)]
         with storage_errors(self._folder):
             for shard in shards:
                 shard.mkdir()
@@ -121,36 +124,36 @@ class PartSplitter:
         finally:
             held.unlink(missing_ok=True)
         return {
-            "lines": splitter.lines if splitter else [],
+            "lines": splitter.lines,
             "files": written[:-1],
             "test": {"lines": min(count, test_rows), **written[-1]},
             "tables": sorted(self._tables, key=lambda table: str(table["name"])),
             "sha256": self._source.hexdigest(),
-            "header": self._csv.names,
-            "columns": self._csv.width,
+            "header": self._column_types or self._csv.names,
+            "columns": len(self._column_types) or self._csv.width,
             "spanning": [self._csv.spanning, self._csv.first_spanning],
         }
 
     def _split(
         self,
-        splitter: LineSplitter | None,
-        blocks: Iterator[bytes],
+        splitter: LineSplitter,
+        blocks: Iterator[Any],
         writers: FileWriters,
         hold: Callable[[bytes], object],
     ) -> int:
         """Pass train lines to `writers` and held-out lines to `hold`; return the number of held-out lines.
 
-        Without a `splitter`, all lines are held out.
+        Without shards, all lines are held out.
         """
         count = 0
 
         def pieces() -> Iterator[list[bytes]]:
             nonlocal count
             for block in blocks:
-                if splitter is None:
-                    hold(block)
-                    count += block.count(b"\n")
-                    self._progress.lines = count
+                if not splitter.lines:
+                    rows = splitter.rows(block)
+                    hold(splitter.piece(rows))
+                    self._progress.lines = count = count + len(rows)
                     yield [b""]
                 else:
                     train, test = splitter.split(block)
@@ -161,30 +164,38 @@ class PartSplitter:
 
         for batch in _batches(pieces()):
             writers.put(batch, self._progress.report)
-        return splitter.held if splitter else count
+        return splitter.held if splitter.lines else count
 
     def _write_test_set(
-        self, splitter: LineSplitter | None, writers: FileWriters, held: Path, count: int, wanted: int
+        self, splitter: LineSplitter, writers: FileWriters, held: Path, count: int, wanted: int
     ) -> None:
         """Write `wanted` of the `count` held-out lines, evenly spread, to the test set.
 
-        The other lines are trained on, or left out if there is no `splitter` (the source is data.testSource).
+        The other lines are trained on, or left out if there are no shards (the source is data.testSource).
         """
         first = 0
-        with storage_errors(held), held.open("rb") as file:
-            while lines := file.readlines(text_lines.CHUNK):
-                chosen = is_in_test_set(first, len(lines), wanted, count)
-                first += len(lines)
-                test = b"".join(line for line, take in zip(lines, chosen, strict=True) if take)
-                pieces = []
-                if splitter is not None:
-                    rest = [line[:-1] for line, take in zip(lines, chosen, strict=True) if not take]
-                    pieces = splitter.assign(rest)
+        with storage_errors(held):
+            for rows in splitter.read_back(held):
+                chosen = is_in_test_set(first, len(rows), wanted, count)
+                first += len(rows)
+                test = splitter.piece(splitter.select(rows, np.flatnonzero(chosen)))
+                pieces = (
+                    splitter.assign(splitter.select(rows, np.flatnonzero(~chosen))) if splitter.lines else []
+                )
                 writers.put([*pieces, test], self._progress.report)
                 self._progress.report("writing the test set")
 
-    def _read(self) -> Iterator[bytes]:
-        """Yield blocks of complete lines; write side tables. Runs in the reading thread."""
+    def _read(self) -> Iterator[Any]:
+        """Yield blocks of complete lines, or record batches; write side tables. Runs in the reading thread."""
+        if self._settings.format == "parquet":
+            from launcher.dataprep.parquet_rows import ParquetReader
+
+            reader = ParquetReader(self._settings.columns)
+            for path, name, begin, end in self._source.seekable_files():
+                require_space(self._folder, end - begin, "the shards and the test set")
+                yield from reader.batches(path, name, begin, end)
+            self._column_types = reader.names
+            return
         for found in self._source.files():
             if found.table:
                 self._copy_table(found)
@@ -425,7 +436,10 @@ def is_in_test_set(first: int, lines: int, wanted: int, count: int) -> npt.NDArr
 
 
 class LineSplitter:
-    """Splits blocks of complete lines into one piece for each shard, and a piece with the held-out lines."""
+    """Splits blocks of complete lines into one piece for each shard, and a piece with the held-out lines.
+
+    A subclass splits other rows: it replaces `rows`, `select`, `part`, `piece` and `read_back`.
+    """
 
     def __init__(self, seed: int, shards: int, test_fraction: float, part: int = 0) -> None:
         self._assigner = ShardAssigner(seed, shards, part)
@@ -436,44 +450,65 @@ class LineSplitter:
         self.held = 0
         """Lines that are held out so far."""
 
-    def split(self, block: bytes) -> tuple[list[bytes], bytes]:
-        r"""Return one piece of `block` for each shard, and the held-out lines.
-
-        `block` ends with a newline. A piece has its lines in the source's order and may be empty.
-        """
+    def rows(self, block: Any) -> Any:
+        """Return the rows of a block that ends with a newline: a list of lines without their newlines."""
         lines = block.split(b"\n")  # not splitlines: \r and others belong to the line
         lines.pop()
-        test = self._selector.select(len(lines))
-        owners = np.full(len(lines), self._shards, dtype=np.uint16)
+        return lines
+
+    def select(self, rows: Any, chosen: npt.NDArray[Any]) -> Any:
+        """Return the rows at the indexes `chosen`, int64 [rows]."""
+        return itemgetter(*chosen.tolist())(rows) if len(chosen) > 1 else [rows[i] for i in chosen]
+
+    def part(self, rows: Any, first: int, count: int) -> Any:
+        """Return `count` rows from row `first` on."""
+        return rows[first : first + count]
+
+    def piece(self, rows: Any) -> bytes:
+        """Return rows as bytes of a shard, empty without rows."""
+        return b"\n".join(rows) + b"\n" if rows else b""
+
+    def read_back(self, path: Path) -> Iterator[Any]:
+        """Yield the rows of a file of pieces, in several parts."""
+        with path.open("rb") as file:
+            while lines := file.readlines(text_lines.CHUNK):
+                yield [line[:-1] for line in lines]
+
+    def split(self, block: Any) -> tuple[list[bytes], bytes]:
+        """Return one piece of `block` for each shard, and the held-out lines.
+
+        A piece has its lines in the source's order and may be empty.
+        """
+        rows = self.rows(block)
+        test = self._selector.select(len(rows))
+        owners = np.full(len(rows), self._shards, dtype=np.uint16)
         train = np.flatnonzero(~test)
         owners[train] = self._assigner.owners(len(train))
-        *pieces, held = self._group(lines, owners)
-        self.held += len(lines) - len(train)
+        *pieces, held = self._group(rows, owners)
+        self.held += len(rows) - len(train)
         return pieces, held
 
-    def assign(self, lines: list[bytes]) -> list[bytes]:
-        """Distribute surplus held-out lines, which the test set does not need, to the shards.
+    def assign(self, rows: Any) -> list[bytes]:
+        """Distribute surplus held-out rows, which the test set does not need, to the shards.
 
         Returns:
-            The lines of each shard as bytes; they may be empty.
+            The rows of each shard as bytes; they may be empty.
         """
-        *pieces, _ = self._group(lines, self._assigner.owners(len(lines)))
+        *pieces, _ = self._group(rows, self._assigner.owners(len(rows)))
         return pieces
 
-    def _group(self, lines: list[bytes], owners: npt.NDArray[np.uint16]) -> list[bytes]:
-        """Return one piece for each shard, then the held-out lines; add to `self.lines` of each shard.
+    def _group(self, rows: Any, owners: npt.NDArray[np.uint16]) -> list[bytes]:
+        """Return one piece for each shard, then the held-out rows; add to `self.lines` of each shard.
 
-        `owners` has the shard of each line; for a held-out line the number of shards.
+        `owners` has the shard of each row; for a held-out row the number of shards.
         """
-        order = np.argsort(owners, kind="stable").tolist()
-        sorted_lines = itemgetter(*order)(lines) if len(order) > 1 else tuple(lines)
+        sorted_rows = self.select(rows, np.argsort(owners, kind="stable"))
         pieces, first = [], 0
         for owner, count in enumerate(np.bincount(owners, minlength=self._shards + 1).tolist()):
-            own = sorted_lines[first : first + count]
-            first += count
             if owner < self._shards:
                 self.lines[owner] += count
-            pieces.append(b"\n".join(own) + b"\n" if count else b"")
+            pieces.append(self.piece(self.part(sorted_rows, first, count)))
+            first += count
         return pieces
 
 
@@ -600,7 +635,8 @@ def _check_lines(settings: DataSettings, lines: list[int], held: int, parts: lis
 
 def _check_columns(settings: DataSettings, markers: list[dict[str, Any]]) -> None:
     """Raise `DataError` when the columns of csv objects in two parts differ; `CsvReader` checks within a part."""
-    if settings.columns and all(isinstance(column, str) for column in settings.columns):
+    by_name = settings.columns and all(isinstance(column, str) for column in settings.columns)
+    if by_name and settings.format != "parquet":
         return
     first = markers[0]
     for marker in markers:

@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from launcher.dataprep.prepared_data import has_record_batches
 from launcher.errors import setting_error
 from launcher.io import files, run_record
-from launcher.io.helper_protocol import python_environ
+from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.io.program_folders import is_script_file, read_program_texts
 from launcher.paths import OutputPaths
 from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Runtime
@@ -132,6 +133,20 @@ class CollectiveRuntime(Runtime):
                 "the image's Paddle is built for CPUs: it would train without GPUs, or fail with an unrelated message",
                 "Install paddlepaddle-gpu into the image, or remove Paddle from it if the script does not need it",
             )
+
+    def conversion(self, settings: TrainSettings, rank: int) -> HelperSpec | None:  # noqa: ARG002 - the protocol's
+        """Return the helper that writes staged record batches to Parquet files; None for lines of text."""
+        data = settings.work.data
+        staged = [
+            path
+            for path in (data / "train.txt", data / "test.txt")
+            if path.is_file() and has_record_batches(path)
+        ]
+        request = {str(path): str(path.with_suffix(".parquet")) for path in staged}
+        environment = base_environment(settings)
+        return (
+            HelperSpec("parser", "launcher.dataprep.parquet_rows", request, environment) if staged else None
+        )
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the processes of the script on this rank."""
@@ -317,7 +332,10 @@ def training_variables(settings: TrainSettings) -> dict[str, str]:
 def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
     """Return what `launcher.script_run` reads in addition to `rank_variables`; an empty text: there is none."""
     s, output = attempt.settings, OutputPaths(attempt.settings.layout.output)
-    train, test = s.work.data / "train.txt", s.work.data / "test.txt"
+    train, test = (
+        file if (file := s.work.data / f"{kind}.parquet").is_file() else file.with_suffix(".txt")
+        for kind in ("train", "test")
+    )
     has_files = s.work.files.exists()
     return {
         **training_variables(s),

@@ -289,7 +289,7 @@ class TrainSettings(PodSettings):
     keep_files: tuple[str, ...] = setting("training.keepFiles")
     """Patterns of files in a script's working folder that are copied to the storage when the pod exits."""
     checkpoint_dir: str = setting("training.checkpointDir")
-    """Where a script writes its checkpoints: relative to its working folder, or below `{output_dir}`; empty: nowhere."""
+    """Where a script writes its checkpoints: relative to its working folder, or below `{output_dir}`; or empty."""
     packages: str = setting("training.packages")
     """sha256 of the archive with the program's own Python packages (`JobPaths.packages`); empty: there are none."""
     processes_per_pod: int = setting("training.processesPerPod")
@@ -393,7 +393,7 @@ class DataSettings(PodSettings):
     """Path of the text inside the source's archive; empty: the source is the text."""
     tables: tuple[str, ...] = setting("data.tables")
     """Further members of the archive, which are copied unchanged."""
-    format: str = setting("data.format", parse=p.choice("lines", "csv", "files"))
+    format: str = setting("data.format", parse=p.choice("lines", "csv", "parquet", "files"))
     delimiter: str = setting("data.delimiter", parse=p.delimiter)
     header: bool = setting("data.header")
     columns: tuple[str | int, ...] = setting("data.columns")

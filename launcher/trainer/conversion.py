@@ -22,7 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from numpy.typing import NDArray
+
 from launcher.dataprep.csv_records import RowPlaces
+from launcher.dataprep.prepared_data import has_record_batches
 from launcher.errors import DataError, SettingsError, UnfitError
 from launcher.io import cgroup_memory, files
 from launcher.io.helper_protocol import main
@@ -73,13 +76,34 @@ def read_range(text: Path, start: int) -> Iterator[str]:
             yield line.decode("utf-8", "surrogateescape")
 
 
+def _batch_chunks(
+    text: Path, name: str, program: TrainingProgram, start: int
+) -> Iterator[tuple[NDArray[Any], int]]:
+    """Yield what `parse_chunks` yields, for a shard with record batches: by parse_columns() if the program has it."""
+    from launcher.dataprep import parquet_rows
+
+    places, first = RowPlaces(f"{name} (from byte {start})"), 1
+    chunk = record_files.rows_per_file(record_dtype(program.inputs))
+    for rows in parquet_rows.regroup(parquet_rows.read_shard(text, start, start + RANGE_BYTES), chunk):
+        if hasattr(program.module, "parse_columns"):
+            columns = parquet_rows.column_arrays(rows)
+            yield record_files.parse_columns(columns, rows.num_rows, program, places, first)
+        else:
+            yield record_files.parse_records(parquet_rows.row_dicts(rows), program, places, first)
+        first += rows.num_rows
+
+
 def _convert_range(
     text: Path, name: str, program: TrainingProgram, folder: Path, start: int
 ) -> tuple[list[RecordFile], int]:
     """Parse the range from byte `start` on. Return its record files and the number of skipped rows."""
     written, skipped = [], 0
     with files.storage_errors(text):
-        chunks = parse_chunks(read_range(text, start), program, _RangePlaces(name, text, start))
+        chunks: Iterator[tuple[NDArray[Any], int]]
+        if has_record_batches(text):
+            chunks = _batch_chunks(text, name, program, start)
+        else:
+            chunks = parse_chunks(read_range(text, start), program, _RangePlaces(name, text, start))
         for number, (found, left_out) in enumerate(chunks):
             skipped += left_out
             if len(found):
@@ -222,6 +246,10 @@ def convert_text(
 
 
 def _estimate_rows(text: Path, size: int) -> int:
+    if size and has_record_batches(text):
+        from launcher.dataprep import parquet_rows
+
+        return parquet_rows.estimate_rows(text)
     with files.storage_errors(text), text.open("rb") as file:
         sample = file.read(SAMPLE_BYTES)
     return -(-size * max(1, sample.count(b"\n")) // len(sample)) if sample else 0

@@ -61,10 +61,60 @@ def no_usable_rows(name: str, program: TrainingProgram, skipped: int) -> DataErr
     )
 
 
+Row = str | Mapping[str, Any]
+"""A line, or the values of a row of a Parquet file by its columns."""
+
+
+def read_row(line: Row, program: TrainingProgram, places: RowPlaces, number: int) -> Mapping[str, Any]:
+    """Return {column of the program: text or value} of a row. Raises `DataError` if it has other columns."""
+    columns, typed = program.columns, getattr(program.module, "TYPED", False)
+    if not isinstance(line, str):
+        values = [line[column] for column in columns if column in line]
+        if len(values) < len(columns) and len(line) == len(columns):
+            values = list(line.values())
+        if len(values) == len(columns):
+            return dict(zip(columns, values if typed else map(_as_text, values), strict=True))
+        raise DataError(
+            f"{places.name} has the columns {', '.join(line)[:500]}, but the program {program.path.name} reads "
+            f"{', '.join(columns)[:500]}. Fix: name the file's columns in COLUMNS of the program, or choose as many "
+            "with data.columns"
+        )
+    if typed:
+        raise DataError(
+            f"{places.name} has texts, but parse() of {program.path.name} takes typed values (TYPED). Fix: set "
+            "data.format to parquet, or remove TYPED and parse the texts"
+        )
+    try:
+        parts = split_fields(line)
+    except ValueError as error:
+        raise DataError(
+            f"{places.describe(number)}: {error}. The row: {_quote(line)}. Fix: if the source is csv, set "
+            "data.format to csv (the data Job then escapes backslashes); else write each backslash twice"
+        ) from error
+    if len(parts) != len(columns):
+        raise DataError(
+            f"{places.describe(number)} has {len(parts)} columns, but the program {program.path.name} reads "
+            f"{len(columns)}: {', '.join(columns)}. Fix: check data.format, data.delimiter and data.columns. "
+            f"The row: {_quote(line)}"
+        )
+    return dict(zip(columns, parts, strict=True))
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list | dict | bytes):
+        raise DataError(
+            f"a column has {type(value).__name__} values, which are no text. Fix: write TYPED = True into the program: "
+            "parse() then takes values with their types"
+        )
+    return str(value)
+
+
 def parse_records(
-    lines: Iterable[str], program: TrainingProgram, places: RowPlaces, first: int = 1
+    lines: Iterable[Row], program: TrainingProgram, places: RowPlaces, first: int = 1
 ) -> tuple[NDArray[Any], int]:
-    """Parse lines to records; `first` is the row number of the first line, from 1, in the file of `places`.
+    """Parse rows to records; `first` is the row number of the first one, from 1, in the file of `places`.
 
     Returns:
         The records, shape [rows] of `record_dtype`, and the number of rows that the program skipped.
@@ -73,26 +123,14 @@ def parse_records(
         DataError: a row cannot be parsed, or parse() returned an invalid value; the message has file, row and column.
         SettingsError: parse() failed with another error than ValueError.
     """
-    module, job, columns = program.module, program.job, program.columns
+    module, job = program.module, program.job
     inputs = {key: served_model.new_column(kind) for key, kind in program.inputs.items()}
     numbers, texts = array("Q"), []  # row number and beginning of the text of each record
     skipped = 0
     for number, line in enumerate(lines, first):
+        row = read_row(line, program, places, number)
         try:
-            parts = split_fields(line)
-        except ValueError as error:
-            raise DataError(
-                f"{places.describe(number)}: {error}. The row: {_quote(line)}. Fix: if the source is csv, set "
-                "data.format to csv (the data Job then escapes backslashes); else write each backslash twice"
-            ) from error
-        if len(parts) != len(columns):
-            raise DataError(
-                f"{places.describe(number)} has {len(parts)} columns, but the program {program.path.name} reads "
-                f"{len(columns)}: {', '.join(columns)}. Fix: check data.format, data.delimiter and data.columns. "
-                f"The row: {_quote(line)}"
-            )
-        try:
-            sample = module.parse(dict(zip(columns, parts, strict=True)), job)
+            sample = module.parse(row, job)
         except ValueError as error:
             at = program.line_of(error)
             text = f"{places.describe(number)}: {error}{at and f' ({at})'}. The row: {_quote(line)}"
@@ -113,7 +151,7 @@ def parse_records(
             text = f"{places.describe(number)}: {text}. The row: {_quote(line)}"
             raise DataError(with_fix(text, ROW_FIX)) from error
         numbers.append(number)
-        texts.append(line[:SHOWN_CHARACTERS])
+        texts.append(line[:SHOWN_CHARACTERS] if isinstance(line, str) else line)
     found = np.zeros(len(numbers), record_dtype(program.inputs))
     for key, column in inputs.items():
         bad = column.fill(found[key])
@@ -126,8 +164,61 @@ def parse_records(
     return found, skipped
 
 
+def parse_columns(
+    columns: Mapping[str, Any], rows: int, program: TrainingProgram, places: RowPlaces, first: int = 1
+) -> tuple[NDArray[Any], int]:
+    """Convert columns of `rows` rows to records with the program's parse_columns(), which may leave out rows.
+
+    Returns and raises as `parse_records`; messages name the rows that were given together.
+    """
+    where = f"rows {first} to {first + rows - 1} of {places.name}"
+    if not set(program.columns) <= columns.keys():
+        columns = dict(zip(program.columns, columns.values(), strict=False))
+    with program.calling(f"parse_columns() on {where}"):
+        given = program.module.parse_columns(columns, program.job)
+        counts = {name: len(given[name]) for name in program.inputs}
+    count = counts[program.label]
+    found = np.zeros(count, record_dtype(program.inputs))
+    for name, kind in program.inputs.items():
+        values, why = given[name], ""
+        if counts[name] != count or count > rows:
+            why = f"{counts[name]} values for {rows} rows, of which the label has {count}"
+        elif isinstance(values, np.ndarray) and values.dtype.kind in "iufb" and values.ndim in (1, 2):
+            why = _fill_array(found[name], values.reshape(count, -1), kind)
+        else:
+            column = served_model.new_column(kind)
+            try:
+                for value in values:
+                    column.add(value)
+                bad = column.fill(found[name])
+                why = "" if bad is None else f"{found[name][bad].tolist()}, which is not finite in float32"
+            except (TypeError, ValueError, OverflowError) as error:
+                why = str(error)
+        if why:
+            text = f"{where}: parse_columns() of {program.path} returned an invalid value for input {name}: {why}"
+            raise DataError(with_fix(text, "correct the rows, or parse_columns()"))
+    return found, rows - count
+
+
+def _fill_array(target: NDArray[Any], values: NDArray[Any], kind: Ids | Real) -> str:
+    """Copy numbers [rows, width] to the field of the records; return why they are invalid, or an empty text."""
+    width = values.shape[1]
+    if isinstance(kind, Real):
+        with np.errstate(over="ignore"):
+            target[:] = values if width == kind.width else np.nan
+        if width != kind.width:
+            return f"{width} numbers in each row, not {kind.width}"
+        return "" if np.isfinite(target).all() else "a number that is NaN, infinite, or too large for float32"
+    if values.dtype.kind == "f" or (values.dtype.kind == "i" and values.size and values.min() < 0):
+        return "ids that are no whole numbers from 0 to 2**64-1"
+    if width > kind.length and not kind.cut:
+        return f"{width} ids in each row, more than {kind.length}"
+    target[:, : min(width, kind.length)] = values[:, : kind.length].astype(np.uint64).view(np.int64)
+    return ""
+
+
 def parse_chunks(
-    lines: Iterator[str], program: TrainingProgram, places: RowPlaces
+    lines: Iterator[Row], program: TrainingProgram, places: RowPlaces
 ) -> Iterator[tuple[NDArray[Any], int]]:
     """Yield what `parse_records` returns for blocks of lines; a block has as many lines as a record file holds rows."""
     rows, read = rows_per_file(record_dtype(program.inputs)), 0
@@ -139,7 +230,9 @@ def parse_chunks(
         yield found, skipped
 
 
-def _quote(line: str) -> str:
+def _quote(line: Row) -> str:
+    if not isinstance(line, str):
+        return repr(line)[:SHOWN_CHARACTERS]
     return repr(line.rstrip("\n")[:SHOWN_CHARACTERS].encode(errors="replace").decode())
 
 

@@ -12,16 +12,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from launcher.dataprep import archives, text_lines
-from launcher.dataprep.csv_records import RowPlaces, split_fields
+from launcher.dataprep.csv_records import RowPlaces
 from launcher.errors import DataError
 from launcher.trainer import record_files
 from launcher.trainer.program_loader import TrainingProgram
-from launcher.trainer.record_files import RecordFile, Records
+from launcher.trainer.record_files import RecordFile, Records, Row
 from launcher.trainer.training_log import ReportTimer
 
 Report = Callable[[str], None]
@@ -32,6 +33,7 @@ class RowFormat:
     """The format of a file of rows; each field is the value of the same name below `data` in the chart."""
 
     csv: bool = False
+    parquet: bool = False
     delimiter: str = ","
     header: bool = True
     columns: tuple[str | int, ...] = ()
@@ -57,8 +59,10 @@ def read_rows(
     report: Report | None = None,
     *,
     archive: Archive | None = None,
-) -> Iterator[str]:
+) -> Iterator[Row]:
     """Yield the rows of a file, which may be compressed, as the data Job would write them to shards.
+
+    The rows of a Parquet file are {column: value}.
 
     Args:
         found: counts the rows and gets the line of the file at which each row starts, for messages.
@@ -70,6 +74,13 @@ def read_rows(
         DataError: the file is missing, damaged, or not in this format.
     """
     places = found or RowPlaces(str(file))
+    if form.parquet:
+        from launcher.dataprep.parquet_rows import row_dicts
+
+        yield from itertools.islice(
+            itertools.chain.from_iterable(map(row_dicts, read_batches(file, form))), limit
+        )
+        return
     try:
         with file.open("rb") as raw:
             size, began, pace = max(1, file.stat().st_size), time.monotonic(), ReportTimer()
@@ -90,6 +101,65 @@ def read_rows(
                     return
     except FileNotFoundError:
         raise DataError(f"there is no file {file}. Fix: correct --data or --test") from None
+
+
+def read_batches(file: Path, form: RowFormat) -> Iterator[Any]:
+    """Yield the record batches of a Parquet or Arrow file, or of all files in a folder.
+
+    Raises:
+        DataError: the file is missing, damaged, or neither Parquet nor Arrow.
+    """
+    from launcher.dataprep.parquet_rows import ParquetReader
+
+    reader = ParquetReader(form.columns)
+    found = sorted(path for path in file.rglob("*") if path.is_file()) if file.is_dir() else [file]
+    for path in found:
+        if not path.is_file():
+            raise DataError(f"there is no file {path}. Fix: correct --data or --test")
+        yield from reader.batches(path, str(path))
+
+
+def split_parquet(
+    file: Path, form: RowFormat, held_out: float, limit: int | None, targets: Sequence[Path]
+) -> tuple[int, int]:
+    """Write random rows of a Parquet file, a share of `held_out`, to the second of two; the others to the first.
+
+    Return how many rows each has.
+    """
+    from launcher.dataprep.parquet_rows import write_parquet
+
+    def chosen(test: bool) -> Iterator[Any]:
+        random, left = np.random.default_rng(1), limit
+        for batch in read_batches(file, form):
+            rows = batch if left is None else batch.slice(0, left)
+            left = None if left is None else left - rows.num_rows
+            yield rows.filter((random.random(rows.num_rows) < held_out) == test)
+
+    return write_parquet(chosen(False), targets[0]), write_parquet(chosen(True), targets[1])
+
+
+def check_parse_columns(program: TrainingProgram, file: Path, form: RowFormat, found: NDArray[Any]) -> None:
+    """Check that parse_columns() of a program, if it has one, returns what parse() returned: `found`, the first rows.
+
+    Raises:
+        DataError: it returns something else.
+    """
+    if not (form.parquet and hasattr(program.module, "parse_columns") and len(found)):
+        return
+    from launcher.dataprep.parquet_rows import column_arrays
+
+    rows = next(batch for batch in read_batches(file, form) if batch.num_rows)
+    given, _ = record_files.parse_columns(column_arrays(rows), rows.num_rows, program, RowPlaces(str(file)))
+    for name in program.inputs:
+        count = min(len(given), len(found))
+        differ = np.flatnonzero((given[name][:count] != found[name][:count]).any(axis=1))
+        if len(differ):
+            at = differ[0]
+            raise DataError(
+                f"parse_columns() of {program.path} returned {given[name][at].tolist()} for input {name} of usable row "
+                f"{at + 1}, but parse() returned {found[name][at].tolist()}. Fix: correct one of them; training uses "
+                "parse_columns(), and the served model parse()"
+            )
 
 
 def _parts(
@@ -161,11 +231,11 @@ def write_records(
     }
 
 
-def first_usable_row(program: TrainingProgram, file: Path, form: RowFormat) -> dict[str, str]:
-    """Return {column: text} of the first row in `file` that the program's parse() does not skip."""
+def first_usable_row(program: TrainingProgram, file: Path, form: RowFormat) -> dict[str, Any]:
+    """Return {column: text or value} of the first row in `file` that the program's parse() does not skip."""
     skipped = 0
     for line in read_rows(file, form):
         skipped += 1
         if len(record_files.parse_records([line], program, RowPlaces(str(file)))[0]):
-            return dict(zip(program.columns, split_fields(line), strict=True))
+            return dict(record_files.read_row(line, program, RowPlaces(str(file)), skipped))
     raise record_files.no_usable_rows(str(file), program, skipped)

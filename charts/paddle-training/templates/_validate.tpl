@@ -259,6 +259,9 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- if and $data.tables (or (not $data.member) (has $data.member $data.tables)) -}}
 {{- include "paddle-training.fault" (list "data.tables" $data.tables "a list of members of the archive other than data.member, which must be set" "tables are further members of an archive" "Set data.member to the path of the text, and data.tables to the other members") -}}
 {{- end -}}
+{{- if and (eq $data.format "parquet") (or $data.member (eq .Values.runtime "v1")) -}}
+{{- include "paddle-training.fault" (list "data.format" $data.format (ternary "lines or csv with data.member" "lines or csv with runtime v1" (ne .Values.runtime "v1")) "archives of Parquet files are not read, and the engine of 2017 reads text" "Unpack the archive into a folder, or set data.format to csv") -}}
+{{- end -}}
 {{- if eq $data.format "files" -}}
 {{- if ne (include "paddle-training.isScript" .) "true" -}}
 {{- include "paddle-training.fault" (list "data.format" "files" (printf "lines or csv with runtime %s" .Values.runtime) "its programs read rows, and only a script of your own can read files" "Set data.format to lines or csv, or runtime to collective or ps for a script") -}}
@@ -273,7 +276,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- if and (eq $data.format "lines") $data.columns -}}
 {{- include "paddle-training.fault" (list "data.columns" $data.columns "empty with data.format lines" "lines are passed on byte for byte, without selecting columns" "Set data.format to csv, or data.columns to []") -}}
-{{- else if and (not $data.header) (regexMatch "\"" (toJson $data.columns)) -}}
+{{- else if and (eq $data.format "csv") (not $data.header) (regexMatch "\"" (toJson $data.columns)) -}}
 {{- include "paddle-training.fault" (list "data.columns" $data.columns "indexes from 0 with data.header false" "without a header the columns have no names" "Use the columns' indexes, or set data.header to true") -}}
 {{- end -}}
 {{- end -}}

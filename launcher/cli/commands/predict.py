@@ -28,7 +28,7 @@ def predict(
     ] = None,
     rows: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="More rows, one JSON object on each line; -: stdin."),
+        typer.Option(metavar="FILE", help="More rows: Parquet, or one JSON object on each line; -: stdin."),
     ] = None,
     output: Format = OutputFormat.text,
 ) -> None:
@@ -97,6 +97,10 @@ def _parse_row(cells: Sequence[str]) -> dict[str, str]:
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix in (".parquet", ".arrow", ".feather"):
+        from launcher.trainer.trial_data import RowFormat, read_rows
+
+        return [dict(row) for row in read_rows(path, RowFormat(parquet=True)) if not isinstance(row, str)]
     try:
         content = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
     except OSError as error:

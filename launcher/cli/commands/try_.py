@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -212,6 +212,7 @@ def train_locally(options: TryOptions, data: Path, report: Callable[[str], None]
         places = RowPlaces(str(data))
         first_rows = trial_data.read_rows(data, form, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS))
         found, _ = record_files.parse_records(first_rows, program, places)
+        trial_data.check_parse_columns(program, data, form, found)
         batch = record_files.split_inputs(found[: network.ROWS]) if len(found) else None
         graph = network.GraphSettings("async", options.batch_size, 0)
         single_process.check_program(program, batch, graph)
@@ -317,7 +318,7 @@ def run_script(script: Script, options: TryOptions, env: dict[str, str]) -> int:
             process.wait()
 
 
-def split_rows(rows: Iterable[str], held_out: float, train: Path, test: Path) -> tuple[int, int]:
+def split_rows(rows: Iterable[Any], held_out: float, train: Path, test: Path) -> tuple[int, int]:
     """Write random rows, a share of `held_out`, to `test` and the others to `train`; return how many each has."""
     draw, counts = random.Random(SEED), [0, 0]  # noqa: S311 - no secret
     with train.open("wb") as first, test.open("wb") as second:
@@ -344,18 +345,23 @@ def train_script(
     """
     from launcher.trainer import trial_data
 
-    def read(file: Path) -> Iterator[str]:
-        return trial_data.read_rows(file, options.row_format, limit=options.rows)
+    def split(file: Path, share: float, train: Path, test: Path) -> tuple[int, int]:
+        form = options.row_format
+        if form.parquet:
+            return trial_data.split_parquet(file, form, share, options.rows, (train, test))
+        return split_rows(trial_data.read_rows(file, form, limit=options.rows), share, train, test)
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)
-        train, test, output = work / "train.txt", work / "test.txt", OutputPaths(work / "output")
+        output, suffix = OutputPaths(work / "output"), "parquet" if options.row_format.parquet else "txt"
+        train, test = work / f"train.{suffix}", work / f"test.{suffix}"
         share = 0.0 if options.test else HELD_OUT
-        folder = options.data if options.data and options.data.is_dir() else None
+        is_folder = options.data and options.data.is_dir() and not options.row_format.parquet
+        folder = options.data if is_folder else None
         rows = None if folder else options.data
-        counts = split_rows(read(rows), share, train, test) if rows else (0, 0)
+        counts = split(rows, share, train, test) if rows else (0, 0)
         if options.test:
-            counts = counts[0], split_rows(read(options.test), 1.0, work / "unused.txt", test)[1]
+            counts = counts[0], split(options.test, 1.0, work / "unused", test)[1]
         if rows and not counts[0]:
             raise DataError(
                 "there is no row to train on. Fix: use more rows, or give the test rows with --test"

@@ -50,6 +50,24 @@ def parse(row: dict, job: Job) -> dict:
     }
 
 
+def parse_columns(columns: dict, job: Job) -> dict:
+    """Convert rows of a Parquet file: label and counts that are numbers, and categories that are texts, by column.
+
+    The result is that of parse(). Each text of a category is converted once.
+    """
+    labels = np.asarray(columns["label"])
+    if not np.isin(labels, (0, 1)).all():
+        raise ValueError("column label has other values than the numbers 0 and 1")
+    counts = np.stack([np.nan_to_num(columns[column], posinf=np.inf) for column in COUNTS], axis=1)
+    if not (counts <= LARGEST).all():
+        raise ValueError(f"a column of {COUNTS[0]} to {COUNTS[-1]} has a number above {LARGEST:g}")
+    ids = np.empty((len(labels), len(SLOTS)), np.int64)
+    for place, (column, slot) in enumerate(SLOTS):
+        known = {text: slot + _number(text) for text in set(columns[column])}
+        ids[:, place] = [known[text] for text in columns[column]]
+    return {"ids": ids, "counts": np.log1p(np.maximum(counts, 0.0)), "label": labels}
+
+
 def _number(text: str) -> int:
     """Return a number below 2**40 for a category's text: 0 for an empty one.
 

@@ -363,7 +363,10 @@ class ModelProgram:
     def _parse(self, row: Mapping[str, Any], number: int) -> dict[str, Any]:
         full = {**self.blank, **row}
         try:
-            texts = {c: v if type(v := full[c]) is str else _text(v, c, number) for c in self.columns}
+            typed = getattr(self.module, "TYPED", False)  # parse() takes values, not texts
+            texts = {
+                c: v if type(v := full[c]) is str or typed else _text(v, c, number) for c in self.columns
+            }
         except KeyError:
             missing = [column for column in self.columns if column not in full]
             raise RowError(

@@ -9,7 +9,9 @@ import pytest
 
 from launcher.errors import DataError
 from launcher.programs.ctr import generated_rows, scores
+from launcher.trainer import conversion
 from launcher.trainer import program_loader as programs
+from testkit.criteo_parquet import write_as_parquet
 
 from .conftest import parse
 from .loopback_training import PROGRAMS
@@ -127,3 +129,30 @@ def test_a_quarter_of_the_values_is_new_each_day() -> None:
     assert len(days[0]) > 900, "nearly all values of the column come"
     assert 0.68 < len(days[0] & days[1]) / len(days[0]) < 0.82
     assert len(days[0] & days[2]) < 5
+
+
+@pytest.mark.paddle
+@pytest.mark.parametrize("by_column", [True, False])
+def test_rows_of_a_parquet_file_give_the_records_of_the_same_csv(
+    ctr: programs.TrainingProgram, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_column: bool
+) -> None:
+    """Equal records train equally: nothing else of the data reaches the training."""
+    if not by_column:
+        monkeypatch.delattr(ctr.module, "parse_columns")
+    monkeypatch.setattr(conversion, "RANGE_BYTES", 20_000)
+    text, parquet = tmp_path / "csv" / "train.txt", tmp_path / "parquet" / "train.txt"
+    for path in (text, parquet):
+        path.parent.mkdir()
+    generated_rows.make(text, 1000, seed=1)
+    lines = [*text.read_text().splitlines(), line("1", ["", "-1", *COUNTS[2:]], ["", "shoes", *VALUES[2:]])]
+    text.write_text("\n".join(lines))
+    write_as_parquet(lines, parquet, batch_rows=70)
+    found = [
+        conversion.convert_text(ctr, path, "rows", path.parent / "records", processes=2)
+        for path in (text, parquet)
+    ]
+    for name in ctr.inputs:
+        csv, typed = (records.read_input(name) for records in found)
+        assert csv.dtype == typed.dtype and (csv == typed).all(), name
+    assert len(csv) == 1001
+    assert len(list((parquet.parent / "records").glob("*.rec"))) > 1, "several ranges"

@@ -1,0 +1,265 @@
+"""Parquet and Arrow files as sources of the data Job, and their rows in shards (`data.format: parquet`).
+
+A shard's file is a series of Arrow streams, each with its schema, one record batch and an end. So parts of a shard are
+joined by appending their bytes, as lines are, and types stay as they are in the source.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from launcher.dataprep.split_part import LineSplitter
+from launcher.errors import DataError
+from launcher.io import cgroup_memory
+from launcher.io.files import storage_errors
+from launcher.io.helper_protocol import main
+from launcher.log import log
+
+BATCH_ROWS = 1 << 16
+BATCH_BYTES = 32 << 20
+"""Limits of the rows that are in memory at once; a row group is read in several batches."""
+_PARQUET, _ARROW_FILE, _ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
+
+
+class ParquetReader:
+    """Reads Parquet and Arrow files with the same columns into record batches of these columns."""
+
+    def __init__(self, columns: Sequence[str | int]) -> None:
+        """Prepare for files of which `columns` are read, names or indexes from 0; empty: all."""
+        self._columns = columns
+        self.names: list[str] = []
+        """Name and type of each column of the first file."""
+
+    def batches(
+        self, path: Path, name: str, begin: int = 0, end: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of the row groups that start at the bytes `begin` to `end` (excluded) of a file.
+
+        An Arrow file, whose record batches have no known place, belongs to the range with its first byte.
+
+        Raises:
+            DataError: the file is damaged, neither Parquet nor Arrow, or has other columns; the
+                message has the file and the row group.
+        """
+        try:
+            with storage_errors(path), path.open("rb") as file:
+                yield from (self._checked(rows, name) for rows in self._rows(file, name, begin, end))
+        except (
+            pa.ArrowException,
+            OSError,
+            ValueError,
+        ) as error:  # OSError: how Parquet reports damaged pages
+            why = str(error).partition("\n")[0][:300]
+            raise DataError(
+                f"{name} is damaged, or has something that pyarrow cannot read ({why}). Fix: replace it by the "
+                "complete file."
+            ) from error
+
+    def _rows(
+        self, file: io.BufferedReader, name: str, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        head = file.peek()
+        if head.startswith(_PARQUET):
+            yield from self._row_groups(
+                pq.ParquetFile(file, page_checksum_verification=True), name, begin, end
+            )
+        elif not head.startswith((_ARROW_FILE, _ARROW_STREAM)):
+            raise DataError(
+                f"{name} is neither a Parquet nor an Arrow file. Fix: set data.format to the format of the files, or "
+                "move this one out of the folder."
+            )
+        elif begin == 0 and head.startswith(_ARROW_STREAM):
+            yield from pa.ipc.open_stream(file)
+        elif begin == 0:
+            reader = pa.ipc.open_file(file)
+            yield from map(reader.get_batch, range(reader.num_record_batches))
+
+    def _row_groups(
+        self, parquet: pq.ParquetFile, name: str, begin: int, end: int | None
+    ) -> Iterator[pa.RecordBatch]:
+        keep = self._indexes(parquet.schema_arrow, name)
+        chosen = [parquet.schema_arrow.field(i).name for i in keep]
+        memory = cgroup_memory.usable_bytes()
+        for number in range(parquet.num_row_groups):
+            group = parquet.metadata.row_group(number)
+            first = group.column(0)
+            start = min(filter(None, (first.dictionary_page_offset, first.data_page_offset)), default=0)
+            if start < begin or (end is not None and start >= end):
+                continue
+            if group.total_byte_size > memory // 2:
+                raise DataError(
+                    f"{name}: row group {number} has {group.total_byte_size:,} bytes, more than half of this pod's "
+                    "memory. Fix: increase data.resources.limits.memory, or write the file with smaller row groups."
+                )
+            each = max(1, group.total_byte_size // max(1, group.num_rows))
+            size = max(1, min(BATCH_ROWS, BATCH_BYTES // each))
+            try:
+                yield from parquet.iter_batches(size, row_groups=[number], columns=chosen, use_threads=False)
+            except (pa.ArrowException, OSError) as error:
+                raise pa.ArrowInvalid(f"in row group {number}: {error}") from error
+
+    def _checked(self, rows: pa.RecordBatch, name: str) -> pa.RecordBatch:
+        """Return the chosen columns, without dictionaries; check that they are those of the first file."""
+        arrays = [rows.column(i) for i in self._indexes(rows.schema, name)]
+        arrays = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in arrays]
+        names = [rows.schema.field(i).name for i in self._indexes(rows.schema, name)]
+        found = [f"{column} ({one.type})" for column, one in zip(names, arrays, strict=True)]
+        if self.names and found != self.names:
+            differ = [(a, b) for a, b in zip(found, self.names, strict=False) if a != b][:3]
+            raise DataError(
+                f"{name} has other columns than the file before it: {differ or (len(found), len(self.names))}. Fix: "
+                "write all files with the same names and types, or list names in data.columns."
+            )
+        self.names = found
+        rows.validate(full=True)  # also that texts are UTF-8
+        return pa.RecordBatch.from_arrays(arrays, names=names)
+
+    def _indexes(self, schema: pa.Schema, name: str) -> list[int]:
+        if not self._columns:
+            return list(range(len(schema)))
+        indexes: list[int] = []
+        for column in self._columns:
+            found = schema.get_all_field_indices(column) if isinstance(column, str) else [column]
+            if len(found) != 1 or found[0] >= len(schema):
+                raise DataError(
+                    f"{name}: data.columns has {column!r}, but the file has the columns "
+                    f"{', '.join(schema.names[:50])}. Fix: list names of the file, each of which it has once."
+                )
+            indexes += found
+        return indexes
+
+
+def encode_rows(rows: pa.RecordBatch) -> bytes:
+    """Return rows as they are in a shard: one Arrow stream; empty without rows."""
+    if not rows.num_rows:
+        return b""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema, options=_COMPRESSED) as writer:
+        writer.write_batch(rows)
+    return bytes(sink.getvalue())
+
+
+def read_shard(path: Path, begin: int = 0, end: int | None = None) -> Iterator[pa.RecordBatch]:
+    """Yield the record batches of a shard's file whose streams start at the bytes `begin` to `end` (excluded).
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    if not path.stat().st_size:
+        return
+    try:
+        with pa.memory_map(str(path)) as file:
+            last = file.size() if end is None else min(end, file.size())
+            while (start := file.tell()) < last:
+                if start >= begin:
+                    yield from pa.ipc.open_stream(file)
+                else:
+                    for _ in pa.ipc.MessageReader.open_stream(file):
+                        pass
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(
+            f"{path} is damaged, or no shard of data.format parquet ({error}). Fix: start the run again with another "
+            "runId, which makes its data again."
+        ) from error
+
+
+def estimate_rows(shard: Path) -> int:
+    """Return about how many rows a shard's file has, from its first record batch."""
+    with pa.memory_map(str(shard)) as file:
+        first: int = sum(batch.num_rows for batch in pa.ipc.open_stream(file))
+        return -(-int(file.size()) * max(1, first) // int(file.tell()))
+
+
+def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """Yield the same rows in record batches of `rows` rows, the last one with fewer."""
+    waiting, count = list[pa.RecordBatch](), 0
+    for batch in batches:
+        left = batch
+        while left.num_rows:
+            waiting.append(left.slice(0, rows - count))
+            count += waiting[-1].num_rows
+            left = left.slice(waiting[-1].num_rows)
+            if count == rows:
+                yield pa.concat_batches(waiting)
+                waiting, count = [], 0
+    if waiting:
+        yield pa.concat_batches(waiting)
+
+
+def row_dicts(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
+    """Yield each row as {column: value}; a missing value is an empty text, as in csv."""
+    columns = [["" if one is None else one for one in column.to_pylist()] for column in rows.columns]
+    yield from (dict(zip(rows.schema.names, values, strict=True)) for values in zip(*columns, strict=True))
+
+
+def column_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
+    """Return each column by its name: numbers as a numpy array [rows] (missing ones: NaN), anything else as a list.
+
+    A missing value in a list is an empty text.
+    """
+    found = {}
+    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+        if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            found[name] = column.to_numpy(zero_copy_only=False)
+        else:
+            found[name] = ["" if one is None else one for one in column.to_pylist()]
+    return found
+
+
+def write_parquet(batches: Iterable[pa.RecordBatch], target: Path) -> int:
+    """Write record batches to a Parquet file, which has no columns if there are none; return the number of rows."""
+    writer, count = None, 0
+    with storage_errors(target):
+        for batch in batches:
+            writer = writer or pq.ParquetWriter(target, batch.schema)
+            writer.write_batch(batch)
+            count += batch.num_rows
+        if writer is not None:
+            writer.close()
+    return count
+
+
+class ParquetSplitter(LineSplitter):
+    """Splits record batches as its parent splits lines: the same rows go to the same shards."""
+
+    def rows(self, block: Any) -> pa.RecordBatch:
+        """Return the rows of a block, which are the block."""
+        return block
+
+    def select(self, rows: Any, chosen: npt.NDArray[Any]) -> pa.RecordBatch:
+        """Return the rows at the indexes `chosen`, int64 [rows]."""
+        return rows.take(pa.array(chosen.astype(np.int64)))
+
+    def piece(self, rows: Any) -> bytes:
+        """Return rows as bytes of a shard."""
+        return encode_rows(rows)
+
+    def part(self, rows: Any, first: int, count: int) -> pa.RecordBatch:
+        """Return `count` rows from row `first` on."""
+        return rows.slice(first, count)
+
+    def read_back(self, path: Path) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a file of pieces, in several parts."""
+        return read_shard(path)
+
+
+def convert(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Write the rows of staged shards to Parquet files, in a helper process: {shard's file: Parquet file}."""
+    for shard, target in request.items():
+        rows = write_parquet(read_shard(Path(shard)), Path(target))
+        log.info("wrote %d rows to %s", rows, target)
+        Path(shard).unlink()
+    return {}
+
+
+if __name__ == "__main__":
+    main(convert)

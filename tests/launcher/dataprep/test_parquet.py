@@ -1,0 +1,139 @@
+"""Data from Parquet and Arrow files: columns by name, types, the same split as csv, and errors for damaged files."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from launcher.dataprep import parquet_rows
+from launcher.errors import DataError
+
+from .conftest import Pod
+
+ROWS = 1000
+COLUMNS: dict[str, Any] = {
+    "label": pa.array([number % 2 for number in range(ROWS)], pa.int8()),
+    "count": pa.array([None if number % 7 == 0 else number for number in range(ROWS)], pa.int32()),
+    "city": pa.array([f"city {number}" for number in range(ROWS)]).dictionary_encode(),
+    "words": pa.array([[number, number + 1] for number in range(ROWS)]),
+    "unused": pa.array([0.5] * ROWS),
+}
+
+
+def written(first: int = 0, count: int = ROWS, form: str = "parquet", **changes: Any) -> bytes:
+    """Return a file with some rows of COLUMNS."""
+    table = pa.table({**COLUMNS, **changes}).slice(first, count)
+    file = io.BytesIO()
+    if form == "parquet":
+        pq.write_table(table, file, row_group_size=100, compression="none", use_dictionary=False)
+    else:
+        new = pa.ipc.new_stream if form == "stream" else pa.ipc.new_file
+        with new(file, table.schema) as writer:
+            writer.write_table(table, max_chunksize=100)
+    return file.getvalue()
+
+
+def rows_of(pod: Pod, *parts: str) -> list[dict[str, Any]]:
+    """Return the rows of one file of the prepared data, or of all files of a shard, in order."""
+    path = pod.job.joinpath(*parts)
+    files = sorted(path.glob("train*.txt")) if path.is_dir() else [path]
+    return [row for file in files for batch in parquet_rows.read_shard(file) for row in batch.to_pylist()]
+
+
+def labels(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    return (str(row["city"]) for row in rows)
+
+
+def test_rows_are_split_as_those_of_csv_with_their_types(pod: Pod) -> None:
+    pod.source(written(), "in.parquet")
+    chosen = {
+        "format": "parquet",
+        "columns": ["city", "label", "count", "words"],
+        "split_count": 3,
+        "test_fraction": 0.1,
+    }
+    manifest = pod.prepare(**chosen)
+    shards = [rows_of(pod, str(shard), "data", "train.txt") for shard in range(3)]
+    test = rows_of(pod, "test.txt")
+    assert shards[0][0].keys() == {"city", "label", "count", "words"}
+    by_city = {row["city"]: row for shard in (*shards, test) for row in shard}
+    assert by_city["city 14"] == {"city": "city 14", "label": 0, "count": None, "words": [14, 15]}
+    assert len(by_city) == ROWS and manifest["lines"] == sum(map(len, shards)) and len(test) == 100
+
+    text = "city,label\n" + "".join(f"city {number},{number % 2}\n" for number in range(ROWS))
+    pod.source(text.encode(), "in.csv")
+    pod.prepare(format="csv", split_count=3, test_fraction=0.1, data_digest="ofcsv")
+    csv = [[line.split(b"\t")[0].decode() for line in pod.lines(shard)] for shard in range(3)]
+    assert csv == [list(labels(shard)) for shard in shards]
+
+
+@pytest.mark.parametrize("form", ["parquet", "stream", "file"])
+def test_a_folder_of_files_is_read_and_row_groups_are_divided_between_parts(pod: Pod, form: str) -> None:
+    contents = {f"{n}.x": written(n * 500, 500, form) for n in range(2)}
+    pod.environ["source"] = pod.folder({**contents, "_SUCCESS": b""})
+    size = len(contents["0.x"])
+    manifest = pod.prepare(format="parquet", columns=["city"], split_count=2, part_bytes=size // 3 + 1)
+    parts = range(manifest["shards"][0]["parts"])
+    lines = [len(rows_of(pod, "0", "data", f"train-{part:05d}.txt")) for part in parts]
+    filled = len(lines) - lines.count(0)
+    assert len(parts) >= 6 and filled > 4 if form == "parquet" else filled == 2, "only Parquet has row groups"
+    found = [row for shard in range(2) for row in rows_of(pod, str(shard), "data")]
+    assert sorted(labels(found + rows_of(pod, "test.txt"))) == sorted(f"city {n}" for n in range(ROWS))
+
+
+def test_a_test_source_of_its_own_is_read(pod: Pod) -> None:
+    pod.source(written(900, 100), "test.parquet")
+    pod.source(written(0, 900), "in.parquet")
+    pod.prepare(format="parquet", split_count=1, test_source="file://test.parquet", test_rows=10)
+    assert len(rows_of(pod, "test.txt")) == 10
+    assert len(rows_of(pod, "0", "data", "train.txt")) == 900
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "texts"),
+    [
+        (b"a,b\n1,2\n", {}, ["neither a Parquet nor an Arrow file", "data.format"]),
+        (written()[:-40], {}, ["in.parquet is damaged", "complete file"]),
+        (written().replace(b"city 7", b"\xff" * 6), {}, ["in.parquet is damaged"]),
+        (written(), {"columns": ["town"]}, ["'town'", "label, count, city"]),
+        (written(), {"columns": [7]}, ["has 7", "label, count, city"]),
+        (written(form="stream")[:5000], {}, ["in.parquet is damaged"]),
+    ],
+    ids=["text", "cut", "changed", "name", "index", "stream"],
+)
+def test_a_file_that_cannot_be_read_is_one_error(
+    pod: Pod, content: bytes, settings: dict[str, Any], texts: list[str]
+) -> None:
+    pod.source(content, "in.parquet")
+    with pytest.raises(DataError, match="Fix: ") as error:
+        pod.prepare(format="parquet", **settings)
+    assert [text for text in texts if text not in str(error.value)] == []
+
+
+def test_files_with_other_types_are_rejected(pod: Pod) -> None:
+    other = written(label=pa.array(["text"] * ROWS))
+    pod.environ["source"] = pod.folder({"a.parquet": written(), "b.parquet": other})
+    with pytest.raises(DataError, match=r"b.parquet has other columns .*label \(string\).*label \(int8\)"):
+        pod.prepare(format="parquet")
+    with pytest.raises(DataError, match=r"b.parquet .*label \(string\)"):
+        pod.prepare(format="parquet", part_bytes=len(other), run_id="again")
+
+
+def test_a_row_group_larger_than_the_memory_is_an_error(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet_rows.cgroup_memory, "usable_bytes", lambda: 1000)
+    pod.source(written(), "in.parquet")
+    with pytest.raises(DataError, match=r"row group 0 has .*data\.resources\.limits\.memory"):
+        pod.prepare(format="parquet")
+
+
+def test_record_batches_are_grouped_again() -> None:
+    batches = pa.table({"x": np.arange(100)}).to_batches(max_chunksize=7)
+    found = list(parquet_rows.regroup(batches, 30))
+    assert [len(batch) for batch in found] == [30, 30, 30, 10]
+    assert pa.Table.from_batches(found)["x"].to_pylist() == list(range(100))
