@@ -18,20 +18,25 @@ def data_folder(job: Path, digest: str) -> DataPaths:
 
 def write_data(
     job: Path,
-    train: Sequence[Sequence[str]],
-    test: Sequence[str] = ("test line",),
+    train: Sequence[Sequence[str] | bytes],
+    test: Sequence[str] | bytes = ("test line",),
     digest: str = "d1",
     tables: Mapping[str, str] = {},
 ) -> dict[str, Any]:
-    """Write the lines of the shards and of the test set, side tables and a program `mine`; return the manifest."""
+    """Write the rows of the shards and of the test set, side tables and a program `mine`; return the manifest.
 
-    def write(path: Path, text: str) -> dict[str, Any]:
+    Rows are lines, or record batches in bytes.
+    """
+
+    def write(path: Path, content: str | bytes) -> dict[str, Any]:
+        content = content.encode() if isinstance(content, str) else content
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return {"bytes": len(text.encode()), "sha256": hashlib.sha256(text.encode()).hexdigest()}
+        path.write_bytes(content)
+        return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
 
-    def write_lines(path: Path, lines: Sequence[str]) -> dict[str, Any]:
-        return {"lines": len(lines), **write(path, "".join(f"{line}\n" for line in lines))}
+    def write_lines(path: Path, lines: Sequence[str] | bytes) -> dict[str, Any]:
+        content = lines if isinstance(lines, bytes) else "".join(f"{line}\n" for line in lines)
+        return {"lines": len(lines), **write(path, content)}
 
     data = data_folder(job, digest)
     shards = [

@@ -716,9 +716,9 @@ def open_source(context: SourceContext) -> Source:
 
 
 def copy_to_disk(context: SourceContext, stream: io.BufferedReader, size: int) -> Path:
-    """Copy a zip file to `tmp`; return its path. A zip cannot be read as a stream: its index is at its end."""
+    """Copy a zip or Parquet file to `tmp`; return its path. It is no stream: its index is at its end."""
     path = context.tmp / "source.tmp"
-    require_space(path, size, "the archive itself")
+    require_space(path, size, "the file itself")
     with storage_errors(path), path.open("wb") as file:
         while data := stream.read(BLOCK):
             file.write(data)

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -265,3 +267,70 @@ def test_the_script_of_the_page_about_files_reads_its_folder_and_the_others_are_
     (tmp_path / "train.py").write_text(own + "assert len(arrays) == 2 and arrays[1][1] == 1, arrays.files\n")
     code, _, err = cli("try", "train.py", "--data", "arrays")
     assert code == 0, err
+
+
+TYPED = """
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+TYPED = True
+def parse(row, job):
+    return {"words": row["words"], "visits": np.log1p(row["visits"]), "bought": row["bought"]}
+def parse_columns(columns, job):
+    keep = columns["visits"] >= 0
+    words = [ids for ids, kept in zip(columns["words"], keep) if kept]
+    return {"words": words, "visits": np.log1p(columns["visits"][keep]), "bought": columns["bought"][keep]}
+"""
+
+
+def write_visits(path: Path, *, ids: bool) -> None:
+    """Write rows to a Parquet file with other columns, too; `ids`: the words are lists of ids."""
+    rows = visits(500)
+    words = [[len(word) for word in row[2].split()] if ids else row[2] for row in rows]
+    numbers = {name: [int(row[at]) for row in rows] for at, name in enumerate(("bought", "visits"))}
+    pq.write_table(pa.table({"day": [0.5] * 500, "words": words, **numbers}), path, row_group_size=70)
+
+
+@pytest.mark.parametrize("typed", [False, True])
+def test_a_program_trains_on_a_parquet_file_and_predicts_one(cli, shop: Path, tmp_path: Path, typed) -> None:
+    write_visits(tmp_path / "visits.parquet", ids=typed)
+    if typed:
+        file = shop / "trainer_config.py"
+        file.write_text(file.read_text() + TYPED)
+    code, out, err = cli("try", shop, "--data", "visits.parquet", "--set", "data.format=parquet")
+    assert (code, err) == (0, "")
+    assert re.search(r"\n4\d\d rows to train on, [3-7]\d to test on \(0 skipped\)", out), out
+    code, out, err = cli("predict", "tried-model", "--rows", "visits.parquet")
+    assert (code, err) == (0, "") and out.count("buys with a chance of") == 500
+
+
+def test_a_parse_columns_that_differs_from_parse_is_an_error(cli, shop: Path, tmp_path: Path) -> None:
+    write_visits(tmp_path / "visits.parquet", ids=True)
+    file = shop / "trainer_config.py"
+    options = ["--data", "visits.parquet", "--set", "data.format=parquet"]
+    file.write_text(
+        file.read_text() + TYPED.replace('np.log1p(columns["visits"][keep])', 'columns["visits"][keep]')
+    )
+    code, _, err = cli("try", shop, *options)
+    assert code != 0 and "for input visits of usable row 1, but parse() returned" in err, err
+    file.write_text(file.read_text().replace("TYPED = True", ""))
+    code, _, err = cli("try", shop, *options)
+    assert code != 0 and "list values, which are no text. Fix: write TYPED = True" in err, err
+
+
+def test_a_script_reads_parquet_files(cli, tmp_path: Path) -> None:
+    write_visits(tmp_path / "visits.parquet", ids=True)
+    (tmp_path / "mine.py").write_text("""
+import json, os
+import pyarrow.parquet as pq
+files = [os.environ[f"PADDLE_LAUNCHER_{name}_FILE"] for name in ("TRAIN", "TEST")]
+tables = [pq.read_table(file) for file in files]
+found = [[table.num_rows for table in tables], str(tables[0].schema.field("words").type), tables[0].column_names]
+json.dump(found, open(os.environ["PADDLE_LAUNCHER_OUTPUT_DIR"] + "/found.json", "w"))
+""")
+    chosen = ["--set", "data.format=parquet", "--set", "data.columns=[words,bought]", "--rows", "200"]
+    code, _, err = cli("try", "mine.py", "--data", "visits.parquet", *chosen)
+    assert code == 0, err
+    counts, words, columns = json.loads(Path("tried-model/script-output/found.json").read_text())
+    assert sum(counts) == 200 and 5 < counts[1] < 40
+    assert (words, columns) == ("list<element: int64>", ["words", "bought"])

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.packages import PythonEnvironment, install_packages, pack_files
+from launcher.dataprep.parquet_rows import encode_rows
 from local.launcher_image import ensure_collective_python
+from testkit.written_data import write_data
 from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang
 
 pytestmark = [pytest.mark.slow, pytest.mark.paddle]
@@ -249,3 +252,27 @@ def test_files_in_the_place_of_the_checkpoint_folder_are_an_error(tmp_path: Path
         assert "must be a place without files" in gang.pod_log(0) and "Fix: remove the files" in gang.pod_log(
             0
         )
+
+
+READER = """
+import json, os
+import pyarrow.parquet as pq
+rows = {name: pq.read_table(os.environ[f"PADDLE_LAUNCHER_{name}_FILE"]).to_pylist() for name in ("TRAIN", "TEST")}
+with open(os.environ["PADDLE_LAUNCHER_OUTPUT_DIR"] + f"/{os.environ['PADDLE_TRAINER_ID']}.json", "w") as file:
+    json.dump(rows, file)
+"""
+
+
+def test_a_script_gets_its_shard_of_parquet_data_as_a_parquet_file(tmp_path: Path) -> None:
+    (tmp_path / "shared").mkdir()
+    rows = [pa.RecordBatch.from_pylist([{"ids": [n, n + 1], "y": n / 2}]) for n in range(3)]
+    parts = [encode_rows(rows[0]) + encode_rows(rows[1]), encode_rows(rows[1])]
+    write_data(tmp_path / "shared" / "quick-start", parts, test=encode_rows(rows[2]))
+    changes = {"trainers": 2, "runtime": "collective", "config_file": "mine/train.py", "passes": 1}
+    with LoopbackGang(tmp_path, **changes) as gang:
+        (gang.job / "mine" / "train.py").write_text(READER)
+        assert gang.start().wait_for_exit(60) == [0, 0], gang.pod_log(0)
+        first, second = (gang.read_json(f"{rank}.json") for rank in range(2))
+        assert first["TRAIN"] == [{"ids": [0, 1], "y": 0.0}, {"ids": [1, 2], "y": 0.5}]
+        assert second["TRAIN"] == first["TRAIN"][1:]
+        assert first["TEST"] == second["TEST"] == [{"ids": [2, 3], "y": 1.0}]
