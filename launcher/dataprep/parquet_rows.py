@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from launcher.dataprep.split_part import LineSplitter
+from launcher.dataprep.row_splitters import LineSplitter
 from launcher.errors import DataError
 from launcher.io import cgroup_memory
 from launcher.io.files import storage_errors

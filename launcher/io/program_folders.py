@@ -18,9 +18,9 @@ TAKEN = sys.stdlib_module_names.union(
     # Modules of the packages in launcher/requirements.lock.
     """PIL _distutils_hack annotated_doc annotated_types anyio astor boto3 botocore certifi click contourpy cycler
     dateutil decorator fastapi fontTools google h11 httpcore httpx idna jmespath kiwisolver matplotlib mpl_toolkits
-    numpy opentelemetry opt_einsum packaging paddle paddle_served pkg_resources prometheus_client pydantic pydantic_core
-    pylab pyparsing s3transfer setuptools six starlette tensorboardX typing_extensions typing_inspection urllib3 uvicorn
-    yaml _yaml""".split(),  # noqa: SIM905
+    numpy opentelemetry opt_einsum packaging paddle paddle_served pkg_resources prometheus_client pyarrow pydantic
+    pydantic_core pylab pyparsing s3transfer setuptools six starlette tensorboardX typing_extensions typing_inspection
+    urllib3 uvicorn yaml _yaml""".split(),  # noqa: SIM905
 )
 """Modules that Python and the launcher import, also while a program runs. A program's own cannot have these names."""
 TEXT_BYTES = 128 << 10

@@ -93,14 +93,14 @@ def _batch_chunks(
         first += rows.num_rows
 
 
-def _convert_range(
-    text: Path, name: str, program: TrainingProgram, folder: Path, start: int
+def _convert_range(  # noqa: PLR0917
+    text: Path, name: str, program: TrainingProgram, folder: Path, has_batches: bool, start: int
 ) -> tuple[list[RecordFile], int]:
     """Parse the range from byte `start` on. Return its record files and the number of skipped rows."""
     written, skipped = [], 0
     with files.storage_errors(text):
         chunks: Iterator[tuple[NDArray[Any], int]]
-        if has_record_batches(text):
+        if has_batches:
             chunks = _batch_chunks(text, name, program, start)
         else:
             chunks = parse_chunks(read_range(text, start), program, _RangePlaces(name, text, start))
@@ -215,14 +215,15 @@ def convert_text(
     with files.storage_errors(folder):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-    rows = _estimate_rows(text, size)
+    has_batches = has_record_batches(text)
+    rows = _estimate_rows(text, size, has_batches)
     what = f"parsing {name} (about {rows:,} rows of {dtype.itemsize} bytes each)"
     files.require_space(folder, rows * dtype.itemsize, what, files.ENLARGE_WORK_VOLUME)
     began, timer = time.monotonic(), ReportTimer()
     written: list[RecordFile] = []
     done = skipped = 0
     starts = range(0, size, RANGE_BYTES)
-    converts = partial(_convert_range, text, name, program, folder)
+    converts = partial(_convert_range, text, name, program, folder, has_batches)
     converted = _convert_ranges(converts, name, starts, processes or _process_count(len(starts)))
     copy_check = _CopyCheck(text, copied)
     with contextlib.closing(converted), copy_check.completed():
@@ -245,8 +246,8 @@ def convert_text(
     return finished
 
 
-def _estimate_rows(text: Path, size: int) -> int:
-    if size and has_record_batches(text):
+def _estimate_rows(text: Path, size: int, has_batches: bool) -> int:
+    if has_batches:
         from launcher.dataprep import parquet_rows
 
         return parquet_rows.estimate_rows(text)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.dataprep.csv_records import join_fields, split_fields
-from launcher.dataprep.split_part import HeldOutSelector, LineSplitter, ShardAssigner
+from launcher.dataprep.row_splitters import HeldOutSelector, LineSplitter, ShardAssigner
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 

@@ -194,8 +194,8 @@ def test_a_text_with_checksums_of_staging_is_not_hashed_before_it_is_parsed(
     write_checksums(text, 2000)
     with fail_calls("open", "*/train.txt") as opened:
         conversion.convert_text(load(path), text, "f", tmp_path / "rec", processes=1)
-    assert opened.hits == 4, (
-        "to estimate the rows, to parse the only range, and twice to compare the bytes just read"
+    assert opened.hits == 5, (
+        "to see its form, to estimate the rows, to parse the only range, and twice to compare the bytes just read"
     )
 
 
