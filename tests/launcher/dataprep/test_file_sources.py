@@ -104,6 +104,7 @@ def zip_with_link() -> bytes:
         ("a.tar.zst", b"\x28\xb5\x2f\xfd1234", "is an archive by its name, but no zip file.*Fix: .* pack"),
         ("a.tar", tarred({".x": b"1"}), "has no file. Fix"),
     ],
+    ids=lambda value: "content" if isinstance(value, bytes) else None,  # it has the time of the test
 )  # fmt: skip
 def test_a_damaged_or_malicious_archive_is_rejected_and_nothing_is_published(
     pod: Pod, name: str, content: bytes, message: str
