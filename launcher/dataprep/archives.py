@@ -23,7 +23,6 @@ from typing import IO, Any, Self
 from launcher.dataprep.byte_streams import BLOCK, buffered
 from launcher.errors import DataError
 from launcher.io.files import storage_errors
-from launcher.paths import is_safe_name
 
 NAMES_SHOWN = 12  # existing names in the message about a missing one
 _ZIP = b"PK\x03\x04"
@@ -197,7 +196,7 @@ def archive_kind(file: io.BufferedReader, name: str) -> str:
 
 
 def unpack_zip(path: Path, name: str) -> Iterator[Member]:
-    """Yield the files of the zip file at `path`. Raises `DataError` if it is damaged, or as `_check_member`."""
+    """Yield the files of the zip file at `path`. Raises `DataError` if it is damaged or has a link."""
     with _damage_errors(name), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
             if info.is_dir():
@@ -229,16 +228,11 @@ def unpack_tar(file: io.BufferedReader, name: str) -> Iterator[Member]:
 
 
 def _check_member(archive: str, path: str, is_file: bool) -> None:
-    """Raise `DataError` if a member is neither file nor folder, or its name leads out of the folder."""
+    """Raise `DataError` if a member is neither file nor folder."""
     if not is_file:
         raise DataError(
             f"{archive}!{path} is a link or a device, which is not unpacked. Fix: pack the archive again with the "
             "files themselves (tar --dereference --hard-dereference)."
-        )
-    if not is_safe_name(path):
-        raise DataError(
-            f"{archive} has a file with the name {path!r}, which leads out of its folder or is no valid path. Fix: "
-            "pack the archive again from inside the folder, with relative names without '..' and backslashes."
         )
 
 

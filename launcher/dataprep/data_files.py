@@ -134,6 +134,7 @@ class FileFetcher:
     ) -> Iterator[Job[ShardFileEntry]]:
         names: set[str] = set()
         for name, size, blocks in members:
+            _check_name(archive, name)
             if sources.is_hidden(name, "files"):
                 continue
             if name in names:
@@ -150,11 +151,8 @@ class FileFetcher:
 
     def _write(self, name: str, blocks: Iterable[bytes], check: Callable[[], None]) -> ShardFileEntry:
         """Write a file that training pods may read, but not change; return its entry in the list."""
-        if not is_safe_name(name):
-            raise DataError(
-                f"{sources.source_name(self.context.settings)} has a file with the name {name!r}, which is not the "
-                "path of a file below a folder. Fix: rename it."
-            )
+        source = sources.source_name(self.context.settings)
+        _check_name(source, name)
         target, temp = self.work.files / name, self.context.tmp / f"{threading.get_ident()}.tmp"
 
         def checked() -> Iterator[bytes]:
@@ -169,8 +167,17 @@ class FileFetcher:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 temp.replace(target)
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-                raise _conflict(sources.source_name(self.context.settings), name) from error
+                raise _conflict(source, name) from error
         return {"name": name, **written}  # type: ignore[typeddict-item]
+
+
+def _check_name(source: str, name: str) -> None:
+    """Raise `DataError` if the name leads out of the folder, or is no valid path."""
+    if not is_safe_name(name):
+        raise DataError(
+            f"{source} has a file with the name {name!r}, which leads out of its folder or is no valid path. Fix: "
+            "rename it; pack an archive from inside the folder, with relative names without '..' and backslashes."
+        )
 
 
 def _conflict(source: str, name: str) -> DataError:

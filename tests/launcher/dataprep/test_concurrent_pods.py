@@ -21,7 +21,7 @@ from launcher.dataprep import data_job, prepared_data, sources, split_part
 from launcher.errors import DataError, LauncherError, SettingsError, StoppedError, UnfitError
 from launcher.io import files
 from launcher.settings import DataSettings
-from tests.launcher.dataprep.conftest import ALL, LINES, PART, Pod
+from tests.launcher.dataprep.conftest import ALL, LINES, PART, Pod, prepared_files
 
 
 def lock(fd: int, kind: int) -> None:
@@ -82,6 +82,17 @@ def test_the_number_of_pods_changes_nothing(new_pod: Callable[[], Pod]) -> None:
     run_together([three.settings(TEST_FRACTION=0.1)] * 3)
     assert files.read_json(three.job / "manifest.json") == alone
     assert three.leftovers() == []
+
+
+@pytest.mark.parametrize("prepared_by", ["dataJob", "trainingPods"])
+def test_several_pods_fetch_the_files_of_a_folder(new_pod: Callable[[], Pod], prepared_by: str) -> None:
+    one, three = new_pod(), new_pod()
+    contents = {f"{number:03}": b"x" * number for number in range(40)}
+    for pod in (one, three):
+        pod.environ["source"] = pod.folder(contents)
+    sha256 = one.prepare(FORMAT="files")["sha256"]
+    run_together([three.settings(FORMAT="files", SHA256=sha256, PREPARED_BY=prepared_by)] * 3)
+    assert prepared_files(three) == contents
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,13 @@ def test_no_text_of_a_file_becomes_a_part_of_the_page() -> None:
     assert page.text.count("&lt;script&gt;") > 20
 
 
+def test_data_of_files_has_their_number_and_no_rows() -> None:
+    manifest = {"format": "files", "shards": [], "files": {"count": 1200, "bytes": 9, "list": {"bytes": 1}}}
+    page = html_report.render_page("a", {}, [], manifest=manifest, earlier=[], curves="", damage=[])
+    assert "1,200 files, 9 bytes" in page
+    assert "training rows" not in page
+
+
 SOURCE = Path(html_report.__file__).read_text("utf-8")
 ESCAPES = [match.start() for match in re.finditer(r"(?<!\w)escape\(", SOURCE)]
 
