@@ -117,13 +117,11 @@ class FileFetcher:
                 return
             if kind == "zip":
                 local = source.path(found) or sources.copy_to_disk(self.context, stream, opened.total or 0)
-                while stream.read(BLOCK):
-                    self.context.progress.report()
                 members = archives.unpack_zip(local, name)
             else:
                 members = archives.unpack_tar(stream, name)
             yield from self._write_members(name, members)
-            while stream.read(BLOCK):  # what follows the archive belongs to the sha256
+            while stream.read(BLOCK):  # the rest of the source belongs to its sha256
                 self.context.progress.report()
         finally:
             opened.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import os
 import stat
 import tarfile
 import zipfile
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.dataprep import data_files, sources
-from launcher.errors import DataError, StorageFailedError
+from launcher.errors import DataError, StorageError, StorageFailedError
 from launcher.io.files import folder_sha256
 from tests.launcher.dataprep.conftest import Pod, prepared_files, tarred, zipped
 
@@ -100,6 +101,7 @@ def zip_with_link() -> bytes:
         ("a.tar", tarred([("x", b"1"), ("x", b"2")]), "has 'x' twice.*Fix: keep one"),
         ("a.tar", tarred([("x", b"1"), ("x/y", b"2")]), "has 'x(/y)?' twice, or as a file and as a folder"),
         ("a.tar.gz", tarred(IMAGES)[:-20], "a.tar.gz is damaged or incomplete"),
+        ("a.tar.gz", tarred(IMAGES)[:-4], "a.tar.gz is damaged or incomplete"),
         ("a.zip", zipped({"x": b"1" * 99}).replace(b"PK\1\2", b"PK\1\3"), "a.zip is damaged or incomplete"),
         ("a.tar.zst", b"\x28\xb5\x2f\xfd1234", "is an archive by its name, but no zip file.*Fix: .* pack"),
         ("a.tar", tarred({".x": b"1"}), "has no file. Fix"),
@@ -165,7 +167,39 @@ def test_rows_replace_files_of_the_same_job_and_its_links(pod: Pod) -> None:
     assert sorted(path.name for path in pod.job.iterdir()) == ["manifest.json"]
 
 
-def test_a_part_has_a_limited_number_of_files(pod: Pod, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_has_a_limited_number_of_files(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(data_files, "FILE_COST", 10)
     pod.prepare(SOURCE=pod.folder({f"{i}": b"" for i in range(30)}), FORMAT="files", part_bytes=100)
     assert len(prepared_files(pod)) == 30
+    assert "preparing part 00002; 1 of 3 parts" in capsys.readouterr().err
+
+
+def test_an_archive_whose_files_do_not_fit_on_the_storage_is_rejected(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = pod.source(zipped({"x": b"1" * 10_000}), "a.zip")
+    monkeypatch.setattr("launcher.io.files.free_bytes", lambda _: 9_999)
+    with pytest.raises(
+        StorageError, match=r"no space left for file://a\.zip!x: 10,000 bytes are needed.*Fix"
+    ):
+        pod.prepare(SOURCE=source, FORMAT="files")
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive"])
+def test_a_source_that_changes_while_it_is_fetched_is_rejected(
+    pod: Pod, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    source = pod.folder({"a.png": b"1"}) if kind == "folder" else pod.source(tarred(IMAGES), "a.tar")
+    write = data_files.FileFetcher._write
+
+    def change(*given: Any) -> Any:
+        for path in (pod.storage / "sources").rglob("*.*"):
+            os.utime(path, (1, 1))
+        return write(*given)
+
+    monkeypatch.setattr(data_files.FileFetcher, "_write", change)
+    with pytest.raises(DataError, match=r"changed while it was read.*Fix: wait"):
+        pod.prepare(SOURCE=source, FORMAT="files")
+    assert not list(pod.data.glob("[!.]*"))

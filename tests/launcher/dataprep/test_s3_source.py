@@ -281,6 +281,14 @@ def test_the_objects_below_a_prefix_are_files(bucket: Any, pod: Pod, source: str
     assert prepared_files(pod) == (expected if "sub" not in source else {"part-2.txt": b"c0\n"})
 
 
+def test_the_object_that_data_source_names_is_the_data_although_it_is_a_prefix_too(
+    bucket: Any, pod: Pod
+) -> None:
+    bucket.put_object(Bucket="data", Key="set", Body=LINES)
+    pod.prepare(SOURCE="s3://data/set", FORMAT="files")
+    assert prepared_files(pod) == {"set": LINES}
+
+
 @pytest.mark.parametrize("pack", [zipped, tarred])
 def test_an_archive_in_a_bucket_is_unpacked(
     bucket: Any, pod: Pod, pack: Callable[[dict[str, bytes]], bytes]
