@@ -166,8 +166,9 @@ def is_zip(file: io.BufferedReader) -> bool:
     return file.peek().startswith(_ZIP)
 
 
-Member = tuple[str, int, Iterator[bytes]]
-"""A file of an archive: its name, its size in bytes, and its content, which must be read before the next file."""
+Member = tuple[str, int, Iterator[bytes] | None]
+"""What an archive has except folders: its name, its size in bytes, and its content, which must be read before the next
+one; None for a link or device."""
 _READ_AS_IT_IS = (".npz", ".pt", ".pth", ".ckpt", ".whl", ".jar", ".docx", ".xlsx")
 
 
@@ -195,45 +196,15 @@ def archive_kind(file: io.BufferedReader, name: str) -> str:
     return ""
 
 
-def unpack_zip(path: Path, name: str) -> Iterator[Member]:
-    """Yield the files of the zip file at `path`. Raises `DataError` if it is damaged or has a link."""
+def zip_members(path: Path, name: str) -> Iterator[Member]:
+    """Yield the members of the zip file at `path`. Raises `DataError` if it is damaged."""
     with _damage_errors(name), zipfile.ZipFile(path) as archive:
         for info in archive.infolist():
-            if info.is_dir():
-                continue
-            _check_member(name, info.filename, stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG))
-            with archive.open(info) as file:
-                blocks = _member_blocks(file, f"{name}!{info.filename}", info.file_size)
-                yield info.filename, info.file_size, blocks
-
-
-def unpack_tar(file: io.BufferedReader, name: str) -> Iterator[Member]:
-    """Yield the files of a tar archive, which may be compressed. Raises as `unpack_zip`."""
-    text = _decompressed(file, name)
-    with (
-        _damage_errors(name),
-        tarfile.open(fileobj=text, mode="r|", bufsize=BLOCK, tarinfo=_StrictTarInfo) as archive,
-    ):
-        for info in archive:
-            archive.members.clear()  # type: ignore[attr-defined]  # or this list would grow
-            if info.isdir():
-                continue
-            path = info.name.removeprefix("./")
-            _check_member(name, path, info.isfile())
-            content = archive.extractfile(info)
-            assert content is not None  # noqa: S101 - it is a file
-            yield path, info.size, _member_blocks(content, f"{name}!{path}", info.size)
-    while text.read(BLOCK):  # to the checksum at the end of a compressed archive
-        pass
-
-
-def _check_member(archive: str, path: str, is_file: bool) -> None:
-    """Raise `DataError` if a member is neither file nor folder."""
-    if not is_file:
-        raise DataError(
-            f"{archive}!{path} is a link or a device, which is not unpacked. Fix: pack the archive again with the "
-            "files themselves (tar --dereference --hard-dereference)."
-        )
+            is_file = stat.S_IFMT(info.external_attr >> 16) in (0, stat.S_IFREG)  # 0: packed on Windows
+            if not info.is_dir():
+                with archive.open(info) as file:
+                    blocks = _member_blocks(file, f"{name}!{info.filename}", info.file_size)
+                    yield info.filename, info.file_size, blocks if is_file else None
 
 
 def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
@@ -251,7 +222,8 @@ def zip_files(path: Path, name: str, member: str, tables: Sequence[str]) -> Iter
             if not size:  # zipfile cannot verify it, because the checksum is 0, too
                 raise _damaged_error(f"{name}!{wanted}", "it is empty")
             with archive.open(wanted) as file:
-                yield _member(name, wanted, file, size, has_record_batches=wanted != member)
+                blocks = _member_blocks(file, f"{name}!{wanted}", size)
+                yield _member(name, wanted, blocks, size, is_table=wanted != member)
 
 
 class _StrictTarInfo(tarfile.TarInfo):
@@ -267,6 +239,23 @@ class _StrictTarInfo(tarfile.TarInfo):
             raise tarfile.ReadError(f"in a header: {error}") from error
 
 
+def tar_members(file: io.BufferedReader, name: str) -> Iterator[Member]:
+    """Yield the members of a tar archive, which may be compressed. Raises `DataError` if it is damaged."""
+    text = _decompressed(file, name)
+    with (
+        _damage_errors(name),
+        tarfile.open(fileobj=text, mode="r|", bufsize=BLOCK, tarinfo=_StrictTarInfo) as archive,
+    ):
+        for info in archive:
+            archive.members.clear()  # type: ignore[attr-defined]  # or this list would grow
+            if not info.isdir():
+                content = archive.extractfile(info) if info.isfile() else None
+                blocks = _member_blocks(content, f"{name}!{info.name}", info.size) if content else None
+                yield info.name, info.size, blocks
+    while text.read(BLOCK):  # to the checksum at the end of a compressed archive
+        pass
+
+
 def tar_files(file: io.BufferedReader, name: str, member: str, tables: Sequence[str]) -> Iterator[SourceFile]:
     """Yield the text and the side tables (data.tables) of a tar archive in its order.
 
@@ -275,38 +264,27 @@ def tar_files(file: io.BufferedReader, name: str, member: str, tables: Sequence[
     wanted = {member, *tables}
     missing = set(wanted)
     names: list[str] = []
-    text = _decompressed(file, name)
-    with (
-        _damage_errors(name),
-        tarfile.open(fileobj=text, mode="r|", bufsize=BLOCK, tarinfo=_StrictTarInfo) as archive,
-    ):
-        for info in archive:
-            path = posixpath.normpath(info.name)
-            if len(names) < 10_000 and info.isfile():
-                names.append(path)
-            if path not in wanted:
-                continue
-            if path not in missing:
-                raise _member_error(name, path, [path])
-            content = archive.extractfile(info) if info.isfile() else None
-            if content is None:
-                raise DataError(
-                    f"{name}!{path} is not a regular file. Fix: set data.member to the path of the file itself."
-                )
-            missing.discard(path)
-            yield _member(name, path, content, info.size, has_record_batches=path != member)
-    while text.read(BLOCK):  # to the checksum at the end of a compressed archive
-        pass
+    for found, size, blocks in tar_members(file, name):
+        path = posixpath.normpath(found)
+        if len(names) < 10_000 and blocks:
+            names.append(path)
+        if path not in wanted:
+            continue
+        if path not in missing:
+            raise _member_error(name, path, [path])
+        if not blocks:
+            raise DataError(
+                f"{name}!{path} is not a regular file. Fix: set data.member to the path of the file itself."
+            )
+        missing.discard(path)
+        yield _member(name, path, blocks, size, is_table=path != member)
     for path in sorted(missing):
         raise _member_error(name, path, names)
 
 
-def _member(
-    archive: str, path: str, content: IO[bytes], size: int, *, has_record_batches: bool
-) -> SourceFile:
-    name = f"{archive}!{path}"
-    file = buffered(_member_blocks(content, name, size))
-    if has_record_batches:
+def _member(archive: str, path: str, blocks: Iterator[bytes], size: int, *, is_table: bool) -> SourceFile:
+    name, file = f"{archive}!{path}", buffered(blocks)
+    if is_table:
         return SourceFile(name, file, size, posixpath.basename(path))
     return decompress(file, name, size, is_member=True)
 

@@ -117,9 +117,9 @@ class FileFetcher:
                 return
             if kind == "zip":
                 local = source.path(found) or sources.copy_to_disk(self.context, stream, opened.total or 0)
-                members = archives.unpack_zip(local, name)
+                members = archives.zip_members(local, name)
             else:
-                members = archives.unpack_tar(stream, name)
+                members = archives.tar_members(stream, name)
             yield from self._write_members(name, members)
             while stream.read(BLOCK):  # the rest of the source belongs to its sha256
                 self.context.progress.report()
@@ -131,13 +131,19 @@ class FileFetcher:
         self, archive: str, members: Iterator[archives.Member]
     ) -> Iterator[Job[ShardFileEntry]]:
         names: set[str] = set()
-        for name, size, blocks in members:
+        for found, size, blocks in members:
+            name = found.removeprefix("./")
             _check_name(archive, name)
             if sources.is_hidden(name, "files"):
                 continue
             if name in names:
                 raise _conflict(archive, name)
             names.add(name)
+            if blocks is None:
+                raise DataError(
+                    f"{archive}!{name} is a link or a device, which is not unpacked. Fix: pack the archive again with "
+                    "the files themselves (tar --dereference --hard-dereference)."
+                )
             files.require_space(self.work.root, size, f"{archive}!{name}")
             if size <= SMALL:
                 yield functools.partial(self._write, name, [b"".join(blocks)])
