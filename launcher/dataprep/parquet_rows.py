@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from launcher.dataprep.row_splitters import LineSplitter
@@ -38,6 +39,8 @@ class ParquetReader:
         self._columns = columns
         self.names: list[str] = []
         """Name and type of each column of the first file."""
+        self._chosen: list[str] = []
+        """Names of the chosen columns of the file that is being read."""
 
     def batches(
         self, path: Path, name: str, begin: int = 0, end: int | None = None
@@ -67,7 +70,7 @@ class ParquetReader:
     def _rows(
         self, file: io.BufferedReader, name: str, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        head = file.peek()
+        head, self._chosen = file.peek(), []
         if head.startswith(_PARQUET):
             yield from self._row_groups(
                 pq.ParquetFile(file, page_checksum_verification=True), name, begin, end
@@ -86,8 +89,7 @@ class ParquetReader:
     def _row_groups(
         self, parquet: pq.ParquetFile, name: str, begin: int, end: int | None
     ) -> Iterator[pa.RecordBatch]:
-        keep = self._indexes(parquet.schema_arrow, name)
-        chosen = [parquet.schema_arrow.field(i).name for i in keep]
+        chosen = self._choose(parquet.schema_arrow.names, name)
         memory = cgroup_memory.usable_bytes()
         for number in range(parquet.num_row_groups):
             group = parquet.metadata.row_group(number)
@@ -109,9 +111,11 @@ class ParquetReader:
 
     def _checked(self, rows: pa.RecordBatch, name: str) -> pa.RecordBatch:
         """Return the chosen columns, without dictionaries; check that they are those of the first file."""
-        arrays = [rows.column(i) for i in self._indexes(rows.schema, name)]
-        arrays = [one.dictionary_decode() if pa.types.is_dictionary(one.type) else one for one in arrays]
-        names = [rows.schema.field(i).name for i in self._indexes(rows.schema, name)]
+        names = self._chosen or self._choose(rows.schema.names, name)
+        arrays = [
+            one.dictionary_decode() if pa.types.is_dictionary(one.type) else one
+            for one in map(rows.column, names)
+        ]
         found = [f"{column} ({one.type})" for column, one in zip(names, arrays, strict=True)]
         if self.names and found != self.names:
             differ = [(a, b) for a, b in zip(found, self.names, strict=False) if a != b][:3]
@@ -123,19 +127,19 @@ class ParquetReader:
         rows.validate(full=True)  # also that texts are UTF-8
         return pa.RecordBatch.from_arrays(arrays, names=names)
 
-    def _indexes(self, schema: pa.Schema, name: str) -> list[int]:
-        if not self._columns:
-            return list(range(len(schema)))
-        indexes: list[int] = []
-        for column in self._columns:
-            found = schema.get_all_field_indices(column) if isinstance(column, str) else [column]
-            if len(found) != 1 or found[0] >= len(schema):
-                raise DataError(
-                    f"{name}: data.columns has {column!r}, but the file has the columns "
-                    f"{', '.join(schema.names[:50])}. Fix: list names of the file, each of which it has once."
-                )
-            indexes += found
-        return indexes
+    def _choose(self, names: Sequence[str], name: str) -> list[str]:
+        """Return the names of the chosen columns of a file with these `names`."""
+        columns = self._columns or names
+        known = [names[one] if isinstance(one, int) and one < len(names) else one for one in columns]
+        if wrong := [one for one in known if known.count(one) + names.count(one) != 2]:
+            raise DataError(
+                f"{name} does not have the column {wrong[0]!r} exactly once; its columns are {', '.join(names[:50])}. "
+                "Fix: list columns of the file in data.columns, each once, or rename columns of the file."
+            )
+        if not known:
+            raise DataError(f"{name} has no columns. Fix: replace it by a file with rows.")
+        self._chosen = [str(one) for one in known]
+        return self._chosen
 
 
 def encode_rows(rows: pa.RecordBatch) -> bytes:
@@ -201,14 +205,28 @@ def row_dicts(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     yield from (dict(zip(rows.schema.names, values, strict=True)) for values in zip(*columns, strict=True))
 
 
-def column_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
-    """Return each column by its name: numbers as a numpy array [rows] (missing ones: NaN), anything else as a list.
+def _has_large_numbers(column: pa.Array) -> bool:
+    least, most = pc.min_max(column).as_py().values()
+    return least is not None and max(-least, most) > 2**53
 
-    A missing value in a list is an empty text.
+
+def column_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
+    """Return each column by its name: a numpy array [rows] of numbers or truth values, anything else as a list.
+
+    A missing value is NaN in an array, and an empty text in a list.
+
+    Raises:
+        DataError: a column of whole numbers cannot have NaN, because its numbers are too large.
     """
     found = {}
-    for name, column in zip(rows.schema.names, rows.columns, strict=True):
+    for name, values in zip(rows.schema.names, rows.columns, strict=True):
+        column = values.cast(pa.int8()) if pa.types.is_boolean(values.type) else values
         if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+            if column.null_count and pa.types.is_integer(column.type) and _has_large_numbers(column):
+                raise DataError(
+                    f"column {name} has missing values, and numbers beyond 2**53, which are not exact next to NaN. "
+                    "Fix: write a number for missing values, or remove parse_columns() from the program"
+                )
             found[name] = column.to_numpy(zero_copy_only=False)
         else:
             found[name] = ["" if one is None else one for one in column.to_pylist()]

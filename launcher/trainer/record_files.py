@@ -103,6 +103,8 @@ def read_row(line: Row, program: TrainingProgram, places: RowPlaces, number: int
 def _as_text(value: Any) -> str:
     if isinstance(value, str):
         return value
+    if isinstance(value, bool):
+        return str(int(value))
     if isinstance(value, list | dict | bytes):
         raise DataError(
             f"a column has {type(value).__name__} values, which are no text. Fix: write TYPED = True into the program: "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import io
 import random
 import re
 import socket
@@ -14,10 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from launcher.dataprep import data_job
 from launcher.dataprep.byte_streams import BLOCK
+from launcher.dataprep.parquet_rows import read_shard
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError
 from launcher.io.retry import Retry
@@ -405,3 +409,15 @@ def test_an_archive_from_a_flaky_server_is_unpacked_and_another_file_is_kept(
     digest = hashlib.sha256(server.plan.content).hexdigest()
     pod.prepare(SOURCE=server.url(path), FORMAT="files", SHA256=digest)
     assert prepared_files(pod) == (expected or {"é.npz": server.plan.content})
+
+
+@pytest.mark.parametrize("ranges", [True, False])
+def test_a_parquet_file_is_read_over_a_flaky_connection(pod: Pod, server: Server, ranges: bool) -> None:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"x": list(range(3000))}), file, compression="none", use_dictionary=False)
+    server.plan = Plan(content=file.getvalue(), answers=["cut"], ranges=ranges)
+    digest = hashlib.sha256(file.getvalue()).hexdigest()
+    manifest = pod.prepare(SOURCE=server.url(), SHA256=digest, format="parquet", split_count=1)
+    assert manifest["sha256"] == digest
+    rows = read_shard(pod.job / "0" / "data" / "train.txt")
+    assert [value for batch in rows for value in batch["x"].to_pylist()] == list(range(3000))

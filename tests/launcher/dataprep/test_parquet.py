@@ -39,6 +39,20 @@ def written(first: int = 0, count: int = ROWS, form: str = "parquet", **changes:
     return file.getvalue()
 
 
+def saved(table: pa.Table) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(table, file)
+    return file.getvalue()
+
+
+def twice() -> bytes:
+    return saved(pa.Table.from_arrays([pa.array([1]), pa.array([2])], names=["a", "a"]))
+
+
+def columnless() -> bytes:
+    return saved(pa.table({}))
+
+
 def rows_of(pod: Pod, *parts: str) -> list[dict[str, Any]]:
     """Return the rows of one file of the prepared data, or of all files of a shard, in order."""
     path = pod.job.joinpath(*parts)
@@ -87,6 +101,20 @@ def test_a_folder_of_files_is_read_and_row_groups_are_divided_between_parts(pod:
     assert sorted(labels(found + rows_of(pod, "test.txt"))) == sorted(f"city {n}" for n in range(ROWS))
 
 
+def test_columns_are_chosen_by_index(pod: Pod) -> None:
+    pod.source(written(), "in.parquet")
+    pod.prepare(format="parquet", columns=[2, 0], split_count=1)
+    assert rows_of(pod, "0", "data", "train.txt")[3] == {"city": "city 3", "label": 1}
+
+
+def test_whole_numbers_that_would_lose_digits_are_an_error() -> None:
+    column = pa.array([2**60 + 1, None])
+    with pytest.raises(DataError, match=r"column a has missing values, and numbers beyond 2\*\*53"):
+        parquet_rows.column_arrays(pa.RecordBatch.from_arrays([column], names=["a"]))
+    kept = parquet_rows.column_arrays(pa.RecordBatch.from_arrays([column[:1]], names=["a"]))
+    assert kept["a"].tolist() == [2**60 + 1]
+
+
 def test_a_test_source_of_its_own_is_read(pod: Pod) -> None:
     pod.source(written(900, 100), "test.parquet")
     pod.source(written(0, 900), "in.parquet")
@@ -102,10 +130,13 @@ def test_a_test_source_of_its_own_is_read(pod: Pod) -> None:
         (written()[:-40], {}, ["in.parquet is damaged", "complete file"]),
         (written().replace(b"city 7", b"\xff" * 6), {}, ["in.parquet is damaged"]),
         (written(), {"columns": ["town"]}, ["'town'", "label, count, city"]),
-        (written(), {"columns": [7]}, ["has 7", "label, count, city"]),
+        (written(), {"columns": [7]}, ["column 7", "label, count, city"]),
+        (written(), {"columns": ["city", 2]}, ["column 'city' exactly once"]),
+        (twice(), {}, ["column 'a' exactly once"]),
+        (columnless(), {}, ["has no columns"]),
         (written(form="stream")[:5000], {}, ["in.parquet is damaged"]),
     ],
-    ids=["text", "cut", "changed", "name", "index", "stream"],
+    ids=["text", "cut", "changed", "name", "index", "same", "twice", "none", "stream"],
 )
 def test_a_file_that_cannot_be_read_is_one_error(
     pod: Pod, content: bytes, settings: dict[str, Any], texts: list[str]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from launcher.dataprep import sources as s3_module
+from launcher.dataprep.parquet_rows import read_shard
 from launcher.errors import DataError, UnfitError
 from tests.launcher.dataprep.conftest import ALL, LINES, Pod, prepared_files, tarred, zipped
 from tests.launcher.dataprep.test_folder_sources import FILES, READ
@@ -296,3 +300,16 @@ def test_an_archive_in_a_bucket_is_unpacked(
     bucket.put_object(Bucket="data", Key="set/a.bin", Body=pack({"a/x": LINES, "b": b""}))
     pod.prepare(SOURCE="s3://data/set/a.bin", FORMAT="files")
     assert prepared_files(pod) == {"a/x": LINES, "b": b""}
+
+
+def test_parquet_files_in_a_bucket_are_read(bucket: Any, pod: Pod) -> None:
+    for number in range(3):
+        file = io.BytesIO()
+        pq.write_table(pa.table({"x": list(range(number * 50, number * 50 + 50))}), file, row_group_size=20)
+        bucket.put_object(Bucket="data", Key=f"tables/day={number}/part.parquet", Body=file.getvalue())
+    manifest = pod.prepare(SOURCE="s3://data/tables", format="parquet", part_bytes=100)
+    assert [shard["parts"] for shard in manifest["shards"]] == [3, 3, 3]
+    shards = [pod.job / str(shard) / "data" for shard in range(3)]
+    files = [path for shard in shards for path in sorted(shard.glob("train-*"))]
+    found = [value for path in files for rows in read_shard(path) for value in rows["x"].to_pylist()]
+    assert sorted(found) == list(range(150))
