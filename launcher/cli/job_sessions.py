@@ -146,7 +146,10 @@ class ClusterSession:
             raise self._other_chart_error("it has no clusterValues")
         storage.require_claim(self.cluster, run)
         values = helm.read_values(self.release)
-        return {name: values[name] for name in run.cluster_values if name in values}
+        found = {name: values[name] for name in run.cluster_values if name in values}
+        if "extraEnv" in found:  # its folders are those of one program
+            found["extraEnv"] = [one for one in found["extraEnv"] if one.get("name") != "PYTHONPATH"]
+        return found
 
     def run(self) -> ReleaseRun:
         """Return the run that the release's ConfigMap `<release>-run` describes.

@@ -265,7 +265,7 @@ def test_base_prints_the_values_of_the_cluster_and_not_of_the_training(
     cli: Any, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = make_cluster("paddle-training")
-    cluster.add_release(base="image: x\nextraEnv: [{name: A, value: b}]\n")
+    cluster.add_release(base="image: x\nextraEnv: [{name: A, value: b}, {name: PYTHONPATH, value: .}]\n")
     monkeypatch.setattr("launcher.cli.shared_options.connect", lambda *_: cluster)
     given = {**cluster.values["paddle-training"], "training": {"passes": 9}}
     monkeypatch.setattr(Helm, "read_values", lambda *_: given)
