@@ -440,10 +440,8 @@ class ExecStream(CommandOutput):
             ) from error
         self._socket = client.sock
         self._socket.settimeout(idle_seconds)
-        self._sender: threading.Thread | None = None
         if stdin is not None:
-            self._sender = threading.Thread(target=self._send, args=(stdin,), daemon=True)
-            self._sender.start()
+            threading.Thread(target=self._send, args=(stdin,), daemon=True).start()
 
     def readinto(self, buffer: Any) -> int:
         """Read the next bytes of stdout into `buffer`; return their number, 0 at the end."""
@@ -494,10 +492,9 @@ class ExecStream(CommandOutput):
         while not self._ended:
             self._read_frame()
             self._rest = memoryview(b"")
-        sent_all = self._sender is None or not self._sender.is_alive()
         stderr = self._stderr.decode(errors="replace").strip()
-        if (self._status or {}).get("status") == "Success" and not self._failure and sent_all:
-            return
+        if (self._status or {}).get("status") == "Success":
+            return  # also if the end of stdin, which the command did not need, could not be sent any more
         if stderr:
             raise storage_failure(stderr.splitlines()[-1] if "Traceback" in stderr else stderr)
         if isinstance(self._failure, CliError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import threading
@@ -15,6 +16,7 @@ from websocket import ABNF, WebSocketTimeoutException
 from launcher.cli import cluster_api
 from launcher.cli.cluster_api import ExecStream
 from launcher.cli.errors import CliError
+from testkit.waiting import until
 
 IDLE_SECONDS = 60.0
 
@@ -35,6 +37,8 @@ class FakeSocket:
         assert seconds == IDLE_SECONDS
 
     def send_binary(self, data: bytes) -> None:
+        if self.received >= self.wanted:
+            raise OSError(errno.EBADF, "the command has exited")
         self.reads.acquire()
         self.clock += 40
         self.received += len(data) - 1  # the first byte is the channel
@@ -75,3 +79,13 @@ def test_a_command_that_stays_silent_after_all_was_sent_is_an_error(monkeypatch:
     stream = start_command(monkeypatch, 1 << 30, b"few bytes")
     with pytest.raises(CliError, match=r"no byte was received or sent for 60 s.* Fix: check that the pod"):
         stream.read()
+
+
+def test_the_end_of_stdin_that_a_successful_command_does_not_read_may_be_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A tar archive ends with zeros that its reader does not need."""
+    stream = start_command(monkeypatch, 32 * 1024, bytes(64 * 1024))
+    assert stream.read() == b"ok"
+    until(lambda: stream._failure)
+    stream.result()
