@@ -344,9 +344,8 @@ def api_error(status: int, body: str, action: str, cluster: str) -> CliError:
         answer = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         answer = body.strip()[:1000] or "(no message)"
-    kind = (
-        UnreachableError if status >= 500 else _ERRORS.get(status, CliError)
-    )  # at 500, etcd may elect a leader
+    # At 500, etcd may elect a leader.
+    kind = UnreachableError if status >= 500 else _ERRORS.get(status, CliError)
     fix = "correct what the API server reports; for a status from 500 on, run the same command again later"
     problem = f"cannot {action}: {cluster} answered with HTTP status {status}: {answer}"
     return kind(problem, _FIXES.get(status, fix))
@@ -435,8 +434,7 @@ class ExecStream(CommandOutput):
                 body = reason.rpartition(" -+-+- ")[2]
                 raise api_error(int(rejected[1]), body, self._action, cluster.name) from error
             raise CliError(
-                f"cannot {self._action}: {reason}",
-                "check that the pod runs, then run your command again",
+                f"cannot {self._action}: {reason}", "check that the pod runs, then run your command again"
             ) from error
         self._socket = client.sock
         self._socket.settimeout(idle_seconds)

@@ -140,9 +140,7 @@ class ClusterSession:
                 or helm cannot read the release.
         """
         run = self.run()
-        if (
-            not run.cluster_values
-        ):  # without these values, an upgrade would change image and storage to the defaults
+        if not run.cluster_values:  # without these, an upgrade would change image and storage to the defaults
             raise self._other_chart_error("it has no clusterValues")
         storage.require_claim(self.cluster, run)
         values = helm.read_values(self.release)
@@ -229,7 +227,7 @@ class ClusterSession:
         state, data_state = (
             object_states.job_state(by_name.get(name))[0] for name in (run.k8s_job, run.k8s_data_job)
         )
-        is_pending = any(pod.get("status", {}).get("phase") == "Pending" for pod in pods)
+        is_pending = any(object_states.phase_of(pod) == "Pending" for pod in pods)
         log_of, lines = self._read_log(run, pods) if log else ("", [])
         return run_view.build_cluster_view(
             run_view.ClusterSnapshot(
@@ -248,12 +246,12 @@ class ClusterSession:
         names = [
             object_states.name_of(pod)
             for pod in pods
-            if pod.get("status", {}).get("phase") == "Pending" and not object_states.unusual_wait(pod)
+            if object_states.phase_of(pod) == "Pending" and not object_states.unusual_wait(pod)
         ]
         jobs = filter(None, (run.k8s_job, run.k8s_data_job))
         names += [job for job in jobs if not any(run_view.owned_by(job)(pod) for pod in pods)]
         events = {name: self.cluster.list_events(name) for name in names}
-        if any(pod.get("status", {}).get("phase") != "Running" for pod in pods) or len(pods) < run.trainers:
+        if any(object_states.phase_of(pod) != "Running" for pod in pods) or len(pods) < run.trainers:
             events[""] = [e for why in object_states.LOSSES for e in self.cluster.list_events(reason=why)]
         return events
 

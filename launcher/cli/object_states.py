@@ -16,6 +16,9 @@ QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 PERMANENT_WAITS = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
 """Waiting reasons of containers that do not resolve by themselves."""
 
+ENDED = ("Succeeded", "Failed")
+"""Phases of pods whose containers have exited for good."""
+
 ABSENT = "does not exist"  # part of `explain_claim`
 
 _ORDINARY_WAITS = ("ContainerCreating", "PodInitializing", "")
@@ -60,6 +63,11 @@ def is_started_by(job: Object, cron_job: str) -> bool:
 def name_of(thing: Object) -> str:
     """Return an object's metadata.name."""
     return str(thing.get("metadata", {}).get("name", ""))
+
+
+def phase_of(pod: Object) -> str:
+    """Return a pod's phase; `Unknown` if it has none yet."""
+    return str(pod.get("status", {}).get("phase", "Unknown"))
 
 
 def container_statuses(pod: Object) -> list[Object]:

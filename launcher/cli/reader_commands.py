@@ -197,9 +197,8 @@ def follow_file(
     current: BinaryIO | None = None
     try:
         while time.monotonic() < deadline:
-            over = (
-                until is not None and _read_json_object(root, until).get("state") in FINAL_STATES
-            )  # before the file is read, so that no line is missed
+            # Before the file is read, so that no line is missed.
+            over = until is not None and _read_json_object(root, until).get("state") in FINAL_STATES
             if current is None:
                 with contextlib.suppress(FileNotFoundError):
                     current = open_file(root, name)

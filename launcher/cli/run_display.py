@@ -424,8 +424,7 @@ def follow_run(session: Session, timeout: float, *, to_stderr: bool = False) -> 
             show(view)
             if drawn and view.cause:
                 raise RunFailedError(
-                    "the run failed",
-                    "correct the cause that is shown above, then start the training again",
+                    "the run failed", "correct the cause that is shown above, then start the training again"
                 ) from failed
             _check_not_failed(view, options)  # with the cause from the files
             raise

@@ -195,15 +195,12 @@ def build_ranks(
 
 
 def _phase(pod: Object) -> str:
-    phase = str(pod.get("status", {}).get("phase", "Unknown"))
+    phase = object_states.phase_of(pod)
     return "Deleting" if pod.get("metadata", {}).get("deletionTimestamp") and phase == "Running" else phase
 
 
 def build_job(
-    name: str,
-    job: Object | None,
-    pods: Sequence[Object],
-    events: Mapping[str, Sequence[Object]],
+    name: str, job: Object | None, pods: Sequence[Object], events: Mapping[str, Sequence[Object]]
 ) -> JobView:
     """Return the view of a Job, with the reason that explains its state best.
 
@@ -217,7 +214,7 @@ def build_job(
         culprit = find_culprit(pods)
         reason = (object_states.explain_failure(culprit) if culprit else "") or reason
     elif state == "running":
-        pending = [pod for pod in pods if pod.get("status", {}).get("phase") == "Pending"]
+        pending = [pod for pod in pods if object_states.phase_of(pod) == "Pending"]
         if pending:
             name_of_pod = object_states.name_of(pending[0])
             reason = object_states.explain_pending(pending[0], events.get(name_of_pod, ()))
@@ -270,12 +267,10 @@ def find_culprit(pods: Sequence[Object]) -> Object | None:
     stopped, disrupted or replaced does not fail the Job: it is returned only if no other pod failed.
     """
     last = {rank_of(pod): pod for pod in sorted(pods, key=_created)}
-    failed = [pod for pod in last.values() if pod.get("status", {}).get("phase") == "Failed"]
+    failed = [pod for pod in last.values() if object_states.phase_of(pod) == "Failed"]
     explained = [pod for pod in failed if object_states.explain_failure(pod)]
     return min(
-        explained,
-        key=lambda pod: (object_states.is_harmless_failure(pod), _failed_at(pod)),
-        default=None,
+        explained, key=lambda pod: (object_states.is_harmless_failure(pod), _failed_at(pod)), default=None
     )
 
 
@@ -379,7 +374,7 @@ def _state_and_cause(
     elif training.state in ("complete", "suspended"):
         # A queue's reason is in describe_wait.
         state = training.state, "" if training.queue else training.reason
-    elif reported == "complete" or any(pod.get("status", {}).get("phase") == "Succeeded" for pod in pods):
+    elif reported == "complete" or any(object_states.phase_of(pod) == "Succeeded" for pod in pods):
         state = "finishing", ""  # its pods have exited, and the Job is not complete yet
     elif reported and reported not in FINAL_STATES:
         state = reported, cause

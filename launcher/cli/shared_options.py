@@ -5,9 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, Literal, get_origin
 
 import typer
 
@@ -17,16 +16,11 @@ from launcher.cli.job_sessions import ClusterSession, FolderSession, Session
 from launcher.cli.storage import StorageRequest
 from launcher.cli.terminal import reserve_stdout
 
-
-class OutputFormat(str, Enum):
-    """How a command prints its answer."""
-
-    text = "text"
-    json = "json"
+OutputFormat = Literal["text", "json"]
 
 
 def _reserve_stdout_for_json(chosen: OutputFormat) -> OutputFormat:
-    if chosen is OutputFormat.json:
+    if chosen == "json":
         reserve_stdout()
     return chosen
 
@@ -156,6 +150,12 @@ def storage_request(
 
 MAX_WAIT = 366 * 24 * 3600.0
 """Largest --timeout in seconds. Without a limit, `inf` would pass the check and fail later."""
+FollowTimeout = Annotated[
+    float,
+    typer.Option(
+        min=0, max=MAX_WAIT, metavar="SECONDS", help="Stop following after this time (exit code 2)."
+    ),
+]
 
 Command = Callable[..., None]
 

@@ -77,10 +77,7 @@ class Storage:
             reader = io.BufferedReader(output, 256 * 1024)
             try:
                 yield reader
-            except (
-                CliError,
-                OSError,
-            ):  # of the connection, or of this machine: the rest of stdout is not read
+            except (CliError, OSError):  # of the connection or this machine: the rest of stdout is not read
                 raise
             except Exception:
                 output.result()
@@ -281,10 +278,7 @@ def build_pod(run: ReleaseRun, name: str, *, seconds: int, writable: bool, templ
 
 @contextlib.contextmanager
 def open_reader_pod(
-    cluster: Cluster,
-    run: ReleaseRun,
-    seconds: int,
-    writable: bool = False,
+    cluster: Cluster, run: ReleaseRun, seconds: int, writable: bool = False
 ) -> Iterator[Storage]:
     """Create a reader pod, and yield the job's folder through it; then delete the pod.
 
@@ -297,10 +291,7 @@ def open_reader_pod(
     """
     require_claim(cluster, run)
     for pod in cluster.list_objects("pod", labels(run.release, READER)):
-        if pod.get("status", {}).get("phase") in (
-            "Succeeded",
-            "Failed",
-        ):  # of a killed command: its deadline expired
+        if object_states.phase_of(pod) in object_states.ENDED:  # of a killed command: its deadline expired
             cluster.delete("pod", object_states.name_of(pod), grace_seconds=1)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"
     template = None
@@ -357,10 +348,10 @@ def _await_running(cluster: Cluster, run: ReleaseRun, name: str) -> None:
         pod = cluster.find("pod", name)
         if pod is None:
             raise CliError(f"the reader pod {name} was deleted before it ran", "run the same command again")
-        phase = pod.get("status", {}).get("phase")
+        phase = object_states.phase_of(pod)
         if phase == "Running":
             return
-        if phase in ("Succeeded", "Failed"):
+        if phase in object_states.ENDED:
             raise CliError(
                 f"the reader pod {name} exited: {object_states.explain_failure(pod) or phase}",
                 "correct this cause, then run the same command again",
@@ -375,12 +366,9 @@ def _await_running(cluster: Cluster, run: ReleaseRun, name: str) -> None:
             )
         scheduled = object_states.find_condition(pod, "PodScheduled") or {}
         if waited > UNBOUND_SECONDS and scheduled.get("status") == "False":
+            problems = (f"no node can run the reader pod {name}: {why}", claim_problem(cluster, run))
             raise UnschedulableError(
-                ". ".join(
-                    filter(
-                        None, (f"no node can run the reader pod {name}: {why}", claim_problem(cluster, run))
-                    )
-                ),
+                ". ".join(filter(None, problems)),
                 "free a node or bind the claim (kubectl describe pod, pvc), then run the same command again",
             )
         if waited > START_SECONDS:

@@ -6,8 +6,7 @@ import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,14 +25,6 @@ PAUSE_SECONDS = 2.0  # between two checks whether a new pod has replaced an old 
 _ATTEMPT = re.compile(r"attempt-(\d+)")
 
 
-class LogRole(str, Enum):
-    """Selects the process whose log the command prints."""
-
-    trainer = "trainer"
-    pserver = "pserver"
-    data = "data"
-
-
 @dataclass(frozen=True)
 class LogRequest:
     """The options of `logs`, which select a log.
@@ -43,7 +34,7 @@ class LogRequest:
 
     rank: Annotated[int, typer.Option(min=0, help="The rank.")] = 0
     role: Annotated[
-        LogRole | None,
+        Literal["trainer", "pserver", "data"] | None,
         typer.Option(
             help="trainer or pserver: that process's log; data: the log of the data Job, or of the rank's pod if "
             "training pods prepare the data. Default: the launcher's."
@@ -73,7 +64,7 @@ class LogRequest:
     @property
     def stored_path(self) -> str:
         """The path, relative to the job's folder, of the log of the rank's newest attempt."""
-        if self.role is LogRole.pserver:
+        if self.role == "pserver":
             return OUTPUT.server_log(self.rank, self.server).as_posix()
         return OUTPUT.train_log(self.rank, self.server).as_posix()
 
@@ -101,13 +92,9 @@ def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
         UsageError: the run does not have this rank or attempt.
         CliError: there is no log yet, or the cluster or storage cannot be read.
     """
-    if (
-        isinstance(session, ClusterSession)
-        and request.attempt is None
-        and request.role in (None, LogRole.data)
-    ):
+    if isinstance(session, ClusterSession) and request.attempt is None and request.role in (None, "data"):
         run = session.run()
-        is_data = request.role is LogRole.data
+        is_data = request.role == "data"
         rank = request.rank if not is_data or run.is_prepared_in_training_pods else None
         pod = _find_pod(session, run, rank)
         if pod is not None:
@@ -124,7 +111,7 @@ def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
         job = run.k8s_data_job if rank is None else run.k8s_job
         if job:
             report(f"Job {job} has no pods any more; reading the storage")
-    if request.role is LogRole.data and request.attempt is None:
+    if request.role == "data" and request.attempt is None:
         yield from _describe_data(session)
         return
     yield from _stream_stored(session, request)
@@ -204,7 +191,7 @@ def _stream_replacements(session: ClusterSession, pod: dict[str, Any], rank: int
                 report(f"pod {last[0]} has exited; continuing with {current[0]}, which replaces it")
             last = current
             yield from _stream_pod(session, found, follow=True)
-        elif found is not None and found.get("status", {}).get("phase") == "Succeeded":
+        elif found is not None and object_states.phase_of(found) == "Succeeded":
             return
         else:
             time.sleep(PAUSE_SECONDS)
@@ -214,9 +201,8 @@ def _stream_stored(session: Session, request: LogRequest) -> Iterator[bytes]:
     seconds = FOLLOW_SECONDS if request.follow else 0
     with session.storage(StorageRequest(seconds=seconds or READ_SECONDS)) as storage:
         if request.attempt is not None and has_attempt_folder(storage, request.rank, request.attempt):
-            yield from stream_file(
-                storage, request.attempt_path(request.attempt), 0, None
-            )  # that attempt writes no more
+            path = request.attempt_path(request.attempt)
+            yield from stream_file(storage, path, 0, None)  # that attempt writes no more
             return
         try:
             yield from stream_file(storage, request.stored_path, seconds, STATUS)

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from launcher.cli.errors import UsageError
-from launcher.cli.shared_options import Format, OutputFormat
+from launcher.cli.shared_options import Format
 from launcher.cli.terminal import print_json, print_line, report
 from launcher.errors import DataError
 
@@ -30,11 +30,11 @@ def predict(
         Path | None,
         typer.Option(metavar="FILE", help="More rows: Parquet, or one JSON object on each line; -: stdin."),
     ] = None,
-    output: Format = OutputFormat.text,
+    output: Format = "text",
 ) -> None:
     """Print the prediction for each row: the text of the program's describe(), else the predicted numbers."""
     predictions = predict_rows(model, cells or [], rows)
-    if output is OutputFormat.json:
+    if output == "json":
         print_json(predictions)
         return
     for one in predictions:

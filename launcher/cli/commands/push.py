@@ -11,14 +11,7 @@ import typer
 from launcher.cli import uploads
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.packages import find_requirements
-from launcher.cli.shared_options import (
-    Format,
-    OutputFormat,
-    RequirementsOption,
-    ScriptOption,
-    YesOption,
-    with_storage,
-)
+from launcher.cli.shared_options import Format, RequirementsOption, ScriptOption, YesOption, with_storage
 from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import print_json, print_line, report
 
@@ -41,7 +34,7 @@ def push(
     check: Annotated[
         bool, typer.Option("--check/--no-check", help="First check that the program defines what it must.")
     ] = True,
-    output: Format = OutputFormat.text,
+    output: Format = "text",
 ) -> None:
     """Upload a program or a data file to the shared storage, and print the chart values that refer to it."""
     upload = (
@@ -59,7 +52,7 @@ def push(
         elif needed:
             report(f"{needed} is not read: with --path the image is unknown, for which packages are chosen")
         path = uploads.send(storage, upload, force)
-    if output is OutputFormat.json:
+    if output == "json":
         print_json({"path": path, "values": chart_values})
         return
     values = [f"--set-string {key}={value}" for key, value in chart_values.items()]

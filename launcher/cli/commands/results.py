@@ -16,7 +16,7 @@ from launcher.cli.errors import CliError, DiskFullError, UsageError, describe_os
 from launcher.cli.job_sessions import Session
 from launcher.cli.reader_commands import move_into_place
 from launcher.cli.run_files import CURRENT, SavedRun, check_intact, find_run, read_runs
-from launcher.cli.shared_options import Format, OutputFormat, with_storage
+from launcher.cli.shared_options import Format, with_storage
 from launcher.cli.storage import COPY_SECONDS, Storage, StorageRequest, run_json_command
 from launcher.cli.terminal import command_text, console, pass_rows, print_json, report, text_table
 from launcher.io.files import remove_path
@@ -56,7 +56,7 @@ def results(
         str | None,
         typer.Option("--run", metavar="NAME", help="An earlier run, by its name in the list of `runs`."),
     ] = None,
-    output: Format = OutputFormat.text,
+    output: Format = "text",
 ) -> None:
     """Show the score and a table of the passes; --to copies the run's output, and verifies every checksum."""
     request = replace(request, seconds=COPY_SECONDS, outlives_training=to is not None)
@@ -74,7 +74,7 @@ def results(
         copied = copy_output(storage, to, force, paths, names) if to is not None else {}
     if to is not None and not any(name.startswith("model/") for name in copied):
         report(f"the run is {chosen.state} and has no {chosen.folder}/model yet; the other files were copied")
-    if output is OutputFormat.json:
+    if output == "json":
         copy = {"to": str(to), "files": copied} if to else None
         print_json({**chosen.as_json(), "where": storage.where, "copied": copy})
     else:

@@ -11,31 +11,18 @@ import yaml
 
 from launcher.cli.cluster_api import CHART
 from launcher.cli.job_sessions import Session
-from launcher.cli.launch_training import (
-    LaunchOptions,
-    describe_next_steps,
-    launch,
-    plan_trainings,
-)
+from launcher.cli.launch_training import LaunchOptions, describe_next_steps, launch, plan_trainings
 from launcher.cli.releases import Helm
 from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
 from launcher.cli.shared_options import (
-    MAX_WAIT,
+    FollowTimeout,
     Format,
-    OutputFormat,
     Release,
     require_cluster,
     with_options,
     with_session,
 )
-from launcher.cli.terminal import (
-    console,
-    curve_table,
-    print_blocks,
-    print_json,
-    print_line,
-    report,
-)
+from launcher.cli.terminal import console, curve_table, print_blocks, print_json, print_line, report
 from launcher.settings import SCRIPT_RUNTIMES
 
 
@@ -50,13 +37,8 @@ def run(
     replace: Annotated[
         bool, typer.Option("--replace", help="Stop the training that the release runs now.")
     ] = False,
-    timeout: Annotated[
-        float,
-        typer.Option(
-            min=0, max=MAX_WAIT, metavar="SECONDS", help="Stop following after this time (exit code 2)."
-        ),
-    ] = 24 * 3600.0,
-    output: Format = OutputFormat.text,
+    timeout: FollowTimeout = 24 * 3600.0,
+    output: Format = "text",
     release: Release = CHART,
 ) -> None:
     """Upload a program and data, train with them, follow the training until it is over, and print its score.
@@ -71,8 +53,8 @@ def run(
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")
     with explain_interrupt(lambda: describe_following(session.options())):
-        view = follow_run(session, timeout, to_stderr=output is OutputFormat.json)
-    if output is OutputFormat.json:
+        view = follow_run(session, timeout, to_stderr=output == "json")
+    if output == "json":
         print_json({**view.as_json(), "values": str(launched.keep), "changed": launched.changed})
         return
     out = console()

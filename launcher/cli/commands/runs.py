@@ -11,18 +11,18 @@ from rich.text import Text
 from launcher.cli.job_sessions import Session
 from launcher.cli.run_comparison import choose_pair, diff_programs, run_rows, setting_rows
 from launcher.cli.run_files import CURRENT, SavedRun, check_intact, differing_settings, read_runs
-from launcher.cli.shared_options import Format, OutputFormat, with_storage
+from launcher.cli.shared_options import Format, with_storage
 from launcher.cli.storage import StorageRequest
 from launcher.cli.terminal import console, curve_table, pass_rows, print_json, text_table
 from launcher.reporting import text_formats
 
 
 @with_storage
-def runs(session: Session, request: StorageRequest, output: Format = OutputFormat.text) -> None:
+def runs(session: Session, request: StorageRequest, output: Format = "text") -> None:
     """List the job's current and earlier runs: settings, score, duration and pod hours (pods times hours)."""
     with session.storage(request) as storage:
         found = read_runs(storage)
-    if output is OutputFormat.json:
+    if output == "json":
         print_json([run.as_json() for run in found])
     else:
         console().print(text_table(*run_rows(found)) if found else "the job has no runs yet")
@@ -45,7 +45,7 @@ def compare(
     other: Annotated[
         str | None, typer.Argument(metavar="B", help="Another run; default: the newest one except A.")
     ] = None,
-    output: Format = OutputFormat.text,
+    output: Format = "text",
 ) -> None:
     """Show the settings in which two runs differ, and their losses and scores pass by pass."""
     with session.storage(request) as storage:
@@ -53,7 +53,7 @@ def compare(
     pair = choose_pair(found, one, other)
     for run in pair:
         check_intact(run.damage, storage.where)
-    if output is OutputFormat.json:
+    if output == "json":
         differences = {"differing": differing_settings(pair), "diff": diff_programs(*pair)}
         print_json({**differences, "runs": [run.as_json() for run in pair]})
     else:

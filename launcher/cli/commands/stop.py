@@ -168,7 +168,7 @@ def suspend_jobs(session: ClusterSession, names: Sequence[str]) -> None:
         object_states.name_of(pod)
         for pod in session.pods()
         if any(owned_by(name)(pod) for name in names)
-        and pod.get("status", {}).get("phase") not in ("Succeeded", "Failed")
+        and object_states.phase_of(pod) not in object_states.ENDED
     ):
         if time.monotonic() > deadline:
             raise CliError(

@@ -28,7 +28,7 @@ from launcher.cli.run_display import (
 )
 from launcher.cli.run_files import check_intact
 from launcher.cli.run_view import RunView
-from launcher.cli.shared_options import Format, OutputFormat, with_options
+from launcher.cli.shared_options import Format, with_options
 from launcher.cli.terminal import (
     command_text,
     console,
@@ -97,7 +97,7 @@ def sweep(
     by: Annotated[
         str | None, typer.Option(metavar="SCORE", help="The score that decides; default: the first one.")
     ] = None,
-    output: Format = OutputFormat.text,
+    output: Format = "text",
 ) -> None:
     """Train with each combination of a grid, each in its own release and job; keep the best release."""
     options = dataclasses.replace(options, by=by)
@@ -117,12 +117,9 @@ def sweep(
         return launch(numbered[trial.release], options_of_trial, helm, cluster).session
 
     out = console()
-    terminal = out if output is OutputFormat.text and out.is_terminal else None
-    print_to = report if output is OutputFormat.json else print_line
-    with (
-        explain_interrupt(lambda: describe_trials(trials)),
-        open_screen(terminal, transient=True) as draw,
-    ):
+    terminal = out if output == "text" and out.is_terminal else None
+    print_to = report if output == "json" else print_line
+    with explain_interrupt(lambda: describe_trials(trials)), open_screen(terminal, transient=True) as draw:
         print_between: Report = (lambda _: None) if terminal else print_to
         try:
             train_all(trials, parallel, launch_trial, lambda: draw(trial_table(trials)), print_between, by=by)
@@ -132,14 +129,14 @@ def sweep(
     try:
         best, why = choose_best(trials, by)
     except CliError:
-        if output is OutputFormat.text:
+        if output == "text":
             out.print(trial_table(trials))
         raise
     others = [trial for trial in trials if trial is not best]
     for trial in others:
         helm.uninstall(trial.release)
     selected = ClusterSession(cluster, best.release).options()
-    if output is OutputFormat.json:
+    if output == "json":
         print_json({"best": best.release, "by": why, "trials": [trial.as_json() for trial in trials]})
         return
     out.print(trial_table(trials, best))

@@ -27,7 +27,6 @@ from launcher.cli.packages import PythonEnvironment, find_requirements, install_
 from launcher.cli.program_files import choose_file, find_runtime, list_files, module_file
 from launcher.cli.shared_options import (
     Format,
-    OutputFormat,
     Program,
     RequirementsOption,
     ScriptArguments,
@@ -77,8 +76,7 @@ class TryOptions:
         ),
     ] = None
     test: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Rows to test on; default: a tenth of --data."),
+        Path | None, typer.Option(metavar="FILE", help="Rows to test on; default: a tenth of --data.")
     ] = None
     table: Annotated[
         list[Path] | None,
@@ -127,12 +125,12 @@ class TryOptions:
 
 
 @with_options(options=TryOptions)
-def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None:
+def try_program(options: TryOptions, output: Format = "text") -> None:
     """Train a program or script on this machine, and write its model; no cluster.
 
     A program of runtime fleet also predicts one row.
     """
-    report_to = report if output is OutputFormat.json else print_line
+    report_to = report if output == "json" else print_line
     check_target(options.to)
     script = find_script(options)
     is_folder = options.data is not None and options.data.is_dir()
@@ -151,7 +149,7 @@ def try_program(options: TryOptions, output: Format = OutputFormat.text) -> None
                 site.addsitedir(str(packages))
             assert options.data is not None  # noqa: S101 - checked above
             answer = train_locally(options, options.data, report_to)
-    if output is OutputFormat.json:
+    if output == "json":
         print_json(answer)
 
 
@@ -410,8 +408,4 @@ def train_script(
         elif written := files.folder_files(output.root):
             files.copy_folder(output.root, options.to / OUTPUT)
             report(f"written below {{output_dir}}: {len(written)} files, now in {options.to / OUTPUT}")
-        return {
-            "passes": passes,
-            "score": score,
-            "model": str(options.to) if output.model.is_dir() else None,
-        }
+        return {"passes": passes, "score": score, "model": str(options.to) if output.model.is_dir() else None}

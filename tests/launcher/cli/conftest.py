@@ -98,12 +98,7 @@ def make_restarts(count):
 
 def make_files(**raw):
     """Return JobFiles with these JSON objects; without a `manifest` the files count as not read."""
-    shapes = {
-        "status": StatusFile,
-        "run": RunFile,
-        "manifest": ManifestFile,
-        "data_failure": DataFailure,
-    }
+    shapes = {"status": StatusFile, "run": RunFile, "manifest": ManifestFile, "data_failure": DataFailure}
     parsed = {
         key: read_fields(shapes[key], value) if key in shapes and value else value
         for key, value in raw.items()

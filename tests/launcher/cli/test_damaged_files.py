@@ -9,15 +9,7 @@ from launcher.errors import EXIT_DATA
 from launcher.io.files import with_checksum
 from launcher.reporting import html_report
 
-from .conftest import (
-    DATA_JOB,
-    DONE,
-    K8S_JOB,
-    add_run,
-    make_job,
-    make_pod,
-    update_json,
-)
+from .conftest import DATA_JOB, DONE, K8S_JOB, add_run, make_job, make_pod, update_json
 from .fake_cluster import FakeCluster
 
 OF_RUN = ("output/run.json", "output/run.copy.json")

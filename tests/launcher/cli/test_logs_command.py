@@ -95,7 +95,7 @@ def test_following_continues_with_the_main_container_after_the_init_container(re
 
 
 def test_role_data_prints_the_init_container_of_a_rank_if_training_pods_prepare_the_data(read):
-    in_training = {"role": logs.LogRole.data, "k8sDataJob": "", "dataPreparedBy": "trainingPods"}
+    in_training = {"role": "data", "k8sDataJob": "", "dataPreparedBy": "trainingPods"}
     others = [a_pod("p0", "1"), make_pod("p2", rank=2, initContainerStatuses=[])]
     trains = make_pod(
         "p1",
@@ -110,5 +110,5 @@ def test_role_data_prints_the_init_container_of_a_rank_if_training_pods_prepare_
 
 
 def test_role_data_of_a_release_without_a_data_job_says_so(read):
-    out, printed = read(([], []), role=logs.LogRole.data, k8sDataJob="")
+    out, printed = read(([], []), role="data", k8sDataJob="")
     assert (out, printed) == (b"this release has no data Job (data.enabled is false)\n", [])

@@ -66,8 +66,7 @@ def test_a_link_inside_the_folder_is_sent_as_what_it_leads_to(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("target", "why"),
-    [("../outside", "leads out of the folder"), ("..", "a folder that contains it")],
+    ("target", "why"), [("../outside", "leads out of the folder"), ("..", "a folder that contains it")]
 )
 def test_a_link_that_cannot_be_sent_is_rejected_unless_it_is_ignored(
     tmp_path: Path, target: str, why: str

@@ -243,10 +243,7 @@ def test_a_sweep_rejects_a_release_of_another_job() -> None:
 
 
 def test_ctrl_c_stops_following_and_says_how_to_follow_again(capsys: pytest.CaptureFixture[str]) -> None:
-    with (
-        pytest.raises(SystemExit),
-        explain_interrupt(lambda: describe_following(["--release", "mine"])),
-    ):
+    with pytest.raises(SystemExit), explain_interrupt(lambda: describe_following(["--release", "mine"])):
         raise SystemExit(128 + signal.SIGINT)
     assert (
         "continues on the cluster. Show it: python -m launcher status --release mine;"
