@@ -144,8 +144,7 @@ class Cluster:
 
     def path(self, kind: str, name: str = "", all_namespaces: bool = False) -> str:
         """Return the path of one object on the API server, or of all objects of a kind."""
-        everywhere = all_namespaces or kind == "namespace"
-        place = "" if everywhere else f"/namespaces/{quote(self.namespace, safe='')}"
+        place = "" if all_namespaces else f"/namespaces/{quote(self.namespace, safe='')}"
         path = f"/{GROUPS.get(kind, 'api/v1')}{place}/{kind.replace('_', '')}s"
         return f"{path}/{quote(name, safe='')}" if name else path
 

@@ -446,17 +446,10 @@ def describe_next_steps(session: ClusterSession, keep: Path, is_program: bool) -
 
 Values = dict[str, Any]
 JOB_NAME_LENGTH = 45
-_USED_HERE = [
-    settings_of(kind)[name]
-    for kind, names in (
-        (TrainSettings, ("batch_size", "args", "incremental_checkpoints", "keep_best", "mode")),
-        (
-            DataSettings,
-            ("columns", "delimiter", "encoding", "format", "header", "member", "quoting", "tables"),
-        ),
-    )
-    for name in names
-]
+_OF_TRAINING = ("batch_size", "args", "incremental_checkpoints", "keep_best", "mode")
+_OF_DATA = ("columns", "delimiter", "encoding", "format", "header", "member", "quoting", "tables")
+_USED_HERE = [settings_of(TrainSettings)[name] for name in _OF_TRAINING]
+_USED_HERE += [settings_of(DataSettings)[name] for name in _OF_DATA]
 """The settings that the checks of `run` and `try` use on this machine."""
 
 
@@ -603,13 +596,11 @@ def continue_training(cluster: Cluster, run: ReleaseRun) -> bool:
     Jobs with a Kueue queue stay suspended: the queue starts them. A failed training is not started again after a
     failure of the data Job: it needs another data Job, and so another `runId`.
     """
-    jobs = [job for name in (run.k8s_job, run.k8s_data_job) if name and (job := cluster.find("job", name))]
-    states = {object_states.name_of(job): object_states.job_state(job)[0] for job in jobs}
-    stopped = [
-        name
-        for job in jobs
-        if states[name := object_states.name_of(job)] == "suspended" and not object_states.queue_of(job)
-    ]
+    names = (run.k8s_job, run.k8s_data_job)
+    jobs = {name: job for name in names if name and (job := cluster.find("job", name))}
+    states = {name: object_states.job_state(job)[0] for name, job in jobs.items()}
+    held = [name for name, state in states.items() if state == "suspended"]
+    stopped = [name for name in held if not object_states.queue_of(jobs[name])]
     for name in stopped:
         report(f"resumed: {name}")
         cluster.suspend_job(name, False)
@@ -618,7 +609,7 @@ def continue_training(cluster: Cluster, run: ReleaseRun) -> bool:
         report(
             f"the training has failed: starting Job {run.k8s_job} again, which resumes from the newest checkpoint"
         )
-        recreate_job(cluster, jobs[0])
+        recreate_job(cluster, jobs[run.k8s_job])
     return has_failed or bool(stopped)
 
 

@@ -73,11 +73,7 @@ class PythonEnvironment:
         known = [17, 28, *range(31, 41)]  # the versions that uv's --python-platform has
         minor = max((one for one in known if libc and one <= int(libc[1])), default=None)
         machine, version = str(described.get("machine")), str(described.get("python"))
-        if (
-            minor is None
-            or not re.fullmatch(r"[a-z0-9_]+", machine)
-            or not re.fullmatch(r"3\.[0-9]+", version)
-        ):
+        if minor is None or not re.fullmatch(r"[a-z0-9_]+ 3\.[0-9]+", f"{machine} {version}"):
             raise CliError(
                 f"the Python of image {image} cannot be determined (glibc {described.get('glibc')}, {machine}, Python "
                 f"{version}), so packages cannot be chosen for it",
@@ -130,13 +126,9 @@ def find_requirements(folder: Path, given: str | None) -> Path | None:
             )
         return Path(given).resolve()
     found = next((folder / name for name in FILES if (folder / name).is_file()), None)
-    if (
-        found is not None
-        and found.suffix == ".toml"
-        and "[project]" not in found.read_text("utf-8", "replace")
-    ):
-        return None  # it has the settings of tools only
-    return found.resolve() if found else None
+    if found is None or (found.suffix == ".toml" and "[project]" not in found.read_text("utf-8", "replace")):
+        return None  # such a .toml file has the settings of tools only
+    return found.resolve()
 
 
 @dataclass(frozen=True)

@@ -253,12 +253,8 @@ class Helm:
         chart, here = find_chart(), Path.cwd()
         short = chart.relative_to(here) if chart.is_relative_to(here) else chart
         argv = ["helm", "upgrade", "--install", release, str(short), *self._options]
-        return [
-            *argv,
-            "--reset-values",
-            "--cleanup-on-fail",
-            *(word for file in files for word in ("-f", file)),
-        ]
+        argv += ["--reset-values", "--cleanup-on-fail"]
+        return [*argv, *(word for file in files for word in ("-f", file))]
 
     def check(self, release: str, values: Mapping[str, Any]) -> str:
         """Return the name of the training Job that an upgrade to these values would create; nothing is changed.

@@ -308,13 +308,8 @@ class LinePrinter:
                     f"{restart.attempt + 1} starts; cause: {first_line(restart.cause)}"
                 )
             self._restarts = view.run_id, max(known, len(progress.restarts))
-        key = (
-            view.state,
-            view.run_id,
-            progress.number if progress else None,
-            progress.attempt if progress else None,
-            bool(view.score),
-        )
+        at = (progress.number, progress.attempt) if progress else None
+        key = (view.state, view.run_id, at, bool(view.score))
         text, now = status_line(view), time.monotonic()
         if text != self._line and (key != self._key or now - self._printed_at >= LINE_SECONDS):
             self._key, self._line, self._printed_at = key, text, now

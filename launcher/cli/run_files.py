@@ -109,10 +109,8 @@ class FoundFiles:
 
 def read_job_files(storage: Storage, *, again: bool = True) -> JobFiles:
     """Read the files that describe the data and the current run of the storage's job."""
-    paths = (OUTPUT.run_json, OUTPUT.run_copy, OUTPUT.metrics_csv)
-    found = FoundFiles(
-        read_small_files(storage, [STATUS, MANIFEST, DATA_FAILED, *(path.as_posix() for path in paths)])
-    )
+    names = [path.as_posix() for path in (OUTPUT.run_json, OUTPUT.run_copy, OUTPUT.metrics_csv)]
+    found = FoundFiles(read_small_files(storage, [STATUS, MANIFEST, DATA_FAILED, *names]))
     status = found.read(StatusFile, OUTPUT.status_json)
     if again and found.damage:
         time.sleep(AGAIN_SECONDS)

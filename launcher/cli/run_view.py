@@ -208,7 +208,8 @@ def build_job(
     `events` are by object name.
     """
     state, reason = object_states.job_state(job)
-    counts = (job or {}).get("status", {})
+    status = (job or {}).get("status", {})
+    counts = {key: int(status.get(key) or 0) for key in ("succeeded", "failed", "active")}
     queue = object_states.queue_of(job)
     if state == "failed":
         culprit = find_culprit(pods)
@@ -224,15 +225,7 @@ def build_job(
             state = "waiting"
     elif state == "suspended" and queue:
         reason = object_states.explain_queue(queue)
-    return JobView(
-        name=name,
-        state=state,
-        reason=reason,
-        succeeded=int(counts.get("succeeded") or 0),
-        failed=int(counts.get("failed") or 0),
-        active=int(counts.get("active") or 0),
-        queue=queue,
-    )
+    return JobView(name, state, reason, **counts, queue=queue)
 
 
 def build_preparation(
@@ -242,12 +235,8 @@ def build_preparation(
 
     `is_published`: the storage has the manifest of this data.
     """
-    containers = [
-        container
-        for pod in pods
-        for container in object_states.container_statuses(pod)
-        if container.get("name") == PREPARE
-    ]
+    every = (container for pod in pods for container in object_states.container_statuses(pod))
+    containers = [container for container in every if container.get("name") == PREPARE]
     running = sum("running" in (container.get("state") or {}) for container in containers)
     ends = [object_states.state_of(container, "terminated") for container in containers]
     done = sum(end.get("exitCode") == 0 for end in ends)  # a container ends so when all data is published
@@ -323,14 +312,17 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
         ranks=build_ranks(run.trainers, pods, seen.events, reported),
         progress=progress,
         notes=tuple(_notes(seen, progress is not None, data, state)),
-        exported=record.exported_to,
-        score=record.score,
-        passes=passes,
-        best=metrics.best_pass(record.content, passes),
+        **_results(record, passes),
         log=seen.log,
         log_of=seen.log_of,
         damage=files.damage,
     )
+
+
+def _results(record: RunFile, passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what a view has of a run record and its passes, by field of RunView."""
+    best = metrics.best_pass(record.content, passes)
+    return {"exported": record.exported_to, "score": record.score, "passes": passes, "best": best}
 
 
 def _build_data_view(seen: ClusterSnapshot, training: JobView, training_pods: Sequence[Object]) -> JobView:
@@ -556,10 +548,7 @@ def build_folder_view(folder: str, files: JobFiles, log: Sequence[str] = ()) -> 
         ranks=build_ranks(status.trainers, [], {}, status.ranks) if status else (),
         progress=progress,
         notes=tuple(filter(None, notes)),
-        exported=record.exported_to,
-        score=record.score,
-        passes=files.passes,
-        best=metrics.best_pass(record.content, files.passes),
+        **_results(record, files.passes),
         log=log,
         log_of=OutputPaths(Path()).train_log(0).as_posix(),
         damage=files.damage,

@@ -75,12 +75,10 @@ class Upload:
 
     def confirm_size(self, what: str, limit: int, yes: bool, fix: str) -> None:
         """Ask whether `what`, if larger than `limit` bytes, is to be sent, unless `yes`. Raises UsageError if not."""
+        if self.size <= limit or yes:
+            return
         text = f"{what} has {self.describe_size()}"
-        if (
-            self.size > limit
-            and not yes
-            and not confirm(f"{text}, which every training pod copies. Send it?")
-        ):
+        if not confirm(f"{text}, which every training pod copies. Send it?"):
             raise UsageError(f"{text}; nothing was sent", fix)
 
 

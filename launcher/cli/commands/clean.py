@@ -15,6 +15,7 @@ import typer
 
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
+from launcher.cli.object_states import name_of, phase_of
 from launcher.cli.releases import LIVE_STATES, SOURCES, Release, list_storage_users
 from launcher.cli.run_files import CURRENT, OUTPUT, SavedRun, best_run, check_intact, read_runs
 from launcher.cli.run_lease import hold_lease
@@ -284,14 +285,10 @@ def _is_lock_renewed(storage: Storage) -> bool:
 
 def _live_pods(session: ClusterSession) -> list[Pod]:
     """Return each pod of the cluster that is pending or runs, but those in namespaces that this user may not list."""
-    return [
-        (
-            f"{pod['metadata']['name']} in namespace {pod['metadata'].get('namespace')}",
-            json.dumps(pod.get("spec") or {}),
-        )
-        for pod in session.cluster.list_in_all_namespaces("pod")
-        if (pod.get("status") or {}).get("phase") in ("Pending", "Running")
-    ]
+    pods = session.cluster.list_in_all_namespaces("pod")
+    live = [pod for pod in pods if phase_of(pod) in ("Pending", "Running")]
+    names = [f"{name_of(pod)} in namespace {pod['metadata'].get('namespace')}" for pod in live]
+    return [(name, json.dumps(pod.get("spec") or {})) for name, pod in zip(names, live, strict=True)]
 
 
 def _names_using(pods: Sequence[Pod], folder: str) -> list[str]:

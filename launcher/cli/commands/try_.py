@@ -367,13 +367,8 @@ def train_script(
         if rows:
             report(f"{counts[0]:,} rows to train on, {counts[1]:,} to test on")
         options.copy_tables(work / "tables")
-        single = {
-            "PADDLE_TRAINER_ID": 0,
-            "PADDLE_TRAINERS_NUM": 1,
-            "PADDLE_LOCAL_RANK": 0,
-            "PADDLE_LOCAL_SIZE": 1,
-        }
-        torchrun = {"RANK": 0, "WORLD_SIZE": 1, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+        ranks = dict.fromkeys(("PADDLE_TRAINER_ID", "PADDLE_LOCAL_RANK", "RANK", "LOCAL_RANK"), 0)
+        sizes = ("PADDLE_TRAINERS_NUM", "PADDLE_LOCAL_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
         launcher = {
             "PADDLE_LAUNCHER_PASSES": options.passes,
             "PADDLE_LAUNCHER_BATCH_SIZE": options.batch_size,
@@ -386,7 +381,7 @@ def train_script(
             "PADDLE_LAUNCHER_PACKAGES_FIRST": 1,
             "PYTHONDONTWRITEBYTECODE": 1,
         }
-        own = {name: str(value) for name, value in (single | torchrun | launcher).items()}
+        own = {name: str(value) for name, value in (ranks | dict.fromkeys(sizes, 1) | launcher).items()}
         env = python_environ(options.environment, packages) | own
         output.script_checkpoints.mkdir(parents=True)
         if code := run_script(script, options, env):
