@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.io.files import sha256_file
+from launcher.io.files import folder_files, sha256_file
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -144,15 +144,8 @@ class InstalledPackages:
 
         Left out are uv's own files, byte code, and the folder of scripts, which refer to this machine's Python.
         """
-        found = (
-            (path.relative_to(self.folder), path) for path in sorted(self.folder.rglob("*")) if path.is_file()
-        )
-        left_out = {"bin", ".lock"}
-        return tuple(
-            (name.as_posix(), path)
-            for name, path in found
-            if name.parts[0] not in left_out and "__pycache__" not in name.parts
-        )
+        found = ((path.relative_to(self.folder), path) for path in folder_files(self.folder))
+        return tuple((name.as_posix(), path) for name, path in found if name.parts[0] not in ("bin", ".lock"))
 
 
 def pack_files(entries: Iterable[tuple[str, Path]], archive: Path) -> str:

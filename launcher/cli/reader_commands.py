@@ -28,7 +28,7 @@ from select import POLLHUP, POLLIN, poll
 from typing import IO, Any, BinaryIO
 
 from launcher.errors import LauncherError
-from launcher.io.files import UnreadableError, folder_files, free_bytes, parse_json_object, sha256_file
+from launcher.io import files
 from launcher.io.open_below import ReaderError, link_error, open_file, open_parent, refuse_links
 from launcher.io.tar_stream import COPY_BYTES, save_tar, select, write_tar
 from launcher.paths import OutputPaths, Position, position
@@ -61,12 +61,8 @@ def move_into_place(new: Path, final: Path, replace: bool) -> None:
         except OSError:
             aside.rename(final)
             raise
-        shutil.rmtree(aside) if aside.is_dir() else aside.unlink()
-    folder = os.open(final.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        files.remove_path(aside)
+    files.fsync_dir(final.parent)
 
 
 def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) -> dict[str, int]:
@@ -81,7 +77,7 @@ def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) 
     if os.path.lexists(final) and not replace:
         raise ReaderError(f"{final} exists already; nothing was changed. Fix: replace it with --force")
     final.parent.mkdir(parents=True, exist_ok=True)
-    free = free_bytes(final.parent)
+    free = files.free_bytes(final.parent)
     if needed > free:
         raise ReaderError(
             f"{final.parent} has {free:,} bytes free, but {needed:,} are needed; nothing was written. Fix: "
@@ -126,11 +122,11 @@ def compute_sums(path: Path, size: int) -> dict[str, str] | None:
     """
     if not path.exists():
         return None
-    found = folder_files(path) if path.is_dir() else [path]
+    found = files.folder_files(path) if path.is_dir() else [path]
     read = sum(file.lstat().st_size for file in found) == size
     root = path if path.is_dir() else path.parent
     return {
-        file.relative_to(root).as_posix(): sha256_file(file) if read and not file.is_symlink() else ""
+        file.relative_to(root).as_posix(): files.sha256_file(file) if read and not file.is_symlink() else ""
         for file in found
     }
 
@@ -150,7 +146,7 @@ def _measure(name: str, folder: int) -> int:
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size
     tree = os.fwalk(name, dir_fd=folder)
-    return sum(os.lstat(file, dir_fd=below).st_size for _, _, files, below in tree for file in files)
+    return sum(os.lstat(file, dir_fd=below).st_size for _, _, found, below in tree for file in found)
 
 
 def remove_paths(root: Path, names: Sequence[str]) -> dict[str, int]:
@@ -231,7 +227,7 @@ def request_checkpoint(root: Path, out: IO[bytes], seconds: float, pause: float 
     request = refuse_links(root, output.checkpoint_request.as_posix())
     try:
         record = _read_json_object(root, output.run_json.as_posix())
-    except UnreadableError:
+    except files.UnreadableError:
         record = _read_json_object(root, output.run_copy.as_posix())
     fingerprint = record.get("fingerprint")
     if isinstance(fingerprint, dict) and fingerprint.get("runtime") == "v1":
@@ -268,9 +264,7 @@ def request_checkpoint(root: Path, out: IO[bytes], seconds: float, pause: float 
 def _write_request(request: Path) -> str:
     """Write the request file for a checkpoint, replacing any other one; return its text."""
     token = secrets.token_hex(8)
-    temporary = request.with_name(f"{request.name}.{secrets.token_hex(4)}.tmp")
-    temporary.write_text(token, "utf-8")
-    temporary.replace(request)
+    files.write_atomically(request, token)
     return token
 
 
@@ -299,7 +293,7 @@ def _read_json_object(root: Path, name: str) -> dict[str, object]:
     """
     try:
         with open_file(root, name) as file:
-            return parse_json_object(name, file.read())
+            return files.parse_json_object(name, file.read())
     except OSError:
         return {}
 

@@ -71,22 +71,6 @@ def test_results_copy_what_a_script_wrote(cli, job_folder, tmp_path, everything)
     assert unwanted == []
 
 
-def test_results_rejects_overwriting_and_with_force_keeps_other_files(cli, job_folder, tmp_path):
-    to = tmp_path / "to"
-    (to / "model").mkdir(parents=True)
-    (to / "model" / "mine").write_text("mine")
-    (to / "node_7").mkdir()  # of another run, which had more pods
-    (to / "notes.txt").write_text("notes")
-    code, _, err = cli("results", "--path", job_folder, "--to", to)
-    assert code == 64
-    assert "already contains model" in err
-    assert names(to) == ["model", "node_7", "notes.txt"]
-    assert cli("results", "--path", job_folder, "--to", to, "--force")[0] == 0
-    assert names(to / "model") == ["model.pdmodel"]
-    assert not (to / "node_7").exists()
-    assert (to / "notes.txt").read_text() == "notes"
-
-
 def test_an_interrupted_copy_leaves_no_files(cli, job_folder, tmp_path, monkeypatch):
     def broken(source, into):
         (into / "half").write_bytes(source.read(100))
@@ -150,13 +134,6 @@ def test_a_damaged_run_record_is_read_from_its_copy():
     found = FoundFiles({path: intact.replace(b"0.125", b"0.925")})
     assert found.run(OUTPUT) is None
     assert found.damage.keys() == {path}
-
-
-def test_paths_are_printed_unchanged(cli, job_folder, tmp_path):
-    """Console of rich would take words in brackets and colons as markup."""
-    code, out, err = cli("results", "--path", job_folder, "--to", tmp_path / "old [bold] [/red] :key:")
-    assert code == 0, err
-    assert f"copied to {tmp_path}/old [bold] [/red] :key:: " in out
 
 
 def test_a_relative_path_is_the_jobs_folder(cli, job_folder, tmp_path, monkeypatch):

@@ -60,10 +60,6 @@ def test_the_account_of_the_pod_is_used_if_nothing_is_given(monkeypatch: pytest.
         assert (cluster.configuration.host, cluster.context) == ("https://10.0.0.1:443", "")
 
 
-def no_cluster(path: Path) -> None:
-    kubeconfig(path, "prod", current="prod", clusters=[])
-
-
 BROKEN = {
     "no such file": lambda path: None,
     "empty": lambda path: path.write_text(""),
@@ -75,7 +71,7 @@ BROKEN = {
     "no current context": lambda path: kubeconfig(path, "prod", current=None),
     "another current context": lambda path: kubeconfig(path, "prod", current="gone"),
     "no contexts": lambda path: kubeconfig(path, current="prod", contexts=None),
-    "no cluster": no_cluster,
+    "no cluster": lambda path: kubeconfig(path, "prod", current="prod", clusters=[]),
     "no server": lambda path: kubeconfig(
         path, "prod", current="prod", clusters=[{"name": "prod", "cluster": {}}]
     ),

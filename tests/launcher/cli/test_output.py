@@ -205,12 +205,6 @@ def test_a_full_or_read_only_target_of_results(cli: Any, job: Path, monkeypatch:
     assert f"{os.strerror(number)}: {job}/to. Fix: free space on this disk" in err
 
 
-def test_a_target_that_cannot_exist_is_a_wrong_option(cli: Any, job: Path) -> None:
-    code, _, err = cli("results", "--path", job, "--to", "/proc/x")
-    assert (code, "free space" in err) == (64, False)
-    assert "--to /proc/x: cannot write there: No such file or directory. Fix: give a folder that" in err
-
-
 def test_a_full_disk_or_storage_has_its_exit_code_and_the_fix_of_its_machine() -> None:
     error = StorageError("no space left while writing tried-model (0 bytes free). Fix: delete runs/")
     error.__cause__ = OSError(errno.ENOSPC, "No space left on device")
