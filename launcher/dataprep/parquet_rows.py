@@ -13,16 +13,23 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from launcher.dataprep.row_splitters import LineSplitter
-from launcher.errors import DataError
+from launcher.errors import DataError, SettingsError
 from launcher.io import cgroup_memory
 from launcher.io.files import storage_errors
 from launcher.io.helper_protocol import main
 from launcher.log import log
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+except ImportError as missing:
+    raise SettingsError(
+        f"data.format is parquet, but pyarrow cannot be loaded here ({missing}). Fix: pip install pyarrow, in an image "
+        "of your own too"
+    ) from missing
 
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 32 << 20

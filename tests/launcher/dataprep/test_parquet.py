@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import io
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from launcher.dataprep import parquet_rows
-from launcher.errors import DataError
+from launcher.errors import DataError, SettingsError
 
 from .conftest import Pod
 
@@ -168,3 +170,10 @@ def test_record_batches_are_grouped_again() -> None:
     found = list(parquet_rows.regroup(batches, 30))
     assert [len(batch) for batch in found] == [30, 30, 30, 10]
     assert pa.Table.from_batches(found)["x"].to_pylist() == list(range(100))
+
+
+def test_an_image_without_pyarrow_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.delitem(sys.modules, "launcher.dataprep.parquet_rows")
+    with pytest.raises(SettingsError, match=r"pyarrow cannot be loaded here.*Fix: pip install pyarrow"):
+        importlib.import_module("launcher.dataprep.parquet_rows")
