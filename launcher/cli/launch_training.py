@@ -149,7 +149,11 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
     folder = find_program_folder(options.program)
     source = None
     if options.data is not None and not options.data.startswith(_REMOTE):
-        source = uploads.plan_source(Path(options.data), make_storage_name(Path(options.data).name))
+        given_values = apply_settings(read_values(options.values or ()), options.settings or (), defaults)
+        check_values(merge_values(defaults, given_values), defaults)
+        data_format = (given_values.get("data") or {}).get("format")
+        name = make_storage_name(Path(options.data).name)
+        source = uploads.plan_source(Path(options.data), name, data_format)
     values = _compute_values(options, source, defaults)
     given = str((values.get("training") or {}).get("config") or "")
     main = options.script or given.partition("/")[2] or (given if is_script_file(given) else "")

@@ -5,6 +5,7 @@ An upload is complete and verified, or does not appear on the storage at all.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import tempfile
@@ -122,11 +123,11 @@ def plan_program(folder: Path, name: str | None = None, check: bool = True, chos
     return Upload(chosen, tuple(entries), values, runtime=runtime)
 
 
-def plan_source(file: Path, name: str | None = None) -> Upload:
+def plan_source(file: Path, name: str | None = None, data_format: str | None = None) -> Upload:
     """Plan the upload of a data file, which a training then reads with a `file://` source; nothing is sent.
 
-    `file` may be a folder: then its files, except hidden ones, are the data (data.format files). `name` is the name
-    that the file gets on the storage; None: the name that it has.
+    `file` may be a folder: then its files, except hidden ones, are the data. `name` is the name that the file gets on
+    the storage; None: the name that it has. `data_format` is data.format, if it is given: None is `files` for a folder.
 
     Raises:
         UsageError: there is no such file, a file cannot be sent, or its name on the storage would be invalid.
@@ -137,14 +138,21 @@ def plan_source(file: Path, name: str | None = None) -> Upload:
     if file.is_dir():
         links = [path for path in file.rglob("*") if path.is_symlink() and not path.is_file()]
         names = {path.relative_to(file).as_posix(): path for path in folder_files(file)}
-        entries = {name: path for name, path in names.items() if not is_hidden(name, "files")}
+        form = data_format or "files"
+        entries = {name: path for name, path in names.items() if not is_hidden(name, form)}
         if links or not entries:
             what = (
                 f"{links[0]} is a link to a folder or to nothing" if links else f"{file} has no file to send"
             )
             raise UsageError(f"{what}; nothing was sent", "give a folder with the files themselves")
         digest = folder_sha256(file, entries.values())
-        values = {"data.source": f"file://{chosen}", "data.sha256": digest, "data.format": "files"}
+        if form != "files":  # that of all rows, as the data Job reads them
+            sums = hashlib.sha256()
+            for path in sorted(entries.values()):
+                with path.open("rb") as content:
+                    hashlib.file_digest(content, lambda: sums)
+            digest = sums.hexdigest()
+        values = {"data.source": f"file://{chosen}", "data.sha256": digest, "data.format": form}
         return Upload(chosen, tuple(entries.items()), values, SOURCES)
     values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
     return Upload(chosen, ((chosen, file),), values, SOURCES)

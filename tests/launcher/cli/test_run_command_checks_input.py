@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import re
 import shutil
@@ -13,6 +14,10 @@ import yaml
 
 from launcher.cli import launch_training
 from launcher.cli.errors import UsageError
+from launcher.dataprep import data_job
+from launcher.paths import JobPaths
+from launcher.settings import DataSettings
+from testkit.pod_settings import pod_environ
 
 ROOT = Path(__file__).resolve().parents[3]
 DEFAULTS = yaml.safe_load((ROOT / "charts" / "paddle-training" / "values.yaml").read_text())
@@ -251,3 +256,20 @@ def test_a_folder_is_the_data_of_a_script_as_files_and_no_data_of_a_program(here
     data = made.values["data"]
     assert (data["source"], data["format"], len(data["sha256"])) == ("file://images", "files", 64)
     assert [upload.folder for upload in made.uploads] == ["", "sources"]
+
+
+def test_a_folder_of_rows_has_the_sha256_that_the_data_job_computes(here: Path) -> None:
+    (here / "days" / "b").mkdir(parents=True)
+    for name, text in {"b/1.csv": "0\n", "a.csv": "1\n", "_SUCCESS": "x", ".crc": "x"}.items():
+        (here / "days" / name).write_text(text)
+    (here / "mine").mkdir()
+    (here / "mine" / "train.py").write_text("print(1)\n")
+    made = plan(program=Path("mine"), data="days", settings=["data.format=lines"])
+    data = made.values["data"]
+    assert (data["format"], data["sha256"]) == ("lines", hashlib.sha256(b"1\n0\n").hexdigest())
+    layout = JobPaths(here, "job")
+    layout.sources.mkdir()
+    (here / "days").rename(layout.sources / "days")
+    source = {"source": data["source"], "sha256": data["sha256"], "SPLIT_COUNT": 1, "test_fraction": 0}
+    environ = pod_environ(DataSettings, JOB_PATH=here, JOB_NAME="job", **source)
+    assert data_job.main(DataSettings.from_environ(environ)) == 0
