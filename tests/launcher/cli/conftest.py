@@ -36,16 +36,9 @@ def make_pod(
     labels = {"app.kubernetes.io/component": "training"}
     if rank is not None:
         labels["batch.kubernetes.io/job-completion-index"] = str(rank)
-    return {
-        "metadata": {
-            "name": name,
-            "labels": labels,
-            "creationTimestamp": made,
-            "ownerReferences": [{"kind": "Job", "name": job}],
-        },
-        "spec": {"nodeName": node},
-        "status": {"phase": phase, **status},
-    }
+    owners = [{"kind": "Job", "name": job}]
+    metadata = {"name": name, "labels": labels, "creationTimestamp": made, "ownerReferences": owners}
+    return {"metadata": metadata, "spec": {"nodeName": node}, "status": {"phase": phase, **status}}
 
 
 def make_job(name, *conditions, suspended=False, namespace="paddle", labels=None, **status):

@@ -56,14 +56,9 @@ class FakeCluster:
         about = {"clusterValues": [*values], "storage": values.get("storage")}
         run = {**RUN_JSON, **about, **({"jobPath": str(self.root)} if self.root else {}), **run_json}
         self.values[release] = values
-        self.config_maps[release] = {
-            "metadata": {
-                "name": f"{release}-run",
-                "namespace": namespace,
-                "labels": {"app.kubernetes.io/instance": release},
-            },
-            "data": {"run.json": json.dumps(run)},
-        }
+        labels = {"app.kubernetes.io/instance": release}
+        metadata = {"name": f"{release}-run", "namespace": namespace, "labels": labels}
+        self.config_maps[release] = {"metadata": metadata, "data": {"run.json": json.dumps(run)}}
         self.claims[run["claim"]] = release
 
     def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Thing]:
@@ -115,10 +110,8 @@ class FakeCluster:
     def patch(self, kind: str, name: str, changes: Thing, action: str) -> Thing:
         lease = self.leases[name]
         version = str(int(lease["metadata"]["resourceVersion"]) + 1)
-        self.leases[name] = {
-            "metadata": {"name": name, "resourceVersion": version},
-            "spec": {**lease["spec"], **changes["spec"]},
-        }
+        metadata = {"name": name, "resourceVersion": version}
+        self.leases[name] = {"metadata": metadata, "spec": {**lease["spec"], **changes["spec"]}}
         return self.leases[name]
 
     def delete(

@@ -82,10 +82,8 @@ def test_only_run_config_maps_are_releases():
     cluster.add_release("b", "two")
     cluster.add_release("a", "one")
     cluster.config_maps["x"] = {"metadata": {**cluster.config_maps["a"]["metadata"], "name": "a-other"}}
-    assert [(release.namespace, release.name) for release in list_releases(cluster)] == [
-        ("one", "a"),
-        ("two", "b"),
-    ]
+    found = [(release.namespace, release.name) for release in list_releases(cluster)]
+    assert found == [("one", "a"), ("two", "b")]
 
 
 @dataclass
@@ -150,21 +148,15 @@ def test_each_call_is_sent_with_its_path_body_and_the_users_token(server):
     cluster.delete("lease", "a", version="7")
     assert b"".join(cluster.stream_log("a", "train", follow=False, lines=5)).startswith(b'{"items"')
     background = {"propagationPolicy": "Background"}
+    claim = "/api/v1/namespaces/paddle/persistentvolumeclaims/a"
+    lease = "/apis/coordination.k8s.io/v1/namespaces/paddle/leases/a"
     assert [(method, path, body) for method, path, _, body in server.requests] == [
         ("GET", "/api/v1/namespaces/paddle/configmaps?labelSelector=x%3Dy%2Cz%3D1", None),
         ("GET", "/apis/batch/v1/jobs", None),
         ("POST", "/api/v1/namespaces/paddle/pods", thing),
         ("PATCH", f"/apis/batch/v1/namespaces/paddle/jobs/a?{WHO}", {"spec": {"suspend": True}}),
-        (
-            "DELETE",
-            "/api/v1/namespaces/paddle/persistentvolumeclaims/a",
-            {**background, "gracePeriodSeconds": 1},
-        ),
-        (
-            "DELETE",
-            "/apis/coordination.k8s.io/v1/namespaces/paddle/leases/a",
-            {**background, "preconditions": {"resourceVersion": "7"}},
-        ),
+        ("DELETE", claim, {**background, "gracePeriodSeconds": 1}),
+        ("DELETE", lease, {**background, "preconditions": {"resourceVersion": "7"}}),
         ("GET", "/api/v1/namespaces/paddle/pods/a/log?container=train&follow=false&tailLines=5", None),
     ]
     assert server.agents == {"paddle-launcher"}, (

@@ -81,12 +81,8 @@ def test_pages_show_all_releases_the_view_of_each_and_two_runs(serve, cluster, m
     assert overview.count(K8S_JOB) == 1, "the run, on its card"
     assert ">failed</span>" in overview and "exit code 70" in overview and ">training</span>" in overview
     page = get(server, RUN)[1]
-    for part in (
-        "Restarts",
-        "trainer exited with SIGKILL, time 0",
-        "first line\n\\u001b[1m&lt;b&gt;last line",
-        "p0",
-    ):
+    log = "first line\n\\u001b[1m&lt;b&gt;last line"
+    for part in ("Restarts", "trainer exited with SIGKILL, time 0", log, "p0"):
         assert part in page
     assert page.count("<circle") == 4, "two passes of training loss and test error"
     compared = get(server, f"{RUNS}&a=quick-start-aaaa&b=quick-start-cc")[1]

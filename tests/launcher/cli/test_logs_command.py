@@ -97,13 +97,11 @@ def test_following_continues_with_the_main_container_after_the_init_container(re
 def test_role_data_prints_the_init_container_of_a_rank_if_training_pods_prepare_the_data(read):
     in_training = {"role": "data", "k8sDataJob": "", "dataPreparedBy": "trainingPods"}
     others = [a_pod("p0", "1"), make_pod("p2", rank=2, initContainerStatuses=[])]
-    trains = make_pod(
-        "p1",
-        rank=1,
-        initContainerStatuses=[{"name": "prepare", "state": {"terminated": {"exitCode": 0}}}],
-        containerStatuses=[{"name": "train", "state": {"running": {}}}],
-    )
-    pods = [*others, trains]
+    statuses = {
+        "initContainerStatuses": [{"name": "prepare", "state": {"terminated": {"exitCode": 0}}}],
+        "containerStatuses": [{"name": "train", "state": {"running": {}}}],
+    }
+    pods = [*others, make_pod("p1", rank=1, **statuses)]
     assert read(([], pods), rank=1, **in_training)[0] == b"p1 prepare True\n"
     with pytest.raises(CliError, match="pod p2 has no log yet"):
         read(([], pods), rank=2, **in_training)

@@ -78,12 +78,6 @@ def test_a_failed_run_is_exit_code_1_with_its_cause():
     )
 
 
-def test_a_run_replaced_by_an_upgrade_is_reported_and_the_new_one_followed():
-    printed, error = follow([a_view(), a_view(run_id="run-2"), a_view("complete", run_id="run-2")])
-    assert error is None
-    assert "run run-1 was replaced by an upgrade; now following run-2" in printed
-
-
 def test_a_training_that_somebody_stops_is_reported_once_with_who_and_how_to_resume_it():
     job = make_job(K8S_JOB, suspended=True)
     owner = {"manager": "paddle-training:ann@desk", "time": "2026-11-21T04:00:00Z"}
@@ -106,10 +100,16 @@ def test_a_training_that_somebody_stops_is_reported_once_with_who_and_how_to_res
     assert not any("was stopped" in line for line in printed), "a queue starts it"
 
 
-def test_an_unreachable_api_server_is_retried():
-    printed, error = follow([a_view(), UnreachableError("cannot be reached"), a_view("complete")])
-    assert error is None
-    assert "cannot be reached. Retrying." in printed
+@pytest.mark.parametrize(
+    ("second", "run_id", "line"),
+    [
+        (a_view(run_id="run-2"), "run-2", "run run-1 was replaced by an upgrade; now following run-2"),
+        (UnreachableError("cannot be reached"), "run-1", "cannot be reached. Retrying."),
+    ],
+)
+def test_an_upgrade_and_an_unreachable_api_server_are_reported_and_do_not_end_the_wait(second, run_id, line):
+    printed, error = follow([a_view(), second, a_view("complete", run_id=run_id)])
+    assert (error, line in printed) == (None, True)
 
 
 @pytest.mark.parametrize(
