@@ -39,6 +39,7 @@ _SEND_BYTES = 32 * 1024
 _STDERR_KEPT = 8 * 1024
 
 Object = dict[str, Any]
+Labels = Mapping[str, str]
 
 
 def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Cluster:
@@ -98,11 +99,6 @@ def release_labels(release: str, component: str | None = None) -> dict[str, str]
     """Return the labels of the objects of a release, or of one component of it."""
     found = {NAME_LABEL: CHART, RELEASE_LABEL: release}
     return found | ({COMPONENT_LABEL: component} if component else {})
-
-
-def labels(release: str, component: str | None = None) -> str:
-    """Return the label selector for the objects of a release, or of one component of it."""
-    return ",".join(f"{name}={value}" for name, value in release_labels(release, component).items())
 
 
 def user_and_host() -> str:
@@ -204,22 +200,23 @@ class Cluster:
         finally:
             answer.release_conn()
 
-    def list_objects(self, kind: str, selector: str = "") -> list[Object]:
-        """Return this namespace's objects of a kind that match the label selector."""
-        return self._list(kind, self.path(kind), selector)
+    def list_objects(self, kind: str, labels: Labels | None = None) -> list[Object]:
+        """Return this namespace's objects of a kind that have these labels."""
+        return self._list(kind, self.path(kind), labels)
 
-    def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Object]:
+    def list_in_all_namespaces(self, kind: str, labels: Labels | None = None) -> list[Object]:
         """Return the objects in all namespaces. If the user may not list these, return the objects in this namespace.
 
         In that case `has_hidden_namespaces` becomes true.
         """
         try:
-            return self._list(kind, self.path(kind, all_namespaces=True), selector)
+            return self._list(kind, self.path(kind, all_namespaces=True), labels)
         except ForbiddenError:
             self.has_hidden_namespaces = True
-            return self.list_objects(kind, selector)
+            return self.list_objects(kind, labels)
 
-    def _list(self, kind: str, path: str, selector: str = "") -> list[Object]:
+    def _list(self, kind: str, path: str, labels: Labels | None) -> list[Object]:
+        selector = ",".join(f"{name}={value}" for name, value in (labels or {}).items())
         query = {"labelSelector": selector} if selector else {}
         found = self._call_json("GET", path, f"list every {_words(kind)}", query=query)
         return cast(list[Object], found.get("items", []))

@@ -166,7 +166,7 @@ class ClusterSession:
         except (KeyError, ValueError, TypeError) as error:
             raise self._other_chart_error(repr(error)) from error
         if run.cron_job:
-            jobs = self.cluster.list_objects("job", cluster_api.labels(self.release))
+            jobs = self.cluster.list_objects("job", cluster_api.release_labels(self.release))
             run = run.with_newest_job(jobs)
         if self.expected_job not in ("", run.k8s_job):
             at = f"{self.release} -n {self.cluster.namespace}"
@@ -191,7 +191,7 @@ class ClusterSession:
 
     def pods(self) -> list[Object]:
         """Return the release's pods, without the reader pods that commands create to read the storage."""
-        pods = self.cluster.list_objects("pod", cluster_api.labels(self.release))
+        pods = self.cluster.list_objects("pod", cluster_api.release_labels(self.release))
         reader = {cluster_api.COMPONENT_LABEL: storage.READER}.items()
         return [pod for pod in pods if not reader <= (pod["metadata"].get("labels") or {}).items()]
 
@@ -221,12 +221,11 @@ class ClusterSession:
         `run`; CliError if the cluster cannot be read.
         """
         run = self.run()
-        jobs = self.cluster.list_objects("job", cluster_api.labels(self.release))
+        jobs = self.cluster.list_objects("job", cluster_api.release_labels(self.release))
         pods = self.pods()
         by_name = {object_states.name_of(job): job for job in jobs}
-        state, data_state = (
-            object_states.job_state(by_name.get(name))[0] for name in (run.k8s_job, run.k8s_data_job)
-        )
+        names = (run.k8s_job, run.k8s_data_job)
+        state, data_state = (object_states.job_state(by_name.get(name))[0] for name in names)
         is_pending = any(object_states.phase_of(pod) == "Pending" for pod in pods)
         log_of, lines = self._read_log(run, pods) if log else ("", [])
         return run_view.build_cluster_view(

@@ -132,7 +132,7 @@ def list_releases(cluster: Cluster, *, all_namespaces: bool = True) -> list[Rele
     """
     list_maps = cluster.list_in_all_namespaces if all_namespaces else cluster.list_objects
     found = []
-    for entry in list_maps("config_map", f"{NAME_LABEL}={CHART}"):
+    for entry in list_maps("config_map", {NAME_LABEL: CHART}):
         meta, content = entry.get("metadata", {}), entry.get("data") or {}
         name, namespace = (meta.get("labels") or {}).get(RELEASE_LABEL), str(meta.get("namespace"))
         if not name or meta.get("name") != f"{name}-run":
@@ -187,7 +187,7 @@ def list_storage_users(cluster: Cluster, claim: str) -> list[Release]:
     Releases in namespaces that this user may not list are missing. A release is included if it cannot be
     determined which volume it has, or which volume the claim has.
     """
-    jobs = cluster.list_in_all_namespaces("job", f"{NAME_LABEL}={CHART}")
+    jobs = cluster.list_in_all_namespaces("job", {NAME_LABEL: CHART})
     found, volumes = [], []
     for release in list_releases(cluster):
         if release.run is None:

@@ -39,11 +39,11 @@ def hold_lease(cluster: Cluster, release: str, job: str = "") -> Iterator[Callab
     name = f"{job}.job" if job else f"{release}-run"
     now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     holder = f"{user_and_host()}:{os.getpid()}"
-    spec = {"holderIdentity": holder, "acquireTime": now, "leaseDurationSeconds": int(EXPIRED_SECONDS)}
+    owner = {"holderIdentity": holder, "acquireTime": now}
+    spec = {**owner, "leaseDurationSeconds": int(EXPIRED_SECONDS)}
     what = f"job {job}" if job else f"release {release}"
-    lease = _create(
-        cluster, {"metadata": {"name": name, "labels": release_labels(release)}, "spec": spec}, what
-    )
+    metadata = {"name": name, "labels": release_labels(release)}
+    lease = _create(cluster, {"metadata": metadata, "spec": spec}, what)
     ended, renewed, is_lost = threading.Event(), time.monotonic(), False
 
     def renew() -> None:
@@ -53,9 +53,7 @@ def hold_lease(cluster: Cluster, release: str, job: str = "") -> Iterator[Callab
             renewal = {"spec": {"renewTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}}
             try:
                 lease, renewed = cluster.patch("lease", name, renewal, f"renew lease {name}"), sent
-                is_lost = any(
-                    lease["spec"].get(key) != spec[key] for key in ("holderIdentity", "acquireTime")
-                )
+                is_lost = any(lease["spec"].get(key) != value for key, value in owner.items())
             except cluster_api.NotFoundError:
                 is_lost = True
             except CliError:

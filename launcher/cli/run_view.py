@@ -476,14 +476,11 @@ def _note_script(files: JobFiles) -> str:
     """Return a note if a user's script reported no step, or most likely trained alone; else empty."""
     runtime = files.run.fingerprint.get("runtime") if files.run else ""
     status = files.status
-    if status is not None and status.warning:
+    if status is None:
+        return ""
+    if status.warning:
         return f"warning: {status.warning}"
-    if (
-        runtime not in SCRIPT_RUNTIMES
-        or status is None
-        or status.state != "training"
-        or status.number is not None
-    ):
+    if runtime not in SCRIPT_RUNTIMES or status.state != "training" or status.number is not None:
         return ""
     return (
         "the script has not reported a step yet. If it never does (launcher.program.ScriptRun), its position, speed "

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from launcher.cli import object_states, reader_commands
-from launcher.cli.cluster_api import Cluster, CommandOutput, Object, labels, release_labels
+from launcher.cli.cluster_api import Cluster, CommandOutput, Object, release_labels
 from launcher.cli.errors import CliError, UsageError, storage_failure
 from launcher.cli.releases import SOURCES, ReleaseRun
 from launcher.cli.terminal import report
@@ -290,7 +290,7 @@ def open_reader_pod(
         CliError: the claim does not exist, or the pod does not start for another reason.
     """
     require_claim(cluster, run)
-    for pod in cluster.list_objects("pod", labels(run.release, READER)):
+    for pod in cluster.list_objects("pod", release_labels(run.release, READER)):
         if object_states.phase_of(pod) in object_states.ENDED:  # of a killed command: its deadline expired
             cluster.delete("pod", object_states.name_of(pod), grace_seconds=1)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"

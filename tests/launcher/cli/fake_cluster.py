@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from launcher.cli.cluster_api import ConflictError
+from launcher.cli.cluster_api import ConflictError, Labels
 from launcher.cli.errors import CliError
 from launcher.cli.storage import folder_storage
 
@@ -61,7 +61,7 @@ class FakeCluster:
         self.config_maps[release] = {"metadata": metadata, "data": {"run.json": json.dumps(run)}}
         self.claims[run["claim"]] = release
 
-    def list_in_all_namespaces(self, kind: str, selector: str = "") -> list[Thing]:
+    def list_in_all_namespaces(self, kind: str, labels: Labels | None = None) -> list[Thing]:
         if kind == "persistent_volume_claim":
             return [
                 {"metadata": {"name": claim, "labels": {"app.kubernetes.io/instance": release}}}
@@ -75,8 +75,9 @@ class FakeCluster:
         known = json.loads(data["run.json"]) if data["run.json"] != "{" else {}
         data["run.json"] = json.dumps({**known, **yaml.safe_load(storage)})
 
-    def list_objects(self, kind: str, selector: str = "") -> list[Thing]:
-        found = self.list_in_all_namespaces(kind) if "reader" not in selector else []
+    def list_objects(self, kind: str, labels: Labels | None = None) -> list[Thing]:
+        is_reader = labels and "reader" in labels.values()
+        found = [] if is_reader else self.list_in_all_namespaces(kind)
         return [one for one in found if one["metadata"].get("namespace", self.namespace) == self.namespace]
 
     def find(self, kind: str, name: str) -> Thing | None:

@@ -140,7 +140,7 @@ def names(found):
 def test_each_call_is_sent_with_its_path_body_and_the_users_token(server):
     cluster = server.cluster()
     thing = {"metadata": {"name": "a"}}
-    assert names(cluster.list_objects("config_map", "x=y,z=1")) == ["a"]
+    assert names(cluster.list_objects("config_map", {"x": "y", "z": "1"})) == ["a"]
     assert names(cluster.list_in_all_namespaces("job")) == ["a"]
     cluster.create("pod", thing)
     cluster.suspend_job("a", True)

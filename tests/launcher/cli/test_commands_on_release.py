@@ -39,8 +39,8 @@ JOB = ("--job", "quick-start")
 class RunningCluster(FakeCluster):
     """One release whose pods run while its training Job runs."""
 
-    def list_in_all_namespaces(self, kind, selector=""):
-        found = super().list_in_all_namespaces(kind, selector)
+    def list_in_all_namespaces(self, kind, labels=None):
+        found = super().list_in_all_namespaces(kind, labels)
         if kind != "pod" or object_states.job_state(self.jobs[0])[0] != "running":
             return found
         running = [{"name": "train", "state": {"running": {}}}]
