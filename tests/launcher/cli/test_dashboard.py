@@ -20,6 +20,7 @@ from launcher.cli.live_page.readings import Readings, Seen, SharedReading
 from launcher.cli.run_files import SavedRun
 from launcher.cli.run_view import JobView, RankView, RunProgress, RunView
 from launcher.schema import RestartRecord, RunFile, read_fields
+from testkit.waiting import until
 from tests.launcher.browser import needs_browser, open_in_browser
 
 from .conftest import DONE, FAILED, K8S_JOB, make_job, make_pod, make_restarts, update_json, write_status
@@ -163,9 +164,11 @@ def test_a_finished_run_is_read_once_by_a_reader_pod_when_its_page_is_opened(ser
     get(server, "/")
     get(server, "/")
     assert not cluster.created
-    assert ["0.2012" in get(server, RUN)[1] for _ in range(3)] == [True] * 3
+    until(lambda: "0.2012" in get(server, RUN)[1])  # a busy machine may take longer than a request waits
+    assert ["0.2012" in get(server, RUN)[1] for _ in range(2)] == [True] * 2
     assert len(cluster.created) == 1
-    assert ["quick-start-aaaa" in get(server, RUNS)[1] for _ in range(3)] == [True] * 3
+    until(lambda: "quick-start-aaaa" in get(server, RUNS)[1])
+    assert ["quick-start-aaaa" in get(server, RUNS)[1] for _ in range(2)] == [True] * 2
     assert len(cluster.created) == 2
     assert sorted(cluster.created) == sorted(cluster.deleted)
 
