@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -46,27 +47,7 @@ except PermissionError:
 sys.exit("this user can read the host folder: the test proves nothing")
 """
 
-
-OBJECTS = """
-- kind: Namespace
-  metadata: {name: NAME, labels: {pod-security.kubernetes.io/enforce: restricted}}
-- kind: PersistentVolume
-  metadata: {name: NAME}
-  spec:
-    capacity: &size {storage: 1Gi}
-    accessModes: [ReadWriteMany]
-    hostPath: {path: HOST}
-    storageClassName: ""
-    claimRef: {namespace: NAME, name: jobs}
-- kind: PersistentVolumeClaim
-  metadata: {name: jobs, namespace: NAME}
-  spec: {accessModes: [ReadWriteMany], storageClassName: "", volumeName: NAME, resources: {requests: *size}}
-- kind: ConfigMap
-  metadata:
-    name: r-run
-    namespace: NAME
-    labels: {app.kubernetes.io/name: paddle-training, app.kubernetes.io/instance: r}
-"""
+OBJECTS = Path(__file__).with_name("cluster_objects.yaml").read_text()
 
 
 @pytest.fixture(scope="module")
