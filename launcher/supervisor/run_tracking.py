@@ -101,6 +101,7 @@ class RunTracking:
         }
         spec = HelperSpec("tracking", "launcher.supervisor.run_tracking", request, python_environ(s.environ))
         try:
+            (self._output.root / PENDING).touch()  # the helper, which removes it, may be killed at any time
             run_helper(spec, s.work, self._timings, time.sleep, seconds=seconds, show_log=False)
         except (LauncherError, OSError) as error:
             if not self._failures:
@@ -130,7 +131,6 @@ def _track_output(output: OutputPaths, request: Mapping[str, Any]) -> None:
     content = files.read_bytes(output.metrics_csv) or b""
     passes = pass_table(parse_metrics(content.decode(errors="replace")))
     pending = output.root / PENDING
-    pending.touch()
     if request["tensorboard"]:
         write_events(output.root / "tensorboard", record, passes)
     if request["uri"]:
