@@ -125,6 +125,7 @@ def test_a_run_is_found_again_and_gets_metrics_settings_state_and_files(
 def test_what_was_not_sent_is_sent_by_the_next_run(tmp_path: Path, server: Any) -> None:
     uri = f"http://127.0.0.1:{server.server_address[1]}"
     write_run(tmp_path / "output", "complete", 2)
+    (tmp_path / "output" / PENDING).touch()  # as the launcher does before it starts the helper
     server.fails = True
     with pytest.raises(OSError, match="500"):
         run_tracking._track(request(tmp_path, uri))
