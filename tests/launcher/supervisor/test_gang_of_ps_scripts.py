@@ -97,7 +97,9 @@ def test_a_killed_trainer_resumes_with_identical_tables(tmp_path: Path) -> None:
     }.items():
         assert script.count(line) == 1
         script = script.replace(line, line + added)
-    settings = {"restarts": 1, "passes": 3, "rendezvous_seconds": 60, "OMP_NUM_THREADS": "1"}
+    # Paddle's gloo listens at all addresses of this machine, also at those of other tests' gangs.
+    settings = {"CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10), "OMP_NUM_THREADS": "1"}
+    settings |= {"restarts": 1, "passes": 3, "rendezvous_seconds": 60}
     with build_gang(tmp_path, script, timings={"silence": 15.0, "orphan": 15.0}, **settings) as gang:
         gang.start().wait_until(
             lambda: (gang.output / Position(1).folder / "done").exists() and "epoch 1" in gang.read_log(1),
