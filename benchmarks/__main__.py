@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-ON_REQUEST = {"collective_learning", "ctr", "embedding_tables", "script_conversion"}
+ON_REQUEST = {"collective_learning", "ctr", "embedding_tables", "script_conversion", "sweeps"}
 """Benchmarks that take three minutes or more, and whose figures change only with the code that they measure, or that
 need a checkout of another project."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 import time
 from types import TracebackType
 from typing import Any
@@ -34,17 +35,16 @@ print(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + ticks / os.sysconf
 """
 
 
-def is_cluster_ready() -> bool:
-    """Return whether the local cluster is running and every node has the image."""
+def prepare_cluster() -> bool:
+    """Give every node of the local cluster the launcher image; return whether such a cluster is running."""
     if not KUBECONFIG.exists():
         return False
-    known = find_cluster()
     try:
-        nodes = json.loads(known.kubectl("get", "nodes", "-o", "json", seconds=10))["items"]
+        find_cluster().kubectl("get", "nodes", seconds=10)
     except (AssertionError, subprocess.TimeoutExpired):
         return False
-    names = [{n for image in node["status"].get("images", []) for n in image["names"]} for node in nodes]
-    return bool(names) and all(known.image in found for found in names)
+    subprocess.run([sys.executable, "-m", "local", "image"], stdout=sys.stderr, check=True)
+    return True
 
 
 class PodGang:

@@ -27,7 +27,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks._cluster_gang import PodGang, is_cluster_ready
+from benchmarks._cluster_gang import PodGang, prepare_cluster
 from benchmarks._example_trainings import (
     MARKS,
     RANKS,
@@ -114,7 +114,7 @@ def report(name: str, where: str, first: list[Parts], lost: dict[str, list[Parts
 def main() -> int:
     """Run the benchmark and print its result lines; return how many limits were exceeded."""
     missed = 0
-    clustered = is_cluster_ready()
+    clustered = prepare_cluster()
     for name in EXAMPLES:
         hand: list[Parts] = []
         first: list[Parts] = []

@@ -213,10 +213,6 @@ def value_problems(settings: Settings, values: Mapping[str, Any]) -> Iterator[Pr
             limit, why = f"below {' or '.join(allowed)}", "the pods' role allows no other keys"
             fix = "change the address, and the keys of artifacts.uploads with it"
             yield Problem(key, url.rstrip("/"), f"{limit}: {why}. Fix: {fix}")
-    if settings.target == "aws" and settings.nodes.is_arm and values.get("runtime") == "fleet":
-        limit = "Intel or AMD types with the chart value runtime fleet"
-        why = "PaddlePaddle's package for arm64 cannot save checkpoints"
-        yield settings.problem("nodes.instanceTypes", f"{limit}: {why}. Fix: use for example m7i.large")
 
 
 def requested_by(resources: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -41,8 +41,9 @@ RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/recommended/r
 def node_counts(settings: NodesSettings, live: LiveGroup | None) -> tuple[int, int, int]:
     """Return minimum, desired and maximum number of nodes, in this order; `live` is the running group, if any.
 
-    With `nodes.auto`, the autoscaler sets the desired number: a new group starts at the minimum, and a running
-    one keeps its number, because an update of minimum or maximum sends the desired number to EKS too.
+    With `nodes.auto`, the autoscaler sets the desired number. A new group starts at the minimum. For a running group
+    this returns its current number, limited to minimum and maximum: an update of minimum or maximum sends the desired
+    number to EKS too, and must not undo the autoscaler's choice.
     """
     if not settings.auto:
         return settings.min, settings.desired, settings.max

@@ -152,3 +152,12 @@ def setting_message(key: str, value: object, limit: str, reason: str, fix: str) 
 def setting_error(key: str, value: object, limit: str, reason: str, fix: str) -> SettingsError:
     """Return the `SettingsError` with the message of `setting_message`, which takes the same arguments."""
     return SettingsError(setting_message(key, value, limit, reason, fix))
+
+
+def make_again_fix(damaged: object) -> str:
+    """Return the `Fix:` of a message about prepared data: delete `damaged` (paths), and make the data again."""
+    return (
+        f"Fix: delete {damaged} in a pod or on a machine that mounts the shared storage, then start the run again "
+        "with another runId (helm upgrade with --reset-then-reuse-values --set-string runId=TEXT), which makes its "
+        "data again."
+    )

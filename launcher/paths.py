@@ -17,6 +17,7 @@ training pod copies its shard to its own disk.
 │   ├── .<content>.<uid>.tmp/            work in progress of data Jobs
 │   └── .<dataDigest>.alive              a file that data Jobs at work touch
 ├── .packages/<sha256>.tar.gz            JobPaths.packages: Python packages of programs
+├── .sweeps/<sweep>.journal              JobPaths.all_sweeps: all trials of a sweep
 └── <JOB_NAME>/                          JobPaths.job
     ├── manifest.json                    the manifest of the job's newest data; the data Job writes it last
     ├── <i>/data, test.txt, tables       relative links to that data
@@ -145,6 +146,8 @@ class JobPaths:
     all_data = _Below(".data", base="job_path")
     """Folder of the prepared data of all jobs of the storage."""
     all_packages = _Below(".packages", base="job_path")
+    all_sweeps = _Below(".sweeps", base="job_path")
+    """Folder of the journals of all sweeps of the storage, `<name of the sweep>.journal`."""
     manifest = _Below("manifest.json", base="job")
     data_failed = _Below("data-failed.json", base="job")
     run_secret = _Below(".run-secret", base="job")

@@ -124,35 +124,36 @@ def bucket(text: str, buckets: int) -> int:
     return zlib.crc32(text.encode()) % (buckets - 1) + 1
 
 
-def whole_number(row: Mapping[str, str], column: str, low: int, high: int) -> int:
-    """Convert a column's text in a row to a whole number from `low` to `high`, and return it.
+def whole_number(row: Mapping[str, Any], column: str, low: int, high: int) -> int:
+    """Convert a column's text or number in a row to a whole number from `low` to `high`, and return it.
 
     Args:
-        row: the texts of a row, by column name.
+        row: the texts or values of a row, by column name.
         column: the column to convert.
         low: smallest valid number.
         high: largest valid number.
 
     Raises:
-        ValueError: the text is not such a number; the message contains the column and its text.
+        ValueError: it is not such a number, such as 7.5; the message contains the column and its text.
     """
     return int(_number(row, column, int, low, high))
 
 
-def real_number(row: Mapping[str, str], column: str, low: float, high: float) -> float:
-    """Convert a column's text in a row to a number from `low` to `high`, and return it.
+def real_number(row: Mapping[str, Any], column: str, low: float, high: float) -> float:
+    """Convert a column's text or number in a row to a number from `low` to `high`, and return it.
 
     The arguments and the errors are the same as in `whole_number`.
     """
     return float(_number(row, column, float, low, high))
 
 
-def _number(row: Mapping[str, str], column: str, kind: type, low: float, high: float) -> float:
+def _number(row: Mapping[str, Any], column: str, kind: type, low: float, high: float) -> float:
     try:
         value = kind(row[column])
     except (TypeError, ValueError, OverflowError):
         value = None
-    if value is None or not low <= value <= high:
+    is_cut = kind is int and not isinstance(row[column], str) and value != row[column]
+    if value is None or is_cut or not low <= value <= high:
         words = "a whole number" if kind is int else "a number"
         raise ValueError(f"column {column} is {row[column]!r}, but must be {words} from {low} to {high}")
     return float(value) if kind is float else value

@@ -16,7 +16,15 @@ from launcher.script_run import ScriptRun
 
 NO_SCORES = ("step", "batch_size", "samples")
 """Keys in the logs of `paddle.Model.evaluate` that are no scores."""
-NO_TRAINER_SCORES = ("epoch", "progress_or_epoch", "runtime", "samples_per_second", "steps_per_second")
+NO_TRAINER_SCORES = (
+    "epoch",
+    "progress_or_epoch",
+    "runtime",
+    "samples_per_second",
+    "steps_per_second",
+    "cpu_used_memory",
+    "cpu_available_memory",
+)
 """Metrics of `Trainer.evaluate`, without the prefix eval_, that are no scores."""
 
 
@@ -163,7 +171,9 @@ class TrainerCallback:
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
         """Let `Trainer` log, and save if the launcher says so; then direct the checkpoint into the run."""
-        if state.global_step % self._every == 0:
+        if state.global_step % self._steps(state) == 0:
+            control.should_save = False  # the end of the epoch saves, with its scores
+        elif state.global_step % self._every == 0:
             control.should_log = True
             if self._run.should_save(all_ranks=True):
                 control.should_save = True
@@ -192,7 +202,7 @@ class TrainerCallback:
         }
 
     def on_epoch_begin(self, *_: object, **__: object) -> None:
-        """Record the epoch before."""
+        """Record the epoch before, if `Trainer` has not saved it."""
         self._finish_epoch()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
@@ -202,7 +212,8 @@ class TrainerCallback:
         self._prepare_save(args, state, control)
 
     def on_save(self, args: Any, *_: object, **__: object) -> None:
-        """Publish the checkpoint that `Trainer` has written."""
+        """Publish the checkpoint that `Trainer` has written, after the record of the epoch that it ends."""
+        self._finish_epoch()
         if self._output_dir is not None:
             args.output_dir, self._output_dir = self._output_dir, None
             self._save.close()

@@ -9,6 +9,7 @@ import os
 import runpy
 import sys
 import traceback
+import zlib  # noqa: F401 - before Paddle 2.6.2, whose own zlib Python's module would use: gzip and pyarrow would crash
 
 _NOT_THE_SCRIPT = (__file__, runpy.__file__, "<frozen runpy>")
 """Files whose frames are left out of a traceback."""

@@ -7,21 +7,26 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import math
 import os
+import random
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from array import array
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher import metrics
-from launcher.errors import LauncherError
+from launcher.errors import DataError, LauncherError
 from launcher.io import checkpoints, files, metrics_file, requested_checkpoints
 from launcher.io.progress_file import ProgressFile
 from launcher.io.rank_exchange import RankExchange
+from launcher.io.step_clock import StepClock
 from launcher.paths import OutputPaths, Position, position
+from launcher.row_division import Division, batch_sizes, remaining
 from launcher.schema import CheckpointFile, ScriptCheckpoint
 
 ASK_SECONDS = 5.0
@@ -43,6 +48,8 @@ class ScriptRun:
             (`all_ranks`), the checkpoints. With runtime ps only trainers have a number; it is -1 in a parameter server,
             which has the attribute `checkpoint` only.
         world_size: number of all processes; with runtime ps of all trainers.
+        accumulation_steps: steps whose gradients to add up before an update, so that the global batch stays about the
+            same in an elastic run: the largest world size, divided by the current one and rounded up; else 1.
         epochs: number of epochs to train: `training.passes`, unless the script sets another.
         batch_size: `training.batchSize`, the samples of one step of one process.
         train_file: the pod's shard, which its processes share; None without data of the launcher.
@@ -51,7 +58,9 @@ class ScriptRun:
         tables: folder of the side tables (`data.tables`); None if there are none.
         output: the run's output folder on the shared storage; `output` in the current folder without the launcher.
         start: the place (epoch, step) at which training continues; (0, 0) at the start of a run.
-        checkpoint: the folder with the files that were saved at `start`; None at (0, 0). Its files were verified.
+        checkpoint: the folder with the files that were saved at `start`, which were verified; None if there is no
+            checkpoint. Test this and not `start`: a run that goes on with more processes than before can have a
+            checkpoint of a few batches, and start at (0, 0).
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
@@ -65,6 +74,8 @@ class ScriptRun:
         is_server = self._uses_servers and env.get("TRAINING_ROLE") == "PSERVER"
         self.rank = -1 if is_server else int(env.get("PADDLE_TRAINER_ID") or env.get("RANK") or 0)
         self.world_size = int(env.get("PADDLE_TRAINERS_NUM") or env.get("WORLD_SIZE") or 1)
+        full = int(env.get("PADDLE_LAUNCHER_FULL_WORLD_SIZE") or self.world_size)
+        self.accumulation_steps = -(-full // self.world_size)
         self.epochs = int(env.get("PADDLE_LAUNCHER_PASSES") or metrics.DEFAULT_PASSES)
         self.batch_size = int(env.get("PADDLE_LAUNCHER_BATCH_SIZE") or 256)
         self.train_file = _path(env, "PADDLE_LAUNCHER_TRAIN_FILE")
@@ -84,16 +95,30 @@ class ScriptRun:
         self._master = _master_address(env)
         progress = _path(env, "PADDLE_LAUNCHER_PROGRESS_FILE")
         self._progress = _ScriptProgress(progress)
+        self._clock, self._has_waited = StepClock(), False
         self._saved_at = self._asked_at = time.monotonic()
         self._steps_since_save = self._asked = 0
         self._epoch_began: float | None = None
         """Monotonic time at which the measured part of this epoch began, plus the time spent saving and testing."""
+        self._paused_at: float | None = None
+        """When the present saving or testing began."""
         self._samples = self._measured = self._loss = 0.0
         """Number of samples of this epoch, number of measured ones, and the sum of all samples' losses."""
         with _exit_on_error():
             self.checkpoint = self._find_checkpoint(env.get("PADDLE_LAUNCHER_RESUME"))
-        at = position(self.checkpoint.name) if self.checkpoint else None
-        self.start = (at.passes, at.batches // self.world_size) if at else (0, 0)
+        at = (position(self.checkpoint.name) if self.checkpoint else None) or Position(0)
+        self.start = (at.passes, at.batches // self.world_size)
+        self._resumed = at
+        self._resumed_history: list[list[int]] = (
+            [[self.world_size, self.start[1], 0]] if self.start[1] else []
+        )
+        if self.checkpoint and at.batches:
+            with _exit_on_error():
+                saved = checkpoints.read_any_contents(self.checkpoint).history
+            self._resumed_history = saved or self._resumed_history
+        self._batches: RowBatches | None = None
+        """The newest object that `batches` returned."""
+        self._manifest = _path(env, "PADDLE_LAUNCHER_MANIFEST")
         self._progress.set(state="starting")
 
     def _find_checkpoint(self, name: str | None) -> Path | None:
@@ -129,6 +154,77 @@ class ScriptRun:
         init_parallel_env()
         self._progress.set(state="starting")
 
+    def batches(
+        self, epoch: int, rows: int, *, batch_size: int = 0, shuffle: bool = True, seed: int = 0
+    ) -> RowBatches:
+        """Return the batches of this process for what remains of an epoch: lists of row numbers below `rows`.
+
+        The rows are divided among all processes, and all have the same number of batches. The processes' rows together
+        are each row once, also if the epoch began with another number of processes: `save` stores how many have trained
+        how many batches. So use one such object for an epoch, in all processes with the same arguments and in every
+        attempt with the same `rows`, `shuffle` and `seed`. Pass it to `paddle.io.DataLoader` as `batch_sampler`.
+
+        Args:
+            epoch: the epoch, from 0.
+            rows: number of rows of all processes together.
+            batch_size: largest number of rows of a batch; 0: `run.batch_size`.
+            shuffle: whether the rows come in an order that depends on `seed` and `epoch`, or in their own.
+            seed: see above.
+
+        Raises:
+            ValueError: there are no rows, or this epoch has batches of another number of rows already.
+        """
+        if rows < 1:
+            raise ValueError(
+                f"run.batches({epoch}, {rows}): there are no rows. Fix: give the number of all rows"
+            )
+        if (earlier := self._batches) and earlier.epoch == epoch and earlier.rows != rows:
+            raise ValueError(
+                f"run.batches({epoch}, {rows}): this epoch has batches of {earlier.rows} rows already, and a "
+                "checkpoint stores how many of one set of rows are trained. Fix: call it for the training rows only; "
+                "divide rows for an evaluation with range(run.rank, ROWS, run.world_size)"
+            )
+        is_resumed = epoch == self.start[0]
+        history = self._resumed_history if is_resumed else []
+        division = Division.resume([rows], history, self.world_size, batch_size or self.batch_size)
+        first = self.start[1] if is_resumed else 0
+        order = f"{seed}/{epoch}" if shuffle else ""
+        self._batches = RowBatches(division, max(0, self.rank), epoch, first, order)
+        return self._batches
+
+    def lines(self, epoch: int, *, batch_size: int = 0) -> LineBatches:
+        """Return the batches of this process for what remains of an epoch: lists of lines without newlines.
+
+        They are lines of all shards of the prepared data, read from the shared storage in the order of the shards. Each
+        line of the data comes once in an epoch, whatever the number of processes, as `batches` describes.
+
+        Raises:
+            ValueError: the run has no data of the launcher, or its data is not text.
+        """
+        with _exit_on_error():
+            manifest = files.read_json(self._manifest) if self._manifest else None
+        if not self._manifest or not manifest or manifest.get("format") in ("files", "parquet"):
+            raise ValueError(
+                "run.lines() reads the lines of the launcher's prepared data, which this run does not have. Fix: set "
+                "data.format to a format of text, or use run.batches() with the number of rows of your own data"
+            )
+        root = self._manifest.parent / str(manifest["content"])
+        shards = []
+        for shard in manifest["shards"]:
+            folder, names = root / str(shard["index"]), ["train.txt"]
+            if shard.get("parts"):
+                with _exit_on_error():
+                    names = [each["name"] for each in (files.read_json(folder / "files.json") or {})["files"]]
+            shards.append((int(shard["lines"]), [folder / name for name in names]))
+        rows = sum(count for count, _ in shards)
+        return LineBatches(self.batches(epoch, rows, batch_size=batch_size, shuffle=False), shards)
+
+    def _position(self, epoch: int, step: int) -> Position:
+        """Return the position at which `step` steps of `epoch` are done: batches count in all processes together."""
+        if epoch != self.start[0]:
+            return Position(epoch, step * self.world_size)
+        return Position(epoch, self._resumed.batches + (step - self.start[1]) * self.world_size)
+
     def report(self, epoch: int, step: int, steps: int = 0, *, loss: float, samples: int) -> None:
         """Report a trained step. Call this after every step: it writes a small local file, at most twice a second.
 
@@ -142,16 +238,23 @@ class ScriptRun:
         now = time.monotonic()
         if self._epoch_began is None:
             self._epoch_began = now  # the first step of a process is slow, so its time is not measured
+            self._clock.resume()
         else:
             self._measured += samples
+            self._clock.add_step()
         self._samples += samples
         self._loss += loss * samples
         self._steps_since_save += 1
         seconds = now - self._epoch_began
-        all_batches = {"batch": step * self.world_size, "batches": steps * self.world_size}
+        all_batches = {
+            "batch": self._position(epoch, step).batches,
+            "batches": self._position(epoch, steps).batches if steps else 0,
+        }
         place = {"pass": epoch, "passes": self.epochs, "batch_size": samples / self.world_size, **all_batches}
         speed = round(self._measured / seconds, 1) if seconds > 0 else 0.0
-        self._progress.stepped(**place, samples_per_second=speed, loss=self._loss / (self._samples or 1))
+        own = self._clock.step_seconds if self._has_waited else None
+        loss = self._loss / (self._samples or 1)
+        self._progress.stepped(**place, samples_per_second=speed, loss=loss, step_seconds=own)
 
     def should_save(self, *, all_ranks: bool = False) -> bool:
         """Return whether process 0 should save a checkpoint now; False in all other processes.
@@ -169,14 +272,15 @@ class ScriptRun:
             StorageError: the progress file cannot be written.
         """
         is_wanted = self.rank == 0 and self._wants_checkpoint()
-        if not self._uses_servers or self.world_size == 1:
-            if all_ranks:
-                with _exit_on_error():
-                    return bool(self._exchange.exchange(is_wanted, "run.should_save()")[0])
-            return is_wanted
-        from paddle.distributed import fleet
+        with self._clock.paused():
+            if not self._uses_servers or self.world_size == 1:
+                if all_ranks:
+                    with _exit_on_error():
+                        return bool(self._exchange.exchange(is_wanted, "run.should_save()")[0])
+                return is_wanted
+            from paddle.distributed import fleet
 
-        return bool(fleet.util.all_reduce(int(is_wanted), "max"))
+            return bool(fleet.util.all_reduce(int(is_wanted), "max"))
 
     def _wants_checkpoint(self) -> bool:
         self._progress.start_saving()
@@ -215,7 +319,7 @@ class ScriptRun:
             ValueError: there is nothing to save; no file was written; or with `all_ranks` the processes save at
                 different places.
         """
-        at = Position(epoch, step * self.world_size)
+        at = self._position(epoch, step)
         if at <= Position(0):
             raise ValueError(f"run.save({epoch}, {step}): there is nothing to save before the first step")
         made = checkpoints.CheckpointFolder(self.output, at, self._attempt)
@@ -237,15 +341,26 @@ class ScriptRun:
 
         with self._writing(made.folder, "saving", create, together=together):
             yield made.folder
-            found = made.list_shared_files(self._exchange) if together else made.list_files()
+            found = made.list_files(self._exchange if together else None)
             if self.rank == 0:
-                self._publish(made, found, self.world_size if together else 1)
+                history = (
+                    self._batches.history(step) if self._batches and self._batches.epoch == epoch else []
+                )
+                self._publish(made, found, self.world_size if together else 1, history)
             if together:
                 self._exchange.exchange(None, f"run.save({epoch}, {step})")
         self._saved_at, self._steps_since_save = time.monotonic(), 0
+        if self._requests:
+            place, _, path = self._requests.partition("/")
+            host, _, port = place.rpartition(":")
+            requested_checkpoints.wait_while_held(host, int(port), f"/{path.removesuffix('_checkpoint/')}")
 
     def _publish(
-        self, made: checkpoints.CheckpointFolder, found: dict[str, CheckpointFile], processes: int
+        self,
+        made: checkpoints.CheckpointFolder,
+        found: dict[str, CheckpointFile],
+        processes: int,
+        history: list[list[int]],
     ) -> None:
         """Publish a checkpoint with the files `found`, and remove the oldest checkpoints."""
         size = made.publish(
@@ -256,6 +371,7 @@ class ScriptRun:
                 output_id=checkpoints.read_output_id(self.output) or "",
                 files=found,
                 processes=processes,
+                history=history,
             )
         )
         if self._requests:
@@ -317,6 +433,18 @@ class ScriptRun:
                 raise
 
     @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Leave the block out of this process' own time per step: in it the process waits for other processes.
+
+        Put all communication of a step into such blocks, for example the exchange of gradients. Then `status` shows
+        each rank's own time, and names a slow rank. Without them nothing is shown, since a fast process would wait for
+        the slow one in the same step. On a GPU, call `paddle.device.synchronize()` before the block and at its end.
+        """
+        self._has_waited = True
+        with self._clock.paused():
+            yield
+
+    @contextlib.contextmanager
     def testing(self) -> Iterator[None]:
         """Report that the block tests the model: it may take longer than `training.progressDeadlineSeconds`."""
         with self._in_state("testing"):
@@ -324,13 +452,15 @@ class ScriptRun:
 
     @contextlib.contextmanager
     def _in_state(self, state: str) -> Iterator[None]:
-        began = time.monotonic()
+        began = self._paused_at = time.monotonic()
         self._progress.set(state=state)
         try:
-            yield
+            with self._clock.paused():
+                yield
         finally:  # also if the script goes on after an error in the block
             if self._epoch_began is not None:
-                self._epoch_began += time.monotonic() - began
+                self._epoch_began += time.monotonic() - max(began, self._epoch_began)
+            self._paused_at = None
             self._progress.set(state="training")
 
     def end_epoch(self, epoch: int, **scores: float) -> None:
@@ -339,7 +469,7 @@ class ScriptRun:
         Every process calls it, and process 0 writes: its own scores, and its own samples times the processes.
         """
         if self.rank == 0 and self._samples:
-            seconds = time.monotonic() - (self._epoch_began or 0.0)
+            seconds = (self._paused_at or time.monotonic()) - (self._epoch_began or 0.0)
             row = (int(self._samples) * self.world_size, seconds, self._loss / self._samples)
             with _exit_on_error():
                 with files.storage_errors(self.output):
@@ -348,6 +478,97 @@ class ScriptRun:
         self._samples = self._measured = self._loss = 0.0
         self._epoch_began = time.monotonic()
         self._progress.write()  # the last step, too: no later report may follow
+
+
+class RowBatches:
+    """The batches of row numbers of one process for what remains of an epoch, each a list of numbers.
+
+    Attributes:
+        epoch: the epoch, from 0.
+        rows: number of rows of all processes together.
+        first: the number of the first batch, which is `run.start`'s step in the epoch at which training continues.
+        steps: the number of steps of the epoch, with those before `first`.
+    """
+
+    def __init__(self, division: Division, rank: int, epoch: int, first: int, order: str) -> None:
+        """Create the batches of process `rank`. `order` is the seed of the rows' order; empty: their own order."""
+        self.epoch, self.first, self.rows = epoch, first, division.rows[0]
+        self.steps = first + division.steps - division.done
+        self._division, self._order = division, order
+        self._part = division.parts[rank] or [(0, 0, 1)]  # all processes must take the same number of steps
+
+    def __len__(self) -> int:
+        """Return the number of batches, which is the same in all processes."""
+        return self.steps - self.first
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """Yield the batches. Their sizes differ by at most one row."""
+        division = self._division
+        order: Sequence[int] = range(division.rows[0])
+        if self._order:
+            shuffled = array("q", order)
+            random.Random(self._order).shuffle(shuffled)  # noqa: S311
+            order = shuffled
+        rows = (
+            order[row]
+            for _, first, end in remaining(self._part, division.steps, division.done)
+            for row in range(first, end)
+        )
+        for size in batch_sizes(self._part, division.steps, division.done):
+            yield list(itertools.islice(rows, size))
+
+    def history(self, step: int) -> list[list[int]]:
+        """Return the history of the epoch after `step` steps (launcher/row_division.py)."""
+        return self._division.history(self._division.done + step - self.first) if step else []
+
+
+class LineBatches:
+    """The batches of lines of one process for what remains of an epoch; attributes as `RowBatches`."""
+
+    def __init__(self, rows: RowBatches, shards: list[tuple[int, list[Path]]]) -> None:
+        """Create the lines of the batches `rows`; `shards` are the number of lines and the files of each shard."""
+        self.epoch, self.first, self.steps = rows.epoch, rows.first, rows.steps
+        self._rows, self._shards = rows, shards
+
+    def __len__(self) -> int:
+        """Return the number of batches, which is the same in all processes."""
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yield the batches. If a file cannot be read, the process exits with the code of the launcher's error."""
+        expected, lines = 0, self._read(0)
+        with _exit_on_error():
+            for batch in self._rows:
+                found: list[str] = []
+                for row in batch:
+                    if row != expected:
+                        lines = self._read(row)
+                    expected = row + 1
+                    found += itertools.islice(lines, 1)
+                if len(found) < len(batch):
+                    raise DataError(
+                        f"the shards in {self._shards[0][1][0].parents[1]} have fewer lines than their manifest "
+                        "says: they were changed after the data Job. Fix: start the run again with another runId"
+                    )
+                yield found
+
+    def _read(self, first: int) -> Iterator[str]:
+        """Yield the lines from number `first` on."""
+        for count, paths in self._shards:
+            if first < count:
+                yield from itertools.islice(
+                    itertools.chain.from_iterable(map(_read_file, paths)), first, None
+                )
+            first = max(0, first - count)
+
+
+def _read_file(path: Path) -> Iterator[str]:
+    with (
+        files.storage_errors(path),
+        path.open(encoding="utf-8", errors="surrogateescape", newline="\n") as lines,
+    ):
+        for line in lines:
+            yield line.removesuffix("\n")
 
 
 class _ScriptProgress(ProgressFile):

@@ -102,7 +102,7 @@ def image(runtime: Runtime = "fleet") -> None:
     if cluster_lifecycle.running_nodes():
         console.success(cluster_lifecycle.import_launcher_image(runtime))
     else:
-        console.success(launcher_image.ensure_archive(runtime)[0])
+        console.success(launcher_image.ensure_image(runtime)[0])
 
 
 @app.command()

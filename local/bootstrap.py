@@ -27,7 +27,10 @@ NEEDED_GB = 3.0
 
 
 def cache() -> Path:
-    """Return the cache folder (as in local/paths.py, which bootstrap cannot import)."""
+    """Return the folder for tools, Python environments and images.
+
+    `$PADDLE_TRAINING_CACHE` overrides the default `~/.cache/paddle-training`.
+    """
     chosen = os.environ.get("PADDLE_TRAINING_CACHE", "")
     return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "paddle-training"
 
@@ -85,21 +88,10 @@ def ensure_uv() -> str:
         run_or_exit(
             [sys.executable, "-m", "venv", str(folder)], what, "on Debian, apt-get install python3-venv"
         )
-        pip = [
-            str(folder / "bin" / "python"),
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--require-hashes",
-            "--no-deps",
-        ]
+        pip = [str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--require-hashes"]
         what = f"the packages of {INSTALLER_LOCK.relative_to(CLONE)} could not be installed"
-        run_or_exit(
-            [*pip, "-r", str(INSTALLER_LOCK)],
-            what,
-            "correct the cause in pip's output, then repeat your command",
-        )
+        fix = "correct the cause in pip's output, then repeat your command"
+        run_or_exit([*pip, "--no-deps", "-r", str(INSTALLER_LOCK)], what, fix)
     return str(folder / "bin" / "uv")
 
 

@@ -15,6 +15,7 @@ PACKAGES = {
     "runc": "runc",
     "containernetworking-plugins": "/usr/lib/cni/bridge",
     "buildah": "buildah",
+    "skopeo": "skopeo",
     "etcd-server": "etcd",
     "iptables": "iptables",
     "conntrack": "conntrack",

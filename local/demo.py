@@ -169,7 +169,7 @@ def _prepare_local_cluster(nodes: int, config: str, tools: list[Tool]) -> None:
     """Prepare tools, cluster, image and data in parallel; each starts as soon as its prerequisites exist."""
     runtime = str(try_example.example_values(config)["runtime"])
     with ThreadPoolExecutor() as pool:
-        image = pool.submit(launcher_image.ensure_archive, runtime)
+        image = pool.submit(launcher_image.ensure_image, runtime)
         work: list[Future[Any]] = [image, pool.submit(example_data.ensure_example_data, config)]
         with go_tools.tool_builder(tools) as make:
             make([one for one in tools if one.name in go_tools.CLUSTER])

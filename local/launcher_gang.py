@@ -32,7 +32,6 @@ from local.paths import CLONE
 if TYPE_CHECKING:
     from typing import Self  # Python 3.11
 
-CHART = CLONE / "charts" / "paddle-training"
 NO_GRACE = {"training": {"terminationGracePeriodSeconds": 0}}
 """Values of a gang that is not resumed after a stop, so that it need not save a checkpoint."""
 STOP_SECONDS = 90
@@ -73,14 +72,6 @@ def kill_processes(find: Callable[[], list[int]], started: Iterable[subprocess.P
         time.sleep(0.02)
 
 
-@functools.cache
-def default_values() -> dict[str, Any]:
-    """Return the default values of the chart."""
-    import yaml  # noqa: PLC0415 - a launcher, which may have a bare Python, imports this module too
-
-    return dict(yaml.safe_load((CHART / "values.yaml").read_text("utf-8")))
-
-
 def job_environment(
     job_path: Path, *changes: Mapping[str, Any], data_digest: str = "loopback"
 ) -> dict[str, str]:
@@ -91,10 +82,11 @@ def job_environment(
         changes: values of the chart that replace its defaults; a later mapping overrides an earlier one.
         data_digest: the data digest of the manifest on the storage; `none` for a script that reads its own data.
     """
-    from launcher.cli.releases import merge_values  # noqa: PLC0415 - as above
+    # A launcher, which may have a bare Python, imports this module, too.
+    from launcher.cli.releases import merge_values, read_defaults  # noqa: PLC0415
 
     own = {"jobPath": str(job_path), "nic": "lo"}
-    values = functools.reduce(merge_values, (default_values(), NO_GRACE, *changes, own))
+    values = functools.reduce(merge_values, (read_defaults(), NO_GRACE, *changes, own))
     document = json.dumps(settings_document(values, data_digest=data_digest))
     # Gangs with other settings may use the same storage.
     file = job_path / f"settings-{hashlib.sha256(document.encode()).hexdigest()[:8]}.json"

@@ -9,6 +9,7 @@ are not affected.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from pathlib import Path
@@ -32,6 +33,8 @@ _DROPPED = (
     *("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info"),
     *("var/cache/apt", "var/lib/apt/lists", "var/log"),
 )
+OWN_MOUNTS = ("unshare", "--mount")
+"""Starts a command in a mount namespace of its own, so that a killed one leaves no mounts."""
 _CATATONIT = (
     "/usr/bin/catatonit"  # Debian's static init; with `-P` it only waits, as a pod's pause container must
 )
@@ -48,10 +51,14 @@ def run_buildah(command: str, *words: str | Path, seconds: float = 1200) -> str:
 
 
 def _buildah() -> list[str | Path]:
+    root, run = _storage()
+    return [*OWN_MOUNTS, "buildah", "--storage-driver", "overlay", "--root", root, "--runroot", run]
+
+
+def _storage() -> tuple[Path, Path]:
+    """Return the folders of buildah's images and of its running commands."""
     storage = cache() / "images" / "storage"
-    # In its own mount namespace, so that a killed build leaves no mounts.
-    words = ["unshare", "--mount", "buildah", "--storage-driver", "overlay"]
-    return [*words, "--root", storage, "--runroot", storage / "run"]
+    return storage, storage / "run"
 
 
 def _create_image(name: str, source: Path | str, target: str, *settings: str) -> None:
@@ -65,25 +72,42 @@ def _create_image(name: str, source: Path | str, target: str, *settings: str) ->
         run_buildah("rm", container)
 
 
-def _write_archive(image: str, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = target.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        # Not compressed: the archive never leaves this machine, and three nodes unpack it at the same time.
-        options = ("--quiet", "--disable-compression", "--format", "oci")
-        run_buildah("push", *options, image, f"oci-archive:{draft}:{image}")
-        draft.replace(target)
-    finally:
-        draft.unlink(missing_ok=True)
+def _write_layout(image: str, target: Path) -> None:
+    """Write an image to the folder `target` as an OCI image layout.
+
+    Layers that another image in `target`'s folder has are linked: then skopeo neither reads nor writes them.
+    """
+    with create_folder_atomically(target) as draft:
+        blobs = draft / "blobs" / "sha256"
+        blobs.mkdir(parents=True)
+        for blob in target.parent.glob("*/blobs/sha256/*"):
+            if not (blobs / blob.name).exists():
+                os.link(blob, blobs / blob.name)
+        root, run = _storage()
+        # Not compressed, as buildah's own `push` would do: the image never leaves this machine.
+        copy = ["skopeo", "copy", "--quiet", "--dest-oci-accept-uncompressed-layers"]
+        names = [f"containers-storage:[overlay@{root}+{run}]{image}", f"oci:{draft}:{image}"]
+        run_command([*OWN_MOUNTS, *copy, *names], why=f"copying {image} out of buildah's storage")
+        used = "".join(path.read_text() for path in manifest_files(draft))
+        for blob in blobs.iterdir():
+            if blob.name not in used:
+                blob.unlink()
 
 
-def ensure_pause_archive(target: Path, name: str) -> None:
-    """Write the archive of the pause image (one layer with one program) unless it exists."""
-    if not target.is_file():
+def manifest_files(layout: Path) -> list[Path]:
+    """Return the index and the manifest of an OCI image layout: they have the digests of all its blobs."""
+    index = layout / "index.json"
+    [manifest] = json.loads(index.read_text())["manifests"]
+    return [index, layout / "blobs" / manifest["digest"].replace(":", "/")]
+
+
+def ensure_pause_image(target: Path, name: str) -> None:
+    """Write the pause image (one layer with one program) to the folder `target` unless it exists."""
+    if not target.is_dir():
         if not Path(_CATATONIT).is_file():
             raise LocalError(f"the pause image is built from {_CATATONIT}, which is missing. Fix: make tools")
         _create_image(name, _CATATONIT, "/pause", "--entrypoint", '["/pause", "-P"]', "--user", "65535:65535")
-        _write_archive(name, target)
+        _write_layout(name, target)
 
 
 def find_mirror(targets: str) -> str:
@@ -173,17 +197,17 @@ def ensure_collective_python() -> Path:
     return bootstrap.ensure_environment(lock_file("collective")) / "bin" / "python"
 
 
-def archive_path(image: str) -> Path:
-    """Return where the archive of the image is stored."""
-    return cache() / "images" / f"{image.rpartition(':')[2]}.tar"
+def layout_path(image: str) -> Path:
+    """Return the folder with the OCI image layout of the image."""
+    return cache() / "images" / "layouts" / image.rpartition(":")[2]
 
 
-def ensure_archive(runtime: str = "fleet") -> tuple[str, Path]:
-    """Return name and archive of a runtime's image of this clone's `launcher/`; build the image if it is missing."""
+def ensure_image(runtime: str = "fleet") -> tuple[str, Path]:
+    """Return name and OCI image layout of a runtime's image of this clone's `launcher/`; build it if it is missing."""
     image = image_name(runtime)
-    target = archive_path(image)
+    target = layout_path(image)
     with hold_file_lock(cache() / "images" / "lock", "the launcher image"):
-        if not target.is_file():
+        if not target.is_dir():
             packages = ensure_wheels_folder(runtime)
             below = ensure_base_image()
             require_free_space(cache(), 3, "The launcher image")
@@ -191,24 +215,33 @@ def ensure_archive(runtime: str = "fleet") -> tuple[str, Path]:
                 words = ["--isolation", "chroot", "--layers", "--pull-never", "--quiet", "--network", "host"]
                 words += ["--build-arg", f"BASE={below}", "--build-arg", f"RUNTIME={runtime}"]
                 run_buildah("bud", *words, "--volume", f"{packages}:/wheels:ro", "--tag", image, CONTEXT)
-                _write_archive(image, target)
+                _write_layout(image, target)
                 if image_name(runtime) != image:
-                    target.unlink()
+                    shutil.rmtree(target)
                     raise LocalError(
                         f"launcher/ changed while {image} was built, so the image does not match its tag and was "
                         "deleted. Fix: run the command again and do not edit launcher/ meanwhile."
                     )
-            _remove_old_images()
+            _remove_old_images(runtime)
     return image, target
 
 
-def _remove_old_images() -> None:
-    """Delete images and archives of other launchers; layers that the new images share with them stay in the cache."""
-    current = {image_name(runtime) for runtime in RUNTIMES}
-    for file in (cache() / "images").glob("*.tar"):
-        if file not in map(archive_path, current):
-            file.unlink()
+def _remove_old_images(runtime: str) -> None:
+    """Delete images and layouts of other launchers for this runtime.
+
+    Those of the other runtime stay until its own next build, which finds the layers of their packages there.
+    """
+    current = image_name(runtime)
+    kind = _tag_suffix(current)
+    for folder in layout_path("").glob("*"):
+        if _tag_suffix(folder.name) == kind and folder != layout_path(current):
+            shutil.rmtree(folder)
     listed = run_buildah("images", "--format", "{{.Name}}:{{.Tag}}", "--filter", "dangling=false")
-    for old in set(listed.split()) - current:
-        if old.rpartition(":")[0] == REPOSITORY:
+    for old in set(listed.split()) - {current}:
+        if old.rpartition(":")[0] == REPOSITORY and _tag_suffix(old) == kind:
             run_buildah("rmi", old)
+
+
+def _tag_suffix(image: str) -> str:
+    """Return what follows the digest in the tag: `collective`, or nothing for runtime fleet."""
+    return image.rpartition(":")[2].partition("-")[2]

@@ -7,10 +7,12 @@ it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import secrets
 import shutil
+import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -111,6 +113,23 @@ def ensure_stack_files(clone: Path = CLONE) -> None:
     elif path.stat().st_mtime < PASSPHRASE.stat().st_mtime:
         # The salt belongs to an earlier passphrase, whose state was wiped; Pulumi generates a new one.
         path.write_text(_SALT.sub("", path.read_text()))
+    _remove_dead_locks()
+
+
+def _remove_dead_locks() -> None:
+    """Remove the stack's locks of processes of this machine that have ended without removing them, such as killed ones.
+
+    Pulumi itself removes no lock of another process: every later command would fail until `pulumi cancel`.
+    """
+    for file in (PULUMI / ".pulumi" / "locks" / "organization" / _PREFIX / STACK).glob("*.json"):
+        try:
+            lock = json.loads(file.read_text())
+            is_dead = lock["hostname"] == socket.gethostname() and not Path(f"/proc/{lock['pid']:d}").exists()
+        except (OSError, ValueError, TypeError, KeyError):
+            continue  # Pulumi's own message names the file
+        if is_dead:
+            for each in file.parent.glob(f"{file.name}*"):  # with its attributes
+                each.unlink(missing_ok=True)
 
 
 def tool_environment() -> dict[str, str]:

@@ -23,20 +23,13 @@ from typing import Any
 import httpx
 import yaml
 
-from launcher.cli.releases import merge_values
+from launcher.cli.releases import merge_values, read_defaults
 from launcher.dataprep.csv_records import split_fields
 from launcher.settings import read_document
 from local import console, example_data, local_stack
 from local.external_commands import LocalError, free_port, run_command
 from local.files_and_locks import require_free_space
-from local.launcher_gang import (
-    NO_GRACE,
-    STOP_SECONDS,
-    LauncherGang,
-    default_values,
-    first_port,
-    job_environment,
-)
+from local.launcher_gang import NO_GRACE, STOP_SECONDS, LauncherGang, first_port, job_environment
 from local.launcher_image import ensure_collective_python
 from local.paths import CLONE, cache
 
@@ -52,7 +45,7 @@ def example_values(config: str, folder: Path | None = None) -> dict[str, Any]:
     """Return the values of an example (a file in `folder`), merged over the chart's defaults."""
     file = (folder or CLONE / local_stack.EXAMPLES) / f"{config}.yaml"
     example = yaml.safe_load(file.read_text("utf-8"))
-    return merge_values(default_values(), example)
+    return merge_values(read_defaults(), example)
 
 
 def run(config: str) -> None:
@@ -162,7 +155,10 @@ def _follow(job: Path, gang: LauncherGang) -> None:
 
 
 def _failure(gang: LauncherGang, rank: int) -> str:
-    """Return the cause that a failed launcher reported; a killed one reports none."""
+    """Return the cause that a failed launcher reported; if it reported none, its exit code and a fix.
+
+    A killed launcher reports no cause.
+    """
     return gang.termination(rank).strip() or (
         f"the launcher of rank {rank} exited with {gang.processes[rank].returncode}. Fix: for -9 (killed) free some "
         f"memory; else correct the cause in the launchers' logs in {gang.folder}"

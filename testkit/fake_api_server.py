@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import ssl
 import threading
 import urllib.parse
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from launcher.io.kubernetes_api import PodApi
 from local.cluster.certificates import certificate_builder
+from testkit.http_servers import serving
 
 
 def make_pod(
@@ -98,14 +100,10 @@ class FakeApiServer:
                     server.posted.append(json.loads(body))
                     self.wfile.write(body)
 
-            def log_message(self, *_: object) -> None: ...
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(create_certificate(folder, self.account / "ca.crt"))
-        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.05,))
-        self.thread.start()
+        self._stack = contextlib.ExitStack()
+        self.http = self._stack.enter_context(serving(Handler, context))
 
     def api(self) -> PodApi:
         """Return a client of this server."""
@@ -116,9 +114,7 @@ class FakeApiServer:
     def close(self) -> None:
         """Stop the server."""
         self.closing.set()
-        self.http.shutdown()
-        self.http.server_close()
-        self.thread.join()
+        self._stack.close()
 
 
 def create_certificate(folder: Path, ca: Path) -> Path:

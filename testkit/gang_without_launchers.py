@@ -88,6 +88,8 @@ class TrainerProcesses:
     """Further environment variables."""
     resume: Position | None = None
     attempt: int = 0
+    world: tuple[int, ...] = ()
+    """The completion index of each rank's pod; empty: all pods."""
     patience: ClassVar[float] = 1.0
     """Deadlines are multiplied by this number."""
 
@@ -98,6 +100,7 @@ class TrainerProcesses:
 
     def settings(self, rank: int) -> TrainSettings:
         """Return the settings that a launcher of this rank would have."""
+        index = self.world[rank] if self.world else rank
         own = {
             "jobName": "job",
             "trainers": len(self.data),
@@ -109,8 +112,8 @@ class TrainerProcesses:
         return TrainSettings.from_environ(
             {
                 **job_environment(self.root, own, self.values),
-                "JOB_COMPLETION_INDEX": str(rank),
-                "PADDLE_LAUNCHER_WORK_DIR": str(self.root / f"work{rank}"),
+                "JOB_COMPLETION_INDEX": str(index),
+                "PADDLE_LAUNCHER_WORK_DIR": str(self.root / f"work{index}"),
                 "PATH": os.environ["PATH"],
                 "HOME": os.environ.get("HOME", "/"),
                 **self.environ,
@@ -119,19 +122,23 @@ class TrainerProcesses:
 
     def gang(self, rank: int) -> RankAttempt:
         """Create a rank's folders; return what its launcher would pass to the runtime to start an attempt."""
-        settings = self.settings(rank)
+        settings, places = self.settings(rank), self.world or range(len(self.data))
         settings.work_dir.mkdir(parents=True, exist_ok=True)
-        for link, folder in ((settings.work.data, self.data[rank]), (settings.work.program, self.program)):
+        for link, folder in (
+            (settings.work.data, self.data[places[rank]]),
+            (settings.work.program, self.program),
+        ):
             link.unlink(missing_ok=True)
             link.symlink_to(folder, target_is_directory=True)
-        self.output.node(rank).mkdir(parents=True, exist_ok=True)
+        self.output.node(places[rank]).mkdir(parents=True, exist_ok=True)
         return RankAttempt(
             rank=rank,
-            hosts=tuple(f"127.0.0.{i + 1}" for i in range(len(self.data))),
+            hosts=tuple(f"127.0.0.{i + 1}" for i in range(len(places))),
             settings=settings,
             attempt=self.attempt,
             resume=self.resume,
             store=build_store_prefix("loopback", self.attempt),
+            world=self.world,
         )
 
     def start_process(self, spec: ProcessSpec) -> Process:
@@ -165,7 +172,7 @@ class TrainerProcesses:
         server = PeerServer(LoopbackNetwork(rank0.host), rank0.settings.peer_port, {})
         server.trainer_store = TrainerStore(self.output.checkpoint_request)
         server.trainer_store.open(rank0.store)
-        for rank in range(len(self.data)):
+        for rank in range(len(self.world or self.data)):
             gang = self.gang(rank)
             for spec in (*runtime.pservers(gang), *runtime.trainers(gang)):
                 if f"{rank}/{spec.name}" not in without:

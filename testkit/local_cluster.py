@@ -81,6 +81,12 @@ class Cluster:
         """Run kubectl and return its output."""
         return run_checked(["kubectl", *words], self.env, check=check, given=given, seconds=seconds).stdout
 
+    def apply(self, kind: str, name: str, namespace: str = "", *, version: str = "v1", **fields: Any) -> None:
+        """Create or change an object; `fields` are those next to its metadata, and `labels`."""
+        about = {"name": name, "namespace": namespace or None, "labels": fields.pop("labels", {})}
+        body = {"apiVersion": version, "kind": kind, "metadata": about, **fields}
+        self.kubectl("apply", "-f", "-", given=json.dumps(body))
+
     @property
     def objects(self) -> ObjectApi:
         """Return the client for the cluster's objects, for questions that are asked again and again."""

@@ -6,14 +6,13 @@ import contextlib
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from local.external_commands import free_port
-from testkit.waiting import answers, until
+from testkit.waiting import running_server
 
 
 @contextlib.contextmanager
@@ -31,12 +30,5 @@ def run_registry(folder: Path) -> Iterator[str]:
     (folder / "registry.json").write_text(json.dumps(config))
     environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
     argv = ["docker-registry", "serve", str(folder / "registry.json")]
-    log = folder / "registry.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(argv, stdout=file, stderr=file, env=environment)
-    try:
-        until(lambda: answers(f"http://{address}/v2/"), "the registry", 30, 0.1, log.read_text)
+    with running_server(argv, environment, f"http://{address}/v2/", folder / "registry.log"):
         yield address
-    finally:
-        process.terminate()
-        process.wait(timeout=20)

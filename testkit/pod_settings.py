@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from launcher.cli.releases import merge_values
+from launcher.cli.releases import merge_values, read_defaults
 from launcher.io.files import write_atomically
 from launcher.settings import (
     PodSettings,
@@ -24,7 +24,6 @@ from launcher.settings import (
     settings_document,
     settings_of,
 )
-from local.launcher_gang import default_values
 
 RELEASE = "paddle-training"
 JOB = "quick-start"
@@ -42,7 +41,7 @@ def _folder() -> Path:
 
 @functools.cache
 def _base() -> tuple[dict[str, Any], dict[str, str]]:
-    values = merge_values(default_values(), _BASE)
+    values = merge_values(read_defaults(), _BASE)
     document = settings_document(values, RELEASE, "d1")
     own = {
         "JOB_NAMESPACE": "paddle",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TypeVar
 
 Seen = TypeVar("Seen")
@@ -42,10 +45,22 @@ def until(
     return last
 
 
-def answers(url: str) -> bool:
-    """Return whether a server that this test has started answers at `url`."""
-    try:
-        urllib.request.urlopen(url, timeout=5).close()  # noqa: S310 - our own
-    except OSError:
+@contextlib.contextmanager
+def running_server(argv: Sequence[str], env: Mapping[str, str], url: str, log: Path) -> Iterator[None]:
+    """Run a server, which writes its output to `log`, during the block, which begins when it answers at `url`."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, stdout=output, stderr=output, env=env)
+
+    def is_there() -> bool:
+        assert process.poll() is None, f"{argv} exited:\n{log.read_text(errors='replace')[-2000:]}"
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(url, timeout=5).close()  # noqa: S310 - our own
+            return True
         return False
-    return True
+
+    try:
+        until(is_there, f"an answer of {url}", 60, 0.1, log.read_text)
+        yield
+    finally:
+        process.terminate()
+        process.wait(timeout=20)

@@ -21,8 +21,6 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.start_order import long_tests_first
-
 SLOW_MARKERS = ("slow", "paddle", "long", "e2e")
 SLOW_FOLDERS = ("chart", "infra_emulated")
 """Folders whose tests are all slow: they start helm or pulumi."""
@@ -141,7 +139,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip tests of Paddle if it is not installed, and deselect slow tests with `--fast`."""
+    """Skip tests of Paddle if it is not installed, deselect slow tests with `--fast`, and start with long tests."""
     skip = pytest.mark.skip(reason="paddlepaddle is not installed. Fix: make venv")
     if importlib.util.find_spec("paddle") is None:
         for item in items:
@@ -151,16 +149,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if is_slow(item)]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if not is_slow(item)]
+    items.sort(key=expected_seconds, reverse=True)
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reports the order to the process that distributes the tests
-def pytest_collection_finish(session: pytest.Session) -> None:
-    """Let long tests start first in the processes of pytest-xdist."""
-    marks = [item.get_closest_marker("seconds") for item in session.items]
-    seconds = {index: float(mark.args[0]) for index, mark in enumerate(marks) if mark}
-    if seconds and "PYTEST_XDIST_WORKER_COUNT" in os.environ:
-        processes = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
-        session.items[:] = long_tests_first(session.items, seconds, processes)
+def expected_seconds(item: pytest.Item) -> float:
+    """Return the rough duration of a test from its marker `seconds`, or 0."""
+    mark = item.get_closest_marker("seconds")
+    return float(mark.args[0]) if mark else 0.0
 
 
 def is_slow(item: pytest.Item) -> bool:

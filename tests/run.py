@@ -10,9 +10,9 @@ both cores. Every output line starts with its tier. A tier that fails ends its o
 continue.
 
 If up to FEW tests of a tier fail, they are run again, alone: under the load of the other tiers a wait may be
-too short. A test that passes the second time is listed as flaky at the end; one that fails again fails the
-tier. Plugins such as pytest-rerunfailures repeat a test at once and next to the others, which proves nothing
-about load.
+too short. A test that passes the second time is listed as flaky at the end; one that fails again, or is
+skipped then, fails the tier. Plugins such as pytest-rerunfailures repeat a test at once and next to the
+others, which proves nothing about load.
 
 The tools (pulumi, helm, kubectl …) must be on PATH, as `make test` ensures; the tiers of `make check` need
 none of them.
@@ -29,6 +29,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -61,6 +62,12 @@ def _files_with(mark: str, *folders: str) -> tuple[str, ...]:
 UNIT = ("test_layering.py", "docs", "launcher", "local")
 """Tests that need neither the cluster nor the AWS SDK."""
 
+LONG_FIRST = ("--dist=load", "--maxschedchunk=1")
+"""Each process takes one test after the other, in the order of tests/conftest.py: tests with marker `seconds` first."""
+
+E2E = _files_with("e2e", "e2e", "infra_emulated", "launcher/cli", "chart")
+"""Tests on the local cluster."""
+
 # A few more processes than the two cores, because most slow tests wait for processes of their own.
 TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "lint": (
@@ -79,28 +86,24 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     "fast-launcher": ((*_pytest(2, "not e2e", "launcher"), "--fast"),),
     "unit": (_pytest(4, "not e2e and not long", *UNIT),),
     "chart": (_pytest(0, "not e2e", "chart"),),
-    "aws": (_pytest(2, "not e2e and not long", "infra_emulated", "infra", "aws_tools", "aws_emulator"),),
+    "aws": (
+        (
+            *_pytest(2, "not e2e and not long", "infra_emulated", "infra", "aws_tools", "aws_emulator"),
+            *LONG_FIRST,
+        ),
+    ),
     "cluster": (
         (PY, "-m", "local", "up"),
         (PY, "-m", "local", "image"),
         (PY, "-m", "local", "image", "--runtime", "collective"),
         (PY, "-m", "local", "sources"),
     ),
-    "e2e": (
-        _pytest(
-            3,
-            "e2e and not restarts",
-            *_files_with("e2e", "e2e", "infra_emulated", "launcher/cli", "chart", "infra"),
-            verbosity="-v",
-        ),
-    ),
-    "long": (
-        _pytest(3, "long", "aws_emulator", "infra_emulated", "launcher/supervisor", "launcher/trainer"),
-    ),
+    "e2e": ((*_pytest(3, "e2e and not restarts", *E2E, verbosity="-v"), *LONG_FIRST),),
+    "long": (_pytest(3, "long", "infra_emulated", "launcher/supervisor", "launcher/trainer"),),
     "faults": (_pytest(0, "e2e", "faults", verbosity="-v"),),
     "restarts": (_pytest(0, "restarts", "local", verbosity="-v"),),
 }
-STREAMS = (("cluster", "e2e", "lint"), ("unit",), ("aws", "chart"))
+STREAMS = (("cluster", "e2e"), ("unit",), ("lint", "aws", "chart"))
 
 # Without PYTHONDONTWRITEBYTECODE every process would compile every module again.
 ENVIRON = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -123,11 +126,13 @@ def print_line(tier: str, text: str) -> None:
 
 @dataclass
 class TierResult:
-    """Result of a tier: exit code of the first failed command (or 0), duration, and last lines."""
+    """Result of a tier: exit code of the first failed command (or 0), duration, CPU time, and last lines."""
 
     tier: str
     code: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """CPU time of the commands and of the processes that they waited for; daemons and pods are not included."""
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     failed: list[str] = field(default_factory=list)
     """Node ids of the tests and files that failed in the last command."""
@@ -146,17 +151,22 @@ def run_tier(name: str, extra: list[str]) -> TierResult:
             print_line(name, f"{len(first)} failed; running again, alone: {', '.join(first)}")
             result.lines.clear()
             fast = [option for option in command if option == "--fast"]  # else its failures would pass alone
-            _run([PY, "-m", "pytest", "-v", *fast, *first], result)
-            result.flaky += [test for test in first if test not in result.failed]
+            # Without the time limit of the fault tests, which would skip the test that is repeated.
+            _run([PY, "-m", "pytest", "-v", "-rp", *fast, *first], result, {"FAULTS_UNTIL": "inf"})
+            passed = [test for test in first if f"PASSED {test}" in result.lines]
+            result.flaky += passed
+            result.failed += [test for test in first if test not in {*passed, *result.failed}]  # skipped
+            result.code = result.code or (1 if result.failed else 0)
         if result.code:
             break
     result.seconds = time.monotonic() - started
-    print_line(name, f"{'FAILED' if result.code else 'passed'} after {result.seconds:.0f} s")
+    cpu = f"{result.cpu_seconds:.0f} s of CPU time"
+    print_line(name, f"{'FAILED' if result.code else 'passed'} after {result.seconds:.0f} s, with {cpu}")
     return result
 
 
-def _run(argv: list[str], result: TierResult) -> None:
-    """Run one command; store its last lines, exit code and failed tests in `result`."""
+def _run(argv: list[str], result: TierResult, variables: Mapping[str, str] | None = None) -> None:
+    """Run one command, with more variables; store its last lines, exit code and failed tests in `result`."""
     print_line(result.tier, "$ " + " ".join(["python", *argv[1:]]))
     with tempfile.TemporaryDirectory() as folder:
         if "pytest" in argv:
@@ -168,7 +178,7 @@ def _run(argv: list[str], result: TierResult) -> None:
         with subprocess.Popen(
             argv,
             cwd=ROOT,
-            env=ENVIRON | ({"TMPDIR": str(RAM_DISK)} if on_ram_disk else {}),
+            env=ENVIRON | ({"TMPDIR": str(RAM_DISK)} if on_ram_disk else {}) | dict(variables or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -179,6 +189,9 @@ def _run(argv: list[str], result: TierResult) -> None:
             for line in process.stdout:
                 print_line(result.tier, line.rstrip())
                 result.lines.append(line.rstrip())
+            _, status, used = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+            result.cpu_seconds += used.ru_utime + used.ru_stime
         last_failed = Path(folder) / "v" / "cache" / "lastfailed"
         result.failed = list(json.loads(last_failed.read_text())) if last_failed.is_file() else []
     result.code = process.returncode

@@ -123,6 +123,8 @@ def missing_package(error: ModuleNotFoundError) -> CliError:
     extras = dict.fromkeys(("google", "numpy", "paddle"), "[model]") | {
         "boto3": "[pod]",
         "matplotlib": "[pod]",
+        "optuna": "[sweep]",
+        "plotly": "[sweep]",
     }
     extra = (extras | dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "[serve]")).get(name, "")
     return CliError(

@@ -17,11 +17,12 @@ from launcher.cli import cluster_api, object_states, releases, run_view, storage
 from launcher.cli.cluster_api import Cluster, Object
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.releases import Helm, ReleaseRun
-from launcher.cli.run_files import OUTPUT, JobFiles, read_job_files
+from launcher.cli.run_files import JobFiles, read_job_files
 from launcher.cli.run_view import RunView
 from launcher.cli.storage import Storage, StorageRequest
 from launcher.io.open_below import refuse_links
 from launcher.reporting.failure_messages import last_lines
+from launcher.reporting.saved_runs import OUTPUT
 
 FILES_SECONDS = 5.0  # `poll_view` reads the files at most once in this time
 LOG_LINES = 5
@@ -125,6 +126,8 @@ class ClusterSession:
         """How many log lines a view has."""
         self.expected_job = ""
         """If not empty, `run` raises OtherRunError when the release has another training Job."""
+        self.kept: KeptStorage | None = None
+        """Reads the files of the run; None: a pod of the run does, or a new reader pod."""
 
     def options(self) -> list[str]:
         """Return the options that select this release in a command; options with their default value are left out."""
@@ -278,11 +281,15 @@ class ClusterSession:
     ) -> JobFiles:
         if self._files_of != (run.k8s_job, data_state):
             self._files, self._files_of = None, (run.k8s_job, data_state)
-        running = open_through_running_pod(self.cluster, run, pods, or_init=True)
         now = time.monotonic()
-        if running is not None and self._files and now - self._files_read_at < FILES_SECONDS:
-            return self._files
         try:
+            if self.kept is not None:
+                running: Storage | None = self.kept.job(run.job_name)
+            else:
+                running = open_through_running_pod(self.cluster, run, pods, or_init=True)
+            is_new = now - self._files_read_at < FILES_SECONDS and not (self.kept and with_reader)
+            if running is not None and self._files and is_new:
+                return self._files
             if running is not None:
                 self._files, self._files_read_at = read_job_files(running), now
                 return self._files
@@ -292,6 +299,8 @@ class ClusterSession:
         except cluster_api.UnreachableError:
             raise
         except CliError as error:  # the pod may just have exited
+            if self.kept is not None:
+                self.kept.close()
             return self._files or JobFiles(was_read=False, problem=str(error))
         return self._files or JobFiles(was_read=False)
 
@@ -334,6 +343,33 @@ class ClusterSession:
 
 
 Session = FolderSession | ClusterSession
+KEPT_SECONDS = 2 * 3600  # a killed command leaves the pod for this time; it requests nothing
+
+
+class KeptStorage:
+    """The shared storage through one reader pod, which is created when it is used first, and again after `close`."""
+
+    def __init__(self, session: ClusterSession, job: str) -> None:
+        """Store the release whose storage is used, and the name of a job."""
+        self._session, self._stack = session, contextlib.ExitStack()
+        self._request = StorageRequest(job=job, seconds=KEPT_SECONDS, writable=True)
+        self._opened: Storage | None = None
+        self._until = 0.0
+
+    def job(self, name: str) -> Storage:
+        """Return the folder of a job; ".": the folder that contains all jobs. Raises as `ClusterSession.storage`."""
+        if time.monotonic() > self._until:
+            self.close()
+        if self._opened is None:
+            self._opened = self._stack.enter_context(self._session.storage(self._request))
+            self._until = time.monotonic() + KEPT_SECONDS - storage.COPY_SECONDS
+        return self._opened.sibling(name)
+
+    def close(self) -> None:
+        """Delete the reader pod. If the cluster cannot be reached, the pod ends at its deadline."""
+        self._opened = None
+        with contextlib.suppress(CliError):
+            self._stack.close()
 
 
 def open_through_running_pod(

@@ -5,8 +5,8 @@ A stopped or failed training continues.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import itertools
 import re
 import shlex
 import time
@@ -31,18 +31,8 @@ from launcher.cli.releases import (
     volume_identity,
 )
 from launcher.cli.run_display import describe_wait
-from launcher.cli.shared_options import (
-    Context,
-    Kubeconfig,
-    Namespace,
-    Program,
-    RequirementsOption,
-    ScriptArguments,
-    ScriptOption,
-    SettingsOption,
-    ValuesOption,
-)
-from launcher.cli.storage import COPY_SECONDS, StorageRequest
+from launcher.cli.shared_options import Context, Kubeconfig, Namespace, ProgramOptions
+from launcher.cli.storage import COPY_SECONDS, Storage, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
 from launcher.io import files, spelling
 from launcher.io.program_folders import find_program_folder, is_script_file
@@ -55,13 +45,9 @@ _REMOTE = ("s3://", "https://", "http://", "file://")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchOptions:
+class LaunchOptions(ProgramOptions):
     """The options of `run`, or of `sweep` for one of its trainings; fields of type `Annotated` are options of both."""
 
-    program: Program
-    arguments: ScriptArguments = None
-    script: ScriptOption = None
-    requirements: RequirementsOption = None
     data: Annotated[
         str | None,
         typer.Option(
@@ -70,8 +56,6 @@ class LaunchOptions:
             "s3://…, https://…, or file://NAME for a file on the storage; default: data.source of the values.",
         ),
     ] = None
-    values: ValuesOption = None
-    settings: SettingsOption = None
     trainers: Annotated[int | None, typer.Option(min=1, help="Number of training pods.")] = None
     passes: Annotated[int | None, typer.Option(min=1, help="Passes over the data.")] = None
     base_release: Annotated[
@@ -120,12 +104,6 @@ class TrainingPlan:
         """The jobName of the training."""
         return str(self.values["jobName"])
 
-    def numbered(self, number: int) -> TrainingPlan:
-        """Return the same training with another jobName, which ends with `number`."""
-        end = f"-{number}"
-        name = self.job[: JOB_NAME_LENGTH - len(end)].rstrip("-") + end
-        return dataclasses.replace(self, values={**self.values, "jobName": name})
-
 
 @dataclass(frozen=True)
 class LaunchResult:
@@ -136,6 +114,8 @@ class LaunchResult:
     """False: the release had this training already, and it neither failed nor was stopped."""
     keep: Path
     """The file with the training's values."""
+    packages: str = ""
+    """The value `training.packages`; empty if the training needs no packages."""
 
 
 def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = ((),)) -> list[TrainingPlan]:
@@ -147,17 +127,20 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
     """
     defaults = read_defaults()
     folder = find_program_folder(options.program)
-    source = None
+    in_files, of_data, source = read_values(options.values or ()), dict[str, str](), None
     if options.data is not None and not options.data.startswith(_REMOTE):
-        given_values = apply_settings(read_values(options.values or ()), options.settings or (), defaults)
-        check_values(merge_values(defaults, given_values), defaults)
-        data_format = (given_values.get("data") or {}).get("format")
-        name = make_storage_name(Path(options.data).name)
-        source = uploads.plan_source(Path(options.data), name, data_format)
-    values = _compute_values(options, source, defaults)
+        data_format = (_compute_values(options, in_files, {}, defaults).get("data") or {}).get("format")
+        source = uploads.plan_source(Path(options.data), data_format)
+        of_data = source.values
+    elif options.data is not None and options.data != (in_files.get("data") or {}).get("source"):
+        of_data = {
+            "data.source": options.data,
+            "data.sha256": "",
+        }  # the sha256 in a file is of another source
+    values = _compute_values(options, in_files, of_data, defaults)
     given = str((values.get("training") or {}).get("config") or "")
     main = options.script or given.partition("/")[2] or (given if is_script_file(given) else "")
-    program = uploads.plan_program(folder, make_storage_name(folder.resolve().name), options.check, main)
+    program = uploads.plan_program(folder, options.check, main)
     fix = "name what the program does not need in its file .launcherignore, or give --yes"
     program.confirm_size("the program's folder", uploads.LARGE_BYTES, options.yes, fix)
     requirements = packages.find_requirements(folder, options.requirements)
@@ -207,7 +190,7 @@ def _suggest_values(program: uploads.Upload, values: Values) -> Values:
         # A script may call Paddle's servers in a module that it imports.
         if is_program or given == "fleet" or program.runtime == "ps":
             kind = {
-                "fleet": "a program: it is named trainer_config.py, or defines inputs or parse",
+                "fleet": "a program: it is named trainer_config.py, or defines inputs, parse, network and others",
                 "ps": "a script for parameter servers: it calls fleet.init_server, run_server or init_worker",
                 "collective": "a script",
             }[program.runtime]
@@ -241,19 +224,15 @@ def _add_packages(
     return dataclasses.replace(plan, values=merge_values(plan.values, nest_keys(values)))
 
 
-def _compute_values(options: LaunchOptions, source: uploads.Upload | None, defaults: Values) -> Values:
-    """Return the values of the files of `-f` and of the options; `source` is the data file to upload.
-
-    Raises UsageError if a file cannot be read, or a value is invalid.
-    """
-    values = read_values(options.values or ())
-    given: dict[str, Any] = dict(source.values) if source else {}
-    if source is None and options.data not in (None, (values.get("data") or {}).get("source")):
-        given = {"data.source": options.data, "data.sha256": ""}  # the sha256 in a file is of another source
+def _compute_values(
+    options: LaunchOptions, in_files: Values, of_data: Mapping[str, str], defaults: Values
+) -> Values:
+    """Return the values of the files of `-f`, of the data and of the options. Raises UsageError if one is invalid."""
+    given: dict[str, Any] = dict(of_data)
     given |= {"training.args": options.arguments} if options.arguments else {}
     given |= {"trainers": options.trainers} if options.trainers else {}
     given |= {"training.passes": options.passes} if options.passes else {}
-    values = apply_settings(merge_values(values, nest_keys(given)), options.settings or (), defaults)
+    values = apply_settings(merge_values(in_files, nest_keys(given)), options.settings or (), defaults)
     check_values(merge_values(defaults, values), defaults)
     return values
 
@@ -283,11 +262,14 @@ def complete_values(files: Iterable[Path], settings: Iterable[str]) -> Values:
     return check_values(merge_values(defaults, values), defaults)
 
 
-def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster) -> LaunchResult:
+def launch(
+    plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster, storage: Storage | None = None
+) -> LaunchResult:
     """Upload what has changed, write the values to a file, and upgrade the release to them.
 
-    A failed or stopped training with these values continues. The leases of the release and of the job's name are
-    held meanwhile, so that no other `run` changes this release or starts the same job in another release.
+    The upload goes through `storage`, or through a reader pod of its own if that is None. A failed or stopped training
+    with these values continues. The leases of the release and of the job's name are held meanwhile, so that no other
+    `run` changes this release or starts the same job in another release.
 
     Raises:
         UsageError: helm or the cluster rejects the values, the job's name is taken, the user does not confirm, or
@@ -306,7 +288,7 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
         run_lease.hold_lease(cluster, options.release, plan.job) as check_job,
     ):
         current = session.run_if_installed()
-        base = session if current else _choose_base_release(session, options.base_release)
+        base = session if current else choose_base_release(session, options.base_release)
         values = merge_values(base.read_base_values(helm), plan.values)
         plan = _add_packages(plan, base, values, options)
         values = merge_values(values, plan.values)
@@ -322,9 +304,8 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
         is_new = current is None or current.k8s_job != k8s_job
         if current and is_new and not options.replace:
             _confirm_replacement(session, current, plan.job)
-        text = _FILE_TITLE + yaml.safe_dump(plan.values, sort_keys=False, allow_unicode=True)
-        files.write_atomically(keep, text)
-        _upload(plan, base, options.yes)
+        write_values(keep, plan.values)
+        _upload(plan, base, options.yes, storage)
         check_release()
         check_job()
         report(
@@ -335,7 +316,14 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Clus
         # helm neither resumes a suspended Job nor starts a failed one again.
         is_continued = continue_training(cluster, session.run())
     session.expected_job = k8s_job
-    return LaunchResult(session, is_new or is_continued, keep)
+    used = str((values.get("training") or {}).get("packages") or "")
+    return LaunchResult(session, is_new or is_continued, keep, used)
+
+
+def write_values(file: Path, values: Values) -> None:
+    """Write the values of a training to a file, for `-f`."""
+    text = _FILE_TITLE + yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    files.write_atomically(file, text)
 
 
 def check_job_name_is_free(session: ClusterSession, values: Values) -> None:
@@ -358,7 +346,7 @@ def check_job_name_is_free(session: ClusterSession, values: Values) -> None:
             )
 
 
-def _choose_base_release(session: ClusterSession, given: str | None) -> ClusterSession:
+def choose_base_release(session: ClusterSession, given: str | None) -> ClusterSession:
     """Return a session on the release whose image and storage a new release uses.
 
     That is the release `given`, else the release with the default name, else the only release of the namespace.
@@ -413,9 +401,10 @@ def _confirm_replacement(session: ClusterSession, current: ReleaseRun, job: str)
         )
 
 
-def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool) -> None:
+def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, opened: Storage | None) -> None:
     request = StorageRequest(job=plan.job, seconds=COPY_SECONDS, writable=True)
-    with session.storage(request) as storage:
+    through = contextlib.nullcontext(opened.sibling(plan.job)) if opened else session.storage(request)
+    with through as storage:
         for upload in plan.uploads:
             replace = yes or not upload.folder  # the program is used by this job only
             try:
@@ -450,7 +439,7 @@ def describe_next_steps(session: ClusterSession, keep: Path, is_program: bool) -
 
 Values = dict[str, Any]
 JOB_NAME_LENGTH = 45
-_OF_TRAINING = ("batch_size", "args", "incremental_checkpoints", "keep_best", "mode")
+_OF_TRAINING = ("batch_size", "args", "keep_best", "mode")
 _OF_DATA = ("columns", "delimiter", "encoding", "format", "header", "member", "quoting", "tables")
 _USED_HERE = [settings_of(TrainSettings)[name] for name in _OF_TRAINING]
 _USED_HERE += [settings_of(DataSettings)[name] for name in _OF_DATA]
@@ -469,7 +458,7 @@ def nest_keys(flat: Mapping[str, Any]) -> Values:
 
 
 def apply_settings(values: Mapping[str, Any], settings: Iterable[str], defaults: Mapping[str, Any]) -> Values:
-    """Return `values` with each `key=value` of `--set` or `--grid`.
+    """Return `values` with each `key=value` of `--set`, or of a trial of `sweep`.
 
     A key whose first part is a value of the chart (`defaults`) sets that value: `training.batchSize=128`. Any
     other key is an option of the program: `learning_rate=0.01`.
@@ -497,13 +486,22 @@ def apply_settings(values: Mapping[str, Any], settings: Iterable[str], defaults:
             )
         else:
             training = dict(changed.get("training") or {})
-            others = [a for a in training.get("args") or [] if _option_name(a) != _option_name(key)]
+            others = _without_option(training.get("args") or [], key)
             changed["training"] = {**training, "args": [*others, f"--{key}={text}"]}
     return changed
 
 
-def _option_name(argument: str) -> str:
-    return argument.lstrip("-").partition("=")[0].replace("-", "_")
+def _without_option(arguments: Sequence[str], key: str) -> list[str]:
+    """Return the arguments without the option `key`, given as `--key=VALUE` or as `--key VALUE`."""
+    kept: list[str] = []
+    is_value = False
+    for argument in map(str, arguments):
+        name, equals, _ = argument.partition("=")
+        is_option = name.startswith("-") and name.lstrip("-").replace("-", "_") == key.replace("-", "_")
+        if not (is_option or (is_value and not argument.startswith("--"))):
+            kept.append(argument)
+        is_value = is_option and not equals
+    return kept
 
 
 def _parse(key: str, text: str, defaults: Mapping[str, Any]) -> Any:
@@ -548,41 +546,14 @@ def check_values(values: Values, defaults: Mapping[str, Any]) -> Values:
 def _value_error(key: str, value: Any, limit: str) -> UsageError:
     shown = "null" if value is None else repr(value)
     return UsageError(
-        f"{key} is {shown}, but must be {limit}", "correct it where you set it (--set, --grid, -f)"
+        f"{key} is {shown}, but must be {limit}", "correct it where you set it (--set, --search, -f)"
     )
 
 
-def make_storage_name(name: str) -> str:
-    """Return a file's or folder's name with the characters that are valid on the storage."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("-._")[:63]
-
-
 def make_job_name(folder: str) -> str:
-    """Return a jobName for a program's folder. Raises UsageError if its name has no usable characters."""
-    name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")[:JOB_NAME_LENGTH].strip("-")
-    if not name or not name[0].isalpha():
-        raise UsageError(
-            f"no jobName can be made of the folder name {folder!r}: it has no letter to begin with",
-            "choose one with --set jobName=NAME",
-        )
-    return name
-
-
-def expand_grid(grid: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return all combinations of `key=a,b,…`, each as (`key=a`, …); the last key changes fastest.
-
-    Raises UsageError if an entry of the grid has no key or no values.
-    """
-    axes = []
-    for axis in grid:
-        key, equals, values = axis.partition("=")
-        found = [value for value in values.split(",") if value]
-        if not key or not equals or not found:
-            raise UsageError(
-                f"--grid {axis}: this is not KEY=A,B,…", "write for example --grid learning_rate=0.01,0.03"
-            )
-        axes.append([f"{key}={value}" for value in dict.fromkeys(found)])
-    return list(itertools.product(*axes))
+    """Return a jobName for a program's folder on the storage: lowercase, and with a letter at its begin."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
+    return (name if name[0].isalpha() else f"run-{name}")[:JOB_NAME_LENGTH].strip("-")
 
 
 GONE_SECONDS = 120.0  # for a deleted Job to disappear

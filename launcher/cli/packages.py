@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher.cli.errors import CliError, UsageError
+from launcher.cli.terminal import report
 from launcher.io.files import folder_files, sha256_file
 
 if sys.version_info >= (3, 11):
@@ -36,6 +37,8 @@ NONE = "none"
 """Value of `--requirements`: the program needs no packages in addition to the image."""
 FILES = ("requirements.txt", "pyproject.toml")
 """The files at the top of a program's folder that say which packages it needs; the first one that exists counts."""
+UNREAD_FILES = ("setup.py", "setup.cfg", "environment.yml", "environment.yaml", "Pipfile", "poetry.lock")
+"""Other files that may name packages."""
 NATIVE = (".so", ".dylib", ".pyd", ".dll")
 """Ends of the names of compiled files, which run on one platform only."""
 SAME_MODULES = ("paddlepaddle", "paddlepaddle-gpu")
@@ -48,6 +51,7 @@ _NETWORK = re.compile(
     r"error sending request|Failed to fetch|dns error|timed out|Connection refused|certificate", re.I
 )
 _INDEX = re.compile(r"(-i|-f|--index-url|--extra-index-url|--find-links|--no-index)\b")
+_HASH = re.compile(r"--hash[= ]sha256:([0-9a-f]{64})")
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_]*")
 
@@ -127,7 +131,15 @@ def find_requirements(folder: Path, given: str | None) -> Path | None:
         return Path(given).resolve()
     found = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if found is None or (found.suffix == ".toml" and "[project]" not in found.read_text("utf-8", "replace")):
-        return None  # such a .toml file has the settings of tools only
+        # Such a .toml file has the settings of tools only, or the packages in tables of Poetry.
+        is_poetry = found is not None and "[tool.poetry." in found.read_text("utf-8", "replace")
+        unread_files = (FILES[1], *UNREAD_FILES) if is_poetry else UNREAD_FILES
+        if unread := next((name for name in unread_files if (folder / name).is_file()), ""):
+            report(
+                f"the packages that {folder / unread} may name are not installed; if the program needs some, "
+                "list them in requirements.txt"
+            )
+        return None
     return found.resolve()
 
 
@@ -190,7 +202,9 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
         lock = work / "pylock.toml"
         given = ("-c", str(constraints), "--find-links", str(stubs), *environment.options)
         hidden = (word for name in known for word in ("--no-emit-package", name))
+        report(f"choosing the packages of {requirements} for {environment.where}")
         packages = uv.compile(requirements, lock, *given, *hidden)
+        _check_packages(packages, requirements)
         built = {one["name"] for one in packages if not one.get("wheels")}
         if released := [
             f"{one['name']}=={one['version']}" for one in packages if one["name"] in built and "sdist" in one
@@ -204,6 +218,7 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
                 raise uv.no_wheel(f"{', '.join(native)} has wheels for other platforms only")
         folder.mkdir(parents=True)
         if packages:
+            report(f"installing packages: {len(packages)}")
             target = ("--target", str(folder), "--link-mode", "copy", *environment.options)
             uv.run("install", "--no-deps", "--no-editable", "-r", str(lock), *target)
     for info in folder.glob("*.dist-info"):
@@ -212,6 +227,28 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
             raise uv.no_wheel(f"{name} has none, and {file} in it is compiled code")
     names = (f"{one['name']} {one.get('version', '')}".rstrip() for one in packages)
     return InstalledPackages(folder, tuple(names))
+
+
+def _check_packages(packages: list[dict[str, Any]], requirements: Path) -> None:
+    """Raise UsageError for a package that must not be installed: `packages` are those of a lock file.
+
+    uv does not compare the hashes of its input with the packages that it chooses.
+    """
+    expected = set(_HASH.findall(requirements.read_text("utf-8", "replace")))
+    for one in packages:
+        if one["name"] == "paddle":
+            raise UsageError(
+                f"{requirements} leads to the package `paddle`, which is not PaddlePaddle. Nothing was sent",
+                "require paddlepaddle instead, which the image has",
+            )
+        releases = [*one.get("wheels", ()), *([one["sdist"]] if "sdist" in one else [])]
+        found = {(each.get("hashes") or {}).get("sha256") for each in releases} - {None}
+        if expected and found and not expected & found:
+            raise UsageError(
+                f"the package index has {one['name']} {one.get('version', '')} with other content than the --hash in "
+                f"{requirements}. Nothing was sent",
+                "correct the hashes; with some in the file, all packages that it leads to need one",
+            )
 
 
 def _index_options(requirements: Path) -> list[str]:

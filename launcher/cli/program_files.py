@@ -18,9 +18,11 @@ from launcher.cli.errors import UsageError
 from launcher.cli.terminal import report
 from launcher.io.program_folders import CONFIG, is_script_file
 from launcher.paths import is_safe_name
+from launcher.trainer.program_loader import FUNCTIONS, VALUES
 
 SCRIPT = "train.py"
-IGNORE_FILES = (".gitignore", ".launcherignore")
+GIT_IGNORE = ".gitignore"
+IGNORE_FILES = (GIT_IGNORE, ".launcherignore")
 """Files with patterns of what is not sent, as for git; the second one overrides the first."""
 NO_SCRIPTS = frozenset(("setup.py", "conftest.py", "__init__.py"))
 LIKELY_SCRIPT = re.compile(r"(.*/)?(train|run|main)[^/]*\.py")
@@ -28,10 +30,14 @@ SHOWN = 12
 """Largest number of candidates in a message."""
 SERVER_CALLS = frozenset(("run_server", "init_server", "init_worker"))
 """Functions of `paddle.distributed.fleet` that only a script for parameter servers calls."""
+PROGRAM_NAMES, FEWEST_NAMES = VALUES.keys() | FUNCTIONS.keys(), 5
+"""What a program of runtime fleet must define, and of how many of these names it has to be taken for one."""
 
 
-def list_files(folder: Path) -> list[tuple[str, Path]]:
+def list_files(folder: Path, ignored: list[str] | None = None) -> list[tuple[str, Path]]:
     """Return (name below `folder`, file) of each file that is sent, sorted by name.
+
+    The names of what .gitignore ignores are added to `ignored`, those of folders with a slash.
 
     Left out are names that begin with a dot, `__pycache__`, virtual environments, and what .gitignore and
     .launcherignore ignore. A symbolic link inside the folder is sent as what it leads to, or not if that is nothing.
@@ -43,17 +49,19 @@ def list_files(folder: Path) -> list[tuple[str, Path]]:
     root, found = folder.resolve(), []
 
     def walk(
-        path: Path, name: str, specs: list[tuple[str, pathspec.GitIgnoreSpec]], inside: set[Path]
+        path: Path, name: str, specs: list[tuple[str, str, pathspec.GitIgnoreSpec]], inside: set[Path]
     ) -> None:
         for ignore in IGNORE_FILES:
             if (path / ignore).is_file():
-                lines = (path / ignore).read_text("utf-8", "replace").splitlines()
-                specs = [(name, pathspec.GitIgnoreSpec.from_lines(lines)), *specs]
+                lines = (path / ignore).read_text("utf-8-sig", "replace").splitlines()
+                specs = [(ignore, name, pathspec.GitIgnoreSpec.from_lines(lines)), *specs]
         for entry in sorted(path.iterdir()):
             below = f"{name}{entry.name}"
             if entry.name.startswith(".") or entry.name == "__pycache__":
                 continue
-            if _is_ignored(f"{below}/" if entry.is_dir() else below, specs):
+            if ignore := _ignoring_file(path_name := f"{below}/" if entry.is_dir() else below, specs):
+                if ignored is not None and ignore == GIT_IGNORE:
+                    ignored.append(path_name)
                 continue
             if entry.is_symlink() and not entry.exists():
                 report(f"not sent: {entry} is a symbolic link that leads to nothing")
@@ -75,13 +83,24 @@ def list_files(folder: Path) -> list[tuple[str, Path]]:
     return sorted(found)
 
 
-def _is_ignored(name: str, specs: list[tuple[str, pathspec.GitIgnoreSpec]]) -> bool:
-    """Return whether the first of `specs` that has a pattern for `name` ignores it; each is (its folder, patterns)."""
-    for prefix, spec in specs:
+def empty_submodules(folder: Path) -> list[str]:
+    """Return the names of the git submodules of `folder` that have no files here: `git clone` leaves them empty."""
+    listed = folder / ".gitmodules"
+    text = listed.read_text("utf-8", "replace") if listed.is_file() else ""
+    names = re.findall(r"^\s*path\s*=\s*(.+?)\s*$", text, re.MULTILINE)
+    return [name for name in names if not any((folder / name).glob("*"))]
+
+
+def _ignoring_file(name: str, specs: list[tuple[str, str, pathspec.GitIgnoreSpec]]) -> str:
+    """Return which of IGNORE_FILES ignores `name`, by the first of `specs` with a pattern for it; empty: none.
+
+    Each of `specs` is (one of IGNORE_FILES, its folder, its patterns).
+    """
+    for ignore, prefix, spec in specs:
         verdict = spec.check_file(name.removeprefix(prefix)).include
         if verdict is not None:
-            return verdict
-    return False
+            return ignore if verdict else ""
+    return ""
 
 
 def _check_link(link: Path, root: Path, inside: set[Path]) -> None:
@@ -113,12 +132,18 @@ def choose_file(folder: Path, names: list[str], chosen: str) -> str:
     candidates = top + [name for name in likely if name not in top]
     listed = ", ".join(candidates[:SHOWN]) + (" …" if len(candidates) > SHOWN else "")
     if chosen:
-        module = chosen.replace(".", "/")
-        is_there = chosen in names if is_script_file(chosen) or "/" in chosen else module_file(chosen, names)
+        chosen = _name_below(folder, chosen)
+        if chosen in names and not is_script_file(chosen):
+            raise UsageError(
+                f"{chosen} is no Python file, and the launcher starts the script itself, in each pod with its rank",
+                "give the .py file that it starts as --script, and its arguments after -- (of a notebook: jupyter "
+                f"nbconvert --to script); candidates: {listed or 'none'}",
+            )
+        is_module = not is_script_file(chosen) and "/" not in chosen
+        package = chosen.partition(".")[0]
+        is_own = any(name == f"{package}.py" or name.startswith(f"{package}/") for name in names)
         # A module may also be one of a package of the image.
-        if is_there or (
-            not is_script_file(chosen) and "/" not in chosen and module.partition("/")[0] not in top
-        ):
+        if (module_file(chosen, names) or not is_own) if is_module else chosen in names:
             return chosen
         raise UsageError(
             f"{folder} has no file {chosen} that is sent to the pods; candidates: {listed or 'none'}",
@@ -137,6 +162,22 @@ def choose_file(folder: Path, names: list[str], chosen: str) -> str:
     )
 
 
+def _name_below(folder: Path, chosen: str) -> str:
+    """Return the name below `folder` of a file that is given by a path: from `folder`, from here, or absolute."""
+    paths = (folder / chosen, Path(chosen))
+    return next((os.path.relpath(path, folder) for path in paths if path.is_file()), chosen)
+
+
+def find_main(folder: Path, names: list[str], chosen: str) -> tuple[str, str]:
+    """Return (main file or module, runtime that it is written for; empty: unknown); arguments as of `choose_file`.
+
+    The runtime of a module that is not among `names` is unknown.
+    """
+    main = choose_file(folder, names, chosen)
+    file = main if is_script_file(main) else module_file(main, names)
+    return main, find_runtime(folder / file) if file else ""
+
+
 def module_file(module: str, names: list[str]) -> str | None:
     """Return the file of a module among `names`; None if there is none."""
     path = module.replace(".", "/")
@@ -146,17 +187,28 @@ def module_file(module: str, names: list[str]) -> str | None:
 def find_runtime(file: Path) -> str:
     """Return the runtime that a .py file is written for: `fleet` for a program, else `ps` or `collective`.
 
-    A script for parameter servers calls one of SERVER_CALLS. Raises UsageError for invalid syntax.
+    Of what a program must define, a script may have some names, too, such as `inputs` for `paddle.Model`. A script for
+    parameter servers calls one of SERVER_CALLS; one that can also do without them (`is_collective=True`) is
+    `collective`. Raises UsageError for invalid syntax.
     """
-    if file.name == CONFIG or {"inputs", "parse"} & defined_names(file):
+    if file.name == CONFIG or len(defined_names(file) & PROGRAM_NAMES) >= FEWEST_NAMES:
         return "fleet"
-    tree = ast.parse(importlib.util.decode_source(file.read_bytes()))
-    called = {
-        node.func.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    nodes = list(ast.walk(ast.parse(importlib.util.decode_source(file.read_bytes()))))
+    fleets = {"fleet"} | {
+        one.asname or one.name
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for one in node.names
+        if "fleet" in f"{getattr(node, 'module', '')}.{one.name}"
     }
-    return "ps" if called & SERVER_CALLS else "collective"
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    # fleet.init_worker(), self.fleet.init_worker(), or init_worker() that was imported from a module of fleet.
+    called = {name for call in calls if (name := ast.unparse(call.func)).rpartition(".")[2] in SERVER_CALLS}
+    uses_servers = any(fleets.intersection(name.split(".")) for name in called)
+    can_do_without = any(
+        ast.unparse(word) == "is_collective=True" for call in calls for word in call.keywords
+    )
+    return "ps" if uses_servers and not can_do_without else "collective"
 
 
 def defined_names(file: Path) -> set[str]:

@@ -219,8 +219,9 @@ def find_chart() -> Path:
     )
 
 
+@functools.cache
 def read_defaults() -> dict[str, Any]:
-    """Return the default values of the chart that comes with the launcher."""
+    """Return the default values of the chart that comes with the launcher, which callers must not change."""
     return dict(yaml.safe_load((find_chart() / "values.yaml").read_text("utf-8")))
 
 
@@ -289,8 +290,8 @@ class Helm:
         return self._run([*self.upgrade_command(release, "-")[1:], *more], text)
 
     def uninstall(self, release: str) -> None:
-        """Uninstall a release. The storage keeps its data and results."""
-        self._run(["uninstall", release, *self._options])
+        """Uninstall a release, if it is installed. The storage keeps its data and results."""
+        self._run(["uninstall", release, "--ignore-not-found", *self._options])
 
     def _run(self, words: Sequence[str], given: str = "") -> str:
         program = shutil.which("helm")

@@ -36,7 +36,7 @@ _LOST_PHASES = ("missing", "Failed", "Unknown", "Deleting")  # of a pod that is 
 STALE_SECONDS = 30  # rank 0 writes status.json every 2 s
 SHOWN_RESTARTS = 5  # a run on spot instances may have many
 JOB_COLUMNS = ("Job", "name", "state", "pods")
-RANK_COLUMNS = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">loss")
+RANK_COLUMNS = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">s/step", ">loss")
 """Headings of the tables of Jobs and ranks; those of right-aligned columns begin with `>`."""
 COMPARED_CHARACTERS = 160  # two remarks that begin with the same ones say the same
 _PAUSED = {
@@ -131,7 +131,8 @@ def _describe_block(view: RunView) -> str:
         return f"{reasons}{_describe_losses(view)}{_describe_wait_end(view)}"
     if view.state in _PAUSED:
         return _PAUSED[view.state] + (_describe_losses(view) if view.state == "stopped" else "")
-    if not view.progress:
+    # While a run finishes, the last status.json may still say what it waited for.
+    if not view.progress or view.state == "finishing":
         return ""
     lost = [f"a new pod of rank {rank.rank}" for rank in view.ranks if rank.phase in _LOST_PHASES]
     wait = "; ".join(lost) or view.progress.waiting_for or ""
@@ -187,8 +188,14 @@ def rank_row(rank: RankView) -> tuple[str, ...]:
         "-" if rank.number is None else str(rank.number + 1),
         "-" if rank.batch is None else str(rank.batch),
         rate(rank.samples_per_second),
+        _step_text(rank),
         number(rank.loss),
     )
+
+
+def _step_text(rank: RankView) -> str:
+    """Return a rank's own seconds per step, and whether it is slow; - if they are not measured."""
+    return "-" if rank.step_seconds is None else f"{rank.step_seconds:.3g}{' slow' if rank.is_slow else ''}"
 
 
 def status_screen(view: RunView, options: Sequence[str] = (), now: float | None = None) -> RenderableType:

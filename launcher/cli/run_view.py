@@ -12,8 +12,9 @@ from launcher.cli import object_states
 from launcher.cli.cluster_api import Object
 from launcher.cli.reader_commands import FINAL_STATES
 from launcher.cli.releases import ReleaseRun
-from launcher.cli.run_files import DATA_FAILED, MANIFEST, JobFiles
+from launcher.cli.run_files import JobFiles
 from launcher.paths import OutputPaths, Position
+from launcher.reporting.saved_runs import DATA_FAILED, MANIFEST
 from launcher.schema import RankStatus, RunFile, StatusFile, describe_data, to_json
 from launcher.settings import SCRIPT_RUNTIMES
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_origin
+from typing import Annotated, Any, Literal, get_origin, get_type_hints
 
 import typer
 
@@ -31,21 +32,6 @@ Format = Annotated[
         "--output", "-o", callback=_reserve_stdout_for_json, help="Print text, or JSON for scripts."
     ),
 ]
-Program = Annotated[
-    Path,
-    typer.Argument(
-        metavar="PROGRAM",
-        help="A program's folder (for `try` also its file), or the name of an example: quick_start, ctr, …",
-    ),
-]
-ScriptArguments = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="-- ARGUMENTS",
-        help="After `--`: the arguments of a script, as they are ({output_dir} and others become paths of the run); "
-        "they replace training.args.",
-    ),
-]
 ScriptOption = Annotated[
     str | None,
     typer.Option(
@@ -60,20 +46,6 @@ RequirementsOption = Annotated[
         metavar="FILE|none",
         help="A file with the Python packages that the program needs (requirements.txt, pyproject.toml); default: "
         "the one at the folder's top. none: the image's packages only.",
-    ),
-]
-ValuesOption = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--values", "-f", metavar="VALUES.yaml", help="A file with chart values; later ones override."
-    ),
-]
-SettingsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="A value of the chart (training.batchSize=128), or an option of the program (width=4).",
     ),
 ]
 PathOption = Annotated[
@@ -114,6 +86,43 @@ Kubeconfig = Annotated[
     Path | None, typer.Option(help="Kubeconfig file; default: $KUBECONFIG or ~/.kube/config.")
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig; default: its current one.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramOptions:
+    """The options of `run`, `sweep` and `try` that say what is trained, and with which values."""
+
+    program: Annotated[
+        Path,
+        typer.Argument(
+            metavar="PROGRAM",
+            help="A program's folder (for `try` also its file), or the name of an example: quick_start, ctr, …",
+        ),
+    ]
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- ARGUMENTS",
+            help="After `--`: the arguments of a script, as they are ({output_dir} and others become paths of the "
+            "run); they replace training.args.",
+        ),
+    ] = None
+    script: ScriptOption = None
+    requirements: RequirementsOption = None
+    values: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--values", "-f", metavar="VALUES.yaml", help="A file with chart values; later ones override."
+        ),
+    ] = None
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="A value of the chart (training.batchSize=128), or an option of the program (width=4).",
+        ),
+    ] = None
 
 
 def require_cluster(session: Session, command: str) -> ClusterSession:
@@ -160,6 +169,16 @@ FollowTimeout = Annotated[
 Command = Callable[..., None]
 
 
+def _options_of(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """Return the parameters of a function or dataclass that become options, with their types."""
+    is_class = isinstance(builder, type)
+    every: Mapping[str, inspect.Parameter] = inspect.signature(builder, eval_str=not is_class).parameters
+    if is_class:  # the types of an inherited field are names of the module of its class
+        hints = get_type_hints(builder, include_extras=True)
+        every = {name: one.replace(annotation=hints[name]) for name, one in every.items()}
+    return {name: one for name, one in every.items() if get_origin(one.annotation) is Annotated}
+
+
 def with_options(**builders: Callable[..., Any]) -> Callable[[Command], Command]:
     """Return a decorator that gives a command the options of functions or dataclasses.
 
@@ -173,8 +192,7 @@ def with_options(**builders: Callable[..., Any]) -> Callable[[Command], Command]
         for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
             found = {name: parameter}
             if name in builders:
-                every = inspect.signature(builders[name], eval_str=True).parameters
-                found = {key: one for key, one in every.items() if get_origin(one.annotation) is Annotated}
+                found = _options_of(builders[name])
                 used[name] = list(found)
             options |= found
 

@@ -24,14 +24,9 @@ from rich.segment import Segment
 from rich.table import Table
 
 from launcher.reporting import text_formats
+from launcher.reporting.saved_runs import Passes, score_columns
 
 INSTALLED = "paddle-training"  # the name of the command after `pip install`
-Passes = Sequence[Mapping[str, Any]]
-_SPEED = {
-    "samples": lambda value: f"{value:,}",
-    "seconds": lambda value: f"{value:.1f}",
-    "samples_per_second": text_formats.rate,
-}
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _PIPE_WIDTH = 400  # of a line that is not printed on a terminal
 # C0 without tab and newline, C1, marks and overrides of the direction of text, line separators, lone surrogates.
@@ -157,31 +152,6 @@ def program_name() -> str:
 def command_text(*arguments: str) -> str:
     """Return a command of this command line with these arguments, quoted for a shell."""
     return f"{program_name()} {shlex.join(arguments)}"
-
-
-def score_columns(*runs: Passes) -> list[str]:
-    """Return the keys of the training loss and of all scores that at least one pass of `runs` has."""
-    scores = {key for passes in runs for row in passes for key in row if key.startswith("test_")}
-    return ["train_loss", *sorted(scores)]
-
-
-def pass_rows(runs: Mapping[str, Passes]) -> tuple[list[str], list[list[str]]]:
-    """Return (columns, a row for each pass): loss and scores, and for a single run also its speed.
-
-    `runs` are the passes by the run's name. The columns of several runs stand side by side, with that name.
-    """
-    single = len(runs) == 1
-    keys = [*(_SPEED if single else ()), *score_columns(*runs.values())]
-    columns = [">pass", *(f">{key}" if single else f">{key} {name}" for key in keys for name in runs)]
-    rows = []
-    for number in range(max(map(len, runs.values()), default=0)):
-        cells = []
-        for key in keys:
-            for passes in runs.values():
-                value = passes[number].get(key) if number < len(passes) else None
-                cells.append(_SPEED.get(key, text_formats.number)(value))
-        rows.append([str(number + 1), *cells])
-    return columns, rows
 
 
 def curve_table(runs: Mapping[str, Passes]) -> RenderableType:

@@ -5,9 +5,11 @@ An upload is complete and verified, or does not appear on the storage at all.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import os
+import re
 import tempfile
 import threading
 from collections import Counter
@@ -20,12 +22,12 @@ from launcher.cli import program_files
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.packages import PythonEnvironment, install_packages, pack_files
 from launcher.cli.releases import SOURCES
-from launcher.cli.storage import Storage, check_name, run_json_command
+from launcher.cli.storage import Storage, run_json_command
 from launcher.cli.terminal import confirm, report
 from launcher.dataprep.sources import is_hidden
-from launcher.io.files import folder_files, folder_sha256, sha256_file
+from launcher.io.files import combine_sums, folder_files, sha256_file
 from launcher.io.open_below import ReaderError
-from launcher.io.program_folders import check_module_names, is_script_file
+from launcher.io.program_folders import check_module_names
 from launcher.io.tar_stream import write_tar
 from launcher.paths import RESERVED_FOLDERS, JobPaths
 from launcher.settings import parsers
@@ -39,7 +41,8 @@ LARGE_BYTES = 100_000_000
 """A larger folder is sent only after a question."""
 LARGE_PACKAGES = 1_000_000_000
 """The same for the packages that a program needs."""
-RENAME_FIX = "rename your folder or file"
+IGNORED_SHOWN = 10
+"""Largest number of ignored files and folders in a message."""
 
 
 class OtherContentError(CliError):
@@ -60,6 +63,11 @@ class Upload:
     """The folder of the storage that the upload belongs to, such as `sources`; empty: the job's folder."""
     runtime: str = ""
     """The runtime that the program is written for (`program_files.find_runtime`); empty: unknown."""
+
+    @functools.cached_property
+    def sums(self) -> dict[str, str]:
+        """The sha256 of each file by its name in the archive; each file is read once for it."""
+        return {name: sha256_file(file) for name, file in self.entries}
 
     @property
     def size(self) -> int:
@@ -83,31 +91,46 @@ class Upload:
             raise UsageError(f"{text}; nothing was sent", fix)
 
 
-def plan_program(folder: Path, name: str | None = None, check: bool = True, chosen_file: str = "") -> Upload:
+def make_storage_name(name: str, kind: str) -> str:
+    """Return the name that a program's folder or a data file gets on the storage: `name` in valid characters.
+
+    A name of which only the ending remains becomes `<kind>-<6 hex digits>`, so that two of them differ. The launcher
+    itself uses some names in the job's folder, and numbers: these get `<kind>-` in front.
+    """
+    path = Path(name)
+    stem, ending = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-") for part in (path.stem, path.suffix))
+    if not (kept := stem.lstrip("._-")):
+        kept = f"{kind}-{hashlib.sha256(os.fsencode(name)).hexdigest()[:6]}"
+    whole = kept + ending
+    return (f"{kind}-{whole}" if whole.isdigit() or whole in RESERVED_FOLDERS else whole)[:63]
+
+
+def plan_program(folder: Path, check: bool = True, chosen_file: str = "") -> Upload:
     """Return the upload of a program's folder; `program_files.list_files` says what is left out.
 
     `chosen_file` is the main file or module; empty: the one that `program_files.choose_file` finds. With `check`, a
     program must define what the trainer of runtime fleet needs.
 
-    Raises UsageError if the name is reserved, a link cannot be sent, there is no single main file, or the program is
-    incomplete.
+    Raises UsageError if a link cannot be sent, there is no single main file, or the program is incomplete.
     """
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", "give a program's folder, or a data file with --source")
-    chosen = check_name(name or folder.resolve().name, RENAME_FIX)
-    if chosen in RESERVED_FOLDERS or chosen.isdigit():
-        folders = f"the folder {chosen}" if chosen in RESERVED_FOLDERS else "folders with numbers as names"
-        raise UsageError(
-            f"a program cannot have the name {chosen}: the program is sent to the job's folder, where the launcher "
-            f"itself uses {folders}",
-            RENAME_FIX,
+    chosen = make_storage_name(folder.resolve().name, "program")
+    ignored: list[str] = []
+    entries = program_files.list_files(folder, ignored)
+    if ignored:  # it may be data that the script reads
+        ignored.sort(key=lambda entry: not entry.endswith("/"))
+        shown = ", ".join(ignored[:IGNORED_SHOWN]) + (" …" if len(ignored) > IGNORED_SHOWN else "")
+        report(
+            f"not sent, because .gitignore names them: {shown}. If the program needs one of them, "
+            f"write !{ignored[0]} into {folder / program_files.IGNORE_FILES[1]}"
         )
-
-    entries = program_files.list_files(folder)
-    names = [entry for entry, _ in entries]
-    config = program_files.choose_file(folder, names, chosen_file)
-    main = config if is_script_file(config) else program_files.module_file(config, names)
-    runtime = program_files.find_runtime(folder / main) if main else ""
+    for name in program_files.empty_submodules(folder):
+        report(
+            f"{folder / name} is empty, since it is a git submodule that was not fetched. If the program needs it: "
+            "git submodule update --init --recursive"
+        )
+    config, runtime = program_files.find_main(folder, [entry for entry, _ in entries], chosen_file)
     if check and runtime == "fleet":
         check_module_names(folder)
         defined = program_files.defined_names(folder / config)
@@ -118,23 +141,23 @@ def plan_program(folder: Path, name: str | None = None, check: bool = True, chos
                 + "\nNothing was sent",
                 "add it (launcher/programs/README.md); or upload a configuration of runtime v1 with --no-check",
             )
-    digest = folder_sha256(folder, [file for _, file in entries])
-    values = {"training.config": f"{chosen}/{config}", "training.programSha256": digest}
-    return Upload(chosen, tuple(entries), values, runtime=runtime)
+    upload = Upload(chosen, tuple(entries), {"training.config": f"{chosen}/{config}"}, runtime=runtime)
+    upload.values["training.programSha256"] = combine_sums(upload.sums)
+    return upload
 
 
-def plan_source(file: Path, name: str | None = None, data_format: str | None = None) -> Upload:
+def plan_source(file: Path, data_format: str | None = None) -> Upload:
     """Plan the upload of a data file, which a training then reads with a `file://` source; nothing is sent.
 
-    `file` may be a folder: then its files, except hidden ones, are the data. `name` is the name that the file gets on
-    the storage; None: the name that it has. `data_format` is data.format, if it is given: None is `files` for a folder.
+    `file` may be a folder: then its files, except hidden ones, are the data. `data_format` is
+    data.format, if it is given: None is `files` for a folder.
 
     Raises:
-        UsageError: there is no such file, a file cannot be sent, or its name on the storage would be invalid.
+        UsageError: there is no such file, or a file cannot be sent.
     """
     if not file.exists():
         raise UsageError(f"{file}: no such file", "give the path of a data file, or of a folder of files")
-    chosen = check_name(name or file.resolve().name, RENAME_FIX)
+    chosen = make_storage_name(file.name or file.resolve().name, "data")  # of a link: its own name
     if file.is_dir():
         links = [path for path in file.rglob("*") if path.is_symlink() and not path.is_file()]
         names = {path.relative_to(file).as_posix(): path for path in folder_files(file)}
@@ -145,17 +168,20 @@ def plan_source(file: Path, name: str | None = None, data_format: str | None = N
                 f"{links[0]} is a link to a folder or to nothing" if links else f"{file} has no file to send"
             )
             raise UsageError(f"{what}; nothing was sent", "give a folder with the files themselves")
-        digest = folder_sha256(file, entries.values())
-        if form != "files":  # that of all rows, as the data Job reads them
-            sums = hashlib.sha256()
+        values = {"data.source": f"file://{chosen}", "data.format": form}
+        upload = Upload(chosen, tuple(entries.items()), values, SOURCES)
+        if form == "files":
+            values["data.sha256"] = combine_sums(upload.sums)
+        else:  # that of all rows, as the data Job reads them
+            rows = hashlib.sha256()
             for path in sorted(entries.values()):
                 with path.open("rb") as content:
-                    hashlib.file_digest(content, lambda: sums)
-            digest = sums.hexdigest()
-        values = {"data.source": f"file://{chosen}", "data.sha256": digest, "data.format": form}
-        return Upload(chosen, tuple(entries.items()), values, SOURCES)
-    values = {"data.source": f"file://{chosen}", "data.sha256": sha256_file(file)}
-    return Upload(chosen, ((chosen, file),), values, SOURCES)
+                    hashlib.file_digest(content, lambda: rows)
+            values["data.sha256"] = rows.hexdigest()
+        return upload
+    upload = Upload(chosen, ((chosen, file),), {"data.source": f"file://{chosen}"}, SOURCES)
+    upload.values["data.sha256"] = upload.sums[chosen]
+    return upload
 
 
 def send_packages(requirements: Path, image: str, storage: Storage, yes: bool) -> dict[str, str]:
@@ -202,13 +228,13 @@ def send(storage: Storage, upload: Upload, replace: bool) -> str:
     root = storage.sibling(upload.folder) if upload.folder else storage
     path, size = str(root.job / upload.name), ("--bytes", str(upload.size))
     if stored := run_json_command(root, "sums", *size, upload.name):
-        if stored == {name: sha256_file(file) for name, file in upload.entries}:
+        if stored == upload.sums:
             report(f"{path} is on the storage already, with the same sha256: nothing to send")
             return path
         if not replace:
             raise OtherContentError(
                 f"{path} exists already with other content; nothing was sent",
-                f"replace it with --force, or {RENAME_FIX}",
+                "replace it with --force, or rename your folder or file",
             )
     reading_end, writing_end = os.pipe()
     failure: list[BaseException] = []
@@ -235,16 +261,12 @@ def send(storage: Storage, upload: Upload, replace: bool) -> str:
     return path
 
 
-CHECKED_ROWS = 1000
-
-
 def row_format(data: Mapping[str, Any]) -> RowFormat:
     """Return the format of a data file from the chart's values below `data`, which `check_values` has accepted."""
     from launcher.trainer import trial_data
 
     return trial_data.RowFormat(
-        csv=data["format"] == "csv",
-        parquet=data["format"] == "parquet",
+        format=data["format"],
         delimiter=parsers.delimiter(data["delimiter"]),
         header=data["header"],
         columns=tuple(data["columns"]),
@@ -285,22 +307,22 @@ def check_program(
         rows, places = [], RowPlaces(source.name if source else "")
         if source is not None:
             archive = trial_data.Archive(data["member"], data["tables"], Path(temporary))
-            read = trial_data.read_rows(source, row_format(data), places, CHECKED_ROWS, archive=archive)
-            rows = list(read)
+            limit = trial_data.CHECKED_ROWS
+            rows = list(trial_data.read_rows(source, row_format(data), places, limit, archive=archive))
         elif data["tables"]:
             return "its code was parsed, not run: it needs side tables, which are not on this machine"
         program = program_loader.load_program(config, Path(temporary), tuple(training["args"]))
         batch, checked = None, "its network can be built; its rows are not on this machine"
         if source is not None:
             found, skipped = record_files.parse_records(rows, program, places)
-            trial_data.check_parse_columns(program, source, row_format(data), found)
+            trial_data.check_parse_columns(program, source, row_format(data))
             if not len(found):
                 raise record_files.no_usable_rows(source.name, program, skipped)
             batch = record_files.split_inputs(found[: network.ROWS])
             count = len(batch[program.label])
             checked = f"it parses the first {len(rows):,} rows ({skipped:,} skipped) and trains on {count}"
-        graph = (training["mode"], training["batchSize"], training["incrementalCheckpoints"])
-        scores = single_process.check_program(program, batch, network.GraphSettings(*graph))
+        graph = network.GraphSettings(training["mode"], training["batchSize"])
+        scores = single_process.check_program(program, batch, graph)
     network.check_metric(program, training["keepBest"], scores)
     if by is not None and scores and by not in scores:
         raise UsageError(

@@ -7,6 +7,7 @@ one only hashes such a file, and does not fetch it again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
@@ -22,32 +23,19 @@ from typing import Any
 from launcher.dataprep import archives, sources
 from launcher.dataprep.byte_streams import BLOCK, buffered, file_blocks
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.sources import ByteRange, PlannedPart, Source, SourceContext, SourceObject
+from launcher.dataprep.sources import PlannedPart, Source, SourceContext, SourceObject
 from launcher.dataprep.split_part import check_sha256, write_file
 from launcher.errors import DataError
 from launcher.io import files
 from launcher.io.thread_jobs import Job, run_in_threads
 from launcher.paths import DataPaths, is_safe_name
-from launcher.schema import MANIFEST_VERSION, ShardFileEntry
+from launcher.schema import ShardFileEntry
 from launcher.settings import DataSettings
 
 FILE_COST = 16 << 10
 """Bytes that take as long to fetch as the file itself takes to open and sync: a part has at most 16,384 files."""
 SMALL = 4 << 20
 """Bytes of a file of an archive that is written while the next ones are unpacked."""
-
-
-def plan_files(source: Source, objects: Iterable[SourceObject]) -> list[list[ByteRange]]:
-    """Return parts of complete objects, in the order of the names below the source."""
-    parts: list[list[ByteRange]] = [[]]
-    room = sources.part_size(1)
-    for found in sorted(objects, key=source.below):
-        if room <= 0:
-            parts.append([])
-            room = sources.part_size(1)
-        parts[-1].append(ByteRange(found, 0, found.size or 0))
-        room -= (found.size or 0) + FILE_COST
-    return parts
 
 
 @dataclass(frozen=True)
@@ -91,11 +79,8 @@ class FileFetcher:
             for _ in file_blocks(target, self.context.progress, digest, 0):
                 check()
             return {"name": name, "bytes": found.size, "sha256": digest.hexdigest()}
-        opened = self.source.open(found, 0, hashlib.sha256())
-        try:
+        with contextlib.closing(self.source.open(found, 0, hashlib.sha256())) as opened:
             entry = self._write(name, opened.blocks, check)
-        finally:
-            opened.close()
         self.source.check_unchanged(found)
         return entry
 
@@ -105,26 +90,21 @@ class FileFetcher:
         with files.storage_errors(self.work.files):
             files.remove_path(self.work.files)  # of an earlier try
             self.work.files.mkdir()
-        opened = source.open(found, 0, digest)
-        try:
+        with contextlib.closing(source.open(found, 0, digest)) as opened:
             stream = buffered(opened.blocks)
             own = posixpath.basename(name) if "://" in name else ""  # an address in a Secret has no name
             own = (urllib.parse.unquote(own) if name.startswith("http") else own) or "data"
             kind = archives.archive_kind(stream, own)
-            if not kind:
-                blocks = iter(lambda: stream.read(BLOCK), b"")
-                yield functools.partial(self._write, own, blocks)
-                return
-            if kind == "zip":
+            if not kind:  # written here: this function closes the stream before a thread has read it
+                entry = self._write(own, iter(lambda: stream.read(BLOCK), b""), self.context.progress.report)
+                yield lambda _: entry
+            elif kind == "zip":
                 local = source.path(found) or sources.copy_to_disk(self.context, stream, opened.total or 0)
-                members = archives.zip_members(local, name)
+                yield from self._write_members(name, archives.zip_members(local, name))
             else:
-                members = archives.tar_members(stream, name)
-            yield from self._write_members(name, members)
+                yield from self._write_members(name, archives.tar_members(stream, name))
             while stream.read(BLOCK):  # the rest of the source belongs to its sha256
                 self.context.progress.report()
-        finally:
-            opened.close()
         source.check_unchanged(found)
 
     def _write_members(
@@ -197,9 +177,9 @@ def assemble_files(
     lists: Sequence[Path],
     progress: DataProgress,
 ) -> dict[str, Any]:
-    """Write the list of all files, files.jsonl, from those of the parts; return the manifest.
+    """Write the list of all files, files.jsonl, from those of the parts; return what the manifest says about them.
 
-    Its `sha256` is that of the source if it is one file, else the digest `files.folder_sha256` of all files.
+    The `sha256` is that of the source if it is one file, else the digest `files.folder_sha256` of all files.
 
     Raises:
         DataError: the source has another sha256 than data.sha256.
@@ -213,7 +193,7 @@ def assemble_files(
             with path.open("rb") as file:
                 for line in file:
                     entry: ShardFileEntry = json.loads(line)
-                    folder.update(os.fsencode(entry["name"]) + f"\0{entry['sha256']}\n".encode())
+                    folder.update(files.sum_line(entry["name"], entry["sha256"]))
                     count, size = count + 1, size + entry["bytes"]
                     progress.report("writing the list of the files")
                     yield line
@@ -226,10 +206,7 @@ def assemble_files(
             progress.report("syncing the folders")
             files.fsync_dir(Path(path))
     return {
-        "version": MANIFEST_VERSION,
-        "source": sources.source_name(settings),
         "sha256": found,
-        "format": settings.format,
         "splitCount": 0,
         "shards": [],
         "tables": [],

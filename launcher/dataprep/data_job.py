@@ -190,7 +190,8 @@ class DataPod:
         s = self._settings
         objects = self._source.objects()
         if s.format == "files":
-            ranges = data_files.plan_files(self._source, objects)
+            in_order = sorted(objects, key=self._source.below)
+            ranges = sources.plan_parts(in_order, sources.part_size(1), cost=data_files.FILE_COST)
         elif self._context(s).is_single:
             ranges = [sources.complete_objects(objects)]
         else:
@@ -199,7 +200,7 @@ class DataPod:
             # A Parquet file in a bucket is copied before it is read.
             in_file = s.format == "parquet" and s.source.startswith("file://")
             divisible = in_file or (s.format == "lines" and "\n".encode(s.encoding) == b"\n")
-            ranges = sources.plan_parts(objects, size, divisible)
+            ranges = sources.plan_parts(objects, size, divisible=divisible)
         weights = [sum(one.end - one.begin for one in part) for part in ranges]
         rows = [0] * len(ranges) if s.test_source else sources.distribute(s.test_rows, weights)
         parts = [
@@ -330,7 +331,11 @@ class DataPod:
             is_files = self._settings.format == "files"
             assemble, end = (data_files.assemble_files, "list") if is_files else (assemble_shards, "test")
             paths = [self._work.parts / f"{part.key}.{end}" for part in self._parts]
-            manifest = assemble(self._settings, self._work, markers, paths, self._progress)
+            s = self._settings
+            manifest = {
+                **{"version": MANIFEST_VERSION, "source": sources.source_name(s), "format": s.format},
+                **assemble(s, self._work, markers, paths, self._progress),
+            }
             made_by = {
                 "namespace": self._settings.namespace,
                 "release": self._settings.release,

@@ -34,6 +34,8 @@ except ImportError as missing:
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 32 << 20
 """Limits of the rows that are in memory at once; a row group is read in several batches."""
+DICT_ROWS = 4096
+"""Rows whose values are Python objects at the same time: these need many times the memory of the record batch."""
 _PARQUET, _ARROW_FILE, _ARROW_STREAM = b"PAR1", b"ARROW1", b"\xff\xff\xff\xff"
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="lz4")
 
@@ -119,10 +121,7 @@ class ParquetReader:
     def _checked(self, rows: pa.RecordBatch, name: str) -> pa.RecordBatch:
         """Return the chosen columns, without dictionaries; check that they are those of the first file."""
         names = self._chosen or self._choose(rows.schema.names, name)
-        arrays = [
-            one.dictionary_decode() if pa.types.is_dictionary(one.type) else one
-            for one in map(rows.column, names)
-        ]
+        arrays = [one.cast(_plain_type(one.type)) for one in map(rows.column, names)]
         found = [f"{column} ({one.type})" for column, one in zip(names, arrays, strict=True)]
         if self.names and found != self.names:
             differ = [(a, b) for a, b in zip(found, self.names, strict=False) if a != b][:3]
@@ -147,6 +146,19 @@ class ParquetReader:
             raise DataError(f"{name} has no columns. Fix: replace it by a file with rows.")
         self._chosen = [str(one) for one in known]
         return self._chosen
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type of a column after its dictionaries and views, which polars writes, have become usual arrays.
+
+    pyarrow cannot choose rows of views.
+    """
+    if pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
+        return make(kind.value_field.with_type(_plain_type(kind.value_type)))
+    return {"string_view": pa.string(), "binary_view": pa.binary()}.get(str(kind), kind)
 
 
 def encode_rows(rows: pa.RecordBatch) -> bytes:
@@ -208,8 +220,23 @@ def regroup(batches: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordB
 
 def row_dicts(rows: pa.RecordBatch) -> Iterator[dict[str, Any]]:
     """Yield each row as {column: value}; a missing value is an empty text, as in csv."""
-    columns = [["" if one is None else one for one in column.to_pylist()] for column in rows.columns]
-    yield from (dict(zip(rows.schema.names, values, strict=True)) for values in zip(*columns, strict=True))
+    for start in range(0, rows.num_rows, DICT_ROWS):
+        columns = [_values(column) for column in rows.slice(start, DICT_ROWS).columns]
+        yield from (
+            dict(zip(rows.schema.names, values, strict=True)) for values in zip(*columns, strict=True)
+        )
+
+
+def _values(column: pa.Array) -> list[Any]:
+    kind = column.type
+    # Python's times have microseconds; pyarrow rejects nanoseconds that are no whole microseconds.
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        column = column.cast(pa.timestamp("us", kind.tz), safe=False)
+    elif pa.types.is_duration(kind) and kind.unit == "ns":
+        column = column.cast(pa.duration("us"), safe=False)
+    elif pa.types.is_time64(kind) and kind.unit == "ns":
+        column = column.cast(pa.time64("us"), safe=False)
+    return ["" if one is None else one for one in column.to_pylist()]
 
 
 def _has_large_numbers(column: pa.Array) -> bool:
@@ -236,7 +263,7 @@ def column_arrays(rows: pa.RecordBatch) -> dict[str, Any]:
                 )
             found[name] = column.to_numpy(zero_copy_only=False)
         else:
-            found[name] = ["" if one is None else one for one in column.to_pylist()]
+            found[name] = _values(column)
     return found
 
 

@@ -12,25 +12,28 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import os
 import re
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from launcher import schema
-from launcher.errors import DataError, StorageError, setting_error
+from launcher.errors import DataError, StorageError, make_again_fix, setting_error
 from launcher.io import files
 from launcher.io.open_below import ReaderError, refuse_links
 from launcher.log import log
 from launcher.paths import DataPaths, JobPaths
 from launcher.schema import ManifestFile, ShardFiles
-from launcher.settings import DataSettings
+from launcher.settings import DataSettings, TrainSettings
 
 LIST = "files.json"
 """File next to a shard of several files, with their names, sizes and sha256."""
+RECORDS_PER_BYTE = 0.75
+"""Bytes of records for a byte of text, as a low estimate: each id has 8 bytes and each number 4."""
 UNUSED_SECONDS = 3600.0
 """A temporary file of `.data/` that no pod has touched for this time belongs to a data Job that was killed."""
 _BUSY = (errno.EACCES, errno.EAGAIN)
@@ -177,13 +180,71 @@ def damaged_data_fix(layout: JobPaths, manifest: Mapping[str, Any]) -> str:
     return make_again_fix(f"{record} and {data_of(layout, manifest).root}")
 
 
-def make_again_fix(damaged: object) -> str:
-    """Return the `Fix:` of a message about prepared data: delete `damaged` (paths), and make the data again."""
-    return (
-        f"Fix: delete {damaged} in a pod or on a machine that mounts the shared storage, then start the run again "
-        "with another runId (helm upgrade with --reset-then-reuse-values --set-string runId=TEXT), which makes its "
-        "data again."
-    )
+def copy_shard(
+    layout: JobPaths, manifest: Mapping[str, Any], index: int, target: Path, check: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """Copy the text of a shard to the new file `target`, as `copy_checked` describes.
+
+    Raises:
+        DataError: a file is missing, or is not what the manifest lists.
+        StorageError, StorageFailedError: a file cannot be read or written.
+    """
+    folder = data_of(layout, manifest).shard(index)
+    listed = list_shard_files(layout, manifest, manifest["shards"][index])
+    pieces = [(folder / file["name"], file["sha256"]) for file in listed]
+    return copy_checked(pieces, target, damaged_data_fix(layout, manifest), check)
+
+
+def copy_checked(
+    pieces: list[tuple[Path, str | None]], target: Path, fix: str, check: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """Append the content of `pieces`, each (path, its sha256 in the manifest), to the new file `target`.
+
+    What was read must have this sha256. The copy is not read again here: the process that converts the rows to
+    records reads it once, and compares it with what this function returns.
+
+    Returns:
+        {"bytes", "sha256"} of each file, in the order in which they are in `target`.
+    """
+    offset, copied = 0, []
+    for source, wanted in pieces:
+        copy = functools.partial(files.copy_file, source, target, check, offset)
+        try:
+            size, read = files.retry_storage(source, copy)
+        except files.NOT_FOUND as error:
+            raise DataError(
+                f"{source} is missing, although the data was complete: it was removed after the data Job. {fix}"
+            ) from error
+        if wanted and read != wanted:
+            raise DataError(
+                f"{source} has sha256 {read}, but {wanted} in the manifest: the file was changed or truncated "
+                f"after the data Job. {fix}"
+            )
+        offset += size
+        copied.append({"bytes": size, "sha256": read})
+    return copied
+
+
+def require_work_space(settings: TrainSettings, needed: int, what: str) -> None:
+    """Check that the pod's own disk has room for `needed` bytes of `what`.
+
+    Raises:
+        SettingsError: `workDir.sizeLimit` is smaller.
+        StorageError: less is free.
+    """
+    root, limit = settings.work.root, settings.work_limit_bytes
+    with files.storage_errors(root):
+        root.mkdir(parents=True, exist_ok=True)
+    if 0 < limit < needed:
+        raise setting_error(
+            "workDir.sizeLimit (PADDLE_LAUNCHER_WORK_LIMIT_BYTES)",
+            f"{limit:,} bytes",
+            f"at least {needed:,} bytes",
+            f"{what} need as much on the pod's own disk, and Kubernetes would evict the pod while it writes them",
+            "set workDir.sizeLimit to about twice this minimum, since records may be larger than text, or use more "
+            "trainers",
+        )
+    files.require_space(root, needed, what, files.ENLARGE_WORK_VOLUME)
 
 
 def make_job_folder(layout: JobPaths) -> None:

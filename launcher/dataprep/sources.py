@@ -117,6 +117,11 @@ class SourceContext:
     """The setting with the source, for messages: `data.source` or `data.testSource`."""
 
     @property
+    def name(self) -> str:
+        """Return the setting and its value, for messages."""
+        return f"{self.key} {self.settings.source}"
+
+    @property
     def is_single(self) -> bool:
         """Return whether the source is a single object, read by a single pod: an archive or a web address."""
         return bool(self.settings.member) or not self.settings.source.startswith(("s3://", "file://"))
@@ -174,24 +179,28 @@ class PlannedPart:
         return sum(part.end - part.begin for part in self.ranges)
 
 
-def plan_parts(objects: Sequence[SourceObject], part_bytes: int, divisible: bool) -> list[list[ByteRange]]:
+def plan_parts(
+    objects: Sequence[SourceObject], part_bytes: int, *, divisible: bool = False, cost: int = 0
+) -> list[list[ByteRange]]:
     """Return parts of about `part_bytes` bytes, in the order of the objects; a smaller source is one part.
 
-    If the source is `divisible`, an object may be divided between parts, except a compressed one.
+    If the source is `divisible`, an object may be divided between parts, except a compressed one. Each range counts as
+    `cost` bytes more than it has.
     """
     parts: list[list[ByteRange]] = [[]]
     room = part_bytes
     for found in objects:
-        begin, size = 0, found.size or 0
-        while begin < size:
+        end, size = 0, found.size or 0
+        complete = not divisible or found.name.lower().endswith(COMPRESSED)
+        while True:  # an empty object is a range, too
             if room <= 0:
                 parts.append([])
                 room = part_bytes
-            complete = not divisible or found.name.lower().endswith(COMPRESSED)
-            end = size if complete else min(size, begin + room)
+            begin, end = end, size if complete else min(size, end + room)
             parts[-1].append(ByteRange(found, begin, end))
-            room -= end - begin
-            begin = end
+            room -= end - begin + cost
+            if end == size:
+                break
     return parts
 
 
@@ -263,7 +272,7 @@ def files_to_read(context: SourceContext, found: Mapping[str, SourceObject | Non
         path: one for path, one in found.items() if one is not None and not is_hidden(path, data_format)
     }
     chosen = {path: one for path, one in usable.items() if one.size or (keeps and one.name[-1] != "/")}
-    source = f"{context.key} {context.settings.source}"
+    source = context.name
     for path in filter(_NOT_TEXT.fullmatch, () if keeps or context.settings.format == "parquet" else chosen):
         raise DataError(
             f"{source}: {path} is no text file, as its name shows, and all files of a folder are read. Fix: convert it "
@@ -291,7 +300,7 @@ def source_errors(context: SourceContext, path: Path) -> Iterator[None]:
         except PermissionError as error:
             where = error.filename or path
             raise DataError(
-                f"{context.key} {context.settings.source}: this pod's user cannot read {where} ({error.strerror}). "
+                f"{context.name}: this pod's user cannot read {where} ({error.strerror}). "
                 f"Fix: chmod -R a+rX {where}"
             ) from error
 
@@ -301,7 +310,7 @@ def check_below_sources(context: SourceContext, path: Path) -> None:
     sources = context.settings.layout.sources
     if not path.resolve().is_relative_to(sources.resolve()):
         raise DataError(
-            f"{context.key} {context.settings.source}: {path} is outside of {sources}, or a link that leads out of it. "
+            f"{context.name}: {path} is outside of {sources}, or a link that leads out of it. "
             "Fix: copy the file into that folder."
         )
 
@@ -365,8 +374,8 @@ class StorageSource(Source):
     def _find(self) -> Path:
         """Return the file or folder of a file:// source. Raises `DataError` when it does not exist."""
         context = self._context
-        source, sources = context.settings.source, context.settings.layout.sources
-        path = sources / source.removeprefix("file://")
+        sources = context.settings.layout.sources
+        path = sources / context.settings.source.removeprefix("file://")
         check_below_sources(context, path)
         with source_errors(context, path):
             exists = path.exists()
@@ -376,7 +385,7 @@ class StorageSource(Source):
             except OSError:
                 names = []
             raise DataError(
-                f"{context.key} {source}: {path} does not exist; {sources} contains "
+                f"{context.name}: {path} does not exist; {sources} contains "
                 f"{', '.join(names) or 'nothing'}. Fix: upload the file (python -m launcher push FILE --source), or "
                 f"correct {context.key}."
             )
@@ -392,8 +401,7 @@ class StorageSource(Source):
         context, root, data_format = self._context, self._root, self._context.settings.format
         if context.is_single and root.is_dir():
             raise DataError(
-                f"{context.key} {context.settings.source} is a folder, but data.member is set. Fix: set {context.key} "
-                "to one archive."
+                f"{context.name} is a folder, but data.member is set. Fix: set {context.key} to one archive."
             )
         with source_errors(context, root):
             if not root.is_dir():
@@ -413,7 +421,7 @@ class StorageSource(Source):
         check_below_sources(self._context, path)
         if not path.is_file():
             raise DataError(
-                f"{self._context.key} {self._context.settings.source}: {path} is no file, but for example a link to "
+                f"{self._context.name}: {path} is no file, but for example a link to "
                 "a folder or to nothing. Fix: replace it by the file, or move it out of this folder."
             )
         return self._object(path)
@@ -464,7 +472,7 @@ class S3Source(Source):
         try:
             self._bucket = s3.Bucket(name)
         except s3.S3RejectedError as error:
-            raise DataError(f"{context.key} {self._source}: {error}") from error
+            raise DataError(f"{context.name}: {error}") from error
 
     def objects(self) -> list[SourceObject]:
         """Return the objects to read whose key is the prefix, or is below it as a folder, sorted by key.
@@ -745,8 +753,7 @@ class PartReader:
         for one in self._ranges:
             # The byte before a range is read, but does not belong to the part's sha256.
             digest = self._sha256 if one.is_complete_object else hashlib.sha256()
-            opened = source.open(one.object, max(0, one.begin - 1), digest)
-            try:
+            with contextlib.closing(source.open(one.object, max(0, one.begin - 1), digest)) as opened:
                 if self._context.settings.member:
                     yield from self._read_archive(one.object, opened)
                 else:
@@ -757,8 +764,6 @@ class PartReader:
                 if one.is_complete_object:
                     for _ in opened.blocks:
                         progress.report()
-            finally:
-                opened.close()
             source.check_unchanged(one.object)
 
     def seekable_files(self) -> Iterator[tuple[Path, str, int, int]]:
@@ -770,8 +775,7 @@ class PartReader:
         for one in self._ranges:
             path, left = source.path(one.object), one.end - one.begin
             digest = self._sha256 if one.is_complete_object else hashlib.sha256()
-            opened = source.open(one.object, one.begin, digest)
-            try:
+            with contextlib.closing(source.open(one.object, one.begin, digest)) as opened:
                 path = path or copy_to_disk(self._context, buffered(opened.blocks), opened.total or 0)
                 for data in opened.blocks:
                     if digest is not self._sha256:
@@ -780,8 +784,6 @@ class PartReader:
                     self._context.progress.report()
                     if left <= 0 and not one.is_complete_object:
                         break
-            finally:
-                opened.close()
             yield path, source.display_name(one.object), one.begin, one.end or path.stat().st_size
             source.check_unchanged(one.object)
 

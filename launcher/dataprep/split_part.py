@@ -30,7 +30,6 @@ from launcher.errors import DataError
 from launcher.io.files import fsync_dir, fsync_tree, require_space, storage_errors, write_atomically
 from launcher.io.thread_jobs import await_future
 from launcher.paths import DataPaths
-from launcher.schema import MANIFEST_VERSION
 from launcher.settings import DataSettings
 
 _AHEAD = 4  # blocks of lines between the reading thread and the splitting one
@@ -358,7 +357,7 @@ def assemble_shards(
     tests: list[Path],
     progress: DataProgress,
 ) -> dict[str, Any]:
-    """Complete the shards and the test set in the folder `work`, and return the manifest.
+    """Complete the shards and the test set in the folder `work`; return what the manifest says about them.
 
     Args:
         settings: the settings of this pod.
@@ -400,11 +399,8 @@ def assemble_shards(
             fsync_tree(work.tables)
     sums = [part["sha256"] for part in parts]
     return {
-        "version": MANIFEST_VERSION,
-        "source": sources.source_name(settings),
         "sha256": sums[0] if len(sums) == 1 else hashlib.sha256("".join(sums).encode()).hexdigest(),
         "member": settings.member,
-        "format": settings.format,
         "seed": settings.seed,
         "testFraction": settings.test_fraction,
         "testSource": sources.display_name(settings.test_source),

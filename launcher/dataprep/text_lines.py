@@ -5,8 +5,9 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import itertools
 from collections.abc import Iterator
-from typing import IO, Any, NoReturn
+from typing import IO, Any
 
 import numpy as np
 
@@ -66,38 +67,33 @@ def line_blocks(stream: IO[bytes], name: str, encoding: str, *, crlf: bool = Fal
 
 def _utf8_chunks(stream: IO[bytes], name: str, encoding: str) -> Iterator[bytes]:
     """Yield the text of a file as chunks of UTF-8. The caller checks a UTF-8 file, which is not decoded here."""
-    is_utf8 = codecs.lookup(encoding).name in ("utf-8", "ascii")
-    decoder = None if is_utf8 else codecs.getincrementaldecoder(encoding)()
-    first, rows = True, 0
-    while True:
-        data = stream.read(CHUNK)
-        if decoder is not None:
-            try:
-                data_utf8 = decoder.decode(data, final=not data).encode()
-            except UnicodeError as error:
-                _raise_decoding_error(error, name, encoding, rows)
-            rows += data_utf8.count(b"\n")
-        else:
-            data_utf8 = data
-        if first and data:
-            while is_utf8 and len(data_utf8) < len(codecs.BOM_UTF8) and (more := stream.read(CHUNK)):
-                data_utf8 += more
-            data_utf8, first = data_utf8.removeprefix(codecs.BOM_UTF8), False
-        if data_utf8:
-            yield data_utf8
-        if not data:
-            return
+    chunks = iter(lambda: stream.read(CHUNK), b"")
+    if codecs.lookup(encoding).name not in ("utf-8", "ascii"):
+        chunks = _converted(chunks, name, encoding)
+    start = b""
+    while len(start) < len(codecs.BOM_UTF8) and (more := next(chunks, None)) is not None:
+        start += more
+    yield start.removeprefix(codecs.BOM_UTF8)
+    yield from chunks
 
 
-def _raise_decoding_error(error: UnicodeError, name: str, encoding: str, rows: int) -> NoReturn:
-    where = f"after line {rows}"
-    if isinstance(error, UnicodeDecodeError):
-        before = error.object[: error.start].decode(encoding, errors="replace")
-        where = f"about line {rows + before.count(chr(10)) + 1}"
-    raise DataError(
-        f"{name}, {where}: data.encoding is {encoding}, but the text has another encoding ({error}). Fix: set "
-        "data.encoding to the file's encoding."
-    ) from error
+def _converted(chunks: Iterator[bytes], name: str, encoding: str) -> Iterator[bytes]:
+    """Yield text in another encoding as UTF-8."""
+    decoder, rows = codecs.getincrementaldecoder(encoding)(), 0
+    for data in itertools.chain(chunks, (b"",)):
+        try:
+            text = decoder.decode(data, final=not data)
+        except UnicodeError as error:
+            where = f"after line {rows}"
+            if isinstance(error, UnicodeDecodeError):
+                before = error.object[: error.start].decode(encoding, errors="replace")
+                where = f"about line {rows + before.count(chr(10)) + 1}"
+            raise DataError(
+                f"{name}, {where}: data.encoding is {encoding}, but the text has another encoding ({error}). Fix: set "
+                "data.encoding to the file's encoding."
+            ) from error
+        rows += text.count("\n")
+        yield text.encode()
 
 
 def _check_length(length: int, at: str, row: int) -> None:

@@ -55,6 +55,13 @@ def usable_bytes(root: Path = ROOT) -> int:
     return min(physical, limit(root) or physical)
 
 
+def free_bytes(root: Path = ROOT) -> int:
+    """Return how many bytes of memory this container can still get: below its limit, and from the machine."""
+    lines = _text(Path("/proc/meminfo")).splitlines()
+    available = 1024 * int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:")))
+    return min(available, (limit(root) or available + used_bytes(root)) - used_bytes(root))
+
+
 def _text(path: Path) -> str:
     try:
         return path.read_text()

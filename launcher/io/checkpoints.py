@@ -4,8 +4,8 @@ A checkpoint is written under a temporary name, synced to disk, and renamed once
 
 pass-<NNNNN>/ or pass-<NNNNN>-batch-<NNNNNNN>/
   …                        a script's own files, or those that launcher/trainer/server_checkpoints.py describes
-  contents.json            position, size and sha256 of every file, the checkpoints that an incremental one continues,
-                           and a checksum of itself; what the trainer adds is described in `CheckpointContents`
+  contents.json            position, size and sha256 of every file, and a checksum of itself; what the trainer adds is
+                           described in `CheckpointContents`
   done                     written last, before the folder gets this name: the checkpoint is complete
   rejected.json            a restore found other values than were saved; the checkpoint is never used again
 
@@ -16,7 +16,6 @@ module, so it imports only the standard library.
 from __future__ import annotations
 
 import functools
-import hashlib
 import math
 import os
 import re
@@ -24,7 +23,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from launcher import metrics, schema
 from launcher.errors import CheckpointError, DataError, LauncherError, StorageFailedError
@@ -33,7 +32,6 @@ from launcher.io.rank_exchange import RankExchange
 from launcher.log import log
 from launcher.paths import OutputPaths, Position, is_safe_name, position
 from launcher.schema import (
-    ChainLink,
     CheckpointContents,
     CheckpointFile,
     CheckpointRows,
@@ -45,11 +43,13 @@ from launcher.schema import (
 CONTENTS = "contents.json"
 DONE = "done"
 REJECTED = "rejected.json"
-VERSION = 3
-"""Version of contents.json. Version 2 had a number of shards that depended on the number of servers."""
-INCREMENTAL_VERSION = 4
-"""Version of an incremental checkpoint's contents.json. Launchers that do not know incremental checkpoints
-reject it, because they would take the checkpoint for a full one."""
+VERSION = 6
+"""Version of contents.json. Earlier versions: 2 had a number of shards that depended on the number of servers; 4 was of
+checkpoints that had only the rows that changed since another checkpoint."""
+TEXT_DENSE_VERSION = 5
+"""Version of contents.json of a checkpoint whose dense parameters are text, as those of earlier launchers."""
+TEXT_VERSION = 3
+"""Version of contents.json of a checkpoint whose tables are text, as those of earlier launchers."""
 SCRIPT_VERSION = 1
 """Version of contents.json of a script's checkpoint, which has the key `script` instead of `version`."""
 TOTALS = 3
@@ -98,25 +98,6 @@ class CheckpointFolder:
         what = f"the checkpoint of {self.at}"
         files.require_space(self.final, least_bytes + MARGIN_BYTES, what, files.RESTART_RUN)
 
-    def write_file(self, name: str, write: Callable[[IO[bytes]], None]) -> dict[str, CheckpointFile]:
-        """Let `write` write the file `name`, sync it to disk, and return {name: size and sha256}."""
-        path = self.folder / name
-        with files.storage_errors(path):
-            path.parent.mkdir(exist_ok=True)
-            with path.open("wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())  # the file must be on disk before `done` is
-        return {name: self.describe_file(path)}
-
-    def describe_file(self, path: Path) -> CheckpointFile:
-        """Read a file of the folder, and return its size and sha256."""
-        with files.storage_errors(path):
-            sha256 = files.sha256_file(
-                path
-            )  # first: to open the file updates the size that a client of NFS knows
-            return CheckpointFile(path.stat().st_size, sha256)
-
     def add_rank_files(self, rank: int, written: RankFiles) -> None:
         """Write rank-<rank>.json: a rank's files, and rows to compare after a restore.
 
@@ -127,8 +108,10 @@ class CheckpointFolder:
     def _rank_file(self, rank: int) -> Path:
         return self.folder / f"rank-{rank}.json"
 
-    def collect_rank_files(self, config: Path, ranks: int) -> RankFiles:
+    def collect_rank_files(self, config: Path, pods: Iterable[int]) -> RankFiles:
         """Return what all ranks recorded with `add_rank_files`; add the program's file and path.txt to the checkpoint.
+
+        `pods` are the numbers of the ranks' pods, which `logs --rank` takes.
 
         Raises:
             StorageFailedError: a rank's record is missing.
@@ -136,13 +119,13 @@ class CheckpointFolder:
         entries: dict[str, CheckpointFile] = {}
         rows: dict[str, CheckpointRows] = {}
         with files.storage_errors(self.folder):
-            for rank in range(ranks):
+            for rank, pod in enumerate(pods):
                 value = files.read_json(self._rank_file(rank))
                 if value is None:
                     raise StorageFailedError(
                         f"the checkpoint of {self.at} is incomplete: {self._rank_file(rank)} is missing. "
                         "This attempt fails, and the next one resumes from the checkpoint before it. Fix: see the "
-                        f"log of that rank: python -m launcher logs --rank {rank}"
+                        f"log of that rank: python -m launcher logs --rank {pod}"
                     )
                 written = schema.from_json(RankFiles, value)
                 entries |= written.files
@@ -157,49 +140,36 @@ class CheckpointFolder:
                 entries[name] = CheckpointFile((self.folder / name).stat().st_size)
         return RankFiles(entries, rows)
 
-    def list_files(self) -> dict[str, CheckpointFile]:
+    def list_files(self, exchange: RankExchange | None = None) -> dict[str, CheckpointFile]:
         """Sync all files of the folder to disk, read them, and return their sizes and sha256 by name.
+
+        With `exchange`, all processes of a script call this, because they wrote the files together. Each process syncs
+        and lists the files that it sees, at least those that it wrote itself. Then each process reads a share of all
+        listed files.
 
         Raises:
             ValueError: there is no file, or one with a name that a restore would reject.
-        """
-        return {
-            name: self.describe_file(self.folder / name) for name in self._check_names(self._sync_files())
-        }
-
-    def list_shared_files(self, exchange: RankExchange) -> dict[str, CheckpointFile]:
-        """Do what `list_files` does, in all processes of a script that wrote the files together.
-
-        Each process syncs and lists the files that it sees, which are at least its own ones, and then reads a share of
-        all files.
-
-        Raises:
-            ValueError: as `list_files`.
             DeadlineError: not all processes have written their files in time.
         """
-        what = f"the checkpoint of {self.at}"
-        exchange.exchange(None, what)  # all have written
-        listed = exchange.exchange(self._sync_files(), what)
-        names = self._check_names(sorted({name for found in listed for name in found}))
-        share = names[exchange.rank :: exchange.ranks]
-        described = {name: self.describe_file(self.folder / name) for name in share}
-        shares = exchange.exchange(schema.to_json(described), what)
-        return {
-            name: schema.from_json(CheckpointFile, entry) for found in shares for name, entry in found.items()
-        }
 
-    def _sync_files(self) -> list[str]:
-        """Sync all files of the folder to disk, and return their names."""
+        def collect(value: Any) -> list[Any]:
+            return exchange.exchange(value, f"the checkpoint of {self.at}") if exchange else [value]
+
+        collect(None)  # all have written
         with files.storage_errors(self.folder):
             files.fsync_tree(self.folder)
-            return [path.relative_to(self.folder).as_posix() for path in files.folder_files(self.folder)]
-
-    def _check_names(self, names: list[str]) -> list[str]:
+            seen = [path.relative_to(self.folder).as_posix() for path in files.folder_files(self.folder)]
+        names = sorted({name for found in collect(seen) for name in found})
         if not names:
             raise ValueError(f"no file was saved in {self.folder}")
         if wrong := [name for name in names if not is_safe_name(name)]:
             raise ValueError(f"the file {wrong[0]!r} cannot be in a checkpoint. Fix: use another file name")
-        return names
+        share = names[exchange.rank :: exchange.ranks] if exchange else names
+        described = {name: _describe_file(self.folder / name) for name in share}
+        shares = collect(schema.to_json(described))
+        return {
+            name: schema.from_json(CheckpointFile, entry) for found in shares for name, entry in found.items()
+        }
 
     def publish(self, contents: SavedCheckpoint) -> int:
         """Write contents.json and `done`, and give the folder its final name. Return the size of the files in bytes."""
@@ -220,38 +190,20 @@ def prune_checkpoints(
 ) -> list[str]:
     """Remove old usable checkpoints of a run, and return their folder names; unusable ones stay.
 
-    A checkpoint is usable if training can resume from it. Of these, the newest `keep` stay, those at the positions
-    `best`, and those that a kept incremental checkpoint continues.
+    A checkpoint is usable if training can resume from it. Of these, the newest `keep` stay, and those at the positions
+    `best`.
     """
     removed = []
     with files.storage_errors(output.root):
-        chains = {
-            at: chain for at in finished_checkpoints(output.root) if (chain := _chain(output, at)) is not None
-        }
-        intact = {at.folder for at in chains}
-        usable = {at: chain for at, chain in chains.items() if intact.issuperset(m.name for m in chain)}
-        kept = {*list(usable)[:keep], *(at for at in best if at in usable)}
-        needed = {member.name for at in kept for member in usable[at]}
-        # The newest first: an incremental checkpoint is removed before those that it continues.
-        for at in [at for at in usable if at.folder not in needed]:
+        usable = [
+            at for at in finished_checkpoints(output.root) if unusable_reason(output.checkpoint(at)) is None
+        ]
+        for at in [at for at in usable[keep:] if at not in best]:
             doomed = output.unfinished(at, attempt)  # an interrupted removal must not leave a partial folder
             output.checkpoint(at).rename(doomed)
             shutil.rmtree(doomed)
             removed.append(at.folder)
     return removed
-
-
-def _chain(output: OutputPaths, at: Position) -> list[Path] | None:
-    """Return the folders to load for the checkpoint at `at`, the last is its own; None if it is unusable itself.
-
-    The files of the checkpoints that it continues are not checked.
-    """
-    folder = output.checkpoint(at)
-    try:
-        contents = _read_checked(folder)
-    except CheckpointError:
-        return None
-    return None if broken_chain_reason(folder, contents) else chain_folders(folder, contents)
 
 
 def finished_checkpoints(output_dir: Path) -> list[Position]:
@@ -293,21 +245,13 @@ def newest_checkpoint(output_dir: Path) -> Position | None:
 def unusable_reason(folder: Path) -> str | None:
     """Return why training cannot resume from a finished checkpoint, None when it can.
 
-    The checkpoint, and each earlier checkpoint that an incremental one continues, must have an intact contents.json
-    with the `outputId` of run.json, all files with their sizes, and no rejection by an earlier load. The content of
-    the other files is not read.
+    It must have an intact contents.json with the `outputId` of run.json, all files with their sizes, and no rejection
+    by an earlier load. The content of the other files is not read.
     """
     try:
-        contents = _read_checked(folder)
+        _read_checked(folder)
     except CheckpointError as error:
         return str(error)
-    if (reason := broken_chain_reason(folder, contents)) is not None:
-        return reason
-    for member in chain_folders(folder, contents)[:-1]:
-        try:
-            _read_checked(member)
-        except CheckpointError as error:
-            return f"it continues {member.name}: {error}"
     return None
 
 
@@ -327,8 +271,6 @@ def find_damage(folder: Path, rank: int = 0, ranks: int = 1) -> str | None:
 
 def _read_checked(folder: Path) -> SavedCheckpoint:
     """Return the content of a checkpoint's contents.json after checking that the checkpoint can be used.
-
-    The earlier checkpoints that an incremental checkpoint continues are not checked.
 
     Raises:
         CheckpointError: the folder is a symbolic link; an earlier load rejected it; contents.json is missing, damaged,
@@ -373,35 +315,36 @@ def read_any_contents(folder: Path) -> SavedCheckpoint:
     try:
         value = files.parse_json_object(CONTENTS, content)
         shape: type[SavedCheckpoint] = CheckpointContents
-        version, supported = value.get("version"), [VERSION, INCREMENTAL_VERSION]
+        version, supported = value.get("version"), [TEXT_VERSION, TEXT_DENSE_VERSION, VERSION]
         if "script" in value:
             shape, version, supported = ScriptCheckpoint, value["script"], [SCRIPT_VERSION]
         if version not in supported:
             raise CheckpointError(
                 f"{CONTENTS} was written by another version of the launcher: its format is {version}, "
-                f"and this launcher reads {' and '.join(map(str, supported))}"
+                f"and this launcher reads {', '.join(map(str, supported))}"
             )
         contents = schema.from_json(shape, value)
     except files.UnreadableError as error:
         raise CheckpointError(str(error)) from error
     except ValueError as error:
         raise CheckpointError(f"{CONTENTS} is damaged: {error}") from error
+    if any(len(entry) != 3 or not entry[0] for entry in contents.history):
+        raise CheckpointError(f"{CONTENTS} is damaged: the value of 'history' is impossible")
     at = contents.position
     if at != position(folder.name):
         raise CheckpointError(
             f"{CONTENTS} describes {at}, not {position(folder.name)}: the folder was copied or renamed"
         )
-    plausible = {"chain": all(position(link.folder) for link in contents.chain)}
     if isinstance(contents, CheckpointContents):
         scores = contents.scores.passes if contents.scores else []
-        plausible |= {
+        plausible = {
             "rows": all(_fits_tables(contents, name, rows) for name, rows in contents.rows.items()),
             "ranks": all(len(totals) == TOTALS for totals in contents.ranks),
             "shards": 0 < contents.shards <= MAX_SHARDS,
             "scores": all(len(score) == 2 and score[0] is not None for score in scores),
         }
-    if wrong := [key for key, fits in plausible.items() if not fits]:
-        raise CheckpointError(f"{CONTENTS} is damaged: the value of {wrong[0]!r} is impossible")
+        if wrong := [key for key, fits in plausible.items() if not fits]:
+            raise CheckpointError(f"{CONTENTS} is damaged: the value of {wrong[0]!r} is impossible")
     return contents
 
 
@@ -419,6 +362,26 @@ def _fits_tables(contents: CheckpointContents, name: str, rows: CheckpointRows) 
     is_int64 = all(-(2**63) <= number < 2**63 for number in rows.ids)
     known = name in contents.tables and widths <= {contents.tables[name].width}
     return is_int64 and known and len(rows.ids) == len(rows.values)
+
+
+def write_file(folder: Path, name: str, write: Callable[[IO[bytes]], None]) -> dict[str, CheckpointFile]:
+    """Let `write` write a checkpoint's file `name` in `folder`, sync it to disk, and return {name: size and sha256}."""
+    path = folder / name
+    with files.storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())  # the file must be on disk before `done` is
+    return {name: _describe_file(path)}
+
+
+def _describe_file(path: Path) -> CheckpointFile:
+    """Read a file, and return its size and sha256."""
+    with files.storage_errors(path):
+        # The sha256 first: to open the file updates the size that a client of NFS knows.
+        sha256 = files.sha256_file(path)
+        return CheckpointFile(path.stat().st_size, sha256)
 
 
 def check_files(folder: Path, names: Iterable[str], listed: Mapping[str, CheckpointFile]) -> str | None:
@@ -450,42 +413,13 @@ def reject(folder: Path, reason: str, attempt: int) -> LauncherError:
     )
 
 
-def chain_folders(folder: Path, contents: SavedCheckpoint) -> list[Path]:
-    """Return the folders to load for a checkpoint, in this order: those that it continues, the full one first; its own.
-
-    A full checkpoint continues no other one.
-    """
-    return [*(folder.with_name(link.folder) for link in contents.chain), folder]
-
-
-def chain_link(folder: Path) -> ChainLink:
-    """Return the entry by which later incremental checkpoints refer to the checkpoint in `folder`."""
-    content = files.read_bytes(folder / CONTENTS) or b""
-    return ChainLink(folder.name, hashlib.sha256(content).hexdigest())
-
-
-def broken_chain_reason(folder: Path, contents: SavedCheckpoint) -> str | None:
-    """Return why an incremental checkpoint cannot be applied to the checkpoints that it continues, or None.
-
-    Of those checkpoints, only `done`, `rejected.json` and `contents.json` are read.
-    """
-    for member, link in zip(chain_folders(folder, contents), contents.chain, strict=False):
-        with files.storage_errors(member):
-            usable = (member / DONE).is_file() and not (member / REJECTED).exists()
-        if not usable:
-            return f"it continues {member.name}, which is missing, unfinished or rejected"
-        if chain_link(member) != link:
-            return f"it continues {member.name}, but another checkpoint has replaced it"
-    return None
-
-
 def read_output_id(output_dir: Path) -> str | None:
     """Return `outputId` of the run record; None when the record is missing or damaged (rank 0 repairs it)."""
     return (run_record.read(OutputPaths(output_dir))[0] or {}).get("outputId")
 
 
 def total_bytes(contents: SavedCheckpoint) -> int:
-    """Return the total size in bytes of a checkpoint's files, without those that it continues."""
+    """Return the total size in bytes of a checkpoint's files."""
     return sum(entry.bytes for entry in contents.files.values())
 
 

@@ -25,7 +25,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -337,16 +337,21 @@ def folder_files(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(folder).as_posix())
 
 
-def folder_sha256(folder: Path, paths: Iterable[Path] | None = None) -> str:
-    """Return one sha256 (hex digits) for the names and contents of files of a folder.
+def sum_line(name: str, sha256: str) -> bytes:
+    """Return what a file adds to the digest of its folder."""
+    return os.fsencode(name) + f"\0{sha256}\n".encode()  # a name need not be valid UTF-8
 
-    `paths` are some of `folder_files(folder)`, in its order; None: all.
-    """
-    digest = hashlib.sha256()
-    for path in folder_files(folder) if paths is None else paths:
-        name = os.fsencode(path.relative_to(folder).as_posix())  # a name need not be valid UTF-8
-        digest.update(name + f"\0{sha256_file(path)}\n".encode())
-    return digest.hexdigest()
+
+def combine_sums(sums: Mapping[str, str]) -> str:
+    """Return one sha256 (hex digits) for files: their names, in this order, and sha256."""
+    return hashlib.sha256(b"".join(sum_line(*each) for each in sums.items())).hexdigest()
+
+
+def folder_sha256(folder: Path) -> str:
+    """Return one sha256 (hex digits) for the names and contents of all files of a folder."""
+    return combine_sums(
+        {path.relative_to(folder).as_posix(): sha256_file(path) for path in folder_files(folder)}
+    )
 
 
 def remove_path(path: Path) -> None:

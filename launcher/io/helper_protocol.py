@@ -94,24 +94,23 @@ def _serve_request(work: Work) -> int:
             files.write_json(answer, {"result": dict(result)})
     except StoppedError as error:
         return error.exit_code
-    except LauncherError as error:
-        return _answer_error(answer, error, error.exit_code)
-    except OSError as error:
-        traceback.print_exc()
-        return _answer_error(answer, error, StorageError.exit_code)
     except Exception as error:
-        traceback.print_exc()
-        return _answer_error(answer, error, EXIT_GANG)
+        text, code = str(error), StorageError.exit_code
+        if isinstance(error, LauncherError):
+            code = error.exit_code
+        else:
+            traceback.print_exc()
+            if not isinstance(error, OSError):
+                text, code = f"{type(error).__name__}: {error}", EXIT_GANG
+        try:
+            files.write_json(answer, {"error": text})
+        except (
+            LauncherError,
+            OSError,
+        ):  # perhaps for the same reason, a full disk: the launcher quotes the log
+            print(f"error: {text}", file=sys.stderr)  # noqa: T201
+        return code
     return EXIT_OK
-
-
-def _answer_error(answer: Path, error: Exception, code: int) -> int:
-    text = str(error) if isinstance(error, LauncherError | OSError) else f"{type(error).__name__}: {error}"
-    try:
-        files.write_json(answer, {"error": text})
-    except (LauncherError, OSError):  # perhaps for the same reason, a full disk: the launcher quotes the log
-        print(f"error: {text}", file=sys.stderr)  # noqa: T201
-    return code
 
 
 def _read_line() -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from importlib.machinery import all_suffixes
 from pathlib import Path
 
@@ -81,12 +82,14 @@ def find_program_folder(given: Path) -> Path:
     """Return a program's folder; `given` is the folder, or the name of an example program.
 
     Raises:
-        SettingsError: there is no such program.
+        SettingsError: there is no such program, or it is a file.
     """
-    for folder in (given, BUILT_IN / given):
-        if folder.is_dir():
-            return folder
-    raise _not_found(given)
+    if given.is_file():
+        raise SettingsError(
+            f"program {given} is a file, but the pods need its folder. Fix: give the folder, and the file with "
+            f"--script: {given.parent} --script {given.name}"
+        )
+    return _first(given, Path.is_dir, (given, BUILT_IN / given))
 
 
 def find_program_file(given: Path) -> Path:
@@ -95,14 +98,14 @@ def find_program_file(given: Path) -> Path:
     Raises:
         SettingsError: there is no such program.
     """
-    for path in (given, given / CONFIG, BUILT_IN / given, BUILT_IN / given / CONFIG):
-        if path.is_file():
-            return path.resolve()
-    raise _not_found(given)
+    paths = (given, given / CONFIG, BUILT_IN / given, BUILT_IN / given / CONFIG)
+    return _first(given, Path.is_file, paths).resolve()
 
 
-def _not_found(given: Path) -> SettingsError:
-    return SettingsError(
+def _first(given: Path, exists: Callable[[Path], bool], paths: Iterable[Path]) -> Path:
+    if found := next(filter(exists, paths), None):
+        return found
+    raise SettingsError(
         f"program {given} does not exist: it is neither a file, nor a folder with a {CONFIG}, nor one of the "
         f"example programs. Fix: give the path of your program, or one of {', '.join(built_in_programs())}."
     )

@@ -37,6 +37,7 @@ class ProgressFile:
             "batches": 0,
             "samples_per_second": 0.0,
             "loss": None,
+            "step_seconds": None,
             "state": "starting",
             "saved": None,
             "bytes": 0,

@@ -24,6 +24,20 @@ REQUEST_SECONDS = 10.0
 MAX_POLL_SECONDS = 0.2
 
 
+def ask_launcher(
+    host: str, port: int, method: str, path: str, content: str | None = None, *, seconds: float
+) -> tuple[int, bytes]:
+    """Send a request to the launcher of rank 0; return status and body of its answer.
+
+    Raises:
+        OSError, http.client.HTTPException: no answer within `seconds`, or a malformed one.
+    """
+    with contextlib.closing(http.client.HTTPConnection(host, port, timeout=seconds)) as connection:
+        connection.request(method, path, content)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+
+
 class RankExchange:
     """One process's side of the exchange. All processes must call `exchange` equally often, in the same order."""
 
@@ -97,16 +111,10 @@ class RankExchange:
     def _request(self, method: str, key: str, content: str | None = None) -> tuple[int, bytes]:
         """Return status and body of the store's answer; (0, b"") if there is none, (status, b"") after an error."""
         host, _, port = self._place.rpartition(":")
-        with (
-            contextlib.suppress(OSError, http.client.HTTPException),
-            contextlib.closing(
-                http.client.HTTPConnection(host, int(port), timeout=REQUEST_SECONDS)
-            ) as connection,
-        ):
-            connection.request(method, f"/{self._path}ranks/{key}", content)
-            answer = connection.getresponse()
-            body = answer.read()
-            return answer.status, body if answer.status == 200 else b""
+        path = f"/{self._path}ranks/{key}"
+        with contextlib.suppress(OSError, http.client.HTTPException):
+            status, body = ask_launcher(host, int(port), method, path, content, seconds=REQUEST_SECONDS)
+            return status, body if status == 200 else b""
         return 0, b""
 
     def _check(self, deadline: float, what: str, missing: str) -> None:

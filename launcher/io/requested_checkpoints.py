@@ -11,9 +11,13 @@ import json
 import time
 
 from launcher.errors import DeadlineError
+from launcher.io.rank_exchange import ask_launcher
 
 POLL_SECONDS = 0.5  # between two attempts
 ANSWER_SECONDS = 5.0  # timeout of one attempt
+HOLD = "_hold"
+"""End of the path of the value by which the launcher lets trainers wait after a checkpoint."""
+HOLD_SECONDS = 60.0  # the order to stop takes about one second
 ASK_SECONDS = 600.0  # deadline: without the decision a trainer cannot know where the others save
 
 
@@ -52,10 +56,30 @@ def ask_once(host: str, port: int, path: str, proposed: int) -> tuple[bool, int]
     Raises:
         OSError, http.client.HTTPException, ValueError: no answer within ANSWER_SECONDS, or a wrong one.
     """
-    with contextlib.closing(http.client.HTTPConnection(host, port, timeout=ANSWER_SECONDS)) as connection:
-        connection.request("POST", path, str(proposed))
-        answer = connection.getresponse()
-        if answer.status != 200:
-            raise OSError(f"HTTP status {answer.status}")
-        save, following = json.loads(answer.read())
+    status, body = ask_launcher(host, port, "POST", path, str(proposed), seconds=ANSWER_SECONDS)
+    if status != 200:
+        raise OSError(f"HTTP status {status}")
+    save, following = json.loads(body)
     return bool(save), int(following)
+
+
+def wait_while_held(host: str, port: int, store: str) -> None:
+    """Wait after a checkpoint if the launcher is about to stop all trainers: what they trained on would be lost.
+
+    The launcher stops a waiting trainer; this returns if it does not within HOLD_SECONDS, or cannot be asked.
+
+    Args:
+        host: address of rank 0.
+        port: `peerPort`.
+        store: contains the attempt's secret.
+    """
+    deadline = time.monotonic() + HOLD_SECONDS
+    while time.monotonic() < deadline and is_held(host, port, store):
+        time.sleep(POLL_SECONDS)
+
+
+def is_held(host: str, port: int, store: str) -> bool:
+    """Return whether the launcher stops all trainers after the next checkpoint; False if it cannot be asked."""
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        return ask_launcher(host, port, "GET", f"{store}{HOLD}", seconds=ANSWER_SECONDS)[0] == 200
+    return False

@@ -1,24 +1,43 @@
 """Write report.html, one self-contained page about a run, and curve.png from the files in its output folder.
 
-`python -m launcher.reporting.html_report OUTPUT_DIR` writes both into one output folder.
+`python -m launcher.reporting.html_report OUTPUT_DIR` writes both into one output folder. The import of this module is
+cheap: matplotlib is loaded only when something is drawn.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import math
+import os
+import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
 
 from launcher import metrics
-from launcher.io import run_record
 from launcher.io.files import UnreadableError, read_bytes, write_atomically
 from launcher.metrics import TEST, MetricsRow
 from launcher.paths import OutputPaths
-from launcher.reporting import plots, run_settings, text_formats
-from launcher.schema import ManifestFile, ProgramFile, RunFile, describe_data
+from launcher.reporting import text_formats
+from launcher.reporting.saved_runs import (
+    CURRENT,
+    EARLIER,
+    JOB,
+    FoundFiles,
+    Passes,
+    SavedRun,
+    parse_runs,
+    pass_rows,
+    run_patterns,
+    run_rows,
+    score_columns,
+)
+from launcher.schema import ManifestFile, RestartRecord, RunFile, describe_data
 
 PAGE = Path(__file__).with_name("report.html")
 STYLE = Path(__file__).with_name("report.css")
@@ -26,7 +45,12 @@ EARLIER_RUNS = 20
 """Largest number of earlier runs that the report compares: the newest ones."""
 SHARDS = 64
 """Largest number of shards that the report lists."""
-Values = Mapping[str, Any]
+LOSS = "train_loss"
+RANKS = 16
+"""With more ranks than this, only their mean is drawn: single lines would cover each other."""
+LABELLED_RESTARTS = 12
+"""With more restarts than this, their vertical lines have no labels, which would cover each other."""
+MEAN, TEST_LINE, RANK, BEST, RESTART, GRID = "#1f4fbf", "#d62728", "#a0a0a0", "#2ca02c", "#808080", "#dddddd"
 
 
 def write_report(root: Path) -> Path | None:
@@ -39,103 +63,75 @@ def write_report(root: Path) -> Path | None:
         UnreadableError: run.json is damaged, and so is its copy.
         StorageError: the folder cannot be written.
     """
-    output = OutputPaths(root)
-    damage: list[str] = []
-    run = _read_run(output, damage)
-    if damage and not run:
-        fix = f"Fix: restore it, or {output.run_copy}, from a backup of the storage."
-        raise UnreadableError(f"{damage[0]} {fix}")
-    if not run:
+    root = root.absolute()
+    job, output = root.parent, OutputPaths(Path(root.name))
+    earlier = [EARLIER] if root.name == CURRENT else []
+    paths = [path for pattern in run_patterns(root.name, *earlier) for path in job.glob(pattern)]
+    read = {path.relative_to(job).as_posix(): read_bytes(path) for path in (*paths, job / JOB.manifest)}
+    found = FoundFiles({name: content for name, content in read.items() if content is not None})
+    manifest = found.json(ManifestFile, JOB.manifest) or {}
+    runs = parse_runs({name: found.contents[name] for name in found.contents if "/" in name})
+    run = next((one for one in runs if one.folder == root.name), SavedRun(root.name, RunFile()))
+    if run.is_unknown:
+        raise UnreadableError(f"{job}: {run.damage[output.run_json.as_posix()]}")
+    if not run.record.content:
         return None
-    content = read_bytes(output.metrics_csv)
-    rows = metrics.parse_metrics((content or b"").decode(errors="replace"))
-    if why := content is not None and metrics.find_damage(content):
-        damage.append(f"{output.metrics_csv} is damaged: {why}. The other rows are shown.")
-    earlier_files = (root.parent / "runs").glob("[!.]*/run.*json") if root.name == "output" else ()
-    others = [OutputPaths(folder) for folder in sorted({path.parent for path in earlier_files})]
-    earlier = [(one.root.name, _read_run(one, damage)) for one in others]
-    png, svg = plots.draw(rows, metrics.best_pass(run, metrics.pass_table(rows)), root)
+    png, svg = draw(found.metrics(output), run.best, root)
+    damage = [text for one in runs for text in one.damage.values()] + list(found.damage.values())
+    others = [one for one in runs if one is not run]
     page = render_page(
-        root.resolve().parent.name,
-        run,
-        rows,
-        manifest=_read_json(damage, ManifestFile, root.parent / "manifest.json"),
-        damage=damage,
-        earlier=earlier,
-        curves=svg,
+        root.resolve().parent.name, run, manifest=manifest, damage=damage, earlier=others, curves=svg
     )
-    write_atomically(output.report_html, page.encode())
+    report = root / output.report_html.name
+    write_atomically(report, page.encode())
     if png:
-        write_atomically(output.curve_png, png)
-    return output.report_html
-
-
-def _read_run(output: OutputPaths, damage: list[str]) -> dict[str, Any]:
-    """Return the content of run.json (or of its copy), with the options from program.json added; {} if both are lost.
-
-    The description of each damaged file is appended to the list `damage`.
-    """
-    record = _read_json(damage, RunFile, output.run_json, output.run_copy)
-    return record and run_settings.with_options(record, _read_json(damage, ProgramFile, output.program_json))
-
-
-def _read_json(damage: list[str], shape: Any, *paths: Path) -> dict[str, Any]:
-    """Return the JSON object in the first of `paths` that is intact; {} if all files are absent or damaged.
-
-    If no file is intact, the description of the first damaged one is appended to the list `damage`.
-    """
-    found, error = run_record.first_intact(((path, read_bytes(path)) for path in paths), shape)
-    damage += [str(error)] if error and found is None else []
-    return found or {}
+        write_atomically(root / output.curve_png.name, png)
+    return report
 
 
 def render_page(
     job: str,
-    run: Values,
-    rows: Sequence[MetricsRow],
+    run: SavedRun,
     *,
-    manifest: Values,
-    earlier: Sequence[tuple[str, Values]],
+    manifest: Mapping[str, Any],
+    earlier: Sequence[SavedRun],
     curves: str,
     damage: Sequence[str] = (),
 ) -> str:
     """Return the HTML page of a run of `job`.
 
     Args:
-        run: content of the run's run.json, with the key `options` from program.json.
-        rows: rows of metrics.csv.
         manifest: manifest of the data; {} if there is none.
-        earlier: (run id, `run` as above) of each earlier run to compare with.
-        curves: the SVG element of `plots.draw`.
+        earlier: the earlier runs to compare with, newest first.
+        curves: the SVG element of `draw`.
         damage: a sentence for each damaged file.
     """
-    passes = metrics.pass_table(rows)
-    best = metrics.best_pass(run, passes)
+    record = run.record
+    compared = table(*run_rows([run, *earlier[:EARLIER_RUNS]]), marked=0) if earlier else ""
     sections = [
-        section(
-            "Cause of the failure", f"<pre>{escape(str(run['cause']))}</pre>" if run.get("cause") else ""
-        ),
-        section("Warning", escape(str(run.get("warning") or ""))),
+        section("Cause of the failure", f"<pre>{escape(record.cause)}</pre>" if record.cause else ""),
+        section("Warning", escape(record.warning or "")),
         section("Damaged files", f"<pre>{escape(chr(10).join(damage))}</pre>" if damage else ""),
-        section("Passes", _pass_table(passes, best)),
-        section("Comparison with earlier runs", _run_table(run, earlier) if earlier else ""),
-        section("Settings", key_values(run_settings.settings_of_run(run, len(passes)))),
+        section("Passes", _pass_table(run)),
+        section("Comparison with earlier runs", compared),
+        section("Settings", key_values(run.settings)),
         section("Data", _data(manifest)),
-        section("Restarts", restart_table(run.get("restarts") or [])),
-        section("Timings", key_values(_timings(run, passes))),
+        section("Restarts", restart_table(record.restarts)),
+        section("Timings", key_values(_timings(run))),
     ]
+    outcome = record.state if record.cause else text_formats.scores(record.score) or "-"
     return Template(PAGE.read_text("utf-8")).substitute(
         style=STYLE.read_text("utf-8"),
-        title=escape(f"{job}: {run.get('state') if run.get('cause') else _scores(run)}"),
+        title=escape(f"{job}: {outcome}"),
         job=escape(job),
-        run=escape(f"{run.get('runId')} · {_time(run.get('finished'))}"),
-        state=escape(str(run.get("state"))),
-        tiles=_tiles(run, passes, best),
+        run=escape(f"{record.run_id} · {text_formats.utc_time(record.finished)}"),
+        state=escape(record.state),
+        tiles=_tiles(run),
         curves=section("Curves", curves),
         sections="".join(sections),
         footer=escape(
-            f"Release {run.get('release')} in namespace {run.get('namespace')}. Passes count from 1, "
-            "attempts from 0; times are in UTC."
+            f"Release {record.release} in namespace {record.namespace}. Passes count from 1, attempts from 0; times "
+            "are in UTC."
         ),
     )
 
@@ -145,22 +141,21 @@ def section(title: str, content: str) -> str:
     return f'<section class="card"><h2>{title}</h2>{content}</section>' if content else ""
 
 
-def _tiles(run: Values, passes: Sequence[Values], best: Values) -> str:
+def _tiles(run: SavedRun) -> str:
     tiles = [
         (name, f"{value:.4f}" if isinstance(value, float) else str(value))
-        for name, value in (run.get("score") or {}).items()
+        for name, value in run.record.score.items()
     ]
-    trainers = (run.get("fingerprint") or {}).get("trainers", "?")
-    speed = max((row["samples_per_second"] for row in passes), default=0.0)
-    tiles.append(("passes", str(len(passes))))
-    if best:
-        early = ", stopped early" if best.get("endedEarly") else ""
+    speed = max((row["samples_per_second"] for row in run.passes), default=0.0)
+    tiles.append(("passes", str(len(run.passes))))
+    if best := run.best:
+        early = ", stopped early" if best["endedEarly"] else ""
         tiles.append((f"best {best['metric']}{early}", f"pass {best['pass'] + 1}"))
     tiles += [
-        ("trainers", str(trainers)),
-        ("samples/s", f"{speed:,.0f}"),
-        ("duration", text_formats.duration(_seconds(run))),
-        ("restarts", str(len(run.get("restarts") or []))),
+        ("trainers", str(run.record.fingerprint.get("trainers", "?"))),
+        ("samples/s", text_formats.rate(speed)),
+        ("duration", text_formats.duration(run.seconds)),
+        ("restarts", str(len(run.record.restarts))),
     ]
     return join_tiles(tiles)
 
@@ -173,48 +168,15 @@ def join_tiles(tiles: Iterable[tuple[str, str]]) -> str:
     )
 
 
-def _pass_table(passes: Sequence[Values], best: Values) -> str:
-    names = plots.test_metrics(passes)
-    headings = [">pass", ">samples", ">seconds", ">samples/s", ">training loss"]
-    lines = [
-        [
-            str(row["pass"] + 1),
-            f"{row['samples']:,}",
-            f"{row['seconds']:.1f}",
-            f"{row['samples_per_second']:,.0f}",
-            text_formats.number(row["train_loss"]),
-            *(text_formats.number(row.get(name)) for name in names),
-        ]
-        for row in passes
-    ]
-    line = next((n for n, row in enumerate(passes) if row["pass"] == best.get("pass")), None)
-    return table([*headings, *(f">test {name.removeprefix(TEST)}" for name in names)], lines, line)
+def _pass_table(run: SavedRun) -> str:
+    best = run.best.get("pass")
+    return table(
+        *pass_rows({"": run.passes}),
+        next((n for n, row in enumerate(run.passes) if row["pass"] == best), None),
+    )
 
 
-def _run_table(run: Values, earlier: Sequence[tuple[str, Values]]) -> str:
-    """Return an HTML table that compares this run with the earlier ones; of the settings it has those that differ."""
-    newest = sorted(earlier, key=lambda entry: entry[1].get("started") or 0, reverse=True)[:EARLIER_RUNS]
-    shown = [
-        (name, record, {key: str(value) for key, value in run_settings.settings_of_run(record, None).items()})
-        for name, record in [("this run", run), *newest]
-    ]
-    every = dict.fromkeys(key for _, _, settings in shown for key in settings)
-    keys = [key for key in every if len({settings.get(key) for _, _, settings in shown}) > 1]
-    lines = [
-        [
-            name,
-            str(record.get("state")),
-            _time(record.get("finished")),
-            text_formats.duration(_seconds(record)),
-            _scores(record),
-            *(settings.get(key, "-") for key in keys),
-        ]
-        for name, record, settings in shown
-    ]
-    return table(["run", "state", "finished", "duration", "score", *keys], lines, marked=0)
-
-
-def _data(manifest: Values) -> str:
+def _data(manifest: Mapping[str, Any]) -> str:
     if not manifest:
         return ""
     test, shards = manifest.get("test") or {}, manifest.get("shards") or []
@@ -248,35 +210,33 @@ def _data(manifest: Values) -> str:
     return f"{pairs}<details><summary>{len(shards)} shards{more}</summary>{listed}</details>"
 
 
-def restart_table(restarts: Sequence[Values]) -> str:
-    """Return an HTML table of the restarts (as in run.json), each with its cause; empty if there are none."""
+def restart_table(restarts: Iterable[RestartRecord]) -> str:
+    """Return an HTML table of the restarts, each with its cause; empty if there are none."""
     lines = []
     for restart in restarts:
-        first, _, rest = str(restart.get("cause") or "unknown cause").strip().partition("\n")
+        first, _, rest = (restart.cause.strip() or "unknown cause").partition("\n")
         cause = escape(first)
         if rest:
             cause = f"<details><summary>{cause}</summary><pre>{escape(rest)}</pre></details>"
+        at = text_formats.utc_time(restart.at or None)
         lines.append(
-            f'<tr><td>{_time(restart.get("at"))}</td><td class="n">{escape(str(restart["attempt"]))}'
+            f'<tr><td>{at}</td><td class="n">{restart.attempt}</td><td class="wide">{cause}</td></tr>'
         )
-        lines.append(f'</td><td class="wide">{cause}</td></tr>')
     head = '<tr><th>time</th><th class="n">attempt</th><th>cause</th></tr>'
     return f"<table>{head}{''.join(lines)}</table>" if lines else ""
 
 
-def _timings(run: Values, passes: Sequence[Values]) -> dict[str, str]:
-    trained = sum(float(row["seconds"]) for row in passes)
-    total = _seconds(run)
-    trainers = int((run.get("fingerprint") or {}).get("trainers") or 0)
+def _timings(run: SavedRun) -> dict[str, str]:
+    trained = sum(float(row["seconds"]) for row in run.passes)
     values = {
-        "started": _time(run.get("started")),
-        "finished": _time(run.get("finished")),
+        "started": text_formats.utc_time(run.record.started or None),
+        "finished": text_formats.utc_time(run.record.finished),
         "passes (of the slowest rank)": text_formats.duration(trained),
     }
-    if total is not None:
-        values["start, checkpoints, tests and restarts"] = text_formats.duration(max(0.0, total - trained))
-        values["pod hours"] = f"{trainers * total / 3600:.2f}"
-    return values
+    if run.seconds is not None:
+        rest = max(0.0, run.seconds - trained)
+        values["start, checkpoints, tests and restarts"] = text_formats.duration(rest)
+    return values | ({} if run.pod_hours is None else {"pod hours": f"{run.pod_hours:.2f}"})
 
 
 def table(headings: Sequence[str], lines: Sequence[Sequence[str]], marked: int | None = None) -> str:
@@ -306,17 +266,110 @@ def key_values(values: Mapping[str, object]) -> str:
     return f"<table>{''.join(lines)}</table>" if values else ""
 
 
-def _scores(run: Values) -> str:
-    return text_formats.scores(run.get("score") or {}) or "-"
+def draw(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) -> tuple[bytes, str]:
+    """Draw a plot of each metric, and return (the file curve.png, the same plots as an SVG element).
+
+    Both are empty if no pass is finished yet. `best` is the result of `metrics.best_pass`, `spare` a folder for
+    temporary files, used only if the system has no writable one.
+    """
+    passes = metrics.pass_table(rows)
+    if not passes:  # matplotlib takes most of the time of a report
+        return b"", ""
+    png, svg = io.BytesIO(), io.StringIO()
+    with _matplotlib_cache(spare):
+        import matplotlib
+        from matplotlib.figure import Figure
+
+        names = score_columns(passes)
+        figure = Figure(figsize=(5.2 * len(names), 4.0), dpi=120, layout="constrained")
+        for axis, name in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
+            _plot(axis, name, rows, best)
+            _add_titles(axis, name, passes, best)
+        figure.savefig(png, format="png")
+        with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}):
+            figure.savefig(svg, format="svg")
+    element = svg.getvalue()[svg.getvalue().index("<svg") :]
+    return png.getvalue(), re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.S)
 
 
-def _seconds(run: Values) -> float | None:
-    started, finished = run.get("started"), run.get("finished")
-    return float(finished) - float(started) if started and finished else None
+def _points(passes: Passes, name: str) -> list[tuple[int, float]]:
+    """Return (pass counted from 1, value) of the passes with a finite value."""
+    return [(row["pass"] + 1, row[name]) for row in passes if math.isfinite(row.get(name, math.nan))]
 
 
-def _time(seconds: float | None) -> str:
-    return text_formats.utc_time(seconds or None)
+def _plot(axis: Any, name: str, rows: Sequence[MetricsRow], best: Mapping[str, Any]) -> None:
+    """Plot one metric over the passes, with marks for restarts and the best pass."""
+    from matplotlib.ticker import MaxNLocator
+
+    ranks = sorted({row.rank for row in rows})
+    several = name == LOSS and len(ranks) > 1
+    for rank in ranks if several and len(ranks) <= RANKS else ():
+        x, y = zip(*((row.number + 1, row.train_loss) for row in rows if row.rank == rank), strict=True)
+        label = "single ranks" if rank == 0 else None
+        axis.plot(x, y, linewidth=0.9, alpha=0.6, marker=".", markersize=4, label=label, color=RANK)
+    points = _points(metrics.pass_table(rows), name)
+    x, y = zip(*points, strict=True) if points else ((), ())
+    axis.plot(
+        x, y, color=MEAN if name == LOSS else TEST_LINE, linewidth=2, marker="o", markersize=5,
+        label="mean of all ranks" if several else "rank 0",
+    )  # fmt: skip
+    if name == f"{TEST}{best.get('metric')}":
+        axis.plot(best["pass"] + 1, best["value"], color=BEST, marker="*", markersize=14)
+    marks = metrics.restart_marks(rows)
+    for place, label in marks:
+        axis.axvline(place, color=RESTART, linewidth=0.8, linestyle=":")
+        if len(marks) <= LABELLED_RESTARTS:
+            where = axis.get_xaxis_transform()
+            axis.text(place, 0.99, label, transform=where, rotation=90, fontsize=7, color=RESTART, va="top")
+    axis.set_xlabel("pass")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axis.tick_params(color=GRID)
+    axis.grid(color=GRID)
+    axis.set_axisbelow(True)
+    axis.margins(x=0.05, y=0.15)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.spines[["bottom", "left"]].set_color(GRID)
+
+
+def _add_titles(axis: Any, name: str, passes: Passes, best: Mapping[str, Any]) -> None:
+    """Add title, label and legend to a plot."""
+    if name == LOSS:
+        axis.set(title="Training loss", ylabel="loss")
+        axis.legend(frameon=False)
+        return
+    metric = name.removeprefix(TEST)
+    last = [row[name] for row in passes if name in row][-1]
+    title = f"Test {metric}, last {last:.4f}"
+    if best.get("metric") == metric:
+        title = f"Test {metric}, best {best['value']:.4f} after pass {best['pass'] + 1}"
+    axis.set(title=title, ylabel=metric)
+
+
+@contextlib.contextmanager
+def _matplotlib_cache(spare: Path) -> Iterator[None]:
+    """Set MPLCONFIGDIR, matplotlib's cache folder, to a writable folder while the `with` block runs.
+
+    Otherwise matplotlib would look for its cache in the home folder, which a pod does not have. A writable
+    MPLCONFIGDIR stays. Else this creates a folder in the system's folder for temporary files, or in `spare` if no such
+    folder is writable (the root file system of a pod is read-only), and removes it after the block.
+    """
+    given = os.environ.get("MPLCONFIGDIR")
+    if given and os.access(given, os.W_OK):
+        yield
+        return
+    try:
+        parent = tempfile.gettempdir()
+    except FileNotFoundError:
+        parent = str(spare)
+    with tempfile.TemporaryDirectory(dir=parent, prefix=".matplotlib-") as scratch:
+        os.environ["MPLCONFIGDIR"] = scratch
+        try:
+            yield
+        finally:
+            if given is None:
+                del os.environ["MPLCONFIGDIR"]
+            else:
+                os.environ["MPLCONFIGDIR"] = given
 
 
 def main(arguments: Iterable[str]) -> int:

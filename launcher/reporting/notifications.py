@@ -25,7 +25,9 @@ from launcher.settings import TrainSettings
 if TYPE_CHECKING:
     from launcher.io.kubernetes_api import PodApi
 
-RunEvent = Literal["started", "restarted", "waiting", "joined", "completed", "failed", "stopped"]
+RunEvent = Literal[
+    "started", "restarted", "waiting", "joined", "resized", "warned", "completed", "failed", "stopped"
+]
 """What users are notified about."""
 QUEUE = 100  # waiting messages; the oldest one is dropped
 CAUSE_CHARACTERS = 4096
@@ -56,9 +58,13 @@ class Notifier:
             fix = "check that the address in notify.webhook is right and that the pods can reach it"
             self._senders.append(_Sender("the webhook (notify.webhook)", post, fix, patience, base))
         if settings.events:
-            events = functools.partial(create_event, settings)
+            from launcher.io.kubernetes_api import PodApi
+
+            def send_event(message: Message) -> None:
+                post_event(settings, PodApi(settings.environ, settings.namespace), message)
+
             fix = "check that the API server responds, or set notify.events to false"
-            self._senders.append(_Sender("the Job's Events (notify.events)", events, fix, patience, base))
+            self._senders.append(_Sender("the Job's Events (notify.events)", send_event, fix, patience, base))
 
     def notify(
         self,
@@ -225,13 +231,6 @@ def post_to_webhook(url: str, timeout: float, message: Message) -> None:
         pass  # only the status of the response matters
 
 
-def create_event(settings: TrainSettings, message: Message) -> None:
-    """Create a Kubernetes Event on the training Job with the pod's service account."""
-    from launcher.io.kubernetes_api import PodApi
-
-    post_event(settings, PodApi(settings.environ, settings.namespace), message)
-
-
 def post_event(s: TrainSettings, api: PodApi, message: Message) -> None:
     """Create an Event on the training Job, which `kubectl describe job` shows.
 
@@ -257,7 +256,9 @@ def post_event(s: TrainSettings, api: PodApi, message: Message) -> None:
             },
             "reason": f"Training{message['event'].capitalize()}",
             "message": message["text"].encode()[:EVENT_BYTES].decode(errors="ignore"),
-            "type": "Warning" if message["event"] in ("restarted", "waiting", "failed") else "Normal",
+            "type": "Warning"
+            if message["event"] in ("restarted", "waiting", "warned", "failed")
+            else "Normal",
             "count": 1,
             "firstTimestamp": moment,
             "lastTimestamp": moment,

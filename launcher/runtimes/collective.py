@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from launcher.dataprep.prepared_data import has_record_batches
 from launcher.errors import setting_error
@@ -25,7 +26,7 @@ from launcher.io import files, run_record
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.io.program_folders import is_script_file, read_program_texts
 from launcher.paths import OutputPaths
-from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Runtime
+from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Role, Runtime
 from launcher.schema import RunFile, read_fields
 from launcher.settings import TrainSettings
 
@@ -150,20 +151,13 @@ class CollectiveRuntime(Runtime):
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the processes of the script on this rank."""
-        s = attempt.settings
         create_script_folders(attempt)
-        return [
-            attempt.describe_process(
-                "trainer",
-                local,
-                name=f"trainer {local}" if s.processes_per_pod > 1 else "trainer",
-                argv=(sys.executable, "-u", *script_arguments(attempt, local)),
-                env=base_environment(s) | rank_variables(attempt, local) | run_variables(attempt, local),
-                cwd=s.work.program,
-                ready_ports=(master_port(s),) if (attempt.rank, local) == (0, 0) else (),
-            )
-            for local in range(s.processes_per_pod)
-        ]
+        found = []
+        for local in range(attempt.settings.processes_per_pod):
+            ready = (master_port(attempt.settings),) if (attempt.rank, local) == (0, 0) else ()
+            variables = rank_variables(attempt, local)
+            found.append(describe_script(attempt, "trainer", local, variables, ready_ports=ready))
+        return found
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
         """Return whether all processes have exited with 0 in a run of at least `training.passes`, by run.json."""
@@ -171,10 +165,24 @@ class CollectiveRuntime(Runtime):
         return record.state == "complete" and record.passes >= settings.passes
 
 
-def script_arguments(attempt: RankAttempt, local: int) -> list[str]:
-    """Return what follows `python` in the command line of a script's process: file or module, and its options."""
-    s = attempt.settings
-    return script_command(s.config_file, s.args, run_variables(attempt, local))
+def describe_script(
+    attempt: RankAttempt, role: Role, number: int, variables: Mapping[str, str], *shim: str, **fields: Any
+) -> ProcessSpec:
+    """Return process `number` of a role on this rank, which runs the script with the `variables` of its role.
+
+    `shim` is a file of Python that runs the script, if any; `fields` are others of ProcessSpec.
+    """
+    s, ours = attempt.settings, run_variables(attempt, number)
+    is_single = role == "trainer" and s.processes_per_pod == 1
+    return attempt.describe_process(
+        role,
+        number,
+        name=role if is_single else f"{role} {number}",
+        argv=(sys.executable, "-u", *shim, *script_command(s.config_file, s.args, ours)),
+        env={**base_environment(s), **ours, **variables},
+        cwd=s.work.program,
+        **fields,
+    )
 
 
 def script_command(script: str, arguments: Iterable[str], variables: Mapping[str, str]) -> list[str]:
@@ -346,6 +354,8 @@ def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
         "PADDLE_LAUNCHER_DATA_DIR": str(s.work.files) if has_files else "",
         "PADDLE_LAUNCHER_OUTPUT_DIR": str(output.root),
         "PADDLE_LAUNCHER_CHECKPOINT_DIR": str(output.script_checkpoints),
+        "PADDLE_LAUNCHER_MANIFEST": str(s.layout.data_record(s.data_digest)) if s.has_data else "",
+        "PADDLE_LAUNCHER_FULL_WORLD_SIZE": str(s.shards * s.processes_per_pod),
         "PADDLE_LAUNCHER_RESUME": attempt.resume.folder if attempt.resume else "",
         "PADDLE_LAUNCHER_PROGRESS_FILE": str(s.work.trainer_progress(local)),
         "PADDLE_LAUNCHER_REQUESTS": f"{attempt.hosts[0]}:{s.peer_port}{attempt.store}_checkpoint/",

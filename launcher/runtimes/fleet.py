@@ -14,12 +14,10 @@ nic             the network interface of the trainers' connections
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 
 from launcher import metrics
-from launcher.errors import setting_error
 from launcher.io import checkpoints, files
 from launcher.io.helper_protocol import HelperSpec, python_environ
 from launcher.paths import OutputPaths
@@ -71,16 +69,8 @@ class FleetRuntime(Runtime):
     log_meanings = MEANINGS
     reports_progress = True
 
-    def check(self, settings: TrainSettings) -> None:  # noqa: ARG002 - the protocol has it
-        """Raise `SettingsError` on an arm64 node."""
-        if os.uname().machine == "aarch64":
-            raise setting_error(
-                "scheduling.architecture",
-                "arm64 (this node)",
-                "amd64",
-                "PaddlePaddle's package for arm64 cannot save tables: a pserver crashes at the first checkpoint",
-                "Set scheduling.architecture: amd64, and use nodes of that architecture",
-            )
+    def check(self, settings: TrainSettings) -> None:
+        """Check nothing: pservers and trainers themselves reject an image or node that cannot work."""
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec:
         """Return the process that imports Paddle once, and then forks pservers and trainers."""
@@ -164,6 +154,8 @@ def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSp
         variables = {"TRAINING_ROLE": "TRAINER", "PADDLE_TRAINER_ID": str(rank)}
     path = s.work_dir / f"process-{name.replace(' ', '-')}.json"
     values = {"rank": rank, "server": server, "hosts": list(attempt.hosts), "attempt": attempt.attempt}
+    world = list(attempt.world or range(len(attempt.hosts)))
+    values |= {"world": world, "trainers": len(world), "gradient_num": len(world), "max_trainers": s.shards}
     # Rank 0 has replaced `previous`, so that all ranks load the same model.
     values |= {"resume": to_json(attempt.resume), "store": attempt.store, "init_model": s.init_model}
     files.write_json(path, values)
@@ -171,7 +163,7 @@ def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSp
     servers = [f"{host}:{each}" for host in attempt.hosts for each in s.pserver_ports]
     variables |= {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers),
-        "PADDLE_TRAINERS_NUM": str(s.gradient_num),
+        "PADDLE_TRAINERS_NUM": str(len(world)),
         "POD_IP": attempt.host,
         "PADDLE_PORT": str(port),
         process_settings.VARIABLE: str(path),

@@ -15,20 +15,17 @@ S is the largest number of servers in a pod, P is `training.processesPerPod`.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from launcher import script_main
 from launcher.runtimes.collective import (
     MEMORY_IS_FULL,
     CollectiveRuntime,
-    base_environment,
     create_script_folders,
-    run_variables,
-    script_arguments,
+    describe_script,
 )
 from launcher.runtimes.fleet import MEANINGS as LOST_SERVERS
-from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt
+from launcher.runtimes.runtime_protocol import LogMeaning, ProcessSpec, RankAttempt, Role
 from launcher.settings import TrainSettings
 
 WITHOUT_SERVERS = (
@@ -76,57 +73,30 @@ class PsRuntime(CollectiveRuntime):
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the servers of this rank."""
         numbers = range(attempt.rank, attempt.settings.servers, len(attempt.hosts))
-        return [self._describe(attempt, "pserver", k) for k in range(len(numbers))]
+        return [_describe(attempt, "pserver", k) for k in range(len(numbers))]
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the trainers of this rank."""
         create_script_folders(attempt)
-        return [self._describe(attempt, "trainer", k) for k in range(attempt.settings.processes_per_pod)]
-
-    def _describe(self, attempt: RankAttempt, role: str, number: int) -> ProcessSpec:
-        s, is_server = attempt.settings, role == "pserver"
-        port = server_port(attempt, number) if is_server else trainer_port(attempt, number)
-        return attempt.describe_process(
-            "pserver" if is_server else "trainer",
-            number,
-            name=f"{role} {number}" if is_server or s.processes_per_pod > 1 else role,
-            argv=(sys.executable, "-u", script_main.__file__, *script_arguments(attempt, number)),
-            env=base_environment(s)
-            | role_variables(attempt)
-            | {"PADDLE_PORT": str(port)}
-            | (server_variables(attempt) if is_server else trainer_variables(attempt, number)),
-            cwd=s.work.program,
-            ready_ports=(port,) if is_server else (),
-            ends_itself=not is_server,
-        )
+        return [_describe(attempt, "trainer", k) for k in range(attempt.settings.processes_per_pod)]
 
 
-def servers_per_pod(attempt: RankAttempt) -> int:
-    """Return the largest number of servers in a pod."""
-    return -(-attempt.settings.servers // len(attempt.hosts))
-
-
-def server_port(attempt: RankAttempt, number: int) -> int:
-    """Return the port of server `number` of a pod."""
-    return attempt.settings.port + number
-
-
-def trainer_port(attempt: RankAttempt, number: int) -> int:
-    """Return the port in the address of trainer `number` of a pod."""
-    return attempt.settings.port + servers_per_pod(attempt) + number
-
-
-def role_variables(attempt: RankAttempt) -> dict[str, str]:
-    """Return the variables that describe the whole training. Only POD_IP differs between its processes."""
-    hosts, count = attempt.hosts, attempt.settings.processes_per_pod
-    servers = [
-        f"{hosts[s % len(hosts)]}:{server_port(attempt, s // len(hosts))}"
-        for s in range(attempt.settings.servers)
-    ]
-    trainers = [f"{host}:{trainer_port(attempt, k)}" for host in hosts for k in range(count)]
-    gloo = f"{hosts[0]}:{trainer_port(attempt, count)}"
-    found = describe_world(servers, trainers, gloo, attempt.settings.work_dir / "gloo")
-    return found | {"PADDLE_NNODES": str(len(hosts)), "POD_IP": attempt.host}
+def _describe(attempt: RankAttempt, role: Role, number: int) -> ProcessSpec:
+    s, hosts, is_server = attempt.settings, attempt.hosts, role == "pserver"
+    first, count = s.port - (-s.servers // len(hosts)), s.processes_per_pod  # a pod's first trainer port
+    servers = [f"{hosts[server % len(hosts)]}:{s.port + server // len(hosts)}" for server in range(s.servers)]
+    trainers = [f"{host}:{first + k}" for host in hosts for k in range(count)]
+    world = describe_world(servers, trainers, f"{hosts[0]}:{first + count}", s.work_dir / "gloo")
+    port = (s.port if is_server else first) + number
+    variables = {"PADDLE_NNODES": str(len(hosts)), "POD_IP": attempt.host, "PADDLE_PORT": str(port)}
+    if is_server:
+        variables |= SERVER_ROLE | {"PADDLE_LAUNCHER_PROGRESS_FILE": ""}  # trainer 0 writes it
+    else:
+        variables |= TRAINER_ROLE | {"PADDLE_TRAINER_ID": str(attempt.rank * count + number)}
+    ready, shim = (port,) if is_server else (), script_main.__file__
+    return describe_script(
+        attempt, role, number, world | variables, shim, ready_ports=ready, ends_itself=not is_server
+    )
 
 
 def describe_world(servers: list[str], trainers: list[str], gloo: str, folder: Path) -> dict[str, str]:
@@ -143,16 +113,3 @@ def describe_world(servers: list[str], trainers: list[str], gloo: str, folder: P
         "PADDLE_GLOO_HTTP_ENDPOINT": gloo,
         "PADDLE_GLOO_FS_PATH": str(folder),
     }
-
-
-def server_variables(attempt: RankAttempt) -> dict[str, str]:
-    """Return the variables of a server only."""
-    found = run_variables(attempt, 0)
-    del found["PADDLE_LAUNCHER_PROGRESS_FILE"]  # trainer 0 writes it
-    return found | SERVER_ROLE
-
-
-def trainer_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
-    """Return the variables of trainer `local` of this pod only."""
-    number = attempt.rank * attempt.settings.processes_per_pod + local
-    return run_variables(attempt, local) | TRAINER_ROLE | {"PADDLE_TRAINER_ID": str(number)}

@@ -28,8 +28,9 @@ class RankAttempt:
     """Holds what one rank knows of an attempt: addresses, settings and the checkpoint to resume from."""
 
     rank: int
+    """The place of this pod in the attempt, from 0: the rank of its processes."""
     hosts: tuple[str, ...]
-    """An IPv4 address per rank, in rank order, the same on every rank: Paddle would resolve names often."""
+    """The IPv4 address of each place, the same on every rank: Paddle would resolve names often."""
     settings: TrainSettings
     attempt: int
     """0 for the first start of a run, 1 more for each restart."""
@@ -37,6 +38,13 @@ class RankAttempt:
     """The checkpoint to resume from; None: start from scratch."""
     store: str = ""
     """Beginning of the path of the trainers' requests to the store on rank 0's peerPort; contains a secret."""
+    world: tuple[int, ...] = ()
+    """The completion index of each place's pod; empty: the places themselves."""
+
+    @property
+    def index(self) -> int:
+        """Return the completion index of this pod, after which its logs and its shard are named."""
+        return self.world[self.rank] if self.world else self.rank
 
     @property
     def host(self) -> str:
@@ -49,7 +57,7 @@ class RankAttempt:
         Its name is by default its role.
         """
         output = OutputPaths(self.settings.layout.output)
-        copy = (output.train_log if role == "trainer" else output.server_log)(self.rank, number)
+        copy = (output.train_log if role == "trainer" else output.server_log)(self.index, number)
         log = self.settings.work.log(copy.name)
         return ProcessSpec(**{"name": role, "role": role, "log": log, "copy": copy, **fields})
 

@@ -173,16 +173,6 @@ class CheckpointRows:
 
 
 @dataclass(frozen=True)
-class ChainLink:
-    """One checkpoint that an incremental checkpoint needs for a restore, because it saves only the changes."""
-
-    folder: FileName
-    """Folder name of that checkpoint."""
-    sha256: str
-    """sha256 (hex) of its contents.json."""
-
-
-@dataclass(frozen=True)
 class CheckpointScores:
     """Test scores of the run's passes so far, by the metric of `training.keepBest`."""
 
@@ -206,10 +196,11 @@ class SavedCheckpoint:
     position: Position
     attempt: Count
     output_id: str = field(default="", metadata={KEY: "outputId"})
-    chain: list[ChainLink] = field(default_factory=list)
-    """The checkpoints that an incremental one continues, the full one first; empty in a full checkpoint."""
     files: dict[FileName, CheckpointFile]
     """All files, by their paths in the checkpoint's folder."""
+    history: list[list[Count]] = field(default_factory=list)
+    """[trainers, batches that each has trained, batches of each part] of each division of the unfinished pass's rows
+    (launcher/row_division.py). Empty at the end of a pass, of earlier launchers, and if a script divides its rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +228,8 @@ class CheckpointContents(SavedCheckpoint):
     """Files per sparse table."""
     ranks: list[list[float]]
     """[samples, seconds, sum of the loss over the samples] of each rank in the unfinished pass."""
+    shard_rows: list[Count] = field(default_factory=list, metadata={KEY: "shardRows"})
+    """Rows of each shard that the program uses; empty at the end of a pass."""
     dense: str
     """sha256 (hex) of the dense parameters' names, shapes and values."""
     tables: dict[str, CheckpointTable]
@@ -340,6 +333,8 @@ class TrainerProgress:
     """Size of the checkpoint that was loaded or saved last; None if it is unknown."""
     batch_size: float | None = None
     passes: int | None = None
+    step_seconds: float | None = None
+    """Mean of the trainer's own seconds per batch lately, without waits for other trainers; None: not measured."""
     marks: dict[str, float] = field(default_factory=dict)
     """Unix times at which steps of the start were done."""
 
@@ -378,12 +373,19 @@ class PlanRecord:
     counted_restarts: int = field(default=0, metadata=_written("countedRestarts"))
     """Failures since the newest checkpoint, which `training.restarts` limits."""
     incarnations: tuple[str, ...] = field(default=(), metadata=ALWAYS)
-    """Random identifier of each rank's pod in the newest attempt, in rank order."""
+    """Random identifier of the pod of each place in the newest attempt."""
+    world: tuple[int, ...] | None = None
+    """The completion index of each of these pods; None: all pods in order, as of earlier launchers."""
     resume: Position | None = field(default=None, metadata=ALWAYS)
     """The checkpoint from which the newest attempt resumes; None: it starts from scratch."""
     init_model: str | None = field(default=None, metadata={KEY: "initModel"})
     """With `training.initModelPath: previous`: the model that the run started from; empty: from scratch; None before
     the search."""
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Return the completion index of the pod of each place in the newest attempt; empty before the first one."""
+        return tuple(range(len(self.incarnations))) if self.world is None else self.world
 
     @property
     def record(self) -> dict[str, Any]:
@@ -404,6 +406,10 @@ class RankStatus:
     batch: int | None = field(default=None, metadata=ALWAYS)
     samples_per_second: float | None = field(default=None, metadata=_written("samplesPerSecond"))
     loss: float | None = field(default=None, metadata=ALWAYS)
+    step_seconds: float | None = field(default=None, metadata=_written("stepSeconds"))
+    """The rank's own seconds per batch, without waits for other ranks; None: not measured."""
+    is_slow: bool = field(default=False, metadata=_written("isSlow"))
+    """Whether that is much more than the median of the ranks."""
     storage_seconds: float = field(default=0.0, metadata=_written("storageSeconds"))
     """Seconds since the shared storage last answered this rank; 0 while it answers."""
 
@@ -438,7 +444,7 @@ class StatusFile:
     cause: str | None = field(default=None, metadata=ALWAYS)
     """Why the run failed; None if it did not."""
     warning: str | None = None
-    """What is doubtful about a complete run, such as processes that trained alone; None: nothing."""
+    """What is doubtful: a slow rank or node, or processes of a complete run that trained alone; None: nothing."""
     log_progress: str | None = field(default=None, metadata={KEY: "logProgress"})
     """Epoch, step and loss in the log of a script that does not report its steps; None: none was found."""
     script_file: str | None = field(default=None, metadata={KEY: "scriptFile"})

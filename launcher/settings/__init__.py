@@ -49,7 +49,7 @@ _TYPES: dict[Any, str] = {
     int | None: "an integer",
     float: "a number",
     bool: "true or false",
-    tuple[str, ...]: "an array of texts",
+    tuple[str, ...]: 'an array of texts (a number in quotes: "10")',
     tuple[str | int, ...]: "an array of column names or of indexes from 0",
 }
 """Type of a field → description of its values in messages."""
@@ -198,8 +198,8 @@ class PodSettings:
     """The value runId: a new text makes a new Job from the same values."""
     log_format: str = setting("logFormat")
     """Form of the launcher's own lines in the pod's log."""
-    trainers: int = setting("trainers")
-    """Number of training pods."""
+    trainers: int = setting("trainers", by_variable="PADDLE_LAUNCHER_TRAINERS")
+    """Number of training pods; of an elastic run, in a data pod, its largest number."""
     environ: Mapping[str, str] = field(repr=False)
     """The environment, read-only and without secrets: the base of child processes' environments."""
 
@@ -296,6 +296,14 @@ class TrainSettings(PodSettings):
     """Trainer processes of each pod; more than 1 with a user's script only (SCRIPT_RUNTIMES)."""
     servers: int = setting("training.servers", 0)
     """Parameter servers of runtime ps, spread over the pods; 0 with other runtimes."""
+    min_trainers: int = setting("training.minTrainers", 0)
+    """Smallest number of trainers with which an elastic run goes on; 0: the run is not elastic."""
+    max_trainers: int = setting("training.maxTrainers", 0)
+    """Largest number of trainers of an elastic run; 0: `trainers`."""
+    rank_wait_seconds: int = setting("training.rankWaitSeconds")
+    """Seconds that an elastic run waits for lost ranks before it goes on without them."""
+    grow_after_minutes: float = setting("training.growAfterMinutes")
+    """Minutes after which an elastic run takes in pods that have joined, if it saved no checkpoint meanwhile."""
     rank_wait_hours: float = setting("training.rankWaitHours", 6.0)
     """Hours to wait after `rendezvous_seconds` for a rank that has not joined."""
     mode: str = setting("training.mode", parse=p.choice("sync", "async"))
@@ -315,8 +323,6 @@ class TrainSettings(PodSettings):
     0: none, as always with `checkpoint_every_batches` or runtime v1."""
     keep_checkpoints: int = setting("training.keepCheckpoints")
     """How many of the newest checkpoints are kept."""
-    incremental_checkpoints: int = setting("training.incrementalCheckpoints")
-    """Maximum number of incremental checkpoints after each full one; 0: every checkpoint is full."""
     keep_best: str = setting("training.keepBest")
     """Test metric whose best checkpoint is kept and exported; empty: the last checkpoint is exported."""
     patience: int = setting("training.patience")
@@ -325,6 +331,8 @@ class TrainSettings(PodSettings):
     """Model that a new run starts from: a run's folder on the shared storage, `s3://…`, PREVIOUS, or empty."""
     progress_deadline_seconds: int = setting("training.progressDeadlineSeconds")
     """Seconds without a batch after which a trainer counts as hung."""
+    node_check: bool = setting("training.nodeCheck")
+    """Whether each pod measures its node before training."""
     args: tuple[str, ...] = setting("training.args")
     """Options for the training program, each `--key=value`."""
     restarts: int = setting("training.restarts")
@@ -343,6 +351,16 @@ class TrainSettings(PodSettings):
     def run_id(self) -> str:
         """Return the Kubernetes Job's name; it ends with a digest of the Job's spec, which includes runId."""
         return self.k8s_job
+
+    @property
+    def shards(self) -> int:
+        """Return the number of shards: the largest number of trainers that the run can have."""
+        return self.max_trainers or self.trainers
+
+    @property
+    def is_elastic(self) -> bool:
+        """Return whether the run goes on with fewer trainers than it has shards."""
+        return 0 < self.min_trainers < self.shards
 
     @property
     def has_data(self) -> bool:

@@ -36,6 +36,7 @@ from launcher.supervisor.coordinator.coordinator import Coordinator
 from launcher.supervisor.coordinator.members import Membership
 from launcher.supervisor.coordinator.run_writer import render_metrics
 from launcher.supervisor.helper_processes import convert_shard
+from launcher.supervisor.node_check import NodeCheck
 from launcher.supervisor.peers.addresses import PodNetwork, find_advertised_address
 from launcher.supervisor.peers.coordinator_link import CoordinatorLink, OrderSource, RunEndedError
 from launcher.supervisor.peers.messages import SIGTERM_CAUSE, Action, Failure, MemberState, Phase, Plan
@@ -159,9 +160,15 @@ class ProcessWatchdog:
             `Timings.stuck` seconds for a stuck main thread.
     """
 
-    def __init__(self, settings: TrainSettings, timings: Timings, probe: StorageProbe) -> None:
-        """Create the watchdog; it checks nothing before `start`."""
-        self._settings, self._timings, self._probe = settings, timings, probe
+    def __init__(
+        self,
+        settings: TrainSettings,
+        timings: Timings,
+        probe: StorageProbe,
+        guard: child_processes.ProcessGuard | None = None,
+    ) -> None:
+        """Create the watchdog; it checks nothing before `start`. `guard` acts if the whole launcher is frozen."""
+        self._settings, self._timings, self._probe, self._guard = settings, timings, probe, guard
         self.link: CoordinatorLink | None = None
         self.membership: Membership | None = None
         self.is_lease_lost = False
@@ -190,7 +197,11 @@ class ProcessWatchdog:
     def _run(self) -> None:
         while True:
             time.sleep(WATCHDOG_SECONDS)
-            self._check_limits(time.monotonic())
+            now = time.monotonic()
+            if self._guard is not None:
+                silence = 0.0 if self.link is None else now - self.link.heard
+                self._guard.send(self._timings.orphan + self._timings.stop + 2 - silence)
+            self._check_limits(now)
 
     def _check_limits(self, now: float) -> None:
         """Kill the processes if rank 0 has been silent, or the main thread stuck, for too long at monotonic time `now`.
@@ -244,6 +255,8 @@ class Agent:
         self, settings: TrainSettings, runtime: Runtime, network: PodNetwork, timings: Timings
     ) -> None:
         self.settings, self.runtime, self.network, self.timings = settings, runtime, network, timings
+        # First, because it must be forked before any thread starts. The others count on it after `Timings.life`.
+        guard = child_processes.ProcessGuard() if settings.is_elastic else None
         self.rank = settings.completion_index
         self.incarnation = os.urandom(16).hex()
         """Random identifier of this pod. An earlier pod with the same rank had another one."""
@@ -263,8 +276,13 @@ class Agent:
         """Whether all processes have been stopped because this launcher exits."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._stop_request = StopRequest(settings.grace_seconds, timings.stop + timings.copies)
-        self._watchdog = ProcessWatchdog(settings, timings, self._probe)
+        self._watchdog = ProcessWatchdog(settings, timings, self._probe, guard)
         self._last_reaping = time.monotonic()
+        self._node_check = NodeCheck(settings.work_dir, network)
+        self._yielded = 0.0
+        """Monotonic time at which this pod last found that another pod holds the output lease."""
+        self._offers, self._waits_since = 0, 0.0
+        """How often this coordinator has offered the output lease in this wait for ranks, and since when it waits."""
         self._staged_at: float | None = None
         """Unix time at which the inputs were copied to the pod's own disk; None before that."""
 
@@ -297,9 +315,7 @@ class Agent:
         }
         self.server = PeerServer(self.network, s.peer_port, pages)
         self._watchdog.start()
-        if self.rank == 0:
-            self._start_coordinator(self.server)
-        else:
+        if self.rank != 0 or not self._start_coordinator():
             self._start_link()
         self._start_fork_server()
         manifest = wait_for_manifest(s, self.pause, timings=t) if s.has_data else None
@@ -320,16 +336,68 @@ class Agent:
                 return
             if order is not None and self.incarnation in order.replaced:
                 raise UnfitError(order.cause_text)
+            if order is not None and order.do == Action.TRAIN:
+                self._offers = 0
+            if isinstance(self.orders, Coordinator) and self.orders.plan.offers_lease:
+                self._offer_lease(self.orders)
+            if isinstance(self.orders, CoordinatorLink) and self._is_coordinator_lost(order):
+                self.orders.raise_if_run_is_over("complete", "failed")
+                if self._start_coordinator():
+                    self.orders.start_run(self._fingerprint)
             self.pause(t.training_poll if self.executor.phase == Phase.TRAINING else t.poll)
 
-    def _start_coordinator(self, server: PeerServer) -> None:
-        self.orders = coordinator = Coordinator(
+    def _start_coordinator(self) -> bool:
+        """Become the coordinator once the output lease is free; return whether this pod is the coordinator now.
+
+        In an elastic run another pod may be it: then this rank connects, or stays connected, to that pod.
+
+        Raises:
+            LauncherError: another run or pod keeps the lease, or the storage cannot be used.
+        """
+        assert self.server is not None  # noqa: S101 - `_train` has started it
+        link, coordinator = self.orders, Coordinator(
             self.settings, self.runtime, self.network, self.timings,
-            address=self._address, pause=self.pause, wake=self.wake,
+            address=self._address, pause=self.pause, wake=self.wake, offers=self._offers,
         )  # fmt: skip
-        self._watchdog.membership = server.membership = coordinator.membership
-        server.trainer_store = coordinator.trainer_store
-        coordinator.acquire_output(self._lose_lease)
+        self.orders = coordinator
+        self._watchdog.membership = self.server.membership = coordinator.membership
+        self.server.trainer_store = coordinator.trainer_store
+        if not coordinator.acquire_output(self._lose_lease):
+            self.orders = link
+            self._watchdog.membership = self.server.membership = self.server.trainer_store = None
+            self._yielded = time.monotonic()
+            return False
+        if isinstance(link, CoordinatorLink):
+            log.info("rank %d coordinates the run from now on", self.rank)
+            coordinator.succeeds = link.order is not None
+            if self._offers:
+                coordinator.waits_since = self._waits_since
+            self._watchdog.link = None
+            link.close(0.0)
+        return True
+
+    def _offer_lease(self, coordinator: Coordinator) -> None:
+        """Leave the run to another rank, and try to coordinate it again only `Timings.offer` later.
+
+        Raises:
+            LauncherError: the lease was lost, or the run is complete.
+        """
+        self._offers, self._waits_since = self._offers + 1, coordinator.plan.since
+        coordinator.leave_run(self._watchdog.record_turn)
+        if self._watchdog.is_lease_lost:
+            coordinator.check_lease()
+        assert self.server is not None  # noqa: S101 - `_train` has started it
+        self._watchdog.membership = self.server.membership = self.server.trainer_store = None
+        self._start_link()
+        self._yielded = time.monotonic() + self.timings.offer - self.timings.silence
+
+    def _is_coordinator_lost(self, order: Plan | None) -> bool:
+        """Return whether this rank of an elastic run may look whether the output lease is free."""
+        if not self.settings.is_elastic or self.executor.running:
+            return False
+        has_left = order is not None and order.do == Action.STOP
+        seconds = self.timings.left if has_left else self.timings.silence
+        return time.monotonic() - max(self.orders.heard, self._yielded) >= seconds
 
     def _start_link(self) -> None:
         link = CoordinatorLink(
@@ -376,13 +444,16 @@ class Agent:
             )
         model = self.settings.init_model if order.init_model is None else order.init_model
         gang = RankAttempt(
-            rank=self.rank,
+            rank=order.place(self.rank) or 0,
             hosts=order.addresses,
+            world=order.world or (),
             settings=replace(self.settings, init_model=model),
             attempt=order.attempt,
             resume=order.resume,
             store=build_store_prefix(self.orders.credential, order.attempt),
         )
+        if self.settings.node_check and self.server is not None:
+            self._node_check.run(gang, self.server, self.orders.credential)
         return ProcessGroup(
             self.runtime,
             gang,
@@ -431,6 +502,7 @@ class Agent:
             leave_in=self._stop_request.seconds_left(),
             hang=processes.hang if processes is not None else None,
             ended=processes.ended if processes is not None else (),
+            node_speeds=self._node_check.speeds,
             connected=processes is not None and processes.connected,
         )
 
@@ -546,8 +618,9 @@ class Agent:
     def _serve_metrics(self) -> tuple[int, str, bytes]:
         """Return the page of GET /metrics (HTTP status, content type, body)."""
         if (status := self.orders.build_status()) is None:
-            missing = b"only rank 0 has metrics, once it holds the output lease. Fix: ask its pod\n"
-            return 404, "text/plain", missing
+            missing = b"# only rank 0 has metrics, once it holds the output lease. Fix: ask its pod\n"
+            # Prometheus reads all pods of an elastic run, and a page without metrics is valid.
+            return 200 if self.settings.is_elastic else 404, "text/plain; version=0.0.4", missing
         return 200, "text/plain; version=0.0.4", render_metrics(status, self.orders.rendezvous_seconds)
 
     def _read_state_to_send(self) -> MemberState | None:

@@ -223,6 +223,51 @@ def kill_all_children(*, helpers: bool = False) -> None:
             _kill(group, signal.SIGKILL)
 
 
+class ProcessGuard:
+    """A process that kills this pod's pservers and trainers when the launcher is frozen, so that no thread of it runs.
+
+    In an elastic run the other ranks go on without a lost rank, whose processes must not reach theirs. The launcher
+    sends the process groups again and again, with a deadline; the guard kills the newest ones when it has passed.
+    """
+
+    def __init__(self) -> None:
+        """Start the process. No thread may have been started before, because it is forked."""
+        read, self._write = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._write, False)
+        if os.fork() == 0:
+            os.close(self._write)
+            try:
+                _guard(read)
+            finally:
+                os._exit(0)
+        os.close(read)
+
+    def send(self, seconds: float) -> None:
+        """Let the guard kill the present process groups after `seconds`, unless this is called again before."""
+        numbers = [
+            time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
+        ]  # also counts while the machine is suspended
+        numbers += [group for group, is_helper in _running.copy().items() if not is_helper]
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):
+            os.write(self._write, f"{' '.join(map(str, numbers))}\n".encode())
+
+
+def _guard(messages: int) -> None:
+    """Kill the process groups in the newest line from the pipe `messages` at the time at its beginning."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    deadline, groups = float("inf"), list[bytes]()
+    while True:
+        if select.select([messages], [], [], 0.5)[0]:
+            if not (text := os.read(messages, 1 << 16)):
+                return  # the launcher has exited
+            first, *groups = text.splitlines()[-1].split()
+            deadline = float(first)
+        elif time.clock_gettime(time.CLOCK_BOOTTIME) >= deadline:
+            for group in groups:
+                _kill(int(group), signal.SIGKILL)
+
+
 class GroupTermination:
     """Terminates processes and their descendants: SIGTERM at once, SIGKILL after a deadline.
 
@@ -326,6 +371,7 @@ class LogFollower:
         while True:
             last = self._end.wait(self._period)
             with contextlib.suppress(OSError):
+                file.seek(position)  # an incomplete line was read, but not used
                 while block := file.read(1 << 16):
                     cut = (
                         len(block)

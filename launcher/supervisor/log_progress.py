@@ -11,29 +11,37 @@ from pathlib import Path
 
 TAIL_BYTES = 8192
 """How much of the end of a log is read at most, every few seconds."""
-_OF = r"\W{0,3}(\d{1,12})(?:\s?/\s?(\d{1,12}))?"
+_NUMBER = r"(\d{1,3}(?:,\d{3}){1,4}|\d{1,12})"
+_OF = rf"\W{{0,3}}{_NUMBER}(?:\s?/\s?{_NUMBER})?"
+_FLAGS = re.ASCII | re.IGNORECASE  # ASCII: a Chinese character before "epoch" ends a word
 _PATTERNS = (
-    ("epoch", re.compile(rf"\bepoch{_OF}", re.IGNORECASE)),
-    ("step", re.compile(rf"\b(?:global[ _])?(?:steps?|iter(?:ation)?s?|batch){_OF}", re.IGNORECASE)),
-    ("step", re.compile(r"\d{1,3}%\|[^|]{0,200}\|\s*(\d{1,12})/(\d{1,12})")),  # tqdm
+    ("epoch", re.compile(rf"\bepoch{_OF}", _FLAGS)),
+    ("step", re.compile(rf"\b(?:global[ _])?(?:steps?|iter(?:ation)?s?|batch(?:_id)?){_OF}", _FLAGS)),
+    ("step", re.compile(rf"\bepoch\W{{0,3}}\d{{1,12}}\W{{0,3}}\[\s{{0,9}}{_NUMBER}/{_NUMBER}", _FLAGS)),
+    ("step", re.compile(rf"\d{{1,3}}%\|[^|]{{0,200}}\|\s*{_NUMBER}/{_NUMBER}")),  # tqdm
+    (
+        "loss",
+        re.compile(
+            r"(?<![a-z0-9_])(?:(?:train|avg|total)[_ ])?loss['\"]?(?:\s?is)?[\s:=\uff1a]{0,3}\[?"
+            r"([-+]?[0-9][0-9.]{0,15}(?:e[-+]?[0-9]{1,3})?|nan\b|inf\b)",
+            _FLAGS,
+        ),
+    ),
 )
-_LOSS = re.compile(
-    r"\bloss\b['\"]?\s*[:=]\s*([-+]?[0-9][0-9.]{0,15}(?:e[-+]?[0-9]{1,3})?|nan|inf)", re.IGNORECASE
-)
+_COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 
 
 def find_log_progress(text: str) -> str:
     """Return the newest epoch, step and loss in the lines of a log, such as `epoch 2/3, step 10/40, loss 0.69`.
 
-    The forms are those of tqdm, paddle.Model, PaddleClas, PaddleSeg, PaddleNLP and many loops; empty: none was found.
+    The forms are those of tqdm, paddle.Model, PaddleClas, PaddleDetection, PaddleNLP, PaddleOCR, PaddleSeg, of the
+    examples in Paddle's documentation, and of many loops; empty: none was found.
     """
     found: dict[str, str] = {}
-    for line in reversed(re.split(r"[\r\n]+", text)):
+    for line in reversed(re.split(r"[\r\n]+", _COLOURS.sub("", text))):
         for name, pattern in _PATTERNS:
             if name not in found and (match := pattern.search(line)):
-                found[name] = f"{name} {match[1]}" + (f"/{match[2]}" if match[2] else "")
-        if "loss" not in found and (match := _LOSS.search(line)):
-            found["loss"] = f"loss {match[1]}"
+                found[name] = f"{name} " + "/".join(filter(None, match.groups()))
     return ", ".join(found[name] for name in ("epoch", "step", "loss") if name in found)
 
 

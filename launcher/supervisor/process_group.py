@@ -202,7 +202,7 @@ class ProcessGroup:
             place = (
                 Position(number, batch) if min(number, batch) >= 0 else None
             )  # of a script's own progress.json
-        failure = Failure.from_error(error, at, self._gang.rank, place=place)
+        failure = Failure.from_error(error, at, self._gang.index, place=place)
         if self.ended and isinstance(error, ProcessError):
             failure = replace(failure, text=describe_early_exit(" and ".join(self.ended), failure.text))
         return failure
@@ -269,8 +269,8 @@ class ProcessGroup:
                 return
         elif child.stopped or self._finish_by is not None:
             return
-        elif code == 0 and is_training and child.spec.ends_itself:
-            # Trainer 0 stops the servers just before the last trainers exit.
+        elif code == 0 and is_training and (child.spec.ends_itself or self._runtime.is_user_script):
+            # Trainer 0 stops the servers just before the last trainers exit, as a user's script may, too.
             if now - child.ended_at <= self._timings.early_pserver_exit:
                 return
             raise ProcessError(
@@ -505,7 +505,8 @@ class OrderExecutor:
         self.report = Report(self.phase, self.attempt, self.failure)
 
     def _can_start(self, order: Plan) -> bool:
-        is_ours = self.address is None or order.addresses[self._rank] == self.address
+        place = order.place(self._rank)
+        is_ours = place is not None and self.address in {None, order.addresses[place]}
         return order.do == Action.SERVE and is_ours and self.staged and order.attempt > self.attempt
 
     def _start_attempt(self, order: Plan, now: float) -> None:

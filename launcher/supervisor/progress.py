@@ -76,6 +76,7 @@ def combine_progress(found: Sequence[TrainerProgress]) -> TrainerProgress:
         min(found, key=lambda each: (each.number or 0, each.batch or 0)),
         samples_per_second=_sum([each.samples_per_second for each in found]),
         batch_size=_sum([each.batch_size for each in found]),
+        step_seconds=max(each.step_seconds or 0.0 for each in found) or None,
         loss=sum(losses) / len(losses) if losses else None,
         saved=next((each.saved for each in found if each.saved is not None), None),
         bytes=next((each.bytes for each in found if each.bytes), found[0].bytes),

@@ -25,6 +25,13 @@ class Timings:
     silence: float = 10.0
     """The coordinator counts a rank as lost if it has not reported for this time, which is longer than a busy node
     pauses."""
+    left: float = 3.0
+    """In an elastic run, the time after which another rank looks whether it may coordinate the run, if the coordinator
+    does not answer after its order to stop; else `silence`."""
+    offer: float = 30.0
+    """The coordinator of an elastic run that has heard of too few ranks for this time may be cut off from them, so it
+    releases the output lease, and tries to take it again after the same time. In between the others have time to see
+    the silence of the coordinator and to take the lease, each of which takes up to `silence`."""
     orphan: float = 10.0
     """A rank stops its processes if rank 0 has not confirmed their order for this time."""
     stuck: float = 30.0

@@ -4,7 +4,9 @@
 - `program_loader`: loads the user's training program.
 - `conversion`, `record_files`: the shard's rows as fixed-size records.
 - `network`: builds the program's network for servers and trainers; `paddle_internals`: all private parts of Paddle.
-- `fleet_trainer`: a pserver, and a trainer with its threads; `server_tables`: the tables of the servers in files.
+- `fleet_trainer`: a pserver, and a trainer with its threads; `server_tables`: the tables of the servers, as text.
+- `server_memory`: the rows of tables in a pserver's memory; `row_files`: their binary files; `server_commands`: by them
+  a trainer lets the pservers of its pod save and load tables.
 - `training_loop`: the passes, with `training_log` (logs, sums of a pass), `save_schedule` and `evaluation`.
 - `server_checkpoints`, `initial_model`, `export`: verified checkpoints, a start from an earlier model, the model.
 - `single_process`, `trial_data`: training and checks without servers, for `launcher try` and `launcher run`.

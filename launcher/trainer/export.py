@@ -10,9 +10,9 @@ model/
   score.json                    the metrics of this model on the test set
 
 `ModelExporter` writes it from the servers: all trainers call `export` together after the last save, and all ranks fill
-the two files of a table at the same time. The ids come from a checkpoint (`ids/<table>-<rank>.npy`, the ids of each
-rank's servers) and not from the shards of this run's data, because the tables also have ids of earlier runs. The ids
-of all ranks are sorted together; each rank writes a contiguous range of rows.
+the two files of a table at the same time. The ids come from the files of a checkpoint and not from the shards of this
+run's data, because the tables also have ids of earlier runs. The ids of all files are sorted together; each rank writes
+a contiguous range of rows.
 
 Before the folder gets its name, `evaluation.score_model` opens the files that were just written, as `paddle_served`
 does, and predicts the test set with them, without the servers.
@@ -40,10 +40,11 @@ from launcher.io import checkpoints, files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelDescription, ModelLookup, ModelTable
 from launcher.serving.paddle_served.model import EMBEDDINGS, IDS, VECTORS, VERSION, map_array, table_folder
+from launcher.trainer import row_files
 from launcher.trainer.evaluation import finite_scores, score_model
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import Records
-from launcher.trainer.server_tables import TableRows
+from launcher.trainer.server_tables import TABLES, TableRows
 from launcher.trainer.training_log import TrainerLog
 
 if TYPE_CHECKING:  # these import Paddle
@@ -77,18 +78,18 @@ def _npy_header(shape: tuple[int, ...], dtype: np.dtype[Any]) -> bytes:
     return magic + struct.pack("<H", length) + repr(about).ljust(length - 1).encode() + b"\n"
 
 
-def select_range(ids_by_rank: Sequence[Ids], rank: int, ranks: int, checkpoint: str) -> tuple[int, Ids]:
+def select_range(ids_by_file: Sequence[Ids], rank: int, ranks: int, checkpoint: str) -> tuple[int, Ids]:
     """Return the range of the sorted table that a rank writes: the first row, and the ids, ascending.
 
-    The ids of each rank's servers, `ids_by_rank`, are ascending too.
+    The ids of each file of the checkpoint, `ids_by_file`, are ascending too.
 
     Raises:
-        DataError: two ranks have the same id.
+        DataError: two files have the same id.
     """
-    total = sum(map(len, ids_by_rank))
+    total = sum(map(len, ids_by_file))
     first, last = _first_row(total, rank, ranks), _first_row(total, rank + 1, ranks)
-    low, high = (_split_points(ids_by_rank, row, total) for row in (first, last))
-    own = [ids[a:b] for ids, a, b in zip(ids_by_rank, low, high, strict=True)]
+    low, high = (_split_points(ids_by_file, row, total) for row in (first, last))
+    own = [ids[a:b] for ids, a, b in zip(ids_by_file, low, high, strict=True)]
     merged = np.sort(np.concatenate([*own, np.zeros(0, np.uint64)]), kind="stable")  # merges sorted arrays
     if len(merged) != last - first or (merged[1:] == merged[:-1]).any():
         raise DataError(
@@ -103,18 +104,18 @@ def _first_row(total: int, rank: int, ranks: int) -> int:
     return total if rank == ranks else total * rank // ranks // ALIGNED_ROWS * ALIGNED_ROWS
 
 
-def _split_points(ids_by_rank: Sequence[Ids], rows: int, total: int) -> list[int]:
-    """Return, for each rank, how many of its ids are among the `rows` smallest of all `total` ids."""
+def _split_points(ids_by_file: Sequence[Ids], rows: int, total: int) -> list[int]:
+    """Return, for each file, how many of its ids are among the `rows` smallest of all `total` ids."""
     if rows == total:
-        return [len(ids) for ids in ids_by_rank]
+        return [len(ids) for ids in ids_by_file]
     low, high = 0, (1 << 64) - 1
     while low < high:  # binary search for the smallest id that has `rows` ids below it
         middle = (low + high) // 2
-        if sum(int(np.searchsorted(ids, np.uint64(middle))) for ids in ids_by_rank) < rows:
+        if sum(int(np.searchsorted(ids, np.uint64(middle))) for ids in ids_by_file) < rows:
             low = middle + 1
         else:
             high = middle
-    return [int(np.searchsorted(ids, np.uint64(low))) for ids in ids_by_rank]
+    return [int(np.searchsorted(ids, np.uint64(low))) for ids in ids_by_file]
 
 
 def write_rows(
@@ -349,27 +350,32 @@ class ModelExporter:
         )
 
     def _map_ids(self, at: Position) -> dict[str, list[Ids]]:
-        """Return for each table name one memory-mapped array per rank: the ids that the rank's servers saved.
+        """Return for each table name the ids that the files of the checkpoint `at` have, each array ascending.
 
         Raises:
-            StorageFailedError: a file has changed since it was saved; the checkpoint was rejected.
+            StorageFailedError: ids have changed since they were saved; the checkpoint was rejected.
         """
         settings = self.trainer.settings
         folder = OutputPaths(settings.layout.output).checkpoint(at)
         contents = checkpoints.read_contents(folder)
-        names = {
-            table: sorted(name for name in contents.files if name.startswith(f"ids/{about.folder}-"))
+        places = {  # of text, and of binary files
+            table: (f"ids/{about.folder}-", f"{TABLES}/{about.folder}/shard-")
             for table, about in contents.tables.items()
         }
-        every = [name for own in names.values() for name in own]
-        own_share = every[settings.rank :: settings.trainers]  # each rank verifies a share of the files
-        if reason := checkpoints.check_files(folder, own_share, contents.files):
-            raise checkpoints.reject(folder, reason, settings.attempt)
-        return {
-            # A file of no ids is smaller than a page.
-            table.name: [
-                map_array(path, path.stat().st_size < HEADER_BYTES)
-                for path in (folder / name for name in names[table.name])
-            ]
-            for table in self.trainer.network.tables
-        }
+        names = [
+            (t, name) for t, of in places.items() for name in sorted(contents.files) if name.startswith(of)
+        ]
+        found: dict[str, list[Ids]] = {table: [] for table in places}
+        for number, (table, name) in enumerate(names):
+            verify = number % settings.trainers == settings.rank  # each rank verifies a share of the files
+            is_text = name.startswith("ids/")
+            if verify and is_text and (reason := checkpoints.check_files(folder, [name], contents.files)):
+                raise checkpoints.reject(folder, reason, settings.attempt)
+            try:
+                if is_text:  # a file of no ids is smaller than a page
+                    found[table].append(map_array(folder / name, contents.files[name].bytes < HEADER_BYTES))
+                else:
+                    found[table] += row_files.map_ids(folder / name, verify=verify)
+            except (DataError, FileNotFoundError) as error:
+                raise checkpoints.reject(folder, str(error), settings.attempt) from error
+        return found

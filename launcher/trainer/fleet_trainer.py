@@ -28,6 +28,7 @@ from paddle.distributed import fleet
 
 from launcher.errors import DeadlineError, SettingsError, setting_error
 from launcher.io import checkpoints
+from launcher.io.step_clock import StepClock, processor_seconds
 from launcher.paths import OutputPaths
 from launcher.trainer.network import TrainingGraph, build_training_graph, prepare_paddle
 from launcher.trainer.paddle_internals import (
@@ -35,12 +36,17 @@ from launcher.trainer.paddle_internals import (
     GlooRoleMaker,
     ServerConnection,
     Trainers,
+    dense_shape,
     keep_gradients,
     remove_operators,
+    require_text_tables,
+    table_numbers,
 )
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import Arrays
+from launcher.trainer.server_commands import OwnServers, serve_commands, socket_path
+from launcher.trainer.server_memory import LayoutError, ServerMemory
 from launcher.trainer.server_tables import (
     choose_shard_count,
     every_server_has_shards,
@@ -101,11 +107,14 @@ class TrainerThreads:
         The servers apply the gradients of all threads' batches before the next batches start.
         """
         work = _BatchQueue(batches, count, on_batch)
-        while taken := [batch for _ in self._executors if (batch := work.take()) is not None]:
+        next_ = work.take_up_to(len(self._executors))
+        while taken := next_:
             pairs = zip(taken, self._executors, strict=False)
             steps = [self._pool.submit(self._step, batch, *executor) for batch, executor in pairs]
             losses = [step.result() for step in steps]
-            self._apply()
+            applied = self._pool.submit(self._apply)
+            next_ = work.take_up_to(len(self._executors))  # reads batches meanwhile
+            applied.result()
             for batch, loss in zip(taken, losses, strict=True):
                 work.report(batch, loss)
 
@@ -141,6 +150,10 @@ class _BatchQueue:
                 return None
             self._left -= 1
             return next(self._batches)
+
+    def take_up_to(self, most: int) -> list[Arrays]:
+        """Return the next `most` batches, or as many as are left."""
+        return [batch for _ in range(most) if (batch := self.take()) is not None]
 
     def report(self, batch: Arrays, loss: float) -> int:
         """Call `on_batch` for a trained batch, and return how many batches were reported so far."""
@@ -207,7 +220,8 @@ class ServerLayout:
         each, servers = len(addresses) // settings.trainers, len(addresses)
         own = range(settings.rank * each, (settings.rank + 1) * each)
         if settings.resume is None:
-            return cls(addresses, own, choose_shard_count(servers))
+            counts = range(settings.min_trainers, settings.shards + 1) if settings.is_elastic else ()
+            return cls(addresses, own, choose_shard_count(servers, [n * each for n in counts]))
         folder = OutputPaths(settings.layout.output).checkpoint(settings.resume)
         found = checkpoints.read_contents(folder).shards
         if not every_server_has_shards(found, servers):
@@ -245,6 +259,8 @@ def _build_graph(
 
 def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
     """Hold this pserver's share of the parameters, and answer the trainers until trainer 0 stops all servers."""
+    path = socket_path(settings.work_dir, settings.server)
+    path.unlink(missing_ok=True)  # an earlier attempt's
     layout = ServerLayout.read(settings)
     _, graph = _build_graph(settings, program, layout)
     with paddle.static.program_guard(graph.network.main, graph.network.startup):
@@ -253,7 +269,23 @@ def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
         host, port = layout.addresses[number]
         shown = f"pserver {number + 1} of {len(layout.addresses)} serves on {host}:{port}"
         print(shown, flush=True)  # noqa: T201 - this is the process' log
-        fleet.run_server()
+        rules = {table_numbers()[name]: rule for name, rule in graph.rules.items()}
+        shapes = {table_numbers()[name]: shape for name, shape in graph.shapes.items()}
+        own = shards_of_server(layout.shards, len(layout.addresses), number)
+        try:
+            memory = ServerMemory(shapes, layout.shards, own, dense_shape())
+        except LayoutError as error:
+            require_text_tables(f"a check of Paddle's memory failed ({error}), so tables would be text")
+            print(f"{TEXT_TABLES}: {error}", flush=True)  # noqa: T201
+            fleet.run_server()
+        else:
+            serve_commands(memory, rules, path)
+            memory.run_server(host, port)
+
+
+TEXT_TABLES = (
+    "tables are saved as text, which takes 25 times as long, because a check of Paddle's memory failed"
+)
 
 
 PUSHING = ("distributed_push_sparse", "send", "send_barrier")
@@ -264,8 +296,12 @@ class FleetTrainer:
 
     servers: ServerConnection
     """The servers; `join` sets it."""
+    own_servers: OwnServers | None
+    """This pod's servers, to save tables in binary; None if a server of the job saves text. `join` sets it."""
 
     def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
+        self.clock = StepClock(processor_seconds)
+        """It runs during `train`. A wait for pservers, which may be those of a slow node, does not count."""
         self.settings, self.layout = settings, ServerLayout.read(settings)
         self._role, self.graph = _build_graph(settings, program, self.layout)
         self.network = self.graph.network
@@ -299,6 +335,8 @@ class FleetTrainer:
         await_ports(self.layout.addresses, "all pservers of the job")
         sync = self.network.main if self.settings.mode == "sync" else None
         self.servers = ServerConnection(self._role, self.trainers, self.scope, self._test, sync)
+        own = OwnServers.connect(self.settings.work_dir, self.layout.own)
+        self.own_servers = own if self.trainers.gather([float(own is not None)]).all() else None
         self.start_threads(self.settings.trainer_count)
         if not self.network.untrained:
             return
@@ -317,7 +355,9 @@ class FleetTrainer:
         """Train the next `count` batches, and call `on_batch` with each batch and its mean loss."""
         in_steps = self.settings.mode == "sync"
         train = self.threads.train_in_steps if in_steps else self.threads.train
+        self.clock.resume()
         train(batches, count, on_batch)
+        self.clock.pause()
 
     def _step(self, batch: Arrays, exe: Any, scope: Any) -> float:
         """Train one batch, and return its mean loss."""

@@ -23,9 +23,9 @@ from launcher.schema import CheckpointContents, CheckpointTable
 from launcher.serving import download
 from launcher.serving.paddle_served import model as served_model
 from launcher.serving.paddle_served.model import MappedTable, ServedError
-from launcher.trainer import server_tables
+from launcher.trainer import row_files, server_tables
 from launcher.trainer.process_settings import ProcessSettings
-from launcher.trainer.server_tables import TableRows
+from launcher.trainer.server_tables import RowShape, TableRows
 from launcher.trainer.training_log import TrainerLog
 
 if TYPE_CHECKING:  # both import Paddle
@@ -89,6 +89,8 @@ class InitialModel:
             return cls(*_read_checkpoint(output.checkpoint(newest)), source)
         except CheckpointError as error:
             raise _invalid(given, f"{source} cannot be read: {error}") from error
+        except DataError as error:
+            raise DataError(f"{KEY}: {error}. Fix: specify another run.") from error
 
     def check(self, network: BuiltNetwork) -> None:
         """Raise `SettingsError` when parameters or tables differ in name or shape from the program's."""
@@ -153,65 +155,38 @@ def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
     contents = checkpoints.read_contents(folder)
     _require_unchanged(folder, [server_tables.PARAMETERS], contents)
     values = server_tables.load_arrays(folder / server_tables.PARAMETERS)
-    chain = reversed(checkpoints.chain_folders(folder, contents))
-    members = [(member, checkpoints.read_contents(member)) for member in chain]
     return values, {
-        name: _overlay([_checkpoint_table(*member, name, table) for member in members])
-        for name, table in contents.tables.items()
+        name: _checkpoint_table(folder, contents, name, table) for name, table in contents.tables.items()
     }
 
 
 def _checkpoint_table(
     folder: Path, contents: CheckpointContents, name: str, table: CheckpointTable
 ) -> InitialTable:
-    place = f"{server_tables.TABLES}/{table.folder}/"
+    place, shape = f"{server_tables.TABLES}/{table.folder}/", RowShape(table.width, table.rule)
     every = sorted(name for name in contents.files if name.startswith(place))
     if not every:
-        raise DataError(
-            f"training.initModelPath: {folder} has no files of its table {name}. Fix: specify another run."
-        )
+        raise DataError(f"{folder} has no files of its table {name}")
 
     def read(shards: int, own: Collection[int]) -> Iterator[TableRows]:
         same_shards = shards == contents.shards
         names = [name for name in every if server_tables.shard_of(name) in own] if same_shards else every
-        _require_unchanged(folder, names, contents)
-        return _read_rows([folder / name for name in names], table)
+        try:
+            if contents.version == checkpoints.TEXT_VERSION:
+                _require_unchanged(folder, names, contents)
+                yield from server_tables.read_rows([folder / name for name in names], shape)
+            else:
+                entries = [(folder / name, contents.files[name].sha256) for name in names]
+                yield from row_files.read_rows(entries, shape, contents.shards)
+        except DataError as error:
+            raise DataError(f"{KEY}: {error}. Fix: specify another run.") from error
 
     return InitialTable(table.width, read)
 
 
-def _read_rows(paths: list[Path], table: CheckpointTable) -> Iterator[TableRows]:
-    """Yield the rows of a table's files. Raise `DataError` with the setting's name for a damaged file."""
-    try:
-        yield from server_tables.read_rows(paths, table.width, table.rule)
-    except DataError as error:
-        raise DataError(f"training.initModelPath: {error}. Fix: specify another run.") from error
-
-
-def _overlay(members: list[InitialTable]) -> InitialTable:
-    """Combine a table's rows in all checkpoints of a chain; each row has the values of the newest checkpoint.
-
-    Args:
-        members: the table in each checkpoint, the newest first.
-    """
-    if len(members) == 1:
-        return members[0]
-
-    def read(shards: int, own: Collection[int]) -> Iterator[TableRows]:
-        seen: set[int] = set()
-        for member in members:
-            for ids, vectors in member.read(shards, own):
-                unseen = [n for n, id_ in enumerate(ids.tolist()) if id_ not in seen]
-                yield TableRows(ids[unseen], vectors[unseen])
-                if member is not members[-1]:  # the full checkpoint may be large, and is read last
-                    seen.update(ids.tolist())
-
-    return InitialTable(members[0].width, read)
-
-
 def _require_unchanged(folder: Path, names: list[str], contents: CheckpointContents) -> None:
     if reason := checkpoints.check_files(folder, names, contents.files):
-        raise DataError(f"training.initModelPath: {folder}: {reason}. Fix: specify another run.")
+        raise DataError(f"{folder}: {reason}")
 
 
 def prepare(trainer: FleetTrainer) -> InitialModel | None:
@@ -233,19 +208,30 @@ def prepare(trainer: FleetTrainer) -> InitialModel | None:
 def load(trainer: FleetTrainer, initial: InitialModel, log: TrainerLog) -> None:
     """Load the initial model's tables into the servers, and compare the servers' values with the model.
 
-    All trainers call this together, after their rendezvous. It writes the tables to a temporary folder in output/, and
-    removes this folder.
+    All trainers call this together, after their rendezvous. Each trainer sends the rows of its own servers to them. If
+    a server cannot take rows in binary, the trainers write the tables as text to a temporary folder in output/, let
+    Paddle load it, and remove this folder.
 
     Raises:
         GangError: the servers or this trainer do not have the initial model's values.
     """
-    began = time.monotonic()
-    _verify(trainer, initial, _load_tables(trainer, initial))
+    began, own = time.monotonic(), trainer.own_servers
+    if own is None:
+        samples = _load_text(trainer, initial)
+    else:
+        layout, samples = trainer.layout, {}
+        for table in trainer.network.tables:
+            rows = initial.tables[table.name].read(layout.shards, layout.own_shards())
+            number = trainer.servers.number(table.name)
+            samples[table.name] = own.fill(number, layout.own_shards(), layout.shards, rows)
+    trainer.trainers.barrier()
+    trainer.servers.pull_dense()
+    _verify(trainer, initial, samples)
     took = time.monotonic() - began
     log.line(f"started with the parameters of {trainer.settings.init_model} ({took:.2f} s)")
 
 
-def _load_tables(trainer: FleetTrainer, initial: InitialModel) -> dict[str, TableRows]:
+def _load_text(trainer: FleetTrainer, initial: InitialModel) -> dict[str, TableRows]:
     """Write the tables to files, and let the servers load them; all trainers call this together.
 
     Returns:
@@ -262,10 +248,11 @@ def _load_tables(trainer: FleetTrainer, initial: InitialModel) -> dict[str, Tabl
     samples = {}
     with files.storage_errors(temp):
         for table in trainer.network.tables:
-            folder, rule = temp / trainer.servers.table_folder(table.name), trainer.graph.rules[table.name]
+            folder, graph = temp / trainer.servers.table_folder(table.name), trainer.graph
             rows = initial.tables[table.name].read(shards, server_of_shard)
+            about = graph.shapes[table.name], graph.rules[table.name]
             samples[table.name] = server_tables.write_table(
-                folder, rows, rule, server_of_shard, width=table.width, shards=shards
+                folder, rows, *about, server_of_shard, shards=shards
             )
     trainer.trainers.barrier()
     if settings.rank == 0:
@@ -273,8 +260,6 @@ def _load_tables(trainer: FleetTrainer, initial: InitialModel) -> dict[str, Tabl
             trainer.servers.load(table.name, temp)
         with files.storage_errors(temp):
             shutil.rmtree(temp)
-    trainer.trainers.barrier()
-    trainer.servers.pull_dense()
     return samples
 
 

@@ -34,7 +34,7 @@ from launcher.trainer import paddle_internals
 from launcher.trainer.paddle_internals import coefficient, optimizer_rule
 from launcher.trainer.program_loader import TrainingProgram, innermost_line
 from launcher.trainer.record_files import Arrays
-from launcher.trainer.server_tables import EmbeddingTable, OptimizerRule
+from launcher.trainer.server_tables import EmbeddingTable, OptimizerRule, RowShape
 
 ROWS = 61
 """Rows that `check_batch` is given: a prime, so that hardly any width divides it or equals it."""
@@ -456,7 +456,6 @@ class GraphSettings(NamedTuple):
 
     mode: str
     batch_size: int
-    incremental_checkpoints: int
 
 
 @dataclass(frozen=True)
@@ -468,6 +467,13 @@ class TrainingGraph:
     """The rule of the dense parameters, and of tables without an optimizer of their own."""
     rules: Mapping[str, OptimizerRule]
     """The rule of each table."""
+
+    @property
+    def shapes(self) -> dict[str, RowShape]:
+        """Return the shape of the rows of each table."""
+        return {
+            table.name: RowShape(table.width, self.rules[table.name].kind) for table in self.network.tables
+        }
 
 
 def build_training_graph(
@@ -485,22 +491,12 @@ def build_training_graph(
     limit = paddle_internals.raise_message_limit()
     network = build_network(program, "remote")
     check_message_sizes(network, settings.batch_size, settings.mode, limit)
-    evicting = [table.name for table in network.tables if table.evict is not None]
-    if evicting and settings.incremental_checkpoints:  # which record no deletions
-        raise setting_error(
-            "training.incrementalCheckpoints",
-            settings.incremental_checkpoints,
-            "0 with a table that has evict",
-            f"the table {', '.join(evicting)} of the program has evict; restoring an incremental "
-            "checkpoint would bring deleted rows back",
-            "Remove training.incrementalCheckpoints, or the argument evict=… in network() of the program",
-        )
     fleet.init(role)
     with program.calling("optimizer()"):
         optimizer = program.module.optimizer(program.job)
         rule = optimizer_rule(optimizer)
     rules = {table.name: table.rule or rule for table in network.tables}
-    paddle_internals.describe_tables(network.tables, rules, bool(settings.incremental_checkpoints))
+    paddle_internals.describe_tables(network.tables, rules)
     strategy = fleet.DistributedStrategy()
     strategy.a_sync = settings.mode != "sync"
     # Paddle's own wait at the start polls every 3 s; await_ports() waits instead.

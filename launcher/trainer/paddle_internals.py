@@ -10,6 +10,7 @@ other versions, because each part below was read in the sources of 2.6.2 and tes
 - `ServerConnection`: the client of the servers behind Paddle's library fleet;
 - `keep_gradients`, `remove_operators`, `look_up_program`: changes of a static program.
 
+`server_memory.py` reads and writes the tables in the memory of a pserver, and checks what it knows of their layout.
 `launcher/serving/paddle_served/paddle_inference.py` has what Paddle's inference needs, and works without the launcher.
 The rules of network.py read attributes of Paddle's operators and parameters.
 """
@@ -29,20 +30,19 @@ from numpy.typing import NDArray
 from paddle.base import core
 from paddle.distributed import fleet
 
-from launcher.errors import SettingsError
-from launcher.trainer.server_tables import EmbeddingTable, OptimizerRule
+from launcher.errors import SettingsError, setting_error
+from launcher.trainer.server_memory import LayoutError, PendingPushes, library
+from launcher.trainer.server_tables import DenseShape, EmbeddingTable, OptimizerRule
 
 if TYPE_CHECKING:
     from launcher.trainer.process_settings import ProcessSettings
 
 VERSION = "2.6.2"
+SLOW_STEPS = "each step takes 100 ms more, because a check of the memory of Paddle's client failed"
 CONNECT_SECONDS = 600  # until all pservers listen and all trainers have joined, after the rendezvous
 BARRIER_SECONDS = 3600  # longest time of one trainer between two barriers, such as for a large checkpoint
 MODES = (WHOLE, COUNTING) = (0, 3)
-"""Paddle's modes of a full save: write all rows; the same, and count one more save for untrained rows."""
-DELTAS = (DELTA, BASE) = (1, 2)
-"""Paddle's modes of a save with training.incrementalCheckpoints: rows that were pushed since the last save in
-one of these modes; all rows."""
+"""Paddle's modes of a save: write all rows; the same, and count one more save for untrained rows."""
 COMPRESSION = ("gzip -1", "gzip -dc")
 """Shell commands through which servers write and read a table's files. A row of width 16 with Adam's state
 takes 613 bytes as text; 263 at level 1, for 8 CPU seconds per million rows; 225 at Paddle's own level 6, for
@@ -58,9 +58,14 @@ DEFAULT_BYTES = 64 << 20
 MAX_BYTES = (1 << 31) - 1
 CHUNK = 65536  # rows of one look-up; the message is below 64 MiB
 _PADDLE_FLAGS = "_ZN6paddle11distributed12paddle_flags"
+PUSH_MILLISECONDS = 1
 _MERGE_LIMITS = (
     f"{_PADDLE_FLAGS}36FLAGS_pserver_push_dense_merge_limitE",
     f"{_PADDLE_FLAGS}37FLAGS_pserver_push_sparse_merge_limitE",
+)
+_PUSH_INTERVALS = (
+    f"{_PADDLE_FLAGS}42FLAGS_pserver_async_push_dense_interval_msE",
+    f"{_PADDLE_FLAGS}43FLAGS_pserver_async_push_sparse_interval_msE",
 )
 _MAX_BODY_SIZE = "_ZN4brpc5fLU6419FLAGS_max_body_sizeE"
 
@@ -79,9 +84,8 @@ def _set(symbol: str, kind: type[ctypes.c_int32 | ctypes.c_uint64], value: int) 
 
     Return False if this build of Paddle does not export the variable.
     """
-    library = Path(paddle.base.__file__).parent / "libpaddle.so"
     try:
-        kind.in_dll(ctypes.CDLL(str(library), os.RTLD_NOLOAD | os.RTLD_NOW), symbol).value = value
+        kind.in_dll(library(), symbol).value = value
     except (OSError, ValueError):
         return False
     return True
@@ -94,11 +98,14 @@ def push_each_gradient() -> None:
     `ServerConnection.flush` waits, the thread sends what it has. If it runs too late for that on a busy machine, the
     gradient stays in the trainer, and the servers apply it in the next step.
 
-    The function sets both merge limits of Paddle's library to 0. If this build of Paddle does not export them, it
-    changes nothing and raises no error.
+    The function sets both merge limits of Paddle's library to 0, and lets its two pushing threads look for gradients
+    every PUSH_MILLISECONDS instead of every 10. If this build of Paddle does not export these variables, it changes
+    nothing and raises no error.
     """
     for symbol in _MERGE_LIMITS:
         _set(symbol, ctypes.c_int32, 0)
+    for symbol in _PUSH_INTERVALS:
+        _set(symbol, ctypes.c_int32, PUSH_MILLISECONDS)
 
 
 def raise_message_limit(limit: int = MAX_BYTES) -> int:
@@ -192,12 +199,10 @@ def _describe_rule(rule: OptimizerRule, description: Any, spread: float) -> None
         values.learning_rate = rule.rate / rule.initial**0.5  # the rule multiplies by that root
 
 
-def describe_tables(
-    tables: Sequence[EmbeddingTable], rules: Mapping[str, OptimizerRule], incremental: bool
-) -> None:
+def describe_tables(tables: Sequence[EmbeddingTable], rules: Mapping[str, OptimizerRule]) -> None:
     """Write each table's optimizer, admission, eviction and file compression into Paddle's table descriptions.
 
-    Call it before the program's optimizer adds its operators. `incremental`: whether checkpoints may be incremental.
+    Call it before the program's optimizer adds its operators.
     Paddle 2.6.2 gives every table Adam (an `elif` is missing in the_one_ps.py), clips weights at 10, and takes
     betas only from the program's optimizer. So the whole description of a table's optimizer is replaced.
     """
@@ -219,17 +224,43 @@ def describe_tables(
         accessor.embedx_threshold = table.admit if table.admit > 1 else 0
         if table.evict is not None:
             counting.delete_after_unseen_days = table.evict - 1  # Paddle deletes after more than this
-        if incremental:
-            counting.base_threshold = 0.0
-            counting.delta_threshold = 0.5  # a push counts at least 1; with 0 every row would be written
-            counting.delta_keep_days = float(1 << 30)
         description.compress_in_save = False
-        for mode in (*MODES, *DELTAS) if incremental else MODES:
+        for mode in MODES:
             way = accessor.table_accessor_save_param.add()
             way.param = mode
             way.converter, way.deconverter = COMPRESSION
 
     the_one_ps.SparseTable._set = set_table
+
+
+def table_numbers() -> dict[str, int]:
+    """Return the number of each embedding table by its name, in a pserver after `fleet.init_server()`."""
+    return dict(fleet.fleet._runtime_handle.ps_desc_builder.sparse_table_maps)
+
+
+def require_text_tables(reason: str) -> None:
+    """Raise `SettingsError` on arm64, where pservers of Paddle 2.6.2 crash when they read or write tables as text.
+
+    `reason` says why they would have to.
+    """
+    if os.uname().machine == "aarch64":
+        why = f"{reason}, which PaddlePaddle's package for arm64 can neither write nor read"
+        fix = "Set it to amd64, and use nodes of that architecture"
+        raise setting_error("scheduling.architecture", "arm64 (this node)", "amd64", why, fix)
+
+
+def dense_shape() -> DenseShape:
+    """Describe this pserver's part of the dense parameters, after `fleet.init_server()`."""
+    from paddle.distributed.ps.the_one_ps import DenseTable
+
+    tables = fleet.fleet._runtime_handle.ps_desc_builder.tables
+    common = next(table.common for table in tables if isinstance(table, DenseTable))
+    initial = [
+        float(text.partition("&")[2]) if text.startswith("fill_constant&") else None
+        for text in common.initializers
+    ]
+    described = zip(common.params, zip(common.dims, initial, strict=True), strict=True)
+    return DenseShape(dict(described), int(common.table_num))
 
 
 class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
@@ -315,7 +346,12 @@ class ServerConnection:
         self._dense = get_the_one_recv_context(self._runtime.context, split_dense_table=False)
         self._programs: dict[str, Any] = {}
         self._exe = paddle.static.Executor(paddle.CPUPlace())
+        self._pushes: PendingPushes | None = None
         if sync is not None:
+            try:
+                self._pushes = PendingPushes(sum(c.is_sparse() for c in self._runtime._send_ctx.values()))
+            except LayoutError as error:
+                print(f"{SLOW_STEPS}: {error}", flush=True)  # noqa: T201 - this is the process' log
             self._prepare_sync(role, trainers, scope)
             remove_operators(sync, ("send_barrier",))
 
@@ -342,8 +378,14 @@ class ServerConnection:
         self._communicator.init_with_ctx(runtime._send_ctx, self._dense, text, runtime.string_hosts, scope)
 
     def flush(self) -> None:
-        """Wait until the servers have received all gradients that this trainer pushed. Takes at least 100 ms."""
-        self._worker.client_flush()
+        """Wait until the servers have received all gradients that this trainer pushed.
+
+        In mode async this takes at least 100 ms: Paddle first merges the gradients, and then sleeps.
+        """
+        if self._pushes is None:
+            self._worker.client_flush()
+        else:
+            self._pushes.wait()
 
     def barrier(self) -> None:
         """Wait for all trainers at the servers, which then apply the gradients of a synchronous step.
@@ -368,7 +410,7 @@ class ServerConnection:
             given[first : first + CHUNK] = np.asarray(values).reshape(-1, width)
         return given
 
-    def _table(self, name: str) -> int:
+    def number(self, name: str) -> int:
         """Return the number by which the servers know a table."""
         contexts = self._runtime._send_ctx.values()
         if name:
@@ -377,17 +419,17 @@ class ServerConnection:
 
     def table_folder(self, name: str) -> str:
         """Return the name of a table's folder inside the folder that `save` writes, such as `001`."""
-        return f"{self._table(name):03d}"
+        return f"{self.number(name):03d}"
 
     def shrink(self, name: str) -> None:
         """Let the servers delete rows of a table that were not trained on during the last `evict` checkpoints.
 
         `evict` is an argument of `Job.embedding`.
         """
-        self._worker.shrink_sparse_table(self._table(name), 0)
+        self._worker.shrink_sparse_table(self.number(name), 0)
 
     def save(self, folder: Path, mode: int) -> None:
-        """Let every server write its part of all tables to files, in one of MODES or DELTAS."""
+        """Let every server write its part of all tables to files as text, in one of MODES."""
         self._worker.save_all_model(str(folder), mode)
 
     def load(self, name: str, folder: Path) -> None:
@@ -395,7 +437,7 @@ class ServerConnection:
 
         Nothing is raised when this fails: Paddle only logs it. The caller compares values afterwards.
         """
-        self._worker.load_one_table(self._table(name), str(folder), 0)
+        self._worker.load_one_table(self.number(name), str(folder), 0)
 
     def leave(self, stop: bool) -> None:
         """Disconnect from the servers; with `stop` let all of them exit."""

@@ -28,10 +28,13 @@ class ProcessSettings(TrainSettings):
     """All settings of one pserver or trainer process."""
 
     rank: int
+    """The place of this trainer, or of the pserver's pod, in the attempt, from 0."""
     server: int
     """Number of this pserver in its pod, from 0; -1 in a trainer."""
     hosts: tuple[str, ...]
-    """Address of each rank, in rank order."""
+    """Address of each rank, in rank order; `trainers` and `gradient_num` are their number."""
+    world: tuple[int, ...]
+    """The completion index of each rank's pod, which has staged the shard with this number."""
     attempt: int
     """0 for the first start of a run, 1 more for each restart."""
     resume: Position | None
@@ -62,6 +65,6 @@ class ProcessSettings(TrainSettings):
                 "train`, which starts them."
             )
         pod = TrainSettings.from_environ(environ)
-        part["hosts"] = tuple(part["hosts"])
+        part |= {"hosts": tuple(part["hosts"]), "world": tuple(part["world"])}
         part["resume"] = None if part["resume"] is None else from_json(Position, part["resume"])
         return cls(**({field.name: getattr(pod, field.name) for field in dataclasses.fields(pod)} | part))

@@ -22,10 +22,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from launcher import row_division
 from launcher.dataprep.csv_records import RowPlaces, split_fields
 from launcher.errors import DataError, UnfitError
 from launcher.io import files
 from launcher.program import Ids, Real
+from launcher.row_division import Part
 from launcher.serving.paddle_served import model as served_model
 from launcher.serving.paddle_served.model import map_or_read
 from launcher.trainer.program_loader import TrainingProgram, with_fix
@@ -65,20 +67,34 @@ Row = str | Mapping[str, Any]
 """A line, or the values of a row of a Parquet file by its columns."""
 
 
+def choose_columns(
+    given: Mapping[str, Any], program: TrainingProgram, places: RowPlaces
+) -> Mapping[str, Any]:
+    """Return {column of the program: its entry in `given`}: by name, or by position if the numbers are equal.
+
+    `given` has a value or an array for each column of a file. Raises `DataError` if it lacks columns.
+    """
+    columns = program.columns
+    try:
+        return {column: given[column] for column in columns}
+    except KeyError as error:
+        if len(columns) != len(given):
+            raise DataError(
+                f"{places.name} has the {len(given)} columns {_shorten(', '.join(given), 500)}, but the program "
+                f"{program.path.name} reads {len(columns)}: {_shorten(', '.join(columns), 500)}. Fix: name the file's "
+                "columns in COLUMNS of the program, or choose as many with data.columns"
+            ) from error
+    return dict(zip(columns, given.values(), strict=True))
+
+
 def read_row(line: Row, program: TrainingProgram, places: RowPlaces, number: int) -> Mapping[str, Any]:
     """Return {column of the program: text or value} of a row. Raises `DataError` if it has other columns."""
     columns, typed = program.columns, getattr(program.module, "TYPED", False)
     if not isinstance(line, str):
-        values = [line[column] for column in columns if column in line]
-        if len(values) < len(columns) and len(line) == len(columns):
-            values = list(line.values())
-        if len(values) == len(columns):
-            return dict(zip(columns, values if typed else map(_as_text, values), strict=True))
-        raise DataError(
-            f"{places.name} has the columns {', '.join(line)[:500]}, but the program {program.path.name} reads "
-            f"{', '.join(columns)[:500]}. Fix: name the file's columns in COLUMNS of the program, or choose as many "
-            "with data.columns"
-        )
+        row = choose_columns(line, program, places)
+        if typed:
+            return row
+        return {column: _as_text(value, column, places) for column, value in row.items()}
     if typed:
         raise DataError(
             f"{places.name} has texts, but parse() of {program.path.name} takes typed values (TYPED). Fix: set "
@@ -100,15 +116,16 @@ def read_row(line: Row, program: TrainingProgram, places: RowPlaces, number: int
     return dict(zip(columns, parts, strict=True))
 
 
-def _as_text(value: Any) -> str:
+def _as_text(value: Any, column: str, places: RowPlaces) -> str:
+    """Return a value as a csv file has it; `column` and `places` are for the message."""
     if isinstance(value, str):
         return value
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, list | dict | bytes):
         raise DataError(
-            f"a column has {type(value).__name__} values, which are no text. Fix: write TYPED = True into the program: "
-            "parse() then takes values with their types"
+            f"column {column} of {places.name} has {type(value).__name__} values, which are no text. Fix: write "
+            "TYPED = True into the program: parse() then takes values with their types"
         )
     return str(value)
 
@@ -153,15 +170,16 @@ def parse_records(
             text = f"{places.describe(number)}: {text}. The row: {_quote(line)}"
             raise DataError(with_fix(text, ROW_FIX)) from error
         numbers.append(number)
-        texts.append(line[:SHOWN_CHARACTERS] if isinstance(line, str) else line)
+        # Not the values of a typed row: those of all rows would need much memory.
+        texts.append(line[: SHOWN_CHARACTERS + 1] if isinstance(line, str) else "")
     found = np.zeros(len(numbers), record_dtype(program.inputs))
     for key, column in inputs.items():
         bad = column.fill(found[key])
         if bad is not None:
+            shown = f" The row: {_quote(texts[bad])}." if texts[bad] else ""
             raise DataError(
                 f"{places.describe(numbers[bad])}: parse() of {program.path} returned {found[key][bad].tolist()} for "
-                f"input {key}: it is NaN, infinite, or too large for float32. The row: {_quote(texts[bad])}. "
-                f"Fix: {ROW_FIX}."
+                f"input {key}: it is NaN, infinite, or too large for float32.{shown} Fix: {ROW_FIX}."
             )
     return found, skipped
 
@@ -173,11 +191,18 @@ def parse_columns(
 
     Returns and raises as `parse_records`; messages name the rows that were given together.
     """
-    where = f"rows {first} to {first + rows - 1} of {places.name}"
-    if not set(program.columns) <= columns.keys():
-        columns = dict(zip(program.columns, columns.values(), strict=False))
+    where, fix = (
+        f"rows {first} to {first + rows - 1} of {places.name}",
+        "correct the rows, or parse_columns()",
+    )
+    columns = choose_columns(columns, program, places)
     with program.calling(f"parse_columns() on {where}"):
-        given = program.module.parse_columns(columns, program.job)
+        try:
+            given = program.module.parse_columns(columns, program.job)
+        except ValueError as error:
+            at = program.line_of(error)
+            text = f"{where}: parse_columns() of {program.path}: {error}{at and f' ({at})'}"
+            raise DataError(with_fix(text, fix)) from error
         counts = {name: len(given[name]) for name in program.inputs}
     count = counts[program.label]
     found = np.zeros(count, record_dtype(program.inputs))
@@ -198,7 +223,7 @@ def parse_columns(
                 why = str(error)
         if why:
             text = f"{where}: parse_columns() of {program.path} returned an invalid value for input {name}: {why}"
-            raise DataError(with_fix(text, "correct the rows, or parse_columns()"))
+            raise DataError(with_fix(text, fix))
     return found, rows - count
 
 
@@ -232,10 +257,14 @@ def parse_chunks(
         yield found, skipped
 
 
+def _shorten(text: str, limit: int = SHOWN_CHARACTERS) -> str:
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
 def _quote(line: Row) -> str:
     if not isinstance(line, str):
-        return repr(line)[:SHOWN_CHARACTERS]
-    return repr(line.rstrip("\n")[:SHOWN_CHARACTERS].encode(errors="replace").decode())
+        return _shorten(repr(line))
+    return repr(_shorten(line.rstrip("\n")).encode(errors="replace").decode())
 
 
 Bytes = NDArray[np.uint8]
@@ -270,7 +299,7 @@ class Records:
     def __init__(
         self, folder: Path, dtype: np.dtype[Any], record_files: tuple[RecordFile, ...], skipped: int
     ) -> None:
-        self._folder, self._dtype, self._files = folder, dtype, record_files
+        self._folder, self.dtype, self._files = folder, dtype, record_files
         self.rows = sum(file.rows for file in record_files)
         """Number of records: the rows of the text without those that the program skipped."""
         self.skipped = skipped
@@ -322,45 +351,25 @@ class Records:
         Raises:
             UnfitError: a file is damaged; index.json was removed, so that the next start parses the rows again.
         """
-        ahead = ThreadPoolExecutor(1, "read-ahead")
-        try:
-            read = self._read_batches(steps, seed, done)
-            coming = ahead.submit(next, read, None)
-            while (batch := coming.result()) is not None:
-                coming = ahead.submit(next, read, None)
-                yield batch
-        finally:
-            ahead.shutdown(wait=False, cancel_futures=True)
+        return read_batches({0: self}, [(0, 0, self.rows)], steps, {0: seed}, done)
 
-    def _read_batches(self, steps: int, seed: tuple[int, ...], done: int) -> Iterator[Arrays]:
-        even, more = divmod(max(self.rows, steps), steps)
-        windows = self._windows(seed, done * even + min(done, more))
-        for step in range(done, steps):
-            missing = even + (step < more)
-            taken = []
-            while missing:
-                taken.append(next(windows).take(missing))
-                missing -= len(taken[-1])
-            raw = taken[0] if len(taken) == 1 else np.concatenate(taken)
-            yield split_inputs(raw.view(self._dtype)[:, 0])
+    def windows(self, seed: tuple[int, ...], first: int, end: int) -> Iterator[_Window]:
+        """Yield the window (WINDOW_FILES files, shuffled together) from which the caller takes rows.
 
-    def _windows(self, seed: tuple[int, ...], start: int) -> Iterator[_Window]:
-        """Yield, without end, the window (WINDOW_FILES files, shuffled together) from which the caller takes rows.
-
-        A window is yielded until it is empty, then the next one; after the last window, the first. The
-        first `start` rows are skipped.
+        A window is yielded until it is empty, then the next one. The rows are those from `first` to `end` (exclusive)
+        of the order that `seed` determines.
         """
         order = [self._files[i] for i in np.random.default_rng(seed).permutation(len(self._files))]
-        windows = [order[first : first + WINDOW_FILES] for first in range(0, len(order), WINDOW_FILES)]
-        start %= self.rows
-        for number in itertools.cycle(range(len(windows))):
-            rows = sum(file.rows for file in windows[number])
-            if start >= rows:
-                start -= rows
+        windows = [order[at : at + WINDOW_FILES] for at in range(0, len(order), WINDOW_FILES)]
+        start = 0
+        for number, found in enumerate(windows):
+            rows = sum(file.rows for file in found)
+            low, high = max(0, first - start), min(rows, end - start)
+            start += rows
+            if low >= high:
                 continue
-            shuffled = np.random.default_rng((*seed, number)).permutation(rows)[start:]
-            start = 0
-            window = _Window([self._map(file) for file in windows[number]], shuffled)
+            shuffled = np.random.default_rng((*seed, number)).permutation(rows)[low:high]
+            window = _Window([self._map(file) for file in found], shuffled)
             while not window.empty:
                 yield window
             del window  # unmaps its files before the next ones are mapped
@@ -374,11 +383,11 @@ class Records:
             if low < high:
                 mapped = self._map(file)
                 for start in range(low, high, rows):
-                    yield split_inputs(mapped[start : min(high, start + rows)].view(self._dtype)[:, 0])
+                    yield split_inputs(mapped[start : min(high, start + rows)].view(self.dtype)[:, 0])
 
     def read_input(self, name: str) -> NDArray[Any]:
         """Return one input of all rows, in the order of the text: shape [rows, length or width], in memory."""
-        return np.concatenate([self._map(file).view(self._dtype)[:, 0][name] for file in self._files])
+        return np.concatenate([self._map(file).view(self.dtype)[:, 0][name] for file in self._files])
 
     def _map(self, file: RecordFile) -> Bytes:
         """Return a file's records, memory-mapped. The first use in this process verifies the checksum.
@@ -390,7 +399,7 @@ class Records:
         """
         path = self._folder / file.name
         with files.storage_errors(path):
-            shape = (file.rows, self._dtype.itemsize)
+            shape = (file.rows, self.dtype.itemsize)
             mapped: Bytes = map_or_read(
                 lambda: np.memmap(path, np.uint8, mode="r", shape=shape),
                 lambda: np.fromfile(path, np.uint8, file.rows * shape[1]).reshape(shape),
@@ -437,6 +446,42 @@ class _Window:
                 np.take(mapped, places, axis=0, out=found[low:high], mode="clip")  # "raise" would copy twice
             low = high
         return found
+
+
+def read_batches(
+    shards: Mapping[int, Records], part: Part, steps: int, seeds: Mapping[int, tuple[int, ...]], done: int
+) -> Iterator[Arrays]:
+    """Yield the batches after the first `done` of a part's `steps` batches, as `Records.batches` describes.
+
+    Args:
+        shards: the records of each shard of the part.
+        part: the rows, at least one: of each shard in the order that its seed in `seeds` determines.
+    """
+    ahead = ThreadPoolExecutor(1, "read-ahead")
+    try:
+        read = _read_batches(shards, part, steps, seeds, done)
+        coming = ahead.submit(next, read, None)
+        while (batch := coming.result()) is not None:
+            coming = ahead.submit(next, read, None)
+            yield batch
+    finally:
+        ahead.shutdown(wait=False, cancel_futures=True)
+
+
+def _read_batches(
+    shards: Mapping[int, Records], part: Part, steps: int, seeds: Mapping[int, tuple[int, ...]], done: int
+) -> Iterator[Arrays]:
+    windows = (
+        window
+        for shard, first, end in row_division.remaining(part, steps, done)
+        for window in shards[shard].windows(seeds[shard], first, end)
+    )
+    for size in row_division.batch_sizes(part, steps, done):
+        taken: list[Bytes] = []
+        while (more := size - sum(map(len, taken))) > 0:
+            taken.append(next(windows).take(more))
+        raw = taken[0] if len(taken) == 1 else np.concatenate(taken)
+        yield split_inputs(raw.view(shards[part[0][0]].dtype)[:, 0])
 
 
 def write_record_file(folder: Path, name: str, records: NDArray[Any]) -> RecordFile:

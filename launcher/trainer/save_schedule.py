@@ -41,7 +41,8 @@ class SaveSchedule:
         self.every = batches
         self._ask = ask
         self._ask_at = 1
-        self._requested = False
+        self.requested = False
+        """Whether a user or the launcher requested the checkpoint that is due."""
         self._seconds = minutes * 60
         self._slowest = slowest
         self._steps = 0
@@ -66,7 +67,7 @@ class SaveSchedule:
         if self._steps == self._ask_at:
             ahead = int(self._steps * min(1.0, ASK_SECONDS / max(seconds, 1e-3)))
             requested, self._ask_at = self._ask(self._steps, self._steps + max(1, ahead))
-            self._requested = self._requested or requested
+            self.requested = self.requested or requested
         # The ranks exchange their durations until these are long enough to agree on a speed.
         if self._seconds and self._steps & (self._steps - 1) == 0:
             spent = self._slowest(seconds)
@@ -79,8 +80,8 @@ class SaveSchedule:
     @property
     def is_due(self) -> bool:
         """Return whether to save a checkpoint now: enough batches since the last one, or a user's request."""
-        return self._requested or 0 < self.every <= self._since
+        return self.requested or 0 < self.every <= self._since
 
     def reset(self) -> None:
         """Restart counting batches at 0; call this after every checkpoint, also after one at the end of a pass."""
-        self._since, self._requested = 0, False
+        self._since, self.requested = 0, False

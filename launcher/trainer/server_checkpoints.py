@@ -2,28 +2,35 @@
 
 What the parameter servers add to the folder that launcher/io/checkpoints.py describes:
 
-tables/<id>/part-…       each server's files of each table, with the optimizer's state. In an incremental
-                         checkpoint: only the rows that changed since the checkpoint before
-ids/<id>-<rank>.npy      the ids that a rank's servers hold of a table; the exported model is made of them
-params.npz               dense parameters
-path.txt, <config>.py    where the checkpoint was saved, and the program's file
+tables/<id>/shard-<n>.rows   the rows of one shard of an embedding table, with the optimizer's state (row_files.py)
+tables/<id>/part-<n>.npz     each server's part of the dense parameters, with the optimizer's state
+params.npz                   dense parameters
+path.txt, <config>.py        where the checkpoint was saved, and the program's file
 
-After the servers wrote their files, each trainer reads back the files of its own servers, in parallel, and
-compares some rows of each file with what the servers answer. Paddle only logs a load that fails, and continues with
-the values it has. So the files' sha256 are verified before a load; after the load, rows of every table and the dense
-parameters are compared with the values that the servers answered when the checkpoint was saved.
+The training waits only until every server has a copy of its memory (server_commands.py). Then it goes on, while a
+thread of each trainer waits for the files of its own servers, and trainer 0 publishes the checkpoint when all are
+complete. Before the training goes on, some rows of each file are compared with what the servers answer.
 
-With training.incrementalCheckpoints, checkpoints inside a pass hold only the rows that changed since the
-checkpoint before, and refer to the chain of checkpoints that they continue: a full one and the incremental
-ones after it, which a restore loads in this order. The first checkpoint of an attempt is always full, because after a
-load the servers count all rows as changed.
+The sha256 of the files is verified before a load, or of rows while the servers read them. Then rows of every table and
+the dense parameters are compared with the values that the servers answered when the checkpoint was saved.
+
+If a server cannot save in binary (server_memory.py), and in checkpoints of earlier launchers, Paddle saves and loads
+the tables as text. Checkpoints of version 5 have only the dense parameters as text.
+
+tables/<id>/part-<n>-<shard>   each server's files of an embedding table
+tables/<id>/part-<n>.gz        each server's part of the dense parameters
+ids/<id>-<rank>.npy            the ids that a rank's servers hold of a table
+
+Each trainer reads back the text of its own servers. Paddle only logs a load that fails, and continues with the values
+it has. So the sha256 of text is verified before a load, and a load whose values differ is repeated.
 """
 
 from __future__ import annotations
 
 import shutil
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -31,27 +38,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher import metrics
-from launcher.errors import CheckpointError, DataError, DivergedError, SettingsError, StorageFailedError
+from launcher.errors import (
+    CheckpointError,
+    DataError,
+    DivergedError,
+    GangError,
+    SettingsError,
+    StorageFailedError,
+)
 from launcher.io import checkpoints, files
-from launcher.io.checkpoints import CheckpointFolder, chain_folders
+from launcher.io.checkpoints import CheckpointFolder
+from launcher.io.rank_exchange import RankExchange
 from launcher.paths import OutputPaths, Position
+from launcher.row_division import Division
 from launcher.schema import (
-    ChainLink,
     CheckpointContents,
-    CheckpointFile,
     CheckpointRows,
     CheckpointScores,
     CheckpointTable,
     RankFiles,
 )
-from launcher.trainer import initial_model, paddle_internals, server_tables
-from launcher.trainer.fleet_trainer import FleetTrainer
+from launcher.trainer import initial_model, paddle_internals, row_files, server_tables
+from launcher.trainer.fleet_trainer import TEXT_TABLES, FleetTrainer
 from launcher.trainer.initial_model import InitialModel
-from launcher.trainer.server_tables import PARAMETERS, TABLES, EmbeddingTable
+from launcher.trainer.server_commands import Snapshot
+from launcher.trainer.server_tables import PARAMETERS, TABLES, RowShape, TableRows
 from launcher.trainer.training_log import PassTotals, TrainerLog
 
-CHAIN_SAMPLES = 600
-"""Rows per table and rank, saved by earlier checkpoints of the chain, that an incremental checkpoint compares."""
 LOAD_TRIES = 2  # a checkpoint is rejected forever only when the servers fail twice to load it
 
 
@@ -70,29 +83,33 @@ class Checkpoints:
 
     def __init__(self, trainer: FleetTrainer, log: TrainerLog, seed: int) -> None:
         self.settings, self.trainer, self.log, self.seed = trainer.settings, trainer, log, seed
-        self.network, self.rules = trainer.network, trainer.graph.rules
+        self.network, self.shapes = trainer.network, trainer.graph.shapes
         self.first = trainer.settings.rank == 0
         self.output = OutputPaths(trainer.settings.layout.output)
-        self.full_bytes = 0
-        """Size of the newest full checkpoint; the same on every rank after a save."""
-        self._incremental_bytes = 0
-        """Size of the newest incremental checkpoint on trainer 0; 0 before the first one."""
-        self._chain: list[ChainLink | None] = []
-        """What the next incremental checkpoint continues. Only trainer 0 knows the links."""
-        self._chain_ids: dict[str, list[int]] = {}
-        """Table name → ids of rows that earlier checkpoints of this chain compared with the servers."""
+        self.expected_bytes = 0
+        """Size of the newest checkpoint, or an estimate while it is written; the same on every rank."""
+        self._exchange = RankExchange(
+            self.settings.rank,
+            self.settings.trainers,
+            f"{self.settings.hosts[0]}:{self.settings.peer_port}{self.settings.store}_saved/",
+            self.settings.work_dir,
+        )
+        self._publisher = ThreadPoolExecutor(1, "checkpoint")
+        self._pending: tuple[Position, Future[int]] | None = None
+        """The position of the checkpoint that is being written, and its size once it is published."""
 
-    def save(self, at: Position, totals: PassTotals, steps: int, scores: metrics.Scores) -> None:
-        """Save a checkpoint of the servers' values at the position `at`, and remove older checkpoints.
+    def save(self, at: Position, totals: PassTotals, division: Division, scores: metrics.Scores) -> None:
+        """Start to save a checkpoint of the servers' values at the position `at`; return when training may continue.
 
-        All trainers call this together, after `FleetTrainer.settle`. Each trainer reads the files of its own servers
-        back and compares them with the servers. Trainer 0 publishes the checkpoint when all trainers have done so, and
-        removes checkpoints that training.keepCheckpoints does not keep; if that fails, it is only logged.
+        All trainers call this together, after `FleetTrainer.settle`, and before it `published(wait=True)`. Each trainer
+        compares rows that its own servers save with what the servers answer. Then a thread waits for their files.
+        Trainer 0 publishes the checkpoint when the files of all trainers are complete, and removes checkpoints that
+        training.keepCheckpoints does not keep; if that fails, it is only logged.
 
         Args:
             at: position of the training; the checkpoint's folder has its name.
             totals: this rank's totals of the unfinished pass; all 0 at the end of a pass.
-            steps: number of batches per pass.
+            division: the division of the pass's rows among the trainers.
             scores: (finished passes, score by training.keepBest) of the run's passes so far.
 
         Raises:
@@ -100,84 +117,111 @@ class Checkpoints:
             StorageError, StorageFailedError: the checkpoint could not be written or read back.
         """
         trainers, settings, began = self.trainer.trainers, self.settings, time.monotonic()
-        incremental = bool(at.batches) and 0 < len(self._chain) <= settings.incremental_checkpoints
-        if not incremental:
-            self._chain, self._chain_ids = [], {}
         folder = CheckpointFolder(self.output.root, at, settings.attempt)
         written = RankFiles({}, {})
         parameters = self.trainer.parameters()
         if not all(np.isfinite(values).all() for values in parameters.values()):
             raise DivergedError(f"a parameter is NaN or infinite at {at}. Fix: lower the learning rate.")
         if self.first:
-            newest = (self._incremental_bytes if incremental else 0) or self.full_bytes
-            folder.create(newest or sum(values.nbytes for values in parameters.values()))
-            written.files.update(folder.write_file(PARAMETERS, lambda file: np.savez(file, **parameters)))
-        trainers.barrier()
-        if self.first:
-            self._save_tables(folder.folder / TABLES, incremental)
-        trainers.barrier()
-        self._read_own_tables(folder, written)
-        folder.add_rank_files(settings.rank, written)
-        ranks = trainers.gather([totals.samples, totals.seconds, totals.loss]).tolist()
-        if self.first:
-            written = folder.collect_rank_files(settings.program_file, settings.trainers)
-            chain = [link for link in self._chain if link]
-            passes = [[done, value if np.isfinite(value) else None] for done, value in scores]
-            size = folder.publish(
-                CheckpointContents(
-                    version=checkpoints.INCREMENTAL_VERSION if chain else checkpoints.VERSION,
-                    position=at,
-                    attempt=settings.attempt,
-                    output_id=checkpoints.read_output_id(self.output.root) or "",
-                    seed=self.seed,
-                    batches=steps,
-                    mode=settings.mode,
-                    servers=len(self.trainer.layout.addresses),
-                    shards=self.trainer.layout.shards,
-                    ranks=ranks,
-                    dense=server_tables.digest(parameters),
-                    tables={
-                        table.name: CheckpointTable(
-                            self.trainer.servers.table_folder(table.name),
-                            table.width,
-                            self.rules[table.name].kind,
-                        )
-                        for table in self.network.tables
-                    },
-                    scores=CheckpointScores(settings.keep_best, passes) if settings.keep_best else None,
-                    chain=chain,
-                    files=written.files,
-                    rows=written.rows,
-                )
+            folder.create(self.expected_bytes or sum(values.nbytes for values in parameters.values()))
+            written.files.update(
+                checkpoints.write_file(folder.folder, PARAMETERS, lambda file: np.savez(file, **parameters))
             )
-            note = ""
-            if chain:
-                self._incremental_bytes = size
-                note = f" (changes since {chain[-1].folder})"
-            else:
-                self.full_bytes = size
-            self.log.line(f"saved {folder.final} in {time.monotonic() - began:.2f} s{note}")
-        self.full_bytes = int(trainers.gather([self.full_bytes])[0, 0])  # trainer 0's; all wait for it here
-        if settings.incremental_checkpoints:
-            self._chain.append(checkpoints.chain_link(folder.final) if self.first else None)
-        if self.first:
-            self._prune(scores)
+        trainers.barrier()
+        snapshots = self._save_tables(folder.folder / TABLES)
+        self._read_own_tables(folder, written, snapshots)
+        gathered = trainers.gather(
+            [totals.samples, totals.seconds, totals.loss, sum(each.size for each in snapshots)]
+        )
+        self.expected_bytes = int(gathered[:, 3].sum()) or self.expected_bytes
+        passes = [[done, value if np.isfinite(value) else None] for done, value in scores]
+        contents = CheckpointContents(
+            version=checkpoints.VERSION if snapshots else checkpoints.TEXT_VERSION,
+            position=at,
+            attempt=settings.attempt,
+            output_id=checkpoints.read_output_id(self.output.root) or "" if self.first else "",
+            seed=self.seed,
+            batches=division.trained_before + division.steps,
+            history=division.history(at.batches - division.trained_before) if at.batches else [],
+            shard_rows=list(division.rows) if at.batches else [],
+            mode=settings.mode,
+            servers=len(self.trainer.layout.addresses),
+            shards=self.trainer.layout.shards,
+            ranks=gathered[:, :3].tolist(),
+            dense=server_tables.digest(parameters),
+            tables={
+                name: CheckpointTable(self.trainer.servers.table_folder(name), shape.width, shape.rule)
+                for name, shape in self.shapes.items()
+            },
+            scores=CheckpointScores(settings.keep_best, passes) if settings.keep_best else None,
+            files={},
+            rows={},
+        )
+        waited = f"training waited {time.monotonic() - began:.2f} s"
+        if reason := next((each.paused for each in snapshots if each.paused), ""):
+            waited += f" for the files: {reason}"
+        job = partial(self._publish, folder, contents, written, began=began, waited=waited)
+        self._pending = at, self._publisher.submit(job)
 
-    def _save_tables(self, folder: Path, incremental: bool) -> None:
+    def published(self, *, wait: bool = False) -> Position | None:
+        """Return the position of the checkpoint that was published since the last call; None if there is none.
+
+        With `wait`, first wait until the checkpoint that is being written is published.
+
+        Raises:
+            StorageError, StorageFailedError, GangError: the checkpoint could not be written.
+        """
+        if self._pending is None or not (wait or self._pending[1].done()):
+            return None
+        (at, size), self._pending = self._pending, None
+        self.expected_bytes = size.result()
+        return at
+
+    def _publish(
+        self,
+        folder: CheckpointFolder,
+        contents: CheckpointContents,
+        written: RankFiles,
+        *,
+        began: float,
+        waited: str,
+    ) -> int:
+        """Wait for the files of this rank's servers; on trainer 0 for all ranks, and publish the checkpoint.
+
+        Return the size of the checkpoint, on every rank after it was published. `began` is the monotonic time at which
+        the save began; `waited` says how long the training waited, for the log.
+        """
+        own = self.trainer.own_servers
+        for found in own.receive() if own else ():
+            written.files.update(found)
+        folder.add_rank_files(self.settings.rank, written)
+        what, size = f"the checkpoint of {folder.at}", 0
+        self._exchange.exchange(None, what)
+        if self.first:
+            every = folder.collect_rank_files(self.settings.program_file, self.settings.world)
+            size = folder.publish(replace(contents, files=every.files, rows=every.rows))
+            self.log.line(f"saved {folder.final} in {time.monotonic() - began:.2f} s; {waited}")
+            self._prune(checkpoints.scores_by(contents, self.settings.keep_best))
+        return int(self._exchange.exchange(size, what)[0])
+
+    def _save_tables(self, folder: Path) -> list[Snapshot]:
         """Let every server write its part of all tables to files below `folder`.
 
-        Before they write, the servers delete rows that were not trained on during the last `evict`
-        checkpoints (an argument of `Job.embedding`). An incremental checkpoint has only those rows of embedding tables
-        that were trained on since the checkpoint before.
+        Before they write, the servers delete rows that were not trained on during the last `evict` checkpoints (an
+        argument of `Job.embedding`).
+
+        Returns:
+            The snapshots that this pod's servers write; none if all servers have written text.
         """
-        servers = self.trainer.servers
-        if self.settings.incremental_checkpoints:  # no table evicts then
-            servers.save(folder, paddle_internals.DELTA if incremental else paddle_internals.BASE)
-            return
+        servers, own = self.trainer.servers, self.trainer.own_servers
         evicting = [table.name for table in self.network.tables if table.evict is not None]
-        for name in evicting:
-            servers.shrink(name)
-        servers.save(folder, paddle_internals.COUNTING if evicting else paddle_internals.WHOLE)
+        if self.first:
+            for name in evicting:
+                servers.shrink(name)
+            if own is None:
+                servers.save(folder, paddle_internals.COUNTING if evicting else paddle_internals.WHOLE)
+        self.trainer.trainers.barrier()
+        return own.save(folder, [servers.number(name) for name in evicting]) if own else []
 
     def _prune(self, scores: metrics.Scores) -> None:
         keep, attempt = self.settings.keep_checkpoints, self.settings.attempt
@@ -188,27 +232,36 @@ class Checkpoints:
         except Exception as error:  # the new checkpoint is complete, and the next save prunes again
             self.log.line(f"cannot remove an older checkpoint, the next save tries again: {error}")
 
-    def _read_own_tables(self, folder: CheckpointFolder, written: RankFiles) -> None:
-        """Read back the files that this rank's servers wrote, and compare some rows of each table with the servers.
+    def _read_own_tables(
+        self, folder: CheckpointFolder, written: RankFiles, snapshots: list[Snapshot]
+    ) -> None:
+        """Compare some rows of each table that this rank's servers save with what the servers answer.
 
-        The files have the tables and the dense parameters. Also write the ids of each table to the checkpoint. Add all
-        files and the compared rows to `written`.
+        Without `snapshots`, these are rows of the servers' text, which is read back. Then also write the ids of each
+        table. Add the files and the compared rows to `written`.
 
         Raises:
             DivergedError: a compared row is NaN or infinite.
             StorageError: the volume is full, so the files are incomplete.
             StorageFailedError: files are missing, damaged, or differ from the servers.
         """
-        rank = self.settings.rank
+        rank, servers = self.settings.rank, self.trainer.servers
         try:
-            for table in [*self.network.tables, None]:  # None: the dense parameters
-                name = self.trainer.servers.table_folder(table.name if table else "")
-                samples, ids = self._read_table(folder.folder, name, table, written)
-                if table:
-                    save_ids = partial(np.save, arr=np.sort(ids))
-                    written.files.update(folder.write_file(f"ids/{name}-{rank}.npy", save_ids))
-                    if rows := self._compare_rows(table.name, samples):
-                        written.rows[table.name] = rows
+            if not snapshots:
+                self._read_table(folder.folder, servers.table_folder(""), None, written)
+            for table, shape in self.shapes.items():
+                if snapshots:
+                    samples = [each.samples[servers.number(table)] for each in snapshots]
+                    ids, vectors = TableRows.concatenate(samples, shape.width)
+                else:
+                    name = servers.table_folder(table)
+                    (ids, vectors), every = self._read_table(folder.folder, name, shape, written)
+                    save_ids = partial(np.save, arr=np.sort(every))
+                    written.files.update(
+                        checkpoints.write_file(folder.folder, f"ids/{name}-{rank}.npy", save_ids)
+                    )
+                if len(ids):
+                    written.rows[table] = self._compare_rows(table, ids.view(np.int64), vectors)
         except DivergedError:
             raise
         except DataError as error:
@@ -216,81 +269,72 @@ class Checkpoints:
             raise StorageFailedError(
                 f"the checkpoint of {folder.at} is incomplete: {error}. This attempt fails, and the next one "
                 "resumes from the checkpoint before it. Fix: if this repeats, look for errors of `save` in this "
-                f"rank's server log: python -m launcher logs --role pserver --rank {rank}"
+                f"rank's server log: python -m launcher logs --role pserver --rank {self.settings.world[rank]}"
             ) from error
 
     def _read_table(
-        self, checkpoint: Path, folder: str, table: EmbeddingTable | None, written: RankFiles
-    ) -> tuple[dict[int, NDArray[np.float32]], NDArray[np.uint64]]:
-        """Read the files of one table back, and add them to `written`; return some rows by id, and all ids.
+        self, checkpoint: Path, folder: str, shape: RowShape | None, written: RankFiles
+    ) -> tuple[TableRows, NDArray[np.uint64]]:
+        """Read the text of one table back, and add its files to `written`; return some rows, and all ids.
 
-        `folder` is the table's folder name, and `table` is None for the dense parameters.
+        `folder` is the table's folder name, and `shape` is None for the dense parameters.
         """
         place, layout = checkpoint / TABLES / folder, self.trainer.layout
         paths = server_tables.files_of_servers(place, layout.own)
-        expected = len(layout.own_shards() if table else layout.own)
+        expected = len(layout.own_shards() if shape else layout.own)
         if len(paths) != expected:
             raise DataError(
                 f"the save left {len(paths)} files of pservers {layout.own[0]} to {layout.own[-1]} in {place} instead "
                 f"of {expected}"
             )
-        width, rule = (table.width, self.rules[table.name].kind) if table else (0, "adam")
-        samples: dict[int, NDArray[np.float32]] = {}
-        ids = []
+        samples, ids = [], []
         for path in paths:
-            found = files.retry_storage(path, partial(server_tables.read_table_file, path, width, rule))
-            written.files[path.relative_to(checkpoint).as_posix()] = CheckpointFile(found.size, found.sha256)
-            samples |= found.samples
-            ids.append(found.ids)
-        return samples, np.concatenate(ids)
+            read = partial(server_tables.read_table_file, path, shape)
+            written.files[path.relative_to(checkpoint).as_posix()], rows, own = files.retry_storage(
+                path, read
+            )
+            samples.append(rows)
+            ids.append(own)
+        return TableRows.concatenate(samples, shape.width if shape else 0), np.concatenate(ids)
 
-    def _compare_rows(self, table: str, samples: dict[int, NDArray[np.float32]]) -> CheckpointRows | None:
-        """Compare some rows of new table files with the same rows in the servers.
-
-        Returns:
-            The servers' current values of these rows and of some rows that earlier checkpoints of the chain saved,
-            to be compared after a restore; None when there are no rows.
+    def _compare_rows(self, table: str, ids: NDArray[np.int64], saved: NDArray[np.float32]) -> CheckpointRows:
+        """Compare some saved rows with the same rows in the servers, and return the servers' values.
 
         Raises:
             DivergedError: one of the servers' rows is NaN or infinite.
             DataError: the files have other values than the servers.
         """
-        chain_ids = self._chain_ids.setdefault(table, [])
-        ids = np.array(list(dict.fromkeys([*samples, *chain_ids])), np.uint64).view(np.int64)
-        if not len(ids):
-            return None
         given = self.trainer.servers.rows(table, ids)
         if not np.isfinite(given).all():
             raise DivergedError(f"table {table} has NaN or infinite rows. Fix: lower the learning rate.")
-        if samples and server_tables.values_differ(np.stack(list(samples.values())), given[: len(samples)]):
+        if server_tables.values_differ(saved, given):
             raise DataError(
-                f"the files that the pservers just saved of table {table} have other values than the pservers"
+                f"the files that the pservers save of table {table} have other values than the pservers"
             )
-        if self.settings.incremental_checkpoints:
-            # Each checkpoint of a chain adds an equal share of CHAIN_SAMPLES.
-            most = max(1, CHAIN_SAMPLES // self.settings.incremental_checkpoints)
-            chain_ids += list(samples)[:: -(-len(samples) // most) or 1]
         return CheckpointRows(ids.tolist(), given.tolist())
 
     def size(self, at: Position) -> int:
-        """Return the total bytes of a checkpoint's files, of all ranks, including the checkpoints it continues."""
-        members = chain_folders(*self._open(at))
-        return sum(checkpoints.total_bytes(checkpoints.read_contents(member)) for member in members)
+        """Return the total bytes of a checkpoint's files, of all ranks."""
+        return checkpoints.total_bytes(self._open(at)[1])
 
     def _open(self, at: Position) -> tuple[Path, CheckpointContents]:
         """Return the folder and the contents.json of the checkpoint at position `at`.
 
         Raises:
             CheckpointError: contents.json is unusable.
+            SettingsError: the checkpoint has text, and this is an arm64 node.
         """
         folder = self.output.checkpoint(at)
         try:
-            return folder, checkpoints.read_contents(folder)
+            contents = checkpoints.read_contents(folder)
         except CheckpointError as error:
             raise CheckpointError(
                 f"training cannot resume from {folder}: {error}. The next attempt resumes from the checkpoint before "
                 "it. Fix: if this repeats, look for I/O errors of the shared storage's server."
             ) from error
+        if contents.version != checkpoints.VERSION:
+            paddle_internals.require_text_tables(f"{folder.name} has dense parameters as text")
+        return folder, contents
 
     def prepare(self) -> InitialModel | None:
         """Verify the checkpoint to resume from; in a new run read the initial model and set the dense parameters.
@@ -332,10 +376,12 @@ class Checkpoints:
             The totals and scores with which training resumes; the defaults in a new run.
 
         Raises:
-            CheckpointError: contents.json of the checkpoint, or of one that it continues, is damaged.
+            CheckpointError: contents.json of the checkpoint is damaged.
             StorageFailedError: the servers' values differ from the checkpoint after LOAD_TRIES loads; it was rejected.
             GangError: the servers' or this trainer's values differ from the initial model.
         """
+        if self.trainer.own_servers is None:
+            self.log.line(f"{TEXT_TABLES}. The reason: python -m launcher logs --role pserver")
         at = self.settings.resume
         if at is None:
             if initial is not None:
@@ -345,10 +391,12 @@ class Checkpoints:
         self._load_servers(folder, contents)
         self.trainer.trainers.barrier()
         self.log.line(f"resumed from {folder.name}; the servers' values are verified")
-        full = checkpoints.read_contents(chain_folders(folder, contents)[0])
-        self.full_bytes = checkpoints.total_bytes(full)
+        self.expected_bytes = checkpoints.total_bytes(contents)
         scores = checkpoints.scores_by(contents, self.settings.keep_best)
-        return RestoredState(PassTotals(*contents.ranks[self.settings.rank]), scores)
+        ranks = contents.ranks[
+            self.settings.rank :: self.settings.trainers
+        ]  # with more trainers there may be none
+        return RestoredState(PassTotals(*(sum(values) for values in zip(*ranks, strict=True))), scores)
 
     def restore(self, at: Position) -> None:
         """Load an earlier checkpoint of this run into the running servers for the export.
@@ -368,65 +416,97 @@ class Checkpoints:
         self.log.line(f"restored {folder.name}{best}, to export the model from it")
 
     def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
-        """Verify the sha256 of this rank's share of the table files, and on rank 0 of params.npz.
+        """Verify the sha256 of this rank's share of the text and the dense parameters, and on rank 0 of params.npz.
+
+        The servers verify binary files of rows while they load them.
 
         Raises:
-            CheckpointError: contents.json of a checkpoint that this one continues is damaged.
             StorageFailedError: a file changed since the save, or is missing; the checkpoint was rejected.
         """
-        for member in chain_folders(folder, contents):
-            listed = checkpoints.read_contents(member)
-            # Each rank verifies a share, whichever servers will load it.
-            tables = sorted(name for name in listed.files if name.startswith(f"{TABLES}/"))
-            names = tables[self.settings.rank :: self.settings.trainers]
-            names += [PARAMETERS] if self.first else []
-            if reason := checkpoints.check_files(member, names, listed.files):
-                raise checkpoints.reject(member, reason, self.settings.attempt)
+        # Each rank verifies a share, whichever servers will load it.
+        tables = sorted(name for name in contents.files if server_tables.server_of(name) is not None)
+        names = tables[self.settings.rank :: self.settings.trainers]
+        names += [PARAMETERS] if self.first else []
+        if reason := checkpoints.check_files(folder, names, contents.files):
+            raise checkpoints.reject(folder, reason, self.settings.attempt)
 
     def _table_mismatch(self, contents: CheckpointContents) -> str | None:
         """Return how the program's tables differ from the tables in the checkpoint; None if they are the same."""
-        saved, present = contents.tables, {table.name: table for table in self.network.tables}
+        saved, present = contents.tables, self.shapes
         if list(saved) != list(present):
             return f"it has the tables {', '.join(saved)}, but the program has {', '.join(present)}"
-        for name, table in present.items():
-            was = {"width": saved[name].width, "optimizer": saved[name].rule}
-            now = {"width": table.width, "optimizer": self.rules[name].kind}
-            for key, value in now.items():
-                if was[key] != value:
-                    return f"its table {name} has the {key} {was[key]}, but the program's has {value}"
+        for name, (was, now) in {name: (saved[name], present[name]) for name in present}.items():
+            for key, old, new in (("width", was.width, now.width), ("optimizer", was.rule, now.rule)):
+                if old != new:
+                    return f"its table {name} has the {key} {old}, but the program's has {new}"
         return None
 
     def _load_servers(self, folder: Path, contents: CheckpointContents) -> None:
         if untrained := self.network.untrained:
             values = server_tables.load_arrays(folder / PARAMETERS)
             self.trainer.set_parameters({name: values[name] for name in untrained})
+        if contents.version != checkpoints.TEXT_VERSION:
+            self._load_binary(folder, contents)
+            self.trainer.trainers.barrier()
         if self.first:
             self._load_and_compare(folder, contents)
         self.trainer.trainers.barrier()
         self.trainer.servers.pull_dense()
 
-    def _load_and_compare(self, folder: Path, contents: CheckpointContents) -> None:
-        """Let the servers load all tables, pull the dense parameters, and compare both with the checkpoint.
+    def _load_binary(self, folder: Path, contents: CheckpointContents) -> None:
+        """Let this pod's servers load their rows and dense parameters from binary files.
 
-        Only trainer 0 calls this. If the values differ, load again, at most LOAD_TRIES times in all.
+        Raises:
+            GangError: a server of the job cannot do that.
+            StorageFailedError: a file is damaged; the checkpoint was rejected.
+        """
+        own, server_of_shard = self.trainer.own_servers, self.trainer.layout.own_shards()
+        if own is None:
+            raise GangError(
+                f"{folder.name} has tables in binary, but not all pservers of this attempt can load them: their log "
+                f"says `{TEXT_TABLES}`, and why. Fix: use nodes of the kind on which the checkpoint was saved"
+            )
+        entries: dict[int, list[tuple[int, Path, str | None]]] = {}
+        for table, about in contents.tables.items():
+            number = self.trainer.servers.number(table)
+            place = f"{TABLES}/{about.folder}/"
+            for shard, server in server_of_shard.items():
+                name = place + row_files.file_name(shard)
+                if name not in contents.files:
+                    raise checkpoints.reject(folder, f"{name} is not listed", self.settings.attempt)
+                entry = number, folder / name, contents.files[name].sha256
+                entries.setdefault(server, []).append(entry)
+        try:
+            own.load(entries)
+            if contents.version == checkpoints.VERSION:
+                dense = folder / TABLES / self.trainer.servers.table_folder("")
+                own.load_dense(dense, contents.servers, len(self.trainer.layout.addresses))
+        except DataError as error:
+            raise checkpoints.reject(folder, str(error), self.settings.attempt) from error
+
+    def _load_and_compare(self, folder: Path, contents: CheckpointContents) -> None:
+        """Let the servers load the tables' text, pull the dense parameters, and compare all with the checkpoint.
+
+        Only trainer 0 calls this. If text was loaded and values differ, load again, at most LOAD_TRIES times in all.
 
         Raises:
             StorageFailedError: the values differ after every load; the checkpoint was rejected.
         """
-        for number in range(1, LOAD_TRIES + 1):
-            for member in chain_folders(folder, contents):
-                for table in self.network.tables:
-                    self.trainer.servers.load(table.name, member / TABLES)
-            self._load_dense(folder, contents.servers)
+        tries = 1 if contents.version == checkpoints.VERSION else LOAD_TRIES
+        for number in range(1, tries + 1):
+            for table in self.network.tables if contents.version == checkpoints.TEXT_VERSION else ():
+                self.trainer.servers.load(table.name, folder / TABLES)
+            if contents.version != checkpoints.VERSION:
+                self._load_dense(folder, contents.servers)
             self.trainer.servers.pull_dense()
             reason = self._dense_mismatch(folder, contents) or self._rows_mismatch(contents)
             if reason is None:
                 return
-            self.log.line(f"load {number} of at most {LOAD_TRIES} of {folder.name} failed: {reason}")
+            self.log.line(f"load {number} of at most {tries} of {folder.name} failed: {reason}")
         raise checkpoints.reject(folder, reason or "", self.settings.attempt)
 
     def _load_dense(self, folder: Path, saved_by: int) -> None:
-        """Load the dense parameters of a checkpoint, whose files `saved_by` servers wrote."""
+        """Load the text of a checkpoint's dense parameters, which `saved_by` servers wrote."""
         servers, count = self.trainer.servers, len(self.trainer.layout.addresses)
         if saved_by == count:
             servers.load("", folder / TABLES)

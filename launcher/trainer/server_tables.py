@@ -12,20 +12,18 @@ The files are tables/<table id>/part-<server>-<shard>.
 
 Sparse tables (embeddings) have one file per shard. The row with id k is in shard k modulo the number of
 shards, which is constant for a whole run. Each server loads a contiguous range of shards, so another number of
-servers can load what one number saved, if each of them gets at least one shard. A line is one row:
+servers can load what one number saved, if each of them gets at least one shard. A line is one row: its id, and the
+numbers that `RowShape` describes. They have six significant digits, so a value that is read back differs from the
+server's by at most 5e-6 of it.
 
-    id slot unseen_days delta_score show click w[0] state w[1:] state
+These files are compressed with gzip. Binary files of the same rows are described in row_files.py.
 
-The optimizer's state of n values is `g… g2… b1 b2` for Adam (n first moments, n second moments, the powers of
-both betas), `G…` for AdaGrad (n sums of squares), and nothing for SGD. A row without a vector ends after the
-state of w[0]. Values have six significant digits, so a value that is read back differs from the server's by
-at most 5e-6 of it.
+The dense table (all other parameters) has one file per server, part-<server>.npz, with the arrays that `DenseShape`
+describes. The parameters form one long vector, of which each server holds a contiguous part, or nothing.
 
-The dense table (all other parameters) has one file per server, part-<server>.gz, which may have no lines. A
-line is one number: `w state`, where Adam's state is `g g2`. If a server holds a single
-number, its line also has the values that Paddle keeps once per server: Adam's betas and the learning rate.
-
-All files are compressed with gzip.
+As text the file is part-<server>.gz, which may have no lines. A line is one number: `w state`, where Adam's state is
+`g g2`. If a server holds a single number, its line also has the values that Paddle keeps once per server: Adam's betas
+and the learning rate.
 """
 
 from __future__ import annotations
@@ -33,10 +31,11 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
+import itertools
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,9 +43,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import DataError
+from launcher.errors import DataError, SettingsError
 from launcher.io import files
+from launcher.schema import CheckpointFile
 
+Ids = NDArray[np.uint64]
+Values = NDArray[np.float32]
 DEFAULT_SHARDS = 60
 """Shards of a table. 60 is divisible by 2, 3, 4, 5, 6, 10, 12, 15, 20 and 30 servers. Measured: 60 shards cost
 nothing compared to 4; 240 doubled the CPU of two servers; Paddle's default of 1000 takes 5 s per save."""
@@ -54,9 +56,13 @@ TOLERANCE = 1e-5
 """Largest accepted relative difference of a value: twice the error of six significant digits."""
 PARAMETERS, TABLES = "params.npz", "tables"
 """Names of the file with the dense parameters, and of the folder with the tables' folders, in a checkpoint."""
-FIRST_WEIGHT = 6  # column of w[0] in a line
+UNSEEN_DAYS, FIRST_WEIGHT = 1, 5
+"""Columns of a row: how many checkpoints were saved since the row was trained on; w[0]."""
 CHUNK_ROWS = 1 << 16
-_NAME = re.compile(r"part-(\d+)(?:-(\d+))?(?:\.gz)?")
+_ONCE = "Beta1Pow", "Beta2Pow"
+"""Arrays of Adam in which a server has one value for all of its dense parameters."""
+_NAME = re.compile(r"part-(\d+)(?:-\d+)?(?:\.gz|\.npz)?")
+_SHARD = re.compile(r"(?:part-\d+-|shard-)(\d+)(?:\.gz|\.rows)?")
 
 
 @dataclass(frozen=True)
@@ -72,16 +78,60 @@ class OptimizerRule:
     initial: float = 0.0
     """Initial value of adagrad's accumulators."""
 
-    def fresh(self, width: int) -> list[str]:
-        """Return the optimizer state of `width` values before their first step, as the texts in a table's file."""
-        if self.kind != "adam":
-            return ["0"] * state_size(self.kind, width)
-        return [*["0"] * (2 * width), f"{self.beta1:.9g}", f"{self.beta2:.9g}"]
+
+@dataclass(frozen=True)
+class RowShape:
+    """Describes the numbers that a row of a table has in a server, in binary files, and after its id in text:
+
+        slot unseen_days delta_score show click w[0] state w[1:] state
+
+    The optimizer's state of n values is `g… g2… b1 b2` for Adam (n first moments, n second moments, the powers of both
+    betas), `G…` for AdaGrad (n sums of squares), and nothing for SGD. A row without a vector ends after the state of
+    w[0].
+    """
+
+    width: int
+    """Length of the vectors."""
+    rule: str
+    """Kind of the optimizer."""
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """Return how many numbers a row with a vector has, and how many a row without one."""
+        first, rest = (
+            n + {"adam": 2 * n + 2, "sgd": 0, "adagrad": n}[self.rule] for n in (1, self.width - 1)
+        )
+        return FIRST_WEIGHT + first + rest, FIRST_WEIGHT + first
+
+    def vectors(self, values: Values) -> Values:
+        """Return the vectors [rows, width] of rows that are all with, or all without a vector; then w[1:] is 0."""
+        found = np.zeros((len(values), self.width), np.float32)
+        found[:, 0] = values[:, FIRST_WEIGHT]
+        first = self.columns[1]
+        rest = values[:, first : first + self.width - 1]
+        found[:, 1 : 1 + rest.shape[1]] = rest
+        return found
+
+    def fresh(self, vectors: Values, rule: OptimizerRule) -> Values:
+        """Return rows with these vectors, and with the state of the optimizer before its first step."""
+        full, first = self.columns
+        values = np.zeros((len(vectors), full), np.float32)
+        values[:, FIRST_WEIGHT] = vectors[:, 0]
+        values[:, first : first + self.width - 1] = vectors[:, 1:]
+        if self.rule == "adam":
+            values[:, first - 2 : first] = values[:, full - 2 :] = rule.beta1, rule.beta2
+        return values
 
 
-def state_size(kind: str, width: int) -> int:
-    """Return how many numbers of optimizer state follow the `width` values of a saved embedding row."""
-    return {"adam": 2 * width + 2, "sgd": 0, "adagrad": width}[kind]
+@dataclass(frozen=True)
+class DenseShape:
+    """Describes a server's part of the dense parameters, with the state of their optimizer (SGD or Adam)."""
+
+    arrays: dict[str, tuple[int, float | None]]
+    """Length and initial value of each array by Paddle's name, in the order of the server; None: no single value. These
+    are Param, with Adam Moment1 and Moment2 of the same length, and with one value Beta1Pow, Beta2Pow, LearningRate."""
+    total: int
+    """Number of all servers' dense parameters together."""
 
 
 @dataclass(frozen=True)
@@ -119,30 +169,58 @@ class TableRows(NamedTuple):
             yield TableRows(self.ids[first : first + CHUNK_ROWS], self.vectors[first : first + CHUNK_ROWS])
 
 
-@dataclass(frozen=True)
-class TableFile:
-    """Size, sha256, ids and sample rows of a table's file, read back after a server wrote it."""
-
-    size: int
-    """Bytes of the compressed file."""
-    sha256: str
-    samples: dict[int, NDArray[np.float32]]
-    """Three rows: the first, one near the middle, and the last. id → values of shape [width]. Empty for the dense table
-    and for a table without rows."""
-    ids: NDArray[np.uint64]
-    """The ids of all rows, in the order of the file; empty for the dense table, whose lines have no ids."""
-
-
 def server_of(name: str) -> int | None:
-    """Return the number of the server that wrote a checkpoint's file; None when it is not a table's file."""
+    """Return the number of the server that wrote a file of text or of dense parameters; None for all other files."""
     match = _NAME.fullmatch(name.rpartition("/")[2])
     return int(match[1]) if match else None
 
 
 def shard_of(name: str) -> int | None:
     """Return the shard of a sparse table that a checkpoint's file holds; None for all other files."""
-    match = _NAME.fullmatch(name.rpartition("/")[2])
-    return int(match[2]) if match and match[2] else None
+    match = _SHARD.fullmatch(name.rpartition("/")[2])
+    return int(match[1]) if match else None
+
+
+def dense_file(server: int) -> str:
+    """Return the name of the file with a server's part of the dense parameters."""
+    return f"part-{server:03d}.npz"
+
+
+def read_dense(
+    folder: Path, names: Sequence[str], total: int, saved_by: int, part: range
+) -> dict[str, Values]:
+    """Return a part of the dense parameters with the state of their optimizer.
+
+    Args:
+        folder: the folder of the dense table in a checkpoint.
+        names: names of the arrays that the program's optimizer needs.
+        total: number of all dense parameters of the program.
+        saved_by: number of the servers that wrote the files.
+        part: indexes of the parameters, not empty.
+
+    Returns:
+        The values of each array; one value if a server has it once.
+
+    Raises:
+        SettingsError: the files have other arrays, or another number of parameters.
+    """
+    each = total // saved_by + 1
+    used = range(part.start // each, (part.stop - 1) // each + 1)
+    found = [load_arrays(folder / dense_file(number)) for number in used]
+    saved, expected = sum(len(of["Param"]) for of in found), min(total, used.stop * each) - used.start * each
+    if saved != expected or list(found[0]) != list(names):
+        raise SettingsError(
+            f"training cannot resume from {folder.parents[1].name}: its dense parameters or their optimizer are others "
+            f"than the program's: it has {saved} with the arrays {', '.join(found[0])}, but must have {expected} with "
+            f"{', '.join(names)}. Fix: restore the earlier program and training.args, or start from scratch: set "
+            "startFromScratch to any new text."
+        )
+    every = {name: np.concatenate([arrays[name] for arrays in found]) for name in names}
+    first = part.start - used.start * each
+    return {
+        name: values[:1] if name in _ONCE else values[first : first + len(part)]
+        for name, values in every.items()
+    }
 
 
 def files_of_servers(folder: Path, servers: range) -> list[Path]:
@@ -150,8 +228,16 @@ def files_of_servers(folder: Path, servers: range) -> list[Path]:
     return [folder / name for name in files.list_names(folder) if server_of(name) in servers]
 
 
-def choose_shard_count(servers: int) -> int:
-    """Return the number of shards for a new run: at least two per server, so that servers can be added."""
+def choose_shard_count(servers: int, elastic: Sequence[int] = ()) -> int:
+    """Return the number of shards for a new run: at least two per server, so that servers can be added.
+
+    Args:
+        servers: the number of servers.
+        elastic: all numbers of servers that an elastic run can have; empty for another run.
+    """
+    if elastic:
+        counts = itertools.count(max(DEFAULT_SHARDS, 2 * max(elastic)))
+        return next(n for n in counts if all(every_server_has_shards(n, each) for each in elastic))
     if 2 * servers <= DEFAULT_SHARDS and every_server_has_shards(DEFAULT_SHARDS, servers):
         return DEFAULT_SHARDS
     return servers * max(2, -(-DEFAULT_SHARDS // servers))
@@ -173,14 +259,17 @@ def shards_of_server(shards: int, servers: int, server: int) -> range:
     return range(min(shards, each * server), min(shards, each * (server + 1)))
 
 
-def read_table_file(path: Path, width: int, rule: str = "adam") -> TableFile:
+def read_table_file(path: Path, shape: RowShape | None) -> tuple[CheckpointFile, TableRows, Ids]:
     """Sync a saved table's file to disk, read it to its end, and return what it holds.
 
     Reading to the end verifies gzip's checksum.
 
     Args:
-        width: length of the table's vectors; 0 for the dense table.
-        rule: kind of the table's optimizer, which decides how many numbers of state a row has.
+        shape: None for the dense table, whose lines have no ids.
+
+    Returns:
+        Size and sha256 of the compressed file; three rows (the first, one near the middle, and the last), and the ids
+        of all rows in the order of the file. There are no rows and ids without `shape`.
 
     Raises:
         DataError: the file is truncated or damaged, or a line does not begin with an id.
@@ -192,11 +281,11 @@ def read_table_file(path: Path, width: int, rule: str = "adam") -> TableFile:
     ids = [np.zeros(0, np.uint64)]
     for block in _read_blocks(path):
         lines += [block[0], block[len(block) // 2], block[-1]]
-        if width:
+        if shape:
             ids.append(_parse_ids(path, block))
-    sampled = (0, len(lines) // 2, len(lines) - 1) if width and lines else ()
-    samples = dict(parse_row(path, lines[n], width, rule) for n in sampled)
-    return TableFile(path.stat().st_size, files.sha256_file(path), samples, np.concatenate(ids))
+    sampled = sorted({0, len(lines) // 2, len(lines) - 1}) if shape and lines else []
+    samples = parse_rows(path, [lines[n] for n in sampled], shape or RowShape(0, "sgd"))
+    return CheckpointFile(path.stat().st_size, files.sha256_file(path)), samples, np.concatenate(ids)
 
 
 def _parse_ids(path: Path, lines: list[bytes]) -> NDArray[np.uint64]:
@@ -218,26 +307,26 @@ def _read_blocks(path: Path) -> Iterator[list[bytes]]:
         raise DataError(f"{path} is truncated or damaged: {error}") from error
 
 
-def parse_row(path: Path, line: bytes, width: int, rule: str = "adam") -> tuple[int, NDArray[np.float32]]:
-    """Return id and values [width] of a line of the file `path`. Values that a row lacks are 0, as in the servers.
+def parse_rows(path: Path, lines: Sequence[bytes], shape: RowShape) -> TableRows:
+    """Return the rows of some lines of the file `path`. Values that a row lacks are 0, as in the servers.
 
     Raises:
-        DataError: the line is not a row of a table.
+        DataError: a line is not a row of a table.
     """
-    rest = FIRST_WEIGHT + 1 + state_size(rule, 1)
-    columns = line.split()
-    values = np.zeros(width, np.float32)
-    try:
-        found = [columns[FIRST_WEIGHT], *columns[rest : rest + width - 1]]
-        values[: len(found)] = np.array(found, np.float32)
-        return int(columns[0]), values
-    except (IndexError, ValueError) as error:
-        raise DataError(
-            f"{path} has a damaged line, which is not an id and the numbers of a row: {line[:80]!r}"
-        ) from error
+    ids, vectors = np.zeros(len(lines), np.uint64), np.zeros((len(lines), shape.width), np.float32)
+    for number, line in enumerate(lines):
+        try:
+            id_, *values = line.split()
+            ids[number] = int(id_)
+            vectors[number] = shape.vectors(np.array([values], np.float32))[0]
+        except (IndexError, ValueError, OverflowError) as error:
+            raise DataError(
+                f"{path} has a damaged line, which is not an id and the numbers of a row: {line[:80]!r}"
+            ) from error
+    return TableRows(ids, vectors)
 
 
-def read_rows(paths: Iterable[Path], width: int, rule: str = "adam") -> Iterator[TableRows]:
+def read_rows(paths: Iterable[Path], shape: RowShape) -> Iterator[TableRows]:
     """Yield the rows of these files, about a MiB of text at a time, in the order of the files.
 
     Raises:
@@ -245,17 +334,16 @@ def read_rows(paths: Iterable[Path], width: int, rule: str = "adam") -> Iterator
     """
     for path in paths:
         for lines in _read_blocks(path):
-            ids, values = zip(*(parse_row(path, line, width, rule) for line in lines), strict=True)
-            yield TableRows(np.array(ids, np.uint64), np.stack(values))
+            yield parse_rows(path, lines, shape)
 
 
 def write_table(
     folder: Path,
     table: Iterable[TableRows],
+    shape: RowShape,
     rule: OptimizerRule,
     server_of_shard: Mapping[int, int],
     *,
-    width: int,
     shards: int,
 ) -> TableRows:
     """Write a table's files as servers load them, with the optimizer's state before its first step.
@@ -266,9 +354,7 @@ def write_table(
         The first row of each chunk and shard, for a later comparison with the servers' answers.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    first, rest = rule.fresh(1), rule.fresh(width - 1)
-    # Nine digits represent a float32 exactly.
-    line = " ".join(["%d 0 0 0 0 0 %.9g", *first, *["%.9g"] * (width - 1), *rest]) + "\n"
+    line = " ".join(["%d", *["%.9g"] * shape.columns[0]]) + "\n"  # nine digits represent a float32 exactly
     samples: list[TableRows] = []
     with contextlib.ExitStack() as stack:
         opened = {}
@@ -281,9 +367,9 @@ def write_table(
                 at = np.flatnonzero(shard_of_row == shard)
                 ids, vectors = chunk.ids[at], chunk.vectors[at]
                 samples.append(TableRows(ids[:1], vectors[:1]))
-                pairs = zip(ids.tolist(), vectors.tolist(), strict=True)
-                file.writelines(line % (id_, *values) for id_, values in pairs)
-    return TableRows.concatenate(samples, width)
+                rows = zip(ids.tolist(), shape.fresh(vectors, rule).tolist(), strict=True)
+                file.writelines(line % (id_, *values) for id_, values in rows)
+    return TableRows.concatenate(samples, shape.width)
 
 
 def redistribute_dense(source: Path, folder: Path, rule: OptimizerRule, servers: int) -> None:

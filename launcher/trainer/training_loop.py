@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
-
-import numpy as np
 
 from launcher import metrics
 from launcher.errors import DataError
@@ -13,13 +12,14 @@ from launcher.io import checkpoints, files, requested_checkpoints
 from launcher.io.metrics_file import write_metrics
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
-from launcher.trainer import conversion, network
+from launcher.trainer import network
 from launcher.trainer.evaluation import Evaluator, finite_scores
 from launcher.trainer.export import ModelExporter
 from launcher.trainer.fleet_trainer import FleetTrainer
+from launcher.trainer.pass_rows import PassRows
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
-from launcher.trainer.record_files import Arrays, Records
+from launcher.trainer.record_files import Arrays
 from launcher.trainer.save_schedule import SaveSchedule
 from launcher.trainer.server_checkpoints import Checkpoints
 from launcher.trainer.training_log import PassMeter, PassTotals, TrainerLog
@@ -31,15 +31,22 @@ class TrainingLoop:
     def __init__(
         self, settings: ProcessSettings, program: TrainingProgram, log: TrainerLog, progress: ProgressFile
     ) -> None:
-        """Read the shard's rows and build the network."""
+        """Read the rows and build the network."""
         self.settings = settings
         self.program = program
         self.log = log
         self.progress = progress
         self.first = settings.rank == 0
-        self.train, *tests = self._read()
-        self.test = tests[0] if tests else None
+        self.launcher = settings.hosts[0], settings.peer_port, settings.store
         self.start = settings.resume or Position(0)
+        self._prepared = itertools.count(1)
+        contents = None
+        if settings.resume is not None:
+            contents = checkpoints.read_contents(
+                OutputPaths(settings.layout.output).checkpoint(settings.resume)
+            )
+        self.rows = PassRows(settings, program, contents, log.line, self._report_preparation)
+        self.test = self.rows.test
         self.seed = int(program.common_options["seed"])
         self.trainer = FleetTrainer(settings, program)
         self.trainers = self.trainer.trainers
@@ -49,33 +56,23 @@ class TrainingLoop:
         self.scores: list[tuple[int, float]] = []
         """(finished passes, score by training.keepBest) of the run's passes so far; the same on all ranks."""
         self.schedule = SaveSchedule(
-            settings.checkpoint_every_batches, settings.checkpoint_every_minutes, self._slowest, self._ask
+            settings.checkpoint_every_batches,
+            settings.checkpoint_every_minutes,
+            lambda seconds: float(self.trainers.gather([seconds]).max()),
+            self._ask,
         )
         self.spent = 0.0
         """Training seconds of this attempt so far."""
 
-    def _slowest(self, value: float) -> float:
-        """Wait until all trainers have called this; return the largest `value`, the same on every trainer."""
-        return float(self.trainers.gather([value]).max())
-
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
         """Ask rank 0 whether a user requested a checkpoint, as the argument `ask` of `SaveSchedule` describes."""
-        s = self.settings
-        path = f"{s.store}_checkpoint/{step}"
-        return requested_checkpoints.ask_checkpoint_decision(s.hosts[0], s.peer_port, path, proposed)
+        host, port, store = self.launcher
+        path = f"{store}_checkpoint/{step}"
+        return requested_checkpoints.ask_checkpoint_decision(host, port, path, proposed)
 
-    def _read(self) -> list[Records]:
-        """Return the training set and, if it was copied to this pod (always on rank 0), the test set."""
-        settings = self.settings
-        return conversion.convert_staged(
-            self.program,
-            settings.work.data,
-            settings.work.records,
-            settings.rank,
-            test=(settings.work.data / "test.txt").is_file(),
-            report=self.log.line,
-            check=self.progress.write,
-        )
+    def _report_preparation(self) -> None:
+        """Count up the batch in progress.json, so that the launcher does not take a long preparation for a hang."""
+        self.progress.set(batch=next(self._prepared))
 
     def run(self) -> None:
         """Join the servers, train the remaining passes, export the model, and leave the servers.
@@ -84,23 +81,26 @@ class TrainingLoop:
         """
         trainer, start, passes = self.trainer, self.start, self.settings.passes
         totals = self._join()
-        rows = self.trainers.gather([self.train.rows])[:, 0]
-        self.steps = max(1, int(np.ceil(rows.max() / self.settings.batch_size)))
+        self.rows.gather_rows(self.trainers.gather)
+        division = self.rows.divide(start.passes)
+        steps = division.trained_before + division.steps
         self.log.line(
-            f"training starts in pass {start.passes + 1}, after {start.batches} batches: {self.steps} batches "
+            f"training starts in pass {start.passes + 1}, after {start.batches} batches: {steps} batches "
             f"per pass, {self.settings.trainer_count} thread(s) per trainer"
         )
         metric = self.settings.keep_best
         if self.first and (self.settings.resume is None or (metric and not self.scores)):
-            sample = next(self.train.blocks(network.ROWS))
+            sample = next(self.rows.staged.blocks(network.ROWS))
             found = network.check_batch(self.program, trainer.predict, sample)
             network.check_metric(self.program, metric, found)
         if self.settings.init_model and self.settings.resume is None:
             self._evaluate_initial_model()
         done = start.passes
         while done < passes and not self._stops_early():
-            self._train_pass(done, start.batches if done == start.passes else 0, totals)
+            self._train_pass(done, totals)
             done, totals = done + 1, PassTotals()
+        self.progress.set(state="saving")
+        self._report_published("saving", wait=True)
         if self._stops_early():
             self.log.line(f"stopped early after pass {done}: training.patience is {self.settings.patience}")
         if (source := self._model_source(done)) is not None:
@@ -130,52 +130,55 @@ class TrainingLoop:
         self.scores = restored.scores
         self.progress.mark("loaded")
         if self.settings.resume is not None:
-            self._report_checkpoint(self.settings.resume)
+            self.progress.set(saved=self.settings.resume)
         return restored.totals
 
-    def _report_checkpoint(self, at: Position) -> None:
-        """Write the position `at` of the newest checkpoint to progress.json; count batches from 0 to the next one."""
-        self.progress.set(saved=at)
-        self.schedule.reset()
-
-    def _train_pass(self, number: int, done: int, totals: PassTotals) -> None:
+    def _train_pass(self, number: int, totals: PassTotals) -> None:
         """Train the pass `number` (from 0), and save checkpoints in it when they are due.
 
-        A resumed pass begins after its first `done` batches, whose sums are in `totals`. Each further batch adds to
+        A resumed pass begins after its trained batches, whose sums are in `totals`. Each further batch adds to
         `totals`.
         """
-        batches = self._report_position(number, done)
-        meter = PassMeter(number, totals, self._show_batch, done)
+        self.division = division = self.rows.divide(number)
+        before = division.trained_before
+        batches = self._report_position(number)
+        meter = PassMeter(number, totals, self._show_batch, before + division.done)
         self.progress.resume_training()
-        while meter.batch < self.steps:
-            span = self.schedule.next_span(self.steps - meter.batch)
+        while meter.batch < before + division.steps:
+            span = self.schedule.next_span(before + division.steps - meter.batch)
             meter.start_clock()
             self.trainer.train(batches, span, meter.add_batch)
             self.spent += meter.stop_clock()
-            if self.schedule.record(span, self.spent) and meter.batch < self.steps:
+            if self.schedule.record(span, self.spent) and meter.batch < before + division.steps:
                 self._settle("saving")
                 self._save(Position(number, meter.batch), totals)
                 self.progress.resume_training()
         self._finish_pass(number, totals)
 
     def _show_batch(self, meter: PassMeter, loss: float) -> None:
+        self._report_published("training")
         self.log.batch(meter, loss)
-        self.progress.stepped(samples_per_second=round(meter.rate, 1), loss=meter.average)
+        self.trainer.clock.add_step()
+        own = self.trainer.clock.step_seconds
+        self.progress.stepped(samples_per_second=round(meter.rate, 1), loss=meter.average, step_seconds=own)
 
-    def _report_position(self, number: int, done: int) -> Iterator[Arrays]:
-        """Yield the batches of a pass after the first `done`; record each one's number for progress.json."""
-        seed = (self.seed, number, self.settings.rank)
-        batches = self.train.batches(self.steps, seed, done)
-        for batch, arrays in enumerate(batches, done + 1):
+    def _report_position(self, number: int) -> Iterator[Arrays]:
+        """Yield the batches that remain in pass `number`, those after the restored checkpoint.
+
+        Before it yields a batch, it records the batch's number for progress.json.
+        """
+        division, before = self.division, self.division.trained_before
+        batches = self.rows.batches(division, number, self.seed)
+        for batch, arrays in enumerate(batches, before + division.done + 1):
             # If this batch fails, the launcher knows its position.
-            self.progress.note(**{"pass": number}, batch=batch, batches=self.steps)
+            self.progress.note(**{"pass": number}, batch=batch, batches=before + division.steps)
             yield arrays
 
     def _finish_pass(self, number: int, totals: PassTotals) -> None:
         """Evaluate after pass `number` (from 0), write metrics.csv, and save a checkpoint if one is due."""
         last = number == self.settings.passes - 1
         self._settle("testing")
-        loss = totals.loss / totals.samples
+        loss = totals.loss / max(totals.samples, 1.0)  # a trainer that joined after the last row has none
         gathered = self.trainers.gather([totals.samples, totals.seconds, loss]).tolist()
         ranks = [(int(samples), seconds, mean) for samples, seconds, mean in gathered]
         shown = ""
@@ -187,8 +190,10 @@ class TrainingLoop:
             f"Pass={number + 1} samples={int(totals.samples)} AvgCost={loss:.6g} seconds={totals.seconds:.2f}{shown}"
         )
         improved = bool(self.settings.keep_best) and self._improves(number + 1, tests)
-        last = last or improved or self._stops_early()
-        if last or (number + 1) % self.settings.saving_period == 0 or self.schedule.is_due:
+        if self._stops_early():
+            last = True
+            self.progress.note(passes=number + 1)  # an elastic run takes in no rank after the last pass
+        if last or improved or (number + 1) % self.settings.saving_period == 0 or self.schedule.is_due:
             self._save(Position(number + 1), PassTotals())
 
     def _improves(self, done: int, tests: Mapping[str, float]) -> bool:
@@ -230,13 +235,37 @@ class TrainingLoop:
         self.trainers.barrier()
 
     def _save(self, at: Position, totals: PassTotals) -> None:
-        """Save a checkpoint of the current state, and remove the file by which a user requested it."""
+        """Start to save a checkpoint of the current state, after the one before it is complete.
+
+        Wait until it is complete if the trainers are stopped then, because later batches would be lost: if it was
+        requested, or if ranks wait to be taken in.
+        """
+        # In mode sync a trainer that waits alone would keep the others in their next batch.
+        is_held = self.trainers.gather([requested_checkpoints.is_held(*self.launcher)]).max() > 0
+        stops = self.schedule.requested or is_held
         self.progress.set(state="saving")
-        self.checkpoints.save(at, totals, self.steps, self.scores)
-        self.progress.note(
-            bytes=self.checkpoints.full_bytes
-        )  # for the launcher's deadline of the next checkpoint
-        self._report_checkpoint(at)
+        self._report_published("saving", wait=True)
+        self.checkpoints.save(at, totals, self.division, self.scores)
+        # For the launcher's deadline of the next checkpoint.
+        self.progress.note(bytes=self.checkpoints.expected_bytes)
+        self.schedule.reset()
+        if stops:
+            self._report_published("saving", wait=True)
+
+    def _report_published(self, state: str, *, wait: bool = False) -> None:
+        """If a checkpoint is complete, write its position to progress.json, and remove a user's request for it.
+
+        Afterwards progress.json has the state `state`.
+
+        With `wait`, which all trainers give at the same batch, first wait for the checkpoint that is being written;
+        then wait if the launcher is about to stop all trainers. Without it each trainer finds the checkpoint at a batch
+        of its own, and must not wait: in mode sync the others could not end theirs.
+        """
+        at = self.checkpoints.published(wait=wait)
+        if at is None:
+            return
+        self.progress.note(bytes=self.checkpoints.expected_bytes)
+        self.progress.set(saved=at)
         if self.first:
             path = OutputPaths(self.settings.layout.output).checkpoint_request
             try:
@@ -246,6 +275,10 @@ class TrainingLoop:
                     f"the requested checkpoint {at.folder} is saved, but {path} cannot be removed, so "
                     f"`python -m launcher stop` does not notice: {error}. Fix: remove this file"
                 )
+        if wait:
+            self.progress.set(state="waiting")
+            requested_checkpoints.wait_while_held(*self.launcher)
+        self.progress.set(state=state)
 
     def _model_source(self, done: int) -> Position | None:
         """Return the checkpoint from which the model must still be exported; None if the model exists.

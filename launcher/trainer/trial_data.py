@@ -15,25 +15,29 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from launcher.dataprep import archives, text_lines
 from launcher.dataprep.csv_records import RowPlaces
+from launcher.dataprep.sources import is_hidden
 from launcher.errors import DataError
+from launcher.io import files
+from launcher.program import Ids
 from launcher.trainer import record_files
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import RecordFile, Records, Row
 from launcher.trainer.training_log import ReportTimer
 
 Report = Callable[[str], None]
+CHECKED_ROWS = 1000
+"""The first rows of a file, which `try` and `run` check before they train or send anything."""
 
 
 @dataclass(frozen=True)
 class RowFormat:
     """The format of a file of rows; each field is the value of the same name below `data` in the chart."""
 
-    csv: bool = False
-    parquet: bool = False
+    format: str = "lines"
+    """lines, csv or parquet."""
     delimiter: str = ","
     header: bool = True
     columns: tuple[str | int, ...] = ()
@@ -74,7 +78,7 @@ def read_rows(
         DataError: the file is missing, damaged, or not in this format.
     """
     places = found or RowPlaces(str(file))
-    if form.parquet:
+    if form.format == "parquet":
         from launcher.dataprep.parquet_rows import row_dicts
 
         yield from itertools.islice(
@@ -112,7 +116,10 @@ def read_batches(file: Path, form: RowFormat) -> Iterator[Any]:
     from launcher.dataprep.parquet_rows import ParquetReader
 
     reader = ParquetReader(form.columns)
-    found = sorted(path for path in file.rglob("*") if path.is_file()) if file.is_dir() else [file]
+    found = [file]
+    if file.is_dir():  # what the data Job reads of a folder
+        names = {path.relative_to(file).as_posix(): path for path in files.folder_files(file)}
+        found = [path for name, path in names.items() if not is_hidden(name, form.format)]
     for path in found:
         if not path.is_file():
             raise DataError(f"there is no file {path}. Fix: correct --data or --test")
@@ -138,28 +145,36 @@ def split_parquet(
     return write_parquet(chosen(False), targets[0]), write_parquet(chosen(True), targets[1])
 
 
-def check_parse_columns(program: TrainingProgram, file: Path, form: RowFormat, found: NDArray[Any]) -> None:
-    """Check that parse_columns() of a program, if it has one, returns what parse() returned: `found`, the first rows.
+def check_parse_columns(program: TrainingProgram, file: Path, form: RowFormat) -> None:
+    """Check that parse_columns() of a program, if it has one, returns what parse() returns for the first rows.
+
+    Numbers of a `Real` may differ by rounding.
 
     Raises:
-        DataError: it returns something else.
+        DataError: it returns something else, or leaves out other rows; or a row is invalid.
     """
-    if not (form.parquet and hasattr(program.module, "parse_columns") and len(found)):
+    if form.format != "parquet" or not hasattr(program.module, "parse_columns"):
         return
-    from launcher.dataprep.parquet_rows import column_arrays
+    from launcher.dataprep.parquet_rows import column_arrays, regroup, row_dicts
 
-    rows = next(batch for batch in read_batches(file, form) if batch.num_rows)
-    given, _ = record_files.parse_columns(column_arrays(rows), rows.num_rows, program, RowPlaces(str(file)))
-    for name in program.inputs:
-        count = min(len(given), len(found))
-        differ = np.flatnonzero((given[name][:count] != found[name][:count]).any(axis=1))
-        if len(differ):
-            at = differ[0]
+    fix = "Fix: correct one of them; training uses parse_columns(), and the served model parse()"
+    places = RowPlaces(str(file))
+    for rows in itertools.islice(regroup(read_batches(file, form), CHECKED_ROWS), 1):
+        found, _ = record_files.parse_records(row_dicts(rows), program, places)
+        given, _ = record_files.parse_columns(column_arrays(rows), rows.num_rows, program, places)
+        if len(given) != len(found):
             raise DataError(
-                f"parse_columns() of {program.path} returned {given[name][at].tolist()} for input {name} of usable row "
-                f"{at + 1}, but parse() returned {found[name][at].tolist()}. Fix: correct one of them; training uses "
-                "parse_columns(), and the served model parse()"
+                f"parse_columns() of {program.path} returned {len(given)} of the first {rows.num_rows} rows of {file}, "
+                f"but parse() returned {len(found)}. {fix}"
             )
+        for name, kind in program.inputs.items():
+            same = (np.equal if isinstance(kind, Ids) else np.isclose)(given[name], found[name]).all(axis=1)
+            if not same.all():
+                at = same.argmin()
+                raise DataError(
+                    f"parse_columns() of {program.path} returned {given[name][at].tolist()} for input {name} of usable "
+                    f"row {at + 1}, but parse() returned {found[name][at].tolist()}. {fix}"
+                )
 
 
 def _parts(
@@ -174,9 +189,9 @@ def _parts(
 
 
 def _rows(stream: io.BufferedReader, name: str, form: RowFormat, found: RowPlaces) -> Iterator[str]:
-    blocks = text_lines.line_blocks(stream, name, form.encoding, crlf=form.csv)
+    blocks = text_lines.line_blocks(stream, name, form.encoding, crlf=form.format == "csv")
     reader = text_lines.CsvReader(form.delimiter, form.header, form.columns, form.quoting)
-    if form.csv:
+    if form.format == "csv":
         blocks = reader.line_blocks(blocks, found)
     try:
         for block in blocks:

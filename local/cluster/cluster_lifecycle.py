@@ -120,7 +120,7 @@ def _write_files(nodes: tuple[Node, ...]) -> str:
     (STATE / "etcd").mkdir(mode=0o700, exist_ok=True)
     certificates.ensure_certificates()
     certificates.ensure_token()
-    launcher_image.ensure_pause_archive(daemon_configs.PAUSE_ARCHIVE, daemon_configs.PAUSE_IMAGE)
+    launcher_image.ensure_pause_image(daemon_configs.PAUSE_LAYOUT, daemon_configs.PAUSE_IMAGE)
     resolvers = daemon_configs.parse_resolvers(Path("/etc/resolv.conf").read_text())
     files = daemon_configs.cluster_files(nodes, resolvers)
     for path, text in (files | {KUBECONFIG: daemon_configs.kubeconfig("admin")}).items():
@@ -315,12 +315,12 @@ def describe_status() -> list[tuple[str, str]]:
 
 def import_launcher_image(runtime: str) -> str:
     """Build a runtime's launcher image if it is missing, import it into every node, and return its name."""
-    image, archive = launcher_image.ensure_archive(runtime)
+    image, layout = launcher_image.ensure_image(runtime)
     nodes = running_nodes()
     with lock_cluster():
         if any(image not in images_on_nodes.image_names(node) for node in nodes):
             gigabytes = 1.5 * len(nodes)
             require_free_space(nodes[0].folder, gigabytes, "Importing the launcher image into every node")
             with console.timed_step(f"import of {image} into {len(nodes)} nodes in parallel"):
-                images_on_nodes.import_everywhere(nodes, archive, image)
+                images_on_nodes.import_everywhere(nodes, layout, image)
     return image

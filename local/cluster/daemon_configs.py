@@ -32,7 +32,7 @@ GROUP = "paddle-training"  # cgroup with the nodes' cgroups
 MAX_NODES = 5  # each node is a kubelet, a containerd and a proxy: about 250 MB
 SERVER = f"https://{BRIDGE_ADDRESS}:{API_PORT}"
 PAUSE_IMAGE = "localhost/pause:1"
-PAUSE_ARCHIVE = STATE / "images" / "pause.tar"
+PAUSE_LAYOUT = STATE / "images" / "pause"
 CNI_PLUGINS = Path("/usr/lib/cni")  # Debian's containernetworking-plugins
 CONFIG = Path(__file__).resolve().parent / "config"
 NODE_FILES = {
@@ -46,41 +46,16 @@ NODE_FILES = {
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the local Kubernetes cluster: its names, addresses and files, all derived from `index`.
+    """One node of the local Kubernetes cluster: its names, addresses and files; templates use them by these names."""
 
-    `index` is the number of the node, from 1 to MAX_NODES. `folder` is the folder on this machine in which the node's
-    containerd, kubelet and proxy keep their files.
-    """
-
-    index: int
-
-    @property
-    def name(self) -> str:
-        return f"node{self.index}"
-
-    @property
-    def address(self) -> str:
-        return f"10.87.0.{self.index + 1}"
-
-    @property
-    def pod_subnet(self) -> str:
-        return f"10.88.{self.index}.0/24"
-
-    @property
-    def link(self) -> str:
-        return f"pt{self.index}"
-
-    @property
-    def cgroup(self) -> str:
-        return f"{GROUP}/{self.name}"
-
-    @property
-    def folder(self) -> Path:
-        return STATE / "nodes" / self.name
-
-    @property
-    def socket(self) -> Path:
-        return self.folder / "containerd.sock"
+    name: str
+    address: str
+    pod_subnet: str
+    link: str
+    cgroup: str
+    folder: Path
+    """Folder on this machine in which the node's containerd, kubelet and proxy keep their files."""
+    socket: Path
 
 
 def plan_nodes(count: int) -> tuple[Node, ...]:
@@ -94,7 +69,19 @@ def plan_nodes(count: int) -> tuple[Node, ...]:
             f"NODES={count}: a local cluster has 1 to {MAX_NODES} nodes, because each needs about 250 MB of "
             f"memory and its own containerd. Fix: NODES=1 to NODES={MAX_NODES}"
         )
-    return tuple(Node(i) for i in range(1, count + 1))
+    folders = {number: STATE / "nodes" / f"node{number}" for number in range(1, count + 1)}
+    return tuple(
+        Node(
+            name=folder.name,
+            address=f"10.87.0.{number + 1}",
+            pod_subnet=f"10.88.{number}.0/24",
+            link=f"pt{number}",
+            cgroup=f"{GROUP}/{folder.name}",
+            folder=folder,
+            socket=folder / "containerd.sock",
+        )
+        for number, folder in folders.items()
+    )
 
 
 def render(template: str, node: Node | None = None, /, **more: object) -> str:
@@ -103,7 +90,7 @@ def render(template: str, node: Node | None = None, /, **more: object) -> str:
     All daemons accept JSON instead of YAML. The names are those of this function, for a file of a node also the
     properties of `node`, and `more`.
     """
-    names = {
+    names: dict[str, object] = {
         "state": STATE,
         "pki": PKI,
         "context": CONTEXT,
@@ -119,10 +106,8 @@ def render(template: str, node: Node | None = None, /, **more: object) -> str:
         "pause_image": PAUSE_IMAGE,
         "cni_plugins": CNI_PLUGINS,
     }
-    if node:
-        of_node = ("name", "address", "link", "pod_subnet", "cgroup", "folder", "socket")
-        names |= {name: getattr(node, name) for name in of_node}
-    text = Template((CONFIG / template).read_text()).substitute(names, **more)
+    of_node = vars(node) if node else {}
+    text = Template((CONFIG / template).read_text()).substitute(names | of_node, **more)
     return json.dumps(yaml.safe_load(text), indent=1) + "\n" if template.endswith(".yaml") else text
 
 

@@ -35,11 +35,11 @@ def image_names(node: Node) -> set[str]:
     return {line.split()[0] for line in listed if " complete " in line and line.rstrip().endswith("true")}
 
 
-def import_into(node: Node, archive: Path, image: str) -> bool:
+def import_into(node: Node, layout: Path, image: str) -> bool:
     """Import an image into a node unless the node has it.
 
     Only the missing layers are sent. If containerd deletes an unused layer between the check and the import, the
-    image is incomplete, and the complete archive is imported.
+    image is incomplete, and all layers are imported.
 
     Returns:
         Whether the image was imported.
@@ -47,14 +47,14 @@ def import_into(node: Node, archive: Path, image: str) -> bool:
     if image in image_names(node):
         return False
     for present in (set(_run_ctr(node, "content", "ls", "-q").split()), set[str]()):
-        _import_layers(node, archive, image, present)
+        _import_layers(node, layout, image, present)
         if image in image_names(node):
             break
     _run_ctr(node, "images", "label", image, _PINNED)
     return True
 
 
-def _import_layers(node: Node, archive: Path, image: str, present: set[str]) -> None:
+def _import_layers(node: Node, layout: Path, image: str, present: set[str]) -> None:
     command = [*_ctr(node), "images", "import", "--snapshotter", "overlayfs", "-"]
     with tempfile.TemporaryFile() as output:
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=output, stderr=output)
@@ -62,13 +62,12 @@ def _import_layers(node: Node, archive: Path, image: str, present: set[str]) -> 
         try:
             assert child.stdin is not None
             with child.stdin as stream:
-                write_partial_archive(archive, stream, image, present)
+                write_archive(layout, stream, image, present)
         except BrokenPipeError:
             broken = True  # ctr failed; its output contains the reason
         code = child.wait(900)
         output.seek(0)
-        # A failed import of a partial archive is not an error: the caller tries again with the complete
-        # archive.
+        # A failed import without all layers is not an error: the caller tries again with all of them.
         if (code or broken) and not present:
             shown = indent_last_lines(output.read().decode(errors="replace"))
             raise LocalError(
@@ -77,30 +76,35 @@ def _import_layers(node: Node, archive: Path, image: str, present: set[str]) -> 
             )
 
 
-def write_partial_archive(archive: Path, out: IO[bytes], image: str, present: Collection[str]) -> None:
-    """Copy an OCI archive without the layers that are already present: a changed launcher is then imported in 1 s.
+def write_archive(layout: Path, out: IO[bytes], image: str, present: Collection[str]) -> None:
+    """Write an OCI archive without the blobs that are already present: a changed launcher is then imported in 1 s.
 
     Args:
-        archive: The complete archive.
-        out: Stream to write the new archive to.
-        image: Name of the image in the new archive.
+        layout: Folder with the image as an OCI image layout.
+        out: Stream to write the archive to.
+        image: Name of the image in the archive.
         present: Digests (`sha256:<hex>`) of the blobs to leave out.
     """
-    with tarfile.open(archive) as source, tarfile.open(fileobj=out, mode="w|") as target:
-        for entry in source:
-            if entry.isfile() and ":".join(Path(entry.name).parts[-2:]) in present:
+    with tarfile.open(fileobj=out, mode="w|") as target:
+        for path in sorted(layout.rglob("*")):
+            name = path.relative_to(layout).as_posix()
+            if not path.is_file() or ":".join(path.parts[-2:]) in present:
                 continue
-            stream = source.extractfile(entry) if entry.isfile() else None
-            if entry.name.removeprefix("./") == "index.json" and stream is not None:
+            entry = tarfile.TarInfo(name)  # not `gettarinfo`, which writes links for what two images share
+            entry.size = path.stat().st_size
+            with path.open("rb") as stream:
+                if name != "index.json":
+                    target.addfile(entry, stream)
+                    continue
                 index = json.load(stream)
-                for manifest in index["manifests"]:
-                    manifest["annotations"] = {_NAME: image}
-                data = json.dumps(index).encode()
-                entry.size, stream = len(data), io.BytesIO(data)
-            target.addfile(entry, stream)
+            for manifest in index["manifests"]:
+                manifest["annotations"] = {_NAME: image}
+            data = json.dumps(index).encode()
+            entry.size = len(data)
+            target.addfile(entry, io.BytesIO(data))
 
 
-def import_everywhere(nodes: Sequence[Node], archive: Path, image: str) -> int:
+def import_everywhere(nodes: Sequence[Node], layout: Path, image: str) -> int:
     """Import the image into all nodes in parallel; return how many nodes did not have it."""
     with ThreadPoolExecutor(len(nodes)) as pool:
-        return sum(pool.map(lambda node: import_into(node, archive, image), nodes))
+        return sum(pool.map(lambda node: import_into(node, layout, image), nodes))

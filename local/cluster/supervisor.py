@@ -99,7 +99,7 @@ def _may_start_kubelet(node: Node) -> bool:
     """Return whether the API server is ready and the node has the pause image, which this function imports."""
     with contextlib.suppress(LocalError):  # containerd does not answer yet
         if api_requests.is_api_server_ready() and node.socket.exists():
-            images_on_nodes.import_into(node, daemon_configs.PAUSE_ARCHIVE, daemon_configs.PAUSE_IMAGE)
+            images_on_nodes.import_into(node, daemon_configs.PAUSE_LAYOUT, daemon_configs.PAUSE_IMAGE)
             return True
     return False
 

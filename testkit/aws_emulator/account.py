@@ -104,10 +104,7 @@ class Account:
     @classmethod
     def from_environment(cls) -> Account:
         """Return the account in the folder of `AWS_EMULATOR_DIR`."""
-        folder = os.environ.get("AWS_EMULATOR_DIR")
-        if not folder:
-            raise AwsError("AWS_EMULATOR_DIR is not set. Fix: set it to the folder of an emulated account")
-        return cls(Path(folder))
+        return cls(Path(os.environ["AWS_EMULATOR_DIR"]))
 
     @contextmanager
     def _database(self) -> Iterator[sqlite3.Connection]:

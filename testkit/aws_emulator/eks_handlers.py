@@ -11,7 +11,6 @@ import json
 import re
 import uuid
 from pathlib import Path
-from typing import Any
 
 import jsonschema
 from botocore.exceptions import ClientError
@@ -209,13 +208,9 @@ def write_pod_logs(cloud: MotoCloud, cluster: str, configuration: str | None) ->
             logs.create_log_group(logGroupName=name)
 
 
-def _eks(cloud: MotoCloud) -> Any:
-    return cloud.client("eks")
-
-
 def require_cluster(cloud: MotoCloud, name: str) -> None:
     """Raise if the cluster does not exist."""
-    _eks(cloud).describe_cluster(name=name)
+    cloud.client("eks").describe_cluster(name=name)
 
 
 @register_handler("aws:eks/cluster:Cluster")
@@ -231,7 +226,7 @@ class Cluster(Handler):
         require_fitting_network(cloud, p, subnets)
         require_cidr_notation(network.get("publicAccessCidrs"))
         require_role(cloud, p["roleArn"], "eks.amazonaws.com")
-        made = _eks(cloud).create_cluster(
+        made = cloud.client("eks").create_cluster(
             name=p["name"],
             roleArn=p["roleArn"],
             resourcesVpcConfig={"subnetIds": network["subnetIds"]},
@@ -265,9 +260,9 @@ class Cluster(Handler):
         return {"version": version_of(cloud, rid)}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
-        group = _eks(cloud).describe_cluster(name=rid)["cluster"]["resourcesVpcConfig"]["subnetIds"]
+        group = cloud.client("eks").describe_cluster(name=rid)["cluster"]["resourcesVpcConfig"]["subnetIds"]
         vpc = cloud.client("ec2").describe_subnets(SubnetIds=group)["Subnets"][0]["VpcId"]
-        _eks(cloud).delete_cluster(name=rid)
+        cloud.client("eks").delete_cluster(name=rid)
         name = f"eks-cluster-sg-{rid}-{digest(rid, vpc)[:8]}"
         filters = [{"Name": "group-name", "Values": [name]}]
         for found in cloud.client("ec2").describe_security_groups(Filters=filters)["SecurityGroups"]:
@@ -317,7 +312,7 @@ class NodeGroup(Handler):
         require_quota(cloud, p, 0)
         require_balanced_zones(p)
         optional = ("launchTemplate", "instanceTypes", "labels")
-        _eks(cloud).create_nodegroup(
+        cloud.client("eks").create_nodegroup(
             clusterName=cluster,
             nodegroupName=name,
             subnets=p["subnetIds"],
@@ -333,7 +328,7 @@ class NodeGroup(Handler):
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         cluster, name = rid.split(":")
-        found = _eks(cloud).describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
+        found = cloud.client("eks").describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"]
         return {"clusterName": cluster, "nodeGroupName": name, "scalingConfig": found["scalingConfig"]}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:
@@ -346,21 +341,21 @@ class NodeGroup(Handler):
         )
         minimal = (new.get("updateConfig") or {}).get("updateStrategy") == "MINIMAL"
         require_quota(cloud, new, 2 * len(new["subnetIds"]) if replaces and not minimal else 0)
-        _eks(cloud).update_nodegroup_config(
+        cloud.client("eks").update_nodegroup_config(
             clusterName=cluster, nodegroupName=name, scalingConfig=self._scaling(new)
         )
         return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         cluster, name = rid.split(":")
-        _eks(cloud).delete_nodegroup(clusterName=cluster, nodegroupName=name)
+        cloud.client("eks").delete_nodegroup(clusterName=cluster, nodegroupName=name)
 
 
 class OfCluster(Handler):
     """Base class of resources in a cluster, which are handled without moto.
 
     A resource's id consists of the values of its inputs `parts` (the cluster's name and others), joined by
-    `separator`; `token` is its Pulumi type.
+    `separator`; `token` is its Pulumi type, which `register_handler` sets.
     """
 
     parts: tuple[str, ...] = ()
@@ -381,7 +376,7 @@ class OfCluster(Handler):
 
 @register_handler(ADDON)
 class Addon(OfCluster):
-    token, parts = ADDON, ("clusterName", "addonName")
+    parts = ("clusterName", "addonName")
 
     def check(self, cloud: MotoCloud, p: Props) -> None:
         cluster, name = p["clusterName"], p["addonName"]
@@ -407,7 +402,7 @@ class Addon(OfCluster):
 
 @register_handler("aws:eks/accessEntry:AccessEntry")
 class AccessEntry(OfCluster):
-    token, parts = "aws:eks/accessEntry:AccessEntry", ("clusterName", "principalArn")
+    parts = ("clusterName", "principalArn")
 
     def check(self, cloud: MotoCloud, p: Props) -> None:
         if ":assumed-role/" in p["principalArn"]:
@@ -425,7 +420,6 @@ class AccessEntry(OfCluster):
 
 @register_handler("aws:eks/accessPolicyAssociation:AccessPolicyAssociation")
 class AccessPolicyAssociation(OfCluster):
-    token = "aws:eks/accessPolicyAssociation:AccessPolicyAssociation"
     parts, separator = ("clusterName", "principalArn", "policyArn"), "#"
 
     def check(self, cloud: MotoCloud, p: Props) -> None:
@@ -436,7 +430,6 @@ class AccessPolicyAssociation(OfCluster):
 
 @register_handler("aws:eks/podIdentityAssociation:PodIdentityAssociation")
 class PodIdentityAssociation(OfCluster):
-    token = "aws:eks/podIdentityAssociation:PodIdentityAssociation"
     parts = ("clusterName", "namespace", "serviceAccount")
 
     def check(self, cloud: MotoCloud, p: Props) -> None:

@@ -63,6 +63,7 @@ class Handler:
     """
 
     volatile: tuple[str, ...] = ()  # outputs that change with every change of an input
+    token = ""  # the Pulumi type
 
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         """Create the resource without its tags; return its id and the outputs that differ from the inputs."""
@@ -178,6 +179,7 @@ def register_handler(*tokens: str) -> Callable[[type[Handler]], type[Handler]]:
     def register(cls: type[Handler]) -> type[Handler]:
         for token in tokens:
             HANDLERS[token] = cls(TABLE[token]) if issubclass(cls, TableHandler) else cls()
+            HANDLERS[token].token = token
         return cls
 
     return register
@@ -193,14 +195,14 @@ def digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:17]
 
 
-def tag_list(tags: Props | None, key: str = "Key", value: str = "Value") -> list[dict[str, str]]:
-    """Return tags as most API calls take them: `[{"Key": …, "Value": …}]`; `key`, `value`: names of the fields."""
-    return [{key: name, value: text} for name, text in (tags or {}).items()]
+def tag_list(tags: Props) -> list[dict[str, str]]:
+    """Return tags as most API calls take them: `[{"Key": …, "Value": …}]`."""
+    return [{"Key": name, "Value": text} for name, text in tags.items()]
 
 
-def tag_map(tags: list[dict[str, str]] | None, key: str = "Key", value: str = "Value") -> dict[str, str]:
+def tag_map(tags: list[dict[str, str]] | None) -> dict[str, str]:
     """Return tags by key from a list as `tag_list` returns it, without tags that AWS itself sets (`aws:…`)."""
-    return {tag[key]: tag[value] for tag in tags or [] if not tag[key].startswith("aws:")}
+    return {tag["Key"]: tag["Value"] for tag in tags or [] if not tag["Key"].startswith("aws:")}
 
 
 def pick_arguments(p: Props, **names: str) -> Props:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from botocore.exceptions import ClientError
 
@@ -21,15 +20,19 @@ from testkit.aws_emulator.handler import (
 from testkit.aws_emulator.property_values import ASSET_SIGNATURE, SIGNATURE, Props
 
 
-def _ec2(cloud: MotoCloud) -> Any:
-    return cloud.client("ec2")
-
-
+@register_handler(
+    "aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule",
+    "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule",
+)
 class Rule(Handler):
     """A security-group rule, a separate resource. AWS identifies rules by their content: a change creates a new one."""
 
-    side = "ingress"
     peer_fields = ("referencedSecurityGroupId", "cidrIpv4")
+
+    @property
+    def side(self) -> str:
+        """Return `ingress` or `egress`."""
+        return "ingress" if "Ingress" in self.token else "egress"
 
     def permission(self, p: Props) -> Props:
         """Return a security-group rule as EC2's API expects it; `p` are the inputs of the Pulumi resource."""
@@ -45,13 +48,15 @@ class Rule(Handler):
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         if not any(p.get(name) for name in self.peer_fields):
             raise AwsError("InvalidParameterValue: a rule needs one of " + ", ".join(self.peer_fields))
-        authorize = getattr(_ec2(cloud), f"authorize_security_group_{self.side}")
+        authorize = getattr(cloud.client("ec2"), f"authorize_security_group_{self.side}")
         authorize(GroupId=p["securityGroupId"], IpPermissions=[self.permission(p)])
         rid = "sgr-" + digest(self.side, p["securityGroupId"], sorted(self.permission(p).items(), key=str))
         return rid, {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
-        found = _ec2(cloud).describe_security_groups(GroupIds=[p["securityGroupId"]])["SecurityGroups"][0]
+        found = cloud.client("ec2").describe_security_groups(GroupIds=[p["securityGroupId"]])[
+            "SecurityGroups"
+        ][0]
         rules = found["IpPermissions" if self.side == "ingress" else "IpPermissionsEgress"]
         wanted = self.permission(p)
         peers = ("IpRanges", "UserIdGroupPairs")
@@ -69,44 +74,34 @@ class Rule(Handler):
         return {}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
-        revoke = getattr(_ec2(cloud), f"revoke_security_group_{self.side}")
+        revoke = getattr(cloud.client("ec2"), f"revoke_security_group_{self.side}")
         revoke(GroupId=p["securityGroupId"], IpPermissions=[self.permission(p)])
-
-
-@register_handler("aws:vpc/securityGroupIngressRule:SecurityGroupIngressRule")
-class IngressRule(Rule):
-    side = "ingress"
-
-
-@register_handler("aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule")
-class EgressRule(Rule):
-    side = "egress"
 
 
 @register_handler("aws:ec2/instance:Instance")
 class Instance(TableHandler):
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         own = [{"Name": "attachment.instance-id", "Values": [rid]}]
-        interfaces = _ec2(cloud).describe_network_interfaces(Filters=own)["NetworkInterfaces"]
+        interfaces = cloud.client("ec2").describe_network_interfaces(Filters=own)["NetworkInterfaces"]
         super().delete(cloud, rid, p)
-        found = _ec2(cloud).describe_network_interfaces()["NetworkInterfaces"]
+        found = cloud.client("ec2").describe_network_interfaces()["NetworkInterfaces"]
         left = {item["NetworkInterfaceId"] for item in found}
         for interface in interfaces:
             # AWS deletes the instance's network interface; moto keeps it.
             if interface["NetworkInterfaceId"] in left:
-                _ec2(cloud).delete_network_interface(NetworkInterfaceId=interface["NetworkInterfaceId"])
-
-
-def _s3(cloud: MotoCloud) -> Any:
-    return cloud.client("s3")
+                cloud.client("ec2").delete_network_interface(
+                    NetworkInterfaceId=interface["NetworkInterfaceId"]
+                )
 
 
 def _delete_versions(cloud: MotoCloud, bucket: str, key: str = "") -> None:
     """Delete all versions of one object, or of all objects of the bucket."""
-    found = _s3(cloud).list_object_versions(Bucket=bucket, Prefix=key)
+    found = cloud.client("s3").list_object_versions(Bucket=bucket, Prefix=key)
     for version in [*found.get("Versions", []), *found.get("DeleteMarkers", [])]:
         if key in ("", version["Key"]):
-            _s3(cloud).delete_object(Bucket=bucket, Key=version["Key"], VersionId=version["VersionId"])
+            cloud.client("s3").delete_object(
+                Bucket=bucket, Key=version["Key"], VersionId=version["VersionId"]
+            )
 
 
 @register_handler("aws:s3/bucket:Bucket")
@@ -114,31 +109,31 @@ class Bucket(Handler):
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         name = p["bucket"]
         where = {"CreateBucketConfiguration": {"LocationConstraint": cloud.region}}
-        _s3(cloud).create_bucket(Bucket=name, **({} if cloud.region == "us-east-1" else where))
+        cloud.client("s3").create_bucket(Bucket=name, **({} if cloud.region == "us-east-1" else where))
         return name, {"arn": f"arn:aws:s3:::{name}"}
 
     def _tags(self, cloud: MotoCloud, name: str) -> dict[str, str]:
         try:
-            return tag_map(_s3(cloud).get_bucket_tagging(Bucket=name)["TagSet"])
+            return tag_map(cloud.client("s3").get_bucket_tagging(Bucket=name)["TagSet"])
         except ClientError:  # NoSuchTagSet
             return {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
-        _s3(cloud).head_bucket(Bucket=rid)
+        cloud.client("s3").head_bucket(Bucket=rid)
         return {"bucket": rid, "tags": self._tags(cloud, rid)}
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         if p.get("forceDestroy"):
             _delete_versions(cloud, rid)
-        _s3(cloud).delete_bucket(Bucket=rid)
+        cloud.client("s3").delete_bucket(Bucket=rid)
 
     def set_tags(self, cloud: MotoCloud, rid: str, tags: dict[str, str]) -> None:
         everything = tag_list(self._tags(cloud, rid) | tags)
-        _s3(cloud).put_bucket_tagging(Bucket=rid, Tagging={"TagSet": everything})
+        cloud.client("s3").put_bucket_tagging(Bucket=rid, Tagging={"TagSet": everything})
 
     def remove_tags(self, cloud: MotoCloud, rid: str, keys: list[str]) -> None:
         left = {key: value for key, value in self._tags(cloud, rid).items() if key not in keys}
-        _s3(cloud).put_bucket_tagging(Bucket=rid, Tagging={"TagSet": tag_list(left)})
+        cloud.client("s3").put_bucket_tagging(Bucket=rid, Tagging={"TagSet": tag_list(left)})
 
 
 def _content(cloud: MotoCloud, p: Props) -> bytes:
@@ -155,12 +150,12 @@ class BucketObject(Handler):
     def create(self, cloud: MotoCloud, p: Props) -> tuple[str, Props]:
         if len(p.get("tags") or {}) > 10:
             raise AwsError("BadRequest: Object tags cannot be greater than 10")
-        _s3(cloud).put_object(Bucket=p["bucket"], Key=p["key"], Body=_content(cloud, p))
+        cloud.client("s3").put_object(Bucket=p["bucket"], Key=p["key"], Body=_content(cloud, p))
         return f"{p['bucket']}/{p['key']}", {}
 
     def read(self, cloud: MotoCloud, rid: str, p: Props) -> Props | None:
         bucket, _, key = rid.partition("/")
-        _s3(cloud).head_object(Bucket=bucket, Key=key)
+        cloud.client("s3").head_object(Bucket=bucket, Key=key)
         return {}
 
     def update(self, cloud: MotoCloud, rid: str, old: Props, new: Props) -> Props:

@@ -1,17 +1,12 @@
 """Pulumi's provider protocol over gRPC, on top of `resource_model.Model`.
 
-The engine starts this module as the plugin `pulumi-resource-aws <engine address>`, which prints its port and serves
-until it is stopped. Tests call `serve` instead, which runs the plugin in their own process, so that the engine's
-commands need not wait for its start.
+The plugin runs in the process of the tests, and the engine connects to it (`PULUMI_DEBUG_PROVIDERS`), so that the
+engine's commands need not wait for its start.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import sys
-import threading
-import time
 import traceback
 from collections.abc import Callable
 from concurrent import futures
@@ -46,11 +41,10 @@ def _decoded(value: Any) -> Any:
 
 
 class Plugin(provider_pb2_grpc.ResourceProviderServicer):
-    """One configured provider. `region` is used if the provider has none, like AWS_REGION."""
+    """One configured provider."""
 
-    def __init__(self, account: Account, region: str, project: Path | None) -> None:
+    def __init__(self, account: Account, project: Path) -> None:
         self.account = account
-        self.region = region
         self.project = project
         self.model: Model | None = None
 
@@ -84,12 +78,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
         return provider_pb2.GetSchemaResponse(schema=json.dumps({"name": "aws", "version": VERSION}))
 
     def CheckConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
-        news = from_struct(request.news)
-        failed = []
-        if not news.get("region") and not self.region:
-            reason = "Missing region information: `pulumi config set aws:region us-west-2` sets one"
-            failed.append(provider_pb2.CheckFailure(property="region", reason=reason))
-        return provider_pb2.CheckResponse(inputs=request.news, failures=failed)
+        return provider_pb2.CheckResponse(inputs=request.news)
 
     def DiffConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
         same = from_struct(request.olds) == from_struct(request.news)
@@ -99,8 +88,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
     def Configure(self, request: Any, context: Any) -> Any:  # noqa: N802
         settings = {key: _decoded(value) for key, value in from_struct(request.args).items()}
         tags = (settings.get("defaultTags") or {}).get("tags") or {}
-        region = settings.get("region") or self.region
-        self.model = Model(self.account, region, {} if has_unknown(tags) else tags, self.project)
+        self.model = Model(self.account, settings["region"], {} if has_unknown(tags) else tags, self.project)
         return provider_pb2.ConfigureResponse(acceptSecrets=False, supportsPreview=True)
 
     def Invoke(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -192,37 +180,16 @@ def _kind_and_name(urn: str) -> tuple[str, str]:
     return parts[2].rpartition("$")[2], parts[-1]
 
 
-def _end_with_parent(parent: int) -> None:
-    """Exit when the parent process is gone: an engine that was killed cannot stop its plugins."""
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
-
-
-def serve(account: Account, region: str, project: Path | None = None) -> tuple[grpc.Server, int]:
+def serve(account: Account, project: Path) -> tuple[grpc.Server, int]:
     """Start a server on loopback; return it and its port. Each engine command configures the provider again.
 
-    `region` is used if the provider has none; `project` is the program's folder, by default the working folder.
+    `project` is the program's folder.
     """
     server = grpc.server(
         futures.ThreadPoolExecutor(max_workers=32),
         options=[("grpc.max_receive_message_length", 400 * 1024 * 1024)],
     )
-    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Plugin(account, region, project), server)
+    provider_pb2_grpc.add_ResourceProviderServicer_to_server(Plugin(account, project), server)
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     return server, port
-
-
-def main() -> None:
-    """Serve until the engine stops this process."""
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or ""
-    server, port = serve(Account.from_environment(), region)
-    threading.Thread(target=_end_with_parent, args=(os.getppid(),), daemon=True).start()
-    sys.stdout.write(f"{port}\n")
-    sys.stdout.flush()
-    server.wait_for_termination()
-
-
-if __name__ == "__main__":
-    main()

@@ -6,23 +6,22 @@ import atexit
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from local.external_commands import free_port
 from testkit.aws_emulator import provider_plugin
 from testkit.aws_emulator.account import Account
-from testkit.waiting import answers, until
+from testkit.waiting import running_server
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMANDS = Path(__file__).with_name("bin")
@@ -66,54 +65,25 @@ def serve_plugin(account: Path, project: Path) -> int:
     if key not in _SERVING:
         while _SERVING:
             _SERVING.popitem()[1][0].stop(None)
-        _SERVING[key] = provider_plugin.serve(Account(account), REGION, project)
+        _SERVING[key] = provider_plugin.serve(Account(account), project)
     return _SERVING[key][1]
 
 
-def free_port() -> int:
-    """Return a free loopback port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextmanager
-def moto_server(log: Path) -> Iterator[str]:
-    """Run a moto server in a process of its own, and yield its address."""
+@lru_cache
+def shared_moto_server() -> str:
+    """Return the address of this process's only moto server; call `reset_moto` before you use it."""
+    until_the_end = ExitStack()
+    atexit.register(until_the_end.close)
+    folder = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="moto."))
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     environment = os.environ | {"MOTO_EC2_LOAD_DEFAULT_AMIS": "false", "PYTHONWARNINGS": "ignore"}
     # With Python's defaults, a sixth of its CPU time would be garbage collection.
     program = "import gc, moto.server; gc.set_threshold(100_000, 20, 20); moto.server.main()"
     command = [sys.executable, "-c", program, "-H", "127.0.0.1", "-p", str(port)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
-    try:
-        _wait(address, process, log)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-
-
-@lru_cache
-def shared_moto_server() -> str:
-    """Return the address of this process's only moto server; call `reset` before you use it."""
-    until_the_end = ExitStack()
-    atexit.register(until_the_end.close)
-    folder = until_the_end.enter_context(tempfile.TemporaryDirectory(prefix="moto."))
-    return until_the_end.enter_context(moto_server(Path(folder) / "moto.log"))
-
-
-def _wait(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    def log_tail() -> str:
-        return log.read_text(errors="replace")[-2000:]
-
-    def there() -> bool:
-        assert process.poll() is None, f"the moto server exited:\n{log_tail()}"
-        return answers(f"{address}/moto-api/")
-
-    until(there, "the moto server", 60, 0.1, log_tail)
+    log = Path(folder) / "moto.log"
+    until_the_end.enter_context(running_server(command, environment, f"{address}/moto-api/", log))
+    return address
 
 
 def reset_moto(address: str) -> None:
@@ -155,59 +125,47 @@ class Result:
 
 @dataclass
 class Engine:
-    """The real engine, for one stack of a project folder and one emulated account.
-
-    The plugin runs in this process, unless `starts_plugin` lets the engine start its own, as it normally
-    does.
-    """
+    """The real engine, for one stack of a project folder and one emulated account."""
 
     project: Path
     stack: str
     home: Path
     account: Path
-    environment: dict[str, str] = field(default_factory=dict)
-    starts_plugin: bool = False
 
     def command_environment(self) -> dict[str, str]:
         """Return the environment of a command, without the clouds and clusters of this machine."""
         python = Path(sys.executable).parent
         (self.home / "backend").mkdir(parents=True, exist_ok=True)
         inherited = {key: os.environ[key] for key in ("HOME", "LANG", "TMPDIR") if key in os.environ}
-        attached = {}
-        if not self.starts_plugin:
-            attached["PULUMI_DEBUG_PROVIDERS"] = f"aws:{serve_plugin(self.account, self.project)}"
-        return (
-            inherited
-            | {
-                "PATH": f"{COMMANDS}:{python}:{os.environ['PATH']}",
-                "PULUMI_HOME": str(self.home / "pulumi"),
-                "PULUMI_BACKEND_URL": f"file://{self.home}/backend",
-                "PULUMI_CONFIG_PASSPHRASE": "emulator",
-                "PULUMI_SKIP_UPDATE_CHECK": "true",
-                "GOGC": "400",  # the commands are short: collecting garbage would take a tenth of their CPU time
-                "PULUMI_DEBUG_COMMANDS": "true",  # enables the flag --event-log
-                "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
-                "PULUMI_PYTHON_CMD": str(python_command(self.home)),
-                "AWS_EMULATOR_DIR": str(self.account),
-                "AWS_EMULATOR_PYTHON": sys.executable,
-                "AWS_ACCESS_KEY_ID": "emulator",
-                "AWS_SECRET_ACCESS_KEY": "emulator",
-                "AWS_REGION": REGION,
-                "AWS_EC2_METADATA_DISABLED": "true",
-                "NO_COLOR": "1",
-            }
-            | attached
-            | self.environment
-        )
+        plugin = f"aws:{serve_plugin(self.account, self.project)}"
+        return inherited | {
+            "PATH": f"{COMMANDS}:{python}:{os.environ['PATH']}",
+            "PULUMI_HOME": str(self.home / "pulumi"),
+            "PULUMI_BACKEND_URL": f"file://{self.home}/backend",
+            "PULUMI_CONFIG_PASSPHRASE": "emulator",
+            "PULUMI_SKIP_UPDATE_CHECK": "true",
+            "GOGC": "400",  # the commands are short: collecting garbage would take a tenth of their CPU time
+            "PULUMI_DEBUG_COMMANDS": "true",  # enables the flag --event-log
+            "PULUMI_DISABLE_AUTOMATIC_PLUGIN_ACQUISITION": "true",
+            "PULUMI_PYTHON_CMD": str(python_command(self.home)),
+            "AWS_EMULATOR_DIR": str(self.account),
+            "AWS_EMULATOR_PYTHON": sys.executable,
+            "AWS_ACCESS_KEY_ID": "emulator",
+            "AWS_SECRET_ACCESS_KEY": "emulator",
+            "AWS_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "NO_COLOR": "1",
+            "PULUMI_DEBUG_PROVIDERS": plugin,
+        }
 
-    def pulumi(self, *arguments: str, timeout: float = 240) -> Result:
+    def pulumi(self, *arguments: str) -> Result:
         """Run any command, without prompts and colours."""
         environment = self.command_environment()
         pulumi = shutil.which("pulumi", path=environment["PATH"])
         assert pulumi is not None, "pulumi is not on PATH. Fix: make tools, then eval $(make -s env)"
         command = [pulumi, "--non-interactive", "--color=never", *arguments]
         done = subprocess.run(  # noqa: PLW1510
-            command, cwd=self.project, env=environment, capture_output=True, text=True, timeout=timeout
+            command, cwd=self.project, env=environment, capture_output=True, text=True, timeout=240
         )
         return Result(done.returncode, done.stdout + done.stderr)
 
@@ -232,25 +190,28 @@ class Engine:
         self.config(*[f"paddle-training:storage.adopt.{key}={id_}" for key, id_ in adopted.items()])
         return adopted
 
-    def run(self, command: str, *arguments: str, timeout: float = 240) -> Result:
-        """Run `preview`, `up` or `destroy`, and return its steps."""
+    def run(self, command: str, *arguments: str, fails: bool = False) -> Result:
+        """Run `preview`, `up` or `destroy`, and return its steps.
+
+        Raises:
+            AssertionError: the command failed, or did not fail although it `fails`.
+        """
         log = self.home / f"events-{time.time_ns()}.json"
         confirm = [] if command == "preview" else ["--yes", "--skip-preview"]
-        done = self.pulumi(
-            command, "--stack", self.stack, "--event-log", str(log), *confirm, *arguments, timeout=timeout
-        )
+        done = self.pulumi(command, "--stack", self.stack, "--event-log", str(log), *confirm, *arguments)
         done.steps = _steps(log)
         log.unlink(missing_ok=True)
+        assert (done.code != 0) is fails, f"{command} exited with {done.code}:\n{done.text}"
         return done
 
-    def preview(self, *arguments: str) -> Result:
-        return self.run("preview", "--diff", *arguments)
+    def preview(self, *arguments: str, fails: bool = False) -> Result:
+        return self.run("preview", "--diff", *arguments, fails=fails)
 
-    def up(self, *arguments: str) -> Result:
-        return self.run("up", *arguments)
+    def up(self, *arguments: str, fails: bool = False) -> Result:
+        return self.run("up", *arguments, fails=fails)
 
-    def destroy(self, *arguments: str) -> Result:
-        return self.run("destroy", *arguments)
+    def destroy(self, *arguments: str, fails: bool = False) -> Result:
+        return self.run("destroy", *arguments, fails=fails)
 
     def outputs(self) -> dict[str, Any]:
         """Return the stack's outputs."""

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from testkit.aws_emulator import inventory, invokes, pulumi_engine
-from testkit.aws_emulator.account import Account, AwsError
+from testkit.aws_emulator import pulumi_engine
+from testkit.aws_emulator.account import Account
 from testkit.aws_emulator.resource_model import Model
 
 VPC, SUBNET, ROLE = "aws:ec2/vpc:Vpc", "aws:ec2/subnet:Subnet", "aws:iam/role:Role"
@@ -25,10 +25,6 @@ def _make(model: Model, kind: str, **inputs: Any) -> tuple[str, dict[str, Any]]:
     return model.create(kind, f"urn:pulumi:s::p::{kind}::thing", checked)
 
 
-def _remove(model: Model, kind: str, rid: str) -> None:
-    model.delete(kind, "urn", rid, {})
-
-
 def _cluster(model: Model) -> tuple[list[str], str]:
     """Create a cluster, and return the ids of its subnets and the ARN of its role."""
     vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16")
@@ -39,48 +35,6 @@ def _cluster(model: Model) -> tuple[list[str], str]:
     network = {"subnetIds": subnets}
     _make(model, CLUSTER, name="c", roleArn=role, vpcConfig=network, bootstrapSelfManagedAddons=False)
     return subnets, role
-
-
-def test_injected_create_fault_fails_once_and_creates_nothing(model: Model, account: Account) -> None:
-    account.fail(VPC, "create", nth=2, message="VpcLimitExceeded: injected")
-    _make(model, VPC, cidrBlock="10.0.0.0/16")
-    with pytest.raises(AwsError, match="VpcLimitExceeded"):
-        _make(model, VPC, cidrBlock="10.1.0.0/16")
-    assert len(account.all(VPC)) == 1
-    _make(model, VPC, cidrBlock="10.1.0.0/16")
-
-
-def test_injected_delete_fault_succeeds_when_retried(model: Model, account: Account) -> None:
-    vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16")
-    account.fail(VPC, "delete")
-    with pytest.raises(AwsError, match="injected"):
-        _remove(model, VPC, vpc)
-    _remove(model, VPC, vpc)
-
-
-def test_read_returns_manual_changes(model: Model) -> None:
-    vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16", tags={"Name": "net"})
-    known = model.account.get(VPC, vpc)
-    assert known is not None
-    assert model.read(VPC, "urn", vpc, known.inputs) == (known.inputs, known.outputs)
-    model.cloud.client("ec2").create_tags(Resources=[vpc], Tags=[{"Key": "Name", "Value": "changed"}])
-    seen = model.read(VPC, "urn", vpc, known.inputs)
-    assert seen is not None
-    assert (seen[0]["tags"]["Name"], seen[1]["tagsAll"]["Name"]) == ("changed", "changed")
-
-
-def test_read_deleted_resource_returns_none(model: Model) -> None:
-    vpc, _ = _make(model, VPC, cidrBlock="10.0.0.0/16")
-    model.cloud.client("ec2").delete_vpc(VpcId=vpc)
-    assert model.read(VPC, "urn", vpc, {"cidrBlock": "10.0.0.0/16"}) is None
-
-
-def test_read_deleted_object_returns_none(model: Model) -> None:
-    bucket, kind = _make(model, "aws:s3/bucket:Bucket")[0], "aws:s3/bucketObjectv2:BucketObjectv2"
-    rid, made = _make(model, kind, bucket=bucket, key="x", content="y")
-    assert model.read(kind, "urn", rid, made) is not None
-    model.cloud.client("s3").delete_object(Bucket=bucket, Key="x")
-    assert model.read(kind, "urn", rid, made) is None
 
 
 def test_update_changes_tags_of_every_service(model: Model) -> None:
@@ -108,37 +62,6 @@ def test_update_changes_tags_of_every_service(model: Model) -> None:
         seen = model.account.get(kind, rid)
         assert seen is not None
         assert seen.inputs["tags"] == {"Name": "two", "Stack": "dev"}, kind
-
-
-def test_read_without_state_imports_resource(model: Model) -> None:
-    vpc = model.cloud.client("ec2").create_vpc(CidrBlock="10.7.0.0/16")["Vpc"]["VpcId"]
-    found = model.read(VPC, "urn", vpc, {})
-    assert found is not None
-    assert found[0]["cidrBlock"] == "10.7.0.0/16"
-
-
-def test_delete_bucket_with_objects_requires_force_destroy(model: Model) -> None:
-    kind = "aws:s3/bucket:Bucket"
-    for force in (False, True):
-        bucket, _ = _make(model, kind, forceDestroy=force)
-        model.cloud.client("s3").put_object(Bucket=bucket, Key="model", Body=b"x")
-        if force:
-            _remove(model, kind, bucket)
-        else:
-            with pytest.raises(AwsError, match="BucketNotEmpty"):
-                _remove(model, kind, bucket)
-
-
-def test_inventory_ignores_key_with_scheduled_deletion(model: Model) -> None:
-    key, _ = _make(model, "aws:kms/key:Key", enableKeyRotation=True, deletionWindowInDays=7)
-    assert inventory.list_leftovers(model.account, pulumi_engine.REGION) != []
-    _remove(model, "aws:kms/key:Key", key)
-    assert inventory.list_leftovers(model.account, pulumi_engine.REGION) == []
-
-
-def test_invoke_unknown_function_rejects(model: Model) -> None:
-    with pytest.raises(AwsError, match="no function aws:ec2/getNothing:getNothing"):
-        invokes.invoke(model.cloud, "aws:ec2/getNothing:getNothing", {})
 
 
 def _aws(account: Account, *arguments: str) -> subprocess.CompletedProcess[str]:

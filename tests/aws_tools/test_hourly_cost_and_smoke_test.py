@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -14,49 +15,24 @@ from aws import hourly_cost, smoke_test
 from aws import stack_access as stacks
 from aws.__main__ import app
 from aws.stack_access import CommandError, read_stack
-from infra.aws_facts import PRIVATE_SERVICES
 from infra.settings import SettingsError
 from tests.infra.test_aws_facts import ec2_types
 
-
-def by_name(stack):
-    return {part.name: part for part in hourly_cost.cost_items(stack.settings)}
+CASES = yaml.safe_load(Path(__file__).with_name("cost.yaml").read_text(encoding="utf-8"))
 
 
-def test_cost_is_proportional_to_nodes(dev) -> None:
-    one, three = by_name(dev("nodes.desired=1")), by_name(dev())
-    kind = "nodes, m6i.large"
-    assert three[kind].per_hour.most == pytest.approx(3 * one[kind].per_hour.most)
-    assert three["EKS control plane"] == one["EKS control plane"]
-
-
-def test_cost_compute_off_has_only_key_and_zone(dev) -> None:
-    assert set(by_name(dev("compute=off"))) == {"KMS key", "Route53 zone"}
-
-
-def test_cost_nat_none_counts_endpoints_in_each_zone(dev) -> None:
-    parts = by_name(dev("network.nat=none", "network.zones=3"))
-    assert parts["interface endpoints"].count == len(PRIVATE_SERVICES) * 3
-    assert "NAT gateway with its address" not in parts
-
-
-def test_cost_existing_network_and_key_are_free(dev) -> None:
-    key = "kms.keyArn=arn:aws:kms:us-west-2:123456789012:key/0a0a0a0a-0000-0000-0000-000000000000"
-    parts = by_name(dev("network.vpcId=vpc-0abc", "network.subnetIds=[subnet-0a,subnet-0b]", key))
-    assert not {"NAT gateway with its address", "KMS key"} & set(parts)
-
-
-def test_cost_auto_idle_counts_only_system_node(dev) -> None:
-    settings = dev("nodes.auto=true", "nodes.min=0", "nodes.desired=0", "nodes.max=4").settings
-    busy, idle = (
-        {p.name.partition(",")[0]: p for p in hourly_cost.cost_items(settings, n)} for n in (None, 0)
-    )
-    assert (busy["nodes"].count, idle["nodes"].count) == (4, 0)
-    assert idle["nodes"].per_hour.most == 0
-    assert busy["system node"] == idle["system node"]
-    changes = ["--set", "nodes.auto=true", "--set", "nodes.min=0"]
-    shown = CliRunner().invoke(app, ["cost", "--stack", "dev", *changes])
-    assert "idle" in shown.output
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["rule"])
+def test_cost_follows_the_rule(case, dev) -> None:
+    settings = dev(*case.get("changes", ())).settings
+    items = hourly_cost.cost_items(settings, case.get("running"), case.get("gb", 0))
+    parts = {item.name: [round(item.per_hour.least, 4), round(item.per_hour.most, 4)] for item in items}
+    for name, dollars in case.get("has", {}).items():
+        assert parts[name] == (dollars if isinstance(dollars, list) else [dollars] * 2), name
+    assert set(parts) == set(case.get("only", parts))
+    assert not parts.keys() & set(case.get("lacks", ()))
+    for words, text in case.get("prints", {}).items():
+        shown = CliRunner().invoke(app, ["cost", "--stack", "dev", *words.split()]).output
+        assert re.search(text, shown), shown
 
 
 def test_shipped_stack_has_no_nodes_while_nothing_trains_and_a_budget_to_complete() -> None:
@@ -73,51 +49,6 @@ def test_shipped_stack_has_no_nodes_while_nothing_trains_and_a_budget_to_complet
         text.replace("# paddle-training:budget", "paddle-training:budget").replace("#   ", "  ")
     )
     assert set(budget["config"]["paddle-training:budget"]) == {"dollars", "email"}
-
-
-def test_cost_of_gpu_nodes_includes_system_node_and_spot_range_of_gpus(dev) -> None:
-    parts = by_name(dev("nodes.instanceTypes=[g6.xlarge]"))
-    assert parts["nodes, g6.xlarge"].per_hour.most == pytest.approx(3 * 0.8048)
-    assert parts["system node, t3.medium"].count == 1
-    assert not [name for name in by_name(dev()) if name.startswith("system node")]
-    spot = by_name(dev("nodes.instanceTypes=[g6.xlarge]", "nodes.capacity=SPOT"))[
-        "spot nodes, g6.xlarge"
-    ].per_hour
-    assert (spot.least, spot.most) == pytest.approx((3 * 0.8048 * 0.30, 3 * 0.8048 * 0.67))
-
-
-def test_cost_spot_nodes_are_a_marked_range(dev) -> None:
-    low, high = hourly_cost.read_prices()["spot"]
-    fixed, spot = by_name(dev()), by_name(dev("nodes.capacity=SPOT"))
-    on_demand, price = fixed["nodes, m6i.large"].per_hour.most, spot["spot nodes, m6i.large"].per_hour
-    assert (price.least, price.most) == pytest.approx((on_demand * low, on_demand * high))
-    assert low < high < 1
-    mixed = by_name(dev("nodes.capacity=SPOT", "nodes.auto=true", "nodes.fallback=true"))
-    either = mixed["spot or on-demand nodes, m6i.large"].per_hour
-    assert (either.least, either.most) == pytest.approx((price.least, on_demand))
-    shown = CliRunner().invoke(app, ["cost", "--stack", "dev", "--set", "nodes.capacity=SPOT"]).output
-    assert "estimate" in shown
-    assert "Spot prices vary" in shown
-
-
-def test_cost_of_stored_data_and_backups_remains_without_compute(dev) -> None:
-    def stored(*changes: str) -> dict[str, float]:
-        items = hourly_cost.cost_items(dev("compute=off", *changes).settings, None, 1000)
-        return {i.name: round(i.per_hour.most * 730, 6) for i in items if i.name.startswith("EFS")}
-
-    assert stored("storage.backup=true") == {"EFS storage": 300, "EFS backups": 50}
-    assert stored() == {"EFS storage": 300}
-    shown = CliRunner().invoke(app, ["cost", "--stack", "dev", "--gb", "1000"]).output
-    assert "EFS storage" in shown
-    assert "The sum excludes the data" in CliRunner().invoke(app, ["cost", "--stack", "dev"]).output
-
-
-def test_cost_logs_of_pods_are_added_when_they_are_sent(dev) -> None:
-    def logs(*changes: str) -> float:
-        return by_name(dev(*changes))["CloudWatch logs"].per_hour.most
-
-    assert logs() > 0
-    assert logs("cluster.podLogs=true") == pytest.approx(logs() + 3 * 0.005 * 0.5)
 
 
 def test_instance_price_by_type_or_none() -> None:

@@ -18,22 +18,17 @@ from infra.settings import IamSettings
 BOUNDED = IamSettings(permissions_boundary="arn:aws:iam::123456789012:policy/Boundary")
 
 
-@pytest.fixture(scope="module")
-def recorded() -> dict[str, Any]:
-    """Return the content of provider_calls.yaml."""
-    text = Path(__file__).with_name("provider_calls.yaml").read_text(encoding="utf-8")
-    loaded: dict[str, Any] = yaml.safe_load(text)
-    return loaded
+RECORDED: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("provider_calls.yaml").read_text("utf-8"))
 
 
-def _called(recorded: dict[str, Any]) -> set[str]:
+def _called() -> set[str]:
     """Return the IAM actions of the recorded operations."""
-    names = {f"{service}:{name}" for service, row in recorded["operations"].items() for name in row.split()}
-    return {recorded["actions"].get(name, name) for name in names}
+    names = {f"{service}:{name}" for service, row in RECORDED["operations"].items() for name in row.split()}
+    return {RECORDED["actions"].get(name, name) for name in names}
 
 
-def _on_behalf(recorded: dict[str, Any]) -> set[str]:
-    return {action for row in recorded["on behalf"] for action in row["actions"].split()}
+def _on_behalf() -> set[str]:
+    return {action for row in RECORDED["on behalf"] for action in row["actions"].split()}
 
 
 def _given(documents: list[str]) -> set[str]:
@@ -41,31 +36,27 @@ def _given(documents: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("iam", [IamSettings(), BOUNDED])
-def test_deployer_policy_covers_recorded_calls_and_their_rights(
-    recorded: dict[str, Any], iam: IamSettings
-) -> None:
+def test_deployer_policy_covers_recorded_calls_and_their_rights(iam: IamSettings) -> None:
     given = _given(iam_policies.deployer("paddle-training-dev", iam))
-    called = _called(recorded)
+    called = _called()
     assert len(called) > 140
     assert called - given == set()
-    assert _on_behalf(recorded) - given == set()
-    assert set(recorded["unused"].split()) & given == set(), "an action without a caller"
+    assert _on_behalf() - given == set()
+    assert set(RECORDED["unused"].split()) & given == set(), "an action without a caller"
 
 
-def test_preview_policy_covers_recorded_reads(recorded: dict[str, Any]) -> None:
-    reads = {
-        name for name in _called(recorded) if name.partition(":")[2].startswith(("Describe", "Get", "List"))
-    }
+def test_preview_policy_covers_recorded_reads() -> None:
+    reads = {name for name in _called() if name.partition(":")[2].startswith(("Describe", "Get", "List"))}
     # A preview reads no objects: they may be other users' data.
     assert reads - _given(iam_policies.preview("aws")) == {"s3:GetObjectTagging"}
 
 
-def test_rights_on_behalf_name_recorded_operations_and_cover_kms(recorded: dict[str, Any]) -> None:
-    called = _called(recorded)
-    for row in recorded["on behalf"]:
+def test_rights_on_behalf_name_recorded_operations_and_cover_kms() -> None:
+    called = _called()
+    for row in RECORDED["on behalf"]:
         assert row["operation"] in called, row
         assert len(row["source"]) > 20, row
     # What the provider never calls is only in the policy because AWS checks it on the caller's behalf.
     silent = {"kms:CreateGrant", "kms:Decrypt", "kms:Encrypt", "kms:RetireGrant", "iam:PassRole"}
     silent |= {"kms:GenerateDataKey", "kms:GenerateDataKeyWithoutPlaintext", "iam:CreateServiceLinkedRole"}
-    assert silent <= _on_behalf(recorded) - called
+    assert silent <= _on_behalf() - called

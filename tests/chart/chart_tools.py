@@ -16,6 +16,9 @@ import pytest
 import yaml
 
 from local.go_tools import find_tool
+from testkit.local_cluster import find_cluster
+from testkit.object_api import ObjectApi
+from testkit.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "paddle-training"
@@ -59,11 +62,17 @@ def kubectl(*argv: str, stdin: str | None = None) -> str:
 
 
 @contextlib.contextmanager
-def new_namespace() -> Iterator[str]:
-    """Create a namespace with a new name, and remove it with its Jobs at the end."""
+def new_namespace(level: str = "") -> Iterator[str]:
+    """Create a namespace with a new name and this Pod Security level, and remove it with its Jobs at the end."""
     name = f"chart-{uuid.uuid4().hex[:8]}"
-    kubectl("create", "namespace", name)
+    modes = ("enforce", "warn") if level else ()
+    find_cluster().apply(
+        "Namespace", name, labels={f"pod-security.kubernetes.io/{mode}": level for mode in modes}
+    )
     try:
+        until(
+            lambda: ObjectApi().find("serviceaccounts", name, "default"), f"the service account of {name}", 60
+        )
         yield name
     finally:
         # A namespace deletes its pods first, and a Job that would replace one keeps the pod's finalizer.

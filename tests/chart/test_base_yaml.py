@@ -6,37 +6,26 @@ import re
 from functools import reduce
 
 import yaml
-from chart_tools import CHART, EXAMPLES, ONE_MACHINE, helm_template, one, render, run_json
+from chart_tools import EXAMPLES, ONE_MACHINE, default_values, helm_template, one, render, run_json
 
 from launcher.cli.releases import merge_values
 
-TRAININGS = {
-    *(
-        "jobName",
-        "runId",
-        "startFromScratch",
-        "runtime",
-        "trainers",
-        "gradientNum",
-        "trainerCount",
-        "port",
-        "portsNum",
-    ),
-    *("portsNumSparse", "peerPort", "rendezvousSeconds", "training", "data", "resources", "workDir"),
-}
+TRAININGS = """
+    jobName runId startFromScratch runtime trainers gradientNum trainerCount port portsNum portsNumSparse peerPort
+    rendezvousSeconds training data resources workDir
+"""
+"""Values of a training; all others belong to the cluster."""
 
 
 def base_of(*files, values=None):
     """Return what `base` prints for an installed release."""
     config = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files]
-    chart = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    merged = reduce(merge_values, [*config, values or {}], chart)
+    merged = reduce(merge_values, [*config, values or {}], default_values())
     return {name: merged[name] for name in run_json(render(*files, values=values))["clusterValues"]}
 
 
 def test_base_has_every_value_of_the_cluster_and_no_other():
-    chart = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    assert set(base_of(ONE_MACHINE)) == set(chart) - TRAININGS
+    assert set(base_of(ONE_MACHINE)) == set(default_values()) - set(TRAININGS.split())
 
 
 def test_values_over_the_base_of_another_training_inherit_none_of_its_keys(tmp_path):
@@ -56,8 +45,6 @@ def test_values_over_the_base_of_another_training_inherit_none_of_its_keys(tmp_p
 
 
 def test_null_for_a_required_value_is_rejected_with_its_key():
-    chart = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-
     def paths(node, path=()):
         for key, value in node.items():
             yield (*path, key), value
@@ -73,7 +60,7 @@ def test_null_for_a_required_value_is_rejected_with_its_key():
     may_be_null = {"data.deadlineSeconds", "training.deadlineSeconds", "storage.efsCsi", "storage.nfs"}
     may_be_null |= {"workDir.sizeLimit", "monitoring.dashboard.labels.grafana_dashboard"}
     may_be_null |= {"training.checkpointEvery.minutes"}
-    wanted = [path for path, default in paths(chart) if default is not None and path[0] != "image"]
+    wanted = [path for path, default in paths(default_values()) if default is not None and path[0] != "image"]
     alone, passed = [], []
     for depth in {len(path) for path in wanted}:
         level = [path for path in wanted if len(path) == depth]

@@ -30,7 +30,6 @@ FLEET_ONLY = {
     "training.savingPeriod": 2,
     "training.logPeriod": 10,
     "training.dotPeriod": 1,
-    "training.incrementalCheckpoints": 1,
     "training.keepBest": "auc",
     "training.patience": 1,
     "training.initModelPath": "previous",

@@ -168,3 +168,14 @@ def test_longest_names_fit_into_the_limits_of_kubernetes():
         assert len(item["metadata"]["name"]) <= limit, item["kind"]
     run = run_json(manifests)
     assert len(f"{run['k8sJob']}-999") <= 63, "the pod's name is its host name"
+
+
+def test_the_number_of_trainers_of_an_elastic_run_is_in_no_name():
+    elastic = {"training.minTrainers": 2, "training.maxTrainers": 5}
+    before = names(nest_keys({"trainers": 3, **elastic}))
+    assert differing(before, names(nest_keys({"trainers": 5, **elastic}))) == set()
+    assert differing(before, names(nest_keys({"trainers": 3, **elastic, "training.minTrainers": 3}))) == {
+        "k8sJob"
+    }
+    assert differing(before, names(nest_keys({"trainers": 3, **elastic, "training.maxTrainers": 4}))) == DATA
+    assert differing(names(), names(nest_keys({"training.minTrainers": 3}))) == {"k8sJob"}

@@ -1,16 +1,18 @@
-"""The pod of `helm test`: its checks of storage, DNS and rank 0, and its place in the release."""
+"""The script of `helm test`: its checks of storage, DNS, rank 0 and policies. Suites of the chart test its pod."""
 
 from __future__ import annotations
 
-import http.server
 import importlib.util
 import json
 import socket
 import threading
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pytest
-from chart_tools import CHART, ONE_MACHINE, env, one, pinned_helm, render, run, run_json
+from chart_tools import CHART
+
+from testkit.http_servers import serving
 
 JOB = "moods-0123abcd"
 
@@ -28,19 +30,13 @@ def checks():
 def rank_0():
     """Serve `/healthz` on loopback as rank 0's launcher does; yield the address."""
 
-    class Answer(http.server.BaseHTTPRequestHandler):
+    class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
             self.end_headers()
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/healthz"
-    server.shutdown()
-    server.server_close()
+    with serving(Answer) as server:
+        yield f"http://127.0.0.1:{server.server_port}/healthz"
 
 
 @pytest.fixture
@@ -68,25 +64,6 @@ def renewed(lock):
     yield lock
     stopped.set()
     thread.join()
-
-
-def test_pod_runs_the_script_with_the_names_of_this_release():
-    manifests = render(ONE_MACHINE, values={"fullnameOverride": "gang", "peerPort": 9000})
-    pod, run = one(manifests, "Pod"), run_json(manifests)
-    assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
-    [container] = pod["spec"]["containers"]
-    script = (CHART / "files" / "helm_test.py").read_text(encoding="utf-8")
-    assert container["command"] == ["python", "-c", script]
-    assert env(container) == {
-        "JOB_PATH": run["jobPath"],
-        "JOB_NAME": run["jobName"],
-        "K8S_JOB": run["k8sJob"],
-        "RANK_0": "http://{run}-0.gang:9000/healthz",
-        "SERVER": "{run}-0.gang:7164",
-        "REQUIRED": "true",
-    }
-    [claim] = [v["persistentVolumeClaim"] for v in pod["spec"]["volumes"] if v["name"] == "jobpath"]
-    assert claim == {"claimName": run["claim"]}
 
 
 def test_storage_check_leaves_no_file_and_fails_for_a_missing_folder(checks, tmp_path):
@@ -181,52 +158,3 @@ def test_policy_check_says_when_it_could_not_check(checks, lock):
     said = checks.check_policy(lock, REACHED, f"127.0.0.1:{port}", "true", 0, 5)
     assert said.startswith("policies: not checked"), "the run ended after rank 0 had answered"
     assert "networkPolicy.enabled is false" in checks.check_policy(lock, REACHED, "", "true", 0, 5)
-
-
-@pytest.mark.parametrize(("scenario", "port"), [("one-machine", 7164), ("collective", 7166)])
-def test_only_the_policy_of_the_training_pods_can_stop_the_test_pod(scenario, port):
-    manifests = render(CHART / "ci" / f"{scenario}.yaml")
-    found = env(one(manifests, "Pod")["spec"]["containers"][0])
-    host, _, server = found["SERVER"].rpartition(":")
-    policies = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"}
-    name = one(manifests, "Service")["metadata"]["name"]
-    assert host == f"{{run}}-0.{name}"
-    assert found["REQUIRED"] == "true"
-    [rule] = policies[f"{name}-test"]["egress"]
-    assert rule["ports"] == [{"port": int(server), "protocol": "TCP"}]
-    training = policies[f"{name}-training"]
-    assert rule["to"] == [{"podSelector": training["podSelector"]}]
-    assert (
-        policies[f"{name}-test"]["podSelector"]["matchLabels"].items()
-        <= one(manifests, "Pod")["metadata"]["labels"].items()
-    )
-    for admitted in training["ingress"][1:]:
-        assert int(server) not in [entry["port"] for entry in admitted["ports"]]
-    listening = [
-        entry["containerPort"]
-        for job in manifests
-        if job["kind"] == "Job"
-        for container in job["spec"]["template"]["spec"]["containers"]
-        for entry in container.get("ports", [])
-    ]
-    assert int(server) in listening
-    assert int(server) == port
-
-
-def test_release_without_policies_has_no_server_to_check_and_says_so_in_its_notes():
-    manifests = render(ONE_MACHINE, values={"networkPolicy": {"enabled": False}})
-    assert env(one(manifests, "Pod")["spec"]["containers"][0])["SERVER"] == ""
-    assert "helm test demo" in notes()
-    assert "WARNING: networkPolicy.enabled is false" in notes("--set", "networkPolicy.enabled=false")
-
-
-def test_notes_name_the_secret_of_the_source_and_not_an_empty_address():
-    words = "source=,sourceSecret.name=address,sha256=" + "a" * 64
-    said = notes(*(part for word in words.split(",") for part in ("--set", f"data.{word}")))
-    assert "Data: key url of the Secret address; lines" in said
-
-
-def notes(*words):
-    """Return what helm prints after an installation with these options."""
-    argv = ("install", "demo", CHART, "-f", ONE_MACHINE, "--dry-run=client", "--kubeconfig", "/dev/null")
-    return run(pinned_helm(4), *argv, *words).stdout.partition("\nNOTES:\n")[2]

@@ -64,6 +64,7 @@ def test_alerts_use_served_metrics_of_this_runs_rank_0_and_claim(made):
     assert set(found) == {
         "PaddleTrainingNoBatch",
         "PaddleTrainingRestarts",
+        "PaddleTrainingSlowRank",
         "PaddleTrainingStorageAlmostFull",
     }
     names = {

@@ -16,6 +16,8 @@ from launcher.reporting.notifications import post_event
 from launcher.settings import TrainSettings
 from launcher.supervisor.peers.coordinator_link import Rank0PodWatch
 from local.paths import KUBECONFIG
+from testkit.local_cluster import find_cluster
+from testkit.object_api import ObjectApi
 from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import pod_environ
 
@@ -72,13 +74,8 @@ def test_created_event_is_shown_by_kubectl_describe_of_the_job(settings, api, na
 def test_rank_0_is_found_when_its_pod_runs(settings, api, namespace, job):
     """A real pod would need an image, so the test creates one and sets its phase to Running."""
     labels = {"batch.kubernetes.io/job-name": job, "batch.kubernetes.io/job-completion-index": "0"}
-    body = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": "rank-0", "labels": labels},
-        "spec": {"schedulerName": "nobody", "containers": [{"name": "a", "image": "example.org/a"}]},
-    }
-    kubectl("create", "-n", namespace, "-f", "-", stdin=json.dumps(body))
+    spec = {"schedulerName": "nobody", "containers": [{"name": "a", "image": "example.org/a"}]}
+    find_cluster().apply("Pod", "rank-0", namespace, labels=labels, spec=spec)
     watch = Rank0PodWatch(settings, api)
 
     def find() -> str:
@@ -88,8 +85,8 @@ def test_rank_0_is_found_when_its_pod_runs(settings, api, namespace, job):
             return str(error)
 
     until(lambda: "rank-0 is Pending" in find())
-    status = json.dumps({"status": {"phase": "Running", "podIP": "10.1.2.3", "podIPs": [{"ip": "10.1.2.3"}]}})
-    kubectl("patch", "pod", "rank-0", "-n", namespace, "--subresource=status", "--type=merge", "-p", status)
+    status = {"phase": "Running", "podIP": "10.1.2.3", "podIPs": [{"ip": "10.1.2.3"}]}
+    ObjectApi().patch("pods", namespace, "rank-0", {"status": status}, part="status")
     until(lambda: find() == "10.1.2.3")
     watch.close()
 

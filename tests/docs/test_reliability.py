@@ -13,7 +13,11 @@ ROOT = Path(__file__).resolve().parents[2]
 FAULTS = ROOT / "tests" / "faults"
 
 
-RUNTIMES_BY_MARK = {"BOTH_RUNTIMES": {"fleet", "collective"}, "ONLY_COLLECTIVE": {"collective"}}
+RUNTIMES_BY_MARK = {
+    "BOTH_RUNTIMES": {"fleet", "collective"},
+    "ONLY_COLLECTIVE": {"collective"},
+    "ONLY_PS": {"ps"},
+}
 """Decorators of tests/faults/paced_programs.py; a test without one runs with runtime fleet."""
 
 
@@ -45,7 +49,7 @@ def test_a_row_says_why_it_has_no_result_exactly_for_the_runtimes_that_were_not_
     without = {
         row.test: {name for name in reliability.RUNTIMES if getattr(row, name)} for row in reliability.ROWS
     }
-    assert without == {name: {"fleet", "collective"} - runtimes for name, runtimes in fault_tests().items()}
+    assert without == {name: {*reliability.RUNTIMES} - runtimes for name, runtimes in fault_tests().items()}
 
 
 def test_fault_table_equals_the_results() -> None:

@@ -38,13 +38,7 @@ def create_trainings(cluster: Cluster, title: str) -> Iterator[Callable[..., Tra
 
     def make(example: str = "quick_start", level: str = "restricted", **changes: Any) -> Training:
         name = f"e2e-{slug}-{uuid.uuid4().hex[:4]}"  # a second attempt finds nothing of the first one
-        labels = f'{{"pod-security.kubernetes.io/enforce": "{level}"}}'
-        cluster.kubectl(
-            "apply",
-            "-f",
-            "-",
-            given=f'{{"apiVersion":"v1","kind":"Namespace","metadata":{{"name":"{name}","labels":{labels}}}}}',
-        )
+        cluster.apply("Namespace", name, labels={"pod-security.kubernetes.io/enforce": level})
         values = yaml.safe_load((CHART / "examples" / f"{example}.yaml").read_text())
         base = {
             "image": cluster.image,

@@ -87,13 +87,7 @@ def add_script(training: Training) -> None:
 def pretend_gpu_build(training: Training) -> dict[str, Any]:
     """Let the image's PaddlePaddle, a build for CPUs, say that it has CUDA; return the values for it."""
     data = {"__init__.py": "cuda_version     = '12.6'\n"}
-    config = {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": {"name": "gpu-build", "namespace": training.namespace},
-        "data": data,
-    }
-    training.cluster.kubectl("apply", "-f", "-", given=json.dumps(config))
+    training.cluster.apply("ConfigMap", "gpu-build", training.namespace, data=data)
     mount = {"name": "gpu-build", "mountPath": VERSION, "subPath": "__init__.py", "readOnly": True}
     return {
         "extraVolumes": [{"name": "gpu-build", "configMap": {"name": "gpu-build"}}],

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from launcher.reporting import text_formats
-from testkit.local_cluster import CHART, ROOT, Cluster, Training
+from testkit.local_cluster import CHART, ROOT, Cluster, Training, run_checked
 from testkit.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(2700)]
@@ -77,15 +77,20 @@ def install_stopped_release(train: Make) -> Training:
 
 @pytest.fixture
 def clean_storage(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Remove the folders of the test's jobs; its parameter is their names.
+    """Remove the test's jobs and their folders; its parameter is their names.
 
     Tests list this fixture before `train`, whose pods must be gone first. They may run at the same time, so that each
-    removes no other test's folders.
+    removes no other test's folders. The jobs are still there if an earlier attempt of the test could not remove them.
     """
 
     def clear() -> None:
+        for entry in cluster.get("configmaps", "", "app.kubernetes.io/name=paddle-training"):
+            about = json.loads((entry.get("data") or {}).get("run.json", "{}"))
+            if (name := about.get("jobName")) in request.param:
+                Training(cluster, entry["metadata"]["namespace"], {"jobName": name}).remove()
         for name in request.param:
             shutil.rmtree(cluster.shared / name, ignore_errors=True)
+            (cluster.shared / ".sweeps" / f"{name}.journal").unlink(missing_ok=True)
 
     clear()
     yield
@@ -110,16 +115,8 @@ def test_own_model_guide_from_a_new_program_to_a_served_prediction_a_sweep_and_c
         if title == "Train it":
             script += f"\n{lines[-1]}"  # once more, and nothing has changed
         (tmp_path / "step.sh").write_text(script)
-        done = subprocess.run(
-            ["unshare", "--mount", "sh", "-c", HIDDEN],
-            cwd=tmp_path,
-            env=env,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=600 * PATIENCE,
-            stdin=subprocess.DEVNULL,
-        )
+        argv = ["unshare", "--mount", "sh", "-c", HIDDEN]
+        done = run_checked(argv, env, cwd=tmp_path, seconds=600, check=False)
         output[title] = done.stdout + done.stderr
         assert done.returncode == 0, f"{title}:\n{done.stdout[-6000:]}\n{done.stderr[-6000:]}"
         if DASHBOARD in commands(text):

@@ -74,8 +74,7 @@ def test_each_run_trains_new_data_from_the_model_of_the_run_before_and_exports_i
     name, there = training.namespace, ("-n", training.namespace)
     sources = training.job.parent / "sources" / name
     sources.mkdir()
-    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3"}, "stringData": KEYS}
-    cluster.kubectl("apply", *there, "-f", "-", given=json.dumps(secret))
+    cluster.apply("Secret", "s3", name, stringData=KEYS)
 
     def wait_for(run: str) -> dict[str, Any]:
         """Wait until the newest run is complete; check its record and latest.json, and return the record."""

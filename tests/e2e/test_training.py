@@ -23,10 +23,6 @@ Make = Callable[..., Training]
 NO_NODE = {"resources": {"requests": {"cpu": "999"}}}
 """Values of a release whose data Job runs, and whose training pods fit on no node."""
 ANY_NODE = {"resources": {"requests": {"cpu": "200m"}}}
-"""Seconds after the death of a process within which all pods exit if no restarts are allowed.
-
-Kubernetes needs up to 15 s more to report it.
-"""
 
 
 def rows(output: Path) -> list[dict[str, str]]:
@@ -38,21 +34,8 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def recommendation_with_host_ports(train: Make) -> Training:
-    """Return a training with host ports 7164-7168 on every node and two pservers per pod."""
-    return train(
-        "recommendation",
-        level="privileged",
-        hostPorts=True,
-        port=7164,
-        portsNum=2,
-        portsNumSparse=2,
-        training={"passes": 2},
-    )
-
-
 def check_recommendation(training: Training) -> None:
-    """Check nodes, ports, score and output files, which are as of the original tutorial."""
+    """Check nodes, host ports 7164-7168, score and output files, which are as of the original tutorial."""
     pods = training.pods()
     assert len({pod["spec"]["nodeName"] for pod in pods}) == 3, "one training pod per node"
     ports = {p["hostPort"] for p in pods[0]["spec"]["containers"][0]["ports"]}
@@ -217,7 +200,8 @@ def test_releases_with_one_name_in_two_namespaces_train_at_once_and_a_third_star
 ) -> None:
     """The third has other data and training.initModelPath: its first loss is lower than without a model."""
     one = train("quick_start", trainers=2, training={"passes": 2})
-    two = recommendation_with_host_ports(train)
+    ports = {"hostPorts": True, "port": 7164, "portsNum": 2, "portsNumSparse": 2}
+    two = train("recommendation", level="privileged", **ports, training={"passes": 2})
     one.upgrade()
     two.upgrade()
     one.complete(300)

@@ -32,7 +32,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def runtime(request: pytest.FixtureRequest) -> str:
-    """Return the runtime of this test's run: fleet, unless the test is marked BOTH_RUNTIMES or ONLY_COLLECTIVE."""
+    """Return the runtime of this test's run: fleet, unless a mark of paced_programs.py says others."""
     return str(getattr(request, "param", "fleet"))
 
 
@@ -92,8 +92,12 @@ def start_run(
 
 
 @pytest.fixture
-def repaired_cluster() -> Iterator[None]:
+def repaired_cluster(cluster: Cluster) -> Iterator[None]:
     """Repair the cluster before and after a test that injects faults into the cluster itself."""
+    # The API server may not have answered when an earlier test, which failed, let pods run on the nodes again. A
+    # cluster with such a node does not count as ready.
+    for node in cluster.kubectl("get", "nodes", "-o", "name", check=False).split():
+        cluster.kubectl("uncordon", node, check=False)
     cluster_faults.repair_cluster()
     yield
     cluster_faults.repair_cluster()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,11 @@ PROGRAM_FILES = {
     "trainer_config.py": PACED / "trainer_config.py",
     "plain.py": QUICK_START / "trainer_config.py",
     "train.py": PACED / "train.py",
+    "rows.py": PACED / "rows.py",
     "texts.py": QUICK_START / "texts.py",
 }
+PS_PAGE = ROOT / "docs" / "how-to" / "parameter-server-script.md"
+PS_STEP = "            (value,) = exe.run(feed=feed, fetch_list=[loss])\n"
 COMMON = {"keepCheckpoints": 100, "terminationGracePeriodSeconds": 15}
 VALUES: dict[str, dict[str, Any]] = {
     # 434 batches a pass: 4.4 s of training at least, and a save after each pass.
@@ -43,10 +47,20 @@ VALUES: dict[str, dict[str, Any]] = {
         "portsNum": 2,  # this, portsNumSparse and logPeriod: the chart's values, not those of the example
         "portsNumSparse": 2,
     },
+    # 10 steps a pass: 3 s, and a save after each pass.
+    "ps": {
+        "runtime": "ps",
+        "image": launcher_image.image_name("fleet"),
+        "data": {"enabled": False, "source": ""},
+        "training": {**COMMON, "config": f"{PACED.name}/train_ps.py", "passes": 24, "logPeriod": 50},
+        "portsNum": 2,
+        "portsNumSparse": 2,
+    },
 }
 """Runtime → values on top of the example quick_start."""
 BOTH_RUNTIMES = pytest.mark.parametrize("runtime", ["fleet", "collective"], indirect=True)
 ONLY_COLLECTIVE = pytest.mark.parametrize("runtime", ["collective"], indirect=True)
+ONLY_PS = pytest.mark.parametrize("runtime", ["ps"], indirect=True)
 
 
 def pace_first_attempt(seconds: float) -> dict[str, Any]:
@@ -66,12 +80,20 @@ def paced_values(runtime: str, changes: dict[str, Any]) -> dict[str, Any]:
     return merge_values({"image": launcher_image.image_name(runtime), **VALUES[runtime]}, changes)
 
 
+def read_ps_script(step_seconds: float = 0.3) -> str:
+    """Return the script of the page about runtime ps, each of whose steps takes so many seconds longer."""
+    [script] = re.findall(r"```python\n(.*?)```", PS_PAGE.read_text("utf-8"), re.DOTALL)
+    assert script.count(PS_STEP) == 1
+    return str(script).replace(PS_STEP, f"{PS_STEP}            __import__('time').sleep({step_seconds})\n")
+
+
 def install_paced(training: Training) -> Training:
     """Copy the paced programs to the job's folder, as `push` would, install the release and return the training."""
     folder = training.job / PACED.name
     folder.mkdir(parents=True)
     for name, source in PROGRAM_FILES.items():
         shutil.copy(source, folder / name)
+    (folder / "train_ps.py").write_text(read_ps_script())
     for path in (training.job, folder, *folder.iterdir()):
         os.chown(path, POD_UID, POD_UID)
     os.sync()  # a volume that rejects writes a moment later would give back empty files

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
+import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -66,16 +69,14 @@ def test_a_deleted_pod_of_rank_0_is_replaced_and_resumes_from_run_json(start_run
 
 
 @contextlib.contextmanager
-def deserted(training: Training, rank: int) -> Iterator[None]:
-    """During the block, the kubelet of the rank's node is stopped and the node gets no new pods."""
-    node = node_of(training, rank)
-    kubelet, _ = cluster_faults.kubelet_and_containerd(node)
-    with cluster_faults.stopped_daemons(kubelet):
-        training.cluster.kubectl("cordon", node)
-        try:
-            yield
-        finally:
-            training.cluster.kubectl("uncordon", node)
+def cordoned(training: Training, *nodes: str) -> Iterator[None]:
+    """During the block these nodes, by default all, take no new pods."""
+    names = nodes or training.cluster.kubectl("get", "nodes", "-o", "name").split()
+    training.cluster.kubectl("cordon", *names)
+    try:
+        yield
+    finally:
+        training.cluster.kubectl("uncordon", *names)
 
 
 def test_a_second_rank_0_waits_until_the_first_one_has_exited(
@@ -84,7 +85,8 @@ def test_a_second_rank_0_waits_until_the_first_one_has_exited(
     """The pod is force-deleted while its node's kubelet is stopped: Kubernetes forgets the pod, which keeps running."""
     run = start_run(training={"passes": 10})
     run.reach(1, batch=100)
-    with deserted(run.training, 0):
+    node = node_of(run.training, 0)
+    with cluster_faults.stopped_daemons(f"{node}-kubelet"), cordoned(run.training, node):
         run.broken()
         forget(run.training, 0)
         run.until(lambda: len(run.processes("launcher", 0)) == 2, "two launchers of rank 0", 90)
@@ -101,17 +103,6 @@ def test_a_second_rank_0_waits_until_the_first_one_has_exited(
     )
 
 
-@contextlib.contextmanager
-def no_capacity(training: Training) -> Iterator[None]:
-    """During the block no node takes new pods, as when there is no spot capacity."""
-    nodes = training.cluster.kubectl("get", "nodes", "-o", "name").split()
-    training.cluster.kubectl("cordon", *nodes)
-    try:
-        yield
-    finally:
-        training.cluster.kubectl("uncordon", *nodes)
-
-
 def test_a_rank_without_a_node_is_waited_for_and_the_failed_job_is_started_again(
     start_run: StartRun, repaired_cluster: None
 ) -> None:
@@ -119,22 +110,23 @@ def test_a_rank_without_a_node_is_waited_for_and_the_failed_job_is_started_again
     run = start_run(**wait, longer=True, training={"rankWaitHours": 0.02})
     there = "-n", run.training.namespace
     run.reach(1, batch=100)
-    with no_capacity(run.training):
+
+    def count_events() -> int:
+        found = run.cluster.get("events", run.training.namespace)
+        return sum(event["reason"] == "TrainingWaiting" for event in found)
+
+    with cordoned(run.training):
+        earlier = count_events()  # a rank may have started late
         run.broken()
         delete(run.training, 2)
-
-        def is_notified() -> bool:
-            events = run.cluster.get("events", run.training.namespace)
-            return "TrainingWaiting" in [event["reason"] for event in events]
-
-        run.until(is_notified, "the Event about the missing rank", 60)
+        run.until(lambda: count_events() > earlier, "the Event about the missing rank", 60)
         assert not run.processes("trainer"), "the ranks that wait run no process"
         assert run.json("status.json")["waitingSince"] > run.at
         shown = " ".join(run.cluster.launcher("status", *there).stdout.split())
         assert "the run gives up at" in shown
         assert "unschedulable" in shown, "the reason why the pod does not start"
     run.recovered()
-    with no_capacity(run.training):
+    with cordoned(run.training):
         delete(run.training, 2)
         assert run.training.ended(240) == "Failed"
         assert any("did not join within 82 s" in message for message in run.training.messages())
@@ -224,14 +216,12 @@ def test_a_drained_node_loses_no_work_of_its_pod(
     at = max(run.progress(rank)["batch"] for rank in range(3))
     node = node_of(run.training, 1)
     pods = f"--pod-selector=batch.kubernetes.io/job-name={run.training.described()['k8sJob']}"
-    run.cluster.kubectl("drain", node, pods, "--delete-emptydir-data", "--timeout=150s")
-    try:
+    with cordoned(run.training, node):
+        run.cluster.kubectl("drain", node, pods, "--delete-emptydir-data", "--timeout=150s")
         run.recovered()
         resumed = tuple(run.json("run.json")["resume"].values())
         assert resumed >= (number, at), "no batch from before the drain is trained again"
         [cause] = run.ends()
-    finally:
-        run.cluster.kubectl("uncordon", node)
     assert "SIGTERM: saved a checkpoint at " in cause
     run.until(lambda: not run.processes(), "no process", 30)
     result = f", {run.check_result()}" if runtime == "collective" else ""
@@ -260,7 +250,8 @@ def test_a_run_of_one_pass_whose_processes_all_die_loses_at_most_one_checkpoint_
 
 
 def test_a_killed_data_job_starts_again_and_the_training_waits_for_it(start_run: StartRun) -> None:
-    run = start_run()
+    # A value of its own that changes no row: data that another run has prepared would be linked at once.
+    run = start_run(data={"testRows": 199_999})
     at_work = caught(run)
     run.broken()
     job_processes.signal_all(at_work, signal.SIGKILL)
@@ -269,20 +260,27 @@ def test_a_killed_data_job_starts_again_and_the_training_waits_for_it(start_run:
 
 
 def caught(run: FaultyRun) -> list[job_processes.JobProcess]:
-    """Stop the data Job's processes while they write, which takes a quarter of a second; return them."""
+    """Stop the data Job's processes while they write, and return them.
 
-    def at_work() -> list[job_processes.JobProcess]:
-        if found := run.processes("data"):
-            job_processes.signal_all(found, signal.SIGSTOP)
-            if unfinished(run):
-                return found
-            job_processes.signal_all(found, signal.SIGCONT)
-        return []
-
-    return until(at_work, "the data Job at work", 60, 0.01, lambda: sorted(run.training.job.glob("*")))
-
-
-def unfinished(run: FaultyRun) -> bool:
-    """Return whether the data Job has begun to write and has not finished."""
+    Writing takes a quarter of a second. So the processes are stopped when they start, and then run step by step, with a
+    low priority, so that other programs on this machine cannot make a step long.
+    """
     layout = JobPaths(run.training.job.parent, run.training.job.name)
-    return layout.data_alive(run.training.described()["dataDigest"]).exists() and not layout.manifest.exists()
+    alive = layout.data_alive(run.training.described()["dataDigest"])
+
+    def listing() -> list[Path]:
+        return sorted(run.training.job.glob("*"))
+
+    found = until(lambda: run.processes("data"), "the data Job", 60, 0.01, listing)
+    for process in found:
+        os.setpriority(os.PRIO_PROCESS, process.pid, 19)
+
+    def step() -> bool:
+        job_processes.signal_all(found, signal.SIGCONT)
+        time.sleep(0.005)
+        job_processes.signal_all(found, signal.SIGSTOP)
+        return alive.exists()
+
+    until(step, "the data Job at work", 60, 0.0, listing)
+    assert not layout.manifest.exists(), "it has not finished"
+    return found

@@ -22,7 +22,7 @@ def test_a_stopped_launcher_of_rank_0_is_restarted_by_its_liveness_probe(start_r
     run.reach(1, batch=100)
     run.kill("launcher", 0, signal.SIGSTOP)
     run.recovered(240)
-    run.ends_complete("rank 0's launcher was lost")
+    run.ends_complete("the coordinator's launcher was lost")
 
 
 def test_three_faults_in_a_row_cause_three_restarts(start_run: StartRun) -> None:

@@ -20,6 +20,8 @@ score = paddle.static.nn.fc(paddle.reshape(found, [-1, 8]), 1)
 loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(score, label))
 strategy = fleet.DistributedStrategy()
 strategy.a_sync = True
+table = strategy.sparse_table_configs.add()
+table.table_name, table.shard_num = "table", 20
 fleet.distributed_optimizer(paddle.optimizer.SGD(0.1), strategy).minimize(loss)
 if fleet.is_server():
     fleet.init_server()

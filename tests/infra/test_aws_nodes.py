@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,21 +12,19 @@ import pytest
 import yaml
 
 from infra import chart_values, eks_nodes, naming
+from tests.chart.chart_tools import helm_template
 
 from .recording_mocks import ROOT, Recorder, aws_settings, aws_stack, mocked_account
 
 
 def _rendered(release: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the objects of a Helm release, whose inputs are `release`."""
-    chart = str(ROOT / release["chart"])
-    done = subprocess.run(
-        ["helm", "template", release["name"], chart, "-n", release["namespace"], "--values", "-"],
-        input=json.dumps(release["values"]),
-        capture_output=True,
-        text=True,
-        check=True,
+    name, namespace = release["name"], release["namespace"]
+    made = helm_template(
+        values=release["values"], release=name, namespace=namespace, chart=ROOT / release["chart"]
     )
-    return list(yaml.safe_load_all(done.stdout))
+    assert made.returncode == 0, made.stderr
+    return list(yaml.safe_load_all(made.stdout))
 
 
 @pytest.mark.slow

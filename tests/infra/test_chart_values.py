@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import json
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import jmespath
 import pytest
 import yaml
 
@@ -16,68 +19,29 @@ from launcher.cli import releases
 
 from .recording_mocks import ROOT, aws_settings, local_settings
 
-
-@pytest.mark.parametrize(
-    ("storage", "wanted"),
-    [
-        ({"type": "hostPath", "path": "/s"}, {"type": "hostPath", "hostPath": {"path": "/s"}}),
-        ({"type": "nfs", "server": "n"}, {"type": "nfs", "nfs": {"server": "n", "path": "/"}}),
-        ({"type": "existingClaim", "claim": "c"}, {"type": "existingClaim", "existingClaim": {"name": "c"}}),
-    ],
-)
-def test_release_values_contain_storage(storage: Any, wanted: Any) -> None:
-    built = chart_values.release_values(local_settings(storage=storage), chart_values.StackOutputs("i"), {})
-    assert built == {"image": "i", "storage": wanted}
+TABLES = yaml.safe_load(Path(__file__).with_name("chart_values.yaml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(("machine", "wanted"), [("m7g.large", "arm64"), ("m7i.large", "amd64")])
-def test_release_values_of_graviton_nodes_select_their_architecture(machine: str, wanted: str) -> None:
-    chosen = aws_settings(nodes={"instanceTypes": [machine]})
-    built = chart_values.release_values(chosen, chart_values.StackOutputs("i"), {})
-    chart = settings.read_yaml(ROOT / chart_values.CHART / "values.yaml", "chart")
-    assert settings.merge_values(chart, built)["scheduling"]["architecture"] == wanted
-    own = {"scheduling": {"architecture": "", "queue": "research"}}
-    assert (
-        chart_values.release_values(chosen, chart_values.StackOutputs("i"), own)["scheduling"]
-        == own["scheduling"]
-    )
+@pytest.mark.parametrize("row", TABLES["release"], ids=lambda row: row["rule"])
+def test_release_values_follow_the_rule(row: dict[str, Any]) -> None:
+    chosen = {"aws": aws_settings, "kubeconfig": local_settings}[row.get("target", "kubeconfig")]
+    facts = chart_values.StackOutputs("i", file_system_host="fs.host", bucket="b")
+    user = copy.deepcopy(row.get("user", {}))
+    built = chart_values.release_values(chosen(**row.get("settings", {})), facts, user)
+    assert user == row.get("user", {}), "the user's values must not change"
+    wanted = row.get("sees", user)
+    assert {text: jmespath.search(text, built) for text in wanted} == wanted
 
 
-def test_release_values_of_gpu_nodes_tolerate_their_taint_in_addition_to_own_tolerations() -> None:
-    """All pods of the release run on the GPU nodes; the user's list would replace that of the stack."""
-    chosen = aws_settings(nodes={"instanceTypes": ["g6.xlarge"]})
-    taint = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
-    own = {"key": "team", "operator": "Exists"}
-    given = {"scheduling": {"tolerations": [own], "queue": "research"}}
-    for user, wanted in (
-        ({}, [taint]),
-        (given, [own, taint]),
-    ):
-        built = chart_values.release_values(chosen, chart_values.StackOutputs("i"), user)
-        assert built["scheduling"]["tolerations"] == wanted
-    assert built["scheduling"]["queue"] == "research"
-    assert given["scheduling"]["tolerations"] == [own], "the user's values must not change"
-    for wrong in ({"scheduling": "x"}, {"scheduling": {"tolerations": "x"}}):
-        assert chart_values.release_values(chosen, chart_values.StackOutputs("i"), wrong)["scheduling"]
-    assert "scheduling" not in chart_values.release_values(
-        local_settings(), chart_values.StackOutputs("i"), {}
-    )
-
-
-def test_release_values_nfs_defaults_to_file_system_of_stack() -> None:
-    chosen = aws_settings(storage={"type": "nfs"})
-    built = chart_values.release_values(
-        chosen, chart_values.StackOutputs("i", file_system_host="fs.host"), {}
-    )
-    assert built["storage"]["nfs"]["server"] == "fs.host"
-
-
-def test_user_values_later_files_and_values_override(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("training: {passes: 1, mode: sync}\nlist: [1, 2]\n")
-    (tmp_path / "b.yaml").write_text("training: {passes: 2}\nlist: [3]\n")
-    chosen = local_settings(valuesFiles=["a.yaml", "b.yaml"], values={"trainers": 5})
-    own = chart_values.user_values(chosen, tmp_path)
-    assert own == {"training": {"passes": 2, "mode": "sync"}, "list": [3], "trainers": 5}
+@pytest.mark.parametrize("row", TABLES["user"], ids=lambda row: row["rule"])
+def test_user_values_follow_the_rule(row: dict[str, Any], tmp_path: Path) -> None:
+    files = [tmp_path / f"{number}.yaml" for number, _ in enumerate(row.get("files", ()))]
+    for path, content in zip(files, row.get("files", ()), strict=True):
+        if content is not None:
+            path.write_text(content)
+    chosen = local_settings(valuesFiles=[path.name for path in files], values=row.get("values", {}))
+    with pytest.raises(SettingsError, match=row["raises"]) if "raises" in row else contextlib.nullcontext():
+        assert chart_values.user_values(chosen, tmp_path) == row["gives"]
 
 
 MERGES: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -114,16 +78,7 @@ def test_helm_merges_files_of_values_like_merge_values(tmp_path: Path) -> None:
     assert seen == {f"m{at}": merged for at, (*_, merged) in enumerate(MERGES)}
 
 
-def test_user_values_null_restores_default(tmp_path: Path) -> None:
-    (tmp_path / "a.yaml").write_text("training: {passes: 1}\n")
-    (tmp_path / "b.yaml").write_text("training: {passes: null}\n")
-    assert chart_values.user_values(local_settings(valuesFiles=["a.yaml", "b.yaml"]), tmp_path) == {
-        "training": {}
-    }
-
-
-def test_user_values_null_for_a_value_without_limit_raises(tmp_path: Path) -> None:
-    """Helm passes such a null to the chart; Pulumi's Release omits it, and the default would silently apply."""
+def test_null_is_rejected_for_exactly_the_values_without_a_limit_that_have_one_by_default() -> None:
     schema = json.loads((ROOT / chart_values.CHART / "values.schema.json").read_text())
 
     def nullable(node: dict[str, Any], path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
@@ -136,40 +91,6 @@ def test_user_values_null_for_a_value_without_limit_raises(tmp_path: Path) -> No
         ]
 
     assert set(nullable(schema)) == set(chart_values.NO_LIMIT)
-    (tmp_path / "a.yaml").write_text("training: {deadlineSeconds: null}\n")
-    with pytest.raises(SettingsError, match=r"training\.deadlineSeconds is .*default"):
-        chart_values.user_values(local_settings(valuesFiles=["a.yaml"]), tmp_path)
-    with pytest.raises(SettingsError, match=r"workDir\.sizeLimit"):
-        chart_values.user_values(
-            local_settings(valuesFiles=[], values={"workDir": {"sizeLimit": None}}), tmp_path
-        )
-    # What counts is the last source that contains the value.
-    (tmp_path / "b.yaml").write_text("training: {passes: 2}\n")
-    with pytest.raises(SettingsError, match=r"training\.deadlineSeconds"):
-        chart_values.user_values(local_settings(valuesFiles=["a.yaml", "b.yaml"]), tmp_path)
-    later = {"training": {"deadlineSeconds": 60}}
-    own = chart_values.user_values(local_settings(valuesFiles=["a.yaml", "b.yaml"], values=later), tmp_path)
-    assert own["training"] == {"passes": 2, "deadlineSeconds": 60}
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"), [(None, "cannot be read"), ("[1]", "list"), ("a: [", "not YAML")]
-)
-def test_user_values_unusable_file_raises(tmp_path: Path, content: str | None, reason: str) -> None:
-    if content is not None:
-        (tmp_path / "a.yaml").write_text(content)
-    with pytest.raises(SettingsError, match=reason) as caught:
-        chart_values.user_values(local_settings(valuesFiles=["a.yaml"]), tmp_path)
-    assert caught.value.problems[0].key == "paddle-training:valuesFiles"
-
-
-def test_release_values_replace_bucket_placeholder() -> None:
-    chosen = aws_settings()
-    own = {"data": {"source": "s3://{bucket}/a"}, "training": {"args": ["--x={bucket}"]}, "trainers": 3}
-    built = chart_values.release_values(chosen, chart_values.StackOutputs("i", bucket="b"), own)
-    assert built["data"]["source"] == "s3://b/a"
-    assert built["training"]["args"] == ["--x=b"]
-    assert built["trainers"] == 3
 
 
 def test_release_values_exist_in_chart() -> None:

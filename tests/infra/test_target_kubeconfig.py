@@ -5,44 +5,35 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
-import http.server
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from infra import chart_values, stack_builder, training
 from infra.chart_values import CHART, read_stack_inputs
 from infra.naming import folder_digest
 from infra.settings import SettingsError
 from infra.training import DATA_LOSS_NOTE, ENFORCE_LABEL, OWNER_LABEL, wait_seconds
+from testkit.http_servers import serving
 
 from .recording_mocks import LOCAL, ROOT, clone, config, local_settings, local_stack
 
 
 def _kubeconfig(folder: Path, server: str) -> Path:
+    context = {"name": "local", "context": {"cluster": "c", "user": "u"}}
+    clusters, users = [{"name": "c", "cluster": {"server": server}}], [{"name": "u", "user": {"token": "t"}}]
     path = folder / "kubeconfig"
-    path.write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "v1",
-                "kind": "Config",
-                "clusters": [{"name": "c", "cluster": {"server": server}}],
-                "users": [{"name": "u", "user": {"token": "t"}}],
-                "contexts": [{"name": "local", "context": {"cluster": "c", "user": "u"}}],
-            }
-        )
-    )
+    path.write_text(json.dumps({"clusters": clusters, "users": users, "contexts": [context]}))
     return path
 
 
-class _Api(http.server.BaseHTTPRequestHandler):
+class _Api(BaseHTTPRequestHandler):
     """A fake API server with one namespace and the Secrets of helm releases."""
 
     namespace: dict[str, Any] | None = None
@@ -63,21 +54,13 @@ class _Api(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(json.dumps(body if found else {"kind": "Status", "code": status}).encode())
 
-    def log_message(self, *args: Any) -> None:
-        pass
-
 
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[tuple[type[_Api], str]]:
     """Yield the handler class of a running API server, and the path of its kubeconfig."""
     handler = type("Handler", (_Api,), {})
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    yield handler, str(_kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}"))
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(handler) as server:
+        yield handler, str(_kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}"))
 
 
 READ = training.read_revisions
@@ -274,17 +257,12 @@ def test_unreadable_release_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [said] = warned
     assert "could not be compared with the cluster: " in said
     assert "No such file" in said
-    kubeconfig = tmp_path / "kubeconfig"
-    kubeconfig.write_text(
-        '{"clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}], '
-        '"contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}], '
-        '"users": [{"name": "u", "user": {"token": "t"}}]}'
-    )
+    kubeconfig = _kubeconfig(tmp_path, "http://127.0.0.1:9")
     for given in (str(kubeconfig), kubeconfig.read_text()):
         with pytest.raises(training.UnreadableError, match="refused"):
-            READ(given, "c", "paddle", "paddle-training")
+            READ(given, "local", "paddle", "paddle-training")
         with pytest.raises(training.UnreadableError, match="context"):
-            READ(given, "d", "paddle", "paddle-training")
+            READ(given, "other", "paddle", "paddle-training")
 
 
 @pytest.mark.parametrize(

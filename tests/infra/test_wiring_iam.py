@@ -33,7 +33,7 @@ def test_roles_are_used() -> None:
 
 def test_roles_have_no_full_access_policy() -> None:
     attached = {a.inputs["policyArn"] for a in everything().of("RolePolicyAttachment")}
-    [attaches] = [s for s in _statements(DEPLOYER) if "iam:AttachRolePolicy" in s["Action"]]
+    [attaches] = [s for s in authorization.statements(DEPLOYER) if "iam:AttachRolePolicy" in s["Action"]]
     assert attached == set(attaches["Condition"]["ArnEquals"]["iam:PolicyARN"])
     assert not [arn for arn in attached if "FullAccess" in arn or "Administrator" in arn]
 
@@ -42,12 +42,8 @@ def _types(recorder: Recorder) -> set[str]:
     return {args.typ for args in recorder.resources if args.typ.startswith("aws:")}
 
 
-def _statements(documents: list[str]) -> list[dict[str, Any]]:
-    return [statement for text in documents for statement in json.loads(text)["Statement"]]
-
-
 def _actions(documents: list[str]) -> list[str]:
-    return [action for statement in _statements(documents) for action in statement["Action"]]
+    return [action for statement in authorization.statements(documents) for action in statement["Action"]]
 
 
 def test_deployer_policy_has_exactly_the_needed_actions() -> None:
@@ -57,7 +53,7 @@ def test_deployer_policy_has_exactly_the_needed_actions() -> None:
     )
     given = _actions(DEPLOYER)
     assert set(given) == needed
-    for statement in _statements(DEPLOYER):
+    for statement in authorization.statements(DEPLOYER):
         assert len(statement["Action"]) == len(set(statement["Action"]))
     assert not [action for action in given if "*" in action]
     assert needed - set(_actions(BOUNDED)) == {"iam:DeleteRolePermissionsBoundary"}
@@ -79,7 +75,7 @@ def test_policy_documents_fit_managed_policies(documents: list[str]) -> None:
 
 
 def test_preview_policy_is_read_only() -> None:
-    statements = _statements(iam_policies.preview("aws"))
+    statements = authorization.statements(iam_policies.preview("aws"))
     verbs = ("Describe", "Get", "List", "Decrypt")
     assert [a for s in statements for a in s["Action"] if not a.partition(":")[2].startswith(verbs)] == []
     limited = {
@@ -91,7 +87,7 @@ def test_preview_policy_is_read_only() -> None:
 
 
 def test_deployer_policy_passes_roles_only_to_used_services() -> None:
-    passing = [s for s in _statements(DEPLOYER) if "iam:PassRole" in s["Action"]]
+    passing = [s for s in authorization.statements(DEPLOYER) if "iam:PassRole" in s["Action"]]
     assert [s["Action"] for s in passing] == [["iam:PassRole"]]
     services = {json.loads(r.inputs["assumeRolePolicy"])["Statement"][0]["Principal"]["Service"]
                 for r in everything().of("aws:iam/role:Role")}  # fmt: skip
@@ -99,7 +95,7 @@ def test_deployer_policy_passes_roles_only_to_used_services() -> None:
 
 
 def test_deployer_policy_limits_every_action_without_a_reason() -> None:
-    free = [s for s in _statements(DEPLOYER) if s["Resource"] == "*" and "Condition" not in s]
+    free = [s for s in authorization.statements(DEPLOYER) if s["Resource"] == "*" and "Condition" not in s]
     actions = {action for statement in free for action in statement["Action"]}
     unscoped = [rule for rule in iam_policies.RULES if len(rule.get("reason", "")) > 30]
     assert actions == {name for rule in unscoped for names in iam_policies.full_names(rule) for name in names}
@@ -111,7 +107,7 @@ def test_deployer_policy_limits_every_action_without_a_reason() -> None:
 
 def test_deployer_tags_what_it_creates() -> None:
     """The condition `CreateAction` has the actions that create tagged resources, and no others."""
-    statements = _statements(DEPLOYER)
+    statements = authorization.statements(DEPLOYER)
     for service, tag in (("ec2", "ec2:CreateTags"), ("elasticfilesystem", "elasticfilesystem:TagResource")):
         asked = [s for s in statements if "aws:RequestTag/KubernetesCluster" in str(s.get("Condition"))]
         [tags] = [s for s in asked if s["Action"] == [tag]]

@@ -65,21 +65,19 @@ def _before(order: list[str], first: str, *later: str) -> None:
         assert order.index(first) < order.index(name), f"{first} must come before {name}: {order}"
 
 
+@pytest.mark.seconds(40)
 def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account, tmp_path: Path) -> None:
     engine = dev_stack("dev", "storage.protect=false", *FIXED, "nodes.desired=1", "cluster.podLogs=true")
 
     planned = engine.preview()
-    assert planned.code == 0, planned.text
     assert set(planned.ops) == {"create"}
     assert account.all() == []
 
     account.fail(NODES, "create", message="NodeCreationFailure: injected")
-    broken = engine.up()
-    assert broken.code != 0
+    broken = engine.up(fails=True)
     assert "NodeCreationFailure: injected" in broken.text
     made = _ids(account, VPC, CLUSTER, FILES)
-    repaired = engine.up()
-    assert repaired.code == 0, repaired.text
+    engine.up()
     assert _ids(account, VPC, CLUSTER, FILES) == made, "the second up must continue, not start from scratch"
     order = _order(account, "create")
     _before(order, "cluster", "vpc-cni", "kube-proxy", "eks-pod-identity-agent")
@@ -92,15 +90,9 @@ def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account, tmp_path: P
     # The second clone of the same commit, with the same backend, has nothing to do.
     shutil.copytree(engine.project, tmp_path / "elsewhere" / "clone")
     second = dataclasses.replace(engine, project=tmp_path / "elsewhere" / "clone")
-    again = second.up("--refresh", "--expect-no-changes")
-    assert again.code == 0, f"neither the program nor a refresh may find a change:\n{again.text}"
+    second.up("--refresh", "--expect-no-changes")
 
-    engine.config("paddle-training:network.vpcCidr=10.9.0.0/16")
-    moved = engine.preview()
-    assert moved.code == 0, moved.text
-    assert "replace" in {step.op for step in moved.of(VPC)}
-
-    engine.config("paddle-training:network.vpcCidr=10.0.0.0/16", "paddle-training:nodes.desired=3")
+    engine.config("paddle-training:nodes.desired=3")
     _cut_off(account)
     _rename(account)
     drifted = engine.preview("--refresh")
@@ -112,27 +104,23 @@ def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account, tmp_path: P
     assert [s.diff for s in drifted.of(NODES) if s.op == "update"] == [
         {"scalingConfig.desiredSize": "update"}
     ], drifted.text
-    repaired = engine.up("--refresh")
-    assert repaired.code == 0, repaired.text
+    engine.up("--refresh")
     assert [record.inputs["scalingConfig"]["desiredSize"] for record in account.all(NODES)] == [3]
 
     kept = _ids(account, *KEPT_WITHOUT_COMPUTE)
     engine.config("paddle-training:compute=off")
-    off = engine.up()
-    assert off.code == 0, off.text
+    engine.up()
     assert _ids(account, CLUSTER, NODES, NAT, ADDON) == set()
     assert _ids(account, *KEPT_WITHOUT_COMPUTE) == kept
     engine.config("paddle-training:compute=on")
-    on = engine.up()
-    assert on.code == 0, on.text
+    engine.up()
     assert _ids(account, *KEPT_WITHOUT_COMPUTE) == kept, "the same file system must be used again"
     assert _ids(account, CLUSTER, NODES)
 
     account.fail(CLUSTER, "delete", message="ResourceInUseException: injected")
     seen = len(account.history())
-    assert "ResourceInUseException: injected" in engine.destroy().text
-    gone = engine.destroy()
-    assert gone.code == 0, gone.text
+    assert "ResourceInUseException: injected" in engine.destroy(fails=True).text
+    engine.destroy()
     assert inventory.list_leftovers(account, REGION) == []
     order = _order(account, "delete", since=seen)
     for addon in ("coredns", "aws-efs-csi-driver"):
@@ -144,13 +132,11 @@ def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account, tmp_path: P
 def _add_and_remove_second_stack(other: Engine, account: Account) -> None:
     """Create another stack in the account, check names and tags of both, and destroy it."""
     before = {record.urn for record in account.all()}
-    made = other.up()
-    assert made.code == 0, made.text
+    other.up()
     names = [record.id for record in account.all(CLUSTER)]
     assert len(names) == len(set(names)) == 2
     _assert_tagged(account)
-    gone = other.destroy()
-    assert gone.code == 0, gone.text
+    other.destroy()
     assert {record.urn for record in account.all()} == before
 
 

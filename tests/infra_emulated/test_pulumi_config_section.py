@@ -27,20 +27,18 @@ def test_pulumi_config_lists_settings_and_preview_rejects_wrong_ones_before_any_
     assert listed["paddle-training:nodes"]["objectValue"] == {"auto": True, "min": 0, "max": 5}
 
     engine.config("paddle-training:nodes.desird=3")
-    rejected = engine.preview()
+    rejected = engine.preview(fails=True)
     assert "paddle-training:nodes.desird" in rejected.text
     assert "did you mean desired?" in rejected.text
     assert "Traceback" not in rejected.text
     engine.pulumi("config", "set", "--stack", "dev", "nodes", "three")
-    rejected = engine.preview()
-    assert rejected.code != 0
+    rejected = engine.preview(fails=True)
     assert "'nodes' must be of type 'object'" in rejected.text
 
     engine.pulumi("config", "rm", "--stack", "dev", "nodes")
     hidden = ("--secret", "--path", "values.extraEnv[0].value", "s3cret")
     engine.pulumi("config", "set", "--stack", "dev", *hidden)
-    rejected = engine.preview()
-    assert rejected.code != 0
+    rejected = engine.preview(fails=True)
     assert "paddle-training:values is '(not shown)'" in rejected.text
     assert "valueFrom.secretKeyRef" in rejected.text
     assert "s3cret" not in rejected.text

@@ -10,7 +10,6 @@ import pytest
 from launcher import schema
 from launcher.paths import Position
 from launcher.schema import (
-    ChainLink,
     CheckpointContents,
     CheckpointFile,
     CheckpointRows,
@@ -40,14 +39,13 @@ def test_to_json_uses_the_keys_of_the_file_and_leaves_out_defaults() -> None:
     assert value["position"] == {"pass": 1, "batch": 20}
     assert value["files"] == {"params.npz": {"bytes": 10, "sha256": "cd"}, "path.txt": {"bytes": 5}}
     assert value["tables"] == {"words": {"folder": "000", "width": 4, "rule": "adam"}}
-    assert not {"outputId", "output_id", "scores", "chain"} & set(value)
+    assert not {"outputId", "output_id", "scores"} & set(value)
 
 
 def test_from_json_returns_what_to_json_was_given() -> None:
     more = {
         "output_id": "here",
         "scores": CheckpointScores("auc", [[1, 0.5], [2, None]]),
-        "chain": [ChainLink("pass-00000", "ef")],
     }
     for contents in (CheckpointContents(**FULL), CheckpointContents(**FULL, **more)):
         text = json.dumps(schema.to_json(contents))
@@ -55,7 +53,7 @@ def test_from_json_returns_what_to_json_was_given() -> None:
 
 
 def test_from_json_ignores_unknown_keys() -> None:
-    assert schema.from_json(ChainLink, {"folder": "a", "sha256": "b", "later": 1}) == ChainLink("a", "b")
+    assert schema.from_json(CheckpointFile, {"bytes": 1, "sha256": "b", "later": 1}) == CheckpointFile(1, "b")
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,6 @@ def test_from_json_ignores_unknown_keys() -> None:
         ({"position": {"pass": 1}}, "position has no 'batch'"),
         ({"files": {"a": {"bytes": "10"}}}, "files.a.bytes is '10'"),
         ({"rows": {"words": {"ids": [True], "values": []}}}, "rows.words.ids.0 is True"),
-        ({"chain": [[]]}, r"chain.0 is \[\]"),
         ({"version": None}, "version is None"),
     ],
 )

@@ -74,3 +74,11 @@ def test_a_script_that_exits_with_0_ends_as_usual(tmp_path: Path, ending: str) -
     done = run(tmp_path, SCRIPT + ending)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.endswith("at exit\n")
+
+
+@pytest.mark.paddle
+def test_libraries_that_decompress_can_be_imported_after_paddle(tmp_path: Path) -> None:
+    """Paddle 2.6.2 exports the functions of its own zlib, of another version."""
+    text = "import paddle, pyarrow, zlib; print(zlib.decompress(zlib.compress(b'a' * 1000)) == b'a' * 1000)"
+    done = run(tmp_path, text)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

@@ -47,14 +47,14 @@ def test_the_users_cluster_must_have_the_context_and_an_image(tmp_path):
 def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built(monkeypatch):
     seen = []
     tools = [find_tool("kubernetes"), find_tool("coredns"), find_tool("helm")]
-    archive_is_there = threading.Event()
+    image_is_there = threading.Event()
     started = threading.Event()
 
     @contextlib.contextmanager
     def building(_):
         def make(some):
             if len(some) == len(tools):
-                archive_is_there.set()
+                image_is_there.set()
                 assert started.wait(20), "the cluster must not wait for the other tools"
             seen.append([one.name for one in some])
 
@@ -62,11 +62,11 @@ def test_a_demo_starts_the_cluster_as_soon_as_its_tools_are_built(monkeypatch):
 
     def imported(runtime):
         assert runtime == "fleet"
-        assert archive_is_there.is_set()
+        assert image_is_there.is_set()
         seen.append("import")
 
     monkeypatch.setattr(demo.go_tools, "tool_builder", building)
-    monkeypatch.setattr(demo.launcher_image, "ensure_archive", lambda runtime: archive_is_there.wait(20))
+    monkeypatch.setattr(demo.launcher_image, "ensure_image", lambda runtime: image_is_there.wait(20))
     monkeypatch.setattr(demo.cluster_lifecycle, "import_launcher_image", imported)
     monkeypatch.setattr(demo.example_data, "ensure_example_data", lambda _: None)
     monkeypatch.setattr(demo, "start_cluster", lambda nodes: (seen.append(nodes), started.set()))

@@ -36,7 +36,7 @@ from local.go_tools import find_tool
 
 wait = lambda *_, **__: run_command(["sleep", "601"], why="the image")
 go_tools.create_source_folder = lambda work: work.mkdir(parents=True, exist_ok=True)
-demo.launcher_image.ensure_archive = demo.example_data.ensure_example_data = wait
+demo.launcher_image.ensure_image = demo.example_data.ensure_example_data = wait
 __main__.cluster_lifecycle.require_root = lambda: None
 __main__.steps.run_demo = lambda *_: demo._prepare_local_cluster(
     1, "quick_start", [find_tool("kubernetes"), find_tool("coredns")])

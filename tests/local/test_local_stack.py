@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import socket
+import subprocess
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -34,6 +37,46 @@ def pulumi(clone, *words):
     """Run pulumi in the environment of `eval "$(make -s env)"`."""
     env = {**os.environ, **local_stack.tool_environment()}
     return run_command(["pulumi", *words, "--non-interactive"], why="the test", env=env, cwd=clone)
+
+
+def test_only_locks_of_ended_processes_of_this_machine_are_removed(clone):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    folder = local_stack.PULUMI / ".pulumi/locks/organization/paddle-training/local"
+    folder.mkdir(parents=True)
+    here = {"hostname": socket.gethostname()}
+    for name, lock in {
+        "ended": {"pid": ended.pid, **here},
+        "runs": {"pid": os.getpid(), **here},
+        "elsewhere": {"pid": ended.pid, "hostname": "other"},
+        "odd": {"pid": "1/..", **here},
+    }.items():
+        (folder / f"{name}.json").write_text(json.dumps(lock))
+    (folder / "ended.json.attrs").touch()
+    local_stack.ensure_stack_files(clone)
+    assert sorted(path.stem for path in folder.iterdir()) == ["elsewhere", "odd", "runs"]
+
+
+@pytest.mark.slow
+def test_a_command_works_after_one_that_was_killed(clone):
+    local_stack.ensure_stack_files(clone)
+    env = {**os.environ, **local_stack.tool_environment()}
+    local_stack.ensure_stack_exists(env, clone)
+    folder = local_stack.PULUMI / ".pulumi/locks/organization/paddle-training/local"
+    folder.mkdir(parents=True, exist_ok=True)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    lock = {
+        "pid": ended.pid,
+        "username": "root",
+        "hostname": socket.gethostname(),
+        "timestamp": "2026-01-01T00:00:00Z",
+    }
+    (folder / "00000000-0000-0000-0000-000000000000.json").write_text(json.dumps(lock))
+    with pytest.raises(LocalError, match="locked by 1 lock"):
+        pulumi(clone, "refresh", "-s", "local", "--yes")
+    local_stack.ensure_stack_files(clone)
+    pulumi(clone, "refresh", "-s", "local", "--yes")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""`make try`: a real training by three launchers on loopback, and what it leaves behind."""
+"""`make try`: a real training by launchers on loopback, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(example_data, "ensure_wheels", lambda folder: None)
     values = {
         "jobName": "small",
+        "trainers": 2,
         "portsNum": 1,
         "portsNumSparse": 1,
         "training": {"config": "quick_start/trainer_config.py", "passes": 1, "batchSize": 8},
@@ -41,7 +42,7 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.slow
-def test_three_launchers_train_without_a_cluster_and_leave_a_model_but_no_process(
+def test_launchers_train_without_a_cluster_and_leave_a_model_but_no_process(
     example: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     try_example.run("small")
@@ -51,7 +52,7 @@ def test_three_launchers_train_without_a_cluster_and_leave_a_model_but_no_proces
     assert "complete" in (output / "report.html").read_text("utf-8"), (
         "created after run.json recorded the end"
     )
-    assert [(output / f"node_{rank}" / "train.log").exists() for rank in range(3)] == [True] * 3
+    assert [path.parent.name for path in sorted(output.glob("node_*/train.log"))] == ["node_0", "node_1"]
     printed = capfd.readouterr().out
     assert "score on the test set: error" in printed
     assert re.search(

@@ -45,9 +45,24 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{- has .Values.runtime (list "collective" "ps") -}}
 {{- end -}}
 
+{{/* Whether a run may go on with fewer trainers, and take in further ones: "true" or "false". */}}
+{{- define "paddle-training.isElastic" -}}
+{{- lt (.Values.training.minTrainers | default .Values.trainers | int64) (include "paddle-training.maxTrainers" . | int64) -}}
+{{- end -}}
+
+{{/* Largest number of trainers of a run, which is its number of shards. */}}
+{{- define "paddle-training.maxTrainers" -}}
+{{- .Values.training.maxTrainers | default .Values.trainers | int64 -}}
+{{- end -}}
+
+{{/* Smallest number of trainers of a run. */}}
+{{- define "paddle-training.minTrainers" -}}
+{{- .Values.training.minTrainers | default .Values.trainers | int64 -}}
+{{- end -}}
+
 {{/* Parameter servers of a script (runtime ps); 0 with other runtimes. */}}
 {{- define "paddle-training.servers" -}}
-{{- eq .Values.runtime "ps" | ternary (.Values.training.servers | default .Values.trainers) 0 | int64 -}}
+{{- eq .Values.runtime "ps" | ternary (.Values.training.servers | default (include "paddle-training.maxTrainers" .)) 0 | int64 -}}
 {{- end -}}
 
 {{/* Trainer processes per pod: training.processesPerPod, else with GPUs one for each, else 1. */}}
@@ -104,7 +119,7 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 {{/* Number of dense ports; with a script one for each process, and for each of its servers in the pod with the most. */}}
 {{- define "paddle-training.portsNum" -}}
 {{- if eq (include "paddle-training.isScript" .) "true" -}}
-{{- $servers := divf (include "paddle-training.servers" . | float64) .Values.trainers | ceil | int64 -}}
+{{- $servers := divf (include "paddle-training.servers" . | float64) (include "paddle-training.minTrainers" .) | ceil | int64 -}}
 {{- add (include "paddle-training.processesPerPod" .) $servers -}}
 {{- else }}{{ .Values.portsNum | int64 }}{{ end -}}
 {{- end -}}
@@ -130,12 +145,12 @@ kueue.x-k8s.io/queue-name: {{ . | quote }}
 
 {{/* Number of gradient servers: null means one per trainer. */}}
 {{- define "paddle-training.gradientNum" -}}
-{{- ternary .Values.trainers .Values.gradientNum (kindIs "invalid" .Values.gradientNum) | int64 -}}
+{{- .Values.gradientNum | default (include "paddle-training.maxTrainers" .) | int64 -}}
 {{- end -}}
 
 {{/* Number of shards: null means one per trainer. */}}
 {{- define "paddle-training.splitCount" -}}
-{{- ternary .Values.trainers .Values.data.splitCount (kindIs "invalid" .Values.data.splitCount) | int64 -}}
+{{- .Values.data.splitCount | default (include "paddle-training.maxTrainers" .) | int64 -}}
 {{- end -}}
 
 {{/* The program's folder: training.config up to the "/". */}}

@@ -28,7 +28,12 @@
   "notify" (pick $v.notify "events")
   | merge (pick $v "tracking" "startFromScratch" "runtime" "rendezvous" "rendezvousSeconds") -}}
 {{- end -}}
-{{- $settings = merge (pick $v "runId" "logFormat" "trainers") $settings | deepCopy -}}
+{{- /* An elastic run reads the present number of trainers from a variable, so that it may change in an existing Job. */}}
+{{- $trainers := dict "trainers" (include "paddle-training.maxTrainers" $root | int64) -}}
+{{- if and (eq (index . 1) "training") (eq (include "paddle-training.isElastic" $root) "true") -}}
+{{- $_ := set $settings.training "maxTrainers" $trainers.trainers -}}
+{{- end -}}
+{{- $settings = merge (pick $v "runId" "logFormat") $trainers $settings | deepCopy -}}
 {{- include "paddle-training.removeNulls" $settings -}}
 {{- toJson $settings -}}
 {{- end -}}

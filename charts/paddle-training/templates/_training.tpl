@@ -12,6 +12,10 @@
 - name: {{ $name }}
   value: {{ $value | toString | quote }}
 {{- end }}
+{{- if eq (include "paddle-training.isElastic" .) "true" }}
+- name: PADDLE_LAUNCHER_TRAINERS
+  valueFrom: {configMapKeyRef: {name: {{ .Release.Name }}-run, key: trainers}}
+{{- end }}
 {{- if .Values.workDir.sizeLimit }}
 - name: PADDLE_LAUNCHER_WORK_LIMIT_BYTES
   valueFrom: {resourceFieldRef: {resource: limits.ephemeral-storage}}

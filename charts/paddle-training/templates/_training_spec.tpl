@@ -1,5 +1,7 @@
 {{/*
-The immutable part of the training Job, whose name contains a digest of it.
+The immutable part of the training Job, whose name contains a digest of it. Of an elastic run (training.minTrainers) the
+number of pods may change, so it is not in this part. Such a Job is complete when as many pods as a run needs have exited
+with 0, which they do only at the end of the whole run, although others were lost for good.
 A lost pod is replaced (backoffLimitPerIndex), but only after the old one has terminated: two pods of one rank would both
 write. One index that fails for good fails the Job, because the gang cannot train without it. The launcher counts the
 restarts (docs/explanation/decisions.md). Kubernetes' own count does not know about checkpoints, so its limit is ten times as high and
@@ -7,10 +9,14 @@ only bounds pods that fail before the launcher can count them.
 */}}
 {{- define "paddle-training.trainingSpec" -}}
 completionMode: Indexed
-completions: {{ .Values.trainers | int64 }}
-parallelism: {{ .Values.trainers | int64 }}
+{{- if eq (include "paddle-training.isElastic" .) "true" }}
+successPolicy:
+  rules:
+    - succeededCount: {{ include "paddle-training.minTrainers" . }}
+{{- else }}
+{{- include "paddle-training.trainingPods" . | nindent 0 }}
+{{- end }}
 backoffLimitPerIndex: {{ mul 10 .Values.training.restarts }}
-maxFailedIndexes: 0
 podReplacementPolicy: Failed
 {{ include "paddle-training.podFailurePolicy" . }}
 template:
@@ -18,6 +24,13 @@ template:
     {{- include "paddle-training.podMetadata" (dict "root" . "component" "training" "annotations" .Values.scheduling.annotations "defaults" (include "paddle-training.stayAnnotations" . | fromYaml)) | nindent 4 }}
   spec:
     {{- include "paddle-training.patchedPodSpec" (list (include "paddle-training.trainingPodSpec" .) .Values.podSpecPatch) | nindent 4 }}
+{{- end -}}
+
+{{/* The number of training pods, and of those that may fail for good. */}}
+{{- define "paddle-training.trainingPods" -}}
+completions: {{ .Values.trainers | int64 }}
+parallelism: {{ .Values.trainers | int64 }}
+maxFailedIndexes: {{ sub (.Values.trainers | int64) (include "paddle-training.minTrainers" .) }}
 {{- end -}}
 
 {{/* The spec of a training pod, without podSpecPatch. */}}
@@ -94,6 +107,15 @@ volumes:
 {{ include "paddle-training.queueLabel" . }}
 {{- end -}}
 
+{{/* Annotations for Kueue's partial admission: it may start an elastic run with fewer pods. Kueue rejects a smallest number
+     that is not below the number of pods. */}}
+{{- define "paddle-training.queueAnnotations" -}}
+{{- if and .Values.scheduling.queue (lt (include "paddle-training.minTrainers" . | int64) (int64 .Values.trainers)) -}}
+kueue.x-k8s.io/job-min-parallelism: {{ include "paddle-training.minTrainers" . | quote }}
+kueue.x-k8s.io/job-completions-equal-parallelism: "true"
+{{- end -}}
+{{- end -}}
+
 {{/* The spec of a training Job: fields that are mutable in an existing Job, which are in no digest, and trainingSpec. */}}
 {{- define "paddle-training.trainingJobSpec" -}}
 {{- with .Values.training.deadlineSeconds -}}
@@ -101,6 +123,9 @@ activeDeadlineSeconds: {{ . | int64 }}
 {{ end -}}
 {{- if not (kindIs "invalid" .Values.ttlSecondsAfterFinished) -}}
 ttlSecondsAfterFinished: {{ .Values.ttlSecondsAfterFinished | int64 }}
+{{ end -}}
+{{ if eq (include "paddle-training.isElastic" .) "true" -}}
+{{- include "paddle-training.trainingPods" . }}
 {{ end -}}
 {{- include "paddle-training.trainingSpec" . }}
 {{- end -}}

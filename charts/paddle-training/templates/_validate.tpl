@@ -4,7 +4,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 */}}
 {{- define "paddle-training.validate" -}}
 {{- $faults := list -}}
-{{- range list "names" "ports" "training" "script" "gpus" "data" "storage" "pods" "patches" "network" "env" "cluster" -}}
+{{- range list "names" "ports" "training" "elastic" "script" "gpus" "data" "storage" "pods" "patches" "network" "env" "cluster" -}}
 {{- $found := include (printf "paddle-training.validate.%s" .) $ | trim -}}
 {{- if $found -}}{{- $faults = concat $faults (splitList "\n" $found) -}}{{- end -}}
 {{- end -}}
@@ -28,8 +28,9 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- include "paddle-training.fault" (list "image" .Values.image "the name of an image" "there is no public image that could be the default" "Build launcher/Dockerfile, push it, and set image to its name, best with a digest") -}}
 {{- end -}}
 {{- range $key, $count := dict "gradientNum" (include "paddle-training.gradientNum" .) "data.splitCount" (include "paddle-training.splitCount" .) -}}
-{{- if ne $count (toString (int64 $.Values.trainers)) -}}
-{{- include "paddle-training.fault" (list $key (int64 $count) (printf "%d, the number of trainers" (int64 $.Values.trainers)) "each trainer is one gradient server and reads one shard" (printf "Set %s to null or to the value of trainers" $key)) -}}
+{{- $trainers := include "paddle-training.maxTrainers" $ -}}
+{{- if ne $count $trainers -}}
+{{- include "paddle-training.fault" (list $key (int64 $count) (printf "%s, the number of trainers" $trainers) "each trainer is one gradient server and reads one shard" (printf "Set %s to null or to the value of trainers" $key)) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -102,9 +103,6 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- if and (eq .Values.runtime "v1") $training.checkpointEvery.batches -}}
 {{- include "paddle-training.fault" (list "training.checkpointEvery.batches" $training.checkpointEvery.batches "unset with runtime v1" "paddle train resumes from complete passes only" "Remove it and use training.savingPeriod, which counts passes") -}}
 {{- end -}}
-{{- if and (eq .Values.runtime "v1") $training.incrementalCheckpoints -}}
-{{- include "paddle-training.fault" (list "training.incrementalCheckpoints" $training.incrementalCheckpoints "0 with runtime v1" "paddle train saves complete passes only" "Set it to 0, or set runtime to fleet") -}}
-{{- end -}}
 {{- if and (eq .Values.runtime "v1") $training.packages -}}
 {{- include "paddle-training.fault" (list "training.packages" $training.packages "empty with runtime v1" "paddle train is not started by the image's Python" "Remove it, and install the packages into your image") -}}
 {{- end -}}
@@ -143,6 +141,33 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- end -}}
 
+{{/* Check the numbers of trainers of an elastic run. */}}
+{{- define "paddle-training.validate.elastic" -}}
+{{- $training := .Values.training -}}
+{{- $trainers := .Values.trainers | int64 -}}
+{{- $max := include "paddle-training.maxTrainers" . | int64 -}}
+{{- if kindIs "invalid" $training.minTrainers -}}
+{{- if not (kindIs "invalid" $training.maxTrainers) -}}
+{{- include "paddle-training.fault" (list "training.maxTrainers" $max "null without training.minTrainers" "only an elastic run may have other numbers of trainers" "Set training.minTrainers, such as 1, or remove training.maxTrainers") -}}
+{{- end -}}
+{{- else -}}
+{{- if gt (int64 $training.minTrainers) $trainers -}}
+{{- include "paddle-training.fault" (list "training.minTrainers" (int64 $training.minTrainers) (printf "at most %d, the number of trainers" $trainers) "a run starts with all trainers, and goes on with fewer" "Lower training.minTrainers, or increase trainers") -}}
+{{- end -}}
+{{- if lt $max $trainers -}}
+{{- include "paddle-training.fault" (list "training.maxTrainers" $max (printf "at least %d, the number of trainers" $trainers) "it is the largest number of trainers" "Increase training.maxTrainers, or lower trainers") -}}
+{{- end -}}
+{{- range $key, $found := dict
+  "runtime" (list .Values.runtime "v1" "fleet, collective or ps" "paddle train of 2017 cannot continue with another number of trainers")
+  "rendezvous" (list .Values.rendezvous "api" "lease" "any pod of an elastic run may coordinate it, and the others find this pod by the lease")
+  "data.cache" (list .Values.data.cache "podShare" "storage or pod" "the share of a pod would change with the number of trainers") -}}
+{{- if and (eq (index $found 0) (index $found 1)) (eq (include "paddle-training.isElastic" $) "true") -}}
+{{- include "paddle-training.fault" (list $key (index $found 0) (printf "%s with training.minTrainers" (index $found 2)) (index $found 3) (printf "Set %s to %s, or training.minTrainers to null" $key (index $found 2))) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Check the values of a script: those that only the other runtimes have keep their defaults. */}}
 {{- define "paddle-training.validate.script" -}}
 {{- $training := .Values.training -}}
@@ -165,7 +190,6 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
   "training.mode" (list $training.mode "async" (ternary $script $servers (eq .Values.runtime "ps")))
   "portsNum" (list .Values.portsNum 2 (printf "%s, and each process gets a port" $servers))
   "portsNumSparse" (list .Values.portsNumSparse 2 $servers)
-  "training.incrementalCheckpoints" (list $training.incrementalCheckpoints 0 $script)
   "training.initModelPath" (list $training.initModelPath "" $script)
   "training.keepBest" (list $training.keepBest "" $script)
   "training.patience" (list $training.patience 0 $script)
@@ -264,7 +288,7 @@ are reported in one message, one line for each: key, value, limit, reason, fix.
 {{- end -}}
 {{- if eq $data.format "files" -}}
 {{- if ne (include "paddle-training.isScript" .) "true" -}}
-{{- include "paddle-training.fault" (list "data.format" "files" (printf "lines or csv with runtime %s" .Values.runtime) "its programs read rows, and only a script of your own can read files" "Set data.format to lines or csv, or runtime to collective or ps for a script") -}}
+{{- include "paddle-training.fault" (list "data.format" "files" (printf "%s with runtime %s" (ternary "lines or csv" "lines, parquet or csv" (eq .Values.runtime "v1")) .Values.runtime) "its programs read rows, and only a script of your own can read files" "Set another data.format, or runtime to collective or ps for a script") -}}
 {{- end -}}
 {{- range $key := list "member" "tables" "columns" "testSource" -}}
 {{- with index $data $key -}}

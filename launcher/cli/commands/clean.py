@@ -17,7 +17,7 @@ from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.object_states import name_of, phase_of
 from launcher.cli.releases import LIVE_STATES, SOURCES, Release, list_storage_users
-from launcher.cli.run_files import CURRENT, OUTPUT, SavedRun, best_run, check_intact, read_runs
+from launcher.cli.run_files import best_run, check_intact, read_runs
 from launcher.cli.run_lease import hold_lease
 from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, with_session
 from launcher.cli.storage import (
@@ -33,6 +33,7 @@ from launcher.dataprep.prepared_data import unused_data
 from launcher.io import files
 from launcher.paths import JobPaths
 from launcher.reporting import text_formats
+from launcher.reporting.saved_runs import CURRENT, OUTPUT, SavedRun
 
 LOCK_SECONDS = 8.0  # rank 0 renews run.lock every 2 s while a run writes to the output
 YOUNG_SECONDS = 24 * 3600.0  # a release that does not exist yet may be about to train on younger data
@@ -202,14 +203,15 @@ def find_unused_data(
 ) -> list[Candidate]:
     """Return uploaded data and packages, what interrupted uploads left, and unused prepared data (`unused_data`).
 
-    Each has the reason if it must stay. `releases` are those that use the storage. The manifest of `removed_job`,
-    which is removed in the same call, does not count.
+    The journal of a sweep is among them when the folders of all its trials are gone. Each has the reason if it must
+    stay. `releases` are those that use the storage. The manifest of `removed_job`, which is removed in the same call,
+    does not count.
     """
     root, paths = storage.sibling("."), JobPaths(Path(), "")
-    prepared, packages = paths.all_data.name, paths.all_packages.name
-    sources, data, archives = (
+    prepared, packages, sweeps = paths.all_data.name, paths.all_packages.name, paths.all_sweeps.name
+    sources, data, archives, journals = (
         {one["name"]: one for one in run_json_command(root, "ls", "--optional", folder)}
-        for folder in (SOURCES, prepared, packages)
+        for folder in (SOURCES, prepared, packages, sweeps)
     )
     doubt = _explain_doubt(session, releases)
     users = {name: str(one) for one in releases if one.run for name in one.run.source_files}
@@ -224,6 +226,12 @@ def find_unused_data(
         Candidate(f"{packages}/{name}", kept=doubt or _explain_age(entry))
         for name, entry in archives.items()
         if name not in wanted
+    ]
+    trials = (
+        {name.rpartition("-")[0] for name in list_jobs(storage) if name != removed_job} if journals else set()
+    )
+    found += [
+        Candidate(f"{sweeps}/{name}") for name in journals if name.removesuffix(".journal") not in trials
     ]
     if data:
         manifests = read_small_files(root, ["*/manifest.json"])

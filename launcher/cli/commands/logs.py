@@ -14,11 +14,12 @@ from launcher.cli import object_states
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.releases import ReleaseRun
-from launcher.cli.run_files import OUTPUT, STATUS, check_intact, read_job_files
+from launcher.cli.run_files import STATUS, check_intact, read_job_files
 from launcher.cli.run_view import PREPARE, newest_pod, owned_by, rank_of
 from launcher.cli.shared_options import open_session, with_options
 from launcher.cli.storage import READ_SECONDS, Storage, StorageRequest, run_json_command, stream_file
 from launcher.cli.terminal import print_blocks, report
+from launcher.reporting.saved_runs import OUTPUT
 
 FOLLOW_SECONDS = 24 * 3600
 PAUSE_SECONDS = 2.0  # between two checks whether a new pod has replaced an old one

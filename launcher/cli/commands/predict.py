@@ -100,7 +100,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     if path.suffix in (".parquet", ".arrow", ".feather"):
         from launcher.trainer.trial_data import RowFormat, read_rows
 
-        return [dict(row) for row in read_rows(path, RowFormat(parquet=True)) if not isinstance(row, str)]
+        return [dict(row) for row in read_rows(path, RowFormat("parquet")) if not isinstance(row, str)]
     try:
         content = sys.stdin.read() if str(path) == "-" else path.read_text("utf-8")
     except OSError as error:

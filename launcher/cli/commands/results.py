@@ -1,4 +1,7 @@
-"""`results`: show the score and the passes of a run, and copy its output with verified checksums."""
+"""`results`: show the score and the passes of a run, and copy its output with verified checksums.
+
+`runs`: list the runs of a job. `compare`: show how two of them differ.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,30 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from launcher.cli.errors import CliError, DiskFullError, UsageError, describe_os_error
 from launcher.cli.job_sessions import Session
 from launcher.cli.reader_commands import move_into_place
-from launcher.cli.run_files import CURRENT, SavedRun, check_intact, find_run, read_runs
+from launcher.cli.run_files import (
+    check_intact,
+    choose_pair,
+    diff_programs,
+    find_run,
+    read_runs,
+    setting_rows,
+)
 from launcher.cli.shared_options import Format, with_storage
 from launcher.cli.storage import COPY_SECONDS, Storage, StorageRequest, run_json_command
-from launcher.cli.terminal import command_text, console, pass_rows, print_json, report, text_table
+from launcher.cli.terminal import command_text, console, curve_table, print_json, report, text_table
 from launcher.io.files import remove_path
 from launcher.io.open_below import ReaderError
 from launcher.io.retry import Retry, TransientError
 from launcher.io.tar_stream import save_tar
 from launcher.paths import OutputPaths, position
 from launcher.reporting import text_formats
+from launcher.reporting.saved_runs import CURRENT, SavedRun, differing_settings, pass_rows, run_rows
 
 COPIED = ("model", "curve.png", "report.html", "metrics.csv", "run.json", "status.json")
 NOT_COPIED = ("run.lock", "run.copy.json", "program.json", "before.json")
@@ -61,14 +74,14 @@ def results(
     """Show the score and a table of the passes; --to copies the run's output, and verifies every checksum."""
     request = replace(request, seconds=COPY_SECONDS, outlives_training=to is not None)
     with session.storage(request) as storage:
-        runs = read_runs(storage)
-        if run is None and not (runs and runs[0].folder == CURRENT):
+        found = read_runs(storage)
+        if run is None and not (found and found[0].folder == CURRENT):
             raise CliError(
                 f"no results in {storage.where}: no training has written to this folder yet, or somebody removed it",
                 f"see what the training waits for: {command_text('status', *session.options())}; after a removal, "
                 "train again: helm upgrade with --reset-then-reuse-values --set-string runId=TEXT (any new text)",
             )
-        chosen = find_run(runs, run or CURRENT)
+        chosen = find_run(found, run or CURRENT)
         paths = OutputPaths(Path(chosen.folder))
         names = list_copied(storage, paths, everything) if to is not None else []
         copied = copy_output(storage, to, force, paths, names) if to is not None else {}
@@ -201,3 +214,60 @@ def _receive(storage: Storage, into: Path, output: OutputPaths, names: Sequence[
             "run the same command again",
         )
     return saved
+
+
+@with_storage
+def runs(session: Session, request: StorageRequest, output: Format = "text") -> None:
+    """List the job's current and earlier runs: settings, score, duration and pod hours (pods times hours)."""
+    with session.storage(request) as storage:
+        found = read_runs(storage)
+    if output == "json":
+        print_json([run.as_json() for run in found])
+    else:
+        console().print(text_table(*run_rows(found)) if found else "the job has no runs yet")
+    for run in found:
+        check_intact(run.damage, storage.where)
+
+
+DIFF_LINES = 100  # of two programs' diff, in a terminal
+
+
+@with_storage
+def compare(
+    session: Session,
+    request: StorageRequest,
+    *,
+    one: Annotated[
+        str,
+        typer.Argument(metavar="A", help="A run's name in `runs`, or its start; default: the current run."),
+    ] = CURRENT,
+    other: Annotated[
+        str | None, typer.Argument(metavar="B", help="Another run; default: the newest one except A.")
+    ] = None,
+    output: Format = "text",
+) -> None:
+    """Show the settings in which two runs differ, and their losses and scores pass by pass."""
+    with session.storage(request) as storage:
+        found = read_runs(storage)
+    pair = choose_pair(found, one, other)
+    for run in pair:
+        check_intact(run.damage, storage.where)
+    if output == "json":
+        differences = {"differing": differing_settings(pair), "diff": diff_programs(*pair)}
+        print_json({**differences, "runs": [run.as_json() for run in pair]})
+    else:
+        console().print(_comparison(*pair))
+
+
+def _comparison(one: SavedRun, other: SavedRun) -> RenderableType:
+    """Return what `compare` prints: the settings and programs that differ; losses and scores side by side."""
+    pair = (one, other)
+    settings: RenderableType = Text("the settings are the same")
+    if rows := setting_rows(pair):
+        settings = text_table(["setting", one.name, other.name], rows)
+    passes = {run.name: run.passes for run in pair}
+    lines = [Text(text_formats.best_pass(run.best) + f" in {run.name}") for run in pair if run.best]
+    diff = diff_programs(one, other)
+    hidden = [f"{len(diff) - DIFF_LINES} more lines; -o json prints all"] if len(diff) > DIFF_LINES else []
+    lines += map(Text, [*diff[:DIFF_LINES], *hidden])
+    return Group(settings, text_table(*pass_rows(passes)), curve_table(passes), *lines)

@@ -1,4 +1,7 @@
-"""`stop`: save a checkpoint and suspend a training's Jobs. `resume`: continue a stopped or failed training."""
+"""`stop`: save a checkpoint and suspend a training's Jobs. `resume`: continue a stopped or failed training.
+
+`scale`: change the number of training pods of an elastic run while it trains.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from launcher.cli import object_states
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
 from launcher.cli.launch_training import continue_training
+from launcher.cli.releases import Helm, merge_values, read_defaults
 from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
 from launcher.cli.run_files import STATUS, check_intact
 from launcher.cli.run_view import FINAL_STATES, owned_by, rank_of
@@ -201,3 +205,63 @@ def resume(
             follow_run(session, FOLLOW_SECONDS)
     else:
         print_line(f"  follow it:    {command_text('wait', *session.options())}")
+
+
+@with_session
+def scale(
+    session: Session,
+    trainers: Annotated[
+        int, typer.Option(min=1, help="Training pods, from training.minTrainers to training.maxTrainers.")
+    ],
+) -> None:
+    """Change the number of training pods of an elastic run while it trains.
+
+    New pods are taken in at the next checkpoint; pods that leave save a checkpoint first.
+    """
+    session = require_cluster(session, "scale")
+    before = change_trainers(session, trainers)
+    print_line(f"trainers: {trainers} (before: {before})")
+    print_line(f"  follow it:    {command_text('status', *session.options())}")
+
+
+def change_trainers(session: ClusterSession, trainers: int) -> int:
+    """Upgrade the release to another number of trainers, and return the number before.
+
+    Raises UsageError if the run is not elastic or does not train, or if the number is not possible.
+    """
+    run, helm = session.run(), Helm(session.cluster)
+    given = helm.read_values(run.release)
+    values = merge_values(read_defaults(), given)
+    lowest, before = values["training"]["minTrainers"], int(values["trainers"])
+    highest = values["training"]["maxTrainers"] or before
+    if lowest is None:
+        raise UsageError(
+            f"the training of release {run.release} is not elastic, so its number of trainers is fixed: {before}",
+            "start it with --set training.minTrainers=1, and training.maxTrainers for more than `trainers`",
+        )
+    if not lowest <= trainers <= highest:
+        raise UsageError(
+            f"--trainers is {trainers}, but must be {lowest} to {highest} (training.minTrainers and "
+            "training.maxTrainers), because the data has as many shards as the run can have trainers",
+            "choose such a number, or start a run with a higher training.maxTrainers",
+        )
+    job = session.cluster.find("job", run.k8s_job)
+    if object_states.job_state(job)[0] != "running":
+        raise describe_wrong_state(session, "scale", "running")
+    if queue := object_states.queue_of(job):
+        # Kueue's webhook allows no other parallelism with partial admission, and suspends the Job without it.
+        raise UsageError(
+            f"cannot scale {run.k8s_job}: Kueue admitted its pods (queue {queue}), and their number stays until the "
+            "Job ends; nothing was changed",
+            "start a new run with other `trainers`",
+        )
+    changed = merge_values(given, {"trainers": trainers, "training": {"maxTrainers": highest}})
+    rendered = helm.check(run.release, changed)
+    if rendered != run.k8s_job:
+        raise UsageError(
+            f"cannot scale {run.k8s_job}: the chart of this launcher would start another Job, {rendered}, because it "
+            "differs from the chart that started the run; nothing was changed",
+            "use the launcher that started the run, or start a new run with `python -m launcher run`",
+        )
+    helm.upgrade(run.release, changed, f"scale to {trainers} trainers")
+    return before

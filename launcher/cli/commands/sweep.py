@@ -1,34 +1,61 @@
-"""`sweep`: train a program with several settings, each in its own release, and keep the best release."""
+"""`sweep`: search for the best settings of a program; each trial is a release of its own, the best one is kept."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
 from rich.text import Text
 
+from launcher.cli import object_states
 from launcher.cli.cluster_api import Cluster, UnreachableError
-from launcher.cli.errors import CliError, RunFailedError, UsageError
-from launcher.cli.job_sessions import ClusterSession, Session
-from launcher.cli.launch_training import LaunchOptions, expand_grid, launch, plan_trainings
-from launcher.cli.releases import Helm, list_releases
+from launcher.cli.errors import CliError, OtherRunError, RunFailedError, UsageError
+from launcher.cli.job_sessions import ClusterSession, KeptStorage
+from launcher.cli.launch_training import (
+    JOB_NAME_LENGTH,
+    LaunchOptions,
+    TrainingPlan,
+    apply_settings,
+    check_values,
+    choose_base_release,
+    launch,
+    nest_keys,
+    plan_trainings,
+    write_values,
+)
+from launcher.cli.releases import Helm, ReleaseNotFoundError, list_releases, merge_values, read_defaults
 from launcher.cli.run_display import (
     UNREACHABLE_SECONDS,
     LinePrinter,
     Report,
     explain_interrupt,
+    first_line,
     open_screen,
     progress_text,
 )
 from launcher.cli.run_files import check_intact
+from launcher.cli.run_lease import RENEW_SECONDS, hold_lease
 from launcher.cli.run_view import RunView
+from launcher.cli.search_space import (
+    Axis,
+    Pruner,
+    Sampler,
+    check_options,
+    describe_space,
+    plain_key,
+    read_space,
+)
 from launcher.cli.shared_options import Format, with_options
+from launcher.cli.storage import read_small_files, run_json_command
 from launcher.cli.terminal import (
     command_text,
     console,
@@ -39,117 +66,585 @@ from launcher.cli.terminal import (
     text_table,
 )
 from launcher.errors import LauncherError
-from launcher.metrics import higher_is_better
+from launcher.io.files import write_atomically
+from launcher.io.program_folders import find_program_folder
+from launcher.io.tar_stream import write_tar
+from launcher.metrics import TEST, higher_is_better
+from launcher.paths import JobPaths
 from launcher.reporting import text_formats
+from launcher.settings import SCRIPT_RUNTIMES
+from launcher.trainer.program_loader import COMMON_OPTIONS
+
+if TYPE_CHECKING:
+    from launcher.cli.sweep_study import StudyTrial, SweepStudy
 
 PAUSE_SECONDS = 2.0  # between two polls of all trials
+GONE_SECONDS = 180.0  # for the pods of a stopped trial to exit
+NUMBER_LENGTH = 5
+"""Most characters of the end of a trial's name, such as -9999."""
+MAX_TRIALS = 10 ** (NUMBER_LENGTH - 1) - 1
+LEAST_PASSES = 2
+"""Passes of a training that a pruner can stop early."""
+SHARED_KEYS = ("jobName", "runtime", "training.config", "training.programSha256", "training.packages")
+"""Values of the chart that are the same in all trials."""
 
 
 @dataclass
 class Trial:
-    """One combination of the grid, trained in its own release and job, which have the same name."""
+    """One trial of the study, trained in its own release and job, which have the same name."""
 
+    asked: StudyTrial
     release: str
-    settings: tuple[str, ...]
-    """The combination of values, each as `key=value`."""
-    session: Session | None = None
+    session: ClusterSession | None = None
     """Reads the state of the trial's run; None until the training is launched."""
     view: RunView | None = None
+    stopped_at: float | None = None
+    """When it was pruned, while its pods have not exited."""
 
     @property
     def state(self) -> str:
-        """The state of the trial's run; `waiting` before the launch, `started` until the run is polled."""
-        return self.view.state if self.view else "started" if self.session else "waiting"
+        """`waiting` before the launch, then the state of the run, at the end the result."""
+        if self.stopped_at is not None:
+            return "stopping"
+        running = self.view.state if self.view else "started" if self.session else "waiting"
+        return self.asked.result or running
 
     @property
-    def is_over(self) -> bool:
-        """Whether the trial's run is complete or failed, or its Job is missing."""
-        return self.view is not None and _is_over(self.view)
-
-    @property
-    def score(self) -> dict[str, Any]:
-        """The scores of the trial's run by metric; empty before the run is complete."""
-        return dict(self.view.score) if self.view and self.view.state == "complete" else {}
+    def is_live(self) -> bool:
+        """Whether the trial's run may have pods."""
+        return self.session is not None and (not self.asked.result or self.stopped_at is not None)
 
     def as_json(self) -> dict[str, Any]:
         """Return the trial as `sweep -o json` prints it."""
-        cause = self.view.cause if self.view else ""
-        about = {"release": self.release, "jobName": self.release, "settings": list(self.settings)}
-        return {**about, "state": self.state, "score": self.score, "cause": cause}
+        one = self.asked
+        about = {"release": self.release, "jobName": self.release, "settings": list(one.settings)}
+        score = dict(self.view.score) if self.view else {}
+        return {**about, "state": self.state, "value": one.value, "score": score, "cause": one.cause}
 
 
-def _is_over(view: RunView) -> bool:
-    return view.is_over or view.state == "missing"
+def lacks_pods(view: RunView) -> bool:
+    """Return whether a run waits for pods: a quota or full nodes would keep the pods of another trial back, too."""
+    jobs = [job.state for job in (view.data, view.training) if job]
+    phases = [rank.phase for rank in view.ranks]
+    return not view.is_over and ("waiting" in jobs or "missing" in phases or "Pending" in phases)
+
+
+def can_launch(trials: Sequence[Trial], parallel: int) -> bool:
+    """Return whether another trial can be launched now, next to the live ones.
+
+    - At most `parallel` trials are live.
+    - The first trial has prepared its data: the data Jobs of the others then link this data.
+    - No live trial waits for pods: two trials that each have a part of their pods could wait for each other.
+    """
+    live = [trial for trial in trials if trial.is_live]
+    has_data = any(
+        trial.asked.result in ("complete", "pruned") or (trial.view and trial.view.state != "preparing")
+        for trial in trials
+    )
+    waits = any(trial.view is None or lacks_pods(trial.view) for trial in live if trial.stopped_at is None)
+    return not live or (len(live) < parallel and has_data and not waits)
+
+
+@dataclass
+class SweepLoop:
+    """Launches, polls and stops trials in one thread, until `wanted` trials have a result."""
+
+    study: SweepStudy
+    releases: ClusterReleases
+    name: str
+    wanted: int
+    parallel: int
+    by: str | None
+    report: Report
+
+    def __post_init__(self) -> None:
+        """Read the trials of the journal; those without a result go on, in their releases if these exist."""
+        self.trials = [Trial(asked, f"{self.name}-{asked.number + 1}") for asked in self.study.trials()]
+        self._printers: dict[str, LinePrinter] = {}
+        self._reached = time.monotonic()
+        self._saved = b""
+        for trial in self.trials:
+            if not trial.asked.result:
+                trial.session = self.releases.attach(trial.release)
+        self._uninstall_others()
+
+    def run(self, show: Callable[[], None]) -> None:
+        """Run the sweep to its end; `show` is called after each change.
+
+        Raises:
+            UsageError: the first trial with scores has none with the name `by`.
+            UnreachableError: the cluster could not be reached for UNREACHABLE_SECONDS.
+            LauncherError: as `TrialReleases` and the sessions.
+        """
+        while True:
+            for trial in self.trials:
+                if trial.session and trial.is_live:
+                    self._poll(trial, trial.session)
+                    show()
+            while new := self._next():
+                self._save()
+                try:
+                    new.session = self.releases.launch(new.release, new.asked.settings)
+                except UnreachableError as error:
+                    self._retry(new, error)
+                    break
+                self._poll(new, new.session)
+                show()
+            self._save()
+            if len(self.trials) >= self.wanted and all(
+                one.asked.result and not one.is_live for one in self.trials
+            ):
+                return
+            time.sleep(PAUSE_SECONDS)
+
+    def _next(self) -> Trial | None:
+        """Return the trial to launch now: one that a killed command did not launch, or a new one; None: none now."""
+        if not can_launch(self.trials, self.parallel):
+            return None
+        for trial in self.trials:
+            if trial.session is None and not trial.asked.result:
+                return trial
+        if len(self.trials) >= self.wanted:
+            return None
+        asked = self.study.ask()
+        self.trials.append(Trial(asked, f"{self.name}-{asked.number + 1}"))
+        return self.trials[-1]
+
+    def _poll(self, trial: Trial, session: ClusterSession) -> None:
+        """Read the state of a trial; report its new passes; tell its result, or stop it."""
+        try:
+            if trial.stopped_at is not None:
+                self._await_stop(trial, trial.stopped_at)
+                return
+            view = session.poll_view()
+            if view.is_over or view.state == "missing":
+                view = session.read_view()  # it has the score
+            check_intact(view.damage, view.where)
+            self._reached = time.monotonic()
+        except UnreachableError as error:
+            self._retry(trial, error)
+            return
+        except (ReleaseNotFoundError, OtherRunError) as error:
+            self._tell(trial, "failed", cause=error.problem)
+            return
+        trial.view = view
+        is_pruned = self._report_passes(trial, view)
+        printer = self._printers.setdefault(
+            trial.release, LinePrinter(lambda text: self.report(f"{trial.release}: {text}"))
+        )
+        printer.print_view(view)
+        if view.state == "complete":
+            self._tell_score(trial, view)
+        elif view.is_over or view.state == "missing":
+            self._tell(trial, "failed", cause=view.cause or f"its run is {view.state}")
+        elif is_pruned:
+            self._tell(trial, "pruned")
+
+    def _retry(self, trial: Trial, error: UnreachableError) -> None:
+        """Report that the cluster is unreachable. Raise `error` after UNREACHABLE_SECONDS."""
+        if time.monotonic() - self._reached > UNREACHABLE_SECONDS:
+            raise error
+        self.report(f"{trial.release}: {error}. Retrying.")
+
+    def _report_passes(self, trial: Trial, view: RunView) -> bool:
+        """Report the scores of new passes to the study; return whether the trial is to be stopped."""
+        if self.study.metric is None:
+            columns = (key.removeprefix(TEST) for row in view.passes for key in row if key.startswith(TEST))
+            known = self.by or next(iter(view.score), None) or next(columns, None)
+            if known is None:
+                return False
+            self.study.set_metric(known)
+        is_pruned, step = False, trial.asked.step
+        for row in view.passes:
+            value, number = row.get(f"{TEST}{self.study.metric}"), int(row["pass"]) + 1
+            if number > step and isinstance(value, int | float) and math.isfinite(value):
+                is_pruned |= self.study.report(trial.asked.number, number, float(value))
+                trial.asked = dataclasses.replace(trial.asked, step=number)
+        is_last = view.progress is not None and trial.asked.step >= view.progress.passes
+        return is_pruned and not is_last  # after the last pass nothing is saved, and the model would be lost
+
+    def _tell_score(self, trial: Trial, view: RunView) -> None:
+        metric = self.study.metric
+        value = view.score.get(metric) if metric else None
+        if self.by and view.score and not isinstance(value, int | float):
+            raise UsageError(
+                f"--by {self.by}: {trial.release} has no such score. No release was uninstalled",
+                f"choose one of: {', '.join(view.score)}",
+            )
+        if isinstance(value, int | float) and math.isfinite(value):
+            self._tell(trial, "complete", float(value))
+        else:
+            self._tell(trial, "failed", cause=f"the run is complete, but its score {metric or ''} is {value}")
+
+    def _tell(self, trial: Trial, result: str, value: float | None = None, cause: str = "") -> None:
+        number = trial.asked.number
+        self.study.tell(number, result, value, first_line(cause) if cause else "")
+        trial.asked = next(one for one in self.study.trials() if one.number == number)
+        self._save()
+        if result == "pruned":
+            self.report(f"{trial.release}: pruned after pass {trial.asked.step}, stopping")
+            self.releases.stop(trial.release)
+            trial.stopped_at = time.monotonic()
+        self._uninstall_others()
+
+    def _await_stop(self, trial: Trial, since: float) -> None:
+        has_pods, waited = self.releases.has_pods(trial.release), time.monotonic() - since
+        if has_pods and waited < GONE_SECONDS:
+            return
+        trial.stopped_at = None
+        self.report(
+            f"{trial.release}: "
+            + (f"its pods still run {waited:.0f} s after" if has_pods else f"stopped, {waited:.0f} s after")
+            + " it was pruned"
+        )
+        self._uninstall_others()
+
+    def _uninstall_others(self) -> None:
+        """Uninstall the releases of all trials with a result, except the best one; their results stay."""
+        best = self.study.best()
+        over = [
+            one for one in self.trials if one.asked.result and not one.is_live and one.asked.number != best
+        ]
+        if over:
+            self.releases.uninstall([trial.release for trial in over])
+
+    def _save(self) -> None:
+        """Copy the journal to the shared storage if it has changed."""
+        content = self.study.journal.read_bytes()
+        if content == self._saved:
+            return
+        try:
+            self.releases.save_journal()
+            self._saved = content
+        except CliError as error:
+            self.report(f"the journal could not be copied to the shared storage: {error}. Retrying.")
+
+    def best(self) -> tuple[Trial, str]:
+        """Return (the best trial, a description such as `lowest error`). Raises RunFailedError if none has a score."""
+        best = self.study.best()
+        if best is None:
+            causes = "; ".join(f"{one.release}: {one.asked.cause or one.state}" for one in self.trials)
+            raise RunFailedError(
+                f"none of the trainings has a score. {causes}",
+                "correct the causes, then start another sweep with --set jobName=NAME",
+            )
+        metric = self.study.metric or ""
+        chosen = next(trial for trial in self.trials if trial.asked.number == best)
+        return chosen, f"{'highest' if higher_is_better(metric) else 'lowest'} {metric}"
+
+
+@dataclass
+class ClusterReleases:
+    """Starts and stops the releases of the trials."""
+
+    cluster: Cluster
+    helm: Helm
+    options: LaunchOptions
+    plan: TrainingPlan
+    kept: KeptStorage
+    journal: Path
+    name: str
+
+    def _session(self, release: str) -> ClusterSession:
+        session = ClusterSession(self.cluster, release)
+        session.kept = self.kept
+        return session
+
+    def attach(self, release: str) -> ClusterSession | None:
+        """Return the session of the release; uninstall it if a killed command has left it without its Job."""
+        session = self._session(release)
+        if session.run_if_installed() and session.read_view().state != "missing":
+            return session
+        self.helm.uninstall(release)
+        return None
+
+    def _values(self, release: str, settings: Sequence[str]) -> dict[str, Any]:
+        return {**apply_settings(self.plan.values, settings, read_defaults()), "jobName": release}
+
+    def write_values(self, trial: Trial) -> Path:
+        """Return the file with the values of a trial; write it if another machine has launched the trial."""
+        file = self.journal.parent / f"{trial.release}.values.yaml"
+        if not file.exists():
+            packages = (self.helm.read_values(trial.release).get("training") or {}).get("packages")
+            known = nest_keys({"training.packages": packages}) if packages else {}
+            write_values(file, merge_values(self._values(trial.release, trial.asked.settings), known))
+        return file
+
+    def launch(self, release: str, settings: Sequence[str]) -> ClusterSession:
+        """Upload what the storage does not have yet, and install the release."""
+        plan = dataclasses.replace(self.plan, values=self._values(release, settings))
+        keep = self.journal.parent / f"{release}.values.yaml"
+        options = dataclasses.replace(self.options, release=release, keep=keep)
+        launched = launch(plan, options, self.helm, self.cluster, self.kept.job(release))
+        # The other trials use the same data file and packages; only the program belongs to the job's own folder.
+        packages = nest_keys({"training.packages": launched.packages}) if launched.packages else {}
+        self.plan = dataclasses.replace(
+            self.plan,
+            uploads=self.plan.uploads[:1],
+            values=merge_values(self.plan.values, packages),
+            requirements=None,
+        )
+        launched.session.kept = self.kept
+        return launched.session
+
+    def stop(self, release: str) -> None:
+        """Suspend the running Jobs of the release: its launchers get SIGTERM, and stop their processes in order."""
+        run = self._session(release).run()
+        for name in filter(None, (run.k8s_job, run.k8s_data_job)):
+            job = self.cluster.find("job", name)
+            if object_states.queue_of(job):  # Kueue would resume it
+                self.helm.uninstall(release)
+            elif object_states.job_state(job)[0] == "running":
+                self.cluster.suspend_job(name, True)
+
+    def has_pods(self, release: str) -> bool:
+        """Return whether a pod of the release has not exited."""
+        pods = self._session(release).pods()
+        return any(object_states.phase_of(pod) not in object_states.ENDED for pod in pods)
+
+    def uninstall(self, releases: Sequence[str]) -> None:
+        """Uninstall those of the releases that are installed, except the one whose image and storage are used."""
+        for one in list_releases(self.cluster, all_namespaces=False):
+            if one.name in releases and one.name != self.options.base_release:
+                self.helm.uninstall(one.name)
+
+    def save_journal(self) -> None:
+        """Copy the journal to the storage (`JobPaths.all_sweeps`); the copy appears complete, or not at all."""
+        archive = io.BytesIO()
+        write_tar(archive, [(f"{self.name}.journal", self.journal)])
+        archive.seek(0)
+        options = ["--bytes", str(self.journal.stat().st_size), "--replace"]
+        try:
+            root = self.kept.job(".")
+            run_json_command(root, "untar", *options, shared_name(self.name), stdin=archive)
+        except CliError:
+            self.kept.close()
+            raise
+
+
+def shared_name(name: str) -> str:
+    """Return the path of the copy of a sweep's journal, below the folder that contains all jobs."""
+    return f"{JobPaths(Path(), '').all_sweeps}/{name}.journal"
 
 
 @with_options(options=LaunchOptions)
 def sweep(
     options: LaunchOptions,
     *,
-    grid: Annotated[
-        list[str],
+    search: Annotated[
+        list[str] | None,
         typer.Option(
-            metavar="KEY=A,B,…",
-            help="Values to try for a KEY of --set; give the option again to combine it with another KEY.",
+            metavar="KEY=VALUES",
+            help="A KEY of --set, and its values: a list (8,16,32), or a range (1..4, 0.1..0.5, log:1e-4..1e-1).",
         ),
-    ],
+    ] = None,
+    search_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="A YAML file with KEY: VALUES, as of --search.")
+    ] = None,
+    trials: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="How many settings to try; default: 10, with grid all of them."
+        ),
+    ] = None,
     parallel: Annotated[int, typer.Option(min=1, metavar="N", help="Trainings at the same time.")] = 1,
+    sampler: Annotated[Sampler, typer.Option(help="How settings are chosen (Optuna).")] = "tpe",
+    pruner: Annotated[
+        Pruner,
+        typer.Option(help="Which trainings are stopped early, by their score after each pass (Optuna)."),
+    ] = "none",
     by: Annotated[
         str | None, typer.Option(metavar="SCORE", help="The score that decides; default: the first one.")
     ] = None,
+    storage: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The sweep's journal, for optuna-dashboard too; default: JOB.sweep/study.journal.",
+        ),
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Continue an interrupted sweep; its trainings are not repeated.")
+    ] = False,
     output: Format = "text",
 ) -> None:
-    """Train with each combination of a grid, each in its own release and job; keep the best release."""
+    """Search for the best settings of a program; keep the release with the best score.
+
+    Each trial trains in its own release and job. The command needs `pip install '.[sweep]'`.
+    """
+    axes = read_space(search or (), search_file)
+    wanted = count_trials(axes, sampler, trials)
+    check_keys(axes, options)
     options = dataclasses.replace(options, by=by)
-    combinations = expand_grid(grid)
-    plans = plan_trainings(options, combinations)
-    folder = Path(f"{plans[0].job}.sweep")
-    folder.mkdir(parents=True, exist_ok=True)
+    from launcher.cli.sweep_study import SweepStudy, make_pruner
+
+    plans = plan_ends(options, axes)
+    plan, defaults = plans[0], read_defaults()
+    if len(plan.job) > JOB_NAME_LENGTH:
+        raise UsageError(
+            f"jobName {plan.job} has {len(plan.job)} characters, and the limit is {JOB_NAME_LENGTH}: it is part of "
+            "names in Kubernetes",
+            f"shorten it; the trials' names contain its first {JOB_NAME_LENGTH - NUMBER_LENGTH} characters",
+        )
+    name = plan.job[: JOB_NAME_LENGTH - NUMBER_LENGTH].rstrip("-")
+    journal = storage or Path(f"{name}.sweep") / "study.journal"
+    passes = max(int(merge_values(defaults, one.values)["training"]["passes"]) for one in plans)
+    if pruner != "none" and passes < LEAST_PASSES:
+        raise UsageError(
+            f"--pruner {pruner}: a training of {passes} pass cannot be stopped early",
+            "omit it, or raise --passes",
+        )
+    study = SweepStudy(journal, name, axes, sampler, make_pruner(pruner, passes))
+    about = {"--search": describe_space(axes), "--sampler": sampler, **_flatten(plan.values)}
     cluster = options.connect()
     helm = Helm(cluster)
-    numbered = {plan.job: plan for plan in (one.numbered(number) for number, one in enumerate(plans, 1))}
-    check_releases_are_free(cluster, list(numbered))
-    trials = [Trial(job, chosen) for job, chosen in zip(numbered, combinations, strict=True)]
+    with contextlib.ExitStack() as stack:
+        base = choose_base_release(ClusterSession(cluster, f"{name}-1"), options.base_release)
+        options = dataclasses.replace(options, base_release=base.release)
+        check_lease = stack.enter_context(hold_lease(cluster, name))
+        base_values = base.read_base_values(helm)
+        for one in plans:
+            helm.check(f"{name}-1", merge_values(base_values, {**one.values, "jobName": f"{name}-1"}))
+        kept = stack.enter_context(contextlib.closing(KeptStorage(base, name)))
+        open_study(study, kept, by, about, resume=resume)
+        numbers = range(1, max(wanted, len(study.trials())) + 1)
+        check_releases_are_free(cluster, [f"{name}-{number}" for number in numbers])
+        out = console()
+        terminal = out if output == "text" and out.is_terminal else None
+        print_to: Report = (lambda _: None) if terminal else report if output == "json" else print_line
+        releases = ClusterReleases(cluster, helm, options, plan, kept, study.journal, name)
+        loop = SweepLoop(study, releases, name, wanted, parallel, by, print_to)
+        draw = stack.enter_context(open_screen(terminal, transient=True))
+        stack.enter_context(explain_interrupt(lambda: describe_trials(loop)))
 
-    def launch_trial(trial: Trial) -> Session:
-        file = folder / f"{trial.release}.values.yaml"
-        options_of_trial = dataclasses.replace(options, release=trial.release, keep=file)
-        return launch(numbered[trial.release], options_of_trial, helm, cluster).session
+        def show() -> None:
+            draw(trial_table(loop.trials))
+            try:
+                check_lease()
+            except OtherRunError:  # this machine may have slept; then the lease is renewed now
+                time.sleep(2 * RENEW_SECONDS)
+                check_lease()
 
-    out = console()
-    terminal = out if output == "text" and out.is_terminal else None
-    print_to = report if output == "json" else print_line
-    with explain_interrupt(lambda: describe_trials(trials)), open_screen(terminal, transient=True) as draw:
-        print_between: Report = (lambda _: None) if terminal else print_to
         try:
-            train_all(trials, parallel, launch_trial, lambda: draw(trial_table(trials)), print_between, by=by)
+            loop.run(show)
         except LauncherError:
-            report(describe_trials(trials))
+            report(describe_trials(loop))
             raise
-    try:
-        best, why = choose_best(trials, by)
-    except CliError:
-        if output == "text":
-            out.print(trial_table(trials))
-        raise
-    others = [trial for trial in trials if trial is not best]
-    for trial in others:
-        helm.uninstall(trial.release)
-    selected = ClusterSession(cluster, best.release).options()
-    if output == "json":
-        print_json({"best": best.release, "by": why, "trials": [trial.as_json() for trial in trials]})
-        return
-    out.print(trial_table(trials, best))
-    print_line(
-        f"kept: release {best.release} with {' '.join(best.settings)} ({why}); its values are in {folder}"
-    )
-    print_line(f"  copy its results: {command_text('results', *selected, '--to', f'results/{best.release}')}")
-    if others:
-        print_line(
-            "uninstalled: the other releases. Their results stay on the storage, in their jobs' folders:"
+    _print_result(loop, releases, output)
+
+
+def count_trials(axes: Sequence[Axis], sampler: Sampler, trials: int | None) -> int:
+    """Return how many settings are tried. Raises UsageError if the search space has another number, or fewer."""
+    wanted = trials or 10
+    if sampler == "grid":
+        wanted = math.prod(len(axis.grid_values()) for axis in axes)
+        if trials not in (None, wanted):
+            raise UsageError(
+                f"--trials is {trials}, but the grid has {wanted} combinations",
+                "omit --trials, or change the lists",
+            )
+    elif wanted > (count := math.prod(axis.size for axis in axes)):
+        raise UsageError(
+            f"{wanted} trials are more than the {count:.0f} settings of the search space, so some would be trained "
+            "twice",
+            "try each once with --sampler grid, or give fewer --trials",
         )
-        copy = command_text("results", *selected, "--job", others[0].release, "--to", "DIR")
-        print_line(f"  copy one of them: {copy}")
+    if wanted > MAX_TRIALS:
+        raise UsageError(
+            f"{wanted:,} trials are more than the limit of {MAX_TRIALS:,}: their numbers are part of the releases' "
+            "names",
+            "give fewer --trials, or in a grid shorter lists",
+        )
+    return wanted
+
+
+def check_keys(axes: Sequence[Axis], options: LaunchOptions) -> None:
+    """Raise UsageError for a key that all trials must share, or to which another option gives a value."""
+    given = {plain_key(text.partition("=")[0].strip()): f"--set {text}" for text in options.settings or ()}
+    given |= {"trainers": f"--trainers {options.trainers}"} if options.trainers else {}
+    given |= {"training.passes": f"--passes {options.passes}"} if options.passes else {}
+    for axis in axes:
+        if axis.key in SHARED_KEYS:
+            raise UsageError(
+                f"--search {axis.key}: all trials have the same {axis.key}; jobName is the name of the sweep",
+                "give it with --set or in a values file",
+            )
+        if setter := given.get(plain_key(axis.key)):
+            raise UsageError(f"--search {axis.key}: {setter} sets it, too", "omit one of them")
+
+
+def plan_ends(options: LaunchOptions, axes: Sequence[Axis]) -> list[TrainingPlan]:
+    """Return the plans with the first and with the last value of each key, after all checks of `run`.
+
+    Further plans have the other choices for values of the chart, whose values only were checked.
+
+    Raises LauncherError as `plan_trainings`; UsageError as `check_options`.
+    """
+    plans = plan_trainings(options, list(zip(*(map(one.setting, one.ends()) for one in axes), strict=True)))
+    defaults = read_defaults()
+    if merge_values(defaults, plans[0].values)["runtime"] not in SCRIPT_RUNTIMES:
+        config = str(plans[0].values["training"]["config"]).partition("/")[2]
+        check_options(axes, find_program_folder(options.program) / config, defaults, COMMON_OPTIONS)
+    of_chart = [axis for axis in axes if axis.key.partition(".")[0] in defaults]
+    for setting in (axis.setting(value) for axis in of_chart for value in axis.choices[1:-1]):
+        values = apply_settings(plans[0].values, [setting], defaults)
+        check_values(merge_values(defaults, values), defaults)
+        plans.append(dataclasses.replace(plans[0], values=values))
+    return plans
+
+
+def open_study(
+    study: SweepStudy, kept: KeptStorage, by: str | None, about: Mapping[str, Any], *, resume: bool
+) -> None:
+    """Create the study, or with `resume` open it from its journal on this machine or its copy on the storage.
+
+    Raises:
+        UsageError: there is one without `resume`, or none with it, or it is not the one of these options.
+        DataError: a journal is damaged, or the file is not a journal. The file is unchanged.
+    """
+    from launcher.cli.sweep_study import check_journal, choose_journal, repair_journal
+
+    file = study.journal
+    copy = read_small_files(kept.job("."), [shared_name(study.name)]).get(shared_name(study.name))
+    if file.exists() and (cut := repair_journal(file)):
+        report(f"{file}: removed the last record, of {cut} bytes, which a crash has cut")
+    local = file.read_bytes() if file.exists() else None
+    if not resume:
+        if local or copy:
+            where = str(file) if local else f"{shared_name(study.name)} on the storage"
+            raise UsageError(
+                f"there is a sweep {study.name} already ({where})",
+                "continue it with --resume, start another one with --set jobName=NAME, or remove it: the file, and "
+                "the folders of its trials with clean --job",
+            )
+        file.parent.mkdir(parents=True, exist_ok=True)
+        study.create(by, about)
+        return
+    content = choose_journal(local, copy)
+    if content is None:
+        raise UsageError(
+            f"there is no sweep {study.name} to resume: neither {file} nor a copy on the storage",
+            "omit --resume to start it, or give its file with --storage",
+        )
+    if content != local:
+        check_journal(content, f"{shared_name(study.name)} on the storage")
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(file, content)
+    study.open(about)
+    if by and study.metric is None:
+        study.set_metric(by)
+    if by and study.metric != by:
+        raise UsageError(f"--by {by}: the sweep {study.name} searches by {study.metric}", "omit --by")
+
+
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values by their dotted keys."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= (
+            _flatten(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        )
+    return flat
 
 
 def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
@@ -167,114 +662,82 @@ def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
             )
 
 
-def train_all(
-    trials: Sequence[Trial],
-    parallel: int,
-    launch_trial: Callable[[Trial], Session],
-    show: Callable[[], None],
-    report: Report,
-    *,
-    by: str | None = None,
-) -> None:
-    """Launch the trials, at most `parallel` at the same time, and poll them until all are over.
-
-    The other trials wait until the first one's data is prepared: their data Jobs then link this data and do
-    not prepare it again. If one trial fails, the others continue.
-
-    Raises:
-        UsageError: the first trial with scores has none with the name `by`.
-        UnreachableError: no trial could be read for UNREACHABLE_SECONDS.
-        LauncherError: as `launch_trial` and the sessions.
-    """
-
-    def printer(release: str) -> LinePrinter:
-        return LinePrinter(lambda text: report(f"{release}: {text}"))
-
-    printers = {trial.release: printer(trial.release) for trial in trials}
-    reached = time.monotonic()
-    while not all(trial.is_over for trial in trials):
-        for trial in trials:
-            if trial.is_over:
-                continue
-            if trial.session is None:
-                first = trials[0].view
-                preparing = trial is not trials[0] and (first is None or first.state == "preparing")
-                running = sum(other.session is not None and not other.is_over for other in trials)
-                if preparing or running >= parallel:
-                    continue
-                trial.session = launch_trial(trial)
-                reached = time.monotonic()
-            try:
-                view = trial.session.poll_view()
-                trial.view = trial.session.read_view() if _is_over(view) else view  # it has the score
-                check_intact(trial.view.damage, trial.view.where)
-                reached = time.monotonic()
-            except UnreachableError as error:
-                if time.monotonic() - reached > UNREACHABLE_SECONDS:
-                    raise
-                report(f"{trial.release}: {error}. Retrying.")
-                continue
-            _check_score(trial, by)
-            printers[trial.release].print_view(trial.view)
-            show()
-        if not all(trial.is_over for trial in trials):
-            time.sleep(PAUSE_SECONDS)
-
-
-def choose_best(trials: Sequence[Trial], by: str | None) -> tuple[Trial, str]:
-    """Return (the trial with the best score, a description such as `lowest error`).
-
-    `by` is the option of `sweep`.
-
-    Raises:
-        RunFailedError: no trial has a score.
-        UsageError: a trial has no score with that name.
-    """
-    done = [trial for trial in trials if trial.score]
-    if not done:
-        causes = [f"{trial.release}: {trial.view.cause or trial.state}" for trial in trials if trial.view]
-        raise RunFailedError(
-            "none of the trainings has a score. " + "; ".join(causes),
-            "correct the causes, then run the same command again",
+def _cells(trial: Trial) -> tuple[list[str], str]:
+    """Return (the values of a trial's settings, its score or the cause of its failure or how far it is)."""
+    view, one = trial.view, trial.asked
+    if one.result == "complete":
+        result = (
+            text_formats.scores(dict(view.score)) if view and view.score else text_formats.number(one.value)
         )
-    name = by if by is not None else next(iter(done[0].score))
-    for trial in done:
-        _check_score(trial, name)
-    more = higher_is_better(name)
-    chosen = (max if more else min)(done, key=lambda trial: trial.score[name])
-    return chosen, f"{'highest' if more else 'lowest'} {name}"
+    elif one.result == "pruned":
+        result = f"{text_formats.number(one.value)} after pass {one.step}"
+    else:
+        result = one.cause or (progress_text(view.progress) if view and view.progress else "-")
+    values = [setting.partition("=")[2] for setting in one.settings]
+    return [_shorten(value) for value in values], result
 
 
-def _check_score(trial: Trial, by: str | None) -> None:
-    if by is not None and trial.score and not isinstance(trial.score.get(by), int | float):
-        raise UsageError(
-            f"--by {by}: {trial.release} has no such score. No release was uninstalled",
-            f"choose one of: {', '.join(trial.score)}",
-        )
+def _shorten(value: str) -> str:
+    """Return a number with four digits; another text unchanged."""
+    return f"{float(value):.4g}" if value.count(".") == 1 and value.replace(".", "").isdigit() else value
 
 
 def trial_table(trials: Sequence[Trial], chosen: Trial | None = None) -> RenderableType:
     """Return a table with a row for each trial; an arrow marks the chosen one."""
-    keys = [setting.partition("=")[0] for setting in trials[0].settings]
+    keys = [setting.partition("=")[0] for setting in trials[0].asked.settings] if trials else []
     rows: list[list[RenderableType]] = []
     for trial in trials:
-        view = trial.view
-        if view and view.is_over:
-            result = text_formats.scores(trial.score) or view.cause.partition("\n")[0]
-        else:
-            result = progress_text(view.progress) if view and view.progress else "-"
-        values = [setting.partition("=")[2] for setting in trial.settings]
-        curve = spark_line([float(row["train_loss"]) for row in view.passes]) if view else ""
+        values, result = _cells(trial)
+        curve = spark_line([float(row["train_loss"]) for row in trial.view.passes]) if trial.view else ""
         mark = "→" if trial is chosen else " "
         rows.append([f"{mark} {trial.release}", *values, trial.state, curve, Text(result)])
     return text_table(["  release", *keys, "state", "loss", "score"], rows)
 
 
-def describe_trials(trials: Sequence[Trial]) -> str:
+def describe_trials(loop: SweepLoop) -> str:
     """Return which trainings continue after the command was interrupted, and how to continue the sweep."""
-    launched = ", ".join(trial.release for trial in trials if trial.session is not None)
-    left = ", ".join(" ".join(trial.settings) for trial in trials if trial.session is None)
+    running = ", ".join(trial.release for trial in loop.trials if trial.is_live)
+    over = sum(bool(trial.asked.result) for trial in loop.trials)
     return (
-        f"these releases continue on the cluster: {launched or 'none'}. Not started: {left or 'none'}.\nRun the "
-        "same command again to continue the sweep; `stop --release NAME` stops one training."
+        f"these releases continue on the cluster: {running or 'none'}. {over} of {loop.wanted} trials are over.\n"
+        "Add --resume to the same command to continue the sweep, also on another machine; `stop --release NAME` stops "
+        "one training."
     )
+
+
+def _print_result(loop: SweepLoop, releases: ClusterReleases, output: str) -> None:
+    """Print the table and the best trial, and write the report next to the journal."""
+    out, folder = console(), loop.study.journal.parent
+    try:
+        best, why = loop.best()
+    except CliError:
+        if output == "text":
+            out.print(trial_table(loop.trials))
+        raise
+    keys = [setting.partition("=")[0] for setting in best.asked.settings]
+    rows = [["release", *keys, "state", "score"]]
+    for trial in loop.trials:
+        values, result = _cells(trial)
+        rows.append([trial.release, *values, f"best: {why}" if trial is best else trial.state, result])
+    page, values_file = folder / "report.html", releases.write_values(best)
+    loop.study.write_report(page, rows)
+    if output == "json":
+        files = {"values": str(values_file), "journal": str(loop.study.journal), "report": str(page)}
+        print_json(
+            {"best": best.release, "by": why, **files, "trials": [one.as_json() for one in loop.trials]}
+        )
+        return
+    out.print(trial_table(loop.trials, best))
+    selected = ClusterSession(releases.cluster, best.release).options()
+    print_line(
+        f"kept: release {best.release} with {' '.join(best.asked.settings)} ({why}); values: {values_file}"
+    )
+    print_line(f"  copy its results: {command_text('results', *selected, '--to', f'results/{best.release}')}")
+    print_line(f"  table and plots:  {page}")
+    print_line(f"  all trials:       optuna-dashboard {loop.study.journal}")
+    if others := [trial.release for trial in loop.trials if trial is not best]:
+        print_line(
+            "uninstalled: the other releases. Their results stay on the storage, in their jobs' folders:"
+        )
+        copy = command_text("results", *selected, "--job", others[0], "--to", "DIR")
+        print_line(f"  copy one of them: {copy}")

@@ -24,27 +24,19 @@ from launcher import script_main
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch_training import Values, complete_values
 from launcher.cli.packages import PythonEnvironment, find_requirements, install_packages
-from launcher.cli.program_files import choose_file, find_runtime, list_files, module_file
-from launcher.cli.shared_options import (
-    Format,
-    Program,
-    RequirementsOption,
-    ScriptArguments,
-    ScriptOption,
-    SettingsOption,
-    ValuesOption,
-    with_options,
-)
+from launcher.cli.program_files import find_main, list_files
+from launcher.cli.shared_options import Format, ProgramOptions, with_options
 from launcher.cli.terminal import print_json, print_line, report
-from launcher.cli.uploads import CHECKED_ROWS, row_format
+from launcher.cli.uploads import row_format
 from launcher.errors import DataError
 from launcher.io import files
 from launcher.io.helper_protocol import python_environ
-from launcher.io.program_folders import BUILT_IN, CONFIG, find_program_file, is_script_file
+from launcher.io.program_folders import BUILT_IN, CONFIG, find_program_file
 from launcher.metrics import TEST, parse_metrics, pass_table
 from launcher.paths import OutputPaths
 from launcher.runtimes.collective import script_command
 from launcher.runtimes.ps import SERVER_ROLE, TRAINER_ROLE, describe_world
+from launcher.supervisor.timings import Timings
 
 if TYPE_CHECKING:
     from launcher.trainer.trial_data import RowFormat
@@ -59,14 +51,10 @@ SEED = 1  # of the choice of the rows to test on
 STDERR = 2  # file descriptor
 
 
-@dataclass(kw_only=True)
-class TryOptions:
+@dataclass(frozen=True, kw_only=True)
+class TryOptions(ProgramOptions):
     """The options of `try`."""
 
-    program: Program
-    script_arguments: ScriptArguments = None
-    script: ScriptOption = None
-    requirements: RequirementsOption = None
     data: Annotated[
         Path | None,
         typer.Option(
@@ -82,8 +70,6 @@ class TryOptions:
         list[Path] | None,
         typer.Option(metavar="FILE", help="A side table: a file that the program reads next to the rows."),
     ] = None
-    values: ValuesOption = None
-    settings: SettingsOption = None
     rows: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Read only the first N rows of each file.")
     ] = None
@@ -101,9 +87,9 @@ class TryOptions:
         return row_format(self.chart_values["data"])
 
     @property
-    def arguments(self) -> tuple[str, ...]:
+    def argument_list(self) -> tuple[str, ...]:
         """The options of the program or script as command-line arguments, such as `--width=4`."""
-        return tuple(self.script_arguments or self.chart_values["training"]["args"])
+        return tuple(self.arguments or self.chart_values["training"]["args"])
 
     @property
     def environment(self) -> dict[str, str]:
@@ -206,13 +192,14 @@ def train_locally(options: TryOptions, data: Path, report: Callable[[str], None]
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)
         options.copy_tables(work / "tables")
-        program = program_loader.load_program(config, work / "tables", options.arguments)
+        program = program_loader.load_program(config, work / "tables", options.argument_list)
         places = RowPlaces(str(data))
-        first_rows = trial_data.read_rows(data, form, places, min(CHECKED_ROWS, options.rows or CHECKED_ROWS))
+        checked = trial_data.CHECKED_ROWS
+        first_rows = trial_data.read_rows(data, form, places, min(checked, options.rows or checked))
         found, _ = record_files.parse_records(first_rows, program, places)
-        trial_data.check_parse_columns(program, data, form, found)
+        trial_data.check_parse_columns(program, data, form)
         batch = record_files.split_inputs(found[: network.ROWS]) if len(found) else None
-        graph = network.GraphSettings("async", options.batch_size, 0)
+        graph = network.GraphSettings("async", options.batch_size)
         single_process.check_program(program, batch, graph)
         limits: dict[str, Any] = {"limit": options.rows, "report": report}
         share = 0.0 if options.test else HELD_OUT
@@ -267,16 +254,17 @@ class Script:
 def find_script(options: TryOptions) -> Script | None:
     """Return the script that the program is (a file) or contains (a folder, an example); None for a program of fleet.
 
-    Raises UsageError if the folder has no single script and `--script` does not choose one.
+    Raises:
+        UsageError: the folder has no single script and `--script` does not choose one.
+        SettingsError: there is no such program.
     """
     program = next((path for path in (options.program, BUILT_IN / options.program) if path.exists()), None)
     if program is None or (not options.script and (program / CONFIG).is_file()):
+        find_program_file(options.program)
         return None
     folder, chosen = (program, options.script or "") if program.is_dir() else (program.parent, program.name)
     names = [chosen] if program.is_file() else [name for name, _ in list_files(program)]
-    main = choose_file(folder, names, chosen)
-    file = main if is_script_file(main) else module_file(main, names)
-    found = find_runtime(folder / file) if file else "collective"
+    main, found = find_main(folder, names, chosen)
     if found == "fleet":
         return None
     return Script(folder.resolve(), main, "ps" in (found, options.chart_values["runtime"]))
@@ -284,11 +272,10 @@ def find_script(options: TryOptions) -> Script | None:
 
 def run_script(script: Script, options: TryOptions, env: dict[str, str]) -> int:
     """Run a script to its end, with a parameter server next to it if it needs one; return its exit code."""
-    words = script_command(script.main, options.arguments, env)
+    words = script_command(script.main, options.argument_list, env)
+    argv = [sys.executable, script_main.__file__, *words]
     if not script.uses_servers:
-        return subprocess.run(
-            [sys.executable, *words], cwd=script.folder, env=env, stdout=STDERR, check=False
-        ).returncode
+        return subprocess.run(argv, cwd=script.folder, env=env, stdout=STDERR, check=False).returncode
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         server, trainer, gloo = (f"127.0.0.1:{one.getsockname()[1]}" for one in sockets)
@@ -296,7 +283,7 @@ def run_script(script: Script, options: TryOptions, env: dict[str, str]) -> int:
     env = env | world | {"POD_IP": "127.0.0.1"}
     processes = [
         subprocess.Popen(
-            [sys.executable, script_main.__file__, *words],
+            argv,
             cwd=script.folder,
             env=env | role | {"PADDLE_PORT": end.rpartition(":")[2]},
             stdout=STDERR,
@@ -304,11 +291,16 @@ def run_script(script: Script, options: TryOptions, env: dict[str, str]) -> int:
         )
         for end, role in ((server, SERVER_ROLE), (trainer, TRAINER_ROLE))
     ]
+    served, trained = processes
     try:
-        while all(process.poll() is None for process in processes):
+        # A script may stop its servers, and then work on for a while.
+        seconds = Timings().early_pserver_exit
+        while trained.poll() is None and not served.poll() and seconds > 0:
             time.sleep(0.1)
-        # A server that exits first has failed: Paddle has no call that stops it.
-        return next(process.returncode for process in reversed(processes) if process.returncode is not None)
+            seconds -= 0.1 if served.returncode == 0 else 0
+        if trained.returncode is None:
+            report(f"the parameter server exited with code {served.returncode} before the trainer")
+        return int(served.returncode or 1) if trained.returncode is None else trained.returncode
     finally:
         for process in processes:  # with their own children, such as gloo's store
             with contextlib.suppress(ProcessLookupError):
@@ -343,18 +335,20 @@ def train_script(
     """
     from launcher.trainer import trial_data
 
+    form = options.row_format
+    is_parquet = form.format == "parquet"
+
     def split(file: Path, share: float, train: Path, test: Path) -> tuple[int, int]:
-        form = options.row_format
-        if form.parquet:
+        if is_parquet:
             return trial_data.split_parquet(file, form, share, options.rows, (train, test))
         return split_rows(trial_data.read_rows(file, form, limit=options.rows), share, train, test)
 
     with tempfile.TemporaryDirectory(prefix="paddle-training-try.") as temporary:
         work = Path(temporary)
-        output, suffix = OutputPaths(work / "output"), "parquet" if options.row_format.parquet else "txt"
+        output, suffix = OutputPaths(work / "output"), "parquet" if is_parquet else "txt"
         train, test = work / f"train.{suffix}", work / f"test.{suffix}"
         share = 0.0 if options.test else HELD_OUT
-        is_folder = options.data and options.data.is_dir() and not options.row_format.parquet
+        is_folder = options.data and options.data.is_dir() and not is_parquet
         folder = options.data if is_folder else None
         rows = None if folder else options.data
         counts = split(rows, share, train, test) if rows else (0, 0)
@@ -397,10 +391,11 @@ def train_script(
             described = " ".join(f"{name}={score:.4f}" for name, score in shown.items())
             report(f"pass {row['pass'] + 1}: {row['seconds']:.1f} s, {described}")
         score = files.read_json(output.model / "score.json") or {}
-        if output.model.is_dir():
+        # A script may also write a folder `model` of its own.
+        if is_model := any((output.model / name).is_file() for name in MODEL_MARKS):
             files.copy_folder(output.model, options.to)
             report(f"model written to {options.to}")
         elif written := files.folder_files(output.root):
             files.copy_folder(output.root, options.to / OUTPUT)
             report(f"written below {{output_dir}}: {len(written)} files, now in {options.to / OUTPUT}")
-        return {"passes": passes, "score": score, "model": str(options.to) if output.model.is_dir() else None}
+        return {"passes": passes, "score": score, "model": str(options.to) if is_model else None}

@@ -1,13 +1,14 @@
 """The pages of the dashboard as HTML: the list of releases, the page of a release, and two of its runs side by side.
 
-Every text from a cluster or a file is escaped. Links contain names, never paths.
+Every text from a cluster or a file is escaped. Links contain names, never paths. Charts of a metric over the passes are
+SVG elements that follow the colours of the page: the command line has no matplotlib, which draws those of report.html.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
 from html import escape
 from pathlib import Path
 from string import Template
@@ -15,9 +16,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from launcher.cli.errors import CliError
-from launcher.cli.live_page.line_chart import draw_chart, points_of
 from launcher.cli.live_page.readings import Seen
-from launcher.cli.run_comparison import choose_pair, diff_programs, run_rows, setting_rows
 from launcher.cli.run_display import (
     JOB_COLUMNS,
     RANK_COLUMNS,
@@ -27,16 +26,24 @@ from launcher.cli.run_display import (
     remarks,
     status_line,
 )
-from launcher.cli.run_files import SavedRun
+from launcher.cli.run_files import choose_pair, diff_programs, setting_rows
 from launcher.cli.run_view import RunView
-from launcher.cli.terminal import escape_controls, pass_rows, score_columns
+from launcher.cli.terminal import escape_controls
 from launcher.reporting.html_report import join_tiles, key_values, restart_table, section, table
+from launcher.reporting.saved_runs import Passes, SavedRun, pass_rows, run_rows, score_columns
 from launcher.reporting.text_formats import best_pass, duration, number, rate, scores, utc_time
 
 PAGE = Path(__file__).with_name("page.html")
 LIVE_SECONDS, STALE_SECONDS = 6.0, 30.0
 """An older state is shown with its age, as a warning: after an error, and without one."""
-Passes = Sequence[Mapping[str, Any]]
+WIDTH, HEIGHT = 440, 220
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 24  # the margins of the plot
+DOTS = 100
+"""A line with more points than this has no dots, which show their values under the mouse."""
+LARGEST = 1e300
+"""Values of a damaged file must not overflow."""
+Points = Sequence[tuple[int, float]]
+"""(pass counted from 1, value below LARGEST) of each pass."""
 
 
 def _page(
@@ -124,7 +131,7 @@ def render_run(release: str, seen: Seen[RunView]) -> str:
         section("Notes", _notes([*remarks(view), *view.damage.values()])),
         section("Curves", _charts({"": view.passes})),
         section("Ranks", table(RANK_COLUMNS, [rank_row(rank) for rank in view.ranks])),
-        section("Restarts", restart_table([asdict(one) for one in reversed(restarts)])),
+        section("Restarts", restart_table(reversed(restarts))),
         section("Newest log lines", log if view.log else ""),
         section("Passes", _pass_table({"": view.passes})),
         section("Jobs", table(JOB_COLUMNS, [[str(cell) for cell in row] for row in jobs])),
@@ -204,3 +211,51 @@ def _comparison(release: str, found: Sequence[SavedRun], pair: Sequence[SavedRun
             section("Differences of the programs", f"<pre>{escape(diff)}</pre>" if diff else ""),
         ]
     )
+
+
+def draw_chart(title: str, lines: Mapping[str, Points]) -> str:
+    """Return a figure with a line for each entry of `lines`, by its name; empty if no line has a point."""
+    xs, ys = ([point[axis] for line in lines.values() for point in line] for axis in (0, 1))
+    if not xs:
+        return ""
+    first, last, low, high = min(xs), max(xs), min(ys), max(ys)
+    margin = (high - low) * 0.08 or abs(high) * 0.1 or 1.0
+    low, high = low - margin, high + margin
+
+    def place(number: float, value: float) -> str:
+        share = (number - first) / (last - first) if last > first else 0.5
+        x = LEFT + share * (WIDTH - LEFT - RIGHT)
+        return f"{x:.1f},{TOP + (high - value) / (high - low) * (HEIGHT - TOP - BOTTOM):.1f}"
+
+    drawn = []
+    step = 10.0 ** math.floor(math.log10((high - low) / 2))
+    step *= next(factor for factor in (5, 2, 1) if factor * step <= (high - low) / 2)
+    for count in range(math.ceil(low / step), math.floor(high / step) + 1):
+        value = count * step
+        y = place(first, value).partition(",")[2]
+        drawn.append(f'<path class="grid" d="M{LEFT},{y}H{WIDTH - RIGHT}"/>')
+        drawn.append(f'<text class="y" x="{LEFT - 8}" y="{y}" dy="4">{value:.4g}</text>')
+    for pass_number in sorted({first, (first + last) // 2, last}):
+        x = place(pass_number, low).partition(",")[0]
+        drawn.append(f'<text class="x" x="{x}" y="{HEIGHT - 6}">{pass_number}</text>')
+    keys = []
+    for style, (name, line) in enumerate(lines.items()):
+        drawn.append(f'<polyline class="line line-{style}" points="{" ".join(place(*at) for at in line)}"/>')
+        for pass_number, value in line if len(line) <= DOTS else line[-1:]:
+            x, y = place(pass_number, value).split(",")
+            tip = escape(f"{name} pass {pass_number}: {value:.4f}".strip())
+            drawn.append(
+                f'<circle class="dot line-{style}" cx="{x}" cy="{y}" r="3"><title>{tip}</title></circle>'
+            )
+        newest = f"{line[-1][1]:.4f}" if line else "-"
+        keys.append(f'<span class="key line-{style}">{escape(name)} <b>{newest}</b></span>')
+    return (
+        f"<figure><figcaption>{escape(title)} {''.join(keys)}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)} over the passes">'
+        f"{''.join(drawn)}</svg></figure>"
+    )
+
+
+def points_of(passes: Passes, key: str) -> list[tuple[int, float]]:
+    """Return the points of a column of a pass table (`launcher.metrics.pass_table`), without NaN and infinity."""
+    return [(int(row["pass"]) + 1, row[key]) for row in passes if abs(row.get(key, math.nan)) < LARGEST]

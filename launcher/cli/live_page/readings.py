@@ -1,6 +1,7 @@
-"""What the dashboard reads of a cluster or a folder: at most so often, once for all browser windows.
+"""What the dashboard reads of a cluster or a folder: each read serves all browser windows for some seconds.
 
-Nothing is read while nobody asks. A request never waits for a cluster that does not answer: it gets the last value.
+Nothing is read while nobody asks. A request waits a few seconds at most (FIRST_SECONDS, AGAIN_SECONDS) for a new value.
+If the cluster does not answer by then, the request gets the last value.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import Generic, TypeVar
 from launcher.cli.errors import describe_os_error
 from launcher.cli.job_sessions import ClusterSession, FolderSession, Session
 from launcher.cli.releases import list_releases
-from launcher.cli.run_files import SavedRun, read_runs
+from launcher.cli.run_files import read_runs
 from launcher.cli.run_view import RunView
 from launcher.cli.storage import StorageRequest
+from launcher.reporting.saved_runs import SavedRun
 
 VIEW_SECONDS, OVERVIEW_SECONDS = 2.0, 10.0
 """A release is read again after this time: while its page is open, and while only the list of releases is."""

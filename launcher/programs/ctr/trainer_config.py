@@ -98,8 +98,8 @@ def check_labels(labels: np.ndarray) -> None:
     """Reject data of one class: the model would learn nothing, and there is no AUC."""
     if labels.min() == labels.max():
         raise ValueError(
-            f"column label: all {len(labels)} rows have {labels[0, 0]:g}, but clicks and others are needed "
-            "to learn from. Fix: check that the first column is the label"
+            f"column label: all {len(labels)} rows have {labels[0, 0]:g}, but the training needs rows with a "
+            "click and rows without. Fix: check that the first column is the label"
         )
 
 

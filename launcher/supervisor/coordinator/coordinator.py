@@ -21,19 +21,27 @@ from launcher.runtimes.runtime_protocol import Runtime
 from launcher.schema import RunFile, StatusFile
 from launcher.settings import PREVIOUS, TrainSettings
 from launcher.supervisor.bucket_export import BucketExport
-from launcher.supervisor.coordinator.decisions import decide_next_plan, plan_first_attempt
+from launcher.supervisor.coordinator.decisions import (
+    decide_next_plan,
+    describe_growth,
+    find_spares,
+    plan_first_attempt,
+)
 from launcher.supervisor.coordinator.members import (
     GangLimits,
+    Member,
     Membership,
     can_run_processes,
     describe_absences,
     describe_missing,
+    find_expected,
     find_missing,
 )
 from launcher.supervisor.coordinator.run_writer import RunFilesWriter, describe_wait
 from launcher.supervisor.helper_processes import write_report
+from launcher.supervisor.node_check import LEAST_RANKS, describe_bad_nodes
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.coordinator_link import OrderSource
+from launcher.supervisor.peers.coordinator_link import OrderSource, coordinator_name
 from launcher.supervisor.peers.messages import Action, Failure, MemberState, Phase, Plan
 from launcher.supervisor.peers.peer_server import TrainerStore, build_store_prefix
 from launcher.supervisor.run_tracking import RunTracking
@@ -54,6 +62,9 @@ from launcher.supervisor.timings import Timings
 
 INTERNAL = (
     "internal error of the launcher: {!r}. Fix: report it as a bug, with the stack trace in the log of rank 0"
+)
+FEW_RANKS = (
+    f"; with fewer than {LEAST_RANKS} ranks there is no median, so only the network's limits were checked"
 )
 TRAINED_ALONE = (
     "the processes of this run have never been connected to each other, so each of the {} processes has most likely "
@@ -78,6 +89,7 @@ class Coordinator(OrderSource):
         address: str,
         pause: Callable[[float], None],
         wake: Callable[[], None],
+        offers: int = 0,
     ) -> None:
         """Create the coordinator; the agent then calls `acquire_output` and `start_run`.
 
@@ -85,6 +97,7 @@ class Coordinator(OrderSource):
             address: IP address of this pod, which other ranks read in run.lock.
             pause: waits for a number of seconds, as time.sleep does, or until the agent must stop.
             wake: called when a rank has reported, so that the agent calls `step` at once.
+            offers: how often this pod has offered the lease of an elastic run in this wait, and nobody took it.
         """
         self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
         self._pause = pause
@@ -97,12 +110,25 @@ class Coordinator(OrderSource):
             serve=t.ready + t.stop + t.stuck,
             finish=t.pserver_exit + 2 * t.stop + t.stuck,
             restarts=s.restarts,
+            passes=s.passes,
             wall_offset=time.time() - time.monotonic(),
             find_checkpoint=self._find_checkpoint,
             find_script_save=self._find_script_save,
+            find_script_change=lambda: self.run_files.script_changed if self.run_files is not None else None,
             describe_absence=self._describe_absence,
+            own_rank=s.completion_index,
         )
-        self.membership = Membership(s.trainers, self._limits, wake, t.hold)
+        if s.is_elastic:
+            self._limits = replace(
+                self._limits,
+                trainers=s.trainers,
+                min_trainers=s.min_trainers,
+                rank_wait=s.rank_wait_seconds,
+                grow=s.grow_after_minutes * 60,
+                offer=t.offer,
+                offers=offers,
+            )
+        self.membership = Membership(s.shards, self._limits, wake, t.hold)
         self.output = OutputPaths(s.layout.output)
         self._secret = os.urandom(16).hex()
         self.credential = build_credential(s, self._secret)
@@ -123,6 +149,12 @@ class Coordinator(OrderSource):
         """Whether the run was complete before this launcher started."""
         self._logged_wait = self._ask_dns_from = 0.0
         """Monotonic times of the last log line about missing ranks, and from which on DNS is asked about them again."""
+        self._bad_nodes = ""
+        """The result of the newest node check."""
+        self.succeeds = False
+        """Whether this pod, another rank of an elastic run, has followed an earlier coordinator until now."""
+        self.waits_since: float | None = None
+        """Since when this pod waits for ranks, if it coordinates again after nobody took the lease that it offered."""
         self._late_attempt: int | None = None
         """The newest attempt about whose missing ranks users were notified."""
 
@@ -131,16 +163,18 @@ class Coordinator(OrderSource):
         """Return the order that all ranks receive."""
         return self.membership.order
 
-    def acquire_output(self, on_lease_lost: Callable[[], None]) -> None:
+    def acquire_output(self, on_lease_lost: Callable[[], None]) -> bool:
         """Wait until this pod holds the output lease; then renew it in the background and let ranks join.
 
-        If the lease is lost later, a thread calls `on_lease_lost`, and orders all ranks to stop.
+        If the lease is lost later, a thread calls `on_lease_lost`, and orders all ranks to stop. Return False if
+        another pod of this elastic run holds the lease.
 
         Raises:
             LauncherError: another run or pod keeps the lease, or the storage cannot be used.
         """
         check_folders(self._settings.layout)
-        self.lock.acquire()
+        if not self.lock.acquire(yields=self._settings.is_elastic):
+            return False
         keep_secret = functools.partial(write_secret, self._settings.layout.run_secret, self._secret)
 
         def lose(error: LauncherError) -> None:
@@ -152,6 +186,7 @@ class Coordinator(OrderSource):
         self.lock.start_renewing(lose, keep_secret)
         keep_secret()
         self.membership.open(self.credential)
+        return True
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:
         """Resume or create output/, write the first run.json, and plan the first attempt.
@@ -176,12 +211,22 @@ class Coordinator(OrderSource):
             fingerprint=fingerprint,
             earlier=resumed,
             read_plan=lambda: (self.plan, self.membership.members),
+            describe_growth=lambda: self._describe_growth(self.plan, time.monotonic()),
         )
-        plan, members = plan_first_attempt(earlier, attempt, s.trainers, time.monotonic())
+        plan, members = plan_first_attempt(
+            earlier, attempt, s.shards, time.monotonic(), s.completion_index, succeeds=self.succeeds
+        )
+        if self.waits_since is not None and plan.do == Action.WAIT:
+            plan = replace(plan, since=self.waits_since)
         plan = replace(plan, init_model=resumed.init_model)
         self.membership.restore(members)
         if self._is_complete:  # no attempt follows
-            plan = replace(plan, attempt=max(0, plan.attempt - 1), incarnations=earlier.incarnations)
+            plan = replace(
+                plan,
+                attempt=max(0, plan.attempt - 1),
+                incarnations=earlier.incarnations,
+                world=earlier.world,
+            )
         self.run_files.open(plan, is_complete=self._is_complete)
         self.plan = plan
         self.run_files.start_status()
@@ -197,7 +242,8 @@ class Coordinator(OrderSource):
             model = find_previous_model(s, fingerprint["program"], exported, self._pause)
             self.plan = replace(plan, init_model=model)
             self.run_files.write_plan(self.plan)
-        self._notify("started", None)
+        if self.waits_since is None:
+            self._notify("started", None)
 
     def _log_nothing_to_start(self) -> None:
         s, at = self._settings, self._find_checkpoint()
@@ -244,6 +290,8 @@ class Coordinator(OrderSource):
         if plan == before:
             self._report_wait(now)
             return self.membership.order
+        # The trainers wait after the checkpoint for the order to stop, so that they train nothing that is lost.
+        self.trainer_store.hold(plan.save_after is not None or plan.grow_since is not None)
         self._announce_change(before, plan, now)
         if plan.do == Action.END:
             plan = self._end_run(plan)
@@ -252,6 +300,14 @@ class Coordinator(OrderSource):
         self.plan = plan
         self.membership.publish(plan)
         return self.membership.order
+
+    def _describe_growth(self, plan: Plan, now: float) -> str:
+        """Return until when the ranks that wait to be taken in must wait; empty if no rank waits."""
+        members = self.membership.members
+        spares = find_spares(plan, members, now, self._limits) if plan.grow_since is not None else []
+        has_files = self._limits.find_script_change() is not None
+        gang = self._find_expected(plan)
+        return describe_growth(gang, spares, has_script_files=has_files) if spares else ""
 
     def _find_checkpoint(self) -> Position | None:
         return self._runtime.newest_checkpoint(self.output.root)
@@ -276,11 +332,23 @@ class Coordinator(OrderSource):
                 )
             how = start if plan.resume is None else f"resumes from {plan.resume}"
             log.info("attempt %d %s; the rendezvous took %.1f s", plan.attempt, how, self.rendezvous_seconds)
+            size, others = (
+                len(plan.ranks),
+                len(before.ranks) or min(self._limits.trainers, self._settings.shards),
+            )
+            if size != others:
+                ranks = ", ".join(map(str, sorted(plan.ranks)))
+                self._notify("resized", f"the run goes on with {size} ranks instead of {others}: {ranks}")
             if self._late_attempt == plan.attempt:
                 self._notify("joined", None)
+        elif plan.do == Action.TRAIN and before.do == Action.SERVE and self._settings.node_check:
+            self._report_bad_nodes()
         elif plan.save_after is not None and before.save_after is None:
             self.trainer_store.request_checkpoint()
-            log.info("%s", describe_wait(plan, self.membership.members, now, self._limits.silence))
+            wait = describe_wait(plan, self._find_expected(plan), now, self._limits.silence)
+            log.info("%s", wait or "checkpoint requested, to take in the ranks that have joined")
+        elif plan.grow_since is not None and before.grow_since is None:
+            log.info("training until %s", self._describe_growth(plan, now))
         elif plan.do == Action.STOP and before.do != Action.STOP and plan.cause is not None:
             what = "stopped" if plan.cause.code == EXIT_STOPPED else "failed"
             log.error("attempt %d %s: %s", plan.attempt, what, plan.cause.text)
@@ -290,6 +358,14 @@ class Coordinator(OrderSource):
             )
             log.info("restarting as attempt %d (%s)", plan.attempt, counted)
             self._notify("restarted", plan.cause.text)
+
+    def _report_bad_nodes(self) -> None:
+        """Log the result of the node check, and notify users of a bad node once."""
+        before, self._bad_nodes = self._bad_nodes, describe_bad_nodes(self._find_expected(self.plan))
+        few = FEW_RANKS if len(self.plan.ranks) < LEAST_RANKS else ""
+        log.info("%s", self._bad_nodes or f"node check: no bad node{few}")
+        if self._bad_nodes not in ("", before):
+            self._notify("warned", self._bad_nodes)
 
     def _end_run(self, plan: Plan) -> Plan:
         """Finish report and export, and write the outcome to run.json before any rank or user receives it.
@@ -303,11 +379,11 @@ class Coordinator(OrderSource):
             except (StoppedError, OSError):
                 raise
             except LauncherError as error:
-                plan = replace(plan, cause=Failure.from_error(error, time.monotonic(), 0))
+                plan = replace(plan, cause=self._to_failure(error))
             except Exception as error:  # another pod of rank 0 would fail too
                 log.exception("internal error of the launcher at the end of the run; the stack trace follows")
                 failed = GangError(INTERNAL.format(error))
-                plan = replace(plan, cause=Failure.from_error(failed, time.monotonic(), 0))
+                plan = replace(plan, cause=self._to_failure(failed))
         cause = plan.cause
         self.plan = plan
         self.run_files.close("complete" if cause is None else "failed", cause)
@@ -326,7 +402,7 @@ class Coordinator(OrderSource):
             LauncherError: the export failed, or this launcher must exit. A report that fails is only logged.
         """
         assert self.run_files is not None  # noqa: S101 - step() checked it
-        world = self._settings.trainers * self._settings.processes_per_pod
+        world = len(self.plan.ranks) * self._settings.processes_per_pod
         is_world = self._runtime.is_user_script and world > 1 and not self._is_complete
         if is_world and not any(m.state.connected for m in self.membership.members):
             self.run_files.warning = TRAINED_ALONE.format(world)
@@ -342,17 +418,23 @@ class Coordinator(OrderSource):
         """Log from time to time what the rendezvous waits for, and once notify users that it lasts unusually long."""
         if self.plan.do != Action.WAIT:
             return
-        members, waited = self.membership.members, now - self.plan.since
-        missing = find_missing(members, now, self._limits.silence)
+        expected, waited = self._find_expected(self.plan), now - self.plan.since
+        missing = find_missing(expected, now, self._limits.silence)
         if missing and waited >= self._limits.rendezvous and self._late_attempt != self.plan.attempt:
             self._late_attempt = self.plan.attempt
-            self._notify("waiting", describe_missing(members, self.plan.since, now, self._limits))
+            self._notify("waiting", describe_missing(expected, self.plan.since, now, self._limits))
         if now - max(self._logged_wait, self.plan.since) < self._timings.log_again:
             return
         self._logged_wait = now
-        wait = describe_wait(self.plan, members, now, self._limits.silence)
+        wait = describe_wait(self.plan, expected, now, self._limits.silence)
         why = describe_absences([m for m in missing if m.phase == Phase.ABSENT], self._limits)
         log.info("waiting for %s", "; ".join(filter(None, (wait, *why))))
+
+    def _to_failure(self, error: LauncherError) -> Failure:
+        return Failure.from_error(error, time.monotonic(), self._settings.completion_index)
+
+    def _find_expected(self, plan: Plan) -> list[Member]:
+        return find_expected(plan, self.membership.members, self._limits.trainers)
 
     def _describe_absence(self, rank: int) -> str:
         """Return a text that says why rank `rank` has not joined yet, as far as DNS shows it.
@@ -370,9 +452,9 @@ class Coordinator(OrderSource):
         if not found:
             return f"rank {rank}: {name} does not resolve (its pod is not scheduled, or has no address)"
         return (
-            f"rank {rank}: {name} resolves to {', '.join(found)}, but its launcher has not called rank 0 on "
-            f"peerPort {self._settings.peer_port} (its init container waits, it cannot start, or a network "
-            "policy blocks that port)"
+            f"rank {rank}: {name} resolves to {', '.join(found)}, but its launcher has not called "
+            f"{coordinator_name(self._settings)} on peerPort {self._settings.peer_port} (its init container waits, "
+            "it cannot start, or a network policy blocks that port)"
         )
 
     def announce_exit(self, error: LauncherError) -> None:
@@ -381,18 +463,36 @@ class Coordinator(OrderSource):
         The order is `end` if the error ends the whole run, else `stop`: a new pod of rank 0 then resumes the run.
         """
         if error.exit_code in RUN_ENDS:
-            cause = Failure.from_error(error, time.monotonic(), 0)
-            cause = replace(cause, text=f"rank 0 ({self._settings.pod_name}): {cause.text}")
+            cause = self._to_failure(error)
+            cause = replace(cause, text=f"rank {cause.rank} ({self._settings.pod_name}): {cause.text}")
             self.plan = replace(self.plan, do=Action.END, cause=cause)
             self.membership.publish(self.plan)
         else:
             self._stop_attempt(error)
 
+    def leave_run(self, clock: Callable[[], float]) -> None:
+        """Leave an elastic run that waits to another pod: write `stopped` to run.json, and release the output lease.
+
+        This waits as `wait_and_close`, which explains `clock`. Users are not notified: most likely nothing changes.
+        """
+        expected = self._find_expected(self.plan)
+        missing = find_missing(expected, time.monotonic(), self._limits.silence)
+        text = (
+            f"rank {self._settings.completion_index} ({self._settings.pod_name}) coordinates the run, but "
+            f"{len(missing)} of {len(expected)} ranks do not reach it; they may reach each other, so it leaves the run "
+            f"to another rank for {self._timings.offer:.0f} s. Fix: none if their pods do not run; else see whether "
+            "the nodes reach each other (a network policy, a broken link)"
+        )
+        log.warning("%s", text)
+        error = StoppedError(text)
+        self._stop_attempt(error)
+        self.wait_and_close(error, clock)
+
     def _stop_attempt(self, error: LauncherError) -> None:
         now, plan = time.monotonic(), self.plan
         # An attempt that waits has not started. Its number stays free, because logs are archived as the one before.
         attempt = plan.attempt - (plan.do == Action.WAIT and plan.attempt > 0)
-        cause = Failure.from_error(error, now, 0)
+        cause = self._to_failure(error)
         self.plan = replace(plan, attempt=attempt, do=Action.STOP, cause=cause, since=now)
         self.membership.publish(self.plan)
 
@@ -411,8 +511,10 @@ class Coordinator(OrderSource):
         late, deadline = start + self._timings.late_rank_wait, start + max(self._timings.farewell, seconds)
         while True:
             now = clock()
-            others = self.membership.members[1:]
-            stopped = not any(can_run_processes(m, now, self._limits.life) for m in others)
+            others = [m for m in self.membership.members if m.state.rank != self._settings.completion_index]
+            # A rank may have started processes after the last state that arrived here.
+            attempt = self.plan.attempt if self.plan.do == Action.STOP else -1
+            stopped = not any(can_run_processes(m, now, self._limits.life, attempt) for m in others)
             informed = self.membership.all_have_newest_order(now, skip_absent=now >= late)
             if (informed and (stopped or self.lock.is_lost)) or now >= deadline:
                 break
@@ -443,13 +545,14 @@ class Coordinator(OrderSource):
         holds_lease = self.run_files is not None and not self.lock.is_lost
         if self.run_files is not None and holds_lease and state is not None:
             try:
-                cause = None if error is None else Failure.from_error(error, time.monotonic(), 0)
+                cause = None if error is None else self._to_failure(error)
                 self.run_files.close(state, cause)
             except Exception as failed:  # the lease is released, and the pod exits, whatever happens
                 log.warning(
                     "cannot write how the run ended to run.json, which still has an earlier state: %r", failed
                 )
-            self._notify("stopped" if state == "stopped" else "failed", str(error))
+            if not self.plan.offers_lease:
+                self._notify("stopped" if state == "stopped" else "failed", str(error))
         if (
             holds_lease
             and not self.lock.is_lost

@@ -15,6 +15,11 @@ If a pod receives SIGTERM while all ranks train, the plan first keeps `train` wi
 trainers for a checkpoint; once they have saved it, or the first such pod must stop, the plan becomes `stop`, which
 counts no failure.
 
+In an elastic run (`training.minTrainers`) an attempt has a world: the ranks that run its processes, by place; the
+coordinator's own rank is the first one. `wait` becomes `serve` without ranks that stay missing for too long, if enough
+others are ready. Ranks that join later wait, idle; at the next checkpoint the plan becomes `stop`, and the next attempt
+has them in its world. Ranks outside the world decide nothing.
+
 A failure is final if the next attempt would fail in the same way (`FINAL` in launcher/errors.py).
 
 The phases of a rank (`OrderExecutor`): staging → idle → serving → ready → training → done → ended, back to
@@ -31,7 +36,14 @@ from launcher.errors import EXIT_GANG, EXIT_STOPPED, FINAL, RUN_ENDS, LauncherEr
 from launcher.paths import Position
 from launcher.reporting.failure_messages import describe_early_exit
 from launcher.schema import RestartRecord, RunFile
-from launcher.supervisor.coordinator.members import GangLimits, Member, describe_missing, find_missing
+from launcher.supervisor.coordinator.members import (
+    GangLimits,
+    Member,
+    describe_missing,
+    find_expected,
+    find_missing,
+    runs_no_process,
+)
 from launcher.supervisor.peers.messages import SIGTERM_CAUSE, Action, Failure, MemberState, Phase, Plan
 from launcher.supervisor.progress import LEAST_SECONDS
 
@@ -46,14 +58,16 @@ _STEPS = {
 """Present action → (phase that every rank must reach, next action)."""
 _SAVING_STATES = ("training", "testing", "waiting", "saving")
 """States of progress.json in which a trainer has trained batches that a checkpoint can save."""
+_SETTLED_SECONDS = 10.0
+"""The checkpoint of a script that reports none counts as complete when no file of it has changed for this time."""
 _RECENT_SECONDS = 10.0
 """A younger checkpoint is not repeated because a pod must exit: `launcher stop` requests one right before SIGTERM."""
 
 
 def plan_first_attempt(
-    earlier: RunFile, attempt: int, trainers: int, now: float
+    earlier: RunFile, attempt: int, shards: int, now: float, own_rank: int = 0, *, succeeds: bool = False
 ) -> tuple[Plan, tuple[Member, ...]]:
-    """Return the first plan of a new pod of rank 0, from the run record that an earlier pod of rank 0 left.
+    """Return the first plan of a pod that becomes the coordinator, from the run record that an earlier one left.
 
     If run.json still says `training`, the earlier pod was lost while an attempt ran, and the other ranks may still
     run processes. Then the first plan stops that attempt, and waits until each of these ranks has reported that it
@@ -62,7 +76,10 @@ def plan_first_attempt(
     Args:
         earlier: run.json of this run; empty if this run has none.
         attempt: number of the next attempt.
+        shards: number of ranks that the run may have.
         now: monotonic time in seconds.
+        own_rank: the rank of this pod, which runs no process.
+        succeeds: whether this pod, another rank of an elastic run, has followed the earlier one until now.
 
     Returns:
         (the plan, the members that may still run processes).
@@ -70,14 +87,22 @@ def plan_first_attempt(
     # A failed run is only started again by a user, who expects all restarts.
     counted = 0 if earlier.state == "failed" else earlier.counted_restarts
     record = earlier.record | {"attempt": attempt, "counted_restarts": counted}
-    incarnations = earlier.incarnations
-    if earlier.state != "training" or len(incarnations) != trainers:
-        return Plan(**record | {"incarnations": ()}, since=now), ()
-    cause = Failure("rank 0's launcher was lost", EXIT_GANG, now, 0)
-    members = (
-        Member(MemberState(0)),
+    ranks = earlier.ranks
+    is_valid = len(ranks) == len(earlier.incarnations) and set(ranks) <= set(range(shards))
+    if earlier.state != "training" or not earlier.incarnations or not is_valid:
+        first = Plan(**record | {"incarnations": (), "world": None}, since=now)
+        if succeeds and earlier.state == "stopped":  # that pod will not be back soon
+            first = replace(
+                first, cause=Failure("the coordinator's pod was stopped", EXIT_STOPPED, now, own_rank)
+            )
+        return first, ()
+    cause = Failure("the coordinator's launcher was lost", EXIT_GANG, now, own_rank)
+    members = tuple(
         # With attempt -1: every state that these launchers report themselves is later.
-        *(Member(MemberState(rank, incarnations[rank], Phase.TRAINING), now) for rank in range(1, trainers)),
+        Member(MemberState(rank))
+        if rank == own_rank
+        else Member(MemberState(rank, incarnation, Phase.TRAINING), now)
+        for rank, incarnation in zip(ranks, earlier.incarnations, strict=True)
     )
     # run.json keeps the incarnations, so that a further pod of rank 0 waits for the same processes.
     return Plan(**record | {"attempt": attempt - 1}, since=now, do=Action.STOP, cause=cause), members
@@ -112,19 +137,21 @@ def _plan_while_running(plan: Plan, members: Sequence[Member], now: float, limit
     After any failure that is `stop`. Otherwise it is the next action of _STEPS, once every rank has reached
     the phase that _STEPS requires.
     """
-    failure = _first_failure(plan, members, now, limits)
+    gang = [members[rank] for rank in plan.ranks]
+    failure = _first_failure(plan, gang, now, limits)
     if failure is not None:
-        trains = any(m.phase == Phase.TRAINING and not m.state.failure for m in members)
+        trains = any(m.phase == Phase.TRAINING and not m.state.failure for m in gang)
         if failure.is_consequence and trains and now - failure.at < _CAUSE_SECONDS:
             return plan
         return replace(plan, do=Action.STOP, since=now, cause=failure)
     reached, then = _STEPS[plan.do]
-    if all(m.state.attempt == plan.attempt and m.phase.has_reached(reached) for m in members):
+    if all(m.state.attempt == plan.attempt and m.phase.has_reached(reached) for m in gang):
         return replace(plan, do=then, since=now)
-    leaving = find_leaving(members)
-    if leaving is None or plan.do != Action.TRAIN:
+    if plan.do != Action.TRAIN:
         return plan
-    return _plan_before_leaving(plan, members, *leaving, now)
+    if (leaving := find_leaving(gang)) is not None:
+        return _plan_before_leaving(plan, gang, *leaving, now)
+    return _plan_before_growing(plan, gang, find_spares(plan, members, now, limits), now, limits)
 
 
 def find_leaving(members: Sequence[Member]) -> tuple[Member, float] | None:
@@ -176,6 +203,65 @@ def _plan_before_leaving(
     return replace(plan, do=Action.STOP, since=now, cause=cause, stop_seconds=max(0.0, leave_by - now))
 
 
+def find_spares(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> list[Member]:
+    """Return the ranks that are ready to train, but outside the world of the attempt of `plan`."""
+    world = set(plan.ranks)
+    return [m for m in members if m.state.rank not in world and _is_ready(plan, m, now, limits)]
+
+
+def _is_ready(plan: Plan, member: Member, now: float, limits: GangLimits) -> bool:
+    """Return whether a rank can start the processes of the next attempt: it has joined, runs none, and may stay."""
+    return (
+        member.phase in (Phase.IDLE, Phase.ENDED)
+        and now - member.heard < limits.silence
+        and member.ghost_until <= now
+        and member.leave_by is None
+        and member.state.incarnation not in plan.replaced
+    )
+
+
+def _plan_before_growing(
+    plan: Plan, gang: Sequence[Member], spares: Sequence[Member], now: float, limits: GangLimits
+) -> Plan:
+    """Return the plan that follows the action `train` when `spares` wait to be taken into the world.
+
+    The attempt stops after the next checkpoint, unless that is the one after the last pass. If none is saved within
+    `GangLimits.grow`, all trainers are asked for one. A script that reports no checkpoints is stopped when it has
+    written files to its checkpoint folder, and has not changed them for _SETTLED_SECONDS.
+    """
+    saved = min((at for m in gang if (at := m.state.progress.saved) is not None), default=None)
+    passes = max(m.state.progress.passes or limits.passes for m in gang)
+    if not spares or (saved is not None and saved.passes >= passes):  # only the model is left to be written
+        return replace(plan, grow_since=None, grow_after=None, save_after=None)
+    if plan.grow_since is None:
+        return replace(plan, grow_since=now, grow_after=saved)
+    written = limits.find_script_change() if saved is None else None
+    has_written = written is not None and plan.grow_since < written <= now - _SETTLED_SECONDS
+    if has_written or (saved is not None and (plan.grow_after is None or saved > plan.grow_after)):
+        names = ", ".join(m.label for m in spares)
+        sizes = f"from {len(gang)} to {len(gang) + len(spares)} ranks"
+        how = "the script wrote a checkpoint" if saved is None else f"saved a checkpoint at {saved}"
+        text = f"growing {sizes} with {names}: {how}"
+        return replace(
+            plan, do=Action.STOP, since=now, cause=Failure(text, EXIT_STOPPED, now, limits.own_rank)
+        )
+    is_busy = any(m.phase != Phase.TRAINING or m.state.progress.state not in _SAVING_STATES for m in gang)
+    if now - plan.grow_since < limits.grow or saved is None or is_busy:
+        return plan
+    return replace(plan, save_after=saved)
+
+
+def describe_growth(gang: Sequence[Member], spares: Sequence[Member], *, has_script_files: bool) -> str:
+    """Return which ranks wait to be taken into the world of an elastic run, and until when."""
+    names = ", ".join(m.label for m in spares)
+    if has_script_files or any(m.state.progress.saved is not None for m in gang):
+        return f"the next checkpoint, to take in {names}"
+    return (
+        f"the first checkpoint, to take in {names}; without one they are taken in at the next restart. Fix: let the "
+        "script save checkpoints, with ScriptRun or below training.checkpointDir"
+    )
+
+
 def _end(plan: Plan, now: float, cause: Failure) -> Plan:
     return replace(plan, do=Action.END, since=now, cause=cause)
 
@@ -183,8 +269,12 @@ def _end(plan: Plan, now: float, cause: Failure) -> Plan:
 def _plan_after_waiting(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows the action `wait`.
 
-    It is `serve` once all ranks have joined and run no process. It is `end` if a rank failed before it joined, ranks
-    were missing for too long, or the fingerprints differ.
+    It is `serve` once all ranks of the last attempt (at first all `GangLimits.trainers`) have joined and run no
+    process. An elastic run with at least `GangLimits.min_trainers` such ranks waits for the others no longer than
+    `GangLimits.rank_wait`. If the last attempt did not fail but was stopped (EXIT_STOPPED), such as for a pod that must
+    exit, the run waits only for the ranks that do not exit, and no longer than `GangLimits.silence`.
+
+    It is `end` if a rank failed before it joined, too many ranks were missing for too long, or the fingerprints differ.
     """
     failures = [
         m.state.failure
@@ -196,74 +286,113 @@ def _plan_after_waiting(plan: Plan, members: Sequence[Member], now: float, limit
     if failures:
         first = min(failures, key=lambda failure: failure.at)
         return _end(plan, now, replace(first, text=f"{members[first.rank].label}: {first.text}"))
-    if find_missing(members, now, limits.silence):
+    expected = find_expected(plan, members, limits.trainers)
+    ready = [m for m in members if _is_ready(plan, m, now, limits)]
+    may_shrink = limits.min_trainers <= len(ready) and _has_waited(plan, expected, ready, now, limits)
+    if not may_shrink and find_missing(expected, now, limits.silence):
         if now - plan.since >= limits.join:
-            text = describe_missing(members, plan.since, now, limits)
+            text = describe_missing(expected, plan.since, now, limits)
             before = (
                 f" The rendezvous was for attempt {plan.attempt}, after this failure: {plan.cause.text}"
                 if plan.cause
                 else ""
             )
             return _end(plan, now, Failure(text + before, EXIT_GANG, now))
+        is_cut_off = _may_be_cut_off(plan, members, expected, now, limits)
+        return replace(plan, offers_lease=True) if is_cut_off else plan
+    is_complete = may_shrink or all(m in ready for m in expected)
+    has_own = any(m.state.rank == limits.own_rank for m in ready)
+    if not is_complete or not has_own or any(m.ghost_until > now for m in members):
         return plan
-    states = [m.state for m in members]
-    must_exit = any(state.incarnation in plan.replaced for state in states)
-    is_ready = all(m.phase in (Phase.IDLE, Phase.ENDED) and m.ghost_until <= now for m in members)
-    if must_exit or not is_ready:
-        return plan
-    for state in states[1:]:
-        if state.fingerprint != states[0].fingerprint:
-            return _end(plan, now, Failure(_describe_mismatch(members, state), EXIT_GANG, now))
+    # The trainers' store is on the coordinator's pod, where they look for it on that of the first place.
+    ready.sort(key=lambda m: (m.state.rank != limits.own_rank, m.state.rank))
+    states = [m.state for m in ready]
+    for other in ready[1:]:
+        if other.state.fingerprint != states[0].fingerprint:
+            return _end(plan, now, Failure(_describe_mismatch(ready[0], other), EXIT_GANG, now))
     return replace(
         plan,
         do=Action.SERVE,
         since=now,
         incarnations=tuple(state.incarnation for state in states),
+        world=tuple(state.rank for state in states),
         addresses=tuple(state.address for state in states),
         resume=limits.find_checkpoint(),
         cause=None,
+        grow_since=None,
+        grow_after=None,
         replaced=(),
     )
 
 
-def _describe_mismatch(members: Sequence[Member], state: MemberState) -> str:
-    ours, theirs = (each or {} for each in (members[0].state.fingerprint, state.fingerprint))
+def _has_waited(
+    plan: Plan, expected: Sequence[Member], ready: Sequence[Member], now: float, limits: GangLimits
+) -> bool:
+    """Return whether an elastic run has waited long enough for the ranks that are not ready."""
+    if plan.cause is None or plan.cause.code != EXIT_STOPPED:
+        return now - plan.since >= limits.rank_wait
+    # The attempt was stopped in order: those that exit do not come back soon, the others within a moment.
+    stay = [m for m in expected if m.phase != Phase.LEAVING and m.leave_by is None]
+    return now - plan.since >= limits.silence or all(m in ready for m in stay)
+
+
+def _may_be_cut_off(
+    plan: Plan, members: Sequence[Member], expected: Sequence[Member], now: float, limits: GangLimits
+) -> bool:
+    """Return whether the coordinator of an elastic run has heard of too few ranks for so long that it offers the lease.
+
+    Its pod may reach the storage but not the other pods, which could go on without it. There are too few ranks:
+
+    - if they are fewer than `min_trainers`, so that the run cannot go on. Each offer that nobody takes makes the time
+      until the next one four times as long.
+    - if more than half of the ranks of the last attempt were lost. The run can go on without them, so this is the
+      reason for one offer only. A rank that reported that it exits was not lost.
+    """
+    if now - plan.since < limits.offer * 4**limits.offers:
+        return False
+    lost = [m for m in find_missing(expected, now, limits.silence) if m.phase != Phase.LEAVING]
+    present = len(members) - len(find_missing(members, now, limits.silence))
+    return present < limits.min_trainers or (2 * len(lost) > len(expected) and not limits.offers)
+
+
+def _describe_mismatch(first: Member, other: Member) -> str:
+    ours, theirs = (each.state.fingerprint or {} for each in (first, other))
     differ = "; ".join(
         f"{key} {ours.get(key)!r} against {theirs.get(key)!r}"
         for key in sorted({*ours, *theirs})
         if ours.get(key) != theirs.get(key)
     )
     return (
-        f"{members[state.rank].label} has another fingerprint than rank 0: {differ}. The program on the shared storage "
-        "changed while the pods started, or the pods run different images. Fix: start the run again."
+        f"{other.label} has another fingerprint than rank {first.state.rank}: {differ}. The program on the shared "
+        "storage changed while the pods started, or the pods run different images. Fix: start the run again."
     )
 
 
-def _first_failure(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Failure | None:
+def _first_failure(plan: Plan, gang: Sequence[Member], now: float, limits: GangLimits) -> Failure | None:
     """Return the failure of this attempt that caused the others: the smallest by `Failure.sort_key`.
 
-    It is usually the earliest. Return None if nothing failed, or if a lost rank 0 is the cause.
+    It is usually the earliest. Return None if nothing failed, or if a lost coordinator is the cause.
     """
-    if plan.incarnations[:1] != (members[0].state.incarnation,):
-        return None  # the attempt of an earlier rank 0, whose loss is the cause
+    if plan.ranks[:1] != (limits.own_rank,) or plan.incarnations[:1] != (gang[0].state.incarnation,):
+        return None  # the attempt of an earlier coordinator, whose loss is the cause
     found = [
         failure
-        for member, started in zip(members, plan.incarnations, strict=True)
+        for member, started in zip(gang, plan.incarnations, strict=True)
         if (failure := _find_member_failure(plan, member, started, now, limits)) is not None
     ]
-    waiting = all(m.state.progress.state == "waiting" for m in members)
-    if plan.do == Action.TRAIN and waiting and now - max(m.progressed for m in members) >= LEAST_SECONDS:
+    waiting = all(m.state.progress.state == "waiting" for m in gang)
+    if plan.do == Action.TRAIN and waiting and now - max(m.progressed for m in gang) >= LEAST_SECONDS:
         text = (
             f"all trainers have waited for each other for {LEAST_SECONDS:.0f} s: a message between them was lost. Fix: "
             "see whether their nodes reach each other (lost packets, a network policy)"
         )
         found.append(Failure(text, EXIT_GANG, now))
-    ours = [m for m in members if m.state.attempt == plan.attempt]
+    ours = [m for m in gang if m.state.attempt == plan.attempt]
     hangs = [
         (m.state.hang.at, m.label, m.state.hang) for m in ours if m.phase == Phase.TRAINING and m.state.hang
     ]
     done = sum(m.phase == Phase.DONE for m in ours)
-    if plan.do == Action.TRAIN and hangs and len(hangs) + done == len(members):
+    if plan.do == Action.TRAIN and hangs and len(hangs) + done == len(gang):
         _, label, hang = min(hangs, key=lambda each: each[0])  # it hangs for the longest time
         others = f"none of the {len(hangs)} ranks that train makes progress; " if len(hangs) > 1 else ""
         found.append(replace(hang, text=f"{others}{label}: {hang.text}"))
@@ -305,24 +434,13 @@ def _find_member_failure(
     return Failure(text, code, at, state.rank)
 
 
-def _runs_no_process(member: Member, attempt: int) -> bool:
-    """Return whether a member runs no process and will start none in this attempt.
-
-    A member that still reports an earlier attempt may be starting processes now: it may have received the order
-    for `attempt` after it sent that report.
-    """
-    if member.phase in (Phase.ABSENT, Phase.LEAVING):
-        return True
-    return not member.phase.runs_processes and member.state.attempt >= attempt
-
-
 def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows the action `stop`.
 
     Once no rank runs a process, that is the next attempt (`wait`) or `end`; until then `plan`, whose cause may be
     replaced by an earlier failure.
     """
-    cause, failure = plan.cause, _first_failure(plan, members, now, limits)
+    cause, failure = plan.cause, _first_failure(plan, [members[rank] for rank in plan.ranks], now, limits)
     assert cause is not None  # noqa: S101 - an attempt stops only with a cause
     if failure is not None:
         # Reported later, but it happened earlier, or caused the other one; or more is known about the same failure.
@@ -332,7 +450,7 @@ def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limi
             cause = failure
     if cause is not plan.cause:
         plan = replace(plan, cause=cause)
-    running = [m for m in members if not _runs_no_process(m, plan.attempt) and now - m.heard < limits.life]
+    running = [m for m in members if not runs_no_process(m, plan.attempt) and now - m.heard < limits.life]
     seconds = limits.finish + plan.stop_seconds
     if running and now - plan.since < seconds:
         return plan

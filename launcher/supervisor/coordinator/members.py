@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hmac
 import json
+import math
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -79,14 +81,37 @@ class GangLimits:
     """Time from the order `finish` or `stop` within which all processes must exit."""
     restarts: int
     """`training.restarts`: more failures than this since the newest checkpoint end the run."""
+    passes: int = sys.maxsize
+    """`training.passes`, unless a script trains another number of passes."""
+    own_rank: int = 0
+    """The rank of the pod that coordinates."""
+    trainers: int = sys.maxsize
+    """Number of ranks that an elastic run waits for at its start; other runs wait for all."""
+    min_trainers: int = sys.maxsize
+    """Number of ranks with which an elastic run goes on after the loss of others; other runs need all."""
+    rank_wait: float = 0.0
+    """Time that an elastic run waits for lost ranks before it goes on without them."""
+    grow: float = 0.0
+    """Time after which an elastic run requests a checkpoint to take in ranks that have joined while it trains."""
+    offer: float = math.inf
+    """Time after which the coordinator of an elastic run that hears of too few ranks offers the lease to others."""
+    offers: int = 0
+    """How often this pod has done so in this wait, and nobody took the lease."""
     wall_offset: float = 0.0
     """Unix time minus monotonic time, in seconds."""
     find_checkpoint: Callable[[], Position | None] = lambda: None
     """Returns the position of the newest usable checkpoint; None before the first one."""
     find_script_save: Callable[[], float] = lambda: 0.0
     """Returns the Unix time at which the script last wrote a file of its own checkpoints; 0: there is none."""
+    find_script_change: Callable[[], float | None] = lambda: None
+    """Returns the monotonic time at which a change of the newest such file was last seen; None: there is no file."""
     describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not called rank 0"
     """Takes a rank, and returns a text that says why it has not joined."""
+
+
+def find_expected(plan: Plan, members: Sequence[Member], trainers: int) -> list[Member]:
+    """Return the ranks of the newest attempt, for which a rendezvous waits; before it the first `trainers`."""
+    return [members[rank] for rank in plan.ranks or range(min(trainers, len(members)))]
 
 
 def find_missing(members: Sequence[Member], now: float, silence: float) -> list[Member]:
@@ -94,12 +119,24 @@ def find_missing(members: Sequence[Member], now: float, silence: float) -> list[
     return [m for m in members if m.phase in (Phase.ABSENT, Phase.LEAVING) or now - m.heard >= silence]
 
 
-def can_run_processes(member: Member, now: float, life: float) -> bool:
-    """Return whether a rank may still run processes.
+def runs_no_process(member: Member, attempt: int) -> bool:
+    """Return whether a member runs no process and will start none in this attempt.
+
+    A member that still reports an earlier attempt may be starting processes now: it may have received the order
+    for `attempt` after it sent that report.
+    """
+    if member.phase in (Phase.ABSENT, Phase.LEAVING):
+        return True
+    return not member.phase.runs_processes and member.state.attempt >= attempt
+
+
+def can_run_processes(member: Member, now: float, life: float, attempt: int = -1) -> bool:
+    """Return whether a rank may still run processes of `attempt` (-1: of the attempt that it reports).
 
     It runs none if it reports so, or if its last report is at least `life` seconds old, and its earlier pods run none.
     """
-    return (member.phase.runs_processes and now - member.heard < life) or member.ghost_until > now
+    may_run = not runs_no_process(member, attempt) and now - member.heard < life
+    return may_run or member.ghost_until > now
 
 
 def describe_absences(missing: Sequence[Member], limits: GangLimits) -> list[str]:
@@ -309,8 +346,8 @@ class Membership:
         return all(
             self._sent_versions.get(member.state.rank) == self._version
             or (skip_absent if member.phase == Phase.ABSENT else now - member.heard >= self.limits.silence)
-            for member in self.members[1:]
-            if member.phase != Phase.LEAVING
+            for member in self.members
+            if member.phase != Phase.LEAVING and member.state.rank != self.limits.own_rank
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -21,12 +22,13 @@ from launcher.paths import OutputPaths, position
 from launcher.schema import RankStatus, RunFile, StatusFile, TrainerProgress, to_json
 from launcher.settings import SCRIPT_RUNTIMES, TrainSettings
 from launcher.supervisor.coordinator.decisions import describe_save_request
-from launcher.supervisor.coordinator.members import Member, find_missing
+from launcher.supervisor.coordinator.members import Member, find_expected, find_missing
 from launcher.supervisor.log_progress import read_log_progress
+from launcher.supervisor.node_check import LEAST_RANKS, describe_bad_nodes
 from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
 from launcher.supervisor.progress import STATES_BEFORE_TRAINING
 from launcher.supervisor.shared_storage.output_folder import find_newest_save, read_if_intact
-from launcher.supervisor.shared_storage.output_lease import OutputLease
+from launcher.supervisor.shared_storage.output_lease import LeaseLostError, OutputLease
 from launcher.supervisor.timings import Timings
 
 STATES = {
@@ -39,6 +41,8 @@ STATES = {
 """Action of the plan → `state` in status.json while the run is not over."""
 
 
+SLOW_FACTOR = 1.5
+"""A rank is slow if its own seconds per step are at least this many times the median of the ranks."""
 LOOK_PAUSE = 20
 """After a look for a script's newest checkpoint file there is a pause of so many times as long as the look took."""
 
@@ -60,6 +64,7 @@ class RunFilesWriter:
         fingerprint: dict[str, Any],
         earlier: RunFile,
         read_plan: Callable[[], tuple[Plan, Sequence[Member]]],
+        describe_growth: Callable[[], str] = lambda: "",
     ) -> None:
         """Create the writer; it writes nothing before `open`.
 
@@ -67,6 +72,7 @@ class RunFilesWriter:
             lock: the output lease; nothing is written after it was lost.
             earlier: run.json as it was in the output folder before this start; empty if there was none.
             read_plan: returns the coordinator's current plan and members; called from any thread.
+            describe_growth: returns until when ranks must wait to be taken into an elastic run; empty if none waits.
         """
         self.output, self._settings, self._fingerprint = output, settings, fingerprint
         self._earlier, self._lock, self._read_plan, self._timings = earlier, lock, read_plan, timings
@@ -78,13 +84,18 @@ class RunFilesWriter:
         """The model's test scores from model/score.json; until that file exists, the scores in an earlier run.json."""
         self.warning: str | None = None
         """What is doubtful about the complete run, for `status`; None: nothing."""
+        self._slow_ranks = ""
+        """Which ranks were slow when all ranks that train last reported their time per step."""
         self._started = time.time()
         self._trained: float | None = None
         """Unix time at which training was complete; None before that."""
         self.state: str | None = None
         """The state to show in status.json; None: status.json shows the state that follows from the plan."""
+        self._describe_growth = describe_growth
         self._script_file = (0.0, "")
         """When the newest file of a script's own checkpoints was written, and its name."""
+        self.script_changed: float | None = None
+        """Monotonic time at which a change of that file was last seen, or at which it was first seen; None: no file."""
         self._next_look = 0.0
         self._end = threading.Event()
         self._writing = threading.Lock()
@@ -93,11 +104,16 @@ class RunFilesWriter:
         )
 
     def open(self, plan: Plan, *, is_complete: bool) -> None:
-        """Write the first run.json; if training was complete before this start, it keeps its times and its warning."""
+        """Write the first run.json; if training was complete before this start, it keeps its times and its warning.
+
+        Another pod that coordinates the same run keeps the time of its start. A run that had failed begins again.
+        """
+        earlier = self._earlier
+        if is_complete or (earlier.run_id == self._settings.run_id and earlier.state != "failed"):
+            self._started = earlier.started or self._started
         if is_complete:
-            self.warning = self._earlier.warning
-            self._started = self._earlier.started or self._started
-            self._trained = self._earlier.finished or time.time()
+            self.warning = earlier.warning
+            self._trained = earlier.finished or time.time()
         self.write_plan(plan)
 
     def start_status(self) -> None:
@@ -142,8 +158,14 @@ class RunFilesWriter:
             wall=time.time(),
             state=self.state,
             cause=cause,
-            warning=self.warning,
         )
+        training = [rank for rank in status.ranks if rank.number is not None]
+        if len(training) >= LEAST_RANKS and all(rank.step_seconds for rank in training):
+            before, self._slow_ranks = self._slow_ranks, describe_slow_ranks(status.ranks)
+            if self._slow_ranks and not before:
+                log.warning("%s", self._slow_ranks)
+        waits = status.waiting_for or self._describe_growth() or None
+        status = replace(status, warning=self._read_warnings(), waiting_for=waits)
         if self._settings.runtime not in SCRIPT_RUNTIMES:
             return status
         written, name = self._script_file
@@ -153,10 +175,18 @@ class RunFilesWriter:
         log_file = self._settings.work.log(self.output.train_log(0).name)
         return replace(status, log_progress=read_log_progress(log_file) or None)
 
+    def _read_warnings(self) -> str | None:
+        """Return everything that is doubtful about the run, as it is shown to users; None: nothing."""
+        plan, members = self._read_plan()
+        nodes = describe_bad_nodes(find_expected(plan, members, self._settings.trainers))
+        return " ".join(filter(None, (self.warning, nodes, self._slow_ranks))) or None
+
     def _write_status_periodically(self) -> None:
         while not self._end.is_set():
             try:
                 self._write_status(None)
+            except LeaseLostError:  # this pod writes nothing more
+                return
             except (LauncherError, OSError) as error:  # the lease ends this run if the storage stays away
                 log.warning("cannot write status.json, trying again in %g s: %s", self._timings.status, error)
             self._end.wait(self._timings.status)
@@ -164,8 +194,10 @@ class RunFilesWriter:
     def _write_status(self, cause: str | None) -> None:
         with self._writing:
             if self._settings.runtime in SCRIPT_RUNTIMES and self._next_look <= (began := time.monotonic()):
-                self._script_file = find_newest_save(self.output.script_checkpoints)
-                now = time.monotonic()
+                newest, now = find_newest_save(self.output.script_checkpoints), time.monotonic()
+                if newest[1] and newest != self._script_file:
+                    self.script_changed = now
+                self._script_file = newest
                 self._next_look = now + LOOK_PAUSE * (now - began)
             files.write_json(self.output.status_json, to_json(self.build_status(cause)), self._lock.check)
 
@@ -192,7 +224,7 @@ class RunFilesWriter:
             holder=self._lock.token,
             cause=cause.text if cause is not None else None,
             exit_code=cause.code if cause is not None else None,
-            warning=self.warning,
+            warning=self._read_warnings(),
             score=self.score,
             exported=self.exported,
         )
@@ -282,7 +314,6 @@ def build_status(
     wall: float,
     state: str | None = None,
     cause: str | None = None,
-    warning: str | None = None,
 ) -> StatusFile:
     """Return the current content of `output/status.json` (docs/reference/files.md).
 
@@ -291,32 +322,40 @@ def build_status(
         wall: Unix time in seconds at the moment `now`.
         state: replaces the state that follows from the plan.
         cause: why the run failed; None: it did not fail.
-        warning: what is doubtful about a complete run; None: nothing.
     """
-    starts = plan.do == Action.TRAIN and any(find_state_before_training(member, plan) for member in members)
+    expected = find_expected(plan, members, settings.trainers)
+    members = [m for m in members if m in expected or m.phase != Phase.ABSENT]
+    starts = plan.do == Action.TRAIN and any(find_state_before_training(member, plan) for member in expected)
     state = state or ("starting" if starts else STATES.get(plan.do, str(plan.do)))
     progresses = [find_progress(member, plan) for member in members]
-    ranks = [
+    states = [
         # After a second start of a complete run no rank reports, but none is absent or staging.
-        _build_rank(member, progress, state if state == "complete" else _rank_state(member, progress))
+        state if state == "complete" else _rank_state(member, progress)
         for member, progress in zip(members, progresses, strict=True)
     ]
+    if plan.do.runs_processes:  # ranks outside the world of an elastic run
+        lost = find_missing(members, now, silence)
+        names = ["lost" if m in lost else "spare" if m.phase == Phase.IDLE else str(m.phase) for m in members]
+        pairs = zip(members, states, names, strict=True)
+        states = [state if member in expected else name for member, state, name in pairs]
+    ranks = [_build_rank(*each) for each in zip(members, progresses, states, strict=True)]
+    ranks = mark_slow_ranks(ranks)
     placed = [(r.number, r.batch or 0) for r in ranks if r.number is not None]
     slowest = min(placed, default=(None, None))
     speeds = [r.samples_per_second for r in ranks if r.samples_per_second is not None]
     losses = [r.loss for r in ranks if r.loss is not None]
     etas = [eta for progress in progresses if (eta := estimate_seconds_left(progress, settings)) is not None]
-    has_missing = plan.do == Action.WAIT and bool(find_missing(members, now, silence))
+    has_missing = plan.do == Action.WAIT and bool(find_missing(expected, now, silence))
     seconds_left = 0.0 if state == "complete" else None
     return StatusFile(
         run_id=settings.run_id,
         state=state,
         attempt=plan.attempt,
         restarts=tuple(replace(restart, signature=None) for restart in plan.restarts),
-        waiting_for=describe_wait(plan, members, now, silence),
+        waiting_for=describe_wait(plan, expected, now, silence),
         waiting_since=round(wall - (now - plan.since), 3) if has_missing else None,
         join_seconds=settings.join_seconds,
-        trainers=settings.trainers,
+        trainers=len(expected) if settings.is_elastic else settings.trainers,
         passes=max((each.passes for each in progresses if each.passes), default=settings.passes),
         number=slowest[0],
         batch=slowest[1],
@@ -326,7 +365,6 @@ def build_status(
         loss=_finite(sum(losses) / len(losses)) if losses else None,
         eta=_finite(max(etas), 1) if etas and state == "training" else seconds_left,
         cause=cause,
-        warning=warning,
         export_to=run_folder_url(settings) if settings.export_to else None,
         updated=round(wall, 3),
         ranks=ranks,
@@ -344,7 +382,30 @@ def _build_rank(member: Member, progress: TrainerProgress, state: str) -> RankSt
         batch=progress.batch,
         samples_per_second=progress.samples_per_second,
         loss=progress.loss,
+        step_seconds=progress.step_seconds,
         storage_seconds=reported.storage,
+    )
+
+
+def mark_slow_ranks(ranks: Sequence[RankStatus]) -> list[RankStatus]:
+    """Return the ranks, with `is_slow` for each whose own seconds per step are SLOW_FACTOR times the median."""
+    known = [rank.step_seconds for rank in ranks if rank.step_seconds]
+    limit = SLOW_FACTOR * statistics.median(known) if len(known) >= LEAST_RANKS else math.inf
+    return [replace(rank, is_slow=(rank.step_seconds or 0.0) >= limit) for rank in ranks]
+
+
+def describe_slow_ranks(ranks: Sequence[RankStatus]) -> str:
+    """Return which ranks are marked as slow, with node, seconds per step and a fix; empty if none is."""
+    slow = [rank for rank in ranks if rank.is_slow]
+    if not slow:
+        return ""
+    median = statistics.median(rank.step_seconds for rank in ranks if rank.step_seconds)
+    listed = "; ".join(
+        f"rank {rank.rank} on node {rank.node or '?'}: {rank.step_seconds:.3g} s" for rank in slow
+    )
+    return (
+        f"Slow ranks, by their own time per step (median of the ranks {median:.3g} s): {listed}. Fix: see what else "
+        "runs on that node, or cordon it and delete the pod: Kubernetes replaces it on another node."
     )
 
 
@@ -384,9 +445,14 @@ def render_metrics(status: StatusFile, rendezvous_seconds: float | None) -> byte
     restarts = Counter("paddle_training_restarts", "Restarts of the gang.", ["cause"], registry=registry)
     for restart in status.restarts:
         restarts.labels(cause=restart.cause.partition("\n")[0][:120]).inc()
-    ranks = Gauge(
-        "paddle_training_rank_samples_per_second", "Samples per second.", ["rank"], registry=registry
-    )
-    for rank in status.ranks:
-        ranks.labels(rank=str(rank.rank)).set(rank.samples_per_second or 0)
+    by_rank = {
+        "samples_per_second": ("Samples per second.", "samples_per_second"),
+        "step_seconds": ("Own seconds per step, without waits for others.", "step_seconds"),
+        "slow": (f"1 if these are {SLOW_FACTOR} times the median.", "is_slow"),
+    }
+    for name, (text, attribute) in by_rank.items():
+        gauge = Gauge(f"paddle_training_rank_{name}", text, ["rank", "node"], registry=registry)
+        for rank in status.ranks:
+            found = getattr(rank, attribute)
+            gauge.labels(str(rank.rank), rank.node or "").set(float("nan") if found is None else found)
     return bytes(generate_latest(registry))

@@ -47,6 +47,11 @@ RETRY_SECONDS = 2.0  # after a failed request; doubled after further failures up
 WATCH_SECONDS = 3600.0
 
 
+def coordinator_name(settings: TrainSettings) -> str:
+    """Return what messages call the coordinator: any rank may be the one of an elastic run."""
+    return "the coordinator" if settings.is_elastic else "rank 0"
+
+
 class Rank0(NamedTuple):
     """Where rank 0 is, and the credential for its HTTP server."""
 
@@ -83,9 +88,8 @@ class Rank0Locator:
         lock = OutputPaths(s.layout.output).lock
         holder = read_lease_holder(lock)
         if (holder.get("runId"), holder.get("namespace")) != (s.run_id, s.namespace):
-            raise OSError(
-                f"no rank 0 of this run holds {lock} (its pod is not scheduled, or waits for the lease)"
-            )
+            pod = f"that of {coordinator_name(s)}"
+            raise OSError(f"no pod of this run holds {lock} ({pod} is not scheduled, or waits for the lease)")
         secret = files.read_bytes(s.layout.run_secret)
         credential = build_credential(s, (secret or b"").decode(errors="replace"))
         if hash_credential(credential) != holder.get("token"):
@@ -317,6 +321,7 @@ class CoordinatorLink(OrderSource):
             SettingsError: `rendezvous` is `api`, and this pod has no service account.
         """
         self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
+        self._name = coordinator_name(settings)
         self._port, self._locator = settings.peer_port, Rank0Locator(settings)
         self._read_state, self._wake = read_state, wake
         self._notifier = Notifier(settings) if settings.completion_index == 1 else None
@@ -411,7 +416,7 @@ class CoordinatorLink(OrderSource):
             return True
         answer = json.loads(body)
         answer = answer if isinstance(answer, dict) else {"error": answer}
-        self.problem = f"rank 0 answered with HTTP status {code}: {answer.get('error')}"
+        self.problem = f"{self._name} answered with HTTP status {code}: {answer.get('error')}"
         if code == 409:
             since = self.rejection.since if self.rejection is not None else sent
             self.rejection = Rejection(bool(answer.get("replaced")), since)
@@ -454,11 +459,11 @@ class CoordinatorLink(OrderSource):
             return
         self._logged = now
         self.raise_if_run_is_over("complete", "failed")
-        log.info("waiting for rank 0 for %.0f s now: %s", silent, self.problem)
+        log.info("waiting for %s for %.0f s now: %s", self._name, silent, self.problem)
         # The other ranks end the run a little later, so that rank 1 can send its notification.
         if silent >= s.join_seconds + (0 if s.completion_index == 1 else 2 * t.silence):
             text = (
-                f"rank 0 was unreachable for {silent:.0f} s (limit rendezvousSeconds + training.rankWaitHours: "
+                f"{self._name} was unreachable for {silent:.0f} s (limit rendezvousSeconds + training.rankWaitHours: "
                 f"{s.join_seconds:.0f}): {self.problem}. Fix: {SEE_WHY}. {RETRY}"
             )
             self._notify("failed", attempt, text)
@@ -468,7 +473,7 @@ class CoordinatorLink(OrderSource):
         if silent >= s.rendezvous_seconds and not self._is_late:
             self._is_late = True
             text = (
-                f"rank 0 has been unreachable for {silent:.0f} s: {self.problem}. The run waits for it for up to "
+                f"{self._name} has been unreachable for {silent:.0f} s: {self.problem}. The run waits for it for up to "
                 f"{(s.join_seconds - silent) / 3600:.1f} h more (training.rankWaitHours). Fix: {SEE_WHY}."
             )
             self._notify("waiting", attempt, text)

@@ -123,6 +123,20 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class NodeSpeeds:
+    """What a pod measured on its node before training (`training.nodeCheck`); a higher number is better."""
+
+    processor: float
+    """MB/s that one thread compresses."""
+    disk: float
+    """MB/s of the pod's own disk: written, synced and read."""
+    network: float = 0.0
+    """MB/s from the pod of the next rank; 0: that pod did not answer."""
+    round_trips: float = 0.0
+    """Round trips a second to that pod, one after the other."""
+
+
+@dataclass(frozen=True)
 class MemberState:
     """The complete state that one rank reports to the coordinator."""
 
@@ -148,6 +162,8 @@ class MemberState:
     """Why the trainers of this pod seem to hang, if all ranks must hang for a failure; None: they make progress."""
     ended: tuple[str, ...] = ()
     """The trainers of this pod that exited with code 0, before anything stopped them."""
+    node_speeds: NodeSpeeds | None = None
+    """None: not measured."""
     connected: bool = False
     """Whether a process of this pod has been connected to one of another pod (or of this one, if it is alone)."""
 
@@ -186,7 +202,7 @@ class Plan(PlanRecord):
     since: float = 0.0
     """Monotonic time of rank 0 at which `do` was decided."""
     addresses: tuple[str, ...] = ()
-    """The IP addresses of the pods that started this attempt, in rank order."""
+    """The IP addresses of the pods that started this attempt, by place."""
     cause: Failure | None = None
     """Why the attempt stops, or the run failed; None when the run is complete."""
     save_after: Position | None = None
@@ -194,8 +210,19 @@ class Plan(PlanRecord):
     stop_seconds: float = 0.0
     """With `stop`: the rest of the grace period of a pod that received SIGTERM, in which a user's script may react to
     its own SIGTERM; 0 after a failure."""
+    grow_since: float | None = None
+    """With `train`: monotonic time of rank 0 since which pods wait to be taken in; None: no pod waits."""
+    grow_after: Position | None = None
+    """The newest checkpoint at that time; pods are taken in after the next one."""
     replaced: tuple[str, ...] = ()
     """With `wait`: the incarnations of the pods that must exit, because a device of them failed."""
+    offers_lease: bool = False
+    """With `wait`: whether the coordinator must leave the run to another pod, as it may be cut off from the others."""
+
+    def place(self, rank: int) -> int | None:
+        """Return the place of a pod in the world of this attempt; None if it is outside."""
+        world = range(len(self.addresses)) if self.world is None else self.world
+        return world.index(rank) if rank in world else None
 
     @property
     def cause_text(self) -> str:
@@ -205,6 +232,6 @@ class Plan(PlanRecord):
     def to_json(self) -> dict[str, Any]:
         """Return this plan for JSON, as ranks receive it: without what only rank 0 needs."""
         value: dict[str, Any] = to_json(
-            replace(self, restarts=(), counted_restarts=0, incarnations=(), since=0.0)
+            replace(self, restarts=(), counted_restarts=0, incarnations=(), since=0.0, grow_since=None)
         )
         return value

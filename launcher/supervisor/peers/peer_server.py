@@ -2,6 +2,7 @@
 
 every rank   GET /healthz   for the kubelet: 200 while the launcher's main thread runs
              GET /metrics   for Prometheus (rank 0 only, else 404)
+             GET /node-check/…   zeros, from which another rank measures its network (`build_check_path`)
 rank 0       GET /status    the content of status.json, without access to the storage
              POST /state    a rank sends its state; the answer is the coordinator's newest order
              (`Membership`)
@@ -30,6 +31,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from launcher.io.requested_checkpoints import HOLD
 from launcher.supervisor.peers.addresses import PodNetwork
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 VALUE_MAX_BYTES = 1 << 20  # of a value; gloo's addresses need some 136 bytes per rank
 POLL_SECONDS = 0.5  # between two reads of the request file
+CHECK_BYTES = 1 << 26  # zeros that a node check reads at most
 
 
 def build_store_prefix(credential: str, attempt: int) -> str:
@@ -47,6 +50,11 @@ def build_store_prefix(credential: str, attempt: int) -> str:
     """
     secret = hmac.new(credential.encode(), f"trainers of attempt {attempt}".encode(), hashlib.sha256)
     return f"/trainers/{attempt}/{secret.hexdigest()}"
+
+
+def build_check_path(credential: str) -> str:
+    """Return the path of CHECK_BYTES bytes, which the pod before in the order of ranks reads to measure its network."""
+    return f"/node-check/{hmac.new(credential.encode(), b'node check', hashlib.sha256).hexdigest()}"
 
 
 class TrainerStore:
@@ -91,6 +99,13 @@ class TrainerStore:
         """Let the store answer the trainers' next question (`decide`) that they save a checkpoint."""
         with self._lock:
             self._is_requested = True
+
+    def hold(self, is_held: bool) -> None:
+        """Let trainers that have saved a checkpoint wait (`is_held`) until they are stopped, or go on."""
+        with self._lock:
+            self._values.pop(f"{self._prefix}{HOLD}", None)
+            if is_held:
+                self._values[f"{self._prefix}{HOLD}"] = b"1"
 
     def accepts(self, path: str) -> bool:
         """Return whether `path` has the secret of the current attempt."""
@@ -204,6 +219,10 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         if store is not None:
             value = store.read(self.path)
             self._answer(404 if value is None else 200, value or b"")
+            return
+        if hmac.compare_digest(self.path.encode(), self.server.check_path.encode()):
+            self.server.trust(self.connection)
+            self._answer(200, bytes(CHECK_BYTES))
             return
         page = self.server.pages.get(self.path.partition("?")[0])
         if page is None:
@@ -319,6 +338,8 @@ class PeerServer(ThreadingHTTPServer):
         """Open connections whose sender has not been authenticated, the oldest first."""
         self.membership: Membership | None = None
         """Handles POST /state; set on rank 0 only."""
+        self.check_path = ""
+        """Path of `build_check_path`, once this rank may be measured."""
         self.trainer_store: TrainerStore | None = None
         """Handles requests below /trainers/; set on rank 0 only."""
         super().__init__((network.bind_host, port), PeerRequestHandler, bind_and_activate=False)

@@ -12,7 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep.prepared_data import damaged_data_fix, data_of, list_shard_files
+from launcher.dataprep.prepared_data import (
+    RECORDS_PER_BYTE,
+    copy_checked,
+    copy_shard,
+    damaged_data_fix,
+    data_of,
+    require_work_space,
+)
 from launcher.errors import DataError, UnfitError, setting_error
 from launcher.io import files
 from launcher.io.program_folders import BUILT_IN, is_script_file
@@ -22,8 +29,6 @@ from launcher.paths import RESERVED_FOLDERS, JobPaths, is_safe_name
 from launcher.schema import ShardFileEntry, describe_data
 from launcher.settings import SCRIPT_RUNTIMES, TrainSettings
 
-RECORDS_PER_BYTE = 0.75
-"""Bytes of records for a byte of text, as a low estimate: each id has 8 bytes and each number 4."""
 LOG_SECONDS = 10.0
 """Between two lines about a copy of files."""
 COUNTED_FILES = 10_000
@@ -104,7 +109,7 @@ def stage_inputs(
     work = settings.work
     is_files = manifest is not None and manifest.get("format") == "files"
     if manifest is not None and not is_files:
-        _check_space(settings, *_describe_shard(settings, rank, manifest))
+        require_work_space(settings, *_describe_shard(settings, rank, manifest))
     with files.storage_errors(work.root):
         if work.data.exists():
             shutil.rmtree(work.data)
@@ -232,22 +237,6 @@ def _describe_shard(settings: TrainSettings, rank: int, manifest: dict[str, Any]
     return needed, what
 
 
-def _check_space(settings: TrainSettings, needed: int, what: str) -> None:
-    root, limit = settings.work.root, settings.work_limit_bytes
-    with files.storage_errors(root):
-        root.mkdir(parents=True, exist_ok=True)
-    if 0 < limit < needed:
-        raise setting_error(
-            "workDir.sizeLimit (PADDLE_LAUNCHER_WORK_LIMIT_BYTES)",
-            f"{limit:,} bytes",
-            f"at least {needed:,} bytes",
-            f"{what} need as much on the pod's own disk, and Kubernetes would evict the pod while it writes them",
-            "set workDir.sizeLimit to about twice this minimum, since records may be larger than text, or use more "
-            "trainers",
-        )
-    files.require_space(root, needed, what, files.ENLARGE_WORK_VOLUME)
-
-
 def describe_overfull_work_dir(settings: TrainSettings) -> str:
     """Return why Kubernetes evicts this pod if its work folder is above `workDir.sizeLimit`, to append to a message."""
     with contextlib.suppress(OSError):
@@ -263,9 +252,9 @@ def describe_overfull_work_dir(settings: TrainSettings) -> str:
 
 
 def _needs_test_set(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> bool:
-    """Return whether this rank needs the test set: rank 0, or all if it is large or the runtime is not fleet."""
+    """Return whether this rank needs the test set: rank 0, or all if it is large, or if any rank may be the first."""
     lines = (manifest.get("test") or {}).get("lines", 0)
-    return rank == 0 or settings.runtime != "fleet" or lines > TEST_ALONE
+    return rank == 0 or settings.runtime != "fleet" or settings.is_elastic or lines > TEST_ALONE
 
 
 def _stage_data(
@@ -274,18 +263,16 @@ def _stage_data(
     work, layout = settings.work, settings.layout
     data, about = data_of(layout, manifest), manifest["shards"][rank]
     fix = damaged_data_fix(layout, manifest)
-    found = list_shard_files(layout, manifest, about)
-    pieces = [(data.shard(rank) / file["name"], file["sha256"]) for file in found]
-    sums = {"train.txt": _copy_checked(pieces, work.data / "train.txt", fix, check)}
+    sums = {"train.txt": copy_shard(layout, manifest, rank, work.data / "train.txt", check)}
     test = manifest.get("test") or {}
     if test and _needs_test_set(settings, rank, manifest):
         pieces = [(data.test, test.get("sha256"))]
-        sums["test.txt"] = _copy_checked(pieces, work.data / "test.txt", fix, check)
+        sums["test.txt"] = copy_checked(pieces, work.data / "test.txt", fix, check)
     files.write_atomically(work.data / "train.list", "data/train.txt\n")
     files.write_atomically(work.data / "test.list", "data/test.txt\n" if test.get("bytes") else "")
     for table in manifest.get("tables") or []:
         copied = (data.tables / table["name"], table.get("sha256"))
-        _copy_checked([copied], work.tables / table["name"], fix, check)
+        copy_checked([copied], work.tables / table["name"], fix, check)
     files.write_json(work.sums, sums)
     log.info("staged shard %d on this pod's disk: %s lines", rank, about.get("lines"))
 
@@ -303,7 +290,7 @@ def _stage_files(
         return
     step = settings.trainers if settings.data_cache == "podShare" else 1
     listed = settings.work.data / data.file_list.name
-    _copy_checked([(data.file_list, manifest["files"]["list"]["sha256"])], listed, fix, check)
+    copy_checked([(data.file_list, manifest["files"]["list"]["sha256"])], listed, fix, check)
 
     def entries() -> Iterator[dict[str, Any]]:
         with listed.open("rb") as lines:
@@ -314,11 +301,13 @@ def _stage_files(
         path = target / entry["name"]
         with files.storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        _copy_checked([(data.files / entry["name"], entry["sha256"])], path, fix, stop)
+        copy_checked([(data.files / entry["name"], entry["sha256"])], path, fix, stop)
         return int(entry["bytes"])
 
     needed = sum(int(entry["bytes"]) for entry in entries())
-    _check_space(settings, needed, f"{'its share of ' * (step > 1)}the files of the data ({needed:,} bytes)")
+    require_work_space(
+        settings, needed, f"{'its share of ' * (step > 1)}the files of the data ({needed:,} bytes)"
+    )
     target.mkdir()
     copied, log_at = 0, time.monotonic()
     for size in run_in_threads((functools.partial(copy, entry) for entry in entries()), check):
@@ -327,33 +316,3 @@ def _stage_files(
         if time.monotonic() >= log_at:
             log.info("copying the files to this pod's disk: %s of %s bytes", f"{copied:,}", f"{needed:,}")
             log_at = time.monotonic() + LOG_SECONDS
-
-
-def _copy_checked(
-    pieces: list[tuple[Path, str | None]], target: Path, fix: str, check: Callable[[], None]
-) -> list[dict[str, Any]]:
-    """Append the content of `pieces`, each (path, its sha256 in the manifest), to the new file `target`.
-
-    What was read must have this sha256. The copy is not read again here: the process that converts the rows to
-    records reads it once, and compares it with what this function returns.
-
-    Returns:
-        {"bytes", "sha256"} of each file, in the order in which they are in `target`.
-    """
-    offset, copied = 0, []
-    for source, wanted in pieces:
-        copy = functools.partial(files.copy_file, source, target, check, offset)
-        try:
-            size, read = files.retry_storage(source, copy)
-        except files.NOT_FOUND as error:
-            raise DataError(
-                f"{source} is missing, although the data was complete: it was removed after the data Job. {fix}"
-            ) from error
-        if wanted and read != wanted:
-            raise DataError(
-                f"{source} has sha256 {read}, but {wanted} in the manifest: the file was changed or truncated "
-                f"after the data Job. {fix}"
-            )
-        offset += size
-        copied.append({"bytes": size, "sha256": read})
-    return copied

@@ -50,7 +50,7 @@ def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, A
         "program": program_sha256,
         **({"sourceDigest": source} if settings.runtime in SCRIPT_RUNTIMES else {}),
         "dataDigest": settings.data_digest,
-        "trainers": settings.trainers,
+        "trainers": settings.shards,
         **({} if settings.runtime == "fleet" else {"portsNum": settings.ports_num}),
         "runtime": settings.runtime,
         "mode": settings.mode,
@@ -331,8 +331,9 @@ LOOKED_AT = 20_000
 def find_newest_save(folder: Path) -> tuple[float, str]:
     """Return when the newest file below a script's checkpoint folder was written, as Unix time, and its name there.
 
-    Without a file these are 0 and an empty text. Logs and event files do not count. Only the first LOOKED_AT files are
-    looked at, and errors of the storage are no file: this is for `status`, and decides how failures are counted.
+    Without a file these are 0 and an empty text. Logs, event files and hidden files do not count. Only the first
+    LOOKED_AT files are looked at. A file or folder that the storage cannot read is skipped. The result is for
+    `status`; the launcher also uses it to count failures, and to decide when an elastic run takes in ranks.
     """
     newest = (0.0, "")
     files_below = (

@@ -117,12 +117,16 @@ class OutputLease:
         return self._error is not None
 
     def check(self) -> None:
-        """Raise the error that says why the lease was lost, if it was. Call this before each write to the output."""
+        """Raise an error if the lease was lost or released. Call this before each write to the output."""
         if self._error is not None:
             raise self._error
+        if self._end.is_set():
+            raise LeaseLostError(f"{self.path} was released by this pod, which writes nothing more")
 
-    def acquire(self) -> None:
-        """Wait until this process holds the lease.
+    def acquire(self, *, yields: bool = False) -> bool:
+        """Wait until this process holds the lease, and return True.
+
+        With `yields` return False as soon as another pod of this run has renewed the lease.
 
         Raises:
             DeadlineError: a pod of another run holds the lease and keeps renewing it.
@@ -138,11 +142,13 @@ class OutputLease:
             current = files.read_bytes(self.path, self.pause)
             if current is None:
                 if self._create():
-                    return
+                    return True
             elif current != seen:
+                if yields and seen is not None and self._is_of_this_run(current):
+                    return False
                 seen, seen_at = current, self._clock()  # a slow read may have seen it only at its end
             elif now - seen_at >= self.timings.lock_stale and self._take_over(current):
-                return
+                return True
             limit = self.timings.lock_wait + _grace_seconds(seen, self.holder.grace_seconds)
             if now - began >= limit:
                 raise self._refusal(seen, limit)
@@ -150,6 +156,11 @@ class OutputLease:
                 log.info("waiting for %s to release %s, up to %g s", _who(seen), self.path, limit)
                 is_logged = True
             self.pause(self.timings.poll)
+
+    def _is_of_this_run(self, content: bytes) -> bool:
+        holder = _parsed(content) or {}
+        ours = self.holder.run_id, self.holder.namespace
+        return (holder.get("runId"), holder.get("namespace")) == ours and _token(content) != self.token
 
     def _refusal(self, seen: bytes | None, waited: float) -> LauncherError:
         other = _parsed(seen) or {}
@@ -323,7 +334,7 @@ class OutputLease:
         self._renewed = began
 
     def release(self) -> None:
-        """Stop renewing, then remove run.lock.
+        """Stop renewing, then remove run.lock; `check` raises from now on.
 
         The file stays if the lease was lost or has expired, or if the file contains another holder's lease or cannot
         be read.

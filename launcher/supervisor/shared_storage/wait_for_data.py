@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from launcher import schema
-from launcher.dataprep.prepared_data import make_again_fix
-from launcher.errors import DataError
+from launcher.errors import DataError, make_again_fix
 from launcher.io.files import UnreadableError, read_json
 from launcher.io.stop_signals import raise_on_stop_signal
 from launcher.log import log, start_logging
@@ -101,17 +100,17 @@ def check_manifest(manifest: dict[str, Any], where: Path, settings: TrainSetting
             f"{where} has version {manifest.get('version')!r}, but this launcher reads {MANIFEST_VERSION}: data and "
             "training use different images. Fix: use one image for both."
         )
-    shards = 0 if manifest.get("format") == "files" else settings.trainers
+    shards = 0 if manifest.get("format") == "files" else settings.shards
     if manifest.get("splitCount") != shards:
         raise DataError(
-            f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.trainers} trainers: "
+            f"{where} has {manifest.get('splitCount')!r} shards, but there are {settings.shards} trainers: "
             "each trainer reads one shard. Fix: remove data.splitCount, or set it to trainers."
         )
     if why := schema.mismatch(manifest, ManifestFile):
         raise DataError(f"{where} is damaged: {why}. {make_again_fix(where)}")
     if [shard["index"] for shard in manifest["shards"]] != list(range(shards)):
         raise DataError(
-            f"{where} does not list the shards 0 to {settings.trainers - 1} in order. {make_again_fix(where)}"
+            f"{where} does not list the shards 0 to {settings.shards - 1} in order. {make_again_fix(where)}"
         )
     return manifest
 

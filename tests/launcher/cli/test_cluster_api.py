@@ -1,9 +1,8 @@
 """Calls of the Kubernetes API, and the messages about calls that fail."""
 
 import json
-import threading
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import urlencode
 
 import kubernetes
@@ -14,6 +13,7 @@ from launcher.cli import cluster_api
 from launcher.cli.cluster_api import Cluster, ConflictError, UnreachableError, user_and_host
 from launcher.cli.errors import CliError
 from launcher.cli.releases import ReleaseNotFoundError, list_releases
+from testkit.http_servers import serving
 
 from .fake_cluster import FakeCluster
 
@@ -121,13 +121,10 @@ def server():
         state.answer(request)
 
     methods = {f"do_{verb}": answer for verb in ("GET", "POST", "PUT", "PATCH", "DELETE")}
-    quiet = {"protocol_version": "HTTP/1.1", "log_message": lambda *_: None}
-    handler = type("Handler", (BaseHTTPRequestHandler,), methods | quiet)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+    handler = type("Handler", (BaseHTTPRequestHandler,), methods | {"protocol_version": "HTTP/1.1"})
+    with serving(handler) as running:
         state.port = running.server_port
-        threading.Thread(target=running.serve_forever, args=(0.02,), daemon=True).start()
         yield state
-        running.shutdown()
 
 
 WHO = urlencode({"fieldManager": f"paddle-training:{user_and_host()}"})

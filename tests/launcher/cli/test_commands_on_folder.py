@@ -11,8 +11,8 @@ import yaml
 
 from launcher.cli import main, terminal
 from launcher.cli.commands import predict, results
-from launcher.cli.run_files import OUTPUT, FoundFiles
 from launcher.io.files import with_checksum
+from launcher.reporting.saved_runs import OUTPUT, FoundFiles
 
 from .conftest import add_run, names, run_step, write_files
 

@@ -11,8 +11,8 @@ import yaml
 
 from launcher.cli import object_states, shared_options
 from launcher.cli.commands import clean
-from launcher.cli.run_files import SavedRun
 from launcher.paths import OutputPaths, Position
+from launcher.reporting.saved_runs import SavedRun
 from launcher.schema import RunFile
 from testkit.waiting import until
 from testkit.written_data import data_folder, write_data

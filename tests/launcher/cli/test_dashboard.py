@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from launcher.cli.cluster_api import UnreachableError
+from launcher.cli.commands import dashboard
+from launcher.cli.commands.dashboard import DashboardServer
 from launcher.cli.job_sessions import ClusterSession, FolderSession
-from launcher.cli.live_page import http_pages, line_chart, pages, readings
-from launcher.cli.live_page.http_pages import DashboardServer
+from launcher.cli.live_page import pages, readings
 from launcher.cli.live_page.readings import Readings, Seen, SharedReading
-from launcher.cli.run_files import SavedRun
 from launcher.cli.run_view import JobView, RankView, RunProgress, RunView
+from launcher.reporting.saved_runs import SavedRun
 from launcher.schema import RestartRecord, RunFile, read_fields
 from testkit.waiting import until
 from tests.launcher.browser import needs_browser, open_in_browser
@@ -37,7 +38,7 @@ HOSTILE = "<script>document.title='x'</script> & \"more\""
 @pytest.fixture
 def serve(monkeypatch):
     """Return a function that serves a session until the test ends, and returns the server."""
-    monkeypatch.setattr(http_pages, "VIEW_SECONDS", 0.0)
+    monkeypatch.setattr(dashboard, "VIEW_SECONDS", 0.0)
     with contextlib.ExitStack() as stack:
 
         def start(session):
@@ -73,7 +74,7 @@ def cluster(job, monkeypatch):
 
 
 def test_pages_show_all_releases_the_view_of_each_and_two_runs(serve, cluster, monkeypatch):
-    monkeypatch.setattr(http_pages, "OVERVIEW_SECONDS", 0.0)
+    monkeypatch.setattr(dashboard, "OVERVIEW_SECONDS", 0.0)
     server = serve(ClusterSession(cluster, "unused"))
     get(server, RUN)
     get(server, "/run?release=other")
@@ -208,24 +209,18 @@ def test_no_text_of_others_becomes_a_part_of_a_page():
     assert [page.count("&lt;script&gt;") > 3 for page in shown] == [True, True, True, True, False]
 
 
-ESCAPES = [
-    (module, match.start())
-    for module in (pages, line_chart)
-    for match in re.finditer(r"(?<!\w)escape\(", Path(module.__file__).read_text("utf-8"))
-]
+SOURCE = Path(pages.__file__).read_text("utf-8")
+ESCAPES = [match.start() for match in re.finditer(r"(?<!\w)escape\(", SOURCE)]
 
 
-@pytest.mark.parametrize(("module", "at"), ESCAPES)
-def test_a_page_without_one_escape_contains_a_text_of_others(monkeypatch, module, at):
+@pytest.mark.parametrize("at", ESCAPES)
+def test_a_page_without_one_escape_contains_a_text_of_others(at):
     """Each escape is needed, and the test above would find its absence."""
-    source = Path(module.__file__).read_text("utf-8")
     changed = types.ModuleType("without_an_escape")
-    changed.__file__ = module.__file__
-    code = compile(source[:at] + "str(" + source[at + len("escape(") :], module.__file__, "exec")
+    changed.__file__ = pages.__file__
+    code = compile(SOURCE[:at] + "str(" + SOURCE[at + len("escape(") :], pages.__file__, "exec")
     exec(code, changed.__dict__)  # noqa: S102
-    if module is line_chart:
-        monkeypatch.setattr(pages, "draw_chart", changed.draw_chart)
-    assert "<script>" in "".join(render_hostile_pages(changed if module is pages else pages))
+    assert "<script>" in "".join(render_hostile_pages(changed))
 
 
 @pytest.mark.slow
@@ -244,8 +239,8 @@ def test_a_browser_shows_the_page_and_keeps_it_up_to_date(serve, job, tmp_path, 
 
     monkeypatch.setattr(pages, "utc_time", count_pages)
     script = tmp_path / "page.js"
-    script.write_text(Path(http_pages.__file__).with_name("page.js").read_text("utf-8") + MEASURE)
-    monkeypatch.setitem(http_pages._FILES, "/page.js", ("text/javascript", (script,)))
+    script.write_text(Path(pages.__file__).with_name("page.js").read_text("utf-8") + MEASURE)
+    monkeypatch.setitem(dashboard._FILES, "/page.js", ("text/javascript", (script,)))
     server = serve(FolderSession(job))
     address = f"http://127.0.0.1:{server.server_port}/{path}?release=quick-start"
     options = (f"--window-size={width},900", "--virtual-time-budget=12000", "--enable-logging=stderr")

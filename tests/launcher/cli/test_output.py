@@ -186,8 +186,13 @@ def test_a_closed_pipe_ends_a_command_as_it_ends_other_tools(job: Path, argv: tu
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize("argv", [("status",), ("logs",), ("status", "-o", "json")])
-@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize(
+    ("closed", "argv"),
+    [
+        *((closed, ("status",)) for closed in (">&-", "2>&-", ">&- 2>&-")),
+        *((">&-", argv) for argv in (("logs",), ("status", "-o", "json"))),
+    ],
+)
 def test_a_stdout_or_stderr_that_is_closed_is_no_bug(job: Path, closed: str, argv: tuple[str, ...]) -> None:
     shell = f"import os, sys; os.execvp('sh', ['sh', '-c', 'exec \"$@\" {closed}', 'sh', *sys.argv[1:]])"
     done = run("-c", shell, sys.executable, "-m", "launcher", *argv, "--path", job)

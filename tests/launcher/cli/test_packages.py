@@ -14,6 +14,7 @@ import pytest
 from launcher.cli import packages, reader_commands
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.packages import PythonEnvironment, find_requirements, install_packages, pack_files
+from launcher.io.files import sha256_file
 from launcher.io.helper_protocol import python_environ
 
 MINOR = sys.version_info.minor
@@ -106,6 +107,7 @@ def test_packages_of_the_image_are_not_installed_although_no_index_has_them(
             UsageError,
             ["image shop:1. Nothing was sent", "numpy>=2 and numpy==1.26.4", "Fix: change"],
         ),
+        (["paddle"], UsageError, ["`paddle`, which is not PaddlePaddle", "Fix: require paddlepaddle"]),
         (["absent"], UsageError, ["absent was not found", "Fix: change requirements.txt"]),
         (
             ["foreign"],
@@ -123,6 +125,7 @@ def test_packages_of_the_image_are_not_installed_although_no_index_has_them(
 def test_what_the_image_cannot_use_is_one_error(
     tmp_path: Path, index: Path, lines: list[str], error: type, texts: list[str]
 ) -> None:
+    write_wheel(index, "paddle")
     write_wheel(index, "foreign", f"cp3{MINOR}-cp3{MINOR}-win_amd64")
     write_source(index, "foreign", "foreign.py")
     write_source(index, "compiled", "compiled/x.so")
@@ -175,6 +178,26 @@ def test_requirements_are_found(
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     assert find_requirements(tmp_path, given) == (tmp_path / expected if expected else None)
+
+
+def test_a_file_with_packages_that_is_not_read_is_named(tmp_path: Path, capsys) -> None:
+    for name in ("setup.py", "pyproject.toml"):
+        (tmp_path / name).write_text("[tool.black]")
+    assert find_requirements(tmp_path, None) is None
+    assert "setup.py may name are not installed" in capsys.readouterr().err
+    (tmp_path / "pyproject.toml").write_text('[tool.poetry.dependencies]\nrich = "^13"\n')
+    assert find_requirements(tmp_path, None) is None
+    assert "pyproject.toml may name are not installed" in capsys.readouterr().err
+    assert find_requirements(tmp_path, "none") is None
+    assert capsys.readouterr().err == ""
+
+
+def test_hashes_of_the_requirements_are_compared_with_the_packages(tmp_path: Path, index: Path) -> None:
+    write_wheel(index, "mine")
+    line = f"mine==1.0 --hash=sha256:{sha256_file(index / 'mine-1.0-py3-none-any.whl')}"
+    assert install(tmp_path, line).names == ("mine 1.0",)
+    with pytest.raises(UsageError, match=r"has mine 1\.0 with other content than the --hash in"):
+        install(tmp_path, line[:-4] + "0000")
 
 
 def test_an_image_without_glibc_is_rejected() -> None:

@@ -10,7 +10,9 @@ import pytest
 from launcher.cli import uploads
 from launcher.cli.errors import UsageError
 from launcher.cli.program_files import choose_file, find_runtime, list_files
+from launcher.errors import SettingsError
 from launcher.io.files import folder_sha256
+from launcher.io.program_folders import find_program_folder
 from launcher.io.tar_stream import SUMS, write_tar
 
 SERVERS = "from paddle.distributed import fleet\nif fleet.is_server():\n    fleet.run_server()\n"
@@ -48,6 +50,23 @@ def test_ignored_hidden_and_generated_files_are_not_sent(tmp_path: Path) -> None
     assert names(tmp_path) == ["data.bin", "keep.log", "tools/big.log", "tools/run.py", "train.py"]
 
 
+def test_what_gitignore_names_is_reported_because_it_may_be_data(tmp_path: Path, capsys) -> None:
+    repo = make(tmp_path / "repo", train="", **{"a.log": "", "train_data__1.txt": "", "big__1.txt": ""})
+    (repo / ".gitignore").write_bytes(b"\xef\xbb\xbftrain_data/\r\n*.log\r\n")
+    (repo / ".launcherignore").write_text("big/\n")
+    assert [name for name, _ in uploads.plan_program(repo).entries] == ["train.py"]
+    message = capsys.readouterr().err
+    assert "because .gitignore names them: train_data/, a.log. If" in message and "big" not in message
+    (repo / ".launcherignore").write_text("!train_data/\n!*.log\n")  # as the message says
+    assert [name for name, _ in uploads.plan_program(repo).entries] == [
+        "a.log",
+        "big/1.txt",
+        "train.py",
+        "train_data/1.txt",
+    ]
+    assert capsys.readouterr().err == ""
+
+
 def test_a_link_inside_the_folder_is_sent_as_what_it_leads_to(tmp_path: Path) -> None:
     repo = make(tmp_path / "repo", train="x = 1\n", deploy__lib__a="y = 2\n")
     (repo / "lib").symlink_to("deploy/lib")
@@ -77,6 +96,33 @@ def test_a_link_that_cannot_be_sent_is_rejected_unless_it_is_ignored(tmp_path: P
     assert names(repo) == ["sub/a.py", "train.py"]
 
 
+def test_a_submodule_that_was_not_fetched_is_named(tmp_path: Path, capsys) -> None:
+    repo = make(tmp_path / "repo", train="", libs__here__a="")
+    (repo / ".gitmodules").write_text(
+        '[submodule "a"]\n\tpath = libs/here\n[submodule "b"]\n\tpath = libs/gone\n'
+    )
+    uploads.plan_program(repo)
+    [line] = capsys.readouterr().err.splitlines()
+    assert "libs/gone is empty" in line and "git submodule update --init" in line
+
+
+@pytest.mark.parametrize(
+    ("name", "stored"),
+    [
+        ("PaddleSeg", "PaddleSeg"),
+        ("My Line", "My-Line"),
+        ("2024", "program-2024"),
+        ("output", "program-output"),
+        ("x" * 80, "x" * 63),
+        ("推荐", "program-1452de"),
+        ("推荐.csv", "program-97acfe.csv"),
+        ("", "program-e3b0c4"),
+    ],
+)
+def test_every_folder_and_file_has_a_valid_name_on_the_storage(name: str, stored: str) -> None:
+    assert uploads.make_storage_name(name, "program") == stored
+
+
 def test_a_name_that_the_storage_rejects_is_reported_before_anything_is_sent(tmp_path: Path) -> None:
     repo = make(tmp_path / "repo", train="")
     (repo / "a\\b.txt").write_text("")
@@ -100,9 +146,27 @@ def test_the_script_is_found(tmp_path: Path, files: list[str], chosen: str, expe
     assert choose_file(tmp_path, files, chosen) == expected
 
 
+def test_the_script_may_be_given_as_a_path_from_here(tmp_path: Path, monkeypatch) -> None:
+    make(tmp_path / "repo", tools__train="")
+    monkeypatch.chdir(tmp_path)
+    for chosen in ("./tools/train.py", "repo/tools/train.py", str(tmp_path / "repo" / "tools" / "train.py")):
+        assert choose_file(Path("repo"), ["tools/train.py"], chosen) == "tools/train.py"
+
+
+def test_a_file_in_place_of_the_folder_is_rejected_with_the_command(tmp_path: Path) -> None:
+    make(tmp_path / "repo", train="")
+    with pytest.raises(SettingsError, match=r"is a file, but .*Fix: .*/repo --script train\.py"):
+        find_program_folder(tmp_path / "repo" / "train.py")
+
+
 @pytest.mark.parametrize(
     ("files", "chosen", "message"),
     [
+        (["run.sh", "train.py"], "run.sh", r"(?s)run.sh is no Python file.*--script.*candidates: train.py"),
+        (["a.py", "scripts/run.sh"], "scripts/run.sh", "scripts/run.sh is no Python file"),
+        (["train.ipynb", "a.py"], "train.ipynb", "jupyter nbconvert"),
+        (["tools/train.py"], "tools.trian", "has no file tools.trian that is sent"),
+        (["train.py"], "train.main", "has no file train.main that is sent"),
         (["setup.py", "tools/train.py", "tools/eval.py"], "", "(?s)no .py files at its top.*tools/train.py"),
         (
             ["a.py", "b.py", "deep/run_ps.py"],
@@ -126,7 +190,14 @@ def test_without_a_single_candidate_the_candidates_are_listed(
         (SERVERS, "train", "ps"),
         ("class Main:\n    def run(self):\n        fleet.init_worker()\n", "tools__static_ps_trainer", "ps"),
         ("import paddle\nfleet.init(is_collective=True)\n", "train", "collective"),
-        ("inputs = {}\ndef parse(line): ...\n", "mine", "fleet"),
+        ("import paddle.distributed.fleet as f\nf.init_worker()\n", "train", "ps"),
+        ("from paddle.distributed.fleet import run_server\nrun_server()\n", "train", "ps"),
+        ("pool.init_worker()\nself.rpc.run_server()\n", "train", "collective"),
+        (SERVERS + "fleet.init(is_collective=True)\n", "train", "collective"),
+        # paddle.Model, argparse, pandas and urllib
+        ("inputs = [1]\nnetwork = optimizer = metrics = None\n", "train", "collective"),
+        ("from urllib import parse\nCOLUMNS, LABEL = 'a b', 'c'\ndef inputs(): ...\n", "train", "collective"),
+        ("COLUMNS = LABEL = ''\nfrom other import inputs, parse\ndef network(x): ...\n", "mine", "fleet"),
         ("", "trainer_config", "fleet"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +14,14 @@ import yaml
 
 from launcher.cli import launch_training, run_lease
 from launcher.cli.cluster_api import Cluster
+from launcher.cli.commands import stop as stop_command
 from launcher.cli.commands import sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.releases import Helm, merge_values
 from launcher.cli.run_display import describe_following, explain_interrupt
 
-from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, RUN_JSON, make_job
+from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, QUEUE, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
 
 
@@ -279,3 +281,66 @@ def test_a_release_of_an_earlier_chart_is_not_upgraded_to_the_defaults_of_image_
     with pytest.raises(CliError, match=r"another version of the chart.*Fix: upgrade the release"):
         launch(cluster, launch_options(replace=True))
     assert not (here / "kept.yaml").exists()
+
+
+# `scale` of an elastic run.
+
+RANGE = {"minTrainers": 2, "maxTrainers": None}
+
+
+def scale_release(
+    monkeypatch: pytest.MonkeyPatch, trainers: int, training: dict[str, Any], **job: Any
+) -> list[dict[str, Any]]:
+    """Scale a release of 3 trainers whose values have this section `training`; return the values of the upgrades.
+
+    `job` are arguments of `make_job`.
+    """
+    cluster, upgrades = make_cluster("demo"), []
+    cluster.jobs = [make_job("mine-8", **job)]
+    cluster.add_release("demo", base="image: x\n", k8sJob="mine-8")
+    cluster.values["demo"] = {"trainers": 3, "training": {"batchSize": 8, **training}}
+
+    class RecordingHelm(FakeHelm):
+        def upgrade(self, release: str, values: dict[str, Any], description: str) -> None:
+            assert description == f"scale to {trainers} trainers"
+            upgrades.append(values)
+
+    monkeypatch.setattr(stop_command, "Helm", RecordingHelm)
+    stop_command.change_trainers(ClusterSession(cluster, "demo"), trainers)  # type: ignore[arg-type]
+    return upgrades
+
+
+def test_scale_changes_the_trainers_and_keeps_the_largest_number_of_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    [values] = scale_release(monkeypatch, 2, RANGE)
+    assert values == {"trainers": 2, "training": {"batchSize": 8, "minTrainers": 2, "maxTrainers": 3}}
+
+
+@pytest.mark.parametrize(
+    ("trainers", "training", "message"),
+    [
+        (
+            2,
+            {},
+            "is not elastic, so its number of trainers is fixed: 3. Fix: start it with --set training.minTrainers",
+        ),
+        (4, RANGE, "--trainers is 4, but must be 2 to 3 .*Fix: choose such a number"),
+        (1, RANGE, "--trainers is 1, but must be 2 to 3 "),
+        (2, {**RANGE, "batchSize": 9}, "cannot scale mine-8: .* would start another Job, mine-9"),
+    ],
+)
+def test_scale_rejects_what_the_run_cannot_have_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch, trainers: int, training: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as rejected:
+        scale_release(monkeypatch, trainers, training)
+    assert re.search(message, str(rejected.value)), str(rejected.value)
+
+
+def test_scale_rejects_a_run_whose_pods_a_queue_of_kueue_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its webhook rejects another parallelism of a running Job with partial admission, after helm began the upgrade."""
+    with pytest.raises(
+        UsageError, match=r"mine-8: Kueue admitted its pods \(queue research\).*Fix: start a new run"
+    ):
+        scale_release(monkeypatch, 2, RANGE, labels=QUEUE)

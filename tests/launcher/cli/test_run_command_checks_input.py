@@ -82,6 +82,18 @@ def test_a_setting_is_a_value_of_the_chart_or_an_option_of_the_program(
 
 
 @pytest.mark.parametrize(
+    ("folder", "job"),
+    [
+        ("My_Line", "my-line"),
+        ("3D-UNet", "run-3d-unet"),
+        ("a" * 60 + "-b", "a" * launch_training.JOB_NAME_LENGTH),
+    ],
+)
+def test_a_job_has_the_name_of_the_programs_folder(folder: str, job: str) -> None:
+    assert launch_training.make_job_name(folder) == job
+
+
+@pytest.mark.parametrize(
     ("setting", "message"),
     [
         ("batchSize", "this is not KEY=VALUE"),
@@ -180,17 +192,20 @@ def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cl
     program.write_text(text)
     (here / "rows.txt").write_text("1\t12\tred shoes\n0\t1\tweather\n")
     for data in ("rows.txt", "s3://elsewhere/rows"):
-        given = ("shop", "--data", data, "--grid", "width=4,8", "--by", "mae", "--kubeconfig", "not-there")
+        given = (
+            "shop",
+            "--data",
+            data,
+            "--search",
+            "width=4..80",
+            "--by",
+            "mae",
+            "--kubeconfig",
+            "not-there",
+        )
         code, _, err = cli("sweep", *given)
         assert code == 64
         assert "--by mae: the program has no such score; nothing was sent. Fix: choose one of: error" in err
-
-
-def test_a_folder_whose_name_is_no_job_name_can_be_trained_with_another_one(here: Path) -> None:
-    (here / "My Line").rename(here / "9 lines")
-    with pytest.raises(UsageError, match=r"'9-lines'.* Fix: choose one with --set jobName=NAME"):
-        plan(program=Path("9 lines"))
-    assert plan(program=Path("9 lines"), settings=["jobName=nine"]).job == "nine"
 
 
 @pytest.mark.parametrize(
@@ -225,14 +240,13 @@ def test_only_the_deadline_of_the_training_may_be_null(here: Path) -> None:
     ("name", "options", "message"),
     [
         ("My Line", {"data": "gone.txt"}, r"^gone\.txt: no such file"),
-        ("output", {}, r"^a program cannot have the name output: .* Fix: rename your folder or file"),
         (
             "My Line",
             {"values": [Path("my.yaml")]},
             r"^-f my\.yaml is not a file with chart values: .*in UTF-8",
         ),
     ],
-    ids=["an absent file", "a reserved name", "a values file that is not UTF-8"],
+    ids=["an absent file", "a values file that is not UTF-8"],
 )
 def test_an_error_of_run_mentions_its_option(
     here: Path, name: str, options: dict[str, object], message: str

@@ -1,41 +1,27 @@
-"""`sweep`: the order of its trainings, the effect of a failure, and the choice of the best."""
+"""`sweep`: the order of its trials, the effect of a failure, pruning, resuming, and the choice of the best."""
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from launcher.cli import launch_training
 from launcher.cli.cluster_api import UnreachableError
 from launcher.cli.commands import sweep
-from launcher.cli.commands.sweep import Trial
+from launcher.cli.commands.sweep import SweepLoop, Trial, can_launch
 from launcher.cli.errors import CliError, RunFailedError, UsageError
 from launcher.cli.launch_training import TrainingPlan
-from launcher.cli.run_view import RunView
+from launcher.cli.run_view import JobView, RankView, RunView
+from launcher.cli.search_space import Axis, read_space
+from launcher.cli.storage import folder_storage
+from launcher.cli.sweep_study import StudyTrial, SweepStudy, choose_journal, make_pruner, repair_journal
+from launcher.errors import DataError
 
 from .fake_cluster import FakeCluster
-
-
-class Session:
-    """A run that has the states `states` and then `end`; only `read_view` returns its score.
-
-    `read_view` raises UnreachableError the first `failures` times.
-    """
-
-    def __init__(self, name, end, score=(), *, happened=None, states=("training", "training"), failures=0):
-        self.name, self.end, self.score, self.failures = name, end, dict(score), failures
-        self.happened, self.states = [] if happened is None else happened, list(states)
-
-    def poll_view(self, log=False):
-        state = self.states.pop(0) if self.states else self.end
-        if state in (self.end, "preparing"):
-            self.happened.append(f"{self.name} {'ends' if state == self.end else 'prepares'}")
-        return RunView(self.name, self.name, state, cause="no shoes" if state == "failed" else "")
-
-    def read_view(self, log=False):
-        if self.failures > 0:
-            self.failures -= 1
-            raise UnreachableError("cannot be reached")
-        return RunView(self.name, self.name, self.end, cause="no shoes", score=self.score)
 
 
 @pytest.fixture(autouse=True)
@@ -43,76 +29,252 @@ def no_pause(monkeypatch):
     monkeypatch.setattr(sweep, "PAUSE_SECONDS", 0.0)
 
 
-ENDS = [("complete", {"error": 0.3, "auc": 0.6}), ("failed", {}), ("complete", {"error": 0.2, "auc": 0.5})]
+class Session:
+    """A run that has a pass with each of `scores`, then ends; only `read_view` returns its score."""
+
+    def __init__(self, world, name, *, scores, end="complete", prepares=0, failures=0):
+        self.world, self.name, self.scores, self.end = world, name, list(scores), end
+        self.prepares, self.failures, self.passed = prepares, failures, 0
+
+    def view(self, state, **more):
+        rows = [
+            {"pass": number, "train_loss": 1.0, "test_error": score}
+            for number, score in enumerate(self.scores[: self.passed])
+        ]
+        return RunView(self.name, self.name, state, passes=rows, **more)
+
+    def poll_view(self):
+        if self.prepares > 0:
+            self.prepares -= 1
+            self.world.happened.append(f"{self.name} prepares")
+            return self.view("preparing")
+        self.passed += 1
+        if self.passed <= len(self.scores):
+            return self.view("training")
+        self.world.happened.append(f"{self.name} ends")
+        return self.view(self.end)
+
+    def read_view(self):
+        if self.failures > 0:
+            self.failures -= 1
+            raise UnreachableError("cannot be reached")
+        score = {"error": self.scores[-1], "auc": 1 - self.scores[-1]} if self.end == "complete" else {}
+        return self.view(self.end, score=score, cause="no shoes" if self.end == "failed" else "")
 
 
-def train(ends, parallel=1, happened=None, by=None, first=None):
-    """Train a grid whose trainings end so; return (the trials, what happened in order, the printed lines).
+class World:
+    """The releases of a sweep in memory (`TrialReleases`); `runs` are more arguments of each session, in order."""
 
-    `first` are more arguments of the first session.
-    """
-    trials = [Trial(f"t-{n}", (f"rate={n}",)) for n in range(len(ends))]
-    happened, printed = [] if happened is None else happened, []
+    def __init__(self, *runs):
+        self.runs, self.happened, self.installed, self.pods, self.copies = runs, [], {}, {}, 0
+        self.settings = {}
 
-    def launch(trial):
-        happened.append(f"{trial.release} starts")
-        more = first or {} if trial is trials[0] else {}
-        return Session(trial.release, *ends[trials.index(trial)], happened=happened, **more)
+    def attach(self, release):
+        return self.installed.get(release)
 
-    sweep.train_all(trials, parallel, launch, lambda: None, printed.append, by=by)
-    return trials, happened, printed
+    def launch(self, release, settings):
+        self.happened.append(f"{release} starts")
+        self.settings[release] = settings
+        run = self.runs[int(release.rpartition("-")[2]) - 1]
+        if isinstance(run, Exception):
+            raise run
+        self.installed[release] = Session(self, release, **run)
+        return self.installed[release]
+
+    def stop(self, release):
+        self.happened.append(f"{release} is stopped")
+        self.pods[release] = 2
+
+    def has_pods(self, release):
+        self.pods[release] -= 1
+        return self.pods[release] > 0
+
+    def uninstall(self, releases):
+        for release in releases:
+            self.installed.pop(release, None)
+
+    def save_journal(self):
+        self.copies += 1
 
 
-def test_at_most_parallel_trials_run_and_a_failure_does_not_affect_others():
-    _, happened, printed = train(ENDS)
-    assert happened == [f"t-{n} {what}" for n in range(3) for what in ("starts", "ends")]
-    assert "t-1: failed" in printed
-    trials, happened, _ = train(ENDS, 2)
-    assert happened[:2] == ["t-0 starts", "t-1 starts"]
-    assert happened.index("t-2 starts") > happened.index("t-0 ends")
-    assert [trial.state for trial in trials] == ["complete", "failed", "complete"]
+AXES = [Axis("rate", low=0.1, high=0.5), Axis("width", ("4", "8"))]
+COMPLETE = [{"scores": [0.9, score]} for score in (0.3, 0.2, 0.4)]
+FAILED = {"scores": [0.9], "end": "failed"}
+
+
+def make_study(folder, pruner="none", sampler="random", metric=None, axes=AXES):
+    study = SweepStudy(folder / "study.journal", "t", axes, sampler, make_pruner(pruner, 3))
+    if study.journal.exists():
+        study.open({"a": 1})
+    else:
+        study.create(metric, {"a": 1})
+    return study
+
+
+def run_sweep(study, world, parallel=1, wanted=None, by=None):
+    """Run a sweep to its end; return (the loop, the printed lines)."""
+    printed = []
+    loop = SweepLoop(study, world, "t", wanted or len(world.runs), parallel, by, printed.append)
+    loop.run(lambda: None)
+    return loop, printed
+
+
+def test_at_most_parallel_trials_run_and_a_failure_does_not_affect_others(tmp_path):
+    world = World(COMPLETE[0], FAILED, COMPLETE[1])
+    loop, _ = run_sweep(make_study(tmp_path), world)
+    assert world.happened == [f"t-{n} {what}" for n in (1, 2, 3) for what in ("starts", "ends")]
+    assert [trial.state for trial in loop.trials] == ["complete", "failed", "complete"]
+    assert loop.trials[1].asked.cause == "no shoes"
+    best, why = loop.best()
+    assert (best.release, why, list(world.installed)) == ("t-3", "lowest error", ["t-3"])
+    assert loop.study.journal.read_bytes() == loop._saved, "the last change is on the storage, too"
+    (tmp_path / "two").mkdir()
+    world = World(*COMPLETE)
+    run_sweep(make_study(tmp_path / "two"), world, parallel=2)
+    assert world.happened[:2] == ["t-1 starts", "t-2 starts"]
+    assert world.happened.index("t-3 starts") > world.happened.index("t-1 ends")
+
+
+def test_the_study_gets_the_direction_of_the_first_or_the_given_score(tmp_path):
+    loop, _ = run_sweep(make_study(tmp_path), World(*COMPLETE), by="auc")
+    assert (loop.best()[0].release, loop.best()[1]) == ("t-2", "highest auc")
+    again = make_study(tmp_path)
+    assert (again.metric, again._study.direction.name) == ("auc", "MAXIMIZE")
+    with pytest.raises(
+        UsageError, match=r"--by loss: t-1 has no such score.* Fix: choose one of: error, auc"
+    ):
+        (tmp_path / "other").mkdir()
+        run_sweep(make_study(tmp_path / "other"), World(*COMPLETE), by="loss")
+
+
+def test_a_sweep_without_any_score_is_an_error(tmp_path):
+    loop, _ = run_sweep(make_study(tmp_path), World(FAILED, {"scores": [float("nan")]}))
+    with pytest.raises(RunFailedError, match=r"t-1: no shoes; t-2: .*its score .* is nan"):
+        loop.best()
+
+
+def test_other_trials_wait_until_the_first_has_its_data(tmp_path):
+    """Their data Jobs would make the same data at the same time."""
+    world = World({**COMPLETE[0], "prepares": 3}, *COMPLETE[1:])
+    run_sweep(make_study(tmp_path), world, parallel=3)
+    assert world.happened[:6] == ["t-1 starts", *["t-1 prepares"] * 3, "t-2 starts", "t-3 starts"]
+
+
+def make_trial(state="training", phases=("Running",), training="running", result="", *, live=True):
+    view = RunView("", "", state, training=JobView("j", training), ranks=[RankView(phase=p) for p in phases])
+    asked = SimpleNamespace(result=result)
+    return Trial(asked, "t-1", session=object() if live else None, view=view)
 
 
 @pytest.mark.parametrize(
-    ("by", "release", "why"), [(None, "t-2", "lowest error"), ("auc", "t-0", "highest auc")]
+    ("trial", "launches"),
+    [
+        (make_trial(), True),
+        (make_trial("rendezvous", ("Running", "missing")), False),
+        (make_trial("pending", ("-", "-"), "waiting"), False),
+        (make_trial("pending", ("Pending", "Running")), False),
+        (make_trial("suspended", ("-",), "suspended"), True),
+        (make_trial("preparing"), False),
+        (make_trial("complete", result="complete"), True),
+    ],
+    ids=["trains", "half admitted", "quota", "no node", "Kueue holds it", "prepares data", "over"],
 )
-def test_the_best_trial_is_chosen_by_the_first_or_the_given_score(by, release, why):
-    best, reason = sweep.choose_best(train(ENDS, 3)[0], by)
-    assert (best.release, reason) == (release, why)
+def test_another_trial_starts_only_if_none_waits_for_pods(trial, launches):
+    assert can_launch([trial], 2) == launches
+    assert can_launch([trial, trial], 2) == (not trial.is_live)
 
 
-def test_trials_without_a_score_or_without_the_given_one_are_an_error():
-    with pytest.raises(RunFailedError, match=r"none of the trainings has a score. t-0: no shoes"):
-        sweep.choose_best(train([("failed", {})])[0], None)
-    happened = []
-    with pytest.raises(
-        UsageError, match=r"--by loss: t-0 has no such score.* Fix: choose one of: error, auc"
-    ):
-        train(ENDS, happened=happened, by="loss")
-    assert happened == ["t-0 starts", "t-0 ends"], "the others would train for nothing"
+def test_a_pruned_trial_is_stopped_and_its_slot_is_free_when_its_pods_are_gone(tmp_path):
+    study = make_study(tmp_path, "median", metric="error")
+    good, bad = {"scores": [0.3, 0.2, 0.1]}, {"scores": [0.9, 0.9, 0.9]}
+    world = World(*[good] * 5, bad, good)
+    loop, printed = run_sweep(study, world)
+    assert [trial.state for trial in loop.trials] == ["complete"] * 5 + ["pruned", "complete"]
+    assert (loop.trials[5].asked.step, loop.trials[5].asked.value) == (1, 0.9)
+    assert world.happened[-4:] == ["t-6 starts", "t-6 is stopped", "t-7 starts", "t-7 ends"]
+    assert "t-6" not in world.installed
+    assert any(line.startswith("t-6: stopped, ") for line in printed)
 
 
-def test_a_grid_expands_to_all_combinations_the_last_key_fastest():
-    expected = [("a=1", "b=x"), ("a=1", "b=y"), ("a=2", "b=x"), ("a=2", "b=y")]
-    assert launch_training.expand_grid(["a=1,2", "b=x,y"]) == expected
-    with pytest.raises(UsageError, match="this is not KEY=A,B"):
-        launch_training.expand_grid(["a="])
+def test_an_interrupted_sweep_resumes_without_training_anything_twice(tmp_path):
+    """t-1 is complete, t-2 has ended and t-3 trains since the command was killed, t-4 was asked for, not launched."""
+    world = World(*COMPLETE, COMPLETE[0], COMPLETE[0])
+    study = make_study(tmp_path)
+    loop = SweepLoop(study, world, "t", 1, 1, None, lambda _: None)
+    loop.run(lambda: None)
+    for release in ("t-2", "t-3"):
+        world.launch(release, study.ask().settings)
+    world.installed["t-2"].passed = 2
+    asked = study.ask().settings
+    world.happened.clear()
+    loop, _ = run_sweep(make_study(tmp_path), world, parallel=3, wanted=5)
+    assert sorted(world.happened) == sorted(
+        ["t-2 ends", "t-3 ends", "t-4 starts", "t-4 ends", "t-5 starts", "t-5 ends"]
+    )
+    assert world.settings["t-4"] == asked
+    assert [trial.state for trial in loop.trials] == ["complete"] * 5
+    assert (loop.best()[0].release, list(world.installed)) == ("t-2", ["t-2"])
 
 
-def test_other_trials_wait_until_the_first_has_its_data():
-    """Their data Jobs would make the same data at the same time."""
-    states = ("preparing", "preparing", "preparing", "rendezvous")
-    _, happened, _ = train(ENDS, 3, first={"states": states})
-    assert happened[:6] == ["t-0 starts", *["t-0 prepares"] * 3, "t-1 starts", "t-2 starts"]
+def test_a_grid_is_tried_in_order_and_goes_on_where_it_was(tmp_path):
+    axes = read_space(["a=1..2", "b=x,y"], None)
+    study = make_study(tmp_path, sampler="grid", axes=axes)
+    assert [study.ask().settings for _ in range(2)] == [("a=1", "b=x"), ("a=1", "b=y")]
+    study = make_study(tmp_path, sampler="grid", axes=axes)
+    assert [study.ask().settings for _ in range(2)] == [("a=2", "b=x"), ("a=2", "b=y")]
 
 
-def test_a_score_is_read_again_if_the_cluster_was_unreachable_when_its_run_ended():
-    trials, _, printed = train([ENDS[2], ENDS[0]], 2, first={"failures": 1})
-    assert sweep.choose_best(trials, None)[0].release == "t-0"
-    assert "t-0: cannot be reached. Retrying." in printed
+def test_a_trial_whose_settings_were_not_complete_when_the_command_was_killed_has_failed(tmp_path):
+    study = make_study(tmp_path)
+    study._study.ask()
+    (trial,) = make_study(tmp_path).trials()
+    assert (trial.result, trial.settings) == ("failed", ())
 
 
-def test_a_cluster_that_stays_unreachable_stops_the_sweep(monkeypatch):
+def test_a_cut_record_of_the_journal_is_removed_and_the_longer_copy_is_used(tmp_path):
+    study = make_study(tmp_path)
+    intact = study.journal.read_bytes()
+    assert repair_journal(study.journal) == 0
+    study.journal.write_bytes(intact + b'{"op_code":4,')
+    assert repair_journal(study.journal) == 13
+    assert study.journal.read_bytes() == intact
+    make_study(tmp_path).ask()
+    longer = study.journal.read_bytes()
+    assert choose_journal(intact, longer) == choose_journal(longer, None) == longer
+    assert choose_journal(None, None) is None
+    with pytest.raises(CliError, match="have different trials"):
+        choose_journal(longer, intact + b"x" * 10)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize(
+    "content", [b"a,b\n1,2\n3,4", b"one line", bytes(range(256)), b'{"a": 1}\n', b"[1]\n", None]
+)
+def test_a_file_that_is_no_intact_journal_is_rejected_and_left_as_it_is(tmp_path, content, resume):
+    study = make_study(tmp_path)
+    first, *others = study.journal.read_bytes().splitlines(keepends=True)
+    content = content or b"".join([first, bytes(20) + b"\n", *others])
+    study.journal.write_bytes(content)
+    kept = SimpleNamespace(job=lambda name: folder_storage(tmp_path / name), close=lambda: None)
+    with pytest.raises(DataError, match=r"line \d is no record of a sweep.* Fix: give another file"):
+        sweep.open_study(study, kept, None, {"a": 1}, resume=resume)
+    assert study.journal.read_bytes() == content
+
+
+def test_a_sweep_with_another_space_or_program_cannot_be_resumed(tmp_path):
+    study = make_study(tmp_path)
+    with pytest.raises(UsageError, match=r"could not be compared: a was 1 and is 2"):
+        study.open({"a": 2})
+
+
+def test_a_score_is_read_again_if_the_cluster_was_unreachable_when_its_run_ended(tmp_path):
+    loop, printed = run_sweep(make_study(tmp_path), World({**COMPLETE[0], "failures": 1}))
+    assert loop.best()[0].release == "t-1"
+    assert "t-1: cannot be reached. Retrying." in printed
+
+
+@pytest.mark.parametrize("run", [{**COMPLETE[0], "failures": 10**9}, UnreachableError("cannot be reached")])
+def test_a_cluster_that_stays_unreachable_stops_the_sweep(tmp_path, monkeypatch, run):
     now = [0.0]
 
     def sleep(seconds):
@@ -121,33 +283,209 @@ def test_a_cluster_that_stays_unreachable_stops_the_sweep(monkeypatch):
 
     monkeypatch.setattr(sweep, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     with pytest.raises(UnreachableError):
-        train(ENDS[:1], first={"failures": 10**9})
+        run_sweep(make_study(tmp_path), World(run))
+
+
+@pytest.mark.slow
+def test_the_report_is_one_page_with_the_table_and_the_plots(tmp_path):
+    loop, _ = run_sweep(make_study(tmp_path), World(*COMPLETE))
+    loop.study.write_report(tmp_path / "report.html", [["release"], ["t-<1>"]])
+    page = (tmp_path / "report.html").read_text()
+    assert "t-&lt;1&gt;" in page
+    assert [title for title in ("History", "Importance", "Parallel coordinates") if f"<h2>{title}" in page]
+    assert '<script src="http' not in page
+    assert "plotly.js v" in page, "the page needs no network"
+
+
+GRID = ("--sampler", "grid")
 
 
 @pytest.mark.parametrize(
-    ("end", "second", "code", "message"),
+    ("given", "message"),
     [
+        ([], "there is nothing to search. Fix: give --search KEY=VALUES"),
+        (["rate"], "--search rate: this is not KEY=VALUES"),
+        (["rate="], "--search rate=: the key has no values"),
+        (["rate=0.5..0.1"], "the range is empty, because 0.5 is not below 0.1"),
+        (["rate=1..1"], "the range is empty"),
+        (["rate=log:0..1"], "the lower end 0 of a range with log: must be above 0"),
+        (["rate=a..b"], "an end of the range is not a number"),
+        (["rate=1..inf"], "an end of the range is infinite or NaN"),
+        ([" =1,2"], "this is not KEY=VALUES"),
+        (["rate=1,2", "rate=3,4"], "the key rate is searched twice"),
+        (["a-b=1,2", "a_b=3,4"], "the key a_b is searched twice"),
+        (["a-b=1..19", ("--set", "a_b=3")], "--search a-b: --set a_b=3 sets it, too"),
+        (["rate=0..0.5", ("--trials", "10000")], "10,000 trials are more than the limit of 9,999"),
+        (["a=1..1000", "b=1..1000", "c=1..1000", GRID], "1,000,000,000 trials are more than the limit"),
+        (["rate=0..0.5", ("--set", f"jobName={'a' * 46}")], "has 46 characters, and the limit is 45"),
         (
-            "complete",
-            "the storage is full",
-            3,
-            "these releases continue on the cluster: t-1. Not started: rate=2.",
+            ["rate=0.1..1", ("--sampler", "grid")],
+            "--sampler grid cannot try the range of rate: it has any number",
         ),
-        ("failed", "", 1, "none of the trainings has a score. t-1: no shoes; t-2: no shoes"),
+        (["a=1,2", ("--sampler", "grid", "--trials", "5")], "--trials is 5, but the grid has 2 combinations"),
+        (["rate=log:1,2"], "log: must be before a range, and this is a list"),
+        (["rate=1,2"], "10 trials are more than the 2 settings of the search space"),
+        (["rate=1,2", "training.batchSize=1..2", ("--trials", "5")], "5 trials are more than the 4 settings"),
+        (
+            ["rate=1..19", ("--set", "rate=3")],
+            "--search rate: --set rate=3 sets it, too. Fix: omit one of them",
+        ),
+        (["trainers=1..12", ("--trainers", "2")], "--search trainers: --trainers 2 sets it, too"),
+        (["training.passes=1..12", ("--passes", "2")], "--search training.passes: --passes 2 sets it, too"),
+        (["jobName=a,b", GRID], "--search jobName: all trials have the same jobName"),
+        (["training.batchSize=8,x,16", GRID], "training.batchSize is 'x', but must be an integer"),
+        (["training.batchSize=8,-1,16", GRID], "training.batchSize is -1, but must be"),
+        (
+            ["rate=1..12", ("--pruner", "median", "--passes", "1")],
+            "a training of 1 pass cannot be stopped early",
+        ),
+        (["rat=1,2", GRID], "has no such option in OPTIONS"),
+        (["trainin.passes=1,2", GRID], "the chart has no value trainin"),
     ],
-    ids=["the second is not launched", "no training has a score"],
 )
-def test_a_sweep_that_fails_prints_no_json_and_says_why(
-    cli, here, monkeypatch, *, end, second, code, message
-):
-    def launch(plan, *_):
-        if plan.job == "t-2" and second:
-            raise CliError(second)
-        return SimpleNamespace(session=Session(plan.job, end))
+def test_bad_input_is_one_error_before_anything_is_made(cli, here, given, message):
+    (here / "line").mkdir()
+    text = "def inputs(job): ...\ndef parse(row, job): ...\nOPTIONS = {'rate': 0.1}\n"
+    (here / "line" / "trainer_config.py").write_text(text)
+    options = [word for one in given for word in (one if isinstance(one, tuple) else ("--search", one))]
+    code, out, err = cli("sweep", "line", "--no-check", "--data", "s3://x/y", *options)
+    assert (code, out) == (64, ""), err
+    assert message in err
+    assert sorted(path.name for path in here.iterdir()) == ["line"]
 
-    monkeypatch.setattr(sweep, "plan_trainings", lambda *_: [TrainingPlan([], {"jobName": "t"})] * 2)
-    monkeypatch.setattr(sweep, "launch", launch)
-    monkeypatch.setattr(sweep.LaunchOptions, "connect", lambda _: FakeCluster())
-    found, out, err = cli("sweep", "x", "--grid", "rate=1,2", "--parallel", "2", "-o", "json")
-    assert (found, out, message in err) == (code, "", True), err
-    assert err.rstrip().endswith(second)
+
+def test_a_search_file_has_lists_and_ranges(tmp_path):
+    file = tmp_path / "space.yaml"
+    file.write_text("rate: log:1e-4..1e-1\nlayers: 1..3\nwidth: [8, 16]\nname: a,b\n")
+    rate, layers, width, name = read_space([], file)
+    assert (rate.is_log, rate.is_whole, rate.ends()) == (True, False, (1e-4, 0.1))
+    assert (layers.is_whole, layers.setting(2)) == (True, "layers=2")
+    assert (width.choices, name.choices, width.setting("8")) == (("8", "16"), ("a", "b"), "width=8")
+    file.write_text("day: [2024-01-01, 2]\n")
+    assert read_space([], file)[0].choices == ("2024-01-01", "2")
+    for text, message in (
+        ("- rate", "has no keys"),
+        ("rate: {a: 1}", "the values are an object"),
+        ("rate: 0..1\nrate: 0..2", "has the key rate twice"),
+    ):
+        file.write_text(text)
+        with pytest.raises(UsageError, match=message):
+            read_space([], file)
+
+
+def test_a_searched_option_replaces_the_one_of_the_arguments():
+    values = {"training": {"args": ["data", "--rate", "0.1", "--width=3", "--rate-max", "1"]}}
+    changed = launch_training.apply_settings(values, ["rate=0.2"], {"training": {}})
+    assert changed["training"]["args"] == ["data", "--width=3", "--rate-max", "1", "--rate=0.2"]
+
+
+def test_only_the_command_itself_imports_optuna():
+    code = "import sys; from launcher.cli import main; print(*{'optuna', 'plotly', 'numpy'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""
+
+
+def test_a_sweep_is_resumed_from_the_copy_on_the_storage_and_never_started_twice(tmp_path):
+    jobs, kept = tmp_path / "jobs", SimpleNamespace(close=lambda: None)
+    jobs.mkdir()
+    kept.job = lambda name: folder_storage(jobs / name)
+
+    def study_in(folder):
+        return SweepStudy(tmp_path / folder / "study.journal", "t", AXES, "random", make_pruner("none", 3))
+
+    def open_in(folder, by=None, *, resume):
+        study = study_in(folder)
+        sweep.open_study(study, kept, by, {"a": 1}, resume=resume)
+        return study
+
+    with pytest.raises(UsageError, match="there is no sweep t to resume"):
+        open_in("here", resume=True)
+    study = open_in("here", "error", resume=False)
+    asked = study.ask()
+    releases = sweep.ClusterReleases(None, None, None, None, kept, study.journal, "t")
+    releases.save_journal()
+    assert [path.name for path in (jobs / ".sweeps").iterdir()] == ["t.journal"]
+    for folder in ("here", "other machine"):
+        with pytest.raises(UsageError, match=r"there is a sweep t already .* Fix: continue it with --resume"):
+            open_in(folder, resume=False)
+    assert open_in("other machine", resume=True).trials() == [asked]
+    with pytest.raises(UsageError, match="--by auc: the sweep t searches by error"):
+        open_in("here", "auc", resume=True)
+
+
+def test_clean_removes_the_journal_of_a_sweep_when_the_folders_of_its_trials_are_gone(cli, job):
+    sweeps = job.parent / ".sweeps"
+    for name in ("gone", "quick-start"):
+        sweeps.mkdir(exist_ok=True)
+        (sweeps / f"{name}.journal").write_text("{}")
+    (job.parent / "quick-start-1").mkdir()
+    code, _, err = cli("clean", "--path", job, "--yes")
+    assert (code, [path.name for path in sweeps.iterdir()]) == (0, ["quick-start.journal"]), err
+
+
+@pytest.fixture
+def sweep_of_two(cli, here, monkeypatch):
+    """Return a function that runs the command for two trials; `second` is an error of the second launch."""
+
+    def run(second, *options):
+        cluster, world = FakeCluster(), World()
+        cluster.add_release()
+        (here / "jobs").mkdir()
+        kept = SimpleNamespace(job=lambda name: folder_storage(here / "jobs" / name), close=lambda: None)
+        trial = {"training": {"packages": "pushed-by-another-machine"}}
+        helm = SimpleNamespace(
+            check=lambda *_: "", read_values=lambda name: trial if name == "t-1" else cluster.values[name]
+        )
+
+        def launch(plan, *_):
+            if plan.job == "t-2" and second:
+                raise second
+            return SimpleNamespace(session=Session(world, plan.job, **COMPLETE[0]), packages="")
+
+        monkeypatch.setattr(sweep, "plan_ends", lambda *_: [TrainingPlan([], {"jobName": "t"})] * 2)
+        monkeypatch.setattr(sweep, "launch", launch)
+        monkeypatch.setattr(sweep, "KeptStorage", lambda *_: kept)
+        monkeypatch.setattr(sweep, "Helm", lambda _: helm)
+        monkeypatch.setattr(sweep.LaunchOptions, "connect", lambda _: cluster)
+        code, out, err = cli(
+            "sweep", "x", "--search", "rate=1..9", "--trials", "2", "--parallel", "2", *options
+        )
+        assert (here / "jobs" / ".sweeps" / "t.journal").read_bytes() == Path(
+            "t.sweep/study.journal"
+        ).read_bytes()
+        assert not cluster.leases
+        return code, out, err
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_result_is_the_best_trial_its_values_and_the_report(sweep_of_two):
+    code, out, err = sweep_of_two(None, "-o", "json")
+    result = json.loads(out)
+    assert (code, result["best"], result["by"]) == (0, "t-1", "lowest error"), err
+    assert [trial["value"] for trial in result["trials"]] == [0.3, 0.3]
+    values = yaml.safe_load(Path(result["values"]).read_text())
+    args = [f"--{result['trials'][0]['settings'][0]}"]
+    training = {"args": args, "packages": "pushed-by-another-machine"}
+    assert values == {"jobName": "t-1", "training": training}
+    assert "t-2" in Path(result["report"]).read_text()
+
+
+def test_a_sweep_that_fails_prints_no_json_and_says_how_to_continue(sweep_of_two):
+    code, out, err = sweep_of_two(CliError("the storage is full"), "-o", "json")
+    assert (code, out) == (3, "")
+    assert "these releases continue on the cluster: t-1. 0 of 2 trials are over.\nAdd --resume" in err
+    assert err.rstrip().endswith("the storage is full")
+
+
+@pytest.mark.parametrize(("passes", "is_pruned"), [(2, False), (3, True)])
+def test_a_trial_whose_last_pass_is_done_is_not_pruned(passes, is_pruned):
+    asked = StudyTrial(5, {}, "", step=1)
+    rows = [{"pass": number, "test_error": 0.9} for number in range(2)]
+    view = RunView("", "", "training", passes=rows, progress=SimpleNamespace(passes=passes))
+    study = SimpleNamespace(metric="error", report=lambda *_: True)
+    trial = Trial(asked, "t-5", session=object(), view=view)
+    loop = SimpleNamespace(study=study)
+    assert SweepLoop._report_passes(loop, trial, view) == is_pruned
+    assert trial.asked.step == 2

@@ -239,6 +239,48 @@ def test_a_script_that_fails_is_reported_with_its_exit_code(cli, tmp_path: Path)
     assert (code != 0, "exited with code 3" in err) == (True, True), err
 
 
+def test_a_folder_named_model_that_a_script_writes_itself_is_output_like_others(cli, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("""
+import os, pathlib, sys
+for name in ("model/best.pdparams", "log/a.txt"):
+    file = pathlib.Path(sys.argv[1], name)
+    file.parent.mkdir()
+    file.write_text("")
+""")
+    for _ in range(2):  # the second time they are replaced
+        code, out, err = cli("try", "mine.py", "-o", "json", "--", "{output_dir}")
+        assert code == 0, err
+    assert json.loads(out)["model"] is None
+    for name in ("model/best.pdparams", "log/a.txt"):
+        assert (tmp_path / "tried-model" / "script-output" / name).is_file()
+
+
+def test_a_script_may_stop_its_parameter_server_before_its_trainer_ends(cli, tmp_path: Path) -> None:
+    script = """
+import os, pathlib, sys, time
+if os.environ["TRAINING_ROLE"] == "TRAINER":
+    time.sleep(0.5)
+    pathlib.Path(sys.argv[1], "exported").write_text("")
+elif SERVER_CODE:
+    sys.exit(SERVER_CODE)
+def serve(fleet):
+    fleet.run_server()
+"""
+    (tmp_path / "mine.py").write_text(script.replace("SERVER_CODE", "0"))
+    code, _, err = cli("try", "mine.py", "--", "{output_dir}")
+    assert code == 0, err
+    assert (tmp_path / "tried-model" / "script-output" / "exported").is_file()
+    (tmp_path / "mine.py").write_text(script.replace("SERVER_CODE", "3").replace("0.5", "600"))
+    code, _, err = cli("try", "mine.py", "--", "{output_dir}")
+    assert code != 0 and "the parameter server exited with code 3 before the trainer" in err
+    assert "mine.py" in err and "exited with code 3" in err
+
+
+def test_a_program_that_does_not_exist_is_reported_as_such(cli) -> None:
+    code, _, err = cli("try", "PaddleSegg", "--script", "tools/train.py")
+    assert code != 0 and "program PaddleSegg does not exist" in err, err
+
+
 def test_a_script_gets_a_folder_of_files_directly(cli, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "1.png").write_bytes(b"1")
@@ -301,6 +343,21 @@ def test_a_program_trains_on_a_parquet_file_and_predicts_one(cli, shop: Path, tm
     assert (code, err) == (0, "") and out.count("buys with a chance of") == 500
 
 
+def test_a_folder_as_spark_writes_it_is_read_without_its_marks(cli, tmp_path: Path) -> None:
+    (tmp_path / "rows").mkdir()
+    for name in ("part-0.parquet", "part-1.parquet"):
+        write_visits(tmp_path / "rows" / name, ids=True)
+    for name in ("_SUCCESS", ".part-0.parquet.crc", "_metadata"):
+        (tmp_path / "rows" / name).write_bytes(b"x")
+    (tmp_path / "mine.py").write_text(
+        "import os, paddle, pyarrow.parquet as pq\n"
+        "files = [os.environ[f'PADDLE_LAUNCHER_{name}_FILE'] for name in ('TRAIN', 'TEST')]\n"
+        "assert sum(pq.read_table(file).num_rows for file in files) == 1000\n"
+    )
+    code, _, err = cli("try", "mine.py", "--data", "rows", "--set", "data.format=parquet")
+    assert code == 0, err
+
+
 def test_a_parse_columns_that_differs_from_parse_is_an_error(cli, shop: Path, tmp_path: Path) -> None:
     write_visits(tmp_path / "visits.parquet", ids=True)
     file = shop / "trainer_config.py"
@@ -319,6 +376,7 @@ def test_a_script_reads_parquet_files(cli, tmp_path: Path) -> None:
     write_visits(tmp_path / "visits.parquet", ids=True)
     (tmp_path / "mine.py").write_text("""
 import json, os
+import paddle  # before a library that decompresses (launcher/script_main.py)
 import pyarrow.parquet as pq
 files = [os.environ[f"PADDLE_LAUNCHER_{name}_FILE"] for name in ("TRAIN", "TEST")]
 tables = [pq.read_table(file) for file in files]

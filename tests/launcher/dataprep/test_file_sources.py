@@ -53,6 +53,7 @@ def test_a_folder_is_kept_file_by_file_and_its_sha256_is_that_of_push(pod: Pod, 
         ("arrays.npz", zipped({"x.npy": b"1"}), None),
         ("rows.txt.gz", b"\x1f\x8b\x08" + b"\0" * 7 + b"\x03\0" + b"\0" * 8, None),
         ("one.bin", b"\0\1", None),
+        ("large.bin", bytes(range(256)) * 40_000, None),
     ],
 )  # fmt: skip
 def test_an_archive_is_unpacked_and_any_other_single_file_is_kept(

@@ -103,6 +103,37 @@ def test_a_folder_of_files_is_read_and_row_groups_are_divided_between_parts(pod:
     assert sorted(labels(found + rows_of(pod, "test.txt"))) == sorted(f"city {n}" for n in range(ROWS))
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string_view(),
+        pa.list_(pa.string_view()),
+        pa.large_list(pa.dictionary(pa.int32(), pa.string())),
+        pa.large_list(pa.string()),
+    ],
+    ids=str,
+)
+def test_types_as_polars_writes_them_are_split(pod: Pod, kind: pa.DataType) -> None:
+    texts = [f"city {number}" if kind == pa.string_view() else [f"city {number}"] for number in range(ROWS)]
+    pod.source(written(city=pa.array(texts, kind), form="file"), "in.arrow")
+    pod.prepare(format="parquet", split_count=1, test_fraction=0.1)
+    found = [
+        row["city"] for name in ("0/data/train.txt", "test.txt") for row in rows_of(pod, *name.split("/"))
+    ]
+    assert sorted(found) == sorted(texts)
+
+
+def test_times_in_nanoseconds_become_objects_of_python() -> None:
+    numbers = pa.array([1_577_836_800_000_001_001, None])
+    zone = numbers.cast(pa.timestamp("ns", "UTC"))
+    columns = [zone, numbers.cast(pa.timestamp("ns")), numbers.cast(pa.duration("ns"))]
+    [first, second] = parquet_rows.row_dicts(pa.RecordBatch.from_arrays(columns, names=["a", "b", "c"]))
+    assert (first["a"].isoformat(), second) == (
+        "2020-01-01T00:00:00.000001+00:00",
+        {"a": "", "b": "", "c": ""},
+    )
+
+
 def test_columns_are_chosen_by_index(pod: Pod) -> None:
     pod.source(written(), "in.parquet")
     pod.prepare(format="parquet", columns=[2, 0], split_count=1)

@@ -97,7 +97,7 @@ def test_try_reads_the_rows_of_the_data_job_and_warns_as_it_does(
 ) -> None:
     path = tmp_path / "titles.tsv"
     path.write_bytes(TSV)
-    form = trial_data.RowFormat(csv=True, delimiter="\t", quoting=quoting)
+    form = trial_data.RowFormat("csv", delimiter="\t", quoting=quoting)
     found = list(trial_data.read_rows(path, form))
     assert len(found) == rows
     assert (HINT in caplog.text) == (quoting == "minimal")

@@ -33,7 +33,7 @@ def test_byte_ranges_of_an_object_contain_each_line_once(
     lines: list[bytes], newline: bool, size: int, read: int
 ) -> None:
     content = b"".join(line + b"\n" for line in lines) + (b"" if newline else b"end")
-    parts = sources.plan_parts([sources.SourceObject("o", len(content), "")], size, True)
+    parts = sources.plan_parts([sources.SourceObject("o", len(content), "")], size, divisible=True)
     found = []
     for stretch in (s for part_ in parts for s in part_):
         stream = io.BytesIO(content)
@@ -51,13 +51,13 @@ def test_small_objects_share_a_part_large_ones_are_divided_and_compressed_ones_a
     objects = [
         sources.SourceObject(name, size, "") for name, size in (("a", 4), ("b", 4), ("c.gz", 25), ("d", 12))
     ]
-    parts = sources.plan_parts(objects, 10, True)
+    parts = sources.plan_parts(objects, 10, divisible=True)
     assert [[(s.object.name, s.begin, s.end) for s in found] for found in parts] == [
         [("a", 0, 4), ("b", 0, 4), ("c.gz", 0, 25)],
         [("d", 0, 10)],
         [("d", 10, 12)],
     ]
-    assert [len(found) for found in sources.plan_parts(objects, 10, False)] == [3, 1]
+    assert [len(found) for found in sources.plan_parts(objects, 10)] == [3, 1]
     assert sources.part_size(3) == 256 << 20
     assert sources.part_size(300) == 1200 << 20
     assert sources.distribute(100, [1, 1, 2]) == [25, 25, 50]

@@ -38,9 +38,9 @@ PART = "tables/000/part-000-00000.gz"
 
 def publish(folder: CheckpointFolder, config: Path, ranks: int = 1, **more: Any) -> None:
     """Finish a checkpoint with plausible contents. `more`: other fields of contents.json."""
-    written = folder.collect_rank_files(config, ranks)
+    written = folder.collect_rank_files(config, range(ranks))
     fields: dict[str, Any] = {
-        "version": checkpoints.INCREMENTAL_VERSION if more.get("chain") else checkpoints.VERSION,
+        "version": checkpoints.TEXT_VERSION,
         "position": folder.at,
         "attempt": folder.attempt,
         "output_id": checkpoints.read_output_id(folder.output.root) or "",
@@ -56,11 +56,9 @@ def write(
     at: Position,
     attempt: int = 0,
     finish: bool = True,
-    *,
-    chain: tuple[Position, ...] = (),
     **more: Any,
 ) -> CheckpointFolder:
-    """Write a checkpoint. `chain`: what an incremental one continues. `more`: fields of contents.json."""
+    """Write a checkpoint. `more`: fields of contents.json."""
     folder = CheckpointFolder(output, at, attempt)
     folder.create(100)
     part = folder.folder / PART
@@ -71,17 +69,8 @@ def write(
     if finish:
         config = output.parent / "trainer_config.py"
         config.write_text("LABEL = 'x'\n")
-        links = [checkpoints.chain_link(OutputPaths(output).checkpoint(member)) for member in chain]
-        publish(folder, config, chain=links, **more)
+        publish(folder, config, **more)
     return folder
-
-
-def write_chain(output: Path) -> list[Position]:
-    """Write a full checkpoint and three incremental ones."""
-    chain = [Position(1), Position(1, 4), Position(1, 8), Position(1, 12)]
-    for n, at in enumerate(chain):
-        write(output, at, chain=tuple(chain[:n]))
-    return chain
 
 
 def prune(last: CheckpointFolder, keep: int, best: Collection[Position] = ()) -> list[str]:
@@ -135,7 +124,7 @@ def copy_from_another_run(folder: Path) -> None:
         ),
         (lambda folder: (folder / "contents.json").unlink(), "contents.json is missing"),
         (lambda folder: (folder / "contents.json").write_text("not json"), "is not JSON"),
-        (lambda folder: (folder / "contents.json").write_text("{}"), "its format is None, and .* reads 3 and 4"),
+        (lambda folder: (folder / "contents.json").write_text("{}"), "its format is None, and .* reads 3, 5, 6"),
         (lambda folder: (folder / "contents.json").write_text('{"script": 2}'), "its format is 2, and .* reads 1"),
         (copy_from_another_run, "has outputId b+, but run.json next to the folder has a+: the checkpoint was copied"),
         (lambda folder: folder.rename(folder.with_name("pass-99999")), "describes the end of pass 2, not the end of"),
@@ -261,72 +250,16 @@ def test_pruning_removes_only_usable_checkpoints_older_than_the_newest_few_and_k
     assert newest_checkpoint(output) == Position(5)
 
 
-def test_an_incremental_checkpoint_is_usable_only_with_its_whole_chain(output: Path) -> None:
-    base, first, second, third = write_chain(output)
-    assert newest_checkpoint(output) == third
-    found = checkpoints.read_contents(output / third.folder)
-    assert found.version == checkpoints.INCREMENTAL_VERSION != checkpoints.VERSION
-    assert checkpoints.read_contents(output / base.folder).version == checkpoints.VERSION
-    assert checkpoints.chain_folders(output / third.folder, found) == [
-        output / at.folder for at in (base, first, second, third)
-    ]
-    backup = output.with_name("backup")
-    shutil.copytree(output, backup)
-    part = output / second.folder / PART
-    for broken in (
-        (output / second.folder / "done").unlink,
-        lambda: part.write_bytes(b"short"),
-        lambda: checkpoints.reject(output / second.folder, "other bytes", 1),
-        lambda: shutil.rmtree(output / second.folder),
-    ):
-        broken()
-        assert newest_checkpoint(output) == first
-        assert str(checkpoints.unusable_reason(output / third.folder)).startswith(
-            f"it continues {second.folder}"
-        )
-        shutil.rmtree(output)
-        shutil.copytree(backup, output)
-    write(output, second, 1, chain=(base, first))
-    assert newest_checkpoint(output) == second, "the third one continues the replaced checkpoint"
-    (output / base.folder / "done").unlink()
-    with pytest.raises(DataError, match=r"it continues pass-00000, which is missing, unfinished or rejected"):
-        newest_checkpoint(output)
-
-
-def test_pruning_keeps_the_chain_of_a_kept_incremental_checkpoint(output: Path) -> None:
-    base, first, second, third = write_chain(output)
-    older = Position(0, 6)
-    last = write(output, older)
-    assert prune(last, 1) == [older.folder]
-    assert names(output) == sorted(at.folder for at in (base, first, second, third))
-    last = write(output, Position(2))
-    assert prune(last, 2) == []
-    assert prune(last, 1) == [at.folder for at in (third, second, first, base)]
-
-
-def test_pruning_does_not_count_an_incremental_checkpoint_without_its_chain(output: Path) -> None:
-    """The second one is truncated; then an attempt resumes from the first one and replaces it by a full one."""
-    older = Position(0, 6)
-    last = write(output, older)
-    base, first, second, third = write_chain(output)
-    (output / second.folder / PART).write_bytes(b"short")
-    assert prune(last, 1) == [older.folder]
-    assert newest_checkpoint(output) == first
-    last = write(output, second, 1)
-    assert prune(last, 1) == [first.folder, base.folder]
-    assert newest_checkpoint(output) == second
-    assert (output / third.folder).exists(), "it is unusable, and not removed"
-
-
-def test_pruning_keeps_the_only_usable_checkpoint_before_a_chain_that_begins_with_a_truncated_one(
+def test_a_checkpoint_of_only_the_changed_rows_of_an_earlier_launcher_is_skipped_and_kept(
     output: Path,
 ) -> None:
-    older = Position(0, 6)
-    last = write(output, older)
-    base, *_ = write_chain(output)
-    (output / base.folder / PART).write_bytes(b"short")
+    write(output, OLDER)
+    last = write(output, NEWEST, version=4)
+    assert newest_checkpoint(output) == OLDER
+    assert "its format is 4, and this launcher reads 3, 5, 6" in str(
+        checkpoints.unusable_reason(output / NEWEST.folder)
+    )
     assert prune(last, 1) == []
-    assert newest_checkpoint(output) == older
 
 
 def test_a_checkpoint_whose_removal_is_interrupted_is_no_checkpoint(
@@ -379,7 +312,7 @@ def test_contents_list_the_files_of_all_ranks_and_a_missing_rank_prevents_done(o
     assert checkpoints.finished_checkpoints(output) == []
     folder = write(output, Position(2, 8), finish=False)
     rows = {"words": CheckpointRows([9], [[0.25]])}
-    folder.add_rank_files(1, RankFiles(folder.write_file("params.npz", np.savez), rows))
+    folder.add_rank_files(1, RankFiles(checkpoints.write_file(folder.folder, "params.npz", np.savez), rows))
     publish(folder, config, 2)
     found = checkpoints.read_contents(OutputPaths(output).checkpoint(Position(2, 8)))
     assert found.position == Position(2, 8)
@@ -397,7 +330,7 @@ def test_files_of_trainer_0_are_synced_to_disk_before_the_checkpoint_exists(outp
         "fsync", f"*/{name}", then=lambda: done.append(bool(checkpoints.finished_checkpoints(output)))
     ):
         folder = write(output, Position(1), finish=False)
-        folder.add_rank_files(1, RankFiles(folder.write_file("params.npz", np.savez), {}))
+        folder.add_rank_files(1, RankFiles(checkpoints.write_file(folder.folder, "params.npz", np.savez), {}))
         publish(folder, config, 2)
     assert done == [False]
 

@@ -77,10 +77,6 @@ def test_the_contents_before_a_change_are_accepted(tmp_path: Path) -> None:
     [
         *(("files", {name: {"bytes": 1, "sha256": "0"}}) for name in NAMES),
         *(("tables.words.folder", name) for name in NAMES),
-        *(
-            ("chain", [{"folder": name, "sha256": "0"}])
-            for name in ("../pass-00000", "pass-0", "pass-" + "9" * 5000)
-        ),
         *((key, number) for key in ("shards", "servers", "attempt", "batches") for number in NUMBERS),
         *(("tables.words.width", number) for number in NUMBERS),
         *(("files", {"a": {"bytes": number}}) for number in NUMBERS),

@@ -27,8 +27,10 @@ def build_run(root: Path, resume: str = "") -> ScriptRun:
     )
 
 
-def train(callback: TrainerCallback, plain: Path, last: int = EPOCHS * STEPS) -> list[int]:
-    """Do what `Trainer.train` does until step `last`; return the steps that were trained."""
+def train(
+    callback: TrainerCallback, plain: Path, last: int = EPOCHS * STEPS, save_steps: int = 100
+) -> list[int]:
+    """Do what `Trainer.train` does until step `last`, with `save_steps`; return the steps that were trained."""
     args = SimpleNamespace(
         output_dir=str(plain), per_device_train_batch_size=8, gradient_accumulation_steps=2
     )
@@ -61,6 +63,7 @@ def train(callback: TrainerCallback, plain: Path, last: int = EPOCHS * STEPS) ->
             call("on_epoch_begin")
         state.global_step += 1
         trained.append(state.global_step)
+        control.should_save = state.global_step % save_steps == 0
         call("on_step_end")
         log_evaluate_and_save(evaluates=False)
         if state.global_step % STEPS == 0:
@@ -88,6 +91,24 @@ def test_a_trainer_continues_from_the_newest_checkpoint_and_its_scores_are_recor
     assert [(row.number, row.tests) for row in rows] == [(0, {"accuracy": 0.9}), (1, {"accuracy": 0.9})]
     assert rows[0].samples == STEPS * 16
     assert not (tmp_path / "plain").exists()
+
+
+def test_an_epoch_is_recorded_before_its_checkpoint_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: after a kill between the two, no attempt recorded the epoch."""
+    publish = ScriptRun._publish
+
+    def publish_after_record(run: ScriptRun, *given: Any) -> None:
+        assert (tmp_path / "output" / "metrics.csv").exists()
+        publish(run, *given)
+
+    monkeypatch.setattr(ScriptRun, "_publish", publish_after_record)
+    callback = TrainerCallback(build_run(tmp_path))
+    train(callback, tmp_path / "plain", last=STEPS, save_steps=STEPS)
+    assert checkpoints.newest_checkpoint(tmp_path / "output") == Position(1)
+    [row] = parse_metrics((tmp_path / "output" / "metrics.csv").read_text())
+    assert (row.number, row.samples, row.tests) == (0, STEPS * 16, {"accuracy": 0.9})
 
 
 def test_load_best_model_at_end_is_rejected(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from launcher import metrics
-from launcher.reporting import html_report, plots, run_settings
+from launcher.reporting import html_report
+from launcher.reporting.saved_runs import SavedRun
+from launcher.schema import RunFile, read_fields
 from tests.launcher.browser import needs_browser, open_in_browser
 from tests.launcher.cli.conftest import update_json
 
@@ -97,8 +99,10 @@ def write_page(output: Path, **changes: Any) -> Page:
 def test_page_contains_passes_settings_data_restarts_and_earlier_runs(output: Path) -> None:
     page = write_page(output)
     assert ["3", "200", "2.0", "100", "0.2500", "0.2012"] in page.rows, "passes count from 1"
-    assert ["run", "state", "finished", "duration", "score", "--rate"] in page.rows, "only what differs"
-    earlier = ["quick-start-older", "complete", "2026-11-21 03:10:00Z", "10 min 00 s", "error 0.3000", "0.3"]
+    columns = ["run", "state", "started", "duration", "pod hours", "passes", "restarts", "score"]
+    assert [*columns, "--rate"] in page.rows, "only what differs"
+    times = ["2026-11-21 03:00:00Z", "10 min 00 s", "0.33"]
+    earlier = ["quick-start-older", "complete", *times, "0", "1", "error 0.3000", "0.3"]
     assert earlier in page.rows
     assert "quick-start-removed" not in page.text
     assert ["training rows", "21,000"] in page.rows
@@ -113,17 +117,17 @@ def test_page_contains_passes_settings_data_restarts_and_earlier_runs(output: Pa
 
 def test_ticks_of_an_axis_have_different_labels(tmp_path: Path) -> None:
     rows = [metrics.MetricsRow(n, 0, 0, 10, 1.0, 10.0, 0.1301 + n / 10_000) for n in range(8)]
-    _, svg = plots.draw(rows, {}, tmp_path)
+    _, svg = html_report.draw(rows, {}, tmp_path)
     labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
     assert len(labels) == len(set(labels)) > 8
 
 
 def test_a_run_of_a_script_has_no_settings_of_parameter_servers() -> None:
     fingerprint = {"runtime": "collective", "mode": "async", "portsNum": 2, "trainers": 2}
-    shown = run_settings.settings_of_run({"fingerprint": fingerprint}, 1)
+    shown = saved_run(fingerprint=fingerprint).settings
     assert shown["trainers"] == 2
     assert not shown.keys() & {"mode", "portsNum"}
-    assert run_settings.settings_of_run({"fingerprint": {**fingerprint, "runtime": "v1"}}, 1)["portsNum"] == 2
+    assert saved_run(fingerprint={**fingerprint, "runtime": "v1"}).settings["portsNum"] == 2
 
 
 def test_page_of_damaged_run_records_is_written_from_their_copies(output: Path) -> None:
@@ -147,25 +151,30 @@ def test_page_contains_the_program_all_options_and_the_best_pass(output: Path) -
     assert '<tr class="here"><td class="n">2</td>' in page.text
 
 
+def saved_run(passes: Any = (), **record: Any) -> SavedRun:
+    """Return a run whose folder has the name HOSTILE, with these keys of run.json."""
+    return SavedRun(HOSTILE, read_fields(RunFile, record), passes)
+
+
 def render_hostile_page(module: Any) -> str:
     """Return a page on which every text that comes from a file is HOSTILE, or has it at its end."""
     state = {"state": HOSTILE, "started": 1.0, "finished": 2.0}
-    first = {"attempt": HOSTILE, "cause": f"{HOSTILE}\n{HOSTILE}", "at": 1.0}
+    first = {"attempt": 0, "cause": f"{HOSTILE}\n{HOSTILE}", "at": 1.0}
     fingerprint = {"trainers": 2, HOSTILE: HOSTILE, "program": HOSTILE}
     texts = ("runId", "release", "namespace", "cause", "warning", "keepBest", "config")
-    run = {**dict.fromkeys(texts, HOSTILE), **state, "fingerprint": fingerprint}
-    run |= {"score": {HOSTILE: HOSTILE}, "options": {HOSTILE: HOSTILE}}
-    run |= {"restarts": [first, {"attempt": 1, "cause": HOSTILE}]}
+    record = {**dict.fromkeys(texts, HOSTILE), **state, "fingerprint": fingerprint}
+    record |= {"score": {HOSTILE: HOSTILE}, "options": {HOSTILE: HOSTILE}}
+    record |= {"restarts": [first, {"attempt": 1, "cause": HOSTILE}]}
     rows = [metrics.MetricsRow(0, 0, 0, 10, 1.0, 10.0, 0.5, {HOSTILE: 0.5})]
+    run = saved_run(metrics.pass_table(rows), **record)
     shard = {"index": 0, "lines": 1, "bytes": 1, "sha256": HOSTILE[:16]}
     manifest = dict.fromkeys(("source", "sha256", "member", "format", "testSource", "seed"), HOSTILE)
     return str(
         module.render_page(
             HOSTILE,
             run,
-            rows,
             manifest={**manifest, "shards": [shard]},
-            earlier=[(HOSTILE, {**state, "score": {HOSTILE: 1}, "options": {"other": HOSTILE}})],
+            earlier=[saved_run(**state, score={HOSTILE: 1}, options={"other": HOSTILE})],
             curves="<svg></svg>",
             damage=[HOSTILE],
         )
@@ -181,7 +190,7 @@ def test_no_text_of_a_file_becomes_a_part_of_the_page() -> None:
 
 def test_data_of_files_has_their_number_and_no_rows() -> None:
     manifest = {"format": "files", "shards": [], "files": {"count": 1200, "bytes": 9, "list": {"bytes": 1}}}
-    page = html_report.render_page("a", {}, [], manifest=manifest, earlier=[], curves="", damage=[])
+    page = html_report.render_page("a", saved_run(), manifest=manifest, earlier=[], curves="", damage=[])
     assert "1,200 files, 9 bytes" in page
     assert "training rows" not in page
 

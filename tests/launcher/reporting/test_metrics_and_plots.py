@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from launcher import metrics
-from launcher.reporting import plots
+from launcher.reporting import html_report
 from tests.launcher.cli.conftest import METRICS
 
 # Two passes of two ranks, the second trained twice by rank 0, and an incomplete line.
@@ -71,7 +71,7 @@ def draw(monkeypatch, tmp_path):
         to.write(b"drawn" if form == {"format": "png"} else "<svg>")
 
     def draw_plots(header, lines, best):
-        assert plots.draw(metrics.parse_metrics("".join([header, *lines])), best, tmp_path) == (
+        assert html_report.draw(metrics.parse_metrics("".join([header, *lines])), best, tmp_path) == (
             b"drawn",
             "<svg>",
         )
@@ -103,14 +103,14 @@ def test_curve_marks_the_best_pass(draw):
 def test_many_ranks_and_nan_losses_are_drawn_and_a_file_without_passes_is_not(tmp_path):
     lines = [f"0,{rank},0,10,1.0,10,nan,,\n" for rank in range(20)]
     rows = metrics.parse_metrics(f"{HEAD},test_error,test_auc\n" + "".join(lines))
-    assert all(plots.draw(rows, {}, tmp_path))
-    assert plots.draw([], {}, tmp_path) == (b"", "")
+    assert all(html_report.draw(rows, {}, tmp_path))
+    assert html_report.draw([], {}, tmp_path) == (b"", "")
 
 
 def test_mean_loss_without_samples_is_nan():
     assert math.isnan(metrics.mean_loss([]))
 
 
-def test_importing_plots_does_not_load_matplotlib():
-    code = "import sys, launcher.reporting.plots; sys.exit('matplotlib' in sys.modules)"
+def test_importing_the_report_does_not_load_matplotlib():
+    code = "import sys, launcher.reporting.html_report; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from launcher.log import log
 from launcher.reporting import notifications
 from launcher.reporting.notifications import Notifier
 from launcher.settings import TrainSettings
+from testkit.http_servers import serving
 from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import pod_environ
 
@@ -59,20 +61,13 @@ class Hook:
                 self.send_response(200)
                 self.end_headers()
 
-            def log_message(self, *_: object) -> None: ...
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.http.daemon_threads = False
-        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.05,))
-        self.thread.start()
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/{SECRET}"
+        self._stack = contextlib.ExitStack()
+        self.http = self._stack.enter_context(serving(Handler, daemon_threads=False))
+        self.url = f"http://127.0.0.1:{self.http.server_port}/{SECRET}"
 
     def close(self) -> None:
-        if not self.closing.is_set():
-            self.closing.set()
-            self.http.shutdown()
-            self.http.server_close()
-            self.thread.join()
+        self.closing.set()
+        self._stack.close()
 
 
 @pytest.fixture

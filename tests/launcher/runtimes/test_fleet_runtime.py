@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,16 +60,6 @@ def test_every_process_receives_the_model_that_rank_0_found_for_previous(tmp_pat
     found = replace(attempt, settings=replace(attempt.settings, init_model="job/runs/a"))
     for spec in (*RUNTIME.trainers(found), *RUNTIME.pservers(found)):
         assert ProcessSettings.from_environ(spec.env).init_model == "job/runs/a"
-
-
-def test_node_of_another_architecture_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = os.uname()
-    monkeypatch.setattr(os, "uname", lambda: os.uname_result((*names[:4], "aarch64")))
-    with pytest.raises(
-        SettingsError,
-        match=r"scheduling\.architecture .*arm64.*amd64.* Fix: set scheduling\.architecture: amd64",
-    ):
-        RUNTIME.check(gang(tmp_path).settings)
 
 
 def test_paddle_variables_of_the_pod_are_not_passed_on(tmp_path: Path) -> None:

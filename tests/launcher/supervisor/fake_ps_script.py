@@ -1,8 +1,9 @@
 """A script for runtime ps without Paddle: trainers stay connected to all servers, and ask them in each step.
 
 The environment variable FAKE is JSON: {"steps": number of steps, "raise": step at which trainer 1 raises ValueError in
-attempt 0}. At SIGTERM a trainer works half a second more, asks all servers again, and writes how many answered to
-`asked-<trainer>.txt` in the output folder.
+attempt 0, "stops": whether trainer 0 stops the servers at its end, as `stop_server` of Paddle does}. At SIGTERM a
+trainer works half a second more, asks all servers again, and writes how many answered to `asked-<trainer>.txt` in the
+output folder.
 """
 
 import json
@@ -29,6 +30,12 @@ def serve():
         while byte := connection.recv(1):
             connection.sendall(byte)
 
+    def stop():
+        while not (OUTPUT / "stop").exists():
+            time.sleep(0.05)
+        os._exit(0)
+
+    threading.Thread(target=stop, daemon=True).start()
     listener = socket.create_server((end[0], int(end[1])))
     while True:
         threading.Thread(target=answer, args=(listener.accept()[0],), daemon=True).start()
@@ -77,6 +84,12 @@ def train():
             raise ValueError(f"bad row in step {step}")
         print(f"step {step}", flush=True)  # noqa: T201
         time.sleep(0.2)
+    if FAKE.get("stops"):
+        (OUTPUT / f"waits-{number}").touch()
+        while number == 0 and not (OUTPUT / "waits-1").exists():
+            time.sleep(0.05)
+        if number == 0:
+            (OUTPUT / "stop").touch()
     time.sleep(number)
 
 

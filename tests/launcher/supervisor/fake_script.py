@@ -3,7 +3,7 @@
 The environment variable FAKE is JSON and selects faults of attempt 0: {"<rank>": {"do": "exit|signal|hang", "code": …,
 "signal": …, "at": [epoch, step]}}. {"every": …} selects the faults of all attempts.
 
-FAKE_STEP_SECONDS is the duration of a step in attempt 0; steps of later attempts take 0.03 s.
+FAKE_STEP_SECONDS is the duration of a step in attempt 0, FAKE_LATER_SECONDS (0.03 s) that in later attempts.
 """
 
 import json
@@ -18,7 +18,8 @@ STEPS = 6
 FAKE = json.loads(os.environ["FAKE"])
 RANK = os.environ["PADDLE_TRAINER_ID"]
 IS_FIRST = os.environ["PADDLE_LAUNCHER_ATTEMPT"] == "0"
-STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.03")) if IS_FIRST else 0.03
+STEP_SECONDS = float(os.environ.get("FAKE_STEP_SECONDS", "0.03")) if IS_FIRST else None
+STEP_SECONDS = STEP_SECONDS or float(os.environ.get("FAKE_LATER_SECONDS", "0.03"))
 
 
 def cause_fault(place):

@@ -62,6 +62,7 @@ class Processes:
         self.pod, self.world, self.attempt, self.resume = pod, pod.world, order.attempt, order.resume
         self.phase, self.failure = Phase.SERVING, None
         self.running, self.is_stopping, self.hung, self.saves = True, False, 0.0, False
+        self.ranks = len(order.addresses)
         self._finishes = False
         self.at = 0 if order.resume is None else self.world.points.index(order.resume) + 1
         """Number of the checkpoint that is trained for."""
@@ -79,7 +80,7 @@ class Processes:
         """Return what the trainer reports."""
         at = self.world.points[min(self.at, len(self.world.points) - 1)]
         saved = self.world.points[self.at - 1] if self.at else Position(0)
-        state = "saving" if self.saves else "training"
+        state = "saving" if self.saves else "training" if self.at < len(self.world.points) else "writing"
         return TrainerProgress(at.passes, at.batches, 30, state=state, saved=saved)
 
     def _after(self, delay: float, then: Callable[[], None]) -> None:
@@ -165,7 +166,7 @@ class Processes:
             return
         self.saves = True
         gang = [other for other in self.world.processes if other.attempt == self.attempt and other.saves]
-        if len(gang) == self.world.ranks:
+        if len(gang) == self.ranks:
             gang[0]._after(self.world.rng.uniform(0.1, 2), lambda: self._publish(gang))
 
     def _publish(self, gang: list[Processes]) -> None:
@@ -184,6 +185,8 @@ class Pod:
         self.name = f"{rank}-{len(world.pods)}"
         self.offset = world.rng.uniform(0, 1e4)
         self.dead, self.staged = False, False
+        self.is_deleted = False
+        """Whether Kubernetes deleted the pod before it exited, so that its exit code means nothing to the Job."""
         self.frozen = self.cut = self.deaf = self.mute = self.storage_hangs = 0.0
         """Until these times the launcher does not run, no message reaches the pod (cut, deaf), none that it sends
         arrives (cut, mute), or its storage does not answer."""
@@ -198,6 +201,9 @@ class Pod:
         self.leave_by: float | None = None
         """When the launcher must stop its processes, because the pod received SIGTERM."""
         self.is_hurried = False
+        self.offers, self.waits_since, self._offered_at = 0, 0.0, -1.0
+        """As in the agent, and when this pod, which offers the lease, began to leave it to others (-1: it does not)."""
+        self._yielded = -100.0
         self._exits: tuple[float, int, str] | None = None
         """When the launcher began to exit, its exit code, and why."""
         self.coordinator: Rank0 | None = None
@@ -222,7 +228,8 @@ class Pod:
         )
         self.turn()
         stuck = self.now - self.turned
-        silent = self.rank > 0 and self.now - self.heard >= T.orphan + T.stop + 2
+        silent = self.coordinator is None and self.now - self.heard >= T.orphan + T.stop + 2
+        silent = silent and (self.rank > 0 or self.world.is_elastic)
         if self.frozen <= self.world.now and (silent or stuck >= T.stuck or self._has_lost_lease()):
             self.kill_processes()
         if self.frozen <= self.world.now and stuck >= 2 * T.stuck:
@@ -243,7 +250,10 @@ class Pod:
         self.turned = self.now
         if self._exits is None:
             try:
-                self._train()
+                if self._offered_at >= 0 and self.coordinator is not None:
+                    self._leave_run(self.coordinator)
+                else:
+                    self._train()
             except LauncherError as error:
                 self._exits = self.world.now, error.exit_code, str(error)
                 self.world.log_event("%s stops: %s", self, error)
@@ -251,13 +261,18 @@ class Pod:
                     self.coordinator.announce_exit(error)
         if self._exits is not None:
             self._shut_down(*self._exits)
-        elif self.rank:
+        elif self.coordinator is None:
             self._send()
 
     def _train(self) -> None:
         self.executor.staged = self.staged
-        if self.rank == 0:
+        if self.coordinator is not None or (self.rank == 0 and not self.world.is_elastic):
             self._hold_lease()
+        elif self._may_coordinate():
+            if self.order is not None and self.world.record.state == "failed":
+                raise RunEndedError("the run has failed, as run.json says", 70)
+            if self.world.acquire_lease(self):
+                self.coordinator = Rank0(self)
         elif self.rejected is not None and (
             self.rejected[0] or self.now - self.rejected[1] >= T.second_pod_wait
         ):
@@ -266,7 +281,7 @@ class Pod:
             raise RunEndedError("the run is complete, as run.json says", 0)
         elif self.now - self.heard >= self.world.limits.join:
             raise DeadlineError("rank 0 was unreachable")
-        heard = float("inf") if self.rank == 0 else self.heard
+        heard = float("inf") if self.coordinator is not None else self.heard
         self.executor.step(self.order, heard, self.now)
         if self.coordinator is not None:
             self.coordinator.step(self.build_state(), self.now)
@@ -279,6 +294,29 @@ class Pod:
         trains = self.executor.phase == Phase.TRAINING and order is not None and order.do == Action.TRAIN
         if self.is_hurried or (self.leave_by is not None and not (trains and self.now < self.leave_by)):
             raise StoppedError("received SIGTERM")
+
+    def offer_lease(self, plan: Plan) -> None:
+        """Begin to leave the run to another pod, as `plan` says."""
+        self.offers, self.waits_since, self._offered_at = self.offers + 1, plan.since, self.now
+
+    def _leave_run(self, coordinator: Rank0) -> None:
+        """Release the lease once the others know, and do not take it for a while."""
+        if self._has_lost_lease():
+            raise UnfitError("the lease was lost")
+        if not self.world.acquire_lease(self) or coordinator.can_close(
+            self.now - self._offered_at, EXIT_STOPPED
+        ):
+            self.world.log_event("%s leaves the run to others", self)
+            self.coordinator = self.order = None
+            self._offered_at, self.heard = -1.0, self.now
+            self._yielded = self.now + T.offer - T.silence
+
+    def _may_coordinate(self) -> bool:
+        """Return whether this rank of an elastic run may take a free lease: rank 0 at once, others after a while."""
+        has_left = self.order is not None and self.order.do == Action.STOP
+        is_late = self.now - max(self.heard, self._yielded) >= (T.left if has_left else T.silence)
+        first = self.rank == 0 and self.order is None and not self.offers
+        return self.world.is_elastic and not self.executor.running and (first or (is_late and self.staged))
 
     def _hold_lease(self) -> None:
         """Acquire the output lease or renew it, and create the coordinator and its first plan."""
@@ -316,7 +354,7 @@ class Pod:
         elif self.coordinator is not None:
             if self.coordinator.can_close(seconds, code):
                 self.exit(code, why)
-        elif self.rank == 0 or seconds >= T.stop + T.copies:
+        elif (self.rank == 0 and not self.world.is_elastic) or seconds >= T.stop + T.copies:
             self.exit(code, why)
         else:
             self._send()
@@ -344,7 +382,7 @@ class Pod:
     def _send(self) -> None:
         """Send this rank's state to the pod that holds the lease; wait for the answer before the next one."""
         holder = self.world.holder
-        if self.rank == 0 or holder is None or self.now - self._sent < ANSWER_SECONDS:
+        if holder in {None, self} or self.now - self._sent < ANSWER_SECONDS:
             return
         self._request, self._sent = self._request + 1, self.now
         number, sent, state = self._request, self.now, self.build_state()
@@ -382,7 +420,9 @@ class Rank0:
 
     def __init__(self, pod: Pod) -> None:
         self.pod, self.world, self.is_started, self.plan = pod, pod.world, False, Plan(attempt=-1)
-        self._limits = replace(self.world.limits, find_checkpoint=self._find_checkpoint)
+        self._limits = replace(
+            self.world.limits, find_checkpoint=self._find_checkpoint, own_rank=pod.rank, offers=pod.offers
+        )
         self.membership = Membership(self.world.ranks, self._limits, self._wake, T.hold)
         self.membership.open("")
 
@@ -403,7 +443,16 @@ class Rank0:
         """Plan the first attempt as run.json says."""
         record, self.is_started = self.world.record, True
         attempt = record.attempt + 1 if record.run_id else 0
-        plan, recorded = decisions.plan_first_attempt(record, attempt, self.world.ranks, self.pod.now)
+        plan, recorded = decisions.plan_first_attempt(
+            record,
+            attempt,
+            self.world.ranks,
+            self.pod.now,
+            self.pod.rank,
+            succeeds=self.pod.order is not None,
+        )
+        if self.pod.offers and plan.do == Action.WAIT:
+            plan = replace(plan, since=self.pod.waits_since)
         self.membership.restore(recorded)
         if record.state == "complete":
             plan = replace(plan, attempt=record.attempt, incarnations=record.incarnations, do=Action.END)
@@ -436,11 +485,16 @@ class Rank0:
             self.world.request_checkpoint(plan.attempt)
         ends = "complete" if plan.cause is None else "failed"
         self._change(plan, ends if plan.do == Action.END else "training")
+        if plan.offers_lease:
+            self.pod.offer_lease(plan)
+            self.announce_exit(StoppedError("it may be cut off"))
+        elif plan.do == Action.TRAIN:
+            self.pod.offers = 0
 
     def announce_exit(self, error: LauncherError) -> None:
         """Order all ranks to stop, because this launcher exits."""
         attempt = self.plan.attempt - (self.plan.do == Action.WAIT and self.plan.attempt > 0)
-        cause = Failure.from_error(error, self.pod.now, 0)
+        cause = Failure.from_error(error, self.pod.now, self.pod.rank)
         if error.exit_code in RUN_ENDS:
             self.plan = replace(self.plan, do=Action.END, cause=cause)
         else:
@@ -450,8 +504,9 @@ class Rank0:
     def can_close(self, seconds: float, code: int) -> bool:
         """Return whether rank 0, which has waited for `seconds`, can exit; then write run.json and end the lease."""
         now, is_lost = self.pod.now, self.world.lease_age(self.pod) >= T.lock_lease
-        others = self.membership.members[1:]
-        stopped = not any(can_run_processes(m, now, self.world.limits.life) for m in others)
+        others = [m for m in self.membership.members if m.state.rank != self.pod.rank]
+        attempt = self.plan.attempt if self.plan.do == Action.STOP else -1
+        stopped = not any(can_run_processes(m, now, self.world.limits.life, attempt) for m in others)
         informed = self.membership.all_have_newest_order(now, skip_absent=seconds >= T.late_rank_wait)
         if not (informed and (stopped or is_lost)) and seconds < T.farewell:
             return False
@@ -466,7 +521,13 @@ class World:
     """Kubernetes, the network and the storage of one run; checks the invariants."""
 
     def __init__(
-        self, seed: int, *, faults: bool = True, kinds: tuple[str, ...] = (), reliable: bool = False
+        self,
+        seed: int,
+        *,
+        faults: bool = True,
+        kinds: tuple[str, ...] = (),
+        reliable: bool = False,
+        is_elastic: bool = False,
     ) -> None:
         """Prepare a run, all of whose random choices follow from `seed`.
 
@@ -475,6 +536,7 @@ class World:
             faults: whether faults happen.
             kinds: the only kinds of faults; empty: all kinds.
             reliable: no message is lost or late, and checkpoints are so far apart that SIGTERM may cause one.
+            is_elastic: the run goes on with fewer ranks, and any pod may coordinate it.
         """
         self.rng = rng = random.Random(seed)  # noqa: S311 - one seed, one run
         self.seed, self.now, self._count = seed, 0.0, 0
@@ -504,6 +566,20 @@ class World:
             serve=T.ready + T.stop + T.stuck, finish=T.pserver_exit + 2 * T.stop + T.stuck,
             restarts=1000 if self.mild else rng.randint(0, 5),
         )  # fmt: skip
+        self.is_elastic = is_elastic and self.ranks > 1
+        self.min_ranks = self.ranks
+        if self.is_elastic:
+            self.min_ranks = rng.randint(1, self.ranks - 1)
+            self.limits = replace(
+                self.limits,
+                trainers=self.ranks,
+                min_trainers=self.min_ranks,
+                rank_wait=rng.choice((0, 20, 60)),
+                grow=rng.choice((0, 10, 60)),
+                offer=T.offer,
+            )
+        self.sizes: set[int] = set()
+        """The numbers of ranks of the attempts that started."""
         self.bug: tuple[int, int] | None = None
         self.noise = self.killed_starts = self.storage_fails = 0.0
         self.record = RunFile()
@@ -515,6 +591,8 @@ class World:
         """The pod that holds the output lease."""
         self._renewed = 0.0
         self._newest_checkpoint, self._restarts_since_checkpoint = 0, 0
+        self._failed_by: Pod | None = None
+        """The pod that wrote to run.json that the run failed."""
         self.newest_attempt = -1
         self.requested_checkpoints = 0
         """Attempts that resumed from a checkpoint that was begun because a pod received SIGTERM."""
@@ -547,8 +625,8 @@ class World:
         """Run until the Job completes or fails, and return the outcome. Raise `InvariantBrokenError`."""
         while not self._is_over:
             self.now, _, then = heapq.heappop(self._due)
-            if self.now > LIMIT:
-                self.fail(f"the run has not ended after {LIMIT:.0f} s")
+            if self.now > LIMIT * (2 if self.is_elastic else 1):
+                self.fail(f"the run has not ended after {self.now:.0f} s")
             then()
         if self.failed is None:
             if max(self.saved) != self.points[-1] or self.record.state != "complete":
@@ -567,7 +645,7 @@ class World:
     @property
     def _is_over(self) -> bool:
         """Return whether the Job has completed or failed and no pod runs."""
-        if len(self._completed) + len(self._given_up) == self.ranks:
+        if len(self._completed) + len(self._given_up) == self.ranks or len(self._completed) >= self.min_ranks:
             return True
         return self.failed is not None and not any(pod is not None and not pod.dead for pod in self.current)
 
@@ -581,9 +659,15 @@ class World:
 
     def replace_pod(self, rank: int, *, soon: bool) -> None:
         """Delete the pod of a rank, and create its replacement later (`soon`: within 3 s)."""
-        self.current[rank] = None
+        self.forget_pod(rank)
         delay = self.rng.uniform(0.5, 3) if soon else self.rng.uniform(1, 20)
         self.schedule(delay, lambda: self.create_pod(rank))
+
+    def forget_pod(self, rank: int) -> None:
+        """Let the rank have no pod; the one that it has may still run."""
+        if (pod := self.current[rank]) is not None:
+            pod.is_deleted = True
+        self.current[rank] = None
 
     def handle_exit(self, pod: Pod, code: int, why: str) -> None:
         """Apply the Job's podFailurePolicy to a container's exit code."""
@@ -636,6 +720,12 @@ class World:
             self.fail(f"{pod} writes run.json, but the lease is that of {self.holder}")
         if len(plan.restarts) < len(self.record.restarts):
             self.fail("run.json lost restarts")
+        if self._failed_by is not None and pod is not self._failed_by and self._failed_by.is_deleted:
+            # Kubernetes did not see that the run failed: the pod that would have told it was deleted by force. Its
+            # replacement starts the run again, as after a failure that a user has corrected, with all restarts.
+            self._restarts_since_checkpoint, self._failed_by = 0, None
+        if state == "failed":
+            self._failed_by = pod
         if len(plan.restarts) > len(self.record.restarts):
             if len(self.saved) > self._newest_checkpoint:
                 self._newest_checkpoint, self._restarts_since_checkpoint = len(self.saved), 0
@@ -664,6 +754,7 @@ class World:
         """
         trainers = [each for each in self.processes if each.attempt == attempt]
         stops = [pod.leave_by - pod.offset for pod in self.pods if pod.leave_by is not None and not pod.dead]
+        stops = stops or [self.now]  # requested for ranks that have joined
         delay = self.rng.uniform(0, 4 if self.seed % 2 else 20)
         is_early = self.now + delay < min(stops) - SAVE_SECONDS
         if is_early and self._saved_at < min(stops) - self.grace + EXIT_SECONDS:
@@ -681,6 +772,9 @@ class World:
     def check_start(self, started: Processes) -> None:
         """Check that no processes of another attempt or pod run, and that the checkpoint exists."""
         pod, attempt = started.pod, started.attempt
+        self.sizes.add(started.ranks)
+        if not self.min_ranks <= started.ranks <= self.ranks:
+            self.fail(f"attempt {attempt} has {started.ranks} ranks")
         self.log_event("%s starts processes of attempt %d", pod, attempt)
         for other in self.processes:
             if other.attempt != attempt or other.pod.rank == pod.rank:
@@ -707,12 +801,16 @@ class Faults:
         "frozen", "cut", "one_way", "node_lost", "lost_and_rank_0_drained", "storage_hangs", "storage_fails",
     )  # fmt: skip
     HARSH = ("child_fails", "program_bug")
+    ELASTIC = (*MILD, "lost_for_good", "lost_for_good", "lost_for_good")
 
     def __init__(self, world: World, kinds: tuple[str, ...] = ()) -> None:
         """Schedule the faults; `kinds` are the only kinds, without harsh ones in a mild run; empty: any."""
         self.world, self.rng = world, world.rng
         rng = self.rng
-        allowed = (*self.MILD, *(() if world.mild else self.HARSH))
+        allowed = (
+            *(self.ELASTIC if world.is_elastic else self.MILD),
+            *(() if world.mild else self.HARSH),
+        )
         all_kinds = [kind for kind in kinds or allowed if kind in allowed]
         chosen = rng.sample(all_kinds, rng.randint(1, len(all_kinds)))
         undisturbed = 10 + world.seconds * len(world.points)  # seconds that the run takes without faults
@@ -764,6 +862,19 @@ class Faults:
         """Let the program fail from now on whenever this rank reaches a certain position."""
         self.world.bug = pod.rank, self.rng.randrange(len(self.world.points))
 
+    def _lost_for_good(self, pod: Pod) -> None:
+        """Lose a pod whose replacement comes after minutes or never, if enough pods are left."""
+        left = [each for each in self.world.current if each is not None and not each.dead]
+        if len(left) <= self.world.min_ranks:
+            return
+        self.world.forget_pod(pod.rank)
+        if self.rng.random() < 0.5:
+            pod.exit(137, "its node is gone")
+        else:
+            pod.cut = pod.storage_hangs = 1e6
+        if self.rng.random() < 0.7 or not self.world.mild:
+            self.world.schedule(self.rng.uniform(30, 300), lambda: self.world.create_pod(pod.rank))
+
     def _launcher_killed(self, pod: Pod) -> None:
         pod.exit(137, "killed")
 
@@ -790,11 +901,11 @@ class Faults:
         """Cut off and delete the pod's node; the pod's processes keep running."""
         if pod.frozen > self.world.now:
             return
-        # A replaced rank 0 that still runs and reaches the storage keeps the lease while the other ranks look
-        # for the new rank 0: such a run fails with a reason, so a mild run must not contain it.
+        # A pod 0 that still runs and reaches the storage, but no rank, keeps the lease: a run that is not elastic fails
+        # with a reason, so a mild run must not contain it.
         replaced = self.rng.random() < 0.7
         pod.cut = self.world.now + self.rng.uniform(60, 400 if replaced or not self.world.mild else 240)
-        if self.rng.random() < 0.5 or (self.world.mild and pod.rank == 0):
+        if self.rng.random() < 0.5 or (self.world.mild and pod.rank == 0 and not self.world.is_elastic):
             pod.storage_hangs = pod.cut
         if replaced:
             self.world.replace_pod(pod.rank, soon=self.rng.random() < 0.7)
@@ -815,13 +926,22 @@ class Faults:
 
     def _one_way(self, pod: Pod) -> None:
         """Break the pod's network in one direction, as with an asymmetric link or a half-open connection."""
-        until = self.world.now + self.rng.uniform(5, 60)
+        until = self.world.now + self.rng.uniform(5, 30 if self.world.is_elastic else 60)
         pod.deaf, pod.mute = (until, pod.mute) if self.rng.random() < 0.5 else (pod.deaf, until)
 
     def _frozen(self, pod: Pod) -> None:
         """Freeze the launcher but not its processes; after a long freeze the liveness probe kills it."""
+        if self.world.is_elastic:  # `ProcessGuard`
+            heard = self.world.now if pod.coordinator is not None else pod.heard - pod.offset
+            until = heard + T.orphan + T.stop + 2
+
+            def guard() -> None:
+                if pod.frozen > until:
+                    pod.kill_processes()
+
+            self.world.schedule(until - self.world.now, guard)
         if self.rng.random() < 0.4:
-            pod.frozen = self.world.now + self.rng.uniform(1, 50)
+            pod.frozen = max(pod.frozen, self.world.now + self.rng.uniform(1, 50))
             return
         pod.frozen = self.world.now + 1e6
         self.world.schedule(self.rng.uniform(60, 90), lambda: pod.exit(137, "its liveness probe failed"))
@@ -839,7 +959,7 @@ class Faults:
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    world = World(int(sys.argv[1]), kinds=tuple(sys.argv[2:]))
+    world = World(int(sys.argv[1]), kinds=tuple(sys.argv[2:]), is_elastic="lost_for_good" in sys.argv)
     try:
         outcome = world.run()
     except InvariantBrokenError as violation:

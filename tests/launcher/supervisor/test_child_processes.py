@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -66,6 +68,23 @@ def test_an_incomplete_last_line_is_completed_in_the_pods_log(
     follow.join(10)
     assert capfdbinary.readouterr().out == b"Pass=0\n....\n"
     assert (tmp_path / "copy.log").read_text() == "Pass=0\n....", "the copy is not changed"
+
+
+def test_a_line_that_is_written_in_parts_is_shown_completely(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    log, judged = tmp_path / "train.log", list[str]()
+    log.write_text("Pass=0\nBatch")
+    follow = LogFollower(log, copy=None, shown=True, judge=judged.append, period=0.001)
+    until(lambda: judged, "the first line")
+    time.sleep(0.1)  # the part of the second one is read many times
+    with log.open("a") as file:
+        file.write("=20 AvgCost=0.3\n..")
+    until(lambda: len(judged) > 1, "the second line")
+    follow.end()
+    follow.join(10)
+    assert capfdbinary.readouterr().out == b"Pass=0\nBatch=20 AvgCost=0.3\n..\n"
+    assert "".join(judged) == "Pass=0\nBatch=20 AvgCost=0.3\n.."
 
 
 @pytest.mark.parametrize("opened", [True, False], ids=["a write failed", "it was never created"])
@@ -200,3 +219,39 @@ def test_a_process_is_started_without_a_fork_server_that_cannot_fork(
     assert server.alive == (how == "not loaded")
     server.end()
     assert not server.alive
+
+
+FROZEN_LAUNCHER = """
+import os, signal, subprocess, sys, time
+from launcher.supervisor import child_processes
+guard = child_processes.ProcessGuard()
+child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+child_processes._running[child.pid] = False
+guard.send(600 if sys.argv[1] == "runs" else 1)
+print(child.pid, flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.slow
+def test_the_guard_kills_the_processes_of_a_frozen_launcher() -> None:
+    def start(kind: str) -> tuple[subprocess.Popen[str], int]:
+        argv = [sys.executable, "-c", FROZEN_LAUNCHER, kind]
+        launcher = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        assert launcher.stdout is not None
+        return launcher, int(launcher.stdout.readline())
+
+    def is_alive(pid: int) -> bool:
+        stat = Path(f"/proc/{pid}/stat")
+        return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
+
+    frozen, running = start("frozen"), start("runs")
+    try:
+        until(lambda: not is_alive(frozen[1]), seconds=20)
+        assert is_alive(running[1]), "its deadline has not passed"
+    finally:
+        for launcher, child in (frozen, running):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            launcher.kill()
+            launcher.communicate()

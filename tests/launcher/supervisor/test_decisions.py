@@ -56,7 +56,9 @@ def outcome(after: Plan) -> tuple[str, int]:
 
 def test_wait_becomes_serve_from_the_newest_checkpoint_once_all_ranks_joined() -> None:
     after = step(replace(WAIT, cause=failure(), replaced=("old",)), gang("idle", 2), Position(2))
-    assert after == plan("serve", since=NOW, resume=Position(2)), "with the pods and addresses of all ranks"
+    assert after == plan("serve", since=NOW, resume=Position(2), world=(0, 1)), (
+        "with the pods and addresses of all ranks"
+    )
 
 
 @pytest.mark.parametrize(
@@ -320,7 +322,7 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
     assert first.restarts == (RestartRecord(1, "x", 5000.0, [1, "trainer", 1]),)
     assert step(first, [member(0, "idle", 3), members[1]]).do == "stop"
     after = step(first, gang("idle"))
-    assert (after.counted_restarts, after.cause_text) == (2, "rank 0's launcher was lost")
+    assert (after.counted_restarts, after.cause_text) == (2, "the coordinator's launcher was lost")
     for known in (first, after):  # a third pod of rank 0, before these ranks have joined the next attempt
         record = RunFile(**known.record, state="training")
         _, again = plan_first_attempt(record, known.attempt + 1, 2, NOW)
@@ -333,7 +335,10 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
         ({}, 0),
         ({"state": "stopped", "incarnations": ["i0", "i1"], "countedRestarts": 2}, 2),
         ({"state": "training", "incarnations": []}, 0),
-        ({"state": "training", "incarnations": ["i0"]}, 0),
+        (
+            {"state": "training", "incarnations": ["i0", "i1"], "world": [0, 2]},
+            0,
+        ),  # of another run, or damaged
         # A user who starts a failed run again expects all restarts.
         ({"state": "failed", "incarnations": ["i0", "i1"], "countedRestarts": 2}, 0),
     ],
@@ -508,3 +513,200 @@ def test_a_failure_during_the_wait_for_a_checkpoint_is_the_cause() -> None:
     saving = plan("train", save_after=Position(1))
     after = step(saving, [member(0, "training", 3, failure()), trainer(1, 91.0)])
     assert outcome(after) == ("stop", 70)
+
+
+# Elastic runs.
+
+FIRST = Position(1)
+ELASTIC = replace(LIMITS, trainers=3, min_trainers=2, rank_wait=60, grow=300)
+TRIO = {
+    "incarnations": ("i0", "i1", "i2"),
+    "addresses": ("10.0.0.0", "10.0.0.1", "10.0.0.2"),
+    "world": (0, 1, 2),
+}
+DUO = {"incarnations": ("i1", "i0"), "addresses": ("10.0.0.1", "10.0.0.0"), "world": (1, 0)}
+
+
+def decide(before: Plan, members: list[Member], now: float = NOW, **limits: Any) -> Plan:
+    return decide_next_plan(before, members, now, replace(ELASTIC, **limits))
+
+
+def elastic(do: str, **more: Any) -> Plan:
+    return make_plan(3, do, **{"since": NOW - 5} | TRIO | more)
+
+
+def in_pass(rank: int, saved: Position | None = FIRST, **more: Any) -> Member:
+    return member(
+        rank, "training", 3, progress=TrainerProgress(1, 5, 30, state="training", saved=saved), **more
+    )
+
+
+@pytest.mark.parametrize(
+    ("waited", "min_trainers", "cause", "then"),
+    [
+        (61, 2, failure(), "serve"),
+        (59, 2, failure(), "wait"),  # the lost rank may come back
+        (61, 3, failure(), "wait"),  # too few are left
+        (11, 2, failure(EXIT_STOPPED), "serve"),  # the pod was stopped in order
+        (61, 2, None, "serve"),  # at the start of the run
+    ],
+)
+def test_an_elastic_run_goes_on_without_a_rank_that_stays_missing(
+    waited: float, min_trainers: int, cause: Failure | None, then: str
+) -> None:
+    before = elastic("wait", since=NOW - waited, cause=cause)
+    members = [member(0, "idle", 2), member(1, "idle", 2), member(2, "training", 2, heard=NOW - 80)]
+    after = decide(before, members, min_trainers=min_trainers)
+    assert after.do == then
+    if then == "serve":
+        assert (after.world, after.addresses) == ((0, 1), ("10.0.0.0", "10.0.0.1"))
+
+
+def test_ranks_that_stay_after_an_orderly_stop_are_all_in_the_next_attempt() -> None:
+    before = elastic("wait", since=NOW, cause=failure(EXIT_STOPPED))
+    leaving = member(2, "idle", 3, leave_in=20.0)
+    assert decide(before, [member(0, "idle", 3), member(1, "staging", 2), leaving], min_trainers=1) == before
+    assert decide(before, [member(0, "idle", 3), member(1, "idle", 3), leaving]).world == (0, 1)
+
+
+def test_no_attempt_starts_while_an_earlier_pod_of_a_rank_may_run_processes() -> None:
+    before = elastic("wait", since=NOW - 61, cause=failure())
+    returned = member(2, "staging", -1, ghost_until=NOW + 1)
+    assert decide(before, [member(0), member(1), returned]) == before
+    assert decide(before, [member(0), member(1), returned], NOW + 1.5).world == (0, 1)
+
+
+def test_the_coordinators_pod_is_the_first_of_the_processes() -> None:
+    before = elastic("wait", since=NOW - 61, cause=failure())
+    after = decide(before, [absent(0), member(1), member(2)], own_rank=2)
+    assert (after.world, after.incarnations) == ((2, 1), ("i2", "i1"))
+
+
+def test_a_rank_outside_the_world_decides_nothing_while_the_others_train() -> None:
+    before = elastic("train", **DUO)
+    gang = [in_pass(0), in_pass(1)]
+    broken = member(2, "leaving", -1, failure(code=70))
+    assert decide(before, [*gang, broken], own_rank=1) == before
+    assert decide(before, [*gang, absent(2)], own_rank=1) == before
+    done = [member(0, "done", 3), member(1, "done", 3)]
+    assert decide(before, [*done, member(2)], own_rank=1).do == "finish"
+
+
+def test_a_rank_that_joined_is_taken_in_after_the_next_checkpoint_without_a_counted_failure() -> None:
+    members = [in_pass(0), in_pass(1), member(2)]
+    waiting = decide(elastic("train", **DUO), members, own_rank=1)
+    assert (waiting.do, waiting.grow_since, waiting.grow_after) == ("train", NOW, Position(1))
+    assert decide(waiting, members, NOW + 9, own_rank=1) == waiting
+    saved = [in_pass(0, Position(1, 9)), in_pass(1, Position(1, 9)), member(2)]
+    after = decide(waiting, saved, own_rank=1)
+    assert outcome(after) == ("stop", EXIT_STOPPED)
+    assert "growing from 2 to 3 ranks with rank 2 (pod pod-2 on node node-a): saved" in after.cause_text
+    idle = [member(rank, "idle", 3) for rank in range(3)]
+    again = decide(decide(after, idle, own_rank=1), idle, own_rank=1)
+    assert (again.do, again.world, again.counted_restarts, again.grow_since) == ("serve", (1, 0, 2), 0, None)
+
+
+def test_no_rank_is_taken_in_after_the_last_pass_and_the_trainers_do_not_wait_for_it() -> None:
+    before = elastic("train", **DUO, grow_since=NOW, grow_after=Position(1))
+    members = [in_pass(0, Position(2)), in_pass(1, Position(2)), member(2)]
+    after = decide(before, members, own_rank=1, passes=2)
+    assert (after.do, after.grow_since) == ("train", None)
+    assert decide(after, members, NOW + 1, own_rank=1, passes=2) == after
+    assert decide(before, members, own_rank=1, passes=3).do == "stop"
+
+
+def test_no_rank_is_taken_in_after_a_training_that_stopped_early() -> None:
+    """Its trainers report the passes after which training.patience ended it, fewer than training.passes."""
+    before = elastic("train", **DUO, grow_since=NOW, grow_after=Position(1))
+    early = TrainerProgress(1, 5, 30, state="saving", saved=Position(2), passes=2)
+    members = [member(0, "training", 3, progress=early), member(1, "training", 3, progress=early), member(2)]
+    after = decide(before, members, own_rank=1, passes=9)
+    assert (after.do, after.grow_since) == ("train", None)
+    done = [member(0, "done", 3, progress=early), member(1, "done", 3, progress=early), member(2)]
+    assert decide(after, done, own_rank=1, passes=9).do == "finish", "it does not wait for the spare rank 2"
+
+
+def test_a_checkpoint_is_requested_for_a_rank_that_has_waited_for_long() -> None:
+    since = {"grow_since": NOW - 301, "grow_after": Position(1)}
+    before = elastic("train", **DUO, **since)
+    assert decide(before, [in_pass(0), in_pass(1), member(2)], own_rank=1).save_after == Position(1)
+    assert decide(before, [in_pass(0, None), in_pass(1, None), member(2)], own_rank=1).save_after is None
+    gone = decide(replace(before, save_after=Position(1)), [in_pass(0), in_pass(1), absent(2)], own_rank=1)
+    assert (gone.grow_since, gone.save_after) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("written", "now", "then"),
+    [
+        (None, NOW + 900, "train"),  # the script has no checkpoints
+        (NOW - 1, NOW + 900, "train"),  # before the rank joined
+        (NOW + 50, NOW + 59, "train"),  # it may not be complete yet
+        (NOW + 50, NOW + 60, "stop"),
+    ],
+)
+def test_a_script_that_reports_no_checkpoints_is_stopped_after_it_has_written_one(
+    written: float | None, now: float, then: str
+) -> None:
+    before = elastic("train", **DUO, grow_since=NOW)
+    at = {"saved": None, "heard": now, "progressed": now}
+    members = [in_pass(0, **at), in_pass(1, **at), member(2, heard=now)]
+    after = decide(before, members, now, own_rank=1, find_script_change=lambda: written)
+    assert after.do == then
+    if then == "stop":
+        assert outcome(after) == ("stop", EXIT_STOPPED)
+        assert after.cause_text.endswith(
+            "with rank 2 (pod pod-2 on node node-a): the script wrote a checkpoint"
+        )
+
+
+@pytest.mark.parametrize(
+    ("present", "least", "offers", "waited", "is_offered"),
+    [
+        (1, 2, 0, 30, True),
+        (1, 2, 0, 29, False),
+        (1, 2, 1, 119, False),  # the last offer was in vain
+        (1, 2, 1, 120, True),
+        (2, 2, 0, 59, False),  # enough ranks, with most of the last attempt
+        (1, 1, 0, 30, True),  # enough ranks, but most are missing
+        (1, 1, 1, 59, False),
+    ],
+)
+def test_a_coordinator_that_hears_of_too_few_ranks_offers_the_lease(
+    present: int, least: int, offers: int, waited: float, is_offered: bool
+) -> None:
+    before = elastic("wait", since=NOW - waited, cause=failure())
+    members = [member(rank, heard=NOW if rank < present else NOW - 99) for rank in range(3)]
+    after = decide(before, members, min_trainers=least, offer=30.0, offers=offers)
+    assert after == replace(before, offers_lease=is_offered)
+
+
+def test_ranks_that_have_left_in_order_are_no_reason_to_offer_the_lease() -> None:
+    before = elastic("wait", since=NOW - 59, cause=failure())
+    members = [member(0), member(1, "leaving", heard=NOW - 50), member(2, "leaving", heard=NOW - 50)]
+    assert decide(before, members, min_trainers=1, offer=30.0) == before
+
+
+def test_a_new_coordinator_first_waits_for_the_processes_of_the_lost_attempt() -> None:
+    record = {"state": "training", "incarnations": ["i0", "i1"], "world": [0, 1]}
+    first, members = plan_first_attempt(from_json(RunFile, record), 4, 3, NOW, own_rank=1)
+    assert (first.do, first.attempt, first.world) == ("stop", 3, (0, 1))
+    lost, own = members
+    now = NOW + LIMITS.life
+    states = [lost, replace(own, state=member(1, "idle", 3).state, heard=NOW + 24), absent(2)]
+    assert decide(first, states, NOW + 24, own_rank=1) == first
+    assert decide(first, states, now, own_rank=1).do == "wait"
+
+
+def test_a_rank_that_takes_over_from_a_pod_that_was_drained_does_not_wait_for_it() -> None:
+    record = from_json(
+        RunFile, {"state": "stopped", "incarnations": ["i0", "i1", "i2"], "countedRestarts": 1}
+    )
+    first, _ = plan_first_attempt(record, 4, 3, NOW, own_rank=1, succeeds=True)
+    members = [absent(0), member(1, "idle", 3), member(2, "idle", 3, heard=NOW + 9)]
+    assert decide(first, members, NOW + 9, own_rank=1) == first, "the others may still connect"
+    members = [replace(each, heard=NOW + 10) if each.state.rank else each for each in members]
+    assert decide(first, members, NOW + 10, own_rank=1).world == (1, 2)
+    resumed, _ = plan_first_attempt(record, 4, 3, NOW, own_rank=1)
+    assert decide(resumed, members, NOW + 10, own_rank=1) == resumed, (
+        "pods of a resumed Job are still starting"
+    )

@@ -178,7 +178,16 @@ def test_a_gang_that_cannot_train_exits_and_every_rank_reports_the_cause(
 
 
 def test_killed_processes_restart_the_gang_in_place_with_processes_of_the_fork_server(tmp_path: Path) -> None:
-    with build_gang(tmp_path, trainers=3, options=["forked"], fake={"servers_end": True}, passes=12) as gang:
+    # On a busy machine no rank must count as lost, and no pserver as late.
+    patient = {
+        "silence": 15.0,
+        "orphan": 15.0,
+        "ready": 30.0,
+        "pserver_exit": 15.0,
+        "early_pserver_exit": 15.0,
+    }
+    fake = {"servers_end": True}
+    with build_gang(tmp_path, trainers=3, options=["forked"], fake=fake, passes=12, timings=patient) as gang:
         gang.start().wait_until(lambda: has_started_pass(gang, 1, 2))
         old = [gang.find_pids(rank, "pserver")[0] for rank in range(3)]
         launcher, trainer = gang.processes[1].pid, gang.find_pids(1, "train")[0]
@@ -242,36 +251,20 @@ def test_a_stopped_launcher_exits_with_143_and_its_next_pod_resumes(tmp_path: Pa
 
 
 @needs_root
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_gang_waits_for_the_replacement_of_a_killed_launcher(tmp_path: Path, rank: int) -> None:
+def test_the_gang_waits_for_the_replacement_of_a_killed_launcher_of_rank_0(tmp_path: Path) -> None:
     with build_gang(tmp_path, FAKE_PASS_SECONDS="1.5") as gang:
-        gang.start(1 - rank).start(rank, prefix=OWN_PIDS).wait_until(lambda: has_started_pass(gang, rank, 2))
-        gang.processes[rank].kill()
-        gang.processes[rank].wait()
-        gang.start(rank, prefix=OWN_PIDS)
+        gang.start(1).start(0, prefix=OWN_PIDS).wait_until(lambda: has_started_pass(gang, 0, 2))
+        gang.processes[0].kill()
+        gang.processes[0].wait()
+        gang.start(0, prefix=OWN_PIDS)
         assert gang.wait_for_exit(60) == [0, 0], gang.pod_log(0)
         assert_resumed_and_complete(gang)
         [restart] = gang.read_json("run.json")["restarts"]
-        assert ("rank 0's launcher was lost" if rank == 0 else "rank 1") in restart["cause"]
-
-
-def test_a_rank_0_that_freezes_for_a_while_causes_a_restart(tmp_path: Path) -> None:
-    with build_gang(tmp_path, FAKE_PASS_SECONDS="2") as gang:
-        gang.start().wait_until(lambda: has_started_pass(gang, 0, 1))
-        gang.processes[0].send_signal(signal.SIGSTOP)
-        deadline = time.monotonic() + max(gang.timings["lock_lease"], gang.timings["silence"])
-        # The other rank may stop earlier on a busy machine: keep the launcher frozen until the deadline.
-        gang.wait_until(lambda: time.monotonic() > deadline and not gang.find_pids(1, "pserver"))
-        gang.processes[0].send_signal(signal.SIGCONT)
-        assert gang.processes[0].wait(30) == 71, "it lost its lease meanwhile"
-        assert "could not be renewed" in gang.termination_message(0)
-        gang.start(0)
-        assert gang.wait_for_exit(60) == [0, 0], gang.pod_log(0)
-        assert gang.read_json("run.json")["state"] == "complete"
+        assert "the coordinator's launcher was lost" in restart["cause"]
 
 
 def test_a_second_pod_of_a_healthy_rank_is_rejected_and_the_run_completes(tmp_path: Path) -> None:
-    with build_gang(tmp_path, FAKE_PASS_SECONDS="4", options=["pservers exit"]) as gang:
+    with build_gang(tmp_path, FAKE_PASS_SECONDS="2", options=["pservers exit"]) as gang:
         gang.start().wait_until(gang.all_trainers_started)
         first = gang.processes.pop(1)
         gang.addresses[1] = gang.addresses[1].rsplit(".", 1)[0] + ".99"
@@ -316,7 +309,7 @@ def test_rank_0_rejects_invalid_reports_serves_pages_and_creates_no_removed_outp
         code, body = send_request(gang, "GET", "/metrics")
         assert code == 200
         assert "paddle_training_attempt 0.0" in body
-        assert 'paddle_training_rank_samples_per_second{rank="1"}' in body
+        assert 'paddle_training_rank_samples_per_second{node="node-1",rank="1"}' in body
         assert send_request(gang, "GET", "/else")[0] == 404
         for _ in range(100):  # the launchers create files in the folder meanwhile
             shutil.rmtree(gang.output, ignore_errors=True)
@@ -511,4 +504,4 @@ def test_a_storage_that_hangs_rank_0_for_longer_than_its_lease_causes_one_restar
         assert gang.wait_for_exit(60) == [0, 0], gang.pod_log(0)
         assert_resumed_and_complete(gang)
         [restart] = gang.read_json("run.json")["restarts"]
-        assert "rank 0" in restart["cause"]
+        assert restart["cause"] == "the coordinator's launcher was lost"

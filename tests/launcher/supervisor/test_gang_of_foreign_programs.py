@@ -68,12 +68,15 @@ TRAINER = [
     "none",
 ]
 FOREIGN = [
-    Foreign(
-        "hapi.py",
-        ["--epochs", "8", "--save_dir", "{checkpoint_dir}"],
-        kill_at="Epoch 3/8",
-        resumed="resume training from epoch",
-        outputs=("checkpoints/*.pdparams",),
+    pytest.param(
+        Foreign(
+            "hapi.py",
+            ["--epochs", "8", "--save_dir", "{checkpoint_dir}"],
+            kill_at="Epoch 3/8",
+            resumed="resume training from epoch",
+            outputs=("checkpoints/*.pdparams",),
+        ),
+        marks=pytest.mark.long,
     ),
     Foreign(
         "sharding.py",
@@ -88,17 +91,20 @@ FOREIGN = [
         kill_at="epoch: 0 done",
         resumed="epoch: 0 done",  # it starts from scratch
         outputs=("models/2/*",),
-        settings=SERVERS,
+        settings={**SERVERS, "servers": 1},
         paddle="2.6.2",
     ),
-    Foreign(
-        "fleetx.py",
-        ["--epochs=3", "--save_model_dir={output_dir}/model"],
-        kill_at="epoch: 1, step: 5",
-        resumed="epoch: 0, step: 0",
-        outputs=("model/*",),
-        settings=SERVERS,
-        paddle="2.6.2",
+    pytest.param(
+        Foreign(
+            "fleetx.py",
+            ["--epochs=3", "--save_model_dir={output_dir}/model"],
+            kill_at="epoch: 1, step: 5",
+            resumed="epoch: 0, step: 0",
+            outputs=("model/*",),
+            settings=SERVERS,
+            paddle="2.6.2",
+        ),
+        marks=pytest.mark.long,
     ),
     pytest.param(
         Foreign(
@@ -183,7 +189,7 @@ def test_a_program_that_knows_no_launcher_survives_a_kill(tmp_path: Path, progra
             shutil.copy(PROGRAMS / program.name, gang.job / "mine")
         gang.start().wait_until(lambda: program.kill_at in gang.read_log(0), 100)
         gang.wait_until(lambda: gang.read_json("status.json").get("logProgress"), 20)
-        role = "TRAINING_ROLE=TRAINER" if program.settings is SERVERS else Path(program.name).name
+        role = "TRAINING_ROLE=TRAINER" if "servers" in program.settings else Path(program.name).name
         os.kill(gang.find_pids(1, role)[0], signal.SIGKILL)
         assert gang.wait_for_exit(200) == [0, 0], gang.pod_log(0)
         run = gang.read_json("run.json")

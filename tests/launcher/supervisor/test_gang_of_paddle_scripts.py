@@ -80,21 +80,25 @@ def read_script() -> str:
     return script.replace(step, f"{step}        __import__('time').sleep(0.03)\n") + DIGEST
 
 
-def test_all_processes_train_the_same_model_also_after_a_kill(tmp_path: Path, version: str) -> None:
-    rows = [make_rows(1200 + shard * 40, shard) for shard in range(2)]
-    processes = 2 if version == "3.3.1" else 1
+def test_all_processes_train_the_same_model(tmp_path: Path, version: str) -> None:
+    """With two processes in one pod; or, with the older version, in two pods and after a kill."""
+    is_killed = version == "2.6.2"
+    pods, processes = (2, 1) if is_killed else (1, 2)
+    rows = [make_rows(1200 + shard * 40, shard) for shard in range(pods)]
     settings = {"processes_per_pod": processes, "passes": 6, "batch_size": 32, "restarts": 3}
     with build_gang(tmp_path, version, rows, make_rows(300, 9), **settings) as gang:
         (gang.job / "mine" / "train.py").write_text(read_script())
         gang.start().wait_until(lambda: list(gang.output.glob("pass-*/done")), 90)
-        os.kill(gang.find_pids(1, "train.py")[0], signal.SIGKILL)
-        assert gang.wait_for_exit(120) == [0, 0], gang.pod_log(0)
+        if is_killed:
+            os.kill(gang.find_pids(1, "train.py")[0], signal.SIGKILL)
+        assert gang.wait_for_exit(120) == [0] * pods, gang.pod_log(0)
         run = gang.read_json("run.json")
-        assert (run["state"], run["attempt"]) == ("complete", 1)
-        assert run["resume"]["pass"] >= 1
-        assert "SIGKILL" in run["restarts"][0]["cause"]
+        assert (run["state"], run["attempt"]) == ("complete", is_killed)
+        if is_killed:
+            assert run["resume"]["pass"] >= 1
+            assert "SIGKILL" in run["restarts"][0]["cause"]
         digests = [path.read_text() for path in sorted(gang.output.glob("parameters-*.txt"))]
-        assert len(digests) == 2 * processes
+        assert len(digests) == 2
         assert len(set(digests)) == 1
         passes = parse_metrics((gang.output / "metrics.csv").read_text())
         assert [row.number for row in passes] == list(range(6))
@@ -107,7 +111,7 @@ def test_all_processes_train_the_same_model_also_after_a_kill(tmp_path: Path, ve
 def test_the_example_learns_and_continues_with_another_number_of_processes(
     tmp_path: Path, version: str
 ) -> None:
-    lines, test = texts(1200, 1), texts(200, 2)
+    lines, test = texts(700, 1), texts(200, 2)
     settings = {"TRAIN_CONFIG_DIR": "text", "passes": PASSES, "batch_size": BATCH, "source_digest": "texts"}
     two = {**settings, "run": "text-1", "data_digest": "d2", "checkpoint_every_batches": 5}
     with build_gang(tmp_path, version, [lines[::2], lines[1::2]], test, **two) as gang:
@@ -121,7 +125,7 @@ def test_the_example_learns_and_continues_with_another_number_of_processes(
         assert run["resume"]["pass"] >= 1, "the checkpoint of two processes was continued"
         rows = parse_metrics((gang.output / "metrics.csv").read_text())
         assert [row.number for row in rows] == list(range(PASSES))
-        assert rows[-1].samples > 1000, "neutral texts are skipped, all others are trained"
+        assert rows[-1].samples > 580, "neutral texts are skipped, all others are trained"
         assert rows[-1].tests["error"] < 0.05, "chance is 0.44"
     predict = [gang.python, PROGRAM / "predict.py", gang.output / "model", "a happy day", "it was AWFUL"]
     said = subprocess.run(predict, check=True, capture_output=True, text=True).stdout.splitlines()
@@ -142,6 +146,7 @@ def train_alone(folder: Path, passes: int, batch: int = BATCH) -> subprocess.Com
     return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_the_example_ends_with_equal_parameters_with_and_without_a_resume(tmp_path: Path) -> None:
     runs = {"at-once": [2], "resumed": [1, 2]}
     for name, parts in runs.items():

@@ -63,8 +63,15 @@ def test_servers_are_spread_over_the_pods_and_stopped_after_the_last_trainer(tmp
         assert {(one["PADDLE_TRAINERS_NUM"], one["PADDLE_WITH_GLOO"]) for one in trainers} == {("4", "1")}
         assert [one.get("PADDLE_TRAINER_ID") for one in servers] == [None] * 3
         assert len({one["PADDLE_LAUNCHER_PROGRESS_FILE"] for one in trainers[:2]}) == 2
-        assert not any("PADDLE_LAUNCHER_PROGRESS_FILE" in one for one in servers)
+        assert not any(one.get("PADDLE_LAUNCHER_PROGRESS_FILE") for one in servers)
         assert "server 2" in (gang.output / "node_0" / "server-1.log").read_text()
+
+
+def test_a_script_may_stop_its_servers_before_its_last_trainer_exits(tmp_path: Path) -> None:
+    with build_gang(tmp_path, fake={"stops": True}, timings={"early_pserver_exit": 30.0}) as gang:
+        assert gang.start().wait_for_exit() == [0, 0], gang.pod_log(0)
+        run = gang.read_json("run.json")
+        assert (run["state"], run["attempt"]) == ("complete", 0), gang.pod_log(0)
 
 
 def test_an_exception_is_the_cause_of_the_restart_and_the_traceback_is_in_the_message(tmp_path: Path) -> None:
@@ -89,7 +96,10 @@ def test_after_sigterm_trainers_still_reach_all_servers(tmp_path: Path) -> None:
 
 @pytest.mark.paddle
 def test_a_killed_trainer_resumes_with_identical_tables(tmp_path: Path) -> None:
-    """The page's script, which here also saves the restored tables again, and is slow enough to be killed."""
+    """The page's script in one pod with two servers, which here also saves the restored tables again.
+
+    tests/e2e/test_ps_script.py runs it in two pods.
+    """
     [script] = re.findall(r"```python\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
     for line, added in {
         "        fleet.load_model(str(run.checkpoint), mode=0)\n": SAVE_AGAIN,
@@ -99,14 +109,14 @@ def test_a_killed_trainer_resumes_with_identical_tables(tmp_path: Path) -> None:
         script = script.replace(line, line + added)
     # Paddle's gloo listens at all addresses of this machine, also at those of other tests' gangs.
     settings = {"CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10), "OMP_NUM_THREADS": "1"}
-    settings |= {"restarts": 1, "passes": 3, "rendezvous_seconds": 60}
+    settings |= {"trainers": 1, "restarts": 1, "passes": 3, "rendezvous_seconds": 60}
     with build_gang(tmp_path, script, timings={"silence": 15.0, "orphan": 15.0}, **settings) as gang:
         gang.start().wait_until(
-            lambda: (gang.output / Position(1).folder / "done").exists() and "epoch 1" in gang.read_log(1),
+            lambda: (gang.output / Position(1).folder / "done").exists() and "epoch 1" in gang.read_log(0),
             seconds=200,
         )
-        os.kill(gang.find_pids(1, "TRAINING_ROLE=TRAINER")[0], signal.SIGKILL)
-        assert gang.wait_for_exit(300) == [0, 0], gang.pod_log(0)
+        os.kill(gang.find_pids(0, "TRAINING_ROLE=TRAINER")[0], signal.SIGKILL)
+        assert gang.wait_for_exit(300) == [0], gang.pod_log(0)
         run = gang.read_json("run.json")
         assert (run["state"], run["attempt"]) == ("complete", 1)
         resumed = Position(run["resume"]["pass"]).folder

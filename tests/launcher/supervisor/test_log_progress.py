@@ -34,6 +34,21 @@ from launcher.supervisor.log_progress import TAIL_BYTES, find_log_progress, read
             "Epoch 3/8\nstep 32/64 - loss: 0.0288 - acc: 0.9727 - 7ms/step",
             "epoch 3/8, step 32/64, loss 0.0288",
         ),
+        # PaddleDetection and PaddleOCR
+        (
+            "[11/27 11:12:29] ppdet.engine INFO: Epoch: [2] [ 20/100] learning_rate: 0.0003 loss_xy: 0.55 loss: 8.68 "
+            "eta: 0:01:22 batch_cost: 0.1",
+            "epoch 2, step 20/100, loss 8.68",
+        ),
+        (
+            "ppocr INFO: epoch: [1/500], global_step: 1,200, lr: 0.1, loss: 37.2",
+            "epoch 1/500, step 1,200, loss 37.2",
+        ),
+        # the examples of Paddle's documentation
+        ("epoch: 0, batch_id: 100, loss is: [2.3], acc is: [0.1]", "epoch 0, step 100, loss 2.3"),
+        ("\x1b[1mepoch\x1b[0m: \x1b[31m3\x1b[0m/10 loss=\x1b[31m0.4\x1b[0m", "epoch 3/10, loss 0.4"),
+        ("训练epoch：3，step：20，损失loss：0.25", "epoch 3, step 20, loss 0.25"),  # noqa: RUF001
+        ("epoch 3 train_loss=0.5 val_loss 0.6 eval_loss: 0.7", "epoch 3, loss 0.5"),
         ("Epoch [3/10], Step [40/500], Loss: nan", "epoch 3/10, step 40/500, loss nan"),
         ("  5%|▌    | 5/100\r 37%|███▋      | 37/100 [00:10<00:20,  3.1it/s]", "step 37/100"),
         ("{'loss': 1.5e-3, 'epoch': 2.0}", "epoch 2, loss 1.5e-3"),

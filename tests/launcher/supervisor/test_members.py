@@ -30,7 +30,7 @@ from launcher.supervisor.shared_storage.output_folder import run_fingerprint
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.fake_clock import FakeClock
 from tests.launcher.supervisor.gang_members import LIMITS, NOW, absent, make_plan, make_state, member
-from tests.launcher.supervisor.loopback_gang import train_settings
+from tests.launcher.supervisor.loopback_gang import build_coordinator, train_settings
 
 T = Timings()
 
@@ -270,3 +270,16 @@ def test_the_main_thread_waits_only_once_for_a_dns_that_does_not_respond(
     clock.pause(30)
     made._describe_absence(1)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize(("least", "name"), [(None, "rank 0"), (1, "the coordinator")])
+def test_an_absence_names_rank_0_only_where_no_other_rank_may_coordinate(
+    tmp_path: Path, least: int | None, name: str
+) -> None:
+    class Dns(PodNetwork):
+        def resolve(self, name: str) -> list[str]:
+            return ["10.0.0.7"]
+
+    made = build_coordinator(train_settings(tmp_path, min_trainers=least), network=Dns())
+    called = f"resolves to 10.0.0.7, but its launcher has not called {name} on peerPort"
+    assert called in made._describe_absence(1)

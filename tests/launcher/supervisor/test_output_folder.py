@@ -72,18 +72,22 @@ def test_a_script_resumes_with_other_processes_but_not_with_other_data(tmp_path:
 
 
 class RunOutput:
-    """The output folder as one run sees it, with a lease on a fake clock."""
+    """The output folder as the pods of one run see it; each has a lease of its own, on a fake clock."""
 
     def __init__(self, tmp_path: Path, run: str = "run-1", program: str = "p") -> None:
         self.settings = train_settings(tmp_path, PADDLE_LAUNCHER_K8S_JOB=run)
         self.fingerprint = run_fingerprint(self.settings, program)
         self.output = OutputPaths(self.settings.layout.output)
+        self._holder = LeaseHolder(run, "ns", "r", "quick-start", f"{run}-0", f"token-{run}", 110)
+        self._new_lock()
+
+    def _new_lock(self) -> None:
         clock = FakeClock()
-        who = LeaseHolder(run, "ns", "r", "quick-start", f"{run}-0", f"token-{run}", 110)
-        self.lock = OutputLease(self.output.lock, who, Timings(), clock, clock.pause)
+        self.lock = OutputLease(self.output.lock, self._holder, Timings(), clock, clock.pause)
 
     def open_output(self) -> tuple[int, RunFile]:
-        """Acquire the lease, open the output and release the lease."""
+        """Acquire the lease in a new pod, open the output and release the lease."""
+        self._new_lock()
         self.lock.acquire()
         try:
             return open_output(self.settings, self.fingerprint, self.lock)

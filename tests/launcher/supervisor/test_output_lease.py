@@ -258,6 +258,8 @@ def test_release_removes_the_lease_and_reports_no_loss(path: Path) -> None:
     held.release()
     assert not path.exists()
     assert not held.is_lost
+    with pytest.raises(LeaseLostError, match="was released by this pod"):
+        held.check()
     assert lost.errors == []
 
 

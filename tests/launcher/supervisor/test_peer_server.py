@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -257,3 +258,23 @@ def test_a_head_above_the_limit_ends_the_connection(rank_0: Rank0, monkeypatch: 
     with rank_0.connect() as connection:
         connection.sendall(request)
         until(lambda: is_closed(connection), "the end of a connection without an answer")
+
+
+def test_trainers_wait_after_a_checkpoint_while_the_launcher_is_about_to_stop_them(rank_0: Rank0) -> None:
+    def is_held(store: str = PREFIX) -> bool:
+        return requested_checkpoints.is_held(*rank_0.address, store)
+
+    requested_checkpoints.wait_while_held(*rank_0.address, PREFIX)  # returns at once
+    rank_0.store.hold(True)
+    assert is_held()
+    assert not is_held("/trainers/3/of-another-run")
+    waiting = threading.Thread(target=requested_checkpoints.wait_while_held, args=(*rank_0.address, PREFIX))
+    waiting.start()
+    waiting.join(1.0)
+    assert waiting.is_alive(), "it waits"
+    rank_0.store.hold(False)
+    waiting.join(20)
+    assert not waiting.is_alive()
+    rank_0.store.hold(True)
+    rank_0.store.open(build_store_prefix(CREDENTIAL, 4))
+    assert not is_held(build_store_prefix(CREDENTIAL, 4)), "the next attempt trains"

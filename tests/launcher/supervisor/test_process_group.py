@@ -137,6 +137,16 @@ def train(build_group: Build) -> Build:
     return start_training
 
 
+def test_servers_that_a_script_stops_itself_are_no_failure_while_its_trainers_exit(train: Build) -> None:
+    runtime = ScriptRuntime(["pass"], "import time; time.sleep(0.5)")
+    runtime.is_user_script = True
+    group = train(runtime, {**FAST, "early_pserver_exit": 600.0})
+    poll_until(group, lambda: group.failure or group.phase == "done")
+    assert group.failure is None
+    group = train(ScriptRuntime(["pass"], SLEEP))  # without a script nothing else stops them
+    assert "exited with exit code 0" in wait_for_failure(group).text
+
+
 @pytest.mark.parametrize("exists", [True, False])
 def test_if_the_second_pserver_cannot_start_the_first_one_is_killed(
     build_group: Build, tmp_path: Path, exists: bool

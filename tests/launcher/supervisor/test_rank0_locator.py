@@ -150,7 +150,7 @@ def test_the_lease_of_this_run_has_the_address_of_rank_0_unless_the_api_server_i
         assert locator._pod_watch is not None
         await_address(locator._pod_watch, "10.0.0.5")
     assert find() == ("10.0.0.5" if rendezvous == "api" else "10.0.0.1", credential)
-    with pytest.raises(OSError, match="no rank 0 of this run holds"):
+    with pytest.raises(OSError, match="no pod of this run holds"):
         find(run="another-run")
     with pytest.raises(OSError, match="does not have the secret of the pod pod-0"):
         find(token="of a later pod")

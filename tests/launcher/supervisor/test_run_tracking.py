@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +17,7 @@ from launcher.schema import RunFile
 from launcher.supervisor import run_tracking
 from launcher.supervisor.run_tracking import PENDING, RunTracking
 from launcher.supervisor.timings import Timings
+from testkit.http_servers import serving
 from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import train_settings
 
@@ -63,18 +63,11 @@ class StandIn(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
-
 
 @pytest.fixture
 def server() -> Iterator[Any]:
-    made: Any = ThreadingHTTPServer(("127.0.0.1", 0), StandIn)
-    made.calls, made.artifacts, made.run, made.fails = [], {}, None, False
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made
-    made.shutdown()
-    made.server_close()
+    with serving(StandIn, calls=[], artifacts={}, run=None, fails=False) as made:
+        yield made
 
 
 def write_run(root: Path, state: str, passes: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,11 +25,11 @@ from launcher.supervisor.coordinator.run_writer import (
     render_metrics,
 )
 from launcher.supervisor.peers.messages import Failure, Plan
-from launcher.supervisor.shared_storage.output_lease import OutputLease
+from launcher.supervisor.shared_storage.output_lease import LeaseLostError, OutputLease
 from launcher.supervisor.timings import Timings
 from testkit.waiting import until
 from tests.launcher.supervisor.gang_members import LIMITS, NOW, absent, make_plan, member
-from tests.launcher.supervisor.loopback_gang import pod_environ
+from tests.launcher.supervisor.loopback_gang import pod_environ, train_settings
 
 
 class Run:
@@ -43,7 +44,7 @@ class Run:
             fingerprint={"program": "p"},
             earlier=earlier or RunFile(),
             lock=cast(OutputLease, SimpleNamespace(token="t", check=lambda: None)),
-            read_plan=lambda: (self.plan, [absent(0)]),
+            read_plan=lambda: (self.plan, [absent(0), absent(1)]),
             timings=replace(Timings(), status=0.01),
         )
 
@@ -74,6 +75,18 @@ def test_status_json_is_not_written_before_the_first_plan(tmp_path: Path) -> Non
     assert status["cause"] is None, "a key without a value is written, too"
 
 
+def test_a_pod_that_has_lost_the_lease_does_not_try_to_write_the_status_again(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    run.plan = Plan(attempt=0)
+
+    def lose() -> None:
+        raise LeaseLostError("lost")
+
+    run.writer._lock = cast(OutputLease, SimpleNamespace(check=lose))
+    run.writer.start_status()
+    until(lambda: not run.writer._thread.is_alive(), "the end of the thread")
+
+
 def test_run_json_has_what_a_later_rank_0_needs_to_continue(tmp_path: Path) -> None:
     run = Run(tmp_path)
     failed = RestartRecord(0, "x", 5000.0, [1, "trainer", 1, 0, 7])
@@ -95,6 +108,44 @@ def test_run_json_has_what_a_later_rank_0_needs_to_continue(tmp_path: Path) -> N
     assert plan.resume == Position(1, 20)
     assert plan.restarts == (failed,)
     assert [m.state.incarnation for m in members] == ["", "b"]
+
+
+@pytest.mark.parametrize(
+    ("run_id", "state", "is_kept"),
+    [("", "training", True), ("", "stopped", True), ("", "failed", False), ("another", "training", False)],
+)
+def test_another_coordinator_of_a_run_keeps_the_time_of_its_start(
+    tmp_path: Path, run_id: str, state: str, is_kept: bool
+) -> None:
+    ours = Run(tmp_path).settings.run_id
+    run = Run(tmp_path, RunFile(run_id=run_id or ours, state=state, started=1.0))
+    run.writer.open(run.plan, is_complete=False)
+    assert (run.read()["started"] == 1.0) is is_kept
+
+
+def test_status_says_until_when_ranks_wait_to_be_taken_in_and_a_change_of_the_scripts_files_is_noticed(
+    tmp_path: Path,
+) -> None:
+    run = Run(tmp_path, runtime="collective", config_file="mine/train.py")
+    run.plan = make_plan(0, "train")
+    run.writer._describe_growth = lambda: "the next checkpoint, to take in rank 2"
+    assert run.writer.build_status().waiting_for == "the next checkpoint, to take in rank 2"
+    folder = run.output.script_checkpoints
+    folder.mkdir()
+    run.writer._write_status(None)
+    assert run.writer.script_changed is None
+    (folder / "model.bin").write_text("1")
+    run.writer._next_look = 0.0
+    run.writer._write_status(None)
+    first = run.writer.script_changed
+    assert first is not None
+    run.writer._next_look = 0.0
+    run.writer._write_status(None)
+    assert run.writer.script_changed == first
+    os.utime(folder / "model.bin", (5.0, 5.0))
+    run.writer._next_look = 0.0
+    run.writer._write_status(None)
+    assert run.writer.script_changed > first
 
 
 def test_run_json_has_the_program_and_with_keep_best_the_pass_of_the_model(tmp_path: Path) -> None:
@@ -242,3 +293,21 @@ def test_a_wait_for_a_checkpoint_and_for_a_new_pod_is_described() -> None:
     waiting = make_plan(2, "wait", replaced=("i1",))
     text = describe_wait(waiting, [member(0), member(1)], NOW, LIMITS.silence)
     assert text == "a new pod instead of rank 1 (pod pod-1 on node node-a), of which a device failed"
+
+
+def test_status_shows_the_ranks_outside_the_world_of_an_elastic_run(tmp_path: Path) -> None:
+    settings = train_settings(tmp_path, trainers=4, min_trainers=1, max_trainers=5)
+    plan = make_plan(3, "train", incarnations=("i1", "i0"), world=(1, 0))
+    members = [
+        member(0, "training", 3),
+        member(1, "training", 3),
+        member(2, "training", 2, heard=NOW - 60),
+        member(3, "idle", 3),
+        absent(4),
+    ]
+    status = build_status(settings, members, plan, now=NOW, silence=10, wall=0)
+    assert [(rank.rank, rank.state) for rank in status.ranks] == [
+        (0, "training"), (1, "training"), (2, "lost"), (3, "spare")
+    ]  # fmt: skip
+    assert status.waiting_for is None
+    assert status.trainers == 2, "not the 4 of the time when this coordinator started"

@@ -18,6 +18,9 @@ from tests.launcher.supervisor.simulation import InvariantBrokenError, World
 pytestmark = pytest.mark.long  # unit tests find faults of the decisions sooner
 
 CHILDREN = ("child_killed", "child_fails", "child_hangs", "starts_fail", "device_fails", "program_bug")
+ELASTIC = (
+    "lost_for_good", "launcher_killed", "forced", "frozen", "drained", "cut", "node_lost", "storage_hangs"
+)  # fmt: skip
 COORDINATORS = ("launcher_killed", "forced", "frozen", "drained", "lost_and_rank_0_drained")
 
 
@@ -51,6 +54,20 @@ def test_random_faults_break_no_invariant(seeds: range, kinds: tuple[str, ...]) 
     if broken is not None:
         again = f"python -m tests.launcher.supervisor.simulation {broken.seed} {' '.join(kinds)}"
         pytest.fail(f"seed {broken.seed} (alone: {again}):\n{broken.newest_events()}", pytrace=False)
+
+
+@pytest.mark.parametrize("kinds", [(), ELASTIC], ids=["any", "lost"])
+@seed_ranges(*(range(first, first + 250) for first in (0, 250)))
+def test_random_faults_break_no_invariant_of_an_elastic_run(seeds: range, kinds: tuple[str, ...]) -> None:
+    resized = 0
+    for seed in seeds:
+        world = World(seed, kinds=kinds, is_elastic=True)
+        try:
+            world.run()
+        except InvariantBrokenError as broken:
+            pytest.fail(f"{broken}:\n{world.newest_events()}", pytrace=False)
+        resized += len(world.sizes) > 1
+    assert resized > len(seeds) / 4, "too few runs that went on with another number of ranks"
 
 
 @seed_ranges(range(1, 160, 3), range(160, 310, 3))  # seeds with a grace period of 60 s
@@ -104,6 +121,35 @@ def test_a_missing_rank_is_waited_for_as_long_as_the_values_say(rank: int, absen
     assert (world.now > 45 + 2100) == (outcome != "complete")
 
 
+@pytest.mark.parametrize(("least", "rank_wait"), [(2, 20), (1, 60)], ids=["too few", "less than half"])
+def test_an_elastic_run_goes_on_without_a_coordinator_that_only_reaches_the_storage(
+    least: int, rank_wait: float
+) -> None:
+    """With one rank as the least number it could go on alone, while the others wait."""
+    world = next(world for seed in range(99) if (world := build_elastic(seed)).ranks == 3)
+    world.min_ranks, world.seconds = least, 12.0
+    world.limits = replace(world.limits, min_trainers=least, rank_wait=rank_wait, join=2100)
+    sizes: set[int] = set()
+
+    def cut_off() -> None:
+        pod = world.current[0]
+        assert pod is not None and pod.coordinator is not None
+        pod.cut, world.sizes = 1e6, sizes
+
+    world.schedule(20, cut_off)
+    world.schedule(400, lambda: [setattr(pod, "cut", 0.0) for pod in world.pods])
+    assert world.run() == "complete", world.newest_events()
+    assert 2 in sizes and 1 not in sizes, world.newest_events()
+    assert any("leaves the run to others" in text for _, text, _ in world._log)
+
+
+def build_elastic(seed: int) -> World:
+    """Return an elastic run without faults whose restarts are not limited."""
+    world = World(seed, faults=False, is_elastic=True)
+    world.mild, world.limits = True, replace(world.limits, restarts=1000)
+    return world
+
+
 def test_a_seed_determines_the_run() -> None:
     one, other = World(11), World(11)
     assert (one.run(), one.newest_events(10_000)) == (other.run(), other.newest_events(10_000))
@@ -129,7 +175,7 @@ def processes_of_lost_ranks_count_as_dead_too_early(patch: Patch) -> None:
 
 def old_idle_report_counts_as_stopped(patch: Patch) -> None:
     """Count a rank as stopped that reported `idle` before it knew of the stop: it may be starting."""
-    patch.setattr(decisions, "_runs_no_process", lambda member, attempt: not member.phase.runs_processes)
+    patch.setattr(decisions, "runs_no_process", lambda member, attempt: not member.phase.runs_processes)
 
 
 def new_rank_0_ignores_the_run_record(patch: Patch) -> None:
@@ -137,7 +183,7 @@ def new_rank_0_ignores_the_run_record(patch: Patch) -> None:
     patch.setattr(
         decisions,
         "plan_first_attempt",
-        lambda earlier, attempt, ranks, now: (Plan(attempt=attempt, since=now), ()),
+        lambda earlier, attempt, shards, now, own_rank, *, succeeds: (Plan(attempt=attempt, since=now), ()),
     )
 
 

@@ -39,7 +39,11 @@ from launcher.trainer import fork_server
 from launcher.trainer import server_tables
 server_tables.DEFAULT_SHARDS = {SHARDS}
 fork_server.serve(trainer.import_all)
-code = trainer.main()
+if "FORKED_CODE" in os.environ:
+    exec(os.environ["FORKED_CODE"], {{"__name__": "__main__"}})
+    code = 0
+else:
+    code = trainer.main()
 sys.stdout.flush()
 os._exit(code)
 """
@@ -74,6 +78,11 @@ class LoopbackTraining(TrainerProcesses):
             _start_fork_server(spec)
         assert _fork_servers[0].alive, "the fork server has exited"
         return ForkedProcess(spec, _fork_servers[0])
+
+    def run_code(self, spec: ProcessSpec, code: str) -> None:
+        """Run Python code instead of a pserver or trainer; fail with its log if it raises an exception."""
+        process = self.start_process(replace(spec, env={**spec.env, "FORKED_CODE": code}))
+        assert process.wait() == 0, spec.log.read_text()[-2000:]
 
     def read_metrics(self) -> list[dict[str, str]]:
         """Return the rows of metrics.csv."""

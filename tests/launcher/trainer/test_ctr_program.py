@@ -91,7 +91,7 @@ def test_log_loss_and_calibration_follow_their_definitions() -> None:
 
 @pytest.mark.slow
 def test_the_generated_probabilities_match_the_clicks_and_have_the_best_score() -> None:
-    clicks, ids, numbers = generated_rows.rows(0, 200_000, 0, 0)
+    clicks, ids, numbers = generated_rows.rows(0, 100_000, 0, 0)
     chance = generated_rows.probability(ids, numbers)
     best = scores.metrics(chance, clicks)
     assert best["calibration"] == pytest.approx(1, abs=0.01)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from launcher.io import checkpoints
 from launcher.paths import Position
+from launcher.trainer import row_files
+from launcher.trainer.server_tables import RowShape
 from testkit.shared_fixtures import create_once
 
 from .conftest import TRAINED, load, prepare_own, stage, write_program
@@ -92,13 +95,15 @@ def gang(root: Path, text: str = PROGRAM, ranks: int = 1, **values: str) -> Loop
 def saved(started: LoopbackTraining, at: Position, table: str) -> dict[int, list[float]]:
     """Return the rows of a checkpoint by key."""
     folder = started.output.checkpoint(at)
-    contents = json.loads((folder / "contents.json").read_text())
-    found = {}
-    for path in sorted((folder / "tables" / contents["tables"][table]["folder"]).iterdir()):
-        for line in gzip.decompress(path.read_bytes()).splitlines():
-            fields = line.split()
-            found[int(fields[0])] = [float(field) for field in fields[1:]]
-    return found
+    contents = checkpoints.read_contents(folder)
+    about = contents.tables[table]
+    shape = RowShape(about.width, about.rule)
+    return {
+        key: row
+        for path in sorted((folder / "tables" / about.folder).iterdir())
+        for ids, values in row_files.read_shard(path, shape, contents.shards)
+        for key, row in zip(ids.tolist(), values.tolist(), strict=True)
+    }
 
 
 def unpack(kind: str, fields: list[float]) -> dict[str, np.ndarray]:
@@ -138,6 +143,24 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> LoopbackTraining:
 
 
 @pytest.mark.paddle
+def test_several_losses_train_tables_and_dense_parameters_as_their_sum(
+    first: LoopbackTraining, tmp_path: Path
+) -> None:
+    named = (
+        PROGRAM.replace("return guess, loss + ", 'return guess, {"tables": loss, "guess": ').rstrip() + "}\n"
+    )
+    ends = []
+    for done in (first, gang(tmp_path, named).finish()):
+        contents = checkpoints.read_contents(done.output.checkpoint(Position(3)))
+        rows = saved(
+            done, Position(3), "adam"
+        )  # their weights start with random numbers, their moments with 0
+        ends.append((contents.dense, {key: unpack("adam", row)["m"].tolist() for key, row in rows.items()}))
+    assert ends[0] == ends[1]
+    assert any(ends[0][1][7])
+
+
+@pytest.mark.paddle
 def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
     first: LoopbackTraining, tmp_path: Path
 ) -> None:
@@ -170,7 +193,7 @@ def test_each_table_uses_its_optimizer_any_id_and_its_eviction(
     stage(resumed.data[0], rows, rows)
     resumed.finish()
     kept = [set(saved(resumed, Position(number), "evicted")) for number in (3, 4, 5, 6)]
-    assert kept == [ids, ids, {50}, {50}], "unseen from one save to the next"
+    assert kept == [ids, {50}, {50}, {50}], "unseen from one save to the next, as in a run without a restart"
     assert set(saved(resumed, Position(6), "admitted")) == ids, "without evict no row is deleted"
 
 
@@ -192,11 +215,9 @@ def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(tmp_path
             for key, (gradient, times) in slopes().items():
                 expected = step(kind, unpack(kind, before[kind][key]), gradient, times)
                 assert np.allclose(unpack(kind, after[key])["w"], expected["w"], rtol=2e-5, atol=1e-6)
-        own = {
-            path.name[5:8]
-            for path in (started.output.checkpoint(Position(passes + 1)) / "tables/000").iterdir()
-        }
-        assert own == {f"{server:03d}" for server in range(servers)}, "each of them held a share"
+        contents = checkpoints.read_contents(started.output.checkpoint(Position(passes + 1)))
+        dense = {name for name in contents.files if re.fullmatch(r"tables/\d+/part-\d+\.npz", name)}
+        assert len(dense) == servers, "each of them held a share"
         assert set(params) == set(
             np.load(started.output.checkpoint(Position(passes + 1)) / "params.npz").files
         )

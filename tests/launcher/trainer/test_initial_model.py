@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError, SettingsError
-from launcher.io import files
+from launcher.io import checkpoints, files
 from launcher.paths import Position
 from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
 from launcher.script_run import ScriptRun
-from launcher.trainer import initial_model, server_tables
-from launcher.trainer.server_tables import OptimizerRule
+from launcher.trainer import initial_model, row_files, server_tables
+from launcher.trainer.server_tables import OptimizerRule, RowShape
 
 from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 
@@ -37,7 +37,7 @@ STILL = {
 @pytest.mark.paddle
 def test_a_new_run_starts_with_a_model_or_a_checkpoint_in_every_mode(tmp_path: Path, staged: Staged) -> None:
     data = staged("ratings", 2)
-    first = prepare_training(tmp_path / "first", data, RECOMMENDATION, **FIRST).finish()
+    first = prepare_training(tmp_path / "first", data[:1], RECOMMENDATION, **FIRST).finish()
     learnt = first.read_score()["rmse"]
     values = STILL | {"INIT_MODEL_PATH": ""}
     fresh = prepare_training(tmp_path / "fresh", data[:1], RECOMMENDATION, **values).finish()
@@ -110,18 +110,19 @@ def test_find_reads_a_downloaded_model_and_removes_the_download(
     assert not (tmp_path / "work" / "init").exists()
 
 
-def test_only_files_of_own_shards_are_read_when_the_number_of_shards_is_equal(tmp_path: Path) -> None:
+def test_only_text_of_own_shards_is_read_when_the_number_of_shards_is_equal(tmp_path: Path) -> None:
     ids = np.arange(1, 200, dtype=np.uint64)
     rows = server_tables.TableRows(ids, np.arange(398, dtype=np.float32).reshape(-1, 2))
     place = tmp_path / "tables" / "000"
-    server_tables.write_table(
-        place, rows.chunks(), OptimizerRule("sgd", 0.1), dict.fromkeys(range(12), 0), width=2, shards=12
-    )
+    shape, rule = RowShape(2, "sgd"), OptimizerRule("sgd", 0.1)
+    server_tables.write_table(place, rows.chunks(), shape, rule, dict.fromkeys(range(12), 0), shards=12)
     listed = {
         f"tables/000/{path.name}": CheckpointFile(path.stat().st_size, files.sha256_file(path))
         for path in place.iterdir()
     }
-    contents = cast(CheckpointContents, SimpleNamespace(shards=12, files=listed))
+    contents = cast(
+        CheckpointContents, SimpleNamespace(version=checkpoints.TEXT_VERSION, shards=12, files=listed)
+    )
     stored = initial_model._checkpoint_table(tmp_path, contents, "t", CheckpointTable("000", 2, "sgd"))
     own = server_tables.TableRows.concatenate(stored.read(12, {3, 7}), 2)
     assert own.ids.tolist() == [key for key in ids.tolist() if key % 12 in (3, 7)]
@@ -134,7 +135,7 @@ def test_only_files_of_own_shards_are_read_when_the_number_of_shards_is_equal(tm
         with pytest.raises(
             DataError, match=r"the content of \S+/part-000-00003 has changed since it was saved"
         ):
-            stored.read(shards, {3})
+            list(stored.read(shards, {3}))
     damaged = place / "part-000-00003"
     damaged.write_bytes(gzip.compress(b"1 0 0\n"))
     listed["tables/000/part-000-00003"] = CheckpointFile(damaged.stat().st_size, files.sha256_file(damaged))
@@ -142,3 +143,35 @@ def test_only_files_of_own_shards_are_read_when_the_number_of_shards_is_equal(tm
         DataError, match=r"^training\.initModelPath: .* damaged line, .* Fix: specify another run"
     ):
         list(stored.read(12, {3}))
+
+
+def test_binary_rows_are_read_by_shard_and_verified(tmp_path: Path) -> None:
+    shape, shards = RowShape(2, "sgd"), 12
+    ids = np.arange(1, 200, dtype=np.uint64)
+    values = np.repeat(ids.astype(np.float32)[:, None], shape.columns[0], axis=1)
+    place = tmp_path / "tables" / "000"
+    place.mkdir(parents=True)
+    listed = {}
+    for shard in range(shards):
+        own = ids % np.uint64(shards) == shard
+        nothing = np.zeros(0, np.uint64), iter(())
+        path = place / row_files.file_name(shard)
+        written = row_files.write_shard(path, shape, shard, shards, [(ids[own], [values[own]]), nothing])
+        listed[path.relative_to(tmp_path).as_posix()] = written
+    contents = cast(
+        CheckpointContents, SimpleNamespace(version=checkpoints.VERSION, shards=shards, files=listed)
+    )
+    stored = initial_model._checkpoint_table(tmp_path, contents, "t", CheckpointTable("000", 2, "sgd"))
+    found = server_tables.TableRows.concatenate(stored.read(shards, {3, 7}), 2)
+    assert found.ids.tolist() == [key for key in ids.tolist() if key % shards in (3, 7)]
+    assert (found.vectors[:, 1] == found.ids).all()
+    every = server_tables.TableRows.concatenate(stored.read(5, {0}), 2)
+    assert every.ids.tolist() == ids.tolist(), "another number of shards reads all files"
+    damaged = place / row_files.file_name(3)
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    list(stored.read(shards, {7}))
+    with pytest.raises(
+        DataError,
+        match=r"^training\.initModelPath: .*shard-00003.rows has changed .* Fix: specify another run",
+    ):
+        list(stored.read(shards, {3}))

@@ -20,11 +20,11 @@ from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
-from launcher.trainer import server_tables
+from launcher.trainer import row_files, server_tables
 from tests.launcher.io.test_checkpoints import publish
 
 from .conftest import TRAINED, prepare_own
-from .loopback_training import LoopbackTraining
+from .loopback_training import SHARDS, LoopbackTraining
 
 pytestmark = pytest.mark.paddle
 IDS_A_ROW = 100
@@ -75,7 +75,10 @@ def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang:
     checkpoint = gang.output.checkpoint(Position(1))
     about = checkpoints.read_contents(checkpoint).tables["pooled"]
     files = sorted((checkpoint / "tables" / about.folder).iterdir())
-    ids, vectors = server_tables.TableRows.concatenate(server_tables.read_rows(files, 3, about.rule), 3)
+    shape = server_tables.RowShape(3, about.rule)
+    ids, vectors = server_tables.TableRows.concatenate(
+        row_files.read_rows([(path, None) for path in files], shape, SHARDS), 3
+    )
     assert (ids == every).all()
     assert np.allclose(pooled.vectors, vectors, rtol=server_tables.TOLERANCE)
     assert model.score["rmse"] == pytest.approx(float(gang.read_metrics()[0]["test_rmse"]), rel=1e-4)
@@ -99,7 +102,9 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     folder.create(100)
     held = [np.array(ids, np.uint64) for ids in ([7, 2**64 - 1, 3], [], [5])]
     for rank, ids in enumerate(held):
-        written = folder.write_file(f"ids/000-{rank}.npy", functools.partial(np.save, arr=np.sort(ids)))
+        written = checkpoints.write_file(
+            folder.folder, f"ids/000-{rank}.npy", functools.partial(np.save, arr=np.sort(ids))
+        )
         folder.add_rank_files(rank, RankFiles(written, {}))
     config = tmp_path / "trainer_config.py"
     config.touch()
@@ -138,3 +143,63 @@ def test_the_state_is_writing_while_a_rank_writes_its_part_of_the_model(tmp_path
     )
     training_loop.TrainingLoop._export(here, Position(1))
     assert json.loads((tmp_path / "progress.json").read_text())["state"] == "writing"
+
+
+def test_the_state_is_training_again_after_a_checkpoint_was_published_inside_a_pass(tmp_path: Path) -> None:
+    """Otherwise the launcher would request no checkpoint before a pod stops, since the rank does not train."""
+    from launcher.trainer import training_loop
+
+    published = Position(0, 4)
+    here = SimpleNamespace(
+        checkpoints=SimpleNamespace(published=lambda wait: published, expected_bytes=5),
+        progress=ProgressFile(tmp_path / "progress.json"),
+        first=False,
+        launcher=("127.0.0.1", 1, "/trainers"),
+    )
+    training_loop.TrainingLoop._report_published(here, "training")
+    progress = json.loads((tmp_path / "progress.json").read_text())
+    assert (progress["state"], progress["saved"]) == ("training", {"pass": 0, "batch": 4})
+
+
+def test_a_trainer_waits_to_be_stopped_only_where_all_trainers_wait(tmp_path: Path, monkeypatch) -> None:
+    """Each trainer finds a checkpoint that was written meanwhile at a batch of its own, and mode sync waits for all."""
+    from launcher.io import requested_checkpoints
+    from launcher.trainer import training_loop
+
+    held = []
+    monkeypatch.setattr(requested_checkpoints, "wait_while_held", lambda *_: held.append(1))
+    here = SimpleNamespace(
+        checkpoints=SimpleNamespace(published=lambda wait: Position(0, 4), expected_bytes=5),
+        progress=ProgressFile(tmp_path / "progress.json"),
+        first=False,
+        launcher=("127.0.0.1", 1, "/trainers"),
+    )
+    training_loop.TrainingLoop._report_published(here, "training")
+    progress = json.loads((tmp_path / "progress.json").read_text())
+    assert (held, progress["state"], progress["saved"]) == ([], "training", {"pass": 0, "batch": 4})
+    training_loop.TrainingLoop._report_published(here, "saving", wait=True)
+    assert held == [1]
+
+
+@pytest.mark.parametrize(("others", "waits"), [([[0.0], [1.0]], 2), ([[0.0], [0.0]], 1)])
+def test_all_trainers_wait_for_a_checkpoint_if_one_of_them_is_held(
+    tmp_path: Path, monkeypatch, others: list[list[float]], waits: int
+) -> None:
+    """They ask the launcher at different times, so some may hear that ranks wait to be taken in, and some not."""
+    from launcher.io import requested_checkpoints
+    from launcher.trainer import training_loop
+
+    monkeypatch.setattr(requested_checkpoints, "is_held", lambda *_: False)
+    waited = []
+    here = SimpleNamespace(
+        trainers=SimpleNamespace(gather=lambda own: np.array([own, *others], np.float64)),
+        schedule=SimpleNamespace(requested=False, reset=lambda: None),
+        checkpoints=SimpleNamespace(save=lambda *_: None, expected_bytes=5),
+        progress=ProgressFile(tmp_path / "progress.json"),
+        launcher=("127.0.0.1", 1, "/trainers"),
+        division=None,
+        scores=[],
+        _report_published=lambda state, wait: waited.append(wait),
+    )
+    training_loop.TrainingLoop._save(here, Position(1), None)
+    assert waited == [True] * waits

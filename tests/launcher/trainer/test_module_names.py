@@ -53,7 +53,7 @@ def test_a_name_of_python_or_of_the_launcher_is_rejected_in_the_pod_and_before_a
     first = path.relative_to(program.parent).parts[0]
     name = re.escape(first)
     message = rf"own has {name}/?, but Python or the launcher .*rename it, for example to my_{name}"
-    for check in (lambda: load(program), lambda: uploads.plan_program(program.parent, None)):
+    for check in (lambda: load(program), lambda: uploads.plan_program(program.parent)):
         with pytest.raises(SettingsError, match=message):
             check()
 
@@ -72,7 +72,7 @@ def test_a_program_inside_an_installed_package_can_be_checked_after_its_own_modu
     (path.parent / "its_helper.py").write_text("VALUE = 1\n")
     for _ in range(2):
         load(path)
-        assert uploads.plan_program(path.parent, None).values["training.config"] == "own/trainer_config.py"
+        assert uploads.plan_program(path.parent).values["training.config"] == "own/trainer_config.py"
 
 
 def test_other_names_work(program: Path) -> None:
@@ -89,7 +89,7 @@ def test_other_names_work(program: Path) -> None:
         "import json\nfrom mine.part import VALUE\nassert json.loads('3') == VALUE\n" + PROGRAM
     )
     load(program)
-    assert uploads.plan_program(folder, None).values["training.config"] == "own/trainer_config.py"
+    assert uploads.plan_program(folder).values["training.config"] == "own/trainer_config.py"
     import json
 
     (folder / "interface.py").write_text((CLONE / "launcher/program.py").read_text())

@@ -23,7 +23,7 @@ DATA = {
     "member": "",
     "tables": [],
 }
-TRAINING = {"mode": "async", "batchSize": 256, "incrementalCheckpoints": 0, "keepBest": "", "args": []}
+TRAINING = {"mode": "async", "batchSize": 256, "keepBest": "", "args": []}
 ROWS = "".join(f"{i % 2}\t{i}\t{['red', 'blue', 'green'][i % 3]} shoes\n" for i in range(100))
 SHOP = (PROGRAMS / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
 SCORE = 'fc(hidden, 1, name="score")'
@@ -96,11 +96,6 @@ def test_a_program_that_cannot_be_trained_is_one_message(
     ("training", "changes", "message"),
     [
         ({"batchSize": 10**7}, {}, "training.batchSize is 10000000, but must be at most"),
-        (
-            {"incrementalCheckpoints": 2},
-            {'"word", pool': '"word", evict=2, pool'},
-            "training.incrementalCheckpoints is 2",
-        ),
         ({"args": ["--widht=3"]}, {}, "did you mean width"),
         ({"keepBest": "auc"}, {}, "training.keepBest is 'auc', but must be one of error: metrics"),
     ],

@@ -269,7 +269,7 @@ def test_an_invalid_csv_row_is_reported_by_its_line_where_the_file_is_read_and_b
 ) -> None:
     """The row is record 234 on line 335: the header and 100 records of two lines precede it."""
     monkeypatch.setattr(conversion, "_process_count", lambda _: processes)
-    form = trial_data.RowFormat(csv=True)
+    form = trial_data.RowFormat("csv")
     pod = make_pod(tmp_path / "storage")
     more = dict.fromkeys(range(100), "\n")
     rows = [f'{number},"{more.get(number, "")}{number}"\n' for number in range(1000)]

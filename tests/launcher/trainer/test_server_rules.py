@@ -66,7 +66,7 @@ def check(folder: Path, changes: dict[str, str]) -> None:
     program = load(write_program(folder, changed(changes)))
     rows, _ = record_files.parse_records(rows_of(61), program, RowPlaces("rows"))
     batch = record_files.split_inputs(rows)
-    single_process.check_program(program, batch, GraphSettings("async", 61, 0))
+    single_process.check_program(program, batch, GraphSettings("async", 61))
 
 
 def rows_of(count: int, seed: int = 1, shift: float = 0.0) -> list[str]:

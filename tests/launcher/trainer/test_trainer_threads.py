@@ -105,6 +105,22 @@ def test_in_sync_mode_all_batches_are_applied_before_the_next_start() -> None:
     assert events == [*steps_of_two, *steps_of_two, "step", "apply", "report"]
 
 
+def test_in_sync_mode_the_next_batch_is_read_while_the_servers_apply_gradients() -> None:
+    read = [threading.Event() for _ in range(4)]
+    applied: list[bool] = []
+
+    def batches() -> Iterator[Arrays]:
+        for number in range(1, 4):
+            read[number].set()
+            yield {"n": np.array([number])}
+
+    def apply() -> None:
+        applied.append(read[min(len(applied) + 2, 3)].wait(10))
+
+    new_threads(1, lambda _: 0.0, apply).train_in_steps(batches(), 3, lambda *_: None)
+    assert applied == [True] * 3
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_after_a_failure_no_batch_starts_and_the_failure_is_raised(threads: int) -> None:
     started: list[int] = []

@@ -24,12 +24,15 @@ paddle.enable_static()
 fleet.init()
 ids = paddle.static.data("ids", [None, 1], "int64", lod_level=1)
 label = paddle.static.data("label", [None, 1], "int64", lod_level=1)
-found = paddle.static.nn.sparse_embedding(ids, [hyper["rows"], hyper["width"]])
+attributes = paddle.ParamAttr(name="table")
+found = paddle.static.nn.sparse_embedding(ids, [hyper["rows"], hyper["width"]], param_attr=attributes)
 score = paddle.static.nn.fc(found, 1)
 target = paddle.cast(label, "float32")
 loss = paddle.mean(paddle.nn.functional.binary_cross_entropy_with_logits(score, target))
 strategy = fleet.DistributedStrategy()
 strategy.a_sync = True
+table = strategy.sparse_table_configs.add()
+table.table_name, table.shard_num = "table", 20
 fleet.distributed_optimizer(paddle.optimizer.Adam(hyper["learning_rate"], lazy_mode=True), strategy).minimize(
     loss
 )

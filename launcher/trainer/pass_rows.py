@@ -1,0 +1,175 @@
+"""The rows of one trainer in each pass: its part of all shards, from record files on the pod's own disk.
+
+Each pod has staged one shard. In an attempt with as many trainers as shards, each trainer trains the shard of its pod.
+In another attempt, and after a change inside a pass, a trainer's part may have rows of several shards
+(launcher/row_division.py): the trainer copies these shards from the prepared data and parses them, before the
+rendezvous. Later attempts use them again.
+
+<work dir>/data/<shard>/train.txt      a copied shard, and sums.json, which is written last
+<work dir>/records/<shard>/            its records
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.dataprep import prepared_data
+from launcher.errors import DataError, SettingsError, make_again_fix
+from launcher.io import files
+from launcher.io.rank_exchange import RankExchange
+from launcher.row_division import Division, History
+from launcher.schema import CheckpointContents
+from launcher.trainer import conversion, record_files
+from launcher.trainer.process_settings import ProcessSettings
+from launcher.trainer.program_loader import TrainingProgram
+from launcher.trainer.record_files import Arrays
+
+CHECK_SECONDS = 1.0
+
+
+class PassRows:
+    """Holds the records of this trainer, and divides the rows of each pass among all trainers."""
+
+    def __init__(
+        self,
+        settings: ProcessSettings,
+        program: TrainingProgram,
+        contents: CheckpointContents | None,
+        report: Callable[[str], None],
+        check: Callable[[], None],
+    ) -> None:
+        """Open the records of the shards that this trainer needs; parse those that are not parsed yet.
+
+        Args:
+            contents: the checkpoint from which training resumes; None in a new run.
+            report: called now and then with the progress.
+            check: called often, also while this trainer waits for others; an error that it raises stops the conversion.
+
+        Raises:
+            DeadlineError: not all trainers have their shards after RANKS_SECONDS (launcher/io/rank_exchange.py).
+            SettingsError: the program now uses another number of a shard's rows than at the checkpoint inside a pass.
+            DataError, StorageError, UnfitError: as `conversion.convert_text` and `prepared_data.copy_shard`.
+        """
+        self._settings, self._program, self._report, self._check = settings, program, report, check
+        work, self._own = settings.work, settings.world[settings.rank]
+        store = f"{settings.hosts[0]}:{settings.peer_port}{settings.store}_rows/"
+        self._exchange = RankExchange(settings.rank, settings.trainers, store, settings.work_dir)
+        has_test = (work.data / "test.txt").is_file()
+        self.staged, *tests = conversion.convert_staged(
+            program, work.data, work.records, self._own, test=has_test, report=report, check=check
+        )
+        """The shard of this pod."""
+        self.test = tests[0] if tests else None
+        """The test set; None if it was not copied to this pod (always on rank 0)."""
+        self._shards = {self._own: self.staged}
+        self._resumed_history: History = []
+        if contents is not None and contents.position.batches:
+            at = contents.position
+            self._resumed_history = contents.history or [[len(contents.ranks), at.batches, contents.batches]]
+        self.rows: list[int] = []
+        """Rows of each shard that the program uses; empty until `gather_rows`, if each trainer has its own shard."""
+        self._resumed_pass = contents.position.passes if contents is not None else 0
+        same = {settings.shards} >= {parts for parts, _, _ in self._resumed_history}
+        if settings.world != tuple(range(settings.shards)) or not same:
+            self._open_parts(contents.shard_rows if contents is not None else [])
+
+    def _open_parts(self, rows: list[int]) -> None:
+        """Open the shards of this trainer's parts of the resumed pass and of all further ones.
+
+        `rows` are the rows of each shard; if it is empty, all trainers count those of some shards, and exchange them.
+        """
+        s = self._settings
+        if not rows:
+            first, end = s.rank * s.shards // s.trainers, -(-(s.rank + 1) * s.shards // s.trainers)
+            self._open(range(first, end))
+            counted = [[shard, records.rows] for shard, records in self._shards.items()]
+            found = self._exchange_while_checking(counted, "counting the rows of all shards")
+            by_shard = {shard: count for each in found for shard, count in each}
+            rows = [by_shard[shard] for shard in range(s.shards)]
+        self.rows = rows
+        for history in (self._resumed_history, ()):
+            part = Division.resume(rows, history, s.trainers, s.batch_size).parts[s.rank]
+            self._open([shard for shard, _, _ in part])
+        for shard, records in self._shards.items():
+            if records.rows != rows[shard]:
+                raise SettingsError(
+                    f"the program uses {records.rows:,} rows of shard {shard}, but it used {rows[shard]:,} when the "
+                    "checkpoint inside this pass was saved, so the rows that are not trained yet are unknown. Fix: "
+                    "restore the earlier program and training.args, or start from scratch: set startFromScratch to "
+                    "any new text"
+                )
+        # Paddle lets the trainers wait for each other for CONNECT_SECONDS only.
+        self._exchange_while_checking(None, "copying and parsing the shards of each trainer")
+
+    def _exchange_while_checking(self, value: Any, what: str) -> list[Any]:
+        """Return the values of all trainers once all have called this; meanwhile call `check` every second."""
+        with ThreadPoolExecutor(1, "exchange") as thread:
+            found = thread.submit(self._exchange.exchange, value, what)
+            while not wait([found], CHECK_SECONDS).done:
+                self._check()
+            return found.result()
+
+    def _open(self, shards: Iterable[int]) -> None:
+        """Open the records of some shards; copy and parse those that this pod does not have.
+
+        Raises:
+            DataError: the manifest of the data is missing.
+            SettingsError, StorageError: the pod's own disk has not enough space.
+        """
+        settings, work, layout = self._settings, self._settings.work, self._settings.layout
+        missing = sorted(set(shards) - self._shards.keys())
+        absent = [shard for shard in missing if not self._sums_file(shard).is_file()]
+        if absent:
+            path = layout.data_record(settings.data_digest)
+            if (manifest := prepared_data.read_manifest(path)) is None:
+                raise DataError(f"{path} is missing, but other shards are needed. {make_again_fix(path)}")
+            size = sum(int(manifest["shards"][shard]["bytes"]) for shard in absent)
+            needed = int(size * (1 + prepared_data.RECORDS_PER_BYTE))
+            what = (
+                f"the shards {', '.join(map(str, absent))} with the records of their rows ({needed:,} bytes)"
+            )
+            prepared_data.require_work_space(settings, needed, what)
+            for shard in absent:
+                self._report(f"copying shard {shard}, because the run has {settings.trainers} trainers")
+                text = self._sums_file(shard).with_name("train.txt")
+                with files.storage_errors(text):
+                    text.parent.mkdir(parents=True, exist_ok=True)
+                copied = prepared_data.copy_shard(layout, manifest, shard, text, self._check)
+                files.write_json(self._sums_file(shard), {text.name: copied})
+        for shard in missing:
+            text = self._sums_file(shard).with_name("train.txt")
+            name, folder = f"{shard}/data/train.txt", work.records / str(shard)
+            self._shards[shard] = conversion.convert_text(
+                self._program, text, name, folder, report=self._report, check=self._check
+            )
+
+    def _sums_file(self, shard: int) -> Path:
+        return self._settings.work.data / str(shard) / conversion.CHECKSUMS
+
+    def gather_rows(self, gather: Callable[[list[float]], NDArray[np.float64]]) -> None:
+        """Find out the rows of all shards, if each trainer has its own; all trainers call this after they have joined.
+
+        `gather` is `Trainers.gather`.
+        """
+        if not self.rows:
+            self.rows = gather([self.staged.rows])[:, 0].astype(int).tolist()
+
+    def divide(self, number: int) -> Division:
+        """Divide pass `number` (from 0) among the trainers; a resumed pass after the rows that are trained."""
+        s, history = self._settings, self._resumed_history if number == self._resumed_pass else ()
+        return Division.resume(self.rows, history, s.trainers, s.batch_size)
+
+    def batches(self, division: Division, number: int, seed: int) -> Iterator[Arrays]:
+        """Yield this trainer's batches of pass `number` that earlier attempts have not trained.
+
+        A trainer whose part has no rows repeats one row, because all trainers must take the same number of steps.
+        """
+        part = division.parts[self._settings.rank] or [(self._own, 0, 1)]
+        seeds = {shard: (seed, number, shard) for shard in self._shards}
+        return record_files.read_batches(self._shards, part, division.steps, seeds, division.done)

@@ -1,0 +1,190 @@
+"""The binary file of one shard of an embedding table in a checkpoint: `tables/<table id>/shard-<number>.rows`.
+
+All numbers are little-endian. The file has these parts, one directly after the other:
+
+    64 bytes                      the header, `HEADER`
+    rows[0] x uint64              the ids of the rows with a vector, ascending
+    rows[1] x uint64              the ids of the rows without a vector (not admitted yet), ascending
+    rows[0] x columns[0] float32  the values of the rows with a vector, in the order of their ids
+    rows[1] x columns[1] float32  the values of the rows without a vector
+
+The values of a row are the numbers that the server holds, which `RowShape` (server_tables.py) describes. The row with
+id k is in the shard k modulo the number of shards.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.errors import DataError
+from launcher.schema import CheckpointFile
+from launcher.serving.paddle_served.model import map_or_read
+from launcher.trainer.server_tables import CHUNK_ROWS, Ids, RowShape, TableRows, Values, shard_of
+
+HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "<u4"),
+        ("width", "<u4"),
+        ("rule", "S8"),
+        ("shard", "<u4"),
+        ("shards", "<u4"),
+        ("rows", "<u8", 2),
+        ("columns", "<u4", 2),
+        ("ids_crc32", "<u8"),
+    ]
+)
+MAGIC, VERSION = b"PT-ROWS", 1
+
+
+def file_name(shard: int) -> str:
+    """Return the name of a shard's file."""
+    return f"shard-{shard:05d}.rows"
+
+
+def write_shard(
+    path: Path, shape: RowShape, shard: int, shards: int, groups: Sequence[tuple[Ids, Iterable[Values]]]
+) -> CheckpointFile:
+    """Write the file of a shard, and sync it to disk. Return its size and sha256.
+
+    Args:
+        groups: ids, ascending, and chunks of the values of the rows with a vector; the same of those without one.
+    """
+    rows = [len(ids) for ids, _ in groups]
+    crc32 = _crc32(ids for ids, _ in groups)
+    about = (MAGIC, VERSION, shape.width, shape.rule.encode(), shard, shards, rows, shape.columns, crc32)
+    digest = hashlib.sha256()
+    with path.open("wb") as file:
+        for part in (
+            np.array(about, HEADER),
+            *(ids for ids, _ in groups),
+            *(c for _, each in groups for c in each),
+        ):
+            data = np.ascontiguousarray(part).reshape(-1).view(np.uint8).data
+            digest.update(data)
+            file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    if size != _size(rows, shape):
+        raise DataError(f"{path} has {size} bytes instead of {_size(rows, shape)}: rows were lost")
+    return CheckpointFile(size, digest.hexdigest())
+
+
+def _crc32(arrays: Iterable[Ids]) -> int:
+    return reduce(lambda crc32, ids: zlib.crc32(ids.data, crc32), arrays, 0)
+
+
+def _size(rows: Sequence[int], shape: RowShape) -> int:
+    return HEADER.itemsize + sum(
+        n * (8 + 4 * columns) for n, columns in zip(rows, shape.columns, strict=True)
+    )
+
+
+def _read_header(file: IO[bytes], path: Path, shape: RowShape | None) -> tuple[Any, list[int]]:
+    """Read and check the header: return it and the numbers of rows, which fit the size of the file."""
+    content = file.read(HEADER.itemsize)
+    if len(content) < HEADER.itemsize:
+        raise DataError(f"{path} is truncated: it has {len(content)} bytes")
+    about = np.frombuffer(content, HEADER)[0]
+    if about["magic"] != MAGIC or about["version"] != VERSION:
+        raise DataError(
+            f"{path} is not a file of rows of version {VERSION}: it begins with {about['magic']!r}, version "
+            f"{about['version']}"
+        )
+    known = about["rule"] in (b"adam", b"sgd", b"adagrad") and 0 < about["width"] < 1 << 20
+    saved = RowShape(int(about["width"]), about["rule"].decode()) if known else None
+    if saved is None or saved != (shape or saved) or tuple(about["columns"]) != saved.columns:
+        raise DataError(
+            f"{path} has rows of width {about['width']} of {about['rule']!r} with {about['columns'].tolist()} columns, "
+            f"but must have those of {shape}"
+        )
+    rows = about["rows"].tolist()
+    expected, size = _size(rows, saved), os.fstat(file.fileno()).st_size
+    if size != expected:
+        raise DataError(f"{path} has {size} bytes, but its header describes {rows} rows: {expected} bytes")
+    return about, rows
+
+
+def read_shard(
+    path: Path, shape: RowShape, shards: int, sha256: str | None = None
+) -> Iterator[tuple[Ids, Values]]:
+    """Yield ids and values of at most CHUNK_ROWS rows at a time: first of rows with a vector, then of the others.
+
+    Args:
+        shards: number of shards of the table.
+        sha256: sha256 that the complete file must have; it is compared after the last rows were yielded.
+
+    Raises:
+        DataError: the header does not fit `shape`, `shards` or the size of the file; an id is in the wrong shard or
+            is repeated; or the sha256 differs.
+        OSError: the file cannot be read.
+    """
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        about, rows = _read_header(file, path, shape)
+        digest.update(about.tobytes())
+        if int(about["shards"]) != shards or int(about["shard"]) != shard_of(path.name):
+            raise DataError(
+                f"{path} has shard {about['shard']} of {about['shards']}, but must have one of {shards}"
+            )
+
+        def read(count: int, kind: str) -> NDArray[Any]:
+            found = np.fromfile(file, kind, count)
+            if len(found) < count:
+                raise DataError(f"{path} became shorter while it was read")
+            digest.update(found.data)
+            return found
+
+        groups = [read(n, "<u8") for n in rows]
+        for ids in groups:
+            if (ids % np.uint64(shards) != about["shard"]).any() or (ids[1:] <= ids[:-1]).any():
+                raise DataError(f"{path} is damaged: its ids are not ascending, or belong to another shard")
+        for ids, columns in zip(groups, shape.columns, strict=True):
+            for first in range(0, len(ids), CHUNK_ROWS):
+                chunk = ids[first : first + CHUNK_ROWS]
+                yield chunk, read(len(chunk) * columns, "<f4").reshape(-1, columns)
+    if sha256 not in (None, digest.hexdigest()):
+        raise DataError(f"the content of {path.name} has changed since it was saved (its sha256 differs)")
+
+
+def read_rows(
+    entries: Iterable[tuple[Path, str | None]], shape: RowShape, shards: int
+) -> Iterator[TableRows]:
+    """Yield ids and vectors of the rows of files, each with the sha256 that it must have. Raise as `read_shard`."""
+    for path, sha256 in entries:
+        for ids, values in read_shard(path, shape, shards, sha256):
+            yield TableRows(ids, shape.vectors(values))
+
+
+def map_ids(path: Path, *, verify: bool) -> list[Ids]:
+    """Return the ids of a file as ascending arrays, memory-mapped if possible.
+
+    Raises:
+        DataError: the header is damaged, or `verify` and the ids differ from their checksum in the header.
+        OSError: the file cannot be read.
+    """
+    with path.open("rb") as file:
+        about, rows = _read_header(file, path, None)
+    found, offset = [], HEADER.itemsize
+    for count in filter(None, rows):
+        place = {"dtype": "<u8", "offset": offset}
+        found.append(
+            map_or_read(
+                partial(np.memmap, path, mode="r", shape=count, **place),
+                partial(np.fromfile, path, count=count, **place),
+            )
+        )
+        offset += 8 * count
+    if verify and _crc32(found) != about["ids_crc32"]:
+        raise DataError(f"the ids in {path.name} have changed since they were saved (their checksum differs)")
+    return found

@@ -1,0 +1,340 @@
+"""Save and load tables in binary: a trainer commands the pservers of its own pod through Unix sockets.
+
+Each pserver has a thread that executes one command at a time (`serve_commands`); `OwnServers` is the trainer's side. A
+command is a name and its arguments; an answer is the result or an exception.
+
+To save, the pserver forks: the child writes the files from its copy of the memory, while the pserver serves the
+training. The kernel copies each page that the training changes meanwhile, which may double the memory of the tables. If
+the container has less memory than that, the pserver writes the files itself, and the training waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+import traceback
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from multiprocessing.connection import Client, Connection, Listener, Pipe
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from launcher.errors import DeadlineError, GangError, LauncherError
+from launcher.io import cgroup_memory, checkpoints, files
+from launcher.schema import CheckpointFile
+from launcher.trainer import row_files, server_tables
+from launcher.trainer.server_memory import ServerMemory
+from launcher.trainer.server_tables import Ids, OptimizerRule, TableRows, Values
+
+ANSWER_SECONDS = 3600.0  # longest time in which a pserver writes or loads its files
+WORKERS = 2  # threads that write or load files
+CHILD_NICENESS = 5
+MEMORY_SHARE = 1.1
+"""Free memory that a fork needs, as a multiple of the pserver's memory."""
+_PR_SET_PDEATHSIG = 1
+Files = dict[str, CheckpointFile]
+
+
+def socket_path(work_dir: Path, server: int) -> Path:
+    """Return the path of the socket of a pod's pserver `server`."""
+    return work_dir / f"pserver-{server}.sock"
+
+
+def serve_commands(memory: ServerMemory, rules: Mapping[int, OptimizerRule], path: Path) -> None:
+    """Start the thread that executes the commands of this pod's trainer, and return.
+
+    `rules` has the optimizer of each table by its number.
+    """
+    # The path of a socket may have only 107 bytes, so it is relative to the process' folder, usually the work folder.
+    listener = Listener(os.path.relpath(path), "AF_UNIX")
+    commands = _Commands(memory, rules)
+    threading.Thread(target=commands.serve, args=(listener,), name="commands", daemon=True).start()
+
+
+class _Commands:
+    """Executes the commands of a trainer in a pserver."""
+
+    def __init__(self, memory: ServerMemory, rules: Mapping[int, OptimizerRule]) -> None:
+        self._memory, self._rules = memory, rules
+
+    def serve(self, listener: Listener) -> NoReturn:
+        """Execute commands for ever. A trainer that disconnects ends only its own command."""
+        commands = {each.__name__: each for each in (self.save, self.load, self.load_dense, self.fill)}
+        while True:
+            with listener.accept() as connection, contextlib.suppress(EOFError, OSError):
+                while True:
+                    name, arguments = connection.recv()
+                    connection.send(_result(commands[name], connection, *arguments))
+
+    def save(
+        self, connection: Connection, folder: Path, evicting: Collection[int], servers: int, number: int
+    ) -> Files:
+        """Write all tables to files, and return them. The `Snapshot` that is sent before lets the training go on.
+
+        Args:
+            connection: the trainer's connection.
+            folder: the folder `tables` of a checkpoint.
+            evicting: tables whose rows count the checkpoints that are saved while they are not trained on.
+            servers: number of pservers in this pod, which save at the same time.
+            number: this pserver's number in the job.
+        """
+        memory = self._memory
+        for table in evicting:
+            memory.count_unseen(table)
+        samples = {table: TableRows(*memory.sample(table)) for table in memory.shapes}
+        size = sum(memory.size(table) * (8 + 4 * shape.columns[0]) for table, shape in memory.shapes.items())
+        size += sum(values.nbytes for values in memory.dense.values())
+        needed, free = int(MEMORY_SHARE * servers * _own_bytes()), cgroup_memory.free_bytes()
+        if free < needed:
+            written = self._write_files(folder, number)
+            why = f"{needed >> 20} MiB of memory are needed to train meanwhile, and {free >> 20} are free"
+            connection.send(Snapshot(samples, size, why))
+            return written
+        ours, theirs = Pipe(duplex=False)
+        parent, child = os.getpid(), os.fork()
+        if child == 0:
+            try:
+                _become_writer(parent, theirs.fileno())
+                theirs.send(_result(self._write_files, folder, number))
+            finally:
+                os._exit(0)
+        theirs.close()
+        try:
+            connection.send(Snapshot(samples, size))
+            return dict(_receive(ours, "the process that writes the checkpoint", child))
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+
+    def _write_files(self, folder: Path, number: int) -> Files:
+        memory = self._memory
+
+        def write(table: int, shard: int) -> tuple[str, CheckpointFile]:
+            path = folder / f"{table:03d}" / row_files.file_name(shard)
+            with files.storage_errors(path):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                rows = memory.read_shard(table, shard)
+                written = row_files.write_shard(path, memory.shapes[table], shard, memory.shards, rows)
+            return path.relative_to(folder.parent).as_posix(), written
+
+        written = dict(
+            _in_threads(write, [(table, shard) for table in memory.shapes for shard in memory.own])
+        )
+        name = f"{folder.name}/{memory.dense_number:03d}/{server_tables.dense_file(number)}"
+        return written | checkpoints.write_file(
+            folder.parent, name, lambda file: np.savez(file, **memory.dense)
+        )
+
+    def load(self, _: Connection, entries: Iterable[tuple[int, Path, str | None]]) -> None:
+        """Load files; each entry is the number of the table, the path, and the sha256 that the file must have."""
+        memory = self._memory
+
+        def load(table: int, path: Path, sha256: str | None) -> None:
+            with files.storage_errors(path):
+                for rows in row_files.read_shard(path, memory.shapes[table], memory.shards, sha256):
+                    memory.write_rows(table, *rows)
+
+        _in_threads(load, entries)
+
+    def load_dense(self, _: Connection, folder: Path, saved_by: int, number: int, servers: int) -> None:
+        """Set this pserver's part of the dense parameters, and the state of their optimizer.
+
+        Args:
+            folder: the folder of the dense parameters in a checkpoint.
+            saved_by: number of the job's pservers that saved it.
+            number: this pserver's number in the job.
+            servers: number of the job's pservers.
+
+        Raises:
+            SettingsError: the checkpoint has other parameters, or is of another optimizer.
+        """
+        own, total = self._memory.dense, self._memory.dense_shape.total
+        if count := len(own["Param"]):
+            first = number * (total // servers + 1)
+            part = range(first, first + count)
+            for name, values in server_tables.read_dense(folder, [*own], total, saved_by, part).items():
+                own[name][:] = values
+
+    def fill(self, _: Connection, table: int, ids: Ids, vectors: Values) -> None:
+        """Set rows to the vectors of another run's model, with the state of an optimizer before its first step."""
+        self._memory.write_rows(table, ids, self._memory.shapes[table].fresh(vectors, self._rules[table]))
+
+
+def _in_threads(work: Callable[..., Any], tasks: Iterable[Sequence[Any]]) -> list[Any]:
+    """Return the results of `work` with the arguments of each task; the first error stops the rest."""
+    pool = ThreadPoolExecutor(WORKERS)
+    try:
+        return list(pool.map(lambda task: work(*task), tasks))
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _result(work: Callable[..., Any], *arguments: Any) -> Any:
+    """Return the result of `work`, or the exception that it raised; exceptions of its connection are raised."""
+    try:
+        return work(*arguments)
+    except LauncherError as error:
+        return error
+    except (EOFError, ConnectionError):
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        return GangError(f"{type(error).__name__}: {error}")
+
+
+def _receive(connection: Any, who: str, child: int | None = None) -> Any:
+    """Return the next message.
+
+    Args:
+        connection: the connection to the sender.
+        who: the sender, for messages.
+        child: its process id, if it is a child of this process.
+
+    Raises:
+        LauncherError: it is an error, or the sender has exited, or sent nothing for ANSWER_SECONDS.
+    """
+    try:
+        if not connection.poll(ANSWER_SECONDS):
+            raise DeadlineError(
+                f"{who} did not finish within {ANSWER_SECONDS:.0f} s. Fix: check the speed of the shared storage"
+            )
+        message = connection.recv()
+    except (EOFError, OSError):
+        how = "has exited"
+        if child is not None:
+            end = os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+            if end is not None and end.si_code != os.CLD_EXITED:
+                how = f"was killed by {signal.Signals(end.si_status).name}"
+        raise GangError(
+            f"{who} {how}. Fix: see the server log (python -m launcher logs --role pserver); if it was killed for "
+            "lack of memory, increase resources.requests.memory and resources.limits.memory"
+        ) from None
+    if isinstance(message, Exception):
+        raise message
+    return message
+
+
+def _own_bytes() -> int:
+    """Return the memory of this process without files, in bytes."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon:")))
+
+
+def _become_writer(parent: int, pipe: int) -> None:
+    """Prepare this forked process to write files: it keeps only `pipe` open, and ends when its parent does."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.closerange(3, pipe)  # the server's sockets: its port must be free when the server has exited
+    os.closerange(pipe + 1, os.sysconf("SC_OPEN_MAX"))
+    os.nice(CHILD_NICENESS)
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Says that the training may continue, because the files will have the rows as they are now."""
+
+    samples: dict[int, TableRows]
+    """Some rows of each table, by the table's number."""
+    size: int
+    """Estimated bytes of the files."""
+    paused: str = ""
+    """Why the training had to wait for the files; empty if it did not."""
+
+
+@dataclass(frozen=True)
+class OwnServers:
+    """A trainer's connections to the pservers of its own pod."""
+
+    _connections: Mapping[int, Any]
+    """By the numbers of the job's pservers."""
+
+    @classmethod
+    def connect(cls, work_dir: Path, servers: range) -> OwnServers | None:
+        """Connect to the pservers, which listen already; None if one of them has no socket and saves text.
+
+        The files of the sockets are removed.
+        """
+        connections = {}
+        for number, server in enumerate(servers):
+            path = socket_path(work_dir, number)
+            try:
+                connections[server] = Client(os.path.relpath(path), "AF_UNIX")
+            except (FileNotFoundError, ConnectionRefusedError):
+                return None
+            path.unlink()
+        return cls(connections)
+
+    def _send(self, server: int, command: str, *arguments: Any) -> None:
+        with contextlib.suppress(ConnectionError):  # the answer says why
+            self._connections[server].send((command, arguments))
+
+    def receive(self, servers: Iterable[int] | None = None) -> list[Any]:
+        """Return the next message of all servers, or of some. Raise the exception that a server sent."""
+        chosen = self._connections if servers is None else servers
+        return [_receive(self._connections[server], f"pserver {server + 1} of the job") for server in chosen]
+
+    def save(self, folder: Path, evicting: Collection[int]) -> list[Snapshot]:
+        """Let all servers write their rows to files; return when the training may continue.
+
+        `receive` then returns the size and sha256 of each server's files, by their names in the checkpoint.
+
+        Args:
+            folder: the folder `tables` of a checkpoint.
+            evicting: numbers of the tables that count checkpoints without training.
+        """
+        for server in self._connections:
+            self._send(server, "save", folder, evicting, len(self._connections), server)
+        return self.receive()
+
+    def load(self, entries: Mapping[int, Sequence[tuple[int, Path, str | None]]]) -> None:
+        """Let each server load the files of its entries: number of the table, path, sha256 or None."""
+        for server, own in entries.items():
+            self._send(server, "load", own)
+        self.receive(entries)
+
+    def load_dense(self, folder: Path, saved_by: int, servers: int) -> None:
+        """Let each of these servers load its part of the dense parameters.
+
+        Args:
+            folder: the folder of the dense parameters in a checkpoint.
+            saved_by: number of the job's servers that saved it.
+            servers: number of the job's servers.
+        """
+        for server in self._connections:
+            self._send(server, "load_dense", folder, saved_by, server, servers)
+        self.receive()
+
+    def fill(
+        self, table: int, server_of_shard: Mapping[int, int], shards: int, rows: Iterable[TableRows]
+    ) -> TableRows:
+        """Set the rows of a table in these servers, with new optimizer state; skip rows of other shards.
+
+        Return one row of each chunk of `rows` and server.
+        """
+        owner = np.full(shards, -1)
+        owner[list(server_of_shard)] = list(server_of_shard.values())
+        busy: list[int] = []
+        samples: list[TableRows] = []
+        width = 0
+        for ids, vectors in rows:
+            width = vectors.shape[1]
+            owners = owner[(ids % np.uint64(shards)).astype(np.int64)]
+            parts = {
+                server: at for server in self._connections if len(at := np.flatnonzero(owners == server))
+            }
+            self.receive(busy)
+            busy = list(parts)
+            for server, at in parts.items():
+                self._send(server, "fill", table, ids[at], vectors[at])
+                samples.append(TableRows(ids[at[:1]], vectors[at[:1]]))
+        self.receive(busy)
+        return TableRows.concatenate(samples, width)

@@ -1,0 +1,504 @@
+"""A pserver's tables in its own memory, and all knowledge of the layout of Paddle's C++ objects.
+
+`ServerMemory` belongs to a pserver, `PendingPushes` to a trainer.
+
+Paddle 2.6.2 saves tables only as text, which takes 25 seconds of CPU per million ids, and crashes on arm64. A pserver
+can read the same numbers from its own memory as numpy arrays, and write them back. `ServerMemory` does so with
+functions that Paddle's library exports, and this knowledge, which is the same on amd64 and arm64:
+
+- `FleetWrapper::pserver_ptr_` leads to the server and its hash map of tables. The map is searched for, not expected at
+  an offset: an object is a table of embeddings if its first word points to the vtable of `MemorySparseTable`.
+- A shard (`GetShard`) begins with MAPS hash maps of MAP_BYTES each. The first two words of a map are the address and
+  the number of its slots. A slot is an id, and the address of a row with a mark in its lowest two bits (USED).
+- A row is a std::vector<float>: address of the first number, of the end, of the end of its memory.
+- A table points to its accessor, which points to the optimizers of w[0] and of w[1:]. The fourth word of an optimizer
+  is the number of its values.
+- The table of the dense parameters (`MemoryDenseTable`) has them and the state of their optimizer in one
+  std::vector<std::vector<float>>, which is found by the lengths of its vectors.
+
+`ServerMemory` checks all of this when the server starts: it creates a few rows with exported functions, compares what
+it finds with their answers, and lets Paddle delete the rows again. It sets the dense parameters by an exported
+function, finds these numbers, and compares the optimizer's state with its initial values. Until this has succeeded, it
+reads memory only through /proc/self/mem, where a wrong address is an error instead of a crash.
+
+`PendingPushes` finds the queues of Paddle's client in the same way: in the lists of `FleetWrapper::worker_ptr_`, by the
+vtables of the blocks that count the references to the queues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from launcher.errors import DeadlineError
+from launcher.trainer.server_tables import CHUNK_ROWS, UNSEEN_DAYS, DenseShape, Ids, RowShape, Values
+
+MAPS, MAP_BYTES, USED, MARK = 64, 48, 2, 3
+SEARCHED_WORDS = 16, 128
+"""Words of PSCore in which the server's address is searched for, and of other objects, for what they contain."""
+MOST_TABLES = 1000
+SAMPLES = 3
+PROBE = 0xD1B54A32D192ED03
+"""Ids near this one are created and deleted to check the layout. If the check fails, such rows may stay."""
+MANY = 1e9
+"""Occurrences of an id with which any table gives its row a vector."""
+_CORE = "_ZN6paddle11distributed12FleetWrapper12pserver_ptr_E"
+_VTABLES = "_ZTVN6paddle11distributed17MemorySparseTableE", "_ZTVN6paddle11distributed16MemoryDenseTableE"
+_ACCESSOR = "_ZTVN6paddle11distributed14SparseAccessorE"
+_RULES = [
+    f"_ZTVN6paddle11distributed{name}E"
+    for name in ("17SparseAdamSGDRule", "18SparseNaiveSGDRule", "17StdAdaGradSGDRule")
+]
+_SAMPLER_DELAY = "_ZN4bvar6detail3fLI40FLAGS_bvar_sampler_thread_start_delay_usE"
+"""Microseconds that a thread of bvar, a library of counters in Paddle, sleeps when it starts. bvar starts it again in a
+forked process, where it would read counters on the stacks of threads that do not exist there, and crash."""
+_NAMESPACE = "_ZN6paddle11distributed"
+_CLIENT = "_ZN6paddle11distributed12FleetWrapper11worker_ptr_E"
+_QUEUE = "IPNS{}_11distributed16AsyncRequestTaskISt10shared_ptrI"
+_SHARED_QUEUE = "_ZTVSt23_Sp_counted_ptr_inplaceIN6paddle9framework13ChannelObject" + _QUEUE.format("0")
+_LOCK_POLICY = "ELN9__gnu_cxx12_Lock_policyE2EE"
+_DENSE_QUEUE = f"{_SHARED_QUEUE}St6vectorIfSaIfEEEEEEESaISC_{_LOCK_POLICY}"
+_SPARSE_QUEUE = f"{_SHARED_QUEUE}NS3_18SparsePushTaskDataEEEEEESaISA_{_LOCK_POLICY}"
+_QUEUE_SIZE = f"_ZN6paddle9framework13ChannelObject{_QUEUE.format('')}NS2_18SparsePushTaskDataEEEEE4SizeEv"
+_STATE_BYTES = 32
+"""Before the first node's address of the client's list of queues for dense gradients: the flags `running` and
+`flushing`, a byte each, and 4 bytes later the number of messages that servers have not answered."""
+POLL_SECONDS, PUSH_SECONDS = 5e-4, 3600
+_STRING = "ERKNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+_POINTER, _SIZE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32
+_FUNCTIONS: dict[str, tuple[str, Any, list[Any]]] = {
+    "run_server": (f"6PSCore9RunServer{_STRING}j", ctypes.c_uint64, [_POINTER, _POINTER, ctypes.c_uint32]),
+    "push_dense": ("16MemoryDenseTable14PushDenseParamEPKfm", _INT, [_POINTER, _POINTER, _SIZE]),
+    "get_shard": ("17MemorySparseTable8GetShardEm", _POINTER, [_POINTER, _SIZE]),
+    "local_size": ("17MemorySparseTable9LocalSizeEv", ctypes.c_int64, [_POINTER]),
+    "push": ("17MemorySparseTable10PushSparseEPKmPKfm", _INT, [_POINTER] * 3 + [_SIZE]),
+    "addresses": (
+        "17MemorySparseTable13PullSparsePtrEiPPcPKmmt",
+        _INT,
+        [_POINTER, _INT, _POINTER, _POINTER, _SIZE, ctypes.c_uint16],
+    ),
+    "shrink": (f"17MemorySparseTable6Shrink{_STRING}", _INT, [_POINTER] * 2),
+}
+"""Exported functions: the rest of the symbol, the type of the result, the types of the arguments."""
+_BASE = 4096  # of the views of all memory; nothing is mapped below it
+
+
+class LayoutError(Exception):
+    """Paddle's library differs from what this module knows, so tables must be saved as text. The message says how."""
+
+
+class _Memory:
+    """An array interface to memory at an address."""
+
+    def __init__(self, address: int, shape: tuple[int, ...], kind: str, strides: tuple[int, ...]) -> None:
+        self.__array_interface__ = {
+            "data": (address, False), "shape": shape, "typestr": kind, "strides": strides, "version": 3
+        }  # fmt: skip
+
+
+_WORDS: NDArray[np.uint64] = np.asarray(_Memory(_BASE, (1 << 45,), "<u8", (8,)))
+"""All memory of this process, as words. Addresses have up to 47 bits on amd64, and up to 48 on arm64."""
+
+
+def _row_values(columns: int) -> Values:
+    """Return all memory of this process as overlapping rows, one at each address that malloc may return."""
+    return np.asarray(_Memory(_BASE, (1 << 44, columns), "<f4", (16, 4)))
+
+
+def _string(text: bytes) -> Any:
+    """Return a std::string, which keeps its characters alive."""
+    characters = ctypes.create_string_buffer(text)
+    found = (ctypes.c_uint64 * 4)(ctypes.addressof(characters), len(text), len(text), 0)
+    found.characters = characters  # type: ignore[attr-defined]
+    return found
+
+
+def library() -> ctypes.CDLL:
+    """Return Paddle's C++ library, which this process has loaded. Raise `OSError` if it is not found."""
+    import paddle
+
+    path = Path(paddle.base.__file__).parent / "libpaddle.so"
+    return ctypes.CDLL(str(path), os.RTLD_NOLOAD | os.RTLD_NOW)
+
+
+def _vtables(paddle_library: ctypes.CDLL, symbols: Sequence[str]) -> list[int]:
+    """Return what the first word of objects of some classes is. Raise `ValueError` if a class is not exported."""
+    return [ctypes.addressof(ctypes.c_uint64.in_dll(paddle_library, symbol)) + 16 for symbol in symbols]
+
+
+def _read_words(address: int, count: int) -> NDArray[np.uint64]:
+    """Return a copy of some words of this process' memory. Raise `LayoutError` if they are not mapped."""
+    try:
+        with Path("/proc/self/mem").open("rb", buffering=0) as file:
+            file.seek(address)
+            found = np.empty(count, np.uint64)
+            size = file.readinto(found.data.cast("B")) if count else 0
+    except (OSError, OverflowError, ValueError, MemoryError) as error:
+        raise LayoutError(f"cannot read {count} words at address {address:#x}: {error}") from error
+    if size != found.nbytes:
+        raise LayoutError(f"cannot read {count} words at address {address:#x}: only {size} bytes")
+    return found
+
+
+def _view_words(address: int, count: int) -> NDArray[np.uint64]:
+    """Return a view of some words of this process' memory, which must be mapped."""
+    first = (address - _BASE) >> 3
+    return _WORDS[first : first + count]
+
+
+def _follow_list(node: int, words: int) -> Iterator[list[int]]:
+    """Yield the words of each node of a list. The first one, the address of the next node or 0, is left out."""
+    for _ in range(MOST_TABLES):
+        if not node:
+            return
+        node, *rest = _read_words(node, words).tolist()
+        yield rest
+    raise LayoutError("the list has no end")
+
+
+class ServerMemory:
+    """Reads and writes the tables of this pserver. Tables have the numbers of Paddle."""
+
+    dense: dict[str, Values]
+    """Dense parameters and the state of their optimizer, by the names of `DenseShape`: the memory of the server itself.
+    The learning rate is left out, since a resumed training uses that of its program."""
+    dense_number: int
+    """Number of the table of dense parameters."""
+
+    def __init__(
+        self, shapes: Mapping[int, RowShape], shards: int, own: range, dense_shape: DenseShape
+    ) -> None:
+        """Find the tables, which must be empty, and check that their memory has the expected layout.
+
+        Args:
+            shapes: number of each table of embeddings → its rows.
+            shards: number of shards of each table.
+            own: the shards that this pserver holds.
+            dense_shape: this pserver's part of the dense parameters. They get other values than before.
+
+        Raises:
+            LayoutError: something is not as this module knows it.
+        """
+        self.shapes, self.shards, self.own, self.dense_shape = shapes, shards, own, dense_shape
+        try:
+            paddle_library = library()
+            self._core = int(ctypes.c_uint64.in_dll(paddle_library, _CORE).value)
+            ctypes.c_int32.in_dll(paddle_library, _SAMPLER_DELAY).value = (1 << 31) - 1
+            vtables, accessor, rules = (
+                _vtables(paddle_library, names) for names in (_VTABLES, [_ACCESSOR], _RULES)
+            )
+            self._call = SimpleNamespace()
+            for name, (symbol, result, arguments) in _FUNCTIONS.items():
+                function = paddle_library[_NAMESPACE + symbol]
+                function.restype, function.argtypes = result, arguments
+                setattr(self._call, name, function)
+        except (OSError, ValueError, AttributeError) as error:
+            raise LayoutError(f"Paddle's library lacks a symbol: {error}") from error
+        self._words = _read_words
+        self._tables, dense = self._find_tables(vtables)
+        [(self.dense_number, address)] = dense.items()
+        self.dense = self._find_dense(address)
+        self._sizes = {table: self._find_sizes(table, accessor, rules) for table in self._tables}
+        for table in shapes:
+            self._check(table)
+        self._words = _view_words
+
+    def _find_tables(self, vtables: Sequence[int]) -> list[dict[int, int]]:
+        """Return number and address of each embedding table, and of the table of dense parameters.
+
+        Raises:
+            LayoutError: no list of the server has exactly the expected embedding tables and one of dense parameters.
+        """
+        for server in _read_words(self._core, SEARCHED_WORDS[0]).tolist():
+            with contextlib.suppress(LayoutError):
+                for start in _read_words(server, SEARCHED_WORDS[1]).tolist():
+                    with contextlib.suppress(LayoutError):
+                        nodes = [
+                            (number & 0xFFFFFFFF, table, int(_read_words(table, 1)[0]))
+                            for number, table in _follow_list(start, 3)
+                        ]
+                        found = [
+                            {number: table for number, table, kind in nodes if kind == vtable}
+                            for vtable in vtables
+                        ]
+                        if set(found[0]) == set(self.shapes) and len(found[1]) == 1:
+                            return found
+        raise LayoutError(f"the server has no list with the tables {sorted(self.shapes)}")
+
+    def _find_dense(self, table: int) -> dict[str, Values]:
+        """Return the arrays of the table of dense parameters at the address `table`, without the learning rate."""
+        arrays, where = self.dense_shape.arrays, f"table {self.dense_number} of dense parameters"
+        lengths = [length for length, _ in arrays.values()]
+        for begin, end in itertools.pairwise(_read_words(table, SEARCHED_WORDS[1]).tolist()):
+            if end - begin == 24 * len(lengths):
+                with contextlib.suppress(LayoutError):
+                    vectors = _read_words(begin, 3 * len(lengths)).reshape(-1, 3).tolist()
+                    if [(last - first) // 4 for first, last, _ in vectors] == lengths:
+                        break
+        else:
+            raise LayoutError(f"{where}: found no vector of vectors with {lengths} numbers")
+        pushed = np.arange(1, lengths[0] + 1, dtype=np.float32)
+        self._call.push_dense(table, pushed.ctypes.data, len(pushed))
+        places = {name: (at, n) for name, (at, _, _), n in zip(arrays, vectors, lengths, strict=True)}
+        for name, (at, n) in places.items():
+            found = _read_words(at, -(-n // 2)).view(np.float32)[:n]
+            if (found != (pushed if name == "Param" else arrays[name][1])).any():
+                raise LayoutError(f"{where}: {name} has other numbers than expected: {found[:5]}")
+        return {
+            name: np.asarray(_Memory(at or _BASE, (n,), "<f4", (4,)))
+            for name, (at, n) in places.items()
+            if name != "LearningRate"
+        }
+
+    def _find_sizes(self, table: int, accessor: Sequence[int], rules: Sequence[int]) -> list[ctypes.c_uint64]:
+        """Return the variables with the numbers of values of a table's two optimizers: of w[0], and of w[1:]."""
+
+        def objects(start: int, vtables: Sequence[int]) -> Iterator[int]:
+            for address in _read_words(start, SEARCHED_WORDS[1]).tolist():
+                with contextlib.suppress(LayoutError):
+                    if _read_words(address, 1)[0] in vtables:
+                        yield address
+
+        every = (rule for each in objects(self._tables[table], accessor) for rule in objects(each, rules))
+        found = list(itertools.islice(every, 2))  # what follows may be of the next object in memory
+        sizes, expected = [int(_read_words(rule, 4)[3]) for rule in found], self._optimized(table)
+        if sizes != expected:
+            raise LayoutError(f"table {table}: sizes of the optimizers: {sizes} instead of {expected}")
+        return [ctypes.c_uint64.from_address(rule + 24) for rule in found]
+
+    def _optimized(self, table: int) -> list[int]:
+        return [1, self.shapes[table].width - 1]
+
+    def run_server(self, host: str, port: int) -> None:
+        """Serve on this address until trainer 0 stops all servers, as `fleet.run_server` does.
+
+        Other threads of Python run meanwhile; `fleet.run_server` would not let them.
+        """
+        text = _string(host.encode())
+        self._call.run_server(self._core, ctypes.addressof(text), port)
+
+    def _check(self, table: int) -> None:
+        """Raise `LayoutError` unless the rows of an empty table are where this module expects them."""
+        full, short = self.shapes[table].columns
+        probed = sorted({self.own[0], self.own[-1]})
+        first = PROBE // self.shards * self.shards
+        ids = np.array([first + n * self.shards + shard for shard in probed for n in (1, 2, 5)], np.uint64)
+
+        def check(what: str, found: object, expected: object) -> None:
+            if found != expected:
+                raise LayoutError(f"table {table}: {what}: {found} instead of {expected}")
+
+        def rows() -> list[tuple[int, int]]:
+            found = [self._slots(table, shard) for shard in self.own]
+            return sorted(
+                (int(id_), int(row)) for ids, rows in found for id_, row in zip(ids, rows, strict=True)
+            )
+
+        def columns() -> set[int]:
+            pairs = [self._words(row, 2).tolist() for row in self._addresses(table, ids).tolist()]
+            return {(end - begin) // 4 for begin, end in pairs}
+
+        check("rows of the new table", (self._call.local_size(self._tables[table]), rows()), (0, []))
+        check("numbers of a new row", columns(), {short})
+        self._push(table, ids)
+        check("numbers of a row with a vector", columns(), {full})
+        expected = sorted(zip(ids.tolist(), self._addresses(table, ids).tolist(), strict=True))
+        check("ids and addresses of rows", rows(), expected)
+        check("counted rows", self._call.local_size(self._tables[table]), len(ids))
+        values = np.zeros((len(ids), full), np.float32)
+        values[:, UNSEEN_DAYS] = MANY
+        self.write_rows(table, ids, values)
+        text = _string(b"0")
+        self._call.shrink(self._tables[table], ctypes.addressof(text))
+        check("rows that remain", (self._call.local_size(self._tables[table]), rows()), (0, []))
+
+    def _slots(self, table: int, shard: int, maps: slice = slice(MAPS)) -> tuple[Ids, NDArray[np.uint64]]:
+        """Return ids and addresses of the rows of a shard, sorted by id.
+
+        A shard consists of MAPS hash maps. `maps` selects those to read; the default is all.
+        """
+        start = self._call.get_shard(self._tables[table], shard - self.own[0])
+        described = self._words(start, MAPS * MAP_BYTES // 8).reshape(MAPS, -1)[maps, :2]
+        slots = [
+            self._words(at, 2 * count).reshape(-1, 2) for at, count in described.tolist() if at and count
+        ]
+        every = np.concatenate([*slots, np.zeros((0, 2), np.uint64)])
+        ids, rows = every[every[:, 1] & np.uint64(MARK) == USED].T
+        order = np.argsort(ids)
+        return ids[order], rows[order] & ~np.uint64(MARK)
+
+    def _addresses(self, table: int, ids: Ids) -> NDArray[np.uint64]:
+        """Return the addresses of the rows of some ids; rows that do not exist are created without a vector."""
+        found, ids = np.zeros(len(ids), np.uint64), np.ascontiguousarray(ids)
+        self._call.addresses(self._tables[table], 0, found.ctypes.data, ids.ctypes.data, len(ids), 0)
+        return found
+
+    def _push(self, table: int, ids: Ids) -> None:
+        """Create the rows of some ids with a vector; rows without one get it."""
+        gradients, ids = (
+            np.zeros((len(ids), 3 + self.shapes[table].width), np.float32),
+            np.ascontiguousarray(ids),
+        )
+        gradients[:, 1] = MANY  # slot, show, click, gradients
+        self._call.push(self._tables[table], ids.ctypes.data, gradients.ctypes.data, len(ids))
+
+    @staticmethod
+    def _begin_and_columns(rows: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+        at = (rows - np.uint64(_BASE)) >> np.uint64(3)
+        begin = _WORDS[at]
+        return begin, (_WORDS[at + np.uint64(1)] - begin) >> np.uint64(2)
+
+    def size(self, table: int) -> int:
+        """Return the number of rows of a table on this server."""
+        return int(self._call.local_size(self._tables[table]))
+
+    def read_shard(self, table: int, shard: int) -> list[tuple[Ids, Iterator[Values]]]:
+        """Return the rows of a shard: ids, ascending, and chunks of the values of rows with a vector; then of others.
+
+        Raises:
+            LayoutError: a row has an unexpected length, or an id belongs to another shard.
+        """
+        ids, rows = self._slots(table, shard)
+        begin, columns = self._begin_and_columns(rows)
+        if (ids % np.uint64(self.shards) != shard).any():
+            raise LayoutError(f"table {table}: shard {shard} has ids of other shards")
+        full, short = self.shapes[table].columns
+        groups = []
+        for expected, selected in ((full, columns == full), (short, (columns == short) & (columns != full))):
+            groups.append((ids[selected], self._chunks(begin[selected], expected)))
+        if sum(len(found) for found, _ in groups) != len(ids):
+            raise LayoutError(f"table {table}: shard {shard} has rows of {np.unique(columns)} numbers")
+        return groups
+
+    @staticmethod
+    def _chunks(begin: NDArray[np.uint64], columns: int) -> Iterator[Values]:
+        values = _row_values(columns)
+        at = ((begin - np.uint64(_BASE)) >> np.uint64(4)).astype(np.int64)
+        return (values[at[first : first + CHUNK_ROWS]] for first in range(0, len(at), CHUNK_ROWS))
+
+    def count_unseen(self, table: int) -> None:
+        """Count one more checkpoint without training for each row; a push sets a row's count to 0."""
+        for shard in self.own:
+            begin, _ = self._begin_and_columns(self._slots(table, shard)[1])
+            at = ((begin - np.uint64(_BASE)) >> np.uint64(4)).astype(np.int64)
+            _row_values(UNSEEN_DAYS + 1)[at, UNSEEN_DAYS] += 1
+
+    def sample(self, table: int) -> tuple[Ids, Values]:
+        """Return ids and vectors of up to SAMPLES rows of each shard."""
+        shape = self.shapes[table]
+        found = [(np.zeros(0, np.uint64), np.zeros((0, shape.width), np.float32))]
+        for shard in self.own:
+            for number in range(MAPS):
+                ids, rows = self._slots(table, shard, slice(number, number + 1))
+                if len(ids):
+                    for id_, row in zip(ids[:SAMPLES], rows[:SAMPLES], strict=True):
+                        begin, columns = self._begin_and_columns(row[None])
+                        found.append((id_[None], shape.vectors(next(self._chunks(begin, int(columns[0]))))))
+                    break
+        ids, vectors = map(np.concatenate, zip(*found, strict=True))
+        return ids, vectors
+
+    def write_rows(self, table: int, ids: Ids, values: Values) -> None:
+        """Set all numbers of some rows; rows that do not exist are created.
+
+        Args:
+            values: shape [rows, columns of rows with a vector, or of rows without one].
+
+        Raises:
+            LayoutError: the server did not create the rows with so many numbers.
+        """
+        full, _ = self.shapes[table].columns
+        wanted = values.shape[1]
+        if wanted == full:
+            try:  # without random values for new rows, which would take most of the time
+                for size in self._sizes[table]:
+                    size.value = 0
+                self._push(table, ids)
+            finally:  # other threads may do the same
+                for size, value in zip(self._sizes[table], self._optimized(table), strict=True):
+                    size.value = value
+        rows = self._addresses(table, ids)
+        begin, columns = self._begin_and_columns(rows)
+        if (columns < wanted).any():
+            raise LayoutError(
+                f"table {table}: new rows have {np.unique(columns)} numbers instead of {wanted}"
+            )
+        longer = columns > wanted  # rows that got their vector after a checkpoint that is being restored
+        _WORDS[(rows[longer] - np.uint64(_BASE) >> np.uint64(3)) + np.uint64(1)] = begin[longer] + np.uint64(
+            4 * wanted
+        )
+        _row_values(wanted)[((begin - np.uint64(_BASE)) >> np.uint64(4)).astype(np.int64)] = values
+
+
+class PendingPushes:
+    """Knows which gradients of this trainer the servers have not received, from the memory of Paddle's client.
+
+    The client puts each gradient into a queue of its table. Two threads take gradients from the queues: such a thread
+    first increments the number of messages without an answer, and the answer of the last server decrements it.
+    """
+
+    def __init__(self, tables: int) -> None:
+        """Find the queues of the client, which exists after `fleet.init_worker()`. Nothing must be pushed meanwhile.
+
+        Args:
+            tables: number of embedding tables.
+
+        Raises:
+            LayoutError: something is not as this module knows it.
+        """
+        try:
+            paddle_library = library()
+            client = int(ctypes.c_uint64.in_dll(paddle_library, _CLIENT).value)
+            vtables = _vtables(paddle_library, (_DENSE_QUEUE, _SPARSE_QUEUE))
+            self._size = paddle_library[_QUEUE_SIZE]  # the same for all queues, since they contain pointers
+        except (OSError, ValueError, AttributeError) as error:
+            raise LayoutError(f"Paddle's library lacks a symbol: {error}") from error
+        self._size.restype, self._size.argtypes = _SIZE, [_POINTER]
+        (head, dense), (_, sparse) = (self._find_queues(client, vtable) for vtable in vtables)
+        state = int(_read_words(head - _STATE_BYTES, 1)[0])
+        if len(sparse) != tables or state & 0xFFFF != 1 or state >> 32:
+            raise LayoutError(
+                f"the client has {len(sparse)} queues for {tables} tables, and state {state:#x}"
+            )
+        self._queues = dense + sparse
+        self._unanswered = ctypes.c_uint32.from_address(head - _STATE_BYTES + 4)
+
+    @staticmethod
+    def _find_queues(client: int, vtable: int) -> tuple[int, list[int]]:
+        """Return the address of a list's first word in the client, and the addresses of the queues in the list."""
+        for index, start in enumerate(_read_words(client, SEARCHED_WORDS[1]).tolist()):
+            with contextlib.suppress(LayoutError):
+                queues = list[int]()
+                for _, queue, block in _follow_list(start, 4):
+                    if int(_read_words(block, 1)[0]) != vtable or queue != block + 16:
+                        raise LayoutError("the list has something else than queues")
+                    queues.append(queue)
+                if queues:
+                    return client + 8 * index, queues
+        raise LayoutError("the client has no list of queues")
+
+    def wait(self) -> None:
+        """Wait until the servers have received all gradients that this trainer has pushed.
+
+        Raises:
+            DeadlineError: this took longer than PUSH_SECONDS.
+        """
+        deadline = time.monotonic() + PUSH_SECONDS
+        # In this order: a gradient is counted before it leaves its queue.
+        while any(map(self._size, self._queues)) or self._unanswered.value:
+            if time.monotonic() > deadline:
+                raise DeadlineError(
+                    f"waited {PUSH_SECONDS} s until the pservers have received the gradients of a step. Fix: see "
+                    "server.log of all ranks: python -m launcher logs --role pserver"
+                )
+            time.sleep(POLL_SECONDS)
