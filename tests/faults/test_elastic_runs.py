@@ -105,9 +105,10 @@ def test_a_pod_that_leaves_in_order_is_not_waited_for_and_loses_no_step(
             "savingPeriod": 100,
             "rankWaitSeconds": 600,
             "terminationGracePeriodSeconds": 60,
+            "passes": 12,
         },
     )
-    run.reach(1, batch=20)
+    run.reach(3)  # more than ten seconds of training, which a pod that leaves would otherwise not save
     with cordoned(run.training):
         run.broken()
         delete(run.training, 2)

@@ -138,12 +138,16 @@ def train(build_group: Build) -> Build:
 
 
 def test_servers_that_a_script_stops_itself_are_no_failure_while_its_trainers_exit(train: Build) -> None:
-    runtime = ScriptRuntime(["pass"], "import time; time.sleep(0.5)")
+    # A server may be seen to exit only while trainers run: before, it would have failed to start.
+    wait = "import os, time\nwhile not os.path.exists('{0}'): time.sleep(0.01)"
+    tell = "import time; open('{0}', 'w').close(); time.sleep({1})"
+    runtime = ScriptRuntime([wait.format("first")], tell.format("first", 0.5))
     runtime.is_user_script = True
     group = train(runtime, {**FAST, "early_pserver_exit": 600.0})
     poll_until(group, lambda: group.failure or group.phase == "done")
     assert group.failure is None
-    group = train(ScriptRuntime(["pass"], SLEEP))  # without a script nothing else stops them
+    # Without a script nothing else stops them.
+    group = train(ScriptRuntime([wait.format("second")], tell.format("second", 600)))
     assert "exited with exit code 0" in wait_for_failure(group).text
 
 
