@@ -4,7 +4,7 @@
 `quick_start` (`--sampler grid`, one trainer a trial). It prints
 
 - `sweep_parallel_seconds`: `--parallel 3` beside `--parallel 1`. Limit where the processors allow it: 0.4.
-- `sweep_pruned_seconds`: `--parallel 3 --pruner hyperband` beside `--parallel 1`. Limit: 0.25.
+- `sweep_pruned_seconds`: `--parallel 3 --pruner asha` beside `--parallel 1`. Limit: 0.25.
 - `sweep_pruned_score`: the best error of the pruned sweep beside that of the first one. Limit: 1.02.
 
 `floor` is the smallest ratio that this machine's processors allow: the CPU time of the first sweep, spread over all
@@ -33,11 +33,11 @@ from launcher.cli.releases import merge_values
 from testkit.local_cluster import CHART, Cluster, Training, find_cluster
 
 RATES = [0.0001 * 2**power for power in range(12)]
-PASSES, DEADLINE = 3, 1200.0
+PASSES, DEADLINE = 81, 1200.0
 OPTIONS = {
     "serial": ("--parallel", "1"),
     "parallel": ("--parallel", "3"),
-    "pruned": ("--parallel", "3", "--pruner", "hyperband"),
+    "pruned": ("--parallel", "3", "--pruner", "asha"),
 }
 
 

@@ -19,7 +19,7 @@ from launcher.cli.errors import UsageError
 from launcher.io import spelling
 
 Sampler = Literal["tpe", "random", "grid"]
-Pruner = Literal["none", "median", "hyperband"]
+Pruner = Literal["none", "median", "asha", "hyperband"]
 _WHOLE = re.compile(r"[+-]?\d+")
 _EXAMPLES = "write for example learning_rate=log:1e-4..1e-1, layers=1..4 or width=8,16,32"
 MAX_CHOICES = 1000

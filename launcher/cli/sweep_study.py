@@ -101,6 +101,8 @@ def make_pruner(name: Pruner, passes: int) -> BasePruner:
     """Return Optuna's pruner; `passes` are those of a trial that is not stopped early."""
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=max(1, passes))
+    if name == "asha":
+        return optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=3)
     return optuna.pruners.MedianPruner() if name == "median" else optuna.pruners.NopPruner()
 
 

@@ -196,6 +196,15 @@ def test_a_pruned_trial_is_stopped_and_its_slot_is_free_when_its_pods_are_gone(t
     assert any(line.startswith("t-6: stopped, ") for line in printed)
 
 
+def test_asha_compares_a_trial_with_earlier_ones_after_one_and_three_passes(tmp_path):
+    """The first trial has nothing to be compared with, and only the last one is among the best third."""
+    study = make_study(tmp_path, "asha", metric="error")
+    bad, good = {"scores": [0.9, 0.9, 0.9]}, {"scores": [0.2, 0.2, 0.1]}
+    loop, _ = run_sweep(study, World({"scores": [0.3, 0.3, 0.3]}, bad, bad, good))
+    assert [trial.state for trial in loop.trials] == ["complete", "pruned", "pruned", "complete"]
+    assert [trial.asked.step for trial in loop.trials] == [3, 1, 1, 3]
+
+
 def test_an_interrupted_sweep_resumes_without_training_anything_twice(tmp_path):
     """t-1 is complete, t-2 has ended and t-3 trains since the command was killed, t-4 was asked for, not launched."""
     world = World(*COMPLETE, COMPLETE[0], COMPLETE[0])
