@@ -33,7 +33,13 @@ ARGUMENTS = ("destroy", "--yes", "--skip-preview")
 
 @dataclass(frozen=True)
 class DestroyPlan:
-    """Resources with user data that a destroy removes or keeps, each as kind and id; and how many it removes in all."""
+    """What a destroy removes and keeps.
+
+    Attributes:
+        removed_data: kind and id of each resource with user data that is removed.
+        kept_data: kind and id of each resource with user data that is kept.
+        removed_count: the number of all resources that are removed.
+    """
 
     removed_data: list[str]
     kept_data: list[str]

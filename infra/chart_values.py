@@ -51,7 +51,7 @@ PLACEHOLDERS = StackOutputs(
 
 @dataclass(frozen=True)
 class StackInputs:
-    """What is known about a stack before its resources are created: settings, names, and the chart values of its files.
+    """What is known about a stack before its resources are created: settings, names, and chart values.
 
     Attributes:
         folder: the project folder; paths in the settings are relative to it.

@@ -229,7 +229,8 @@ class EksCluster(AwsComponent):
         """Create an EKS add-on after the resources in `after`.
 
         A new add-on has the default version of AWS, which a preview shows. A running one keeps its version, because
-        a new EFS driver cuts off the volumes that pods have mounted. It is upgraded with Kubernetes, or on request.
+        a new EFS driver cuts off the volumes that pods have mounted. An upgrade of Kubernetes upgrades the add-on, too,
+        and so does the owner's request (`cluster.upgradeAddons`).
         """
         newest: pulumi.Output[str] = aws.eks.get_addon_version_output(
             addon_name=name, kubernetes_version=self.version, opts=pulumi.InvokeOptions(parent=self)

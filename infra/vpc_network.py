@@ -17,7 +17,7 @@ from infra.settings import Problem, Settings, SettingsError
 
 @dataclass(frozen=True)
 class SelectedNetwork:
-    """The network to build in.
+    """The network in which the cluster is built: the stack's own one or a given one.
 
     Attributes:
         subnets: zone → id of the private subnet for nodes and the mount target (EFS allows one in a zone).

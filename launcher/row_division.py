@@ -40,10 +40,15 @@ def cut(part: Iterable[Interval], first: int, end: int | None = None) -> Part:
 
 
 def first_row(rows: int, steps: int, batch: int) -> int:
-    """Return at which of `rows` rows batch number `batch` of `steps` begins: the sizes differ by at most one row.
+    """Return the number of the first row of a batch.
 
-    A part with fewer rows than batches has one row in each of them, so it repeats rows: the result is above `rows`.
-    `steps` is 0 only if no part has rows.
+    The sizes of two batches differ by at most one row. A part with fewer rows than batches has one row in each batch
+    and repeats its rows, so the result may be above `rows`.
+
+    Args:
+        rows: the number of rows in the part.
+        steps: the number of batches; 0 only if no part has rows.
+        batch: the number of the batch, from 0.
     """
     even, more = divmod(max(rows, steps), steps or 1)
     return batch * even + min(batch, more)

@@ -180,7 +180,7 @@ class TrainerCallback:
         self._prepare_save(args, state, control)
 
     def on_log(self, args: Any, state: Any, *_: object, logs: Mapping[str, Any], **__: object) -> None:
-        """Report the steps since the newest report, if the log has their mean loss."""
+        """Report the steps since the newest report with their mean loss; do nothing if `logs` has no loss."""
         if "loss" not in logs:
             return
         steps, samples = (

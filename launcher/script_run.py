@@ -518,7 +518,7 @@ class RowBatches:
             yield list(itertools.islice(rows, size))
 
     def history(self, step: int) -> list[list[int]]:
-        """Return the history of the epoch after `step` steps (launcher/row_division.py)."""
+        """Return how the rows of the epoch were divided until step `step`, in the form of `row_division.History`."""
         return self._division.history(self._division.done + step - self.first) if step else []
 
 

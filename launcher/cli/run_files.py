@@ -96,7 +96,10 @@ def find_run(runs: Sequence[SavedRun], name: str) -> SavedRun:
 
 
 def best_run(runs: Sequence[SavedRun]) -> SavedRun | None:
-    """Return the run with the best first score of the newest run that has one; None if no run has a score."""
+    """Return the run with the best score; None if no run has a score.
+
+    The runs are compared by one score: the first score of the newest run that has any.
+    """
     name = next((next(iter(run.record.score)) for run in runs if run.record.score), "")
     pick = max if metrics.higher_is_better(name) else min
     having = [run for run in runs if isinstance(run.record.score.get(name), int | float)]

@@ -321,7 +321,7 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
 
 
 def _results(record: RunFile, passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return what a view has of a run record and its passes, by field of RunView."""
+    """Return the fields of RunView that come from the run record and its passes: name of the field → value."""
     best = metrics.best_pass(record.content, passes)
     return {"exported": record.exported_to, "score": record.score, "passes": passes, "best": best}
 

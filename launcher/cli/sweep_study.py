@@ -107,7 +107,10 @@ def make_pruner(name: Pruner, passes: int) -> BasePruner:
 
 
 class SweepStudy:
-    """Asks for trials, and tells their results; every change is in the journal when a method returns."""
+    """Optuna's study of one sweep: chooses the settings of trials and stores their results.
+
+    Every change is in the journal file when a method returns.
+    """
 
     def __init__(
         self, journal: Path, name: str, axes: Sequence[Axis], sampler: Sampler, pruner: BasePruner

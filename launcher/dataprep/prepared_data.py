@@ -405,9 +405,9 @@ def remove_data(layout: JobPaths, manifest: Mapping[str, Any]) -> None:
 def unused_data(names: Iterable[str], records: Mapping[str, str], digests: Collection[str]) -> list[str]:
     """Return the names in `.data/` that nothing refers to. `clean` removes the old ones of these names.
 
-    A manifest `<dataDigest>.json` is used while a job's manifest.json or a release has this digest. The digests of a
-    schedule's runs have the form `<dataDigest>-<Job>`; such a manifest is used while something has the digest before
-    the hyphen. A folder is used while a used manifest refers to it.
+    A manifest `<dataDigest>.json` is used while a job's manifest.json or a release has this digest. The manifest of a
+    schedule's run is named `<dataDigest>-<Job>.json`; it is used while a job or a release has the digest before the
+    hyphen. A folder is used while a used manifest refers to it.
 
     Args:
         names: all names in `.data/`.

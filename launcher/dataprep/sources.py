@@ -226,8 +226,8 @@ def range_lines(blocks: Iterator[bytes], begin: int, end: int, digest: hashlib._
     """Yield the lines of a byte range of an object, in pieces; `digest` is updated with them.
 
     Args:
-        blocks: the object from one byte before the range on, if there is such a byte: only after a newline does a line
-            start at the first byte of the range.
+        blocks: the content of the object. It begins one byte before the range (unless the range begins at byte 0),
+            because this byte shows whether a line starts at the first byte of the range: only if it is a newline.
         begin: the first byte of the range.
         end: the byte after the range; the last line may end after it.
         digest: the sha256 of the part.
@@ -357,7 +357,10 @@ class Source(abc.ABC):
         return None
 
     def check_unchanged(self, found: SourceObject) -> None:  # noqa: B027 - most streams check it themselves
-        """Raise `DataError` when the object has changed since it was listed."""
+        """Raise `DataError` if the object has changed since it was listed.
+
+        Does nothing here: most streams find that out while they read.
+        """
 
     def close(self) -> None:  # noqa: B027 - most sources have nothing to close
         """Close connections that all objects share; each stream is closed by its reader."""

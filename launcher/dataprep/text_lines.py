@@ -131,7 +131,10 @@ def _check_bytes(block: bytes, at: str, row: int, crlf: bool) -> None:
 
 
 def _describe_unusable_column(column: str, header: list[str] | None) -> str:
-    """Return the message about a column name that is not exactly once in `header` (None if data.header is false)."""
+    """Return the message about a column that `header` does not contain, or contains more than once.
+
+    `header` is None if data.header is false.
+    """
     if header is None:
         return (
             f"data.columns has the name {column!r}, but data.header is false, so the columns have no names. Fix: use "

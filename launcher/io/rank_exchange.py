@@ -42,7 +42,7 @@ class RankExchange:
     """One process's side of the exchange. All processes must call `exchange` equally often, in the same order."""
 
     def __init__(self, rank: int, ranks: int, store: str, folder: Path) -> None:
-        """Create it for process `rank` of `ranks`.
+        """Create the side of process `rank`; nothing is sent yet.
 
         Args:
             rank: number of this process, from 0.

@@ -57,7 +57,7 @@ class Bucket:
     """Client of one S3 bucket.
 
     A failed request raises `TransientError` when a retry may help, `UnfitError` when this pod has no credentials
-    but another pod may get some, and `S3RejectedError` otherwise.
+    but a new pod may get them, and `S3RejectedError` otherwise.
     """
 
     def __init__(self, name: str) -> None:

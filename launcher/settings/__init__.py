@@ -483,7 +483,10 @@ def seed_variables(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _numbers_of_ports(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Return the numbers of dense and of sparse ports; for a script of its processes, and of their master."""
+    """Return how many dense and how many sparse ports a pod has.
+
+    With a script these are the ports of the script's processes and servers, and the one port of their master.
+    """
     training = values["training"]
     processes = training["processesPerPod"] or 1
     if values["runtime"] == "collective":

@@ -292,7 +292,7 @@ class ModelUpload:
             return None
 
     def _find_latest(self) -> dict[str, Any] | None:
-        """Return the newest complete export of this job by another run, as latest.json in the job's folder has it.
+        """Read latest.json in the job's folder of the bucket; return the newest complete export by another run.
 
         Returns:
             {"to": address of that run's folder, "program": sha256 of its program}; None if latest.json is absent or

@@ -147,7 +147,9 @@ class _CopyCheck:
 
     @contextlib.contextmanager
     def completed(self) -> Iterator[None]:
-        """Read the rest of the text after the block. A faulty disk may be why a row in the block was rejected.
+        """Compare the rest of the text when the block ends, and also when the block has rejected a row.
+
+        A faulty disk may have changed that row; then the error about the disk replaces the one about the row.
 
         Raises:
             UnfitError: see `read_to`.

@@ -82,7 +82,7 @@ class TrainingProgram:
 
 
 def with_fix(message: str, fix: str) -> str:
-    """Return a message with `Fix: <fix>.` at its end, unless it already contains a fix."""
+    """Return `message` with `Fix: <fix>.` added at its end; a message that already contains a fix is not changed."""
     return message if "Fix: " in message else f"{message}. Fix: {fix}."
 
 

@@ -211,7 +211,8 @@ class Checkpoints:
         argument of `Job.embedding`).
 
         Returns:
-            The snapshots that this pod's servers write; none if all servers have written text.
+            The snapshots (binary copies of the tables) that this pod's servers are still writing. The list is empty if
+            the servers save as text; then they have finished.
         """
         servers, own = self.trainer.servers, self.trainer.own_servers
         evicting = [table.name for table in self.network.tables if table.evict is not None]

@@ -121,7 +121,10 @@ def _open_namespace(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
 ) -> Session:
-    """Return a session, of which only the folder of `--path`, or the namespace and its cluster are used."""
+    """Return a session for the dashboard, which reads the folder of `--path`, or else all releases of the namespace.
+
+    The dashboard does not use the session's release.
+    """
     return open_session(path=path, namespace=namespace, kubeconfig=kubeconfig, context=context)
 
 

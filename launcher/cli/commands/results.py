@@ -189,7 +189,9 @@ def copy_output(
 
 
 def _receive(storage: Storage, into: Path, output: OutputPaths, names: Sequence[str]) -> dict[str, int]:
-    """Receive `names` of the output into a new folder; return {name below it: bytes}.
+    """Receive the files and folders `names` of the output into the new folder `into`.
+
+    Returns: path of each file relative to `into` → its size in bytes.
 
     It is tried again if the stream ends early although the sender succeeded: on a busy node a container runtime may
     close the stream before its last bytes are sent.

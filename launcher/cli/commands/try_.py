@@ -252,7 +252,9 @@ class Script:
 
 
 def find_script(options: TryOptions) -> Script | None:
-    """Return the script that the program is (a file) or contains (a folder, an example); None for a program of fleet.
+    """Return the user's script: the program itself if it is a file, else the script in its folder.
+
+    None for a program of runtime fleet, which is no script.
 
     Raises:
         UsageError: the folder has no single script and `--script` does not choose one.

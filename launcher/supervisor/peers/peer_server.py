@@ -118,7 +118,7 @@ class TrainerStore:
             return self._values.get(path)
 
     def write(self, path: str, value: bytes) -> None:
-        """Store `value` under the key `path`, unless another attempt has started since `accepts`."""
+        """Store `value` under the key `path`; do nothing if another attempt has started since `accepts` was called."""
         with self._lock:
             if path.startswith(self._prefix):
                 self._values[path] = value
