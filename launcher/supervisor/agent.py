@@ -438,7 +438,7 @@ class Agent:
         self.orders.check_lease()
         if time.monotonic() - self.orders.heard >= self.timings.orphan:
             raise UnfitError(
-                f"attempt {order.attempt} was not started: the storage took so long that rank 0's order "
+                f"attempt {order.attempt} was not started: the storage took so long that the order to start it "
                 f"expired after {self.timings.orphan:.0f} s. All ranks start the next attempt. "
                 "Fix: if this happens again, check the load of the volume's server"
             )
@@ -611,14 +611,14 @@ class Agent:
     def _serve_status(self) -> tuple[int, str, bytes]:
         """Return the page of GET /status (HTTP status, content type, body)."""
         status = self.orders.build_status()
-        missing = {"error": "only rank 0 has a status, once it holds the output lease. Fix: ask its pod"}
+        missing = {"error": "only the rank that holds the output lease has a status. Fix: ask its pod"}
         body = json.dumps(missing if status is None else to_json(status)).encode()
         return 404 if status is None else 200, "application/json", body
 
     def _serve_metrics(self) -> tuple[int, str, bytes]:
         """Return the page of GET /metrics (HTTP status, content type, body)."""
         if (status := self.orders.build_status()) is None:
-            missing = b"# only rank 0 has metrics, once it holds the output lease. Fix: ask its pod\n"
+            missing = b"# only the rank that holds the output lease has metrics. Fix: ask its pod\n"
             # Prometheus reads all pods of an elastic run, and a page without metrics is valid.
             return 200 if self.settings.is_elastic else 404, "text/plain; version=0.0.4", missing
         return 200, "text/plain; version=0.0.4", render_metrics(status, self.orders.rendezvous_seconds)

@@ -105,7 +105,7 @@ class GangLimits:
     """Returns the Unix time at which the script last wrote a file of its own checkpoints; 0: there is none."""
     find_script_change: Callable[[], float | None] = lambda: None
     """Returns the monotonic time at which a change of the newest such file was last seen; None: there is no file."""
-    describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not called rank 0"
+    describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not joined"
     """Takes a rank, and returns a text that says why it has not joined."""
 
 
@@ -300,7 +300,7 @@ class Membership:
         """
         expected = self._credential
         if expected is None:
-            return 503, _error("rank 0 does not hold the lease on the output")
+            return 503, _error("this rank does not hold the lease on the output")
         if not hmac.compare_digest(expected.encode(), credential.encode()):
             return 401, _error("this credential does not have the secret of the run that holds run.lock")
         return None

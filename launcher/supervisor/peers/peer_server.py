@@ -237,7 +237,8 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         store = self._trainer_store()
         if store is None:
             self._answer_error(
-                403, "only trainers of the current attempt can store values, and only on rank 0"
+                403,
+                "only trainers of the current attempt can store values, on the rank with the output lease",
             )
             self._drop_body()
         elif (value := self._read_body(VALUE_MAX_BYTES)) is not None:
@@ -265,7 +266,8 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         elif self.path != "/state" or membership is None:
             self._answer_error(
                 404,
-                "this launcher accepts POST only as rank 0, for /state and for paths of the current attempt's trainers",
+                "this launcher accepts POST only while it holds the output lease, for /state and for paths of the "
+                "current attempt's trainers",
             )
             self._drop_body()
         elif rejected := membership.reject(self.headers.get("Authorization", "").removeprefix("Bearer ")):
