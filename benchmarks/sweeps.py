@@ -7,8 +7,9 @@
 - `sweep_pruned_seconds`: `--parallel 3 --pruner asha` beside `--parallel 1`. Limit: 0.25.
 - `sweep_pruned_score`: the best error of the pruned sweep beside that of the first one. Limit: 1.02.
 
-`floor` is the smallest ratio that this machine's processors allow: the CPU time of the first sweep, spread over all
-processors, divided by its seconds. The benchmark needs `make cluster`, and takes about 15 minutes;
+`floor` is the smallest ratio that this machine's processors allow without pruning: the CPU time of the first sweep,
+spread over all processors, divided by its seconds. A trial takes about 40 s, so that the training takes most of it: a
+pruned trial saves only that. The benchmark needs `make cluster`, and takes about 15 minutes;
 `python -m benchmarks.sweeps parallel` runs one sweep and prints its seconds.
 """
 

@@ -508,8 +508,8 @@ def _parse_order(body: bytes) -> tuple[Plan, int]:
         return from_json(Plan, answer["order"]), answer["version"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"the answer to POST /state has no valid plan ({type(error).__name__}: {error}). Fix: use one image for all pods of "
-            "the run"
+            f"the answer to POST /state has no valid plan ({type(error).__name__}: {error}). Fix: use one image for "
+            "all pods of the run"
         ) from error
 
 
