@@ -60,7 +60,9 @@ from launcher.supervisor.shared_storage.output_lease import (
 )
 from launcher.supervisor.timings import Timings
 
-INTERNAL = "internal error of the launcher: {!r}. Fix: report it as a bug, with the stack trace in the coordinator's log"
+INTERNAL = (
+    "internal error of the launcher: {!r}. Fix: report it as a bug, with the stack trace in the pod's log"
+)
 FEW_RANKS = (
     f"; with fewer than {LEAST_RANKS} ranks there is no median, so only the network's limits were checked"
 )
