@@ -77,8 +77,8 @@ class Autoscaler(AwsComponent):
 
     The autoscaler adds nodes for pending pods and removes empty nodes. This project does not use EKS Auto Mode, because
     its nodes cannot use the stack's launch template or zones and cost an eighth more
-    (docs/explanation/decisions.md). Both need one node that always runs, for the controller of the
-    storage driver; here it is a small system node.
+    (docs/explanation/decisions.md). The autoscaler and Auto Mode both need one node that always
+    runs, for the controller of the storage driver; here it is a small system node.
 
     With `nodes.fallback`, it adds nodes to the group `fallback` while `nodes` gets no spot capacity. `after` are the
     resources that must exist before the release.

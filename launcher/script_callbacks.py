@@ -101,7 +101,10 @@ def hapi_callback(run: ScriptRun) -> Any:
             self._finish_epoch()
 
         def _finish_epoch(self) -> None:
-            """Record an epoch and save it; after its evaluation, which `fit` calls after `on_epoch_end`."""
+            """Record an epoch and save it.
+
+            `fit` evaluates after `on_epoch_end`, so this is called later, when the scores exist.
+            """
             if self._is_epoch_done:
                 run.end_epoch(self._place[0], **self._scores)
                 self._place = (self._place[0] + 1, 0)

@@ -220,7 +220,7 @@ class ScriptRun:
         return LineBatches(self.batches(epoch, rows, batch_size=batch_size, shuffle=False), shards)
 
     def _position(self, epoch: int, step: int) -> Position:
-        """Return the position at which `step` steps of `epoch` are done: batches count in all processes together."""
+        """Return the position after `step` steps of `epoch`. Its number of batches is the sum over all processes."""
         if epoch != self.start[0]:
             return Position(epoch, step * self.world_size)
         return Position(epoch, self._resumed.batches + (step - self.start[1]) * self.world_size)

@@ -357,7 +357,10 @@ class KeptStorage:
         self._until = 0.0
 
     def job(self, name: str) -> Storage:
-        """Return the folder of a job; ".": the folder that contains all jobs. Raises as `ClusterSession.storage`."""
+        """Return the folder of the job `name`; the name "." returns the folder that contains all jobs.
+
+        Raises as `ClusterSession.storage`.
+        """
         if time.monotonic() > self._until:
             self.close()
         if self._opened is None:

@@ -76,7 +76,7 @@ class CheckpointFolder:
         self.folder = self.output.unfinished(at, attempt)
 
     def create(self, least_bytes: int = 0) -> None:
-        """Create the temporary folder, and remove temporary folders of this attempt and of earlier ones.
+        """Remove the temporary folders that this attempt and earlier ones have left, then create this checkpoint's one.
 
         Args:
             least_bytes: estimated size of the checkpoint.

@@ -51,7 +51,7 @@ def ask_checkpoint_decision(host: str, port: int, path: str, proposed: int) -> t
 
 
 def ask_once(host: str, port: int, path: str, proposed: int) -> tuple[bool, int]:
-    """Ask as `ask_checkpoint_decision` does, but only once.
+    """Ask as `ask_checkpoint_decision` does and return the same, but do not try again after an error.
 
     Raises:
         OSError, http.client.HTTPException, ValueError: no answer within ANSWER_SECONDS, or a wrong one.

@@ -160,7 +160,10 @@ class CollectiveRuntime(Runtime):
         return found
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
-        """Return whether all processes have exited with 0 in a run of at least `training.passes`, by run.json."""
+        """Return whether a run with at least the present number of `training.passes` is complete.
+
+        By run.json; complete means that all processes have exited with 0.
+        """
         record = read_fields(RunFile, run_record.read(OutputPaths(output_dir))[0] or {})
         return record.state == "complete" and record.passes >= settings.passes
 

@@ -81,7 +81,7 @@ def read_fields(shape: type[T], value: Mapping[str, Any]) -> T:
 
 
 def mismatch(value: object, shape: Any) -> str | None:
-    """Return what makes a parsed JSON value no `shape` (see `_convert`), with its key; None if it fits."""
+    """Return why a parsed JSON value does not have the type `shape` (see `_convert`), with its key; None if it has."""
     try:
         _convert(shape, value, "")
     except ValueError as error:

@@ -224,10 +224,11 @@ def kill_all_children(*, helpers: bool = False) -> None:
 
 
 class ProcessGuard:
-    """A process that kills this pod's pservers and trainers when the launcher is frozen, so that no thread of it runs.
+    """A process that kills this pod's pservers and trainers when no thread of the launcher runs any more.
 
-    In an elastic run the other ranks go on without a lost rank, whose processes must not reach theirs. The launcher
-    sends the process groups again and again, with a deadline; the guard kills the newest ones when it has passed.
+    In an elastic run the other ranks go on without a lost rank, and the lost rank's processes must not connect to
+    theirs. The launcher sends the guard its process groups and a deadline again and again. When the deadline has passed
+    without a new message, the guard kills the process groups of the newest message.
     """
 
     def __init__(self) -> None:

@@ -89,7 +89,10 @@ class RunTracking:
         return state, status.st_size, status.st_mtime_ns
 
     def _send(self, seconds: float) -> bool:
-        """Run the helper process; return whether everything was sent. The first of several failures is logged."""
+        """Run the helper process; return whether everything was sent.
+
+        A failure is logged once, until everything was sent again.
+        """
         s = self._settings
         request = {
             "output": str(self._output.root),

@@ -449,8 +449,8 @@ class ServerConnection:
 def keep_gradients(main: Any) -> None:
     """Keep Paddle from multiplying the tables' gradients by the number of ids in the batch.
 
-    Paddle does so if all inputs of a push have equally many ids, and no option disables it. So each push gets
-    two more inputs, of one and of two padding ids, which it skips.
+    Paddle multiplies them if all inputs of a push have equally many ids; no option disables that. So each push gets
+    two more inputs, one with one padding id and one with two. A push ignores padding ids.
     """
     block = main.global_block()
 

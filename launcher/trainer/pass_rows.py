@@ -161,7 +161,10 @@ class PassRows:
             self.rows = gather([self.staged.rows])[:, 0].astype(int).tolist()
 
     def divide(self, number: int) -> Division:
-        """Divide pass `number` (from 0) among the trainers; a resumed pass after the rows that are trained."""
+        """Divide the rows of pass `number` (from 0) among the trainers.
+
+        If the pass is resumed, divide only the rows that were not trained yet.
+        """
         s, history = self._settings, self._resumed_history if number == self._resumed_pass else ()
         return Division.resume(self.rows, history, s.trainers, s.batch_size)
 

@@ -170,7 +170,7 @@ def map_ids(path: Path, *, verify: bool) -> list[Ids]:
     """Return the ids of a file as ascending arrays, memory-mapped if possible.
 
     Raises:
-        DataError: the header is damaged, or `verify` and the ids differ from their checksum in the header.
+        DataError: the header is damaged, or (with `verify`) the ids do not have the checksum of the header.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:

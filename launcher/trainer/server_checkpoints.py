@@ -343,11 +343,11 @@ class Checkpoints:
         Call this before the trainers' rendezvous. Each rank verifies the sha256 of its share of the table files.
 
         Returns:
-            The model of training.initModelPath; None if training resumes, or the setting is empty.
+            The model of training.initModelPath; None if training resumes, or if training.initModelPath is not set.
 
         Raises:
             SettingsError: the program's tables differ from the tables of the checkpoint or of the initial model, or
-                there is no initial model.
+                training.initModelPath has no model.
             CheckpointError: contents.json of the checkpoint is damaged.
             StorageFailedError: a file of the checkpoint is damaged or missing; the checkpoint was rejected.
             DataError: the initial model is damaged.

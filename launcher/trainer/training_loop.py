@@ -257,9 +257,9 @@ class TrainingLoop:
 
         Afterwards progress.json has the state `state`.
 
-        With `wait`, which all trainers give at the same batch, first wait for the checkpoint that is being written;
-        then wait if the launcher is about to stop all trainers. Without it each trainer finds the checkpoint at a batch
-        of its own, and must not wait: in mode sync the others could not end theirs.
+        With `wait`, first wait for the checkpoint that is being written, then wait if the launcher is about to stop all
+        trainers. All trainers call this with `wait` at the same batch. Without `wait` each trainer calls it at another
+        batch and must not wait: in mode sync the other trainers could then not finish their batch.
         """
         at = self.checkpoints.published(wait=wait)
         if at is None:

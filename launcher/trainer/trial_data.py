@@ -129,9 +129,17 @@ def read_batches(file: Path, form: RowFormat) -> Iterator[Any]:
 def split_parquet(
     file: Path, form: RowFormat, held_out: float, limit: int | None, targets: Sequence[Path]
 ) -> tuple[int, int]:
-    """Write random rows of a Parquet file, a share of `held_out`, to the second of two; the others to the first.
+    """Copy a Parquet file to two files: rows for training, and random rows for the test.
 
-    Return how many rows each has.
+    Args:
+        file: the Parquet file.
+        form: the columns and the format of the rows.
+        held_out: the share of the rows for the test.
+        limit: the number of rows to copy; None: all.
+        targets: the files that are written, first the one for training.
+
+    Returns:
+        How many rows each of the two files has.
     """
     from launcher.dataprep.parquet_rows import write_parquet
 

@@ -172,7 +172,7 @@ class SweepLoop:
         """Run the sweep to its end; `show` is called after each change.
 
         Raises:
-            UsageError: the first trial with scores has none with the name `by`.
+            UsageError: the first trial that has scores has no score with the name of `--by`.
             UnreachableError: the cluster could not be reached for UNREACHABLE_SECONDS.
             LauncherError: as `TrialReleases` and the sessions.
         """

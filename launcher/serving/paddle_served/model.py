@@ -585,7 +585,7 @@ class Model:
         return zeros.predictions.shape[1:]
 
     def predict_arrays(self, arrays: Arrays) -> PredictionResult:
-        """Return the predictions of parsed rows: the array [rows, …] of each input, without the label."""
+        """Return the predictions for parsed rows. `arrays` has an array [rows, …] for each input, without the label."""
         count = len(arrays[self.program.features[0]])
         found: list[NDArray[np.float32]] = []
         ids, unknown = dict.fromkeys(self.tables, 0), dict.fromkeys(self.tables, 0)

@@ -293,7 +293,7 @@ class RunEndedError(LauncherError):
 
 
 class CoordinatorLink(OrderSource):
-    """Connects a rank other than 0 to rank 0: sends this rank's state, and stores the newest order in the answers.
+    """Connects a rank other than 0 to rank 0: sends this rank's state, and keeps the newest order that rank 0 answers.
 
     One thread always has a request open; rank 0 answers when it has a newer order, or after `Timings.hold`. Another
     thread sends urgent states at once, on its own connection. The agent's main thread calls `update`, which ends this

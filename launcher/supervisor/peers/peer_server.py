@@ -214,7 +214,10 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def do_GET(self) -> None:
-        """Answer with the page of the path or, for a trainer, with the value stored there; with 404 if none exists."""
+        """Answer a trainer with the value that is stored under the path, everybody else with the page of the path.
+
+        The answer is 404 if there is no such value or page.
+        """
         store = self._trainer_store()
         if store is not None:
             value = store.read(self.path)
