@@ -33,7 +33,6 @@ from launcher.schema import TrainerProgress, to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor import child_processes
 from launcher.supervisor.coordinator.coordinator import Coordinator
-from launcher.supervisor.coordinator.members import Membership
 from launcher.supervisor.coordinator.run_writer import render_metrics
 from launcher.supervisor.helper_processes import convert_shard
 from launcher.supervisor.node_check import NodeCheck
@@ -152,10 +151,6 @@ class ProcessWatchdog:
     """Kills this rank's processes when the agent's main thread is stuck or rank 0 is unreachable.
 
     Attributes:
-        link: this rank's connection to rank 0. The watchdog kills the processes if rank 0 has not answered on it for
-            too long. None on rank 0.
-        membership: rank 0's record of all ranks. The watchdog closes it while the main thread is stuck, so that states
-            of ranks are rejected. None on other ranks.
         is_lease_lost: whether this pod lost the output lease. If so, the watchdog waits `Timings.stop` instead of
             `Timings.stuck` seconds for a stuck main thread.
     """
@@ -165,12 +160,19 @@ class ProcessWatchdog:
         settings: TrainSettings,
         timings: Timings,
         probe: StorageProbe,
-        guard: child_processes.ProcessGuard | None = None,
+        guard: child_processes.ProcessGuard | None,
+        read_orders: Callable[[], OrderSource],
     ) -> None:
-        """Create the watchdog; it checks nothing before `start`. `guard` acts if the whole launcher is frozen."""
+        """Create the watchdog; it checks nothing before `start`.
+
+        Args:
+            guard: acts if the whole launcher is frozen; None: nothing does.
+            read_orders: returns where this rank's orders come from. The watchdog kills the processes if the coordinator
+                has not confirmed them for too long. While the main thread is stuck, a coordinator's pod rejects the
+                states of ranks.
+        """
         self._settings, self._timings, self._probe, self._guard = settings, timings, probe, guard
-        self.link: CoordinatorLink | None = None
-        self.membership: Membership | None = None
+        self._read_orders = read_orders
         self.is_lease_lost = False
         self._last_turn = time.monotonic()
 
@@ -199,7 +201,7 @@ class ProcessWatchdog:
             time.sleep(WATCHDOG_SECONDS)
             now = time.monotonic()
             if self._guard is not None:
-                silence = 0.0 if self.link is None else now - self.link.heard
+                silence = max(0.0, now - self._read_orders().heard)
                 self._guard.send(self._timings.orphan + self._timings.stop + 2 - silence)
             self._check_limits(now)
 
@@ -210,12 +212,11 @@ class ProcessWatchdog:
         the launcher.
         """
         t, stuck = self._timings, self.seconds_stuck()
-        if self.link is not None and now - self.link.heard >= t.orphan + t.stop + 2:
+        if now - self._read_orders().heard >= t.orphan + t.stop + 2:
             child_processes.kill_all_children()
         if stuck >= t.stuck or (self.is_lease_lost and stuck >= t.stop):
             child_processes.kill_all_children()
-            if self.membership is not None:
-                self.membership.close()
+            self._read_orders().reject_states()
         if stuck >= 2 * t.stuck:
             text = (
                 f"the launcher's main thread did not run for {stuck:.0f} s, most likely because a volume "
@@ -276,7 +277,7 @@ class Agent:
         """Whether all processes have been stopped because this launcher exits."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
         self._stop_request = StopRequest(settings.grace_seconds, timings.stop + timings.copies)
-        self._watchdog = ProcessWatchdog(settings, timings, self._probe, guard)
+        self._watchdog = ProcessWatchdog(settings, timings, self._probe, guard, lambda: self.orders)
         self._last_reaping = time.monotonic()
         self._node_check = NodeCheck(settings.work_dir, network)
         self._yielded = 0.0
@@ -360,11 +361,10 @@ class Agent:
             address=self._address, pause=self.pause, wake=self.wake, offers=self._offers,
         )  # fmt: skip
         self.orders = coordinator
-        self._watchdog.membership = self.server.membership = coordinator.membership
-        self.server.trainer_store = coordinator.trainer_store
+        self.server.membership, self.server.trainer_store = coordinator.membership, coordinator.trainer_store
         if not coordinator.acquire_output(self._lose_lease):
             self.orders = link
-            self._watchdog.membership = self.server.membership = self.server.trainer_store = None
+            self.server.membership = self.server.trainer_store = None
             self._yielded = time.monotonic()
             return False
         if isinstance(link, CoordinatorLink):
@@ -372,7 +372,6 @@ class Agent:
             coordinator.succeeds = link.order is not None
             if self._offers:
                 coordinator.waits_since = self._waits_since
-            self._watchdog.link = None
             link.close(0.0)
         return True
 
@@ -387,7 +386,7 @@ class Agent:
         if self._watchdog.is_lease_lost:
             coordinator.check_lease()
         assert self.server is not None  # noqa: S101 - `_train` has started it
-        self._watchdog.membership = self.server.membership = self.server.trainer_store = None
+        self.server.membership = self.server.trainer_store = None
         self._start_link()
         self._yielded = time.monotonic() + self.timings.offer - self.timings.silence
 
@@ -405,7 +404,7 @@ class Agent:
             read_state=self._read_state_to_send, wake=self.wake,
         )  # fmt: skip
         link.raise_if_run_is_over("complete")
-        self.orders = self._watchdog.link = link
+        self.orders = link
         link.start()
 
     def _step(self) -> Plan | None:

@@ -6,11 +6,13 @@ launcher/supervisor/__init__.py explains the words rank, attempt, order and leas
 from __future__ import annotations
 
 import functools
+import math
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from launcher.errors import EXIT_STOPPED, RUN_ENDS, GangError, LauncherError, StoppedError
 from launcher.log import log
@@ -24,7 +26,6 @@ from launcher.supervisor.bucket_export import BucketExport
 from launcher.supervisor.coordinator.decisions import (
     decide_next_plan,
     describe_growth,
-    find_spares,
     plan_first_attempt,
 )
 from launcher.supervisor.coordinator.members import (
@@ -96,7 +97,7 @@ class Coordinator(OrderSource):
         Args:
             address: IP address of this pod, which other ranks read in run.lock.
             pause: waits for a number of seconds, as time.sleep does, or until the agent must stop.
-            wake: called when a rank has reported, so that the agent calls `step` at once.
+            wake: called when a rank has reported, so that the agent calls `update` at once.
             offers: how often this pod has offered the lease of an elastic run in this wait, and nobody took it.
         """
         self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
@@ -117,17 +118,13 @@ class Coordinator(OrderSource):
             find_script_change=lambda: self.run_files.script_changed if self.run_files is not None else None,
             describe_absence=self._describe_absence,
             own_rank=s.completion_index,
+            trainers=s.trainers,
+            min_trainers=s.min_trainers if s.is_elastic else sys.maxsize,
+            rank_wait=s.rank_wait_seconds,
+            grow=s.grow_after_minutes * 60,
+            offer=t.offer if s.is_elastic else math.inf,
+            offers=offers,
         )
-        if s.is_elastic:
-            self._limits = replace(
-                self._limits,
-                trainers=s.trainers,
-                min_trainers=s.min_trainers,
-                rank_wait=s.rank_wait_seconds,
-                grow=s.grow_after_minutes * 60,
-                offer=t.offer,
-                offers=offers,
-            )
         self.membership = Membership(s.shards, self._limits, wake, t.hold)
         self.output = OutputPaths(s.layout.output)
         self._secret = os.urandom(16).hex()
@@ -210,8 +207,8 @@ class Coordinator(OrderSource):
             self.lock,
             fingerprint=fingerprint,
             earlier=resumed,
+            limits=self._limits,
             read_plan=lambda: (self.plan, self.membership.members),
-            describe_growth=lambda: self._describe_growth(self.plan, time.monotonic()),
         )
         plan, members = plan_first_attempt(
             earlier, attempt, s.shards, time.monotonic(), s.completion_index, succeeds=self.succeeds
@@ -259,27 +256,27 @@ class Coordinator(OrderSource):
             more,
         )
 
-    def update(self, read_state: Callable[[], MemberState], now: float) -> None:
-        """Decide on the next order with rank 0's present state."""
-        self.step(read_state(), now)
-
     def check_lease(self) -> None:
         """Raise `LeaseLostError` if this pod lost the output lease."""
         self.lock.check()
+
+    def reject_states(self) -> None:
+        """Reject the states of all ranks until the next `update`."""
+        self.membership.close()
 
     def build_status(self) -> StatusFile | None:
         """Return the content of status.json; None before this pod has opened the output."""
         return None if self.run_files is None else self.run_files.build_status()
 
-    def step(self, own_state: MemberState, now: float) -> Plan:
-        """Record rank 0's own state, decide on the next plan, and return the order that all ranks receive.
+    def update(self, read_state: Callable[[], MemberState], now: float) -> None:
+        """Record the state of the coordinator's own rank, and decide on the next plan, the order for all ranks.
 
         A new plan is logged and, before any rank receives it, written to run.json. At the end of the run this also
         writes the report and exports the model, which may take long. Nothing changes if the lease is lost.
         """
-        self.membership.record_state(own_state, now)
+        self.membership.record_state(read_state(), now)
         if self.run_files is None or self.lock.is_lost:
-            return self.membership.order
+            return
         self.membership.open(self.credential)  # the agent's watchdog closes it while this thread is stuck
         before = self.plan
         if self._is_complete:
@@ -289,7 +286,7 @@ class Coordinator(OrderSource):
             plan = decide_next_plan(before, members, now, self._limits)
         if plan == before:
             self._report_wait(now)
-            return self.membership.order
+            return
         # The trainers wait after the checkpoint for the order to stop, so that they train nothing that is lost.
         self.trainer_store.hold(plan.save_after is not None or plan.grow_since is not None)
         self._announce_change(before, plan, now)
@@ -299,15 +296,6 @@ class Coordinator(OrderSource):
             self.run_files.write_plan(plan)
         self.plan = plan
         self.membership.publish(plan)
-        return self.membership.order
-
-    def _describe_growth(self, plan: Plan, now: float) -> str:
-        """Return until when the ranks that wait to be taken in must wait; empty if no rank waits."""
-        members = self.membership.members
-        spares = find_spares(plan, members, now, self._limits) if plan.grow_since is not None else []
-        has_files = self._limits.find_script_change() is not None
-        gang = self._find_expected(plan)
-        return describe_growth(gang, spares, has_script_files=has_files) if spares else ""
 
     def _find_checkpoint(self) -> Position | None:
         return self._runtime.newest_checkpoint(self.output.root)
@@ -334,7 +322,7 @@ class Coordinator(OrderSource):
             log.info("attempt %d %s; the rendezvous took %.1f s", plan.attempt, how, self.rendezvous_seconds)
             size, others = (
                 len(plan.ranks),
-                len(before.ranks) or min(self._limits.trainers, self._settings.shards),
+                len(before.ranks) or self._settings.trainers,
             )
             if size != others:
                 ranks = ", ".join(map(str, sorted(plan.ranks)))
@@ -348,7 +336,7 @@ class Coordinator(OrderSource):
             wait = describe_wait(plan, self._find_expected(plan), now, self._limits.silence)
             log.info("%s", wait or "checkpoint requested, to take in the ranks that have joined")
         elif plan.grow_since is not None and before.grow_since is None:
-            log.info("training until %s", self._describe_growth(plan, now))
+            log.info("training until %s", describe_growth(plan, self.membership.members, now, self._limits))
         elif plan.do == Action.STOP and before.do != Action.STOP and plan.cause is not None:
             what = "stopped" if plan.cause.code == EXIT_STOPPED else "failed"
             log.error("attempt %d %s: %s", plan.attempt, what, plan.cause.text)
@@ -372,7 +360,7 @@ class Coordinator(OrderSource):
 
         Return `plan` with the final cause of a failure: the cause it has, else that the report or the export failed.
         """
-        assert self.run_files is not None  # noqa: S101 - step() checked it
+        assert self.run_files is not None  # noqa: S101 - update() checked it
         if plan.cause is None:
             try:
                 self._complete_run()
@@ -401,7 +389,7 @@ class Coordinator(OrderSource):
         Raises:
             LauncherError: the export failed, or this launcher must exit. A report that fails is only logged.
         """
-        assert self.run_files is not None  # noqa: S101 - step() checked it
+        assert self.run_files is not None  # noqa: S101 - update() checked it
         world = len(self.plan.ranks) * self._settings.processes_per_pod
         is_world = self._runtime.is_user_script and world > 1 and not self._is_complete
         if is_world and not any(m.state.connected for m in self.membership.members):
@@ -524,47 +512,35 @@ class Coordinator(OrderSource):
             clock()  # the watchdog must not take this thread for a stuck one
             time.sleep(seconds)
 
-        if error is None:
-            self._close(None, None, pause)
-        elif error.exit_code in RUN_ENDS:
-            self._close("failed", error, pause)
-        else:  # a successor assumes that no rank of a run with state `stopped` runs a process
-            self._close("stopped" if stopped else None, error, pause)
-
-    def _close(self, state: str | None, error: LauncherError | None, pause: Callable[[float], None]) -> None:
-        """Write how the run ended to the output, then release the lease and send the last notifications.
-
-        A pod that has lost the lease writes nothing to the output, and notifies nobody of the end. If the run failed,
-        report.html is written too; a complete run has written it before. An error of run.json is only logged.
-
-        Args:
-            state: the state to write to run.json, of which users are notified; None if run.json is already final.
-            error: why the run failed or was stopped; None if it is complete.
-            pause: waits for a number of seconds.
-        """
-        holds_lease = self.run_files is not None and not self.lock.is_lost
-        if self.run_files is not None and holds_lease and state is not None:
-            try:
-                cause = None if error is None else self._to_failure(error)
-                self.run_files.close(state, cause)
-            except Exception as failed:  # the lease is released, and the pod exits, whatever happens
-                log.warning(
-                    "cannot write how the run ended to run.json, which still has an earlier state: %r", failed
-                )
-            if not self.plan.offers_lease:
-                self._notify("stopped" if state == "stopped" else "failed", str(error))
-        if (
-            holds_lease
-            and not self.lock.is_lost
-            and self.plan.do == Action.END
-            and self.plan.cause is not None
-        ):
-            write_report(self._settings, self._timings, self._timings.report, pause)
         if self.run_files is not None:
+            if error is not None and not self.lock.is_lost:
+                # A successor assumes that no rank of a run with state `stopped` runs a process.
+                if error.exit_code in RUN_ENDS:
+                    self._record_end("failed", error)
+                elif stopped:
+                    self._record_end("stopped", error)
+            has_failed = self.plan.do == Action.END and self.plan.cause is not None
+            if has_failed and not self.lock.is_lost:  # a complete run has written its report before
+                write_report(self._settings, self._timings, self._timings.report, pause)
             self.run_files.stop_status()
         self._tracking.finish()  # before another run may move the output
         self.lock.release()
         self._notifier.close(self._timings.copies)
+
+    def _record_end(self, state: Literal["failed", "stopped"], error: LauncherError) -> None:
+        """Write to run.json that the run ended in this `state` because of `error`, and notify users.
+
+        An error of run.json is only logged. Users are not notified if the run is left to another rank.
+        """
+        assert self.run_files is not None  # noqa: S101 - wait_and_close() checked it
+        try:
+            self.run_files.close(state, self._to_failure(error))
+        except Exception as failed:  # the lease is released, and the pod exits, whatever happens
+            log.warning(
+                "cannot write how the run ended to run.json, which still has an earlier state: %r", failed
+            )
+        if not self.plan.offers_lease:
+            self._notify(state, str(error))
 
     def _notify(self, event: RunEvent, cause: str | None, score: dict[str, Any] | None = None) -> None:
         self._notifier.notify(event, attempt=self.plan.attempt, cause=cause, score=score)

@@ -251,10 +251,14 @@ def _plan_before_growing(
     return replace(plan, save_after=saved)
 
 
-def describe_growth(gang: Sequence[Member], spares: Sequence[Member], *, has_script_files: bool) -> str:
-    """Return which ranks wait to be taken into the world of an elastic run, and until when."""
+def describe_growth(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> str:
+    """Return which ranks wait to be taken into the world of an elastic run, and until when; empty if none waits."""
+    spares = [] if plan.grow_since is None else find_spares(plan, members, now, limits)
+    if not spares:
+        return ""
     names = ", ".join(m.label for m in spares)
-    if has_script_files or any(m.state.progress.saved is not None for m in gang):
+    saves = any(members[rank].state.progress.saved is not None for rank in plan.ranks)
+    if saves or limits.find_script_change() is not None:
         return f"the next checkpoint, to take in {names}"
     return (
         f"the first checkpoint, to take in {names}; without one they are taken in at the next restart. Fix: let the "

@@ -21,8 +21,8 @@ from launcher.log import log
 from launcher.paths import OutputPaths, position
 from launcher.schema import RankStatus, RunFile, StatusFile, TrainerProgress, to_json
 from launcher.settings import SCRIPT_RUNTIMES, TrainSettings
-from launcher.supervisor.coordinator.decisions import describe_save_request
-from launcher.supervisor.coordinator.members import Member, find_expected, find_missing
+from launcher.supervisor.coordinator.decisions import describe_growth, describe_save_request
+from launcher.supervisor.coordinator.members import GangLimits, Member, find_expected, find_missing
 from launcher.supervisor.log_progress import read_log_progress
 from launcher.supervisor.node_check import LEAST_RANKS, describe_bad_nodes
 from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
@@ -63,19 +63,20 @@ class RunFilesWriter:
         *,
         fingerprint: dict[str, Any],
         earlier: RunFile,
+        limits: GangLimits,
         read_plan: Callable[[], tuple[Plan, Sequence[Member]]],
-        describe_growth: Callable[[], str] = lambda: "",
     ) -> None:
         """Create the writer; it writes nothing before `open`.
 
         Args:
             lock: the output lease; nothing is written after it was lost.
             earlier: run.json as it was in the output folder before this start; empty if there was none.
+            limits: those of the coordinator's decisions.
             read_plan: returns the coordinator's current plan and members; called from any thread.
-            describe_growth: returns until when ranks must wait to be taken into an elastic run; empty if none waits.
         """
         self.output, self._settings, self._fingerprint = output, settings, fingerprint
-        self._earlier, self._lock, self._read_plan, self._timings = earlier, lock, read_plan, timings
+        self._earlier, self._lock, self._limits = earlier, lock, limits
+        self._read_plan, self._timings = read_plan, timings
         self.output_id = earlier.output_id or os.urandom(8).hex()
         """Random identifier of this output, shared by all runs that resume it; job and run names may repeat."""
         self.exported: dict[str, Any] | None = earlier.exported if earlier.run_id == settings.run_id else None
@@ -91,7 +92,6 @@ class RunFilesWriter:
         """Unix time at which training was complete; None before that."""
         self.state: str | None = None
         """The state to show in status.json; None: status.json shows the state that follows from the plan."""
-        self._describe_growth = describe_growth
         self._script_file = (0.0, "")
         """When the newest file of a script's own checkpoints was written, and its name."""
         self.script_changed: float | None = None
@@ -148,13 +148,13 @@ class RunFilesWriter:
 
     def build_status(self, cause: str | None = None) -> StatusFile:
         """Return the content of status.json now. `cause` says why the run failed, if it did."""
-        plan, members = self._read_plan()
+        (plan, members), now = self._read_plan(), time.monotonic()
         status = build_status(
             self._settings,
             members,
             plan,
-            now=time.monotonic(),
-            silence=self._timings.silence,
+            now=now,
+            silence=self._limits.silence,
             wall=time.time(),
             state=self.state,
             cause=cause,
@@ -164,7 +164,7 @@ class RunFilesWriter:
             before, self._slow_ranks = self._slow_ranks, describe_slow_ranks(status.ranks)
             if self._slow_ranks and not before:
                 log.warning("%s", self._slow_ranks)
-        waits = status.waiting_for or self._describe_growth() or None
+        waits = status.waiting_for or describe_growth(plan, members, now, self._limits) or None
         status = replace(status, warning=self._read_warnings(), waiting_for=waits)
         if self._settings.runtime not in SCRIPT_RUNTIMES:
             return status

@@ -19,7 +19,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from launcher.errors import EXIT_GANG, DeadlineError, LauncherError, TwinError
@@ -230,16 +229,6 @@ def post_state(connection: http.client.HTTPConnection, credential: str, body: by
     return response.status, response.read()
 
 
-@dataclass(frozen=True)
-class Rejection:
-    """Rank 0 rejected this pod's state, because another pod with the same rank is the valid one."""
-
-    replaced: bool
-    """Whether the other pod has taken this one's place, so that rank 0 will never accept this one."""
-    since: float
-    """Monotonic time of the first rejection in a row."""
-
-
 class OrderSource:
     """Where a rank's agent gets its orders from, and to whom it reports.
 
@@ -274,6 +263,12 @@ class OrderSource:
     def build_status(self) -> StatusFile | None:
         """Return the content of status.json; None on other ranks than 0 and before rank 0 holds the output lease."""
         return None
+
+    def reject_states(self) -> None:
+        """On the coordinator's pod, reject the states of all ranks until the next `update`.
+
+        The watchdog's thread calls this while the main thread is stuck; the ranks then look for another coordinator.
+        """
 
     def announce_exit(self, error: LauncherError) -> None:
         """On rank 0, order the other ranks to stop because its launcher exits with `error`."""
@@ -329,7 +324,9 @@ class CoordinatorLink(OrderSource):
         """`heard`: when the coordinator last confirmed `order`; before the first order, the time of creation."""
         self.problem = "no request was sent yet"
         """Why rank 0 last did not confirm an order, for messages."""
-        self.rejection: Rejection | None = None
+        self.rejected_until: float | None = None
+        """Monotonic time at which this pod exits if the coordinator still rejects it, because another pod with the same
+        rank is the valid one; None: it did not reject the newest state."""
         self._version = 0
         self._connection: http.client.HTTPConnection | None = None
         self._rank0: Rank0 | None = None
@@ -369,7 +366,7 @@ class CoordinatorLink(OrderSource):
                 self.problem = f"{where}{error or type(error).__name__}"
                 # Rank 0 is most likely still there if only the connection broke that has brought an order.
                 self._disconnect(forget=not (self._version and isinstance(error, ConnectionError)))
-                self.rejection = None
+                self.rejected_until = None
                 if self.order is not None and self.order.do == Action.END:
                     break  # rank 0 has exited after the end of the run
             if self._finished.is_set() or (accepted and state is not None and state.phase == Phase.LEAVING):
@@ -410,7 +407,7 @@ class CoordinatorLink(OrderSource):
             is_first, is_new = self.order is None, version != self._version
             # Rank 0 counts from the arrival of the state, so this rank counts from its sending.
             self.order, self.heard = order, sent
-            self.rejection, self._version = None, version
+            self.rejected_until, self._version = None, version
             if is_first or is_new:
                 self._wake()
             return True
@@ -418,11 +415,13 @@ class CoordinatorLink(OrderSource):
         answer = answer if isinstance(answer, dict) else {"error": answer}
         self.problem = f"{self._name} answered with HTTP status {code}: {answer.get('error')}"
         if code == 409:
-            since = self.rejection.since if self.rejection is not None else sent
-            self.rejection = Rejection(bool(answer.get("replaced")), since)
+            if answer.get("replaced"):  # the other pod has taken this one's place for ever
+                self.rejected_until = sent
+            elif self.rejected_until is None:
+                self.rejected_until = sent + self._timings.second_pod_wait
             self._wake()
             return False
-        self.rejection = None
+        self.rejected_until = None
         self._disconnect(forget=True)  # rank 0 may be another pod by now, and another server have its address
         return False
 
@@ -446,8 +445,8 @@ class CoordinatorLink(OrderSource):
             RunEndedError: the run is over, as run.json says.
             DeadlineError: rank 0 has been unreachable for too long.
         """
-        s, t, rejection = self._settings, self._timings, self.rejection
-        if rejection is not None and (rejection.replaced or now - rejection.since >= t.second_pod_wait):
+        s, t, until = self._settings, self._timings, self.rejected_until
+        if until is not None and now >= until:
             raise TwinError(f"{self.problem}. This pod exits; that is not counted as a failure.")
         silent, attempt = now - self.heard, self.order.attempt if self.order is not None else 0
         if silent < t.silence:

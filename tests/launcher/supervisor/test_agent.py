@@ -8,8 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -258,8 +257,8 @@ def test_the_watchdog_kills_processes_without_orders_although_the_main_thread_ru
     tmp_path: Path, start_child: Callable[..., ChildProcess], is_helper: bool
 ) -> None:
     """The main thread stops them after `orphan` seconds; the watchdog acts when that has not happened."""
-    child, watchdog = start_child(is_helper=is_helper), build_agent(train_settings(tmp_path))._watchdog
-    watchdog.link = cast(Any, SimpleNamespace(heard=1000.0))
+    child, agent = start_child(is_helper=is_helper), build_agent(train_settings(tmp_path))
+    agent.orders.heard, watchdog = 1000.0, agent._watchdog
     late = 1000.0 + FAST["orphan"] + FAST["stop"]
     watchdog.record_turn()
     watchdog._check_limits(late + 1.9)

@@ -21,7 +21,7 @@ from launcher.schema import RunFile
 from launcher.supervisor.coordinator.members import Membership
 from launcher.supervisor.peers import coordinator_link
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.coordinator_link import CoordinatorLink, Rejection, RunEndedError
+from launcher.supervisor.peers.coordinator_link import CoordinatorLink, RunEndedError
 from launcher.supervisor.peers.messages import MemberState
 from launcher.supervisor.peers.peer_server import PeerServer
 from launcher.supervisor.shared_storage.output_lease import hash_credential
@@ -225,18 +225,6 @@ def test_a_rank_that_missed_the_last_order_reads_in_run_json_that_this_start_fai
     assert ended.value.exit_code == code
 
 
-def test_a_pod_that_rank_0_rejects_waits_a_minute_unless_it_was_replaced(tmp_path: Path) -> None:
-    link = Rank1(tmp_path).link
-    for rejection, seconds, ends in (
-        (Rejection(replaced=False, since=0.0), 59.0, False),
-        (Rejection(replaced=False, since=0.0), 60.0, True),
-        (Rejection(replaced=True, since=0.0), 0.0, True),
-    ):
-        link.rejection = rejection
-        with pytest.raises(TwinError) if ends else contextlib.nullcontext():
-            link.update(lambda: make_state(1, "a"), seconds)
-
-
 # -- another server at the address of rank 0
 
 Serve = Callable[[str, int, bytes], list[str]]
@@ -290,6 +278,19 @@ def test_an_answer_that_is_no_order_is_reported_and_asked_for_again(
     assert "Fix: use one image for all pods of the run" in link.problem
 
 
+@pytest.mark.parametrize(("replaced", "seconds"), [(False, 60.0), (True, 0.0)])
+def test_a_pod_that_rank_0_rejects_waits_a_minute_unless_it_was_replaced(
+    serve: Serve, start_rank_1: StartRank1, replaced: bool, seconds: float
+) -> None:
+    began, body = time.monotonic(), json.dumps({"error": "another pod is alive", "replaced": replaced})
+    asked = serve(f"127.79.3.{1 + replaced}", 409, body.encode())
+    link = start_rank_1(f"127.79.3.{1 + replaced}").link
+    until(lambda: len(asked) > 2, "the first rejection counts")
+    link.update(lambda: make_state(1, "a"), began + seconds - 1)
+    with pytest.raises(TwinError):
+        link.update(lambda: make_state(1, "a"), time.monotonic() + seconds)
+
+
 def test_a_rejection_is_forgotten_while_rank_0_cannot_be_reached(
     serve: Serve, start_rank_1: StartRank1
 ) -> None:
@@ -297,7 +298,7 @@ def test_a_rejection_is_forgotten_while_rank_0_cannot_be_reached(
     serve("127.79.2.1", 409, b'{"error": "another pod is alive", "replaced": false}')
     # Once it has found the second address it stays there: the state that this test waits for lasts.
     link = start_rank_1("127.79.2.1", *("127.79.2.2",) * 9999).link
-    until(lambda: link.rejection is not None)
+    until(lambda: link.rejected_until is not None)
     assert link._connection is not None
     link._connection.sock.close()
-    until(lambda: link.rejection is None and "127.79.2.2" in link.problem)
+    until(lambda: link.rejected_until is None and "127.79.2.2" in link.problem)

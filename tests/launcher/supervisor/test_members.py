@@ -25,7 +25,7 @@ from launcher.supervisor.coordinator.members import (
     describe_missing,
 )
 from launcher.supervisor.peers.addresses import PodNetwork
-from launcher.supervisor.peers.messages import Failure, Phase, Plan
+from launcher.supervisor.peers.messages import Failure, MemberState, Phase, Plan
 from launcher.supervisor.shared_storage.output_folder import run_fingerprint
 from launcher.supervisor.timings import Timings
 from tests.launcher.supervisor.fake_clock import FakeClock
@@ -170,6 +170,12 @@ def test_a_rank_that_joined_before_the_run_record_was_read_counts_as_the_newer_p
     assert membership.members == after, "it has reported itself already"
 
 
+def step(rank_0: Coordinator, own_state: MemberState, now: float) -> Plan:
+    """Let rank 0 decide with this state of its own, and return the order that all ranks receive."""
+    rank_0.update(lambda: own_state, now)
+    return rank_0.order
+
+
 @pytest.fixture
 def rank_0(tmp_path: Path) -> Coordinator:
     """Return a new rank 0 of a run whose earlier rank 0 was lost while three ranks trained."""
@@ -194,12 +200,12 @@ def rank_0(tmp_path: Path) -> Coordinator:
 
 def test_a_new_rank_0_waits_for_the_processes_of_the_ranks_in_the_run_record(rank_0: Coordinator) -> None:
     now, own = time.monotonic(), make_state(0, "new", attempt=4)
-    assert rank_0.step(own, now).do == "stop", "ranks 1 and 2 may still train"
+    assert step(rank_0, own, now).do == "stop", "ranks 1 and 2 may still train"
     rank_0.membership.record_state(make_state(1, "b", attempt=4), now + 1)
-    assert rank_0.step(own, now + 1).do == "stop", "rank 2 may still train"
+    assert step(rank_0, own, now + 1).do == "stop", "rank 2 may still train"
     with pytest.raises(StateRejectedError):
         rank_0.membership.record_state(make_state(2, "d"), now + 1)
-    order = rank_0.step(own, now + T.life + 2)
+    order = step(rank_0, own, now + T.life + 2)
     assert (order.do, order.attempt) == ("wait", 5), "rank 2 has stopped its processes without orders"
     rank_0.lock.release()
 
@@ -219,7 +225,7 @@ def test_run_json_has_the_pods_of_an_attempt_before_they_receive_its_order(
     for rank, incarnation in enumerate(("new", "b", "c")):
         rank_0.membership.record_state(make_state(rank, incarnation, attempt=4), now)
     for _ in range(2):
-        rank_0.step(make_state(0, "new", attempt=4), now)
+        step(rank_0, make_state(0, "new", attempt=4), now)
     assert recorded == [("wait", 5, ["a", "b", "c"]), ("serve", 5, ["new", "b", "c"])]
     rank_0.lock.release()
 
@@ -228,7 +234,7 @@ def test_a_rank_0_whose_main_thread_was_stuck_accepts_states_again(rank_0: Coord
     """Regression: it kept the lease, but rejected all states until the run failed at rendezvousSeconds."""
     rank_0.membership.close()  # as the watchdog does
     assert rank_0.membership.reject(rank_0.credential) is not None
-    rank_0.step(make_state(0, "new", attempt=4), time.monotonic())
+    step(rank_0, make_state(0, "new", attempt=4), time.monotonic())
     assert rank_0.membership.reject(rank_0.credential) is None
     rank_0.lock.release()
 

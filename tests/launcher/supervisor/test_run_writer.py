@@ -36,7 +36,7 @@ class Run:
     """A writer of run.json and status.json whose plan a test sets."""
 
     def __init__(self, tmp_path: Path, earlier: RunFile | None = None, **env: Any) -> None:
-        self.output, self.plan = OutputPaths(tmp_path), Plan()
+        self.output, self.plan, self.members = OutputPaths(tmp_path), Plan(), [absent(0), absent(1)]
         self.settings = TrainSettings.from_environ(pod_environ(JOB_PATH=str(tmp_path), **env))
         self.writer = RunFilesWriter(
             self.output,
@@ -44,7 +44,8 @@ class Run:
             fingerprint={"program": "p"},
             earlier=earlier or RunFile(),
             lock=cast(OutputLease, SimpleNamespace(token="t", check=lambda: None)),
-            read_plan=lambda: (self.plan, [absent(0), absent(1)]),
+            limits=LIMITS,
+            read_plan=lambda: (self.plan, self.members),
             timings=replace(Timings(), status=0.01),
         )
 
@@ -127,9 +128,14 @@ def test_status_says_until_when_ranks_wait_to_be_taken_in_and_a_change_of_the_sc
     tmp_path: Path,
 ) -> None:
     run = Run(tmp_path, runtime="collective", config_file="mine/train.py")
+    run.plan, now = make_plan(0, "train", world=(0,), grow_since=NOW), time.monotonic()
+    run.members = [member(0, "training", 0, heard=now), member(1, heard=now)]
+    waits = run.writer.build_status().waiting_for or ""
+    assert waits.startswith("the first checkpoint, to take in rank 1 (pod pod-1 on node node-a); without one")
+    run.members[0] = member(0, "training", 0, heard=now, progress=TrainerProgress(saved=Position(1)))
+    waits = run.writer.build_status().waiting_for or ""
+    assert waits == "the next checkpoint, to take in rank 1 (pod pod-1 on node node-a)"
     run.plan = make_plan(0, "train")
-    run.writer._describe_growth = lambda: "the next checkpoint, to take in rank 2"
-    assert run.writer.build_status().waiting_for == "the next checkpoint, to take in rank 2"
     folder = run.output.script_checkpoints
     folder.mkdir()
     run.writer._write_status(None)
