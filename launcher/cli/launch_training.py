@@ -125,11 +125,10 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
 
     Raises LauncherError if the program, a row or a value is invalid; nothing was sent.
     """
-    defaults = read_defaults()
     folder = find_program_folder(options.program)
     in_files, of_data, source = read_values(options.values or ()), dict[str, str](), None
     if options.data is not None and not options.data.startswith(_REMOTE):
-        data_format = (_compute_values(options, in_files, {}, defaults).get("data") or {}).get("format")
+        data_format = (_compute_values(options, in_files, {}).get("data") or {}).get("format")
         source = uploads.plan_source(Path(options.data), data_format)
         of_data = source.values
     elif options.data is not None and options.data != (in_files.get("data") or {}).get("source"):
@@ -137,7 +136,7 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
             "data.source": options.data,
             "data.sha256": "",
         }  # the sha256 in a file is of another source
-    values = _compute_values(options, in_files, of_data, defaults)
+    values = _compute_values(options, in_files, of_data)
     given = str((values.get("training") or {}).get("config") or "")
     main = options.script or given.partition("/")[2] or (given if is_script_file(given) else "")
     program = uploads.plan_program(folder, options.check, main)
@@ -152,8 +151,8 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
         values = {"jobName": make_job_name(program.name), **values}
     plans: list[TrainingPlan] = []
     for settings in grid:
-        chosen = apply_settings(values, settings, defaults)
-        complete = check_values(merge_values(defaults, chosen), defaults)
+        chosen = apply_settings(values, settings)
+        complete = complete_values(chosen)
         is_script = complete["runtime"] in SCRIPT_RUNTIMES
         if not complete["data"]["source"] and (complete["data"]["enabled"] or not is_script):
             raise UsageError(
@@ -224,16 +223,14 @@ def _add_packages(
     return dataclasses.replace(plan, values=merge_values(plan.values, nest_keys(values)))
 
 
-def _compute_values(
-    options: LaunchOptions, in_files: Values, of_data: Mapping[str, str], defaults: Values
-) -> Values:
+def _compute_values(options: LaunchOptions, in_files: Values, of_data: Mapping[str, str]) -> Values:
     """Return the values of the files of `-f`, of the data and of the options. Raises UsageError if one is invalid."""
     given: dict[str, Any] = dict(of_data)
     given |= {"training.args": options.arguments} if options.arguments else {}
     given |= {"trainers": options.trainers} if options.trainers else {}
     given |= {"training.passes": options.passes} if options.passes else {}
-    values = apply_settings(merge_values(in_files, nest_keys(given)), options.settings or (), defaults)
-    check_values(merge_values(defaults, values), defaults)
+    values = apply_settings(merge_values(in_files, nest_keys(given)), options.settings or ())
+    complete_values(values)
     return values
 
 
@@ -250,16 +247,6 @@ def read_values(files: Iterable[Path]) -> Values:
                 "give a YAML file, in UTF-8, with values such as training: {passes: 3}",
             ) from error
     return values
-
-
-def complete_values(files: Iterable[Path], settings: Iterable[str]) -> Values:
-    """Return the chart's defaults with the values of `files` and the settings of `--set`, checked.
-
-    Raises UsageError if a file cannot be read, or a value is invalid.
-    """
-    defaults = read_defaults()
-    values = apply_settings(read_values(files), settings, defaults)
-    return check_values(merge_values(defaults, values), defaults)
 
 
 def launch(
@@ -457,15 +444,15 @@ def nest_keys(flat: Mapping[str, Any]) -> Values:
     return values
 
 
-def apply_settings(values: Mapping[str, Any], settings: Iterable[str], defaults: Mapping[str, Any]) -> Values:
+def apply_settings(values: Mapping[str, Any], settings: Iterable[str]) -> Values:
     """Return `values` with each `key=value` of `--set`, or of a trial of `sweep`.
 
-    A key whose first part is a value of the chart (`defaults`) sets that value: `training.batchSize=128`. Any
-    other key is an option of the program: `learning_rate=0.01`.
+    A key whose first part is a value of the chart sets that value: `training.batchSize=128`. Any other key is an
+    option of the program: `learning_rate=0.01`.
 
     Raises UsageError if a setting is no `key=value`, or its key is unknown.
     """
-    changed = dict(values)
+    changed, defaults = dict(values), read_defaults()
     for setting in settings:
         key, equals, text = setting.partition("=")
         if not equals or not key:
@@ -476,7 +463,7 @@ def apply_settings(values: Mapping[str, Any], settings: Iterable[str], defaults:
             )
         first = key.split(".")[0]
         if first in defaults:
-            changed = merge_values(changed, nest_keys({key: _parse(key, text, defaults)}))
+            changed = merge_values(changed, nest_keys({key: _parse(key, text)}))
         elif "." in key:
             hint = spelling.suggest(first, defaults)
             raise UsageError(
@@ -504,9 +491,9 @@ def _without_option(arguments: Sequence[str], key: str) -> list[str]:
     return kept
 
 
-def _parse(key: str, text: str, defaults: Mapping[str, Any]) -> Any:
+def _parse(key: str, text: str) -> Any:
     """Return the text itself if the chart's value is a text; else its value as YAML (`[a, b]`: a list)."""
-    default: Any = defaults
+    default: Any = read_defaults()
     for part in key.split("."):
         default = default.get(part) if isinstance(default, Mapping) else None
     if isinstance(default, str):
@@ -517,15 +504,17 @@ def _parse(key: str, text: str, defaults: Mapping[str, Any]) -> Any:
         raise UsageError(f"--set {key}={text}: the value is not YAML: {error}", "quote it as YAML") from error
 
 
-def check_values(values: Values, defaults: Mapping[str, Any]) -> Values:
-    """Return `values` unchanged after a check of `training` and `data`: their keys, and the values that are used here.
+def complete_values(values: Values) -> Values:
+    """Return the chart's defaults with `values`, after a check of the keys of `training` and `data` and of some values.
 
     This machine uses these values before helm checks all values against the chart's schema, or without helm (`try`).
 
     Raises UsageError if a key is unknown to the chart, or the parser of a used value rejects it.
     """
+    defaults = read_defaults()
+    complete = merge_values(defaults, values)
     for part in ("training", "data"):
-        found = values[part]
+        found = complete[part]
         if not isinstance(found, Mapping):
             raise _value_error(part, found, "an object, such as {KEY: VALUE}")
         for key in found.keys() - defaults[part].keys():
@@ -535,12 +524,12 @@ def check_values(values: Values, defaults: Mapping[str, Any]) -> Values:
                 f"choose a value below {part}: {', '.join(defaults[part])}",
             )
     for setting in _USED_HERE:
-        value = setting.find(values)
+        value = setting.find(complete)
         try:
             setting.convert(value)
         except BadValueError as error:
             raise _value_error(setting.key, value, f"{error.limit}: {error.reason}") from error
-    return values
+    return complete
 
 
 def _value_error(key: str, value: Any, limit: str) -> UsageError:

@@ -16,7 +16,9 @@ from typing import Any, Literal
 import yaml
 
 from launcher.cli.errors import UsageError
+from launcher.cli.releases import read_defaults
 from launcher.io import spelling
+from launcher.trainer.program_loader import COMMON_OPTIONS
 
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["none", "median", "asha", "hyperband"]
@@ -157,13 +159,11 @@ def grid_points(axes: Sequence[Axis]) -> list[dict[str, Any]]:
     return [dict(zip((axis.key for axis in axes), values, strict=True)) for values in combinations]
 
 
-def check_options(
-    axes: Iterable[Axis], program: Path, defaults: Mapping[str, Any], common: Iterable[str]
-) -> None:
+def check_options(axes: Iterable[Axis], program: Path) -> None:
     """Raise UsageError for a key that is neither a value of the chart nor an option of the program's OPTIONS.
 
     OPTIONS is read without running the program, as Paddle may not be installed here. If it is not written as a
-    dict of constants, nothing is checked. `common` are the options of all programs.
+    dict of constants, nothing is checked.
     """
     for node in ast.parse(program.read_bytes()).body:
         if isinstance(node, ast.Assign) and any(getattr(one, "id", "") == "OPTIONS" for one in node.targets):
@@ -174,11 +174,11 @@ def check_options(
         isinstance(key, ast.Constant) for key in node.value.keys
     ):
         return
-    known = [*(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)), *common]
+    known = [*(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)), *COMMON_OPTIONS]
     for axis in axes:
         key = plain_key(axis.key)
-        if axis.key.partition(".")[0] not in defaults and key not in known:
-            hint = spelling.suggest(key, [*known, *defaults])
+        if axis.key.partition(".")[0] not in read_defaults() and key not in known:
+            hint = spelling.suggest(key, [*known, *read_defaults()])
             raise UsageError(
                 f"--search {axis.key}: {program} has no such option in OPTIONS, and the chart no such value",
                 hint or f"search one of: {', '.join(known)}, or a value such as training.batchSize",

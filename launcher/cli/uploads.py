@@ -262,7 +262,7 @@ def send(storage: Storage, upload: Upload, replace: bool) -> str:
 
 
 def row_format(data: Mapping[str, Any]) -> RowFormat:
-    """Return the format of a data file from the chart's values below `data`, which `check_values` has accepted."""
+    """Return the format of a data file from the chart's values below `data`, which `complete_values` has accepted."""
     from launcher.trainer import trial_data
 
     return trial_data.RowFormat(

@@ -25,8 +25,8 @@ from launcher.cli.launch_training import (
     LaunchOptions,
     TrainingPlan,
     apply_settings,
-    check_values,
     choose_base_release,
+    complete_values,
     launch,
     nest_keys,
     plan_trainings,
@@ -73,7 +73,6 @@ from launcher.metrics import TEST, higher_is_better
 from launcher.paths import JobPaths
 from launcher.reporting import text_formats
 from launcher.settings import SCRIPT_RUNTIMES
-from launcher.trainer.program_loader import COMMON_OPTIONS
 
 if TYPE_CHECKING:
     from launcher.cli.sweep_study import StudyTrial, SweepStudy
@@ -359,7 +358,7 @@ class ClusterReleases:
         return None
 
     def _values(self, release: str, settings: Sequence[str]) -> dict[str, Any]:
-        return {**apply_settings(self.plan.values, settings, read_defaults()), "jobName": release}
+        return {**apply_settings(self.plan.values, settings), "jobName": release}
 
     def write_values(self, trial: Trial) -> Path:
         """Return the file with the values of a trial; write it if another machine has launched the trial."""
@@ -479,7 +478,7 @@ def sweep(
     from launcher.cli.sweep_study import SweepStudy, make_pruner
 
     plans = plan_ends(options, axes)
-    plan, defaults = plans[0], read_defaults()
+    plan = plans[0]
     if len(plan.job) > JOB_NAME_LENGTH:
         raise UsageError(
             f"jobName {plan.job} has {len(plan.job)} characters, and the limit is {JOB_NAME_LENGTH}: it is part of "
@@ -488,7 +487,7 @@ def sweep(
         )
     name = plan.job[: JOB_NAME_LENGTH - NUMBER_LENGTH].rstrip("-")
     journal = storage or Path(f"{name}.sweep") / "study.journal"
-    passes = max(int(merge_values(defaults, one.values)["training"]["passes"]) for one in plans)
+    passes = max(int(complete_values(one.values)["training"]["passes"]) for one in plans)
     if pruner != "none" and passes < LEAST_PASSES:
         raise UsageError(
             f"--pruner {pruner}: a training of {passes} pass cannot be stopped early",
@@ -581,14 +580,13 @@ def plan_ends(options: LaunchOptions, axes: Sequence[Axis]) -> list[TrainingPlan
     Raises LauncherError as `plan_trainings`; UsageError as `check_options`.
     """
     plans = plan_trainings(options, list(zip(*(map(one.setting, one.ends()) for one in axes), strict=True)))
-    defaults = read_defaults()
-    if merge_values(defaults, plans[0].values)["runtime"] not in SCRIPT_RUNTIMES:
+    if complete_values(plans[0].values)["runtime"] not in SCRIPT_RUNTIMES:
         config = str(plans[0].values["training"]["config"]).partition("/")[2]
-        check_options(axes, find_program_folder(options.program) / config, defaults, COMMON_OPTIONS)
-    of_chart = [axis for axis in axes if axis.key.partition(".")[0] in defaults]
+        check_options(axes, find_program_folder(options.program) / config)
+    of_chart = [axis for axis in axes if axis.key.partition(".")[0] in read_defaults()]
     for setting in (axis.setting(value) for axis in of_chart for value in axis.choices[1:-1]):
-        values = apply_settings(plans[0].values, [setting], defaults)
-        check_values(merge_values(defaults, values), defaults)
+        values = apply_settings(plans[0].values, [setting])
+        complete_values(values)
         plans.append(dataclasses.replace(plans[0], values=values))
     return plans
 

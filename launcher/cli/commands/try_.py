@@ -22,7 +22,7 @@ import typer
 
 from launcher import script_main
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.launch_training import Values, complete_values
+from launcher.cli.launch_training import Values, apply_settings, complete_values, read_values
 from launcher.cli.packages import PythonEnvironment, find_requirements, install_packages
 from launcher.cli.program_files import find_main, list_files
 from launcher.cli.shared_options import Format, ProgramOptions, with_options
@@ -79,7 +79,7 @@ class TryOptions(ProgramOptions):
     @functools.cached_property
     def chart_values(self) -> Values:
         """The values of -f and --set over the chart's defaults. Raises UsageError if one is invalid."""
-        return complete_values(self.values or (), self.settings or ())
+        return complete_values(apply_settings(read_values(self.values or ()), self.settings or ()))
 
     @property
     def row_format(self) -> RowFormat:

@@ -384,7 +384,7 @@ def test_a_search_file_has_lists_and_ranges(tmp_path):
 
 def test_a_searched_option_replaces_the_one_of_the_arguments():
     values = {"training": {"args": ["data", "--rate", "0.1", "--width=3", "--rate-max", "1"]}}
-    changed = launch_training.apply_settings(values, ["rate=0.2"], {"training": {}})
+    changed = launch_training.apply_settings(values, ["rate=0.2"])
     assert changed["training"]["args"] == ["data", "--width=3", "--rate-max", "1", "--rate=0.2"]
 
 
