@@ -25,7 +25,7 @@ from launcher.reporting.failure_messages import last_lines
 from launcher.reporting.saved_runs import OUTPUT
 
 FILES_SECONDS = 5.0  # `poll_view` reads the files at most once in this time
-LOG_LINES = 5
+LOG_LINES = 5  # of the log on a screen of the terminal
 _OTHER_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
 
 
@@ -87,16 +87,15 @@ class FolderSession:
             raise UsageError(f"--path {folder} {reason}", "give a job's folder, <JOB_PATH>/<JOB_NAME>")
         self._storage = storage.folder_storage(folder)
         self.folder = folder
-        self.log_lines = LOG_LINES
 
     def options(self) -> list[str]:
         """Return the option that selects this folder in a command."""
         return ["--path", str(self.folder)]
 
-    def read_view(self, log: bool = False) -> RunView:
-        """Return the run's current state, read from the folder; with `log` also rank 0's newest log lines."""
+    def read_view(self, log_lines: int = 0) -> RunView:
+        """Return the run's current state, read from the folder, with the last `log_lines` log lines of rank 0."""
         file = refuse_links(Path(self._storage.job), OUTPUT.train_log(0).as_posix())
-        lines = last_lines(file, self.log_lines).splitlines() if log else []
+        lines = last_lines(file, log_lines).splitlines() if log_lines else []
         return run_view.build_folder_view(self._storage.where, read_job_files(self._storage), lines)
 
     poll_view = peek_view = read_view
@@ -122,8 +121,6 @@ class ClusterSession:
         self._files_of: tuple[str, str] | None = None
         """The training Job, and the state of the data Job, for which `_files` was read."""
         self._files_read_at = float("-inf")
-        self.log_lines = LOG_LINES
-        """How many log lines a view has."""
         self.expected_job = ""
         """If not empty, `run` raises OtherRunError when the release has another training Job."""
         self.kept: KeptStorage | None = None
@@ -198,26 +195,26 @@ class ClusterSession:
         reader = {cluster_api.COMPONENT_LABEL: storage.READER}.items()
         return [pod for pod in pods if not reader <= (pod["metadata"].get("labels") or {}).items()]
 
-    def read_view(self, log: bool = False) -> RunView:
-        """Return the run's current state; with `log` also the newest log lines of the data pod or of rank 0.
+    def read_view(self, log_lines: int = 0) -> RunView:
+        """Return the run's current state, with the last `log_lines` log lines of the data pod or of rank 0.
 
         The files are read through a running pod, or through a reader pod after the run.
         """
-        return self._read_view((*run_view.FINAL_STATES, "missing"), log)
+        return self._read_view((*run_view.FINAL_STATES, "missing"), log_lines)
 
-    def poll_view(self, log: bool = False) -> RunView:
+    def poll_view(self, log_lines: int = 0) -> RunView:
         """Return the same as `read_view`, for callers that poll every few seconds.
 
         No reader pod is created as long as the state of the Job is enough. The files are read at most every
         FILES_SECONDS, since each read starts a process next to the training.
         """
-        return self._read_view(("missing",), log)
+        return self._read_view(("missing",), log_lines)
 
-    def peek_view(self, log: bool = False) -> RunView:
+    def peek_view(self, log_lines: int = 0) -> RunView:
         """Return the same as `poll_view`, but never create a reader pod: without a running pod, no file is read."""
-        return self._read_view((), log)
+        return self._read_view((), log_lines)
 
-    def _read_view(self, reader_states: tuple[str, ...], log: bool) -> RunView:
+    def _read_view(self, reader_states: tuple[str, ...], log_lines: int) -> RunView:
         """Return the run's current state, from the release's Jobs, pods and events and the files on the storage.
 
         Without a running pod, a reader pod reads the files if the training Job's state is in `reader_states`. Raises as
@@ -230,7 +227,7 @@ class ClusterSession:
         names = (run.k8s_job, run.k8s_data_job)
         state, data_state = (object_states.job_state(by_name.get(name))[0] for name in names)
         is_pending = any(object_states.phase_of(pod) == "Pending" for pod in pods)
-        log_of, lines = self._read_log(run, pods) if log else ("", [])
+        log_of, lines = self._read_log(run, pods, log_lines) if log_lines else ("", [])
         return run_view.build_cluster_view(
             run_view.ClusterSnapshot(
                 run=run,
@@ -257,8 +254,8 @@ class ClusterSession:
             events[""] = [e for why in object_states.LOSSES for e in self.cluster.list_events(reason=why)]
         return events
 
-    def _read_log(self, run: ReleaseRun, pods: list[Object]) -> tuple[str, list[str]]:
-        """Return (pod, its newest log lines): of the data pod while it runs, then of rank 0.
+    def _read_log(self, run: ReleaseRun, pods: list[Object], lines: int) -> tuple[str, list[str]]:
+        """Return (pod, the last `lines` of its log): of the data pod while it runs, then of rank 0.
 
         A training pod that prepares data does so in its init container.
         """
@@ -272,7 +269,7 @@ class ClusterSession:
                 continue
             name = object_states.name_of(pod)
             with contextlib.suppress(CliError):  # the pod may just have exited
-                blocks = self.cluster.stream_log(name, container, follow=False, lines=self.log_lines)
+                blocks = self.cluster.stream_log(name, container, follow=False, lines=lines)
                 return name, b"".join(blocks).decode(errors="replace").splitlines()
         return "", []
 

@@ -32,7 +32,7 @@ from launcher.cli.releases import (
 )
 from launcher.cli.run_display import describe_wait
 from launcher.cli.shared_options import Context, Kubeconfig, Namespace, ProgramOptions
-from launcher.cli.storage import COPY_SECONDS, Storage, StorageRequest
+from launcher.cli.storage import COPY_SECONDS, StorageRequest
 from launcher.cli.terminal import command_text, confirm, report
 from launcher.io import files, spelling
 from launcher.io.program_folders import find_program_folder, is_script_file
@@ -77,7 +77,6 @@ class LaunchOptions(ProgramOptions):
     namespace: Namespace = NAMESPACE
     kubeconfig: Kubeconfig = None
     context: Context = None
-    release: str = CHART
     keep: Path | None = None
     """The file for the training's values; None: `JOB.values.yaml`."""
     by: str | None = None
@@ -107,9 +106,8 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class LaunchResult:
-    """The result of `launch`: the release of the training, and the path of its values file."""
+    """The result of `launch`."""
 
-    session: ClusterSession
     changed: bool
     """False: the release had this training already, and it neither failed nor was stopped."""
     keep: Path
@@ -249,14 +247,12 @@ def read_values(files: Iterable[Path]) -> Values:
     return values
 
 
-def launch(
-    plan: TrainingPlan, options: LaunchOptions, helm: Helm, cluster: Cluster, storage: Storage | None = None
-) -> LaunchResult:
-    """Upload what has changed, write the values to a file, and upgrade the release to them.
+def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, session: ClusterSession) -> LaunchResult:
+    """Upload what has changed, write the values to a file, and upgrade the release of `session` to them.
 
-    The upload goes through `storage`, or through a reader pod of its own if that is None. A failed or stopped training
-    with these values continues. The leases of the release and of the job's name are held meanwhile, so that no other
-    `run` changes this release or starts the same job in another release.
+    A failed or stopped training with these values continues. The leases of the release and of the job's name are held
+    meanwhile, so that no other `run` changes this release or starts the same job in another release. Afterwards
+    `session` rejects a run that another command has started in the release.
 
     Raises:
         UsageError: helm or the cluster rejects the values, the job's name is taken, the user does not confirm, or
@@ -269,10 +265,10 @@ def launch(
         raise UsageError(
             f"the file {keep} exists, and `run` did not write it", "give another file with --keep FILE"
         )
-    session = ClusterSession(cluster, options.release)
+    cluster, release = session.cluster, session.release
     with (
-        run_lease.hold_lease(cluster, options.release) as check_release,
-        run_lease.hold_lease(cluster, options.release, plan.job) as check_job,
+        run_lease.hold_lease(cluster, release) as check_release,
+        run_lease.hold_lease(cluster, release, plan.job) as check_job,
     ):
         current = session.run_if_installed()
         base = session if current else choose_base_release(session, options.base_release)
@@ -287,24 +283,24 @@ def launch(
                 "add --set scheduling.suspend=false",
             )
         check_job_name_is_free(session, merge_values(read_defaults(), values))
-        k8s_job = helm.check(options.release, values)
+        k8s_job = helm.check(release, values)
         is_new = current is None or current.k8s_job != k8s_job
         if current and is_new and not options.replace:
             _confirm_replacement(session, current, plan.job)
         write_values(keep, plan.values)
-        _upload(plan, base, options.yes, storage)
+        _upload(plan, session, base, options.yes)
         check_release()
         check_job()
         report(
             f"upgrading the release, as if you ran:\n  {command_text('base', *base.options())} |\n"
-            f"  {shlex.join(helm.upgrade_command(options.release, '-', str(keep)))}"
+            f"  {shlex.join(helm.upgrade_command(release, '-', str(keep)))}"
         )
-        helm.upgrade(options.release, values, f"run by {user_and_host()}")
+        helm.upgrade(release, values, f"run by {user_and_host()}")
         # helm neither resumes a suspended Job nor starts a failed one again.
         is_continued = continue_training(cluster, session.run())
     session.expected_job = k8s_job
     used = str((values.get("training") or {}).get("packages") or "")
-    return LaunchResult(session, is_new or is_continued, keep, used)
+    return LaunchResult(is_new or is_continued, keep, used)
 
 
 def write_values(file: Path, values: Values) -> None:
@@ -388,10 +384,11 @@ def _confirm_replacement(session: ClusterSession, current: ReleaseRun, job: str)
         )
 
 
-def _upload(plan: TrainingPlan, session: ClusterSession, yes: bool, opened: Storage | None) -> None:
+def _upload(plan: TrainingPlan, session: ClusterSession, base: ClusterSession, yes: bool) -> None:
+    """Upload the files through the storage that `session` keeps open, else through that of the release `base`."""
     request = StorageRequest(job=plan.job, seconds=COPY_SECONDS, writable=True)
-    through = contextlib.nullcontext(opened.sibling(plan.job)) if opened else session.storage(request)
-    with through as storage:
+    kept = session.kept
+    with contextlib.nullcontext(kept.job(plan.job)) if kept else base.storage(request) as storage:
         for upload in plan.uploads:
             replace = yes or not upload.folder  # the program is used by this job only
             try:

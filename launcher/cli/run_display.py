@@ -15,7 +15,7 @@ from rich.text import Text
 
 from launcher.cli.cluster_api import UnreachableError
 from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
-from launcher.cli.job_sessions import Session
+from launcher.cli.job_sessions import LOG_LINES, Session
 from launcher.cli.reader_commands import FINAL_STATES
 from launcher.cli.releases import ReleaseNotFoundError
 from launcher.cli.run_files import check_intact
@@ -413,8 +413,9 @@ def follow_run(session: Session, timeout: float, *, to_stderr: bool = False) -> 
             out.print(Text(text)) if drawn else report(text)
 
         try:
+            log_lines = LOG_LINES if drawn else 0
             view = poll_until_over(
-                lambda: session.poll_view(log=drawn), show, report_between, timeout, options
+                lambda: session.poll_view(log_lines), show, report_between, timeout, options
             )
         except RunFailedError as failed:
             try:

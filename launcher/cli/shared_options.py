@@ -53,8 +53,7 @@ PathOption = Annotated[
     typer.Option(
         "--path",
         metavar="DIR",
-        help="Use the job's folder <JOB_PATH>/<JOB_NAME> on this machine, without a cluster. "
-        "`base`, `resume` and `stop` list it, but reject it.",
+        help="Use the job's folder <JOB_PATH>/<JOB_NAME> on this machine, without a cluster.",
     ),
 ]
 JobOption = Annotated[
@@ -125,14 +124,14 @@ class ProgramOptions:
     ] = None
 
 
-def require_cluster(session: Session, command: str) -> ClusterSession:
-    """Return the session if it is on a cluster. Raises UsageError for the folder of --path."""
-    if not isinstance(session, ClusterSession):
-        raise UsageError(
-            f"--path reads a folder, but `{command}` needs a cluster",
-            "choose the release with --release and --namespace instead of --path",
-        )
-    return session
+def open_release(
+    release: Release = CHART,
+    namespace: Namespace = NAMESPACE,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+) -> ClusterSession:
+    """Return a session on the release on the cluster. Raises UsageError for an unusable kubeconfig."""
+    return ClusterSession(connect(kubeconfig, context, namespace), release)
 
 
 def open_session(
@@ -144,7 +143,7 @@ def open_session(
 ) -> Session:
     """Return a session on the folder of `--path`, or without it on the release on the cluster."""
     if path is None:
-        return ClusterSession(connect(kubeconfig, context, namespace), release)
+        return open_release(release, namespace, kubeconfig, context)
     if kubeconfig is not None or context is not None:
         raise UsageError("--path excludes --kubeconfig and --context", "omit them, or --path")
     return FolderSession(path)
@@ -213,6 +212,8 @@ def with_options(**builders: Callable[..., Any]) -> Callable[[Command], Command]
     return decorate
 
 
+with_release = with_options(session=open_release)
+"""Decorator: replaces the parameter `session` of a command by the options of `open_release`."""
 with_session = with_options(session=open_session)
 """Decorator: replaces the parameter `session` of a command by the options of `open_session`."""
 with_storage = with_options(session=open_session, request=storage_request)

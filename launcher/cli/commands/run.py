@@ -10,7 +10,7 @@ import typer
 import yaml
 
 from launcher.cli.cluster_api import CHART
-from launcher.cli.job_sessions import Session
+from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch_training import LaunchOptions, describe_next_steps, launch, plan_trainings
 from launcher.cli.releases import Helm
 from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
@@ -18,9 +18,8 @@ from launcher.cli.shared_options import (
     FollowTimeout,
     Format,
     Release,
-    require_cluster,
     with_options,
-    with_session,
+    with_release,
 )
 from launcher.cli.terminal import console, curve_table, print_blocks, print_json, print_line, report
 from launcher.settings import SCRIPT_RUNTIMES
@@ -45,11 +44,10 @@ def run(
 
     After a change to the program, or to continue a stopped or failed training, run the same command again.
     """
-    options = dataclasses.replace(options, release=release, keep=keep, replace=replace)
+    options = dataclasses.replace(options, keep=keep, replace=replace)
     (plan,) = plan_trainings(options)
-    cluster = options.connect()
-    launched = launch(plan, options, Helm(cluster), cluster)
-    session = launched.session
+    session = ClusterSession(options.connect(), release)
+    launched = launch(plan, options, Helm(session.cluster), session)
     if not launched.changed:
         report("program, data and values have not changed: nothing new to train")
     with explain_interrupt(lambda: describe_following(session.options())):
@@ -63,14 +61,13 @@ def run(
     print_line(describe_next_steps(session, launched.keep, plan.values.get("runtime") not in SCRIPT_RUNTIMES))
 
 
-@with_session
-def base(session: Session) -> None:
+@with_release
+def base(session: ClusterSession) -> None:
     """Print the values that describe the cluster, not one training: image, storage, scheduling, network.
 
     Redirect them to base.yaml: `helm upgrade --reset-values -f base.yaml -f TRAINING.yaml` then applies one
     training, without values of the previous one.
     """
-    session = require_cluster(session, "base")
     values = yaml.safe_dump(
         session.read_base_values(Helm(session.cluster)), sort_keys=False, allow_unicode=True
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from launcher.cli.job_sessions import Session
+from launcher.cli.job_sessions import LOG_LINES, Session
 from launcher.cli.run_display import follow_run, status_screen
 from launcher.cli.run_files import check_intact
 from launcher.cli.shared_options import FollowTimeout, Format, with_session
@@ -12,7 +12,7 @@ from launcher.cli.terminal import console, print_json
 @with_session
 def status(session: Session, output: Format = "text") -> None:
     """Show the state of the data Job and of each rank, the restarts, and what the run waits for."""
-    view = session.read_view(log=True)
+    view = session.read_view(LOG_LINES)
     if output == "json":
         print_json(view.as_json())
     else:

@@ -14,13 +14,13 @@ import typer
 
 from launcher.cli import object_states
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.job_sessions import ClusterSession, Session, open_through_running_pod
+from launcher.cli.job_sessions import ClusterSession, open_through_running_pod
 from launcher.cli.launch_training import continue_training
 from launcher.cli.releases import Helm, merge_values, read_defaults
 from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
 from launcher.cli.run_files import STATUS, check_intact
 from launcher.cli.run_view import FINAL_STATES, owned_by, rank_of
-from launcher.cli.shared_options import MAX_WAIT, require_cluster, with_session
+from launcher.cli.shared_options import MAX_WAIT, with_release
 from launcher.cli.terminal import command_text, confirm, print_line, report
 from launcher.errors import DataError
 from launcher.paths import position
@@ -35,9 +35,9 @@ ONLY_MODEL_LEFT = "the last pass is saved; only the model remains to be written"
 NONE_SAVED = "none saved; `resume` continues from the newest earlier checkpoint"
 
 
-@with_session
+@with_release
 def stop(
-    session: Session,
+    session: ClusterSession,
     timeout: Annotated[
         float,
         typer.Option(min=1, max=MAX_WAIT, metavar="SECONDS", help="How long to wait for the checkpoint."),
@@ -54,7 +54,6 @@ def stop(
     ] = False,
 ) -> None:
     """Save a checkpoint and stop the training: its Job is suspended, and `resume` continues it."""
-    session = require_cluster(session, "stop")
     jobs = find_running_jobs(session)
     saved = NONE_SAVED
     try:
@@ -189,15 +188,14 @@ def suspend_jobs(session: ClusterSession, names: Sequence[str]) -> None:
 FOLLOW_SECONDS = 24 * 3600.0
 
 
-@with_session
+@with_release
 def resume(
-    session: Session,
+    session: ClusterSession,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Then follow the run until it is over, for at most a day.")
     ] = False,
 ) -> None:
     """Continue a stopped or failed training from its newest checkpoint."""
-    session = require_cluster(session, "resume")
     if not continue_training(session.cluster, session.run()):
         raise describe_wrong_state(session, "resume", "suspended")
     if follow:
@@ -207,9 +205,9 @@ def resume(
         print_line(f"  follow it:    {command_text('wait', *session.options())}")
 
 
-@with_session
+@with_release
 def scale(
-    session: Session,
+    session: ClusterSession,
     trainers: Annotated[
         int, typer.Option(min=1, help="Training pods, from training.minTrainers to training.maxTrainers.")
     ],
@@ -218,7 +216,6 @@ def scale(
 
     New pods are taken in at the next checkpoint; pods that leave save a checkpoint first.
     """
-    session = require_cluster(session, "scale")
     before = change_trainers(session, trainers)
     print_line(f"trainers: {trainers} (before: {before})")
     print_line(f"  follow it:    {command_text('status', *session.options())}")

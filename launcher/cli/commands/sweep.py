@@ -150,7 +150,6 @@ class SweepLoop:
 
     study: SweepStudy
     releases: ClusterReleases
-    name: str
     wanted: int
     parallel: int
     by: str | None
@@ -158,7 +157,7 @@ class SweepLoop:
 
     def __post_init__(self) -> None:
         """Read the trials of the journal; those without a result go on, in their releases if these exist."""
-        self.trials = [Trial(asked, f"{self.name}-{asked.number + 1}") for asked in self.study.trials()]
+        self.trials = [self._describe(asked) for asked in self.study.trials()]
         self._printers: dict[str, LinePrinter] = {}
         self._reached = time.monotonic()
         self._saved = b""
@@ -173,7 +172,7 @@ class SweepLoop:
         Raises:
             UsageError: the first trial that has scores has no score with the name of `--by`.
             UnreachableError: the cluster could not be reached for UNREACHABLE_SECONDS.
-            LauncherError: as `TrialReleases` and the sessions.
+            LauncherError: as `ClusterReleases` and the sessions.
         """
         while True:
             for trial in self.trials:
@@ -205,9 +204,11 @@ class SweepLoop:
                 return trial
         if len(self.trials) >= self.wanted:
             return None
-        asked = self.study.ask()
-        self.trials.append(Trial(asked, f"{self.name}-{asked.number + 1}"))
+        self.trials.append(self._describe(self.study.ask()))
         return self.trials[-1]
+
+    def _describe(self, asked: StudyTrial) -> Trial:
+        return Trial(asked, f"{self.study.name}-{asked.number + 1}")
 
     def _poll(self, trial: Trial, session: ClusterSession) -> None:
         """Read the state of a trial; report its new passes; tell its result, or stop it."""
@@ -341,8 +342,7 @@ class ClusterReleases:
     options: LaunchOptions
     plan: TrainingPlan
     kept: KeptStorage
-    journal: Path
-    name: str
+    study: SweepStudy
 
     def _session(self, release: str) -> ClusterSession:
         session = ClusterSession(self.cluster, release)
@@ -357,12 +357,15 @@ class ClusterReleases:
         self.helm.uninstall(release)
         return None
 
+    def _values_file(self, release: str) -> Path:
+        return self.study.journal.parent / f"{release}.values.yaml"
+
     def _values(self, release: str, settings: Sequence[str]) -> dict[str, Any]:
         return {**apply_settings(self.plan.values, settings), "jobName": release}
 
     def write_values(self, trial: Trial) -> Path:
         """Return the file with the values of a trial; write it if another machine has launched the trial."""
-        file = self.journal.parent / f"{trial.release}.values.yaml"
+        file = self._values_file(trial.release)
         if not file.exists():
             packages = (self.helm.read_values(trial.release).get("training") or {}).get("packages")
             known = nest_keys({"training.packages": packages}) if packages else {}
@@ -372,9 +375,9 @@ class ClusterReleases:
     def launch(self, release: str, settings: Sequence[str]) -> ClusterSession:
         """Upload what the storage does not have yet, and install the release."""
         plan = dataclasses.replace(self.plan, values=self._values(release, settings))
-        keep = self.journal.parent / f"{release}.values.yaml"
-        options = dataclasses.replace(self.options, release=release, keep=keep)
-        launched = launch(plan, options, self.helm, self.cluster, self.kept.job(release))
+        options = dataclasses.replace(self.options, keep=self._values_file(release))
+        session = self._session(release)
+        launched = launch(plan, options, self.helm, session)
         # The other trials use the same data file and packages; only the program belongs to the job's own folder.
         packages = nest_keys({"training.packages": launched.packages}) if launched.packages else {}
         self.plan = dataclasses.replace(
@@ -383,8 +386,7 @@ class ClusterReleases:
             values=merge_values(self.plan.values, packages),
             requirements=None,
         )
-        launched.session.kept = self.kept
-        return launched.session
+        return session
 
     def stop(self, release: str) -> None:
         """Suspend the running Jobs of the release: its launchers get SIGTERM, and stop their processes in order."""
@@ -409,13 +411,13 @@ class ClusterReleases:
 
     def save_journal(self) -> None:
         """Copy the journal to the storage (`JobPaths.all_sweeps`); the copy appears complete, or not at all."""
-        archive = io.BytesIO()
-        write_tar(archive, [(f"{self.name}.journal", self.journal)])
+        archive, name, journal = io.BytesIO(), self.study.name, self.study.journal
+        write_tar(archive, [(f"{name}.journal", journal)])
         archive.seek(0)
-        options = ["--bytes", str(self.journal.stat().st_size), "--replace"]
+        options = ["--bytes", str(journal.stat().st_size), "--replace"]
         try:
             root = self.kept.job(".")
-            run_json_command(root, "untar", *options, shared_name(self.name), stdin=archive)
+            run_json_command(root, "untar", *options, shared_name(name), stdin=archive)
         except CliError:
             self.kept.close()
             raise
@@ -511,8 +513,8 @@ def sweep(
         out = console()
         terminal = out if output == "text" and out.is_terminal else None
         print_to: Report = (lambda _: None) if terminal else report if output == "json" else print_line
-        releases = ClusterReleases(cluster, helm, options, plan, kept, study.journal, name)
-        loop = SweepLoop(study, releases, name, wanted, parallel, by, print_to)
+        releases = ClusterReleases(cluster, helm, options, plan, kept, study)
+        loop = SweepLoop(study, releases, wanted, parallel, by, print_to)
         draw = stack.enter_context(open_screen(terminal, transient=True))
         stack.enter_context(explain_interrupt(lambda: describe_trials(loop)))
 

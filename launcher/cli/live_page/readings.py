@@ -98,7 +98,6 @@ class JobReadings:
     def __init__(self, open_session: Callable[[], Session]) -> None:
         """Read nothing yet. View and runs are read by two threads, each with a session."""
         self._view_session, self._runs_session = open_session(), open_session()
-        self._view_session.log_lines = LOG_LINES
         self.is_open = False
         """Whether somebody has opened its page, so that a reader pod may read the files of a run that is over."""
         self.view = SharedReading(self._read_view)
@@ -108,7 +107,7 @@ class JobReadings:
 
     def _read_view(self) -> RunView:
         """Return the view of a run. When it is over, its files are read once more, through a reader pod."""
-        view = self._view_session.peek_view(log=True)
+        view = self._view_session.peek_view(LOG_LINES)
         if not self.is_open or not (view.is_over or view.state == "missing"):
             return view
         key, now = (view.run_id, view.state), time.monotonic()
@@ -116,7 +115,7 @@ class JobReadings:
             _, read_at, final = self._final
             if final.progress or now - read_at < RETRY_SECONDS:
                 return final
-        self._final = (key, now, self._view_session.read_view(log=True))
+        self._final = (key, now, self._view_session.read_view(LOG_LINES))
         return self._final[2]
 
     def _read_runs(self) -> list[SavedRun]:

@@ -60,18 +60,22 @@ class FakeHelm:
         self.cluster.add_release(release, base="image: x\n", k8sJob=self.check(release, values))
 
 
+def open_release(cluster: FakeCluster, name: str = "paddle-training") -> ClusterSession:
+    return ClusterSession(cast(Cluster, cluster), name)
+
+
 def launch(
     cluster: FakeCluster,
     request: launch_training.LaunchOptions,
     batch: int = 8,
     helm: FakeHelm | None = None,
+    session: ClusterSession | None = None,
     **values: Any,
 ) -> launch_training.LaunchResult:
+    session = session or open_release(cluster)
     given = {"jobName": "mine", "training": {"batchSize": batch}, **values}
     made = launch_training.TrainingPlan([], given)
-    return launch_training.launch(
-        made, request, cast(Helm, helm or FakeHelm(cluster)), cast(Cluster, cluster)
-    )
+    return launch_training.launch(made, request, cast(Helm, helm or FakeHelm(cluster)), session)
 
 
 @pytest.mark.parametrize("job", ["quick-start", "mine"], ids=["another job", "other settings of the same"])
@@ -152,18 +156,19 @@ def test_of_two_concurrent_runs_of_a_release_or_job_one_fails_with_the_lease_hol
 ) -> None:
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
     cluster = make_cluster(*dict.fromkeys(releases))
-    first, other = (launch_options(release=name, keep=None, replace=True) for name in releases)
+    first, other = (open_release(cluster, name) for name in releases)
+    options = launch_options(keep=None, replace=True)
     rejected: list[OtherRunError] = []
 
     def second() -> None:
         with pytest.raises(OtherRunError) as raised:
-            launch(cluster, other, batch=16)
+            launch(cluster, options, batch=16, session=other)
         rejected.append(raised.value)
 
-    done = launch(cluster, first, helm=FakeHelm(cluster, second))
+    done = launch(cluster, options, helm=FakeHelm(cluster, second), session=first)
     assert [str(path) for path in here.glob("*.values.yaml")] == [str(here / "mine.values.yaml")]
     assert yaml.safe_load(done.keep.read_text())["training"]["batchSize"] == 8
-    assert done.session.run().k8s_job == "mine-8"
+    assert first.run().k8s_job == "mine-8"
     holder = f"{run_lease.user_and_host()} (process {os.getpid()})"
     assert str(rejected[0]).startswith(f"{holder} has been using {what} since ")
     assert "Fix: " in str(rejected[0])
@@ -172,13 +177,14 @@ def test_of_two_concurrent_runs_of_a_release_or_job_one_fails_with_the_lease_hol
 
 def test_a_replaced_run_is_not_followed(here: Path) -> None:
     cluster = make_cluster("paddle-training")
-    first = launch(cluster, launch_options(replace=True))
-    first.session.poll_view()
+    first = open_release(cluster)
+    launch(cluster, launch_options(replace=True), session=first)
+    first.poll_view()
     launch(cluster, launch_options(replace=True), batch=16)
     with pytest.raises(
         OtherRunError, match=r"run mine-8 was replaced by run mine-16 .*helm history .*--replace"
     ):
-        first.session.poll_view()
+        first.poll_view()
 
 
 @pytest.mark.parametrize("release", ["paddle-training", "new"])
@@ -186,7 +192,7 @@ def test_a_missing_claim_is_reported_with_a_fix(here: Path, release: str) -> Non
     cluster = make_cluster("paddle-training")
     cluster.claims = {}
     with pytest.raises(CliError, match=r"the claim paddle-training does not exist .* Fix: create the claim"):
-        launch(cluster, launch_options(replace=True, release=release))
+        launch(cluster, launch_options(replace=True), session=open_release(cluster, release))
     assert not cluster.leases
 
 
@@ -198,7 +204,8 @@ def test_a_new_release_needs_another_one_for_image_and_storage(
     here: Path, releases: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(CliError, match=message):
-        launch(make_cluster(*releases), launch_options(release="new"))
+        cluster = make_cluster(*releases)
+        launch(cluster, launch_options(), session=open_release(cluster, "new"))
 
 
 def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None:

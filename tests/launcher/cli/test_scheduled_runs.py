@@ -93,7 +93,7 @@ def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: 
     helm = SimpleNamespace(check=lambda *_: "mine-1", read_values=cluster.values.get)
     options = LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml")
     with pytest.raises(UsageError, match=r"training\.schedule, which training mine would remove.*--replace"):
-        launch_training.launch(plan, options, cast(Helm, helm), cast(Cluster, cluster))
+        launch_training.launch(plan, options, cast(Helm, helm), session(cluster))
 
 
 def test_run_rejects_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ class Session:
 
 
 class World:
-    """The releases of a sweep in memory (`TrialReleases`); `runs` are more arguments of each session, in order."""
+    """The releases of a sweep in memory (`ClusterReleases`); `runs` are more arguments of each session, in order."""
 
     def __init__(self, *runs):
         self.runs, self.happened, self.installed, self.pods, self.copies = runs, [], {}, {}, 0
@@ -114,7 +114,7 @@ def make_study(folder, pruner="none", sampler="random", metric=None, axes=AXES):
 def run_sweep(study, world, parallel=1, wanted=None, by=None):
     """Run a sweep to its end; return (the loop, the printed lines)."""
     printed = []
-    loop = SweepLoop(study, world, "t", wanted or len(world.runs), parallel, by, printed.append)
+    loop = SweepLoop(study, world, wanted or len(world.runs), parallel, by, printed.append)
     loop.run(lambda: None)
     return loop, printed
 
@@ -209,7 +209,7 @@ def test_an_interrupted_sweep_resumes_without_training_anything_twice(tmp_path):
     """t-1 is complete, t-2 has ended and t-3 trains since the command was killed, t-4 was asked for, not launched."""
     world = World(*COMPLETE, COMPLETE[0], COMPLETE[0])
     study = make_study(tmp_path)
-    loop = SweepLoop(study, world, "t", 1, 1, None, lambda _: None)
+    loop = SweepLoop(study, world, 1, 1, None, lambda _: None)
     loop.run(lambda: None)
     for release in ("t-2", "t-3"):
         world.launch(release, study.ask().settings)
@@ -411,7 +411,7 @@ def test_a_sweep_is_resumed_from_the_copy_on_the_storage_and_never_started_twice
         open_in("here", resume=True)
     study = open_in("here", "error", resume=False)
     asked = study.ask()
-    releases = sweep.ClusterReleases(None, None, None, None, kept, study.journal, "t")
+    releases = sweep.ClusterReleases(None, None, None, None, kept, study)
     releases.save_journal()
     assert [path.name for path in (jobs / ".sweeps").iterdir()] == ["t.journal"]
     for folder in ("here", "other machine"):
@@ -449,10 +449,13 @@ def sweep_of_two(cli, here, monkeypatch):
         def launch(plan, *_):
             if plan.job == "t-2" and second:
                 raise second
-            return SimpleNamespace(session=Session(world, plan.job, **COMPLETE[0]), packages="")
+            return SimpleNamespace(packages="")
 
         monkeypatch.setattr(sweep, "plan_ends", lambda *_: [TrainingPlan([], {"jobName": "t"})] * 2)
         monkeypatch.setattr(sweep, "launch", launch)
+        monkeypatch.setattr(
+            sweep.ClusterReleases, "_session", lambda _, name: Session(world, name, **COMPLETE[0])
+        )
         monkeypatch.setattr(sweep, "KeptStorage", lambda *_: kept)
         monkeypatch.setattr(sweep, "Helm", lambda _: helm)
         monkeypatch.setattr(sweep.LaunchOptions, "connect", lambda _: cluster)

@@ -189,10 +189,10 @@ class Session:
     def options(self):
         return ["--release", "mine"]
 
-    def poll_view(self, log=False):
+    def poll_view(self, log_lines=0):
         return self.polled
 
-    def read_view(self, log=False):
+    def read_view(self, log_lines=0):
         return self.read
 
 
