@@ -147,6 +147,8 @@ class ModelUpload:
             self._folder = ExportFolder.open(self.url, retry)
         except s3.S3RejectedError as error:
             raise ExportError(f"{self.url}: {error}") from error
+        self._job = self._folder.with_prefix(self._folder.prefix.removesuffix(f"{settings.run_id}/"))
+        """The folder of the job, which has one folder for each run, and latest.json."""
 
     def reserve(self) -> dict[str, Any]:
         """Check that no other training has exported to this run's folder, then write started.json to it.
@@ -273,10 +275,6 @@ class ModelUpload:
             self._folder.request(name, lambda key: upload(Key=key))
         log.info("exported %s (%s bytes)", self._folder.url(name), f"{size:,}")
 
-    def _job_folder(self) -> ExportFolder:
-        """Return the folder of the job, which has one folder for each run, and latest.json."""
-        return self._folder.with_prefix(self._folder.prefix.removesuffix(f"{self._settings.run_id}/"))
-
     def _read_object(self, folder: ExportFolder, name: str) -> dict[str, Any] | None:
         """Return the JSON object `name` in `folder`; None if it is absent or damaged."""
         with self._export_errors(folder.url(name)):
@@ -298,12 +296,11 @@ class ModelUpload:
             {"to": address of that run's folder, "program": sha256 of its program}; None if latest.json is absent or
             damaged, or refers to this run, to another folder, or to a run without _SUCCESS.json.
         """
-        job = self._job_folder()
-        to = str((self._read_object(job, LATEST) or {}).get("to"))
-        name = to.removeprefix(job.url("")).removesuffix("/")
+        to = str((self._read_object(self._job, LATEST) or {}).get("to"))
+        name = to.removeprefix(self._job.url("")).removesuffix("/")
         if to in (self.url, name) or "/" in name or not is_safe_name(name):
             return None
-        run = job.with_prefix(s3.split_url(to)[1])
+        run = self._job.with_prefix(s3.split_url(to)[1])
         if self._read_object(run, MARKER) is None:
             return None
         record = read_fields(RunFile, self._read_object(run, "run.json") or {})
@@ -318,26 +315,27 @@ class ModelUpload:
         Args:
             marker: content of _SUCCESS.json of this run's export.
         """
-        job = self._job_folder()
         trained = marker.get("trained") or marker["finished"]
         try:
-            present = self._read_object(job, LATEST) or {}
+            present = self._read_object(self._job, LATEST) or {}
             if present.get("to") == self.url and present.get("finished") == marker["finished"]:
                 return
             if present.get("to") != self.url and present.get("trained", 0.0) > trained:
                 log.info(
-                    "%s keeps the model of %s, which was trained later", job.url(LATEST), present.get("to")
+                    "%s keeps the model of %s, which was trained later",
+                    self._job.url(LATEST),
+                    present.get("to"),
                 )
                 return
             value = {**self._about_run(), "trained": trained, "finished": marker["finished"], "to": self.url}
-            self._write_json(job, LATEST, value)
+            self._write_json(self._job, LATEST, value)
         except ExportError as error:
             log.warning(
                 "the export to %s is complete, but %s was not updated, so servers that read it do not find this "
                 "model: %s. Fix: let them read the first address; or correct the cause, then start the run again with "
                 "another runId, which exports the model again",
                 self.url,
-                job.url(LATEST),
+                self._job.url(LATEST),
                 str(error).rstrip("."),
             )
 

@@ -278,20 +278,17 @@ class GroupTermination:
     def __init__(self, children: Sequence[ChildProcess], seconds: float, now: float) -> None:
         """Send SIGTERM to all `children` that still run, and SIGKILL after `seconds`; if 0, only SIGKILL, at once."""
         self._running = [child for child in children if not child.done.is_set()]
-        self._deadline: float | None = now + seconds
+        self.deadline = now + seconds
+        """Monotonic time of the SIGKILL, which may be brought forward."""
+        self._is_killed = False
         for child in self._running:
             child.signal(signal.SIGTERM if seconds else signal.SIGKILL)
-
-    def shorten(self, deadline: float) -> None:
-        """Send SIGKILL at the monotonic time `deadline`, if that is earlier than planned."""
-        if self._deadline is not None:
-            self._deadline = min(self._deadline, deadline)
 
     def poll(self, now: float) -> bool:
         """Return whether all processes have exited; send SIGKILL once the deadline has passed."""
         self._running = [child for child in self._running if not child.done.is_set()]
-        if self._running and self._deadline is not None and now >= self._deadline:
-            self._deadline = None
+        if self._running and not self._is_killed and now >= self.deadline:
+            self._is_killed = True
             for child in self._running:
                 child.signal(signal.SIGKILL)
         return not self._running

@@ -83,8 +83,6 @@ class ProcessGroup:
         self._fatal: tuple[ChildProcess, LogMeaning, float] | None = None
         """(process, meaning, time) of the first log line after which a process cannot continue."""
         self._finish_by: float | None = None
-        self._stop_deadline = float("inf")
-        """Monotonic time at which the trainers are killed that still run after `stop`."""
         self._servers_stop: GroupTermination | None = None
         self._oom_kills = cgroup_memory.oom_kills()
         self._hangs = HangDetector(gang.settings, runtime, timings.trainer_exit, longest_stays)
@@ -107,7 +105,10 @@ class ProcessGroup:
             if runtime.trainer_waits:
                 self._start_trainers()
         except LauncherError:
-            self._stop_and_wait()
+            # Those that were started before another one failed to start.
+            started = GroupTermination(self._children, self._stop_seconds(), time.monotonic())
+            started.wait(timings.stop + 5)
+            self._finish_logs()
             raise
 
     def _remove_progress(self, trainer: int) -> None:
@@ -170,7 +171,7 @@ class ProcessGroup:
             UnfitError: processes did not exit after SIGKILL; this is raised only once.
         """
         if self._stop is not None:
-            if self._stop.poll(now) and self._stop_servers(now):
+            if self._stop.poll(now) and self._stop_servers(now, self._stop.deadline):
                 self._finish_logs()
                 self._find_broken_device(now)
             elif now >= self._stop_by:
@@ -380,14 +381,12 @@ class ProcessGroup:
             # The script's trainers may save a checkpoint, which needs the servers of all pods.
             first = self._trainers if self._runtime.is_user_script and seconds else self._children
             self._stop = GroupTermination(first, given, now)
-            self._stop_deadline = now + given
             self._stop_by = now + given + self._timings.stuck
         else:
-            self._stop.shorten(now + given)
-            self._stop_deadline = min(self._stop_deadline, now + given)
+            self._stop.deadline = min(self._stop.deadline, now + given)
 
-    def _stop_servers(self, now: float) -> bool:
-        """Stop the servers once no trainer of any pod is connected to them, or at the deadline of the trainers.
+    def _stop_servers(self, now: float, deadline: float) -> bool:
+        """Stop the servers once no trainer of any pod is connected to them, or at the `deadline` of the trainers.
 
         Returns:
             Whether all servers have exited.
@@ -395,9 +394,7 @@ class ProcessGroup:
         if all(server.done.is_set() for server in self._servers):
             return True
         ports = [port for server in self._servers for port in server.spec.ready_ports]
-        if self._servers_stop is None and (
-            now >= self._stop_deadline or not has_clients(self._gang.host, ports)
-        ):
+        if self._servers_stop is None and (now >= deadline or not has_clients(self._gang.host, ports)):
             self._servers_stop = GroupTermination(self._servers, self._stop_seconds(), now)
             self._stop_by = now + self._stop_seconds() + self._timings.stuck
         return self._servers_stop is not None and self._servers_stop.poll(now)
@@ -406,11 +403,6 @@ class ProcessGroup:
         if self._runtime.has_nothing_to_save:
             return 0.0
         return max(self._timings.stop, seconds if self._runtime.is_user_script else 0.0)
-
-    def _stop_and_wait(self) -> None:
-        """Stop the processes that were started before another one failed to start, and wait for them."""
-        GroupTermination(self._children, self._stop_seconds(), time.monotonic()).wait(self._timings.stop + 5)
-        self._finish_logs()
 
     def _finish_logs(self) -> None:
         """Tell the log followers to copy the last lines and then end; `join_log_followers` waits for that."""

@@ -141,7 +141,7 @@ class Coordinator(OrderSource):
         """None before `start_run`."""
         self._notifier = Notifier(s)
         self._tracking = RunTracking(s, t)
-        self._exporter: BucketExport | None = None
+        self._exporter = BucketExport(s, t, pause) if s.export_to else None
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
         self._logged_wait = self._ask_dns_from = 0.0
@@ -229,8 +229,6 @@ class Coordinator(OrderSource):
         self.run_files.start_status()
         self._tracking.start()
         self.membership.publish(plan)
-        if s.export_to:
-            self._exporter = BucketExport(s, self._timings, self._pause)
         if self._is_complete:
             self._log_nothing_to_start()
             return

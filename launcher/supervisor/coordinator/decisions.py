@@ -127,7 +127,7 @@ def decide_next_plan(plan: Plan, members: Sequence[Member], now: float, limits: 
     except UnfitError:
         raise
     except LauncherError as error:
-        return _end(plan, now, Failure.from_error(error, now, 0))
+        return _end(plan, now, Failure.from_error(error, now, limits.own_rank))
     return _plan_while_running(plan, members, now, limits)
 
 

@@ -149,23 +149,16 @@ class RunFilesWriter:
     def build_status(self, cause: str | None = None) -> StatusFile:
         """Return the content of status.json now. `cause` says why the run failed, if it did."""
         (plan, members), now = self._read_plan(), time.monotonic()
+        limits, wall = self._limits, time.time()
         status = build_status(
-            self._settings,
-            members,
-            plan,
-            now=now,
-            silence=self._limits.silence,
-            wall=time.time(),
-            state=self.state,
-            cause=cause,
+            self._settings, members, plan, limits, now=now, wall=wall, state=self.state, cause=cause
         )
         training = [rank for rank in status.ranks if rank.number is not None]
         if len(training) >= LEAST_RANKS and all(rank.step_seconds for rank in training):
             before, self._slow_ranks = self._slow_ranks, describe_slow_ranks(status.ranks)
             if self._slow_ranks and not before:
                 log.warning("%s", self._slow_ranks)
-        waits = status.waiting_for or describe_growth(plan, members, now, self._limits) or None
-        status = replace(status, warning=self._read_warnings(), waiting_for=waits)
+        status = replace(status, warning=self._read_warnings())
         if self._settings.runtime not in SCRIPT_RUNTIMES:
             return status
         written, name = self._script_file
@@ -308,9 +301,9 @@ def build_status(
     settings: TrainSettings,
     members: Sequence[Member],
     plan: Plan,
+    limits: GangLimits,
     *,
     now: float,
-    silence: float,
     wall: float,
     state: str | None = None,
     cause: str | None = None,
@@ -318,12 +311,13 @@ def build_status(
     """Return the current content of `output/status.json` (docs/reference/files.md).
 
     Args:
-        silence: a rank that has not reported for this number of seconds counts as lost.
+        limits: those of the coordinator's decisions.
         wall: Unix time in seconds at the moment `now`.
         state: replaces the state that follows from the plan.
         cause: why the run failed; None: it did not fail.
     """
-    expected = find_expected(plan, members, settings.trainers)
+    expected, silence = find_expected(plan, members, settings.trainers), limits.silence
+    waits = describe_wait(plan, expected, now, silence) or describe_growth(plan, members, now, limits) or None
     members = [m for m in members if m in expected or m.phase != Phase.ABSENT]
     starts = plan.do == Action.TRAIN and any(find_state_before_training(member, plan) for member in expected)
     state = state or ("starting" if starts else STATES.get(plan.do, str(plan.do)))
@@ -352,7 +346,7 @@ def build_status(
         state=state,
         attempt=plan.attempt,
         restarts=tuple(replace(restart, signature=None) for restart in plan.restarts),
-        waiting_for=describe_wait(plan, expected, now, silence),
+        waiting_for=waits,
         waiting_since=round(wall - (now - plan.since), 3) if has_missing else None,
         join_seconds=settings.join_seconds,
         trainers=len(expected) if settings.is_elastic else settings.trainers,

@@ -135,7 +135,7 @@ class Rank0PodWatch:
     def __init__(self, settings: TrainSettings, api: PodApi) -> None:
         self._api, self._job = api, settings.k8s_job
         self._pods: dict[str, dict[str, Any]] = {}
-        self._address = self._api_error = ""
+        self._api_error = ""
         self._end = threading.Event()
         threading.Thread(target=self._run, name="find rank 0", daemon=True).start()
 
@@ -145,8 +145,9 @@ class Rank0PodWatch:
         Raises:
             OSError: rank 0's pod does not run, or the API server rejects or fails the requests; the message says which.
         """
-        if self._address:
-            return self._address
+        running = sorted(filter(find_pod_address, self._pods.values()), key=_created)
+        if running:
+            return str(find_pod_address(running[-1]))
         raise OSError(
             f"the pod of rank 0 of Job {self._job} does not run: {self._describe_pods()}{self._api_error}"
         )
@@ -186,8 +187,6 @@ class Rank0PodWatch:
 
     def _update(self, pods: dict[str, dict[str, Any]]) -> None:
         before, self._pods = self._describe_pods(), pods
-        running = sorted(filter(find_pod_address, pods.values()), key=_created)
-        self._address = str(find_pod_address(running[-1])) if running else ""
         if self._describe_pods() != before:
             log.info("rank 0: %s", self._describe_pods())
 
@@ -217,14 +216,19 @@ def connect_to_rank_0(network: PodNetwork, host: str, port: int) -> http.client.
     return connection
 
 
-def post_state(connection: http.client.HTTPConnection, credential: str, body: bytes) -> tuple[int, bytes]:
-    """Send POST /state with this credential and JSON body; return the answer's HTTP status and body.
+def post_state(
+    connection: http.client.HTTPConnection, credential: str, state: MemberState, seen: int
+) -> tuple[int, bytes]:
+    """Send POST /state with this credential; return the answer's HTTP status and body.
+
+    `seen` is the version of the newest order that this rank has.
 
     Raises:
         OSError, http.client.HTTPException: the connection has ended, or no answer came within ANSWER_SECONDS.
     """
     headers = {"Authorization": f"Bearer {credential}", "Content-Type": "application/json"}
-    connection.request("POST", "/state", body, headers)
+    body = json.dumps({"state": state.to_json(time.monotonic()), "seen": seen})
+    connection.request("POST", "/state", body.encode(), headers)
     response = connection.getresponse()
     return response.status, response.read()
 
@@ -389,7 +393,7 @@ class CoordinatorLink(OrderSource):
             with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
                 connection = connect_to_rank_0(self._network, rank0.address, self._port)
                 with contextlib.closing(connection):
-                    code, _ = post_state(connection, rank0.credential, _encode(state, -1))
+                    code, _ = post_state(connection, rank0.credential, state, -1)
                 if code == 200 and state.phase == Phase.LEAVING:
                     self._finished.set()
 
@@ -401,7 +405,7 @@ class CoordinatorLink(OrderSource):
             self.credential = self._rank0.credential
             self._connection = connect_to_rank_0(self._network, self._rank0.address, self._port)
         sent = time.monotonic()
-        code, body = post_state(self._connection, self.credential, _encode(state, self._version))
+        code, body = post_state(self._connection, self.credential, state, self._version)
         if code == 200:
             order, version = _parse_order(body)
             is_first, is_new = self.order is None, version != self._version
@@ -510,8 +514,3 @@ def _parse_order(body: bytes) -> tuple[Plan, int]:
             f"the answer to POST /state has no valid plan ({type(error).__name__}: {error}). Fix: use one image for "
             "all pods of the run"
         ) from error
-
-
-def _encode(state: MemberState, seen: int) -> bytes:
-    """Return the body of POST /state; `seen` is the version of the newest order that this rank has."""
-    return json.dumps({"state": state.to_json(time.monotonic()), "seen": seen}).encode()

@@ -119,7 +119,7 @@ def stage_inputs(
         (_stage_files if is_files else _stage_data)(settings, rank, manifest, check)
     if settings.packages:
         _stage_packages(settings, check)
-    digest = _stage_program(program, work.program, settings.config_file, settings.program_sha256, check)
+    digest = _stage_program(settings, program, check)
     # The data providers of runtime v1 read ./data/train.txt, as in the tutorial's container.
     link = work.program / "data"
     if settings.runtime == "v1" and not link.exists():
@@ -127,16 +127,15 @@ def stage_inputs(
     return digest
 
 
-def _stage_program(
-    program: Path, target: Path, config_file: str, expected: str, check: Callable[[], None]
-) -> str:
-    """Copy the program to the folder `target`; return the digest of the copy (`program_sha256`).
+def _stage_program(settings: TrainSettings, program: Path, check: Callable[[], None]) -> str:
+    """Copy the program to the pod's own disk; return the digest of the copy (`program_sha256`).
 
     Raises:
         DataError: the program changed during the copy.
-        SettingsError: the copied folder has another sha256 than `expected`, which is empty if any is valid.
-        UnfitError: the copy differs from the program.
+        SettingsError: the copied folder has another sha256 than `training.programSha256`.
+        UnfitError: the copy differs from the program, so the pod's own disk is faulty.
     """
+    target, config_file = settings.work.program, settings.config_file
     changed = DataError(
         f"{program} was changed while it was copied, so it is unknown which program this run trains. "
         "Fix: wait until `python -m launcher push` has finished, then start the run again."
@@ -151,7 +150,11 @@ def _stage_program(
     except files.NOT_FOUND as error:
         raise changed from error
     if copied != before:
-        raise _bad_copy(program, target)
+        raise UnfitError(
+            f"{target} differs from {program}, from which it was copied: this pod's own disk is faulty. The pod "
+            "exits, and Kubernetes starts another one. Fix: if this happens again, check the node's disk."
+        )
+    expected = settings.program_sha256
     if expected and (found := files.folder_sha256(target)) != expected:
         raise setting_error(
             "training.programSha256",
@@ -211,13 +214,6 @@ def _stage_packages(settings: TrainSettings, check: Callable[[], None]) -> None:
         archive.unlink()
         unpacked.rename(work.packages)
     log.info("unpacked the program's Python packages (%s bytes compressed)", f"{size:,}")
-
-
-def _bad_copy(source: Path, target: Path) -> UnfitError:
-    return UnfitError(
-        f"{target} differs from {source}, from which it was copied: this pod's own disk is faulty. The pod exits, and "
-        "Kubernetes starts another one. Fix: if this happens again, check the node's disk."
-    )
 
 
 def program_sha256(program: Path, config_file: str) -> str:

@@ -170,7 +170,7 @@ class OutputLease:
         )
         if other.get("runId") == self.holder.run_id:
             return TwinError(
-                f"{text}. It is another pod of this run with rank 0, so this one exits; the run continues. Fix: if a "
+                f"{text}. It is another pod of this run, so this one exits; the run continues. Fix: if a "
                 "pod was deleted by force while its node cannot be reached, it still runs: power that node off."
             )
         own = self.holder.release, self.holder.namespace

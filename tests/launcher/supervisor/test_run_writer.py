@@ -207,7 +207,7 @@ def make_status(*members: Member, do: str = "train", wall: float = NOW, **fields
     restarts = (RestartRecord(0, "a death", 4990.0, [0, "trainer", 1, 1, 2]),)
     plan = make_plan(1, do, since=NOW - 5, restarts=restarts)
     settings = TrainSettings.from_environ(pod_environ(trainers=len(members), **fields))
-    return build_status(settings, members, plan, now=NOW, silence=10, wall=wall)
+    return build_status(settings, members, plan, LIMITS, now=NOW, wall=wall)
 
 
 def trainer(rank: int, phase: str = "training", *, storage: float = 0.0, **progress: Any) -> Member:
@@ -311,7 +311,7 @@ def test_status_shows_the_ranks_outside_the_world_of_an_elastic_run(tmp_path: Pa
         member(3, "idle", 3),
         absent(4),
     ]
-    status = build_status(settings, members, plan, now=NOW, silence=10, wall=0)
+    status = build_status(settings, members, plan, LIMITS, now=NOW, wall=0)
     assert [(rank.rank, rank.state) for rank in status.ranks] == [
         (0, "training"), (1, "training"), (2, "lost"), (3, "spare")
     ]  # fmt: skip
