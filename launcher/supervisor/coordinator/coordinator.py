@@ -53,7 +53,6 @@ from launcher.supervisor.shared_storage.output_folder import (
     open_output,
 )
 from launcher.supervisor.shared_storage.output_lease import (
-    LeaseHolder,
     OutputLease,
     build_credential,
     hash_credential,
@@ -129,12 +128,8 @@ class Coordinator(OrderSource):
         self.output = OutputPaths(s.layout.output)
         self._secret = os.urandom(16).hex()
         self.credential = build_credential(s, self._secret)
-        holder = LeaseHolder(
-            *(s.run_id, s.namespace, s.release, s.job_name, s.pod_name, hash_credential(self.credential)),
-            grace_seconds=s.grace_seconds,
-            address=address,
-        )
-        self.lock = OutputLease(self.output.lock, holder, t, clock=time.monotonic, pause=pause)
+        token = hash_credential(self.credential)
+        self.lock = OutputLease(self.output.lock, s, t, token=token, address=address, pause=pause)
         self.trainer_store = TrainerStore(self.output.checkpoint_request)
         self.plan = Plan(attempt=-1)
         self.run_files: RunFilesWriter | None = None

@@ -38,7 +38,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,47 +55,32 @@ class LeaseLostError(UnfitError):
     """This run has lost the lease, or may have: it expired, another run took it, or the file was removed."""
 
 
-@dataclass(frozen=True)
-class LeaseHolder:
-    """Identifies the pod that holds, or wants, the lease."""
-
-    run_id: str
-    namespace: str
-    release: str
-    job_name: str
-    pod: str
-    token: str
-    """Distinguishes two pods of one run: the hash of the credential with which this run's other ranks authenticate."""
-    grace_seconds: int
-    """Seconds after SIGTERM in which the pod may still save a checkpoint and renew the lease."""
-    address: str = ""
-    """IP address at which this run's other ranks reach the holder."""
-
-    def content(self, beat: int) -> bytes:
-        """Return the content of run.lock: one line of JSON, equally long for each `beat` (count of renewals)."""
-        own: dict[str, object] = {"runId": self.run_id, "namespace": self.namespace, "release": self.release}
-        own |= {
-            "pod": self.pod,
-            "token": self.token,
-            "address": self.address,
-            "graceSeconds": self.grace_seconds,
-        }
-        return f'{json.dumps(own)[:-1]}, "beat": "{beat:012}"}}\n'.encode()
-
-
 class OutputLease:
     """Acquires the lease on one output folder for rank 0's launcher, renews it in a thread, and releases it."""
 
     def __init__(
         self,
         path: Path,
-        holder: LeaseHolder,
+        settings: TrainSettings,
         timings: Timings,
+        *,
+        token: str,
+        address: str = "",
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.path, self.holder, self.timings = path, holder, timings
-        self.token = holder.token
+        """Create the object for the lease file `path`; it touches no file before `acquire`.
+
+        Args:
+            settings: identify this pod.
+            token: distinguishes two pods of one run: the hash of the credential with which this run's other ranks
+                authenticate.
+            address: IP address at which this run's other ranks reach this pod.
+            clock: returns the monotonic time.
+            pause: waits for a number of seconds.
+        """
+        self.path, self._settings, self.timings = path, settings, timings
+        self.token, self._address = token, address
         self.pause, self._clock = pause, clock
         self._beat = 0
         self._renewed = clock()
@@ -149,7 +133,7 @@ class OutputLease:
                 seen, seen_at = current, self._clock()  # a slow read may have seen it only at its end
             elif now - seen_at >= self.timings.lock_stale and self._take_over(current):
                 return True
-            limit = self.timings.lock_wait + _grace_seconds(seen, self.holder.grace_seconds)
+            limit = self.timings.lock_wait + _grace_seconds(seen, self._settings.grace_seconds)
             if now - began >= limit:
                 raise self._refusal(seen, limit)
             if not is_logged and seen is not None:
@@ -159,25 +143,25 @@ class OutputLease:
 
     def _is_of_this_run(self, content: bytes) -> bool:
         holder = _parsed(content) or {}
-        ours = self.holder.run_id, self.holder.namespace
+        ours = self._settings.run_id, self._settings.namespace
         return (holder.get("runId"), holder.get("namespace")) == ours and _token(content) != self.token
 
     def _refusal(self, seen: bytes | None, waited: float) -> LauncherError:
-        other = _parsed(seen) or {}
+        other, s = _parsed(seen) or {}, self._settings
         text = (
             f"{self.path} is still held by {_who(seen)}, which is alive (it renewed the lease while this run "
             f"waited {waited:.0f} s)"
         )
-        if other.get("runId") == self.holder.run_id:
+        if other.get("runId") == s.run_id:
             return TwinError(
                 f"{text}. It is another pod of this run, so this one exits; the run continues. Fix: if a "
                 "pod was deleted by force while its node cannot be reached, it still runs: power that node off."
             )
-        own = self.holder.release, self.holder.namespace
+        own = s.release, s.namespace
         if (other.get("release"), other.get("namespace")) != own:
             return DeadlineError(
                 f"{text}. Two live releases cannot write one output: release {own[0]} in namespace {own[1]} "
-                f"has the same jobName {self.holder.job_name!r} on the same storage. Fix: set another "
+                f"has the same jobName {s.job_name!r} on the same storage. Fix: set another "
                 "jobName, or uninstall the other release first."
             )
         # `stop` would act on the release's newest Job, which is usually the one that waits here.
@@ -186,8 +170,13 @@ class OutputLease:
         return DeadlineError(f"{text}. Fix: stop that run first: {stop}")
 
     def _content(self) -> bytes:
+        """Return the next content of run.lock: one line of JSON, equally long for each beat (count of renewals)."""
         self._beat += 1
-        return self.holder.content(self._beat)
+        s = self._settings
+        ours: dict[str, object] = {"runId": s.run_id, "namespace": s.namespace, "release": s.release}
+        ours |= {"pod": s.pod_name, "token": self.token, "address": self._address}
+        ours |= {"graceSeconds": s.grace_seconds}
+        return f'{json.dumps(ours)[:-1]}, "beat": "{self._beat:012}"}}\n'.encode()
 
     def _create(self) -> bool:
         """Create the file if it is absent; return whether this process holds the lease now."""

@@ -25,7 +25,6 @@ from launcher.supervisor.shared_storage.output_folder import (
     run_fingerprint,
 )
 from launcher.supervisor.shared_storage.output_lease import (
-    LeaseHolder,
     LeaseLostError,
     OutputLease,
     read_lease_holder,
@@ -78,12 +77,14 @@ class RunOutput:
         self.settings = train_settings(tmp_path, PADDLE_LAUNCHER_K8S_JOB=run)
         self.fingerprint = run_fingerprint(self.settings, program)
         self.output = OutputPaths(self.settings.layout.output)
-        self._holder = LeaseHolder(run, "ns", "r", "quick-start", f"{run}-0", f"token-{run}", 110)
         self._new_lock()
 
     def _new_lock(self) -> None:
         clock = FakeClock()
-        self.lock = OutputLease(self.output.lock, self._holder, Timings(), clock, clock.pause)
+        token = f"token-{self.settings.run_id}"
+        self.lock = OutputLease(
+            self.output.lock, self.settings, Timings(), token=token, clock=clock, pause=clock.pause
+        )
 
     def open_output(self) -> tuple[int, RunFile]:
         """Acquire the lease in a new pod, open the output and release the lease."""

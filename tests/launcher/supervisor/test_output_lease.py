@@ -18,22 +18,30 @@ from hypothesis import strategies as st
 
 from launcher.errors import DeadlineError, LauncherError, StorageFailedError, TwinError
 from launcher.io import files
+from launcher.settings import TrainSettings
 from launcher.supervisor.shared_storage.output_lease import (
-    LeaseHolder,
     LeaseLostError,
     OutputLease,
     read_lease_holder,
 )
 from launcher.supervisor.timings import Timings
+from testkit.pod_settings import pod_environ
 from tests.launcher.supervisor.failing_calls import fail_calls
 from tests.launcher.supervisor.fake_clock import FakeClock
 
 SHORT = replace(Timings(), lock_beat=0.02, lock_lease=0.3, lock_stale=0.6, lock_settle=0.05, poll=0.01)
 
 
-def build_holder(run: str, release: str = "r", pod: str = "0", grace: int = 110) -> LeaseHolder:
-    """Return the holder of a lease: a pod of a run."""
-    return LeaseHolder(run, "ns", release, "job", f"{run}-{pod}", f"token-{run}-{pod}", grace)
+SETTINGS = replace(TrainSettings.from_environ(pod_environ()), namespace="ns", job_name="job")
+
+
+def build_lease(
+    path: Path, run: str, release: str = "r", pod: str = "0", grace: int = 110, **more: Any
+) -> OutputLease:
+    """Return the lease of a pod of a run, with short periods; `more` are other arguments of `OutputLease`."""
+    own = {"k8s_job": run, "release": release, "pod_name": f"{run}-{pod}", "grace_seconds": grace}
+    settings, token = replace(SETTINGS, **own), f"token-{run}-{pod}"
+    return OutputLease(path, settings, **{"timings": SHORT, "token": token, **more})
 
 
 @pytest.fixture
@@ -50,8 +58,9 @@ class Pods:
         self.first.acquire()
 
     def lease(self, *args: Any, **more: Any) -> OutputLease:
-        """Return the lease of `build_holder(*args, **more)`."""
-        return OutputLease(self.path, build_holder(*args, **more), Timings(), self.clock, self.clock.pause)
+        """Return the lease of `build_lease(*args, **more)` with the product's periods."""
+        own = {"timings": Timings(), "clock": self.clock, "pause": self.clock.pause}
+        return build_lease(self.path, *args, **own, **more)
 
     @property
     def token(self) -> str | None:
@@ -81,9 +90,9 @@ class LossRecorder:
         self.reported.set()
 
 
-def start_renewed_lease(path: Path, who: LeaseHolder) -> tuple[OutputLease, LossRecorder]:
+def start_renewed_lease(path: Path) -> tuple[OutputLease, LossRecorder]:
     """Return an acquired lease with short periods that a real thread renews, and its recorder of losses."""
-    held, lost = OutputLease(path, who, SHORT), LossRecorder()
+    held, lost = build_lease(path, "a"), LossRecorder()
     held.acquire()
     held.start_renewing(lost)
     return held, lost
@@ -203,7 +212,7 @@ def test_of_two_pods_that_take_an_expired_lease_only_the_last_one_holds_it(pods:
     with before, pytest.raises(DeadlineError, match="still held by run c") as caught:
         pods.lease("b").acquire()
     assert "Fix: stop that run first: kubectl delete job c -n ns" in str(caught.value)
-    assert pods.token == build_holder("c").token
+    assert pods.token == pods.lease("c").token
 
 
 def test_a_pod_whose_rename_was_late_waits_until_the_earlier_holder_has_noticed(pods: Pods) -> None:
@@ -240,7 +249,11 @@ def test_a_renewal_changes_the_content_but_neither_inode_nor_length(pods: Pods) 
 @given(st.integers(0, 10**12 - 1), st.integers(0, 10**12 - 1))
 @example(99, 100)
 def test_a_read_that_mixes_two_renewals_has_the_holders_token(a: int, b: int) -> None:
-    one, other = build_holder("a").content(a), build_holder("a").content(b)
+    held = build_lease(Path("run.lock"), "a")
+    held._beat = a - 1
+    one = held._content()
+    held._beat = b - 1
+    other = held._content()
     assert (a == b) == (one == other)
     for cut in range(len(one)):
         assert json.loads(one[:cut] + other[cut:])["token"] == "token-a-0"
@@ -254,7 +267,7 @@ def test_a_lease_can_be_renewed_on_a_full_disk(pods: Pods) -> None:
 
 
 def test_release_removes_the_lease_and_reports_no_loss(path: Path) -> None:
-    held, lost = start_renewed_lease(path, build_holder("a"))
+    held, lost = start_renewed_lease(path)
     held.release()
     assert not path.exists()
     assert not held.is_lost
@@ -283,7 +296,7 @@ def test_release_keeps_the_lease_of_another_pod_that_took_it(pods: Pods, taken: 
 
 
 def test_the_output_folder_can_be_replaced_while_the_lease_is_renewed(path: Path) -> None:
-    held, lost = start_renewed_lease(path, build_holder("a"))
+    held, lost = start_renewed_lease(path)
     new = path.parent.with_name("new")
     new.mkdir()
     with held.pause_renewals():
@@ -304,7 +317,7 @@ def test_the_output_folder_can_be_replaced_while_the_lease_is_renewed(path: Path
     "error", [0, errno.EIO, errno.ESTALE, errno.EROFS], ids=["hangs", "EIO", "ESTALE", "read-only"]
 )
 def test_a_lease_that_cannot_be_renewed_is_lost_for_good(path: Path, error: int) -> None:
-    held, lost = start_renewed_lease(path, build_holder("a"))
+    held, lost = start_renewed_lease(path)
     back = threading.Event()
     call, then = ("open", lambda: None) if error else ("pwrite", lambda: back.wait() and None)
     with fail_calls(call, "*/run.lock", error, then=then):
@@ -324,7 +337,7 @@ def test_a_lease_that_cannot_be_renewed_is_lost_for_good(path: Path, error: int)
 
 @pytest.mark.parametrize("call", ["open", "pwrite"])
 def test_a_late_renewal_does_not_change_the_new_holders_lease(path: Path, call: str) -> None:
-    held, lost = start_renewed_lease(path, build_holder("a"))
+    held, lost = start_renewed_lease(path)
     hangs, back = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -334,7 +347,7 @@ def test_a_late_renewal_does_not_change_the_new_holders_lease(path: Path, call: 
     with fail_calls(call, "*/run.lock", times=1, then=hang):
         assert hangs.wait(10)
         assert lost.reported.wait(10)
-        second = OutputLease(path, build_holder("b"), SHORT)
+        second = build_lease(path, "b")
         second.acquire()
         content = path.read_bytes()
         back.set()
@@ -364,8 +377,8 @@ def test_a_lease_file_with_other_content_is_not_overwritten_by_a_renewal(pods: P
 
 @pytest.mark.parametrize("taken", [True, False], ids=["taken", "removed"])
 def test_a_lease_that_is_taken_or_removed_is_lost_at_the_next_renewal(path: Path, taken: bool) -> None:
-    held, lost = start_renewed_lease(path, build_holder("a"))
-    other = OutputLease(path, build_holder("b"), SHORT)
+    held, lost = start_renewed_lease(path)
+    other = build_lease(path, "b")
     if taken:
         other.write_to(path)
     else:
@@ -378,7 +391,7 @@ def test_a_lease_that_is_taken_or_removed_is_lost_at_the_next_renewal(path: Path
 
 
 def test_a_lease_lost_during_a_folder_replacement_raises(path: Path) -> None:
-    held, lost = start_renewed_lease(path, build_holder("a"))
+    held, lost = start_renewed_lease(path)
     with pytest.raises(LeaseLostError), held.pause_renewals():  # no renewal for longer than the lease
         assert lost.reported.wait(10)
 

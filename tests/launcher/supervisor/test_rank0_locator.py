@@ -6,6 +6,7 @@ import contextlib
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from launcher.settings import TrainSettings
 from launcher.supervisor.peers import coordinator_link
 from launcher.supervisor.peers.coordinator_link import Rank0, Rank0Locator, Rank0PodWatch
 from launcher.supervisor.shared_storage.output_lease import (
-    LeaseHolder,
+    OutputLease,
     build_credential,
     hash_credential,
     write_secret,
 )
+from launcher.supervisor.timings import Timings
 from testkit.fake_api_server import FakeApiServer, create_certificate, make_pod
 from testkit.waiting import until
 from tests.launcher.supervisor.loopback_gang import build_coordinator, pod_environ, train_settings
@@ -138,8 +140,9 @@ def test_the_lease_of_this_run_has_the_address_of_rank_0_unless_the_api_server_i
     locator = Rank0Locator(settings)
 
     def find(run: str = settings.run_id, token: str = hash_credential(credential)) -> Rank0:
-        holder = LeaseHolder(run, "paddle", "r", "j", "pod-0", token, 110, address="10.0.0.1")
-        OutputPaths(settings.layout.output).lock.write_bytes(holder.content(1))
+        holder = replace(settings, k8s_job=run, pod_name="pod-0")
+        lock = OutputPaths(settings.layout.output).lock
+        OutputLease(lock, holder, Timings(), token=token, address="10.0.0.1").write_to(lock)
         return locator.find()
 
     if rendezvous == "api":
