@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -48,10 +47,14 @@ class StudyTrial:
     """The newest pass whose score was reported, counted from 1; 0 before the first one."""
 
 
-def check_journal(content: bytes, where: object) -> None:
-    """Raise DataError if a line of a journal is no record of Optuna; a last line without its end is not checked."""
+def intact_records(content: bytes, where: object) -> bytes:
+    """Return the content of a journal without a last record that a crash has cut.
+
+    Optuna would append the next record to it, lose both, and then reject the file. Raises DataError if another line is
+    no record of Optuna; `where` is the file, for the message.
+    """
     *lines, rest = content.split(b"\n")
-    for number, line in enumerate(lines or [rest], 1):
+    for number, line in enumerate(lines or content.splitlines(), 1):
         try:
             is_record = "op_code" in dict(json.loads(line.decode("utf-8")))
         except (ValueError, TypeError):
@@ -62,39 +65,22 @@ def check_journal(content: bytes, where: object) -> None:
                 "changed. Fix: give another file with --storage; or move the damaged journal aside, and continue with "
                 "its other copy (on this machine or the shared storage) with --resume"
             )
+    return content.removesuffix(rest)
 
 
-def repair_journal(journal: Path) -> int:
-    """Remove a last record that a crash has cut; return how many bytes it had.
-
-    Optuna would append the next record to it, lose both, and then reject the file.
-
-    Raises DataError as `check_journal`; then the file is unchanged.
-    """
-    content = journal.read_bytes()
-    if content:
-        check_journal(content, journal)
-    size = content.rfind(b"\n") + 1
-    if cut := len(content) - size:
-        with journal.open("r+b") as file:
-            file.truncate(size)
-            os.fsync(file.fileno())
-    return cut
-
-
-def choose_journal(local: bytes | None, shared: bytes | None) -> bytes | None:
-    """Return the longer one of two copies of a journal; None if there is none.
+def choose_journal(local: bytes, shared: bytes) -> bytes:
+    """Return the longer one of two copies of a journal, which are empty if they do not exist.
 
     Raises CliError if none continues the other one: two commands have continued the same sweep.
     """
-    longer, shorter = sorted((local or b"", shared or b""), key=len, reverse=True)
+    longer, shorter = sorted((local, shared), key=len, reverse=True)
     if not longer.startswith(shorter):
         raise CliError(
             "the journal on this machine and its copy on the shared storage have different trials: the sweep was "
             "continued on two machines, or the command was killed when it began",
             "move the journal of this machine aside to continue with the copy, and run the same command again",
         )
-    return longer or None
+    return longer
 
 
 def make_pruner(name: Pruner, passes: int) -> BasePruner:

@@ -602,16 +602,16 @@ def open_study(
         UsageError: there is one without `resume`, or none with it, or it is not the one of these options.
         DataError: a journal is damaged, or the file is not a journal. The file is unchanged.
     """
-    from launcher.cli.sweep_study import check_journal, choose_journal, repair_journal
+    from launcher.cli.sweep_study import choose_journal, intact_records
 
-    file = study.journal
-    copy = read_small_files(kept.job("."), [shared_name(study.name)]).get(shared_name(study.name))
-    if file.exists() and (cut := repair_journal(file)):
-        report(f"{file}: removed the last record, of {cut} bytes, which a crash has cut")
-    local = file.read_bytes() if file.exists() else None
+    file, shared = study.journal, shared_name(study.name)
+    content = file.read_bytes() if file.exists() else b""
+    local = intact_records(content, file)
+    copy = read_small_files(kept.job("."), [shared]).get(shared, b"")
+    copy = intact_records(copy, f"{shared} on the storage")
     if not resume:
         if local or copy:
-            where = str(file) if local else f"{shared_name(study.name)} on the storage"
+            where = str(file) if local else f"{shared} on the storage"
             raise UsageError(
                 f"there is a sweep {study.name} already ({where})",
                 "continue it with --resume, start another one with --set jobName=NAME, or remove it: the file, and "
@@ -620,16 +620,17 @@ def open_study(
         file.parent.mkdir(parents=True, exist_ok=True)
         study.create(by, about)
         return
-    content = choose_journal(local, copy)
-    if content is None:
+    journal = choose_journal(local, copy)
+    if not journal:
         raise UsageError(
             f"there is no sweep {study.name} to resume: neither {file} nor a copy on the storage",
             "omit --resume to start it, or give its file with --storage",
         )
-    if content != local:
-        check_journal(content, f"{shared_name(study.name)} on the storage")
+    if journal != content:
+        if cut := len(content) - len(local):
+            report(f"{file}: removed the last record, of {cut} bytes, which a crash has cut")
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, content)
+        write_atomically(file, journal)
     study.open(about)
     if by and study.metric is None:
         study.set_metric(by)

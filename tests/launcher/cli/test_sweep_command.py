@@ -18,7 +18,7 @@ from launcher.cli.launch_training import TrainingPlan
 from launcher.cli.run_view import JobView, RankView, RunView
 from launcher.cli.search_space import Axis, read_space
 from launcher.cli.storage import folder_storage
-from launcher.cli.sweep_study import StudyTrial, SweepStudy, choose_journal, make_pruner, repair_journal
+from launcher.cli.sweep_study import StudyTrial, SweepStudy, choose_journal, intact_records, make_pruner
 from launcher.errors import DataError
 
 from .fake_cluster import FakeCluster
@@ -240,17 +240,19 @@ def test_a_trial_whose_settings_were_not_complete_when_the_command_was_killed_ha
     assert (trial.result, trial.settings) == ("failed", ())
 
 
-def test_a_cut_record_of_the_journal_is_removed_and_the_longer_copy_is_used(tmp_path):
+def test_a_cut_record_of_the_journal_is_removed_and_the_longer_copy_is_used(tmp_path, capsys):
     study = make_study(tmp_path)
     intact = study.journal.read_bytes()
-    assert repair_journal(study.journal) == 0
+    assert intact_records(intact, "") == intact_records(intact + b'{"op_code":4,', "") == intact
+    assert intact_records(b"", "") == b""
+    kept = SimpleNamespace(job=lambda name: folder_storage(tmp_path / name), close=lambda: None)
     study.journal.write_bytes(intact + b'{"op_code":4,')
-    assert repair_journal(study.journal) == 13
+    sweep.open_study(study, kept, None, {"a": 1}, resume=True)
     assert study.journal.read_bytes() == intact
+    assert "removed the last record, of 13 bytes" in capsys.readouterr().err
     make_study(tmp_path).ask()
     longer = study.journal.read_bytes()
-    assert choose_journal(intact, longer) == choose_journal(longer, None) == longer
-    assert choose_journal(None, None) is None
+    assert choose_journal(intact, longer) == choose_journal(longer, b"") == longer
     with pytest.raises(CliError, match="have different trials"):
         choose_journal(longer, intact + b"x" * 10)
 
