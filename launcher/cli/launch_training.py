@@ -46,7 +46,7 @@ _REMOTE = ("s3://", "https://", "http://", "file://")
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(ProgramOptions):
-    """The options of `run`, or of `sweep` for one of its trainings; fields of type `Annotated` are options of both."""
+    """The options that `run` and `sweep` share."""
 
     data: Annotated[
         str | None,
@@ -77,12 +77,6 @@ class LaunchOptions(ProgramOptions):
     namespace: Namespace = NAMESPACE
     kubeconfig: Kubeconfig = None
     context: Context = None
-    keep: Path | None = None
-    """The file for the training's values; None: `JOB.values.yaml`."""
-    by: str | None = None
-    """A score that the program must have."""
-    replace: bool = False
-    """Stop the training that the release runs now."""
 
     def connect(self) -> Cluster:
         """Return a client for the cluster of the options. Raises UsageError for an unusable kubeconfig."""
@@ -104,22 +98,13 @@ class TrainingPlan:
         return str(self.values["jobName"])
 
 
-@dataclass(frozen=True)
-class LaunchResult:
-    """The result of `launch`."""
-
-    changed: bool
-    """False: the release had this training already, and it neither failed nor was stopped."""
-    keep: Path
-    """The file with the training's values."""
-    packages: str = ""
-    """The value `training.packages`; empty if the training needs no packages."""
-
-
-def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = ((),)) -> list[TrainingPlan]:
+def plan_trainings(
+    options: LaunchOptions, grid: Sequence[tuple[str, ...]] = ((),), by: str | None = None
+) -> list[TrainingPlan]:
     """Check program and data on this machine; return a plan for each combination of settings in `grid`.
 
-    Every plan uploads the program, but only the first one a local data file.
+    Every plan uploads the program, but only the first one a local data file. `by` is a score that the program must
+    have.
 
     Raises LauncherError if the program, a row or a value is invalid; nothing was sent.
     """
@@ -169,7 +154,7 @@ def plan_trainings(options: LaunchOptions, grid: Sequence[tuple[str, ...]] = (()
         elif options.check:
             config = folder / program.values["training.config"].partition("/")[2]
             file = source.entries[0][1] if source else None
-            checked = uploads.check_program(config, complete["training"], file, complete["data"], options.by)
+            checked = uploads.check_program(config, complete["training"], file, complete["data"], by)
             report(f"{' '.join(['program', str(folder), *settings])}: {checked}")
         sent = [program, *([source] if source and not plans else [])]
         plans.append(TrainingPlan(sent, chosen, requirements))
@@ -247,12 +232,23 @@ def read_values(files: Iterable[Path]) -> Values:
     return values
 
 
-def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, session: ClusterSession) -> LaunchResult:
-    """Upload what has changed, write the values to a file, and upgrade the release of `session` to them.
+def launch(
+    plan: TrainingPlan,
+    options: LaunchOptions,
+    helm: Helm,
+    session: ClusterSession,
+    keep: Path,
+    *,
+    replace: bool = False,
+) -> bool:
+    """Upload what has changed, write the values to the file `keep`, and upgrade the release of `session` to them.
 
     A failed or stopped training with these values continues. The leases of the release and of the job's name are held
     meanwhile, so that no other `run` changes this release or starts the same job in another release. Afterwards
-    `session` rejects a run that another command has started in the release.
+    `session` rejects a run that another command has started in the release. With `replace`, the training that the
+    release runs now is stopped without a question.
+
+    Return False if the release had this training already, and it neither failed nor was stopped.
 
     Raises:
         UsageError: helm or the cluster rejects the values, the job's name is taken, the user does not confirm, or
@@ -260,7 +256,6 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, session: Clus
         OtherRunError: another `run` holds one of the leases.
         LauncherError: the cluster, the storage or helm failed.
     """
-    keep = options.keep or Path(f"{plan.job}.values.yaml")
     if keep.exists() and not keep.read_text("utf-8", "replace").startswith(_FILE_MARK):
         raise UsageError(
             f"the file {keep} exists, and `run` did not write it", "give another file with --keep FILE"
@@ -285,7 +280,7 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, session: Clus
         check_job_name_is_free(session, merge_values(read_defaults(), values))
         k8s_job = helm.check(release, values)
         is_new = current is None or current.k8s_job != k8s_job
-        if current and is_new and not options.replace:
+        if current and is_new and not replace:
             _confirm_replacement(session, current, plan.job)
         write_values(keep, plan.values)
         _upload(plan, session, base, options.yes)
@@ -299,8 +294,7 @@ def launch(plan: TrainingPlan, options: LaunchOptions, helm: Helm, session: Clus
         # helm neither resumes a suspended Job nor starts a failed one again.
         is_continued = continue_training(cluster, session.run())
     session.expected_job = k8s_job
-    used = str((values.get("training") or {}).get("packages") or "")
-    return LaunchResult(is_new or is_continued, keep, used)
+    return is_new or is_continued
 
 
 def write_values(file: Path, values: Values) -> None:

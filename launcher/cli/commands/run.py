@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -44,21 +43,21 @@ def run(
 
     After a change to the program, or to continue a stopped or failed training, run the same command again.
     """
-    options = dataclasses.replace(options, keep=keep, replace=replace)
     (plan,) = plan_trainings(options)
     session = ClusterSession(options.connect(), release)
-    launched = launch(plan, options, Helm(session.cluster), session)
-    if not launched.changed:
+    keep = keep or Path(f"{plan.job}.values.yaml")
+    changed = launch(plan, options, Helm(session.cluster), session, keep, replace=replace)
+    if not changed:
         report("program, data and values have not changed: nothing new to train")
     with explain_interrupt(lambda: describe_following(session.options())):
         view = follow_run(session, timeout, to_stderr=output == "json")
     if output == "json":
-        print_json({**view.as_json(), "values": str(launched.keep), "changed": launched.changed})
+        print_json({**view.as_json(), "values": str(keep), "changed": changed})
         return
     out = console()
     if not out.is_terminal and view.passes:  # the screen on a terminal shows them
         out.print(curve_table({"": view.passes}))
-    print_line(describe_next_steps(session, launched.keep, plan.values.get("runtime") not in SCRIPT_RUNTIMES))
+    print_line(describe_next_steps(session, keep, plan.values.get("runtime") not in SCRIPT_RUNTIMES))
 
 
 @with_release

@@ -367,19 +367,22 @@ class ClusterReleases:
         """Return the file with the values of a trial; write it if another machine has launched the trial."""
         file = self._values_file(trial.release)
         if not file.exists():
-            packages = (self.helm.read_values(trial.release).get("training") or {}).get("packages")
-            known = nest_keys({"training.packages": packages}) if packages else {}
-            write_values(file, merge_values(self._values(trial.release, trial.asked.settings), known))
+            values = self._values(trial.release, trial.asked.settings)
+            write_values(file, merge_values(values, self._packages(trial.release)))
         return file
+
+    def _packages(self, release: str) -> dict[str, Any]:
+        """Return the value `training.packages` of an installed release, as values; empty without packages."""
+        packages = (self.helm.read_values(release).get("training") or {}).get("packages")
+        return nest_keys({"training.packages": packages}) if packages else {}
 
     def launch(self, release: str, settings: Sequence[str]) -> ClusterSession:
         """Upload what the storage does not have yet, and install the release."""
         plan = dataclasses.replace(self.plan, values=self._values(release, settings))
-        options = dataclasses.replace(self.options, keep=self._values_file(release))
         session = self._session(release)
-        launched = launch(plan, options, self.helm, session)
+        launch(plan, self.options, self.helm, session, self._values_file(release))
         # The other trials use the same data file and packages; only the program belongs to the job's own folder.
-        packages = nest_keys({"training.packages": launched.packages}) if launched.packages else {}
+        packages = self._packages(release) if self.plan.requirements else {}
         self.plan = dataclasses.replace(
             self.plan,
             uploads=self.plan.uploads[:1],
@@ -476,10 +479,9 @@ def sweep(
     axes = read_space(search or (), search_file)
     wanted = count_trials(axes, sampler, trials)
     check_keys(axes, options)
-    options = dataclasses.replace(options, by=by)
     from launcher.cli.sweep_study import SweepStudy, make_pruner
 
-    plans = plan_ends(options, axes)
+    plans = plan_ends(options, axes, by)
     plan = plans[0]
     if len(plan.job) > JOB_NAME_LENGTH:
         raise UsageError(
@@ -574,14 +576,16 @@ def check_keys(axes: Sequence[Axis], options: LaunchOptions) -> None:
             raise UsageError(f"--search {axis.key}: {setter} sets it, too", "omit one of them")
 
 
-def plan_ends(options: LaunchOptions, axes: Sequence[Axis]) -> list[TrainingPlan]:
+def plan_ends(options: LaunchOptions, axes: Sequence[Axis], by: str | None) -> list[TrainingPlan]:
     """Return the plans with the first and with the last value of each key, after all checks of `run`.
 
-    Further plans have the other choices for values of the chart, whose values only were checked.
+    Further plans have the other choices for values of the chart, whose values only were checked. `by` is a score that
+    the program must have.
 
     Raises LauncherError as `plan_trainings`; UsageError as `check_options`.
     """
-    plans = plan_trainings(options, list(zip(*(map(one.setting, one.ends()) for one in axes), strict=True)))
+    ends = list(zip(*(map(one.setting, one.ends()) for one in axes), strict=True))
+    plans = plan_trainings(options, ends, by)
     if complete_values(plans[0].values)["runtime"] not in SCRIPT_RUNTIMES:
         config = str(plans[0].values["training"]["config"]).partition("/")[2]
         check_options(axes, find_program_folder(options.program) / config)

@@ -25,11 +25,6 @@ from .conftest import DATA_JOB, DONE, FAILED, K8S_JOB, QUEUE, RUN_JSON, make_job
 from .fake_cluster import FakeCluster
 
 
-def launch_options(**more: Any) -> launch_training.LaunchOptions:
-    given: dict[str, Any] = {"program": Path(), "data": None, "values": [], "settings": [], "trainers": None}
-    return launch_training.LaunchOptions(**{**given, "passes": None, "keep": Path("kept.yaml"), **more})
-
-
 def make_cluster(*releases: str) -> FakeCluster:
     """Return a cluster with releases whose trainings run."""
     cluster = FakeCluster()
@@ -66,16 +61,19 @@ def open_release(cluster: FakeCluster, name: str = "paddle-training") -> Cluster
 
 def launch(
     cluster: FakeCluster,
-    request: launch_training.LaunchOptions,
+    *,
     batch: int = 8,
     helm: FakeHelm | None = None,
     session: ClusterSession | None = None,
+    replace: bool = False,
     **values: Any,
-) -> launch_training.LaunchResult:
+) -> bool:
     session = session or open_release(cluster)
     given = {"jobName": "mine", "training": {"batchSize": batch}, **values}
     made = launch_training.TrainingPlan([], given)
-    return launch_training.launch(made, request, cast(Helm, helm or FakeHelm(cluster)), session)
+    options = launch_training.LaunchOptions(program=Path())
+    used = cast(Helm, helm or FakeHelm(cluster))
+    return launch_training.launch(made, options, used, session, Path("kept.yaml"), replace=replace)
 
 
 @pytest.mark.parametrize("job", ["quick-start", "mine"], ids=["another job", "other settings of the same"])
@@ -83,12 +81,12 @@ def test_a_running_training_is_not_stopped_without_confirmation(here: Path, job:
     cluster = make_cluster()
     cluster.add_release(jobName=job)
     with pytest.raises(UsageError, match=rf"is training job {job} .*Starting mine would stop it.*Fix: "):
-        launch(cluster, launch_options())
+        launch(cluster)
     assert not (here / "kept.yaml").exists()
-    assert launch(cluster, launch_options(replace=True)).changed
+    assert launch(cluster, replace=True)
     assert not cluster.leases, "the lease is given up"
     cluster.jobs = [make_job("mine-8")]
-    assert not launch(cluster, launch_options()).changed, "the same training again is only followed"
+    assert not launch(cluster), "the same training again is only followed"
 
 
 def test_a_run_of_a_stopped_training_resumes_it(here: Path) -> None:
@@ -96,11 +94,11 @@ def test_a_run_of_a_stopped_training_resumes_it(here: Path) -> None:
     cluster.add_release(k8sJob="mine-8", jobName="mine")
     queue = {"kueue.x-k8s.io/queue-name": "research"}
     cluster.jobs = [make_job("mine-8", suspended=True, labels=queue)]
-    assert not launch(cluster, launch_options()).changed, "its queue starts it"
+    assert not launch(cluster), "its queue starts it"
     with pytest.raises(UsageError, match="Starting mine would stop it"):
-        launch(cluster, launch_options(), batch=16)
+        launch(cluster, batch=16)
     cluster.jobs = [make_job("mine-8", suspended=True)]
-    assert launch(cluster, launch_options()).changed
+    assert launch(cluster)
     assert cluster.suspended == [("mine-8", False)]
 
 
@@ -113,10 +111,10 @@ def test_a_training_that_scheduling_suspend_would_hold_back_is_rejected(
     if not of_training:
         cluster.add_release(base=yaml.safe_dump(held))
     with pytest.raises(UsageError, match=r"scheduling.suspend is true in .* Fix: add --set scheduling"):
-        launch(cluster, launch_options(replace=True), **(held if of_training else {}))
+        launch(cluster, replace=True, **(held if of_training else {}))
     assert not (here / "kept.yaml").exists()
     queued = {"scheduling": {"suspend": True, "queue": "research"}}
-    assert launch(cluster, launch_options(replace=True), **queued).changed, "the queue starts it"
+    assert launch(cluster, replace=True, **queued), "the queue starts it"
 
 
 @pytest.mark.parametrize("data_failed", [False, True])
@@ -130,7 +128,7 @@ def test_a_run_of_a_failed_training_starts_its_job_again(here: Path, data_failed
     failed["spec"] = {**spec, "selector": {"matchLabels": {"controller-uid": "u1"}}, "template": template}
     data = make_job(DATA_JOB, FAILED if data_failed else DONE)
     cluster.jobs = [failed, data]
-    assert launch(cluster, launch_options()).changed is not data_failed
+    assert launch(cluster) is not data_failed
     if data_failed:
         assert cluster.jobs == [failed, data], "only another runId repeats both Jobs"
         return
@@ -138,13 +136,13 @@ def test_a_run_of_a_failed_training_starts_its_job_again(here: Path, data_failed
     metadata = {"name": "mine-8", "namespace": "paddle", "labels": {"app": "x"}, "annotations": {}}
     again = {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
     assert cluster.jobs == [data, again]
-    assert not launch(cluster, launch_options()).changed, "it is only followed now"
+    assert not launch(cluster), "it is only followed now"
 
 
 def test_changed_values_replace_a_stopped_training_and_resume_its_data_job(here: Path) -> None:
     cluster = make_cluster("paddle-training")
     cluster.jobs = [make_job(name, suspended=True) for name in (K8S_JOB, DATA_JOB)]
-    assert launch(cluster, launch_options()).changed
+    assert launch(cluster)
     assert cluster.suspended == [(DATA_JOB, False)], "helm leaves a Job that it keeps suspended"
 
 
@@ -157,17 +155,15 @@ def test_of_two_concurrent_runs_of_a_release_or_job_one_fails_with_the_lease_hol
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
     cluster = make_cluster(*dict.fromkeys(releases))
     first, other = (open_release(cluster, name) for name in releases)
-    options = launch_options(keep=None, replace=True)
     rejected: list[OtherRunError] = []
 
     def second() -> None:
         with pytest.raises(OtherRunError) as raised:
-            launch(cluster, options, batch=16, session=other)
+            launch(cluster, replace=True, batch=16, session=other)
         rejected.append(raised.value)
 
-    done = launch(cluster, options, helm=FakeHelm(cluster, second), session=first)
-    assert [str(path) for path in here.glob("*.values.yaml")] == [str(here / "mine.values.yaml")]
-    assert yaml.safe_load(done.keep.read_text())["training"]["batchSize"] == 8
+    launch(cluster, replace=True, helm=FakeHelm(cluster, second), session=first)
+    assert yaml.safe_load((here / "kept.yaml").read_text())["training"]["batchSize"] == 8
     assert first.run().k8s_job == "mine-8"
     holder = f"{run_lease.user_and_host()} (process {os.getpid()})"
     assert str(rejected[0]).startswith(f"{holder} has been using {what} since ")
@@ -178,9 +174,9 @@ def test_of_two_concurrent_runs_of_a_release_or_job_one_fails_with_the_lease_hol
 def test_a_replaced_run_is_not_followed(here: Path) -> None:
     cluster = make_cluster("paddle-training")
     first = open_release(cluster)
-    launch(cluster, launch_options(replace=True), session=first)
+    launch(cluster, replace=True, session=first)
     first.poll_view()
-    launch(cluster, launch_options(replace=True), batch=16)
+    launch(cluster, replace=True, batch=16)
     with pytest.raises(
         OtherRunError, match=r"run mine-8 was replaced by run mine-16 .*helm history .*--replace"
     ):
@@ -192,7 +188,7 @@ def test_a_missing_claim_is_reported_with_a_fix(here: Path, release: str) -> Non
     cluster = make_cluster("paddle-training")
     cluster.claims = {}
     with pytest.raises(CliError, match=r"the claim paddle-training does not exist .* Fix: create the claim"):
-        launch(cluster, launch_options(replace=True), session=open_release(cluster, release))
+        launch(cluster, replace=True, session=open_release(cluster, release))
     assert not cluster.leases
 
 
@@ -205,7 +201,7 @@ def test_a_new_release_needs_another_one_for_image_and_storage(
 ) -> None:
     with pytest.raises(CliError, match=message):
         cluster = make_cluster(*releases)
-        launch(cluster, launch_options(), session=open_release(cluster, "new"))
+        launch(cluster, session=open_release(cluster, "new"))
 
 
 def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None:
@@ -263,7 +259,7 @@ def test_ctrl_c_stops_following_and_says_how_to_follow_again(capsys: pytest.Capt
 def test_a_file_that_run_did_not_write_is_not_overwritten(here: Path) -> None:
     (here / "kept.yaml").write_text("trainers: 3\n")
     with pytest.raises(UsageError, match=r"kept\.yaml exists, and `run` did not write it"):
-        launch(make_cluster("paddle-training"), launch_options(replace=True))
+        launch(make_cluster("paddle-training"), replace=True)
     assert (here / "kept.yaml").read_text() == "trainers: 3\n"
 
 
@@ -286,7 +282,7 @@ def test_a_release_of_an_earlier_chart_is_not_upgraded_to_the_defaults_of_image_
     cluster = make_cluster("paddle-training")
     cluster.add_release(clusterValues=None)
     with pytest.raises(CliError, match=r"another version of the chart.*Fix: upgrade the release"):
-        launch(cluster, launch_options(replace=True))
+        launch(cluster, replace=True)
     assert not (here / "kept.yaml").exists()
 
 

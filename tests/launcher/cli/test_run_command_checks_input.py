@@ -49,7 +49,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def launch_options(**more: object) -> launch_training.LaunchOptions:
     given = {"program": Path("My Line"), "data": "rows.txt", "values": [], "settings": []}
     return launch_training.LaunchOptions(
-        **{**given, "trainers": None, "passes": None, "check": False, "keep": Path("kept.yaml"), **more}
+        **{**given, "trainers": None, "passes": None, "check": False, **more}
     )
 
 

@@ -16,7 +16,7 @@ from launcher.cli.job_sessions import ClusterSession
 from testkit.waiting import until
 
 from .conftest import K8S_JOB
-from .test_run_command_changes_a_release import launch, launch_options, make_cluster
+from .test_run_command_changes_a_release import launch, make_cluster
 
 
 def test_an_expired_lease_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,7 @@ def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pyte
     with pytest.raises(
         OtherRunError, match=r"another command took it over\. The release was not changed\. Fix"
     ):
-        launch(cluster, launch_options(replace=True))
+        launch(cluster, replace=True)
     assert ClusterSession(cast(Cluster, cluster), "paddle-training").run().k8s_job == K8S_JOB
     assert cluster.leases, "it is another's"
 

@@ -91,9 +91,9 @@ def test_a_failed_job_that_is_started_again_stays_the_newest_run_of_its_cron_job
 def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: Path) -> None:
     plan = launch_training.TrainingPlan([], {"jobName": "mine"})
     helm = SimpleNamespace(check=lambda *_: "mine-1", read_values=cluster.values.get)
-    options = LaunchOptions(program=tmp_path, keep=tmp_path / "mine.yaml")
+    options, keep = LaunchOptions(program=tmp_path), tmp_path / "mine.yaml"
     with pytest.raises(UsageError, match=r"training\.schedule, which training mine would remove.*--replace"):
-        launch_training.launch(plan, options, cast(Helm, helm), session(cluster))
+        launch_training.launch(plan, options, cast(Helm, helm), session(cluster), keep)
 
 
 def test_run_rejects_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -451,7 +451,7 @@ def sweep_of_two(cli, here, monkeypatch):
         def launch(plan, *_):
             if plan.job == "t-2" and second:
                 raise second
-            return SimpleNamespace(packages="")
+            return True
 
         monkeypatch.setattr(sweep, "plan_ends", lambda *_: [TrainingPlan([], {"jobName": "t"})] * 2)
         monkeypatch.setattr(sweep, "launch", launch)
