@@ -117,7 +117,7 @@ class EksCluster(AwsComponent):
 
     Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for
     the access entries, `entries`.
-    `live` is the running cluster, and `after` are the resources that must exist before it.
+    `live` is the running cluster. The resources `after` are created before the cluster.
     """
 
     def __init__(

@@ -109,8 +109,8 @@ class Division:
     def resume(cls, rows: Sequence[int], history: History, trainers: int, batch_size: int) -> Division:
         """Divide what remains of a pass after `history` into batches of at most `batch_size` rows.
 
-        If the newest division of the history has as many parts, it continues with its number of batches, also if the
-        batch size has changed.
+        If the newest division of the history has as many parts as there are trainers, its number of batches does not
+        change, even if the batch size has changed.
         """
         earlier, done, recorded = [tuple(each) for each in history], 0, 0
         if earlier and earlier[-1][0] == trainers:

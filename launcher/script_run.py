@@ -40,8 +40,8 @@ class ScriptRun:
     """One process of a script. Create one in every process, before the first step.
 
     Epochs and steps count from 0. A place (epoch, step) is where training continues: `step` steps of `epoch` are done.
-    The launcher calls an epoch pass, and counts batches, the steps of all processes together: so a run with another
-    number of processes continues at the same part of the epoch.
+    The launcher has other words: a pass is an epoch, and its batches are the steps of all processes together. So a run
+    with another number of processes continues at the same part of the epoch.
 
     Attributes:
         rank: number of this process, from 0. Process 0 saves scores, the model and, unless all processes save together
@@ -59,8 +59,8 @@ class ScriptRun:
         output: the run's output folder on the shared storage; `output` in the current folder without the launcher.
         start: the place (epoch, step) at which training continues; (0, 0) at the start of a run.
         checkpoint: the folder with the files that were saved at `start`, which were verified; None if there is no
-            checkpoint. Test this and not `start`: a run that goes on with more processes than before can have a
-            checkpoint of a few batches, and start at (0, 0).
+            checkpoint. Test this attribute and not `start`: a run that continues with more processes than before may
+            have a checkpoint after a few batches, which is less than a step of all processes, so `start` is (0, 0).
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:

@@ -90,7 +90,7 @@ def hold_file_lock(path: Path, what: str, seconds: float = 3600) -> Iterator[Non
 def require_free_space(folder: Path, gigabytes: float, what: str) -> None:
     """Raise LocalError if the file system of `folder`, which may not exist yet, has less than `gigabytes` GB free.
 
-    The message begins with `what` needs the space.
+    `what` is the first part of the message: what needs the space.
     """
     existing = folder
     while not existing.exists():

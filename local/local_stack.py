@@ -117,7 +117,7 @@ def ensure_stack_files(clone: Path = CLONE) -> None:
 
 
 def _remove_dead_locks() -> None:
-    """Remove the stack's locks of processes of this machine that have ended without removing them, such as killed ones.
+    """Remove locks of the stack that were left by killed processes of this machine.
 
     Pulumi itself removes no lock of another process: every later command would fail until `pulumi cancel`.
     """

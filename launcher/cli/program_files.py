@@ -92,9 +92,10 @@ def empty_submodules(folder: Path) -> list[str]:
 
 
 def _ignoring_file(name: str, specs: list[tuple[str, str, pathspec.GitIgnoreSpec]]) -> str:
-    """Return which of IGNORE_FILES ignores `name`, by the first of `specs` with a pattern for it; empty: none.
+    """Return the name of the ignore file that ignores the file `name`; empty if none ignores it.
 
-    Each of `specs` is (one of IGNORE_FILES, its folder, its patterns).
+    Each of `specs` is (name of the ignore file, its folder, its patterns). The first one that has a pattern for `name`
+    decides.
     """
     for ignore, prefix, spec in specs:
         verdict = spec.check_file(name.removeprefix(prefix)).include

@@ -56,7 +56,8 @@ class ParquetReader:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the rows of the row groups that start at the bytes `begin` to `end` (excluded) of a file.
 
-        An Arrow file, whose record batches have no known place, belongs to the range with its first byte.
+        The places of an Arrow file's record batches are not known. So the range that begins at byte 0 yields all its
+        rows, and other ranges yield none.
 
         Raises:
             DataError: the file is damaged, neither Parquet nor Arrow, or has other columns; the

@@ -182,7 +182,7 @@ class CsvReader:
         self._indexes: list[int] | None = None
 
     def line_blocks(self, blocks: Iterator[bytes], places: RowPlaces) -> Iterator[bytes]:
-        """Yield blocks of about CSV_RECORDS records as lines, and count each record. Blank lines are ignored.
+        """Yield blocks of about CSV_RECORDS records, each record as one line; count the records, ignore blank lines.
 
         `blocks` is what `text_lines.line_blocks` yields; `places` has the object's name for messages.
 

@@ -285,7 +285,10 @@ class ModelFollower:
         return self._work / f"{_digest(self._address)}-{_digest(found.identity)}" / "model"
 
     def _copy(self, found: FoundModel, check: Callable[[Path], None]) -> Path:
-        """Return the folder with the copy of a model. It has its name only when `check` has accepted the copy."""
+        """Copy a model; return the folder of the copy.
+
+        The folder gets this name only when `check` has accepted the copy.
+        """
         folder, new = self._folder(found), self._work / "new"
         if not folder.exists():
             log.info("copying %s to %s", found.address, folder)

@@ -113,7 +113,7 @@ def setting(
         key: the path of the chart's value, such as `training.passes`.
         default: the field's value when the value is null or absent.
         parse: converts the value, or raises BadValueError; None: the value must have the field's type.
-        by_variable: a variable that the chart sets from a Secret instead of the value.
+        by_variable: the environment variable that has the value if the chart takes it from a Secret.
     """
     return _field(Setting(key=key, parse=parse, default=default, variable=by_variable))
 

@@ -60,9 +60,10 @@ SPARE_SECONDS = 5.0  # for a busy node, and for the state and the order between 
 class StopRequest:
     """Records stop signals and decides when the agent obeys them.
 
-    After the first SIGTERM the agent stays while its trainer trains, rank 0's order is still to train, and the
-    pod's grace period leaves time to stop the processes: rank 0 may have all ranks save a checkpoint first, and
-    otherwise orders them to stop. It obeys every other signal, and a second SIGTERM, at once.
+    After the first SIGTERM the agent does not exit at once, because the coordinator may first let all ranks save a
+    checkpoint. It stays as long as three things are true: its trainer trains, the coordinator's order is still to
+    train, and the pod's grace period leaves time to stop the processes. It obeys every other signal, and a second
+    SIGTERM, at once.
     """
 
     def __init__(self, grace: float, exit_seconds: float) -> None:

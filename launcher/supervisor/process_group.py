@@ -252,7 +252,10 @@ class ProcessGroup:
             self._await_servers(now)
 
     def _check_fatal_line(self, now: float) -> None:
-        """Raise `ProcessError` if a log has contained a line with a fatal meaning for a moment."""
+        """Raise `ProcessError` some time after a line with a fatal meaning has appeared in a log.
+
+        The process may exit itself in that time, and then its exit code is the better cause.
+        """
         if self._fatal is None or self.phase == Phase.DONE:
             return
         child, meaning, seen = self._fatal
@@ -462,7 +465,7 @@ class OrderExecutor:
         Args:
             order: the coordinator's newest order; None stops all processes.
             heard: monotonic time at which rank 0 last confirmed the order.
-            stop_seconds: without an order, as `Plan.stop_seconds`.
+            stop_seconds: used when `order` is None, in place of `Plan.stop_seconds`.
         """
         processes = self.processes
         if processes is not None:

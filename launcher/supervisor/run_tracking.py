@@ -121,7 +121,10 @@ class RunTracking:
 
 
 def _track(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Send the run, and earlier runs whose end was not sent (in the helper process); return {}."""
+    """Send the metrics of this run to the trackers, and of earlier runs whose end was not sent; return {}.
+
+    Runs in the helper process.
+    """
     output, runs = Path(request["output"]), Path(request["runs"])
     earlier = (runs / name for name in files.list_names(runs) if not (runs / name).is_symlink())
     for folder in [*(each for each in earlier if (each / PENDING).is_file()), output]:

@@ -53,7 +53,8 @@ class PassRows:
 
         Raises:
             DeadlineError: not all trainers have their shards after RANKS_SECONDS (launcher/io/rank_exchange.py).
-            SettingsError: the program now uses another number of a shard's rows than at the checkpoint inside a pass.
+            SettingsError: the checkpoint was saved inside a pass, and the program now keeps another number of rows of a
+                shard than it did then.
             DataError, StorageError, UnfitError: as `conversion.convert_text` and `prepared_data.copy_shard`.
         """
         self._settings, self._program, self._report, self._check = settings, program, report, check

@@ -57,7 +57,8 @@ def write_shard(
     """Write the file of a shard, and sync it to disk. Return its size and sha256.
 
     Args:
-        groups: ids, ascending, and chunks of the values of the rows with a vector; the same of those without one.
+        groups: two pairs (ascending ids, chunks of the values): one of the rows with a vector, then one of the rows
+            without a vector.
     """
     rows = [len(ids) for ids, _ in groups]
     crc32 = _crc32(ids for ids, _ in groups)

@@ -111,7 +111,11 @@ _WORDS: NDArray[np.uint64] = np.asarray(_Memory(_BASE, (1 << 45,), "<u8", (8,)))
 
 
 def _row_values(columns: int) -> Values:
-    """Return all memory of this process as overlapping rows, one at each address that malloc may return."""
+    """Return an array over all memory of this process, whose row i is what lies at the i-th possible address.
+
+    The rows overlap: malloc returns multiples of 16 bytes, and a row is longer. Only rows at addresses of real rows may
+    be read.
+    """
     return np.asarray(_Memory(_BASE, (1 << 44, columns), "<f4", (16, 4)))
 
 

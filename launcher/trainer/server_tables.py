@@ -104,7 +104,10 @@ class RowShape:
         return FIRST_WEIGHT + first + rest, FIRST_WEIGHT + first
 
     def vectors(self, values: Values) -> Values:
-        """Return the vectors [rows, width] of rows that are all with, or all without a vector; then w[1:] is 0."""
+        """Return the weights [rows, width] of rows.
+
+        Either all the rows have a vector, or none of them has one. Without a vector all weights but the first are 0.
+        """
         found = np.zeros((len(values), self.width), np.float32)
         found[:, 0] = values[:, FIRST_WEIGHT]
         first = self.columns[1]

@@ -49,7 +49,7 @@ Points = Sequence[tuple[int, float]]
 def _page(
     title: str, seen: Seen[Any], content: str, *, where: str = "", state: str = "", links: Mapping[str, str]
 ) -> str:
-    """Return a whole page; `content` is HTML, `links` are addresses by a fixed text."""
+    """Return a whole page; `content` is HTML, and `links` maps the text of each link to its address."""
     problem = seen.problem
     if seen.value is None:
         problem = problem or "reading …"

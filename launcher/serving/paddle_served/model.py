@@ -254,7 +254,10 @@ class IdColumn:
         self._counts.append(count)
 
     def fill(self, target: NDArray[Any]) -> int | None:
-        """Write all rows to `target`, of shape [rows, length]. Return None, as `add` has rejected invalid ids."""
+        """Write all rows to `target`, of shape [rows, length].
+
+        Return None: no row is invalid, since `add` has rejected invalid ids.
+        """
         flat = np.frombuffer(self._flat, np.uint64).view(np.int64)
         counts = np.frombuffer(self._counts, np.dtype("L"))
         if len(flat) == target.size:

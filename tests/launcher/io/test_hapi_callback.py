@@ -29,6 +29,7 @@ def fit(root: Path, resume: str = "", fails_at: int = 0, **env: str) -> tuple[Sc
     """
     import paddle
 
+    paddle.disable_static()  # another test of this process may have enabled it
     run = ScriptRun(
         {
             "PADDLE_LAUNCHER_OUTPUT_DIR": str(root / "output"),
