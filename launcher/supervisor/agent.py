@@ -267,7 +267,6 @@ class Agent:
         self.server: PeerServer | None = None
         self.orders = OrderSource()
         """On rank 0 the coordinator, on every other rank the connection to it."""
-        self._address = ""
         self._probe = StorageProbe(settings.job_path)
         self._forks: child_processes.ForkServer | None = None
         self._fingerprint: dict[str, Any] | None = None
@@ -309,7 +308,7 @@ class Agent:
         """Do everything from the start of the HTTP server to the complete run; raise `LauncherError` if it fails."""
         s, t = self.settings, self.timings
         self.runtime.check(s)
-        self._address = self.executor.address = find_advertised_address(self.network, s.nic)
+        self.executor.address = find_advertised_address(self.network, s.nic)
         pages = {
             "/healthz": self._watchdog.serve_healthz,
             "/status": self._serve_status,
@@ -343,7 +342,7 @@ class Agent:
             if isinstance(self.orders, Coordinator) and self.orders.plan.offers_lease:
                 self._offer_lease(self.orders)
             if isinstance(self.orders, CoordinatorLink) and self._is_coordinator_lost(order):
-                self.orders.raise_if_run_is_over("complete", "failed")
+                self.orders.raise_if_run_is_over()
                 if self._start_coordinator():
                     self.orders.start_run(self._fingerprint)
             self.pause(t.training_poll if self.executor.phase == Phase.TRAINING else t.poll)
@@ -359,7 +358,7 @@ class Agent:
         assert self.server is not None  # noqa: S101 - `_train` has started it
         link, coordinator = self.orders, Coordinator(
             self.settings, self.runtime, self.network, self.timings,
-            address=self._address, pause=self.pause, wake=self.wake, offers=self._offers,
+            address=self.executor.address, pause=self.pause, wake=self.wake, offers=self._offers,
         )  # fmt: skip
         self.orders = coordinator
         self.server.membership, self.server.trainer_store = coordinator.membership, coordinator.trainer_store
@@ -404,7 +403,7 @@ class Agent:
             self.settings, self.runtime, self.network, self.timings,
             read_state=self._read_state_to_send, wake=self.wake,
         )  # fmt: skip
-        link.raise_if_run_is_over("complete")
+        link.raise_if_run_is_over()
         self.orders = link
         link.start()
 
@@ -493,7 +492,7 @@ class Agent:
             phase=Phase.LEAVING if self._is_leaving else phase,
             attempt=attempt,
             failure=self._exit_failure or failure,
-            address=self._address,
+            address=self.executor.address,
             pod=s.pod_name,
             node=s.node_name,
             fingerprint=self._fingerprint,

@@ -245,11 +245,9 @@ class ModelUpload:
         """Return {"name", "bytes", "sha256"} of each file to upload; the name is relative to output/."""
         root = self._output.root
         model = self._output.model
-        newest = (
-            None if model.is_dir() else runtimes.load_runtime(self._settings.runtime).newest_checkpoint(root)
-        )
-        if newest is not None:
-            model = self._output.checkpoint(newest)
+        if not model.is_dir():
+            newest = runtimes.load_runtime(self._settings.runtime).newest_checkpoint(root)
+            model = model if newest is None else self._output.checkpoint(newest)
         found = files.folder_files(model) if model.is_dir() else []
         if not found:
             raise ExportError(

@@ -245,9 +245,8 @@ class ProcessGuard:
 
     def send(self, seconds: float) -> None:
         """Let the guard kill the present process groups after `seconds`, unless this is called again before."""
-        numbers = [
-            time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
-        ]  # also counts while the machine is suspended
+        # CLOCK_BOOTTIME also counts while the machine is suspended.
+        numbers = [time.clock_gettime(time.CLOCK_BOOTTIME) + seconds]
         numbers += [group for group, is_helper in _running.copy().items() if not is_helper]
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
             os.write(self._write, f"{' '.join(map(str, numbers))}\n".encode())
@@ -371,15 +370,13 @@ class LogFollower:
             with contextlib.suppress(OSError):
                 file.seek(position)  # an incomplete line was read, but not used
                 while block := file.read(1 << 16):
-                    cut = (
-                        len(block)
-                        if last
-                        else block.rfind(b"\n") + 1 or (len(block) if len(block) == 1 << 16 else 0)
-                    )
+                    is_full = len(block) == 1 << 16
+                    takes_all = last or (is_full and b"\n" not in block)
+                    cut = len(block) if takes_all else block.rfind(b"\n") + 1
                     if not cut:
                         break
                     if shown:  # the launcher's next line must not continue an incomplete last one (dots)
-                        ending = b"" if block[:cut].endswith(b"\n") or len(block) == 1 << 16 else b"\n"
+                        ending = b"" if block[:cut].endswith(b"\n") or is_full else b"\n"
                         sys.stdout.buffer.write(block[:cut] + ending)
                     if self._judge is not None:
                         self._judge(block[:cut].decode(errors="replace"))

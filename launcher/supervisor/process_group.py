@@ -197,12 +197,12 @@ class ProcessGroup:
         self.stop(now)
 
     def _describe_failure(self, error: LauncherError, at: float) -> Failure:
-        progress = read_progress(self._gang.settings)
-        number, batch, place = progress.number, progress.batch, None
-        if number is not None and batch is not None and progress.state not in STATES_BEFORE_TRAINING:
-            place = (
-                Position(number, batch) if min(number, batch) >= 0 else None
-            )  # of a script's own progress.json
+        progress, place = read_progress(self._gang.settings), None
+        number, batch = progress.number, progress.batch
+        has_trained = progress.state not in STATES_BEFORE_TRAINING
+        # A script's own progress.json may have negative numbers.
+        if has_trained and number is not None and batch is not None and min(number, batch) >= 0:
+            place = Position(number, batch)
         failure = Failure.from_error(error, at, self._gang.index, place=place)
         if self.ended and isinstance(error, ProcessError):
             failure = replace(failure, text=describe_early_exit(" and ".join(self.ended), failure.text))
@@ -452,7 +452,7 @@ class OrderExecutor:
         self.failure: Failure | None = None
         self.staged = False
         """Whether this rank's input is staged, so that processes can start."""
-        self.address: str | None = None
+        self.address = ""
         """This launcher's address: an order with another one is meant for an earlier pod of this rank."""
         self._stopped_early = False
         """Whether this rank stops, or has stopped, its processes before the attempt was complete."""
@@ -476,16 +476,13 @@ class OrderExecutor:
         may_run = is_confirmed and order is not None and order.do.runs_processes
         if order is not None:
             stop_seconds = order.stop_seconds if is_confirmed else 0.0
-        is_current = processes is not None and order is not None and order.attempt == processes.attempt
-        if (
-            processes is not None
-            and order is not None
-            and (order.do in (Action.STOP, Action.WAIT) or not is_current)
-        ):
-            # Also when all processes have exited by themselves: the coordinator waits for the phase `idle`.
-            self._stopped_early = True
-            processes.stop(now, stop_seconds)
-        if processes is not None and order is not None and may_run and is_current and not self._stopped_early:
+        if processes is not None and order is not None:
+            is_current = order.attempt == processes.attempt
+            if order.do in (Action.STOP, Action.WAIT) or not is_current:
+                # Also when all processes have exited by themselves: the coordinator waits for the phase `idle`.
+                self._stopped_early = True
+                processes.stop(now, stop_seconds)
+        if processes is not None and order is not None and may_run and not self._stopped_early:
             if order.do == Action.TRAIN:
                 processes.train()
             elif order.do == Action.FINISH:
@@ -501,7 +498,7 @@ class OrderExecutor:
 
     def _can_start(self, order: Plan) -> bool:
         place = order.place(self._rank)
-        is_ours = place is not None and self.address in {None, order.addresses[place]}
+        is_ours = place is not None and self.address == order.addresses[place]
         return order.do == Action.SERVE and is_ours and self.staged and order.attempt > self.attempt
 
     def _start_attempt(self, order: Plan, now: float) -> None:

@@ -166,9 +166,8 @@ class HangDetector:
             return deadline, "training.progressDeadlineSeconds"
         if state == "done":
             return self._exit_deadline, "for a trainer that is done"
-        if (
-            state == "waiting"
-        ):  # other trainers train or write the model; the coordinator checks that one does
+        # Other trainers train or write the model; the coordinator checks that one does.
+        if state == "waiting":
             return UNMEASURED_FACTOR * deadline, f"{UNMEASURED_FACTOR} times training.progressDeadlineSeconds"
         least = LEAST_SECONDS + (size or 0.0) / BYTES_PER_SECOND
         if state in stays:

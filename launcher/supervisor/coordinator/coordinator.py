@@ -313,10 +313,7 @@ class Coordinator(OrderSource):
                 )
             how = start if plan.resume is None else f"resumes from {plan.resume}"
             log.info("attempt %d %s; the rendezvous took %.1f s", plan.attempt, how, self.rendezvous_seconds)
-            size, others = (
-                len(plan.ranks),
-                len(before.ranks) or self._settings.trainers,
-            )
+            size, others = len(plan.ranks), len(before.ranks) or self._settings.trainers
             if size != others:
                 ranks = ", ".join(map(str, sorted(plan.ranks)))
                 self._notify("resized", f"the run goes on with {size} ranks instead of {others}: {ranks}")

@@ -296,12 +296,11 @@ def _plan_after_waiting(plan: Plan, members: Sequence[Member], now: float, limit
     if not may_shrink and find_missing(expected, now, limits.silence):
         if now - plan.since >= limits.join:
             text = describe_missing(expected, plan.since, now, limits)
-            before = (
-                f" The rendezvous was for attempt {plan.attempt}, after this failure: {plan.cause.text}"
-                if plan.cause
-                else ""
-            )
-            return _end(plan, now, Failure(text + before, EXIT_GANG, now))
+            if plan.cause is not None:
+                text += (
+                    f" The rendezvous was for attempt {plan.attempt}, after this failure: {plan.cause.text}"
+                )
+            return _end(plan, now, Failure(text, EXIT_GANG, now))
         is_cut_off = _may_be_cut_off(plan, members, expected, now, limits)
         return replace(plan, offers_lease=True) if is_cut_off else plan
     is_complete = may_shrink or all(m in ready for m in expected)

@@ -461,7 +461,7 @@ class CoordinatorLink(OrderSource):
         if now - self._logged < t.silence:
             return
         self._logged = now
-        self.raise_if_run_is_over("complete", "failed")
+        self.raise_if_run_is_over()
         log.info("waiting for %s for %.0f s now: %s", self._name, silent, self.problem)
         # The other ranks end the run a little later, so that rank 1 can send its notification.
         if silent >= s.join_seconds + (0 if s.completion_index == 1 else 2 * t.silence):
@@ -481,8 +481,8 @@ class CoordinatorLink(OrderSource):
             )
             self._notify("waiting", attempt, text)
 
-    def raise_if_run_is_over(self, *states: str) -> None:
-        """Raise `RunEndedError` if run.json has one of these final `states`, `complete` or `failed`.
+    def raise_if_run_is_over(self) -> None:
+        """Raise `RunEndedError` if run.json has a final state, `complete` or `failed`.
 
         Rank 0 may have exited before this rank received its last order. The state `failed` counts only if the holder
         of the output lease that this rank knows wrote it, because a later start of the same run tries again.
@@ -492,7 +492,7 @@ class CoordinatorLink(OrderSource):
             run = read_run_record(output)
         except files.UnreadableError:  # rank 0 reports it
             return
-        if run is None or run.run_id != self._settings.run_id or run.state not in states:
+        if run is None or run.run_id != self._settings.run_id:
             return
         if run.state == "complete" and self._runtime.is_complete(output.root, self._settings):
             raise RunEndedError("the run is complete", 0)

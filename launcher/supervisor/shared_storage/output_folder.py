@@ -77,11 +77,8 @@ def check_folders(layout: JobPaths) -> None:
     Raises:
         StorageError: one of them is a symbolic link, or a file instead of a folder.
     """
-    for path in (
-        layout.output,
-        layout.runs,
-        *(layout.output / name for name in files.list_names(layout.output)),
-    ):
+    entries = [layout.output / name for name in files.list_names(layout.output)]
+    for path in (layout.output, layout.runs, *entries):
         with files.storage_errors(path):
             what = "a symbolic link" if path.is_symlink() else ""
             folder = path.parent == layout.job or path.name.startswith("node_")
