@@ -115,18 +115,21 @@ def describe_os_error(error: Exception, where: object = "") -> LauncherError:
     return CliError(text, "check that this path exists and that you may use it")
 
 
+_EXTRAS = {
+    "model": ("google", "numpy", "paddle"),
+    "pod": ("boto3", "matplotlib"),
+    "serve": ("fastapi", "prometheus_client", "uvicorn"),
+    "sweep": ("optuna", "plotly"),
+}
+"""Python packages of each extra of pyproject.toml."""
+
+
 def missing_package(error: ModuleNotFoundError) -> CliError:
     """Return the error for a Python package that is not installed. Raise `error` if it is a module of the launcher."""
     name = (error.name or "launcher").partition(".")[0]
     if name == "launcher":
         raise error
-    extras = dict.fromkeys(("google", "numpy", "paddle"), "[model]") | {
-        "boto3": "[pod]",
-        "matplotlib": "[pod]",
-        "optuna": "[sweep]",
-        "plotly": "[sweep]",
-    }
-    extra = (extras | dict.fromkeys(("fastapi", "prometheus_client", "uvicorn"), "[serve]")).get(name, "")
+    extra = next((f"[{one}]" for one, packages in _EXTRAS.items() if name in packages), "")
     return CliError(
         f"this command needs the Python package {name}, which is not installed",
         f"pip install '.{extra}' in the project's folder, or run this in the launcher's image",

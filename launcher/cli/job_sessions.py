@@ -279,18 +279,15 @@ class ClusterSession:
         if self._files_of != (run.k8s_job, data_state):
             self._files, self._files_of = None, (run.k8s_job, data_state)
         now = time.monotonic()
+        is_new = now - self._files_read_at < FILES_SECONDS and not (self.kept and with_reader)
         try:
             if self.kept is not None:
                 running: Storage | None = self.kept.job(run.job_name)
             else:
                 running = open_through_running_pod(self.cluster, run, pods, or_init=True)
-            is_new = now - self._files_read_at < FILES_SECONDS and not (self.kept and with_reader)
-            if running is not None and self._files and is_new:
-                return self._files
-            if running is not None:
+            if running is not None and (self._files is None or not is_new):
                 self._files, self._files_read_at = read_job_files(running), now
-                return self._files
-            if with_reader:
+            elif running is None and with_reader:
                 with storage.open_reader_pod(self.cluster, run, storage.READ_SECONDS) as opened:
                     return read_job_files(opened)
         except cluster_api.UnreachableError:

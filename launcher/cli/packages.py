@@ -143,21 +143,13 @@ def find_requirements(folder: Path, given: str | None) -> Path | None:
     return found.resolve()
 
 
-@dataclass(frozen=True)
-class InstalledPackages:
-    """The packages in a folder."""
+def package_files(folder: Path) -> tuple[tuple[str, Path], ...]:
+    """Return (name below `folder`, path) of each file of the packages that are installed there, sorted by name.
 
-    folder: Path
-    names: tuple[str, ...]
-    """Name and version of each package."""
-
-    def entries(self) -> tuple[tuple[str, Path], ...]:
-        """Return (name below the folder, path) of each file, sorted by name.
-
-        Left out are uv's own files, byte code, and the folder of scripts, which refer to this machine's Python.
-        """
-        found = ((path.relative_to(self.folder), path) for path in folder_files(self.folder))
-        return tuple((name.as_posix(), path) for name, path in found if name.parts[0] not in ("bin", ".lock"))
+    Left out are uv's own files, byte code, and the folder of scripts, which refer to this machine's Python.
+    """
+    found = ((path.relative_to(folder), path) for path in folder_files(folder))
+    return tuple((name.as_posix(), path) for name, path in found if name.parts[0] not in ("bin", ".lock"))
 
 
 def pack_files(entries: Iterable[tuple[str, Path]], archive: Path) -> str:
@@ -182,10 +174,11 @@ def pack_files(entries: Iterable[tuple[str, Path]], archive: Path) -> str:
     return sha256_file(archive)
 
 
-def install_packages(requirements: Path, environment: PythonEnvironment, folder: Path) -> InstalledPackages:
+def install_packages(requirements: Path, environment: PythonEnvironment, folder: Path) -> list[str]:
     """Install what `requirements` need in addition to the packages of `environment` into the new `folder`.
 
-    A package without a wheel is built on this machine, if it has no compiled code.
+    A package without a wheel is built on this machine, if it has no compiled code. Return name and version of each
+    installed package.
 
     Raises:
         UsageError: the requirements contradict each other or the environment's packages, or a package has compiled code
@@ -225,8 +218,7 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
         name = info.name.partition("-")[0].replace("_", "-").lower()
         if name in built and (file := _find_compiled_file(info)):
             raise uv.no_wheel(f"{name} has none, and {file} in it is compiled code")
-    names = (f"{one['name']} {one.get('version', '')}".rstrip() for one in packages)
-    return InstalledPackages(folder, tuple(names))
+    return [f"{one['name']} {one.get('version', '')}".rstrip() for one in packages]
 
 
 def _check_packages(packages: list[dict[str, Any]], requirements: Path) -> None:

@@ -56,25 +56,6 @@ PathOption = Annotated[
         help="Use the job's folder <JOB_PATH>/<JOB_NAME> on this machine, without a cluster.",
     ),
 ]
-JobOption = Annotated[
-    str | None,
-    typer.Option("--job", metavar="NAME", help="Another job's folder on the same storage (its jobName)."),
-]
-ClaimOption = Annotated[
-    str | None,
-    typer.Option(
-        "--claim",
-        metavar="NAME",
-        help="Read the storage through this PersistentVolumeClaim, for a release that is uninstalled.",
-    ),
-]
-ImageOption = Annotated[
-    str | None,
-    typer.Option(
-        "--image",
-        help="Image of the pod that reads the storage; default: the image of a release of the namespace.",
-    ),
-]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 Release = Annotated[str, typer.Option(help="Helm release.")]
 Namespace = Annotated[
@@ -149,13 +130,6 @@ def open_session(
     return FolderSession(path)
 
 
-def storage_request(
-    job: JobOption = None, claim: ClaimOption = None, image: ImageOption = None
-) -> StorageRequest:
-    """Return the request for the storage that --job, --claim and --image select."""
-    return StorageRequest(job=job, claim=claim, image=image)
-
-
 MAX_WAIT = 366 * 24 * 3600.0
 """Largest --timeout in seconds. Without a limit, `inf` would pass the check and fail later."""
 FollowTimeout = Annotated[
@@ -216,5 +190,5 @@ with_release = with_options(session=open_release)
 """Decorator: replaces the parameter `session` of a command by the options of `open_release`."""
 with_session = with_options(session=open_session)
 """Decorator: replaces the parameter `session` of a command by the options of `open_session`."""
-with_storage = with_options(session=open_session, request=storage_request)
-"""Decorator: as `with_session`; also replaces the parameter `request` by the options of `storage_request`."""
+with_storage = with_options(session=open_session, request=StorageRequest)
+"""Decorator: as `with_session`; also replaces the parameter `request` by the options of StorageRequest."""

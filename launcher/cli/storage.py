@@ -22,7 +22,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Annotated, Any
+
+import typer
 
 from launcher.cli import object_states, reader_commands
 from launcher.cli.cluster_api import Cluster, CommandOutput, Object, release_labels
@@ -89,16 +91,36 @@ class Storage:
         return replace(self, job=self.job.parent / job)
 
 
+ClaimOption = Annotated[
+    str | None,
+    typer.Option(
+        "--claim",
+        metavar="NAME",
+        help="Read the storage through this PersistentVolumeClaim, for a release that is uninstalled.",
+    ),
+]
+ImageOption = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        help="Image of the pod that reads the storage; default: the image of a release of the namespace.",
+    ),
+]
+
+
 @dataclass(frozen=True, kw_only=True)
 class StorageRequest:
-    """Selects the job's folder that a command opens, how long it stays open, and whether it is opened for writing."""
+    """Selects the job's folder that a command opens, how long it stays open, and whether it is opened for writing.
 
-    job: str | None = None
-    """The jobName; None: the release's."""
-    claim: str | None = None
-    """The PersistentVolumeClaim of the storage; None: the release's."""
-    image: str | None = None
-    """The image of the reader pod; None: the image of the release, or, if it is uninstalled, of another release."""
+    Fields of type `Annotated` are options of commands. Without them, job, claim and image are those of the release.
+    """
+
+    job: Annotated[
+        str | None,
+        typer.Option("--job", metavar="NAME", help="Another job's folder on the same storage (its jobName)."),
+    ] = None
+    claim: ClaimOption = None
+    image: ImageOption = None
     seconds: int = READ_SECONDS
     """The deadline of a reader pod, in seconds after its start."""
     writable: bool = False
@@ -202,18 +224,6 @@ def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = Non
     with storage.run(*argv, stdin=stdin) as stream:
         answer = stream.read()
     return json.loads(answer)
-
-
-def stream_file(storage: Storage, name: str, follow_seconds: float, until: str | None) -> Iterator[bytes]:
-    """Yield a file's bytes; with `follow_seconds` above 0 also what is appended, for at most so long.
-
-    Following ends when the status file `until` says that the run is over.
-    """
-    options = ["--follow", str(follow_seconds)] if follow_seconds else []
-    options += ["--until", until] if follow_seconds and until else []
-    with storage.run("cat", *options, name, idle_seconds=follow_seconds or IDLE_SECONDS) as stream:
-        while block := stream.read1(64 * 1024):
-            yield block
 
 
 READER = "reader"

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from launcher.cli import program_files
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.packages import PythonEnvironment, install_packages, pack_files
+from launcher.cli.packages import PythonEnvironment, install_packages, pack_files, package_files
 from launcher.cli.releases import SOURCES
 from launcher.cli.storage import Storage, run_json_command
 from launcher.cli.terminal import confirm, report
@@ -197,15 +197,15 @@ def send_packages(requirements: Path, image: str, storage: Storage, yes: bool) -
     with tempfile.TemporaryDirectory(prefix="paddle-training-packages.") as temporary:
         folder = Path(temporary)
         environment = PythonEnvironment.of_image(image, run_json_command(storage, "environment"))
-        found = install_packages(requirements, environment, folder / "packages")
-        if not found.names:
+        names = install_packages(requirements, environment, folder / "packages")
+        if not names:
             report(f"packages of {requirements}: the image has all of them")
             return {}
-        unpacked = Upload("packages", found.entries(), {})
-        report(f"packages of {requirements}: {', '.join(found.names)}: {unpacked.describe_size()}")
+        unpacked = Upload("packages", package_files(folder / "packages"), {})
+        report(f"packages of {requirements}: {', '.join(names)}: {unpacked.describe_size()}")
         fix = "remove packages that the program does not need, give --yes, or use an image of your own and "
         unpacked.confirm_size(
-            f"the folder of {len(found.names)} packages", LARGE_PACKAGES, yes, f"{fix}--requirements none"
+            f"the folder of {len(names)} packages", LARGE_PACKAGES, yes, f"{fix}--requirements none"
         )
         file = folder / "packages.tar.gz"
         archive = JobPaths(folder, "").packages(pack_files(unpacked.entries, file))

@@ -19,9 +19,11 @@ from launcher.cli.object_states import name_of, phase_of
 from launcher.cli.releases import LIVE_STATES, SOURCES, Release, list_storage_users
 from launcher.cli.run_files import best_run, check_intact, read_runs
 from launcher.cli.run_lease import hold_lease
-from launcher.cli.shared_options import ClaimOption, ImageOption, YesOption, with_session
+from launcher.cli.shared_options import YesOption, with_session
 from launcher.cli.storage import (
     COPY_SECONDS,
+    ClaimOption,
+    ImageOption,
     Storage,
     StorageRequest,
     list_jobs,

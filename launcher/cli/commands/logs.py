@@ -17,7 +17,7 @@ from launcher.cli.releases import ReleaseRun
 from launcher.cli.run_files import STATUS, check_intact, read_job_files
 from launcher.cli.run_view import PREPARE, newest_pod, owned_by, rank_of
 from launcher.cli.shared_options import open_session, with_options
-from launcher.cli.storage import READ_SECONDS, Storage, StorageRequest, run_json_command, stream_file
+from launcher.cli.storage import IDLE_SECONDS, READ_SECONDS, Storage, StorageRequest, run_json_command
 from launcher.cli.terminal import print_blocks, report
 from launcher.reporting.saved_runs import OUTPUT
 
@@ -203,10 +203,10 @@ def _stream_stored(session: Session, request: LogRequest) -> Iterator[bytes]:
     with session.storage(StorageRequest(seconds=seconds or READ_SECONDS)) as storage:
         if request.attempt is not None and has_attempt_folder(storage, request.rank, request.attempt):
             path = request.attempt_path(request.attempt)
-            yield from stream_file(storage, path, 0, None)  # that attempt writes no more
+            yield from _stream_file(storage, path, 0)  # that attempt writes no more
             return
         try:
-            yield from stream_file(storage, request.stored_path, seconds, STATUS)
+            yield from _stream_file(storage, request.stored_path, seconds)
         except CliError as error:
             if "No such file" in str(error):
                 fix = "check with the command status which ranks have started, and choose one with --rank"
@@ -218,6 +218,17 @@ def _stream_stored(session: Session, request: LogRequest) -> Iterator[bytes]:
             check_intact(view.damage, view.where)
             if not isinstance(session, ClusterSession) or not view.is_over:
                 raise  # else the pod through which the storage was read has exited with the run
+
+
+def _stream_file(storage: Storage, name: str, follow_seconds: float) -> Iterator[bytes]:
+    """Yield a file's bytes; with `follow_seconds` above 0 also what is appended during this time.
+
+    Following ends earlier when status.json says that the run is over.
+    """
+    options = ["--follow", str(follow_seconds), "--until", STATUS] if follow_seconds else []
+    with storage.run("cat", *options, name, idle_seconds=follow_seconds or IDLE_SECONDS) as stream:
+        while block := stream.read1(64 * 1024):
+            yield block
 
 
 def _describe_data(session: Session) -> Iterator[bytes]:

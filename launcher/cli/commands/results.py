@@ -159,8 +159,8 @@ def copy_output(
     if target.exists() and not target.is_dir():
         raise UsageError(f"--to {target} is a file", "give a folder")
     tops = {name.partition("/")[0] for name in (*COPIED, *names)}
-    taken = [name for name in tops if os.path.lexists(target / name)] if target.exists() else []
-    taken += [path.name for path in target.glob(LOGS) if path.name not in tops] if target.exists() else []
+    taken = [name for name in tops if os.path.lexists(target / name)]
+    taken += [path.name for path in target.glob(LOGS) if path.name not in tops]
     if taken and not force:
         raise UsageError(
             f"--to {target} already contains {', '.join(sorted(taken))}; nothing was copied",

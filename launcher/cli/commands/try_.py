@@ -148,9 +148,9 @@ def install_own_packages(options: TryOptions, folder: Path, report: Callable[[st
     requirements = find_requirements(program, options.requirements)
     if requirements is None:
         return None
-    found = install_packages(requirements, PythonEnvironment.of_this_machine(), folder)
-    report(f"packages of {requirements}: {', '.join(found.names) or 'this Python has all of them'}")
-    return folder if found.names else None
+    names = install_packages(requirements, PythonEnvironment.of_this_machine(), folder)
+    report(f"packages of {requirements}: {', '.join(names) or 'this Python has all of them'}")
+    return folder if names else None
 
 
 def check_target(to: Path) -> None:

@@ -11,9 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli import packages, reader_commands
+from launcher.cli import reader_commands
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.packages import PythonEnvironment, find_requirements, install_packages, pack_files
+from launcher.cli.packages import (
+    PythonEnvironment,
+    find_requirements,
+    install_packages,
+    pack_files,
+    package_files,
+)
 from launcher.io.files import sha256_file
 from launcher.io.helper_protocol import python_environ
 
@@ -82,7 +88,7 @@ def write_source(index: Path, name: str, file: str) -> None:
             archive.addfile(member, io.BytesIO(text.encode()))
 
 
-def install(tmp_path: Path, *lines: str) -> packages.InstalledPackages:
+def install(tmp_path: Path, *lines: str) -> list[str]:
     requirements = tmp_path / "requirements.txt"
     here = [] if lines[0].startswith("--") else ["--no-index", f"--find-links {tmp_path / 'index'}"]
     requirements.write_text("\n".join([*here, *lines]))
@@ -95,8 +101,9 @@ def test_packages_of_the_image_are_not_installed_although_no_index_has_them(
     write_wheel(index, "mine", requires="pillow>=9")
     # The image's Paddle for GPUs also satisfies a requirement of the other one.
     found = install(tmp_path, "mine", "pillow", "paddlepaddle>=2.5", "paddlepaddle-gpu")
-    assert found.names == ("mine 1.0",)
-    assert [name for name, _ in found.entries() if "/" not in name] == ["mine.py"]
+    assert found == ["mine 1.0"]
+    files = package_files(tmp_path / "installed")
+    assert [name for name, _ in files if "/" not in name] == ["mine.py"]
 
 
 @pytest.mark.parametrize(
@@ -143,17 +150,18 @@ def test_a_source_without_compiled_code_and_the_program_itself_are_installed(
     with tarfile.open(index / "plain-1.0.tar.gz") as archive:
         archive.extractall(tmp_path / "own", filter="data")
     found = install(tmp_path, "-e ./own/plain-1.0")
-    assert (found.names, (tmp_path / "installed" / "plain.py").is_file()) == (("plain",), True)
+    assert (found, (tmp_path / "installed" / "plain.py").is_file()) == (["plain"], True)
     assert list((tmp_path / "installed").glob("*.pth")) == []  # it is a copy, and no reference to this folder
 
 
 def test_equal_files_make_equal_archives(tmp_path: Path, index: Path) -> None:
     write_wheel(index, "mine")
-    found = install(tmp_path, "mine")
-    digest = pack_files(found.entries(), tmp_path / "a.tar.gz")
-    for name, path in found.entries():
+    install(tmp_path, "mine")
+    files = package_files(tmp_path / "installed")
+    digest = pack_files(files, tmp_path / "a.tar.gz")
+    for name, path in files:
         path.chmod(0o600) if name == "mine.py" else path.touch()
-    assert pack_files(found.entries(), tmp_path / "b.tar.gz") == digest
+    assert pack_files(files, tmp_path / "b.tar.gz") == digest
 
 
 @pytest.mark.parametrize(
@@ -195,7 +203,7 @@ def test_a_file_with_packages_that_is_not_read_is_named(tmp_path: Path, capsys) 
 def test_hashes_of_the_requirements_are_compared_with_the_packages(tmp_path: Path, index: Path) -> None:
     write_wheel(index, "mine")
     line = f"mine==1.0 --hash=sha256:{sha256_file(index / 'mine-1.0-py3-none-any.whl')}"
-    assert install(tmp_path, line).names == ("mine 1.0",)
+    assert install(tmp_path, line) == ["mine 1.0"]
     with pytest.raises(UsageError, match=r"has mine 1\.0 with other content than the --hash in"):
         install(tmp_path, line[:-4] + "0000")
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from launcher.cli.errors import CliError, UsageError
-from launcher.cli.packages import PythonEnvironment, install_packages, pack_files
+from launcher.cli.packages import PythonEnvironment, install_packages, pack_files, package_files
 from launcher.dataprep.parquet_rows import encode_rows
 from local.launcher_image import ensure_collective_python
 from testkit.written_data import write_data
@@ -147,12 +147,12 @@ def push_packages(folder: Path, requirements: str) -> str:
     file = folder / "requirements.txt"
     file.write_text(requirements)
     try:
-        found = install_packages(file, PythonEnvironment.of_this_machine(), folder / "packages")
+        install_packages(file, PythonEnvironment.of_this_machine(), folder / "packages")
     except UsageError:
         raise
     except CliError as error:
         pytest.skip(str(error))
-    digest = pack_files(found.entries(), folder / "packages.tar.gz")
+    digest = pack_files(package_files(folder / "packages"), folder / "packages.tar.gz")
     (folder / "shared" / ".packages").mkdir()
     (folder / "packages.tar.gz").rename(folder / "shared" / ".packages" / f"{digest}.tar.gz")
     return digest
