@@ -24,7 +24,7 @@ from launcher.io.open_below import refuse_links
 from launcher.reporting.failure_messages import last_lines
 from launcher.reporting.saved_runs import OUTPUT
 
-FILES_SECONDS = 5.0  # `poll_view` reads the files at most once in this time
+FILES_SECONDS = 5.0  # the files of a run that is not over are read at most once in this time
 LOG_LINES = 5  # of the log on a screen of the terminal
 _OTHER_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
 
@@ -98,7 +98,7 @@ class FolderSession:
         lines = last_lines(file, log_lines).splitlines() if log_lines else []
         return run_view.build_folder_view(self._storage.where, read_job_files(self._storage), lines)
 
-    poll_view = peek_view = read_view
+    peek_view = read_view
 
     @contextlib.contextmanager
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
@@ -198,20 +198,13 @@ class ClusterSession:
     def read_view(self, log_lines: int = 0) -> RunView:
         """Return the run's current state, with the last `log_lines` log lines of the data pod or of rank 0.
 
-        The files are read through a running pod, or through a reader pod after the run.
+        The files are read through a running pod, or through a reader pod after the run. While the run is not over, they
+        are read at most every FILES_SECONDS, since each read starts a process next to the training.
         """
         return self._read_view((*run_view.FINAL_STATES, "missing"), log_lines)
 
-    def poll_view(self, log_lines: int = 0) -> RunView:
-        """Return the same as `read_view`, for callers that poll every few seconds.
-
-        No reader pod is created as long as the state of the Job is enough. The files are read at most every
-        FILES_SECONDS, since each read starts a process next to the training.
-        """
-        return self._read_view(("missing",), log_lines)
-
     def peek_view(self, log_lines: int = 0) -> RunView:
-        """Return the same as `poll_view`, but never create a reader pod: without a running pod, no file is read."""
+        """Return the same as `read_view`, but never create a reader pod: without a running pod, no file is read."""
         return self._read_view((), log_lines)
 
     def _read_view(self, reader_states: tuple[str, ...], log_lines: int) -> RunView:
@@ -279,7 +272,7 @@ class ClusterSession:
         if self._files_of != (run.k8s_job, data_state):
             self._files, self._files_of = None, (run.k8s_job, data_state)
         now = time.monotonic()
-        is_new = now - self._files_read_at < FILES_SECONDS and not (self.kept and with_reader)
+        is_new = now - self._files_read_at < FILES_SECONDS and not with_reader
         try:
             if self.kept is not None:
                 running: Storage | None = self.kept.job(run.job_name)

@@ -362,7 +362,7 @@ def _confirm_replacement(session: ClusterSession, current: ReleaseRun, job: str)
     """
     problem = f"release {current.release} has training.schedule, which training {job} would remove"
     if not current.cron_job:
-        view = session.poll_view()
+        view = session.peek_view()
         is_stopped = view.state == "suspended" and view.training and not view.training.queue
         if view.is_over or view.state == "missing" or is_stopped:
             return

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from launcher.cli.cluster_api import UnreachableError
-from launcher.cli.errors import CliError, RunFailedError, WaitTimeoutError
+from launcher.cli.errors import RunFailedError, WaitTimeoutError
 from launcher.cli.job_sessions import LOG_LINES, Session
 from launcher.cli.reader_commands import FINAL_STATES
 from launcher.cli.releases import ReleaseNotFoundError
@@ -373,7 +373,7 @@ def poll_until_over(
                 )
             if view.state == "complete":
                 return view
-            _check_not_failed(view, options)
+            _check_not_failed(view, report, options)
             check_intact(view.damage, view.where)
         if time.monotonic() >= deadline:
             raise WaitTimeoutError(
@@ -384,8 +384,10 @@ def poll_until_over(
         time.sleep(min(PAUSE_SECONDS, max(0.1, deadline - time.monotonic())))
 
 
-def _check_not_failed(view: RunView, options: Sequence[str]) -> None:
+def _check_not_failed(view: RunView, report: Report, options: Sequence[str]) -> None:
     if view.state == "failed":
+        for damaged in view.damage.values():
+            report(damaged)
         cause = view.cause or "no cause was recorded"
         logs = command_text("logs", *options)
         fix = "" if "Fix:" in cause else f"find the reason in the log of rank 0: {logs}"
@@ -403,37 +405,28 @@ def follow_run(session: Session, timeout: float, *, to_stderr: bool = False) -> 
     out, options = console(), session.options()
     drawn = out.is_terminal and not to_stderr
     print_to = report if to_stderr else print_line
+    log_lines, is_cause_shown = LOG_LINES if drawn else 0, False
     with open_screen(out if drawn else None) as draw:
         lines = LinePrinter(print_to)
 
         def show(view: RunView) -> None:
+            nonlocal is_cause_shown
+            is_cause_shown = drawn and view.state == "failed" and bool(view.cause)
             draw(status_screen(view, options)) if drawn else lines.print_view(view)
 
         def report_between(text: str) -> None:
             out.print(Text(text)) if drawn else report(text)
 
         try:
-            log_lines = LOG_LINES if drawn else 0
             view = poll_until_over(
-                lambda: session.poll_view(log_lines), show, report_between, timeout, options
+                lambda: session.read_view(log_lines), show, report_between, timeout, options
             )
         except RunFailedError as failed:
-            try:
-                view = session.read_view()  # `poll_view` reads no file once the pods are gone
-            except CliError:
-                raise failed from None
-            for damaged in view.damage.values():
-                report(damaged)
-            show(view)
-            if drawn and view.cause:
+            if is_cause_shown:
                 raise RunFailedError(
                     "the run failed", "correct the cause that is shown above, then start the training again"
                 ) from failed
-            _check_not_failed(view, options)  # with the cause from the files
             raise
-        if not view.score:
-            view = session.read_view()
-            show(view)
         if not drawn:  # the screen shows them
             for note in view.notes:
                 print_to(note)

@@ -182,7 +182,7 @@ def _stream_replacements(session: ClusterSession, pod: dict[str, Any], rank: int
     """
     last, deadline = (object_states.name_of(pod), _log_container(pod)), time.monotonic() + FOLLOW_SECONDS
     while time.monotonic() < deadline:
-        view = session.poll_view()
+        view = session.peek_view()
         if view.is_over or view.state == "missing":
             return
         found = _find_pod(session, session.run(), rank)
@@ -214,7 +214,7 @@ def _stream_stored(session: Session, request: LogRequest) -> Iterator[bytes]:
                 raise CliError(f"the storage has no log of rank {request.rank} yet: {why}", fix) from error
             if not request.follow:
                 raise
-            view = session.poll_view()
+            view = session.read_view()
             check_intact(view.damage, view.where)
             if not isinstance(session, ClusterSession) or not view.is_over:
                 raise  # else the pod through which the storage was read has exited with the run

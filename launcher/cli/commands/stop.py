@@ -120,7 +120,7 @@ def request_checkpoint(session: ClusterSession, seconds: float) -> str:
         CliError: no checkpoint was saved, or the cluster or the storage failed.
         DataError: the status of the run is damaged.
     """
-    view = session.poll_view()
+    view = session.peek_view()
     state = view.progress.state if view.progress else view.state
     check_intact({key: why for key, why in view.damage.items() if key == STATUS}, view.where)
     if state in SAVED_STATES:

@@ -216,9 +216,7 @@ class SweepLoop:
             if trial.stopped_at is not None:
                 self._await_stop(trial, trial.stopped_at)
                 return
-            view = session.poll_view()
-            if view.is_over or view.state == "missing":
-                view = session.read_view()  # it has the score
+            view = session.read_view()
             check_intact(view.damage, view.where)
             self._reached = time.monotonic()
         except UnreachableError as error:

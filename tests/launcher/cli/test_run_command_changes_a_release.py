@@ -175,12 +175,12 @@ def test_a_replaced_run_is_not_followed(here: Path) -> None:
     cluster = make_cluster("paddle-training")
     first = open_release(cluster)
     launch(cluster, replace=True, session=first)
-    first.poll_view()
+    first.peek_view()
     launch(cluster, replace=True, batch=16)
     with pytest.raises(
         OtherRunError, match=r"run mine-8 was replaced by run mine-16 .*helm history .*--replace"
     ):
-        first.poll_view()
+        first.peek_view()
 
 
 @pytest.mark.parametrize("release", ["paddle-training", "new"])

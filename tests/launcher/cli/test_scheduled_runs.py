@@ -57,13 +57,13 @@ def test_the_run_is_the_newest_job_of_the_cron_job(cluster: FakeCluster) -> None
 def test_status_says_that_no_run_was_started_yet_and_shows_no_earlier_job_as_foreign(
     cluster: FakeCluster,
 ) -> None:
-    view = session(cluster).poll_view()
+    view = session(cluster).peek_view()
     assert view.state == "missing"
     [note] = [note for note in view.notes if "CronJob" in note]
     assert "has started no run yet" in note
     assert "kubectl create job nightly-1 --from=cronjob/nightly -n paddle" in note
     cluster.jobs = NIGHTS
-    view = session(cluster).poll_view()
+    view = session(cluster).peek_view()
     assert (view.run_id, view.training.state) == ("nightly-2", "waiting")
     [note] = [note for note in view.notes if "not in this release's values" in note]
     assert "other-9" in note

@@ -52,18 +52,18 @@ def test_data_that_was_just_prepared_is_not_reported_as_lost(job_folder):
     cluster, release = open_release([make_job(K8S_JOB), make_job(DATA_JOB)], [preparing()])
     cluster.root = job_folder.parent
     cluster.add_release()
-    assert release.poll_view().data.state == "waiting"
+    assert release.peek_view().data.state == "waiting"
     manifest.write_text(content)
     cluster.jobs[1] = make_job(DATA_JOB, DONE)
-    view = release.poll_view()
+    view = release.peek_view()
     assert view.data.state == "complete"
     assert not [note for note in view.notes if "does not contain the data" in note]
 
 
 @pytest.mark.parametrize("conditions", [[], [DONE], [FAILED]])
-def test_status_after_the_run_creates_a_reader_pod_and_deletes_it_and_polling_creates_none(conditions):
+def test_status_after_the_run_creates_a_reader_pod_and_deletes_it_and_peeking_creates_none(conditions):
     cluster, release = open_release(ended(*conditions), [])
-    release.poll_view()
+    release.peek_view()
     assert cluster.created == {}
     release.read_view()
     assert len(cluster.created) == bool(conditions)
@@ -94,7 +94,7 @@ def test_an_unknown_release_is_reported():
 
 def test_progress_but_no_copy_is_read_through_a_running_init_container():
     cluster, release = open_release(ended(), [preparing()])
-    release.poll_view()
+    release.peek_view()
     assert (cluster.executed_in, cluster.created) == (["p0"], {})
     assert job_sessions.open_through_running_pod(cluster, release.run(), cluster.pods) is None
 

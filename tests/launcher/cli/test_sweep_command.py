@@ -30,7 +30,7 @@ def no_pause(monkeypatch):
 
 
 class Session:
-    """A run that has a pass with each of `scores`, then ends; only `read_view` returns its score."""
+    """A run that has a pass with each of `scores`, then ends, which cannot be read the first `failures` times."""
 
     def __init__(self, world, name, *, scores, end="complete", prepares=0, failures=0):
         self.world, self.name, self.scores, self.end = world, name, list(scores), end
@@ -43,7 +43,7 @@ class Session:
         ]
         return RunView(self.name, self.name, state, passes=rows, **more)
 
-    def poll_view(self):
+    def read_view(self):
         if self.prepares > 0:
             self.prepares -= 1
             self.world.happened.append(f"{self.name} prepares")
@@ -51,13 +51,10 @@ class Session:
         self.passed += 1
         if self.passed <= len(self.scores):
             return self.view("training")
-        self.world.happened.append(f"{self.name} ends")
-        return self.view(self.end)
-
-    def read_view(self):
         if self.failures > 0:
             self.failures -= 1
             raise UnreachableError("cannot be reached")
+        self.world.happened.append(f"{self.name} ends")
         score = {"error": self.scores[-1], "auc": 1 - self.scores[-1]} if self.end == "complete" else {}
         return self.view(self.end, score=score, cause="no shoes" if self.end == "failed" else "")
 

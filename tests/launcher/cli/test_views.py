@@ -100,7 +100,7 @@ def test_a_pod_that_was_preempted_and_removed_is_explained_by_its_event(tmp_path
     event = {"reason": "Preempted", "message": "Preempted by pod 42 on node node2"}
     for name in (f"{K8S_JOB}-1-x2x4z", "another-job-1-abcde"):
         cluster.events.append({**event, "involvedObject": {"name": name}})
-    view = ClusterSession(cluster, "paddle-training").poll_view()
+    view = ClusterSession(cluster, "paddle-training").peek_view()
     removed = [note for note in view.notes if "removed" in note]
     assert removed == [f"pod {K8S_JOB}-1-x2x4z was removed: Preempted: Preempted by pod 42 on node node2"]
     assert removed[0] in run_display.remarks(view)

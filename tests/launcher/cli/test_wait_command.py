@@ -181,19 +181,16 @@ def test_restarts_are_printed(views, restarts):
 
 
 class Session:
-    """A run that `poll_view` and `read_view` return as the views `polled` and `read`."""
+    """A run in the state `view`."""
 
-    def __init__(self, polled, read=None):
-        self.polled, self.read = polled, read
+    def __init__(self, view):
+        self.view = view
 
     def options(self):
         return ["--release", "mine"]
 
-    def poll_view(self, log_lines=0):
-        return self.polled
-
     def read_view(self, log_lines=0):
-        return self.read
+        return self.view
 
 
 def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
@@ -202,14 +199,11 @@ def test_notes_on_a_complete_run_are_printed_without_a_screen(capsys):
     assert capsys.readouterr().out.endswith("3 passes already\n")
 
 
-POLLED = a_view("failed", cause="BackoffLimitExceeded")
-
-
-def test_the_cause_of_a_failure_is_the_one_that_only_the_files_have():
+def test_a_failed_run_is_an_error_with_its_cause_and_the_command_for_its_log():
     with pytest.raises(
         RunFailedError, match=r"^the run failed: rank 1: SIGSEGV\. Fix: .*logs --release mine$"
     ):
-        run_display.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_display.follow_run(Session(a_view("failed", cause="rank 1: SIGSEGV")), 10)
 
 
 def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
@@ -217,7 +211,7 @@ def test_the_cause_of_a_failure_is_once_on_the_screen(monkeypatch):
     screen = Console(file=drawn, force_terminal=True, width=200)
     monkeypatch.setattr(run_display, "console", lambda: screen)
     with pytest.raises(RunFailedError, match=r"^the run failed\. Fix: correct the cause that is shown above"):
-        run_display.follow_run(Session(POLLED, a_view("failed", cause="rank 1: SIGSEGV")), 10)
+        run_display.follow_run(Session(a_view("failed", cause="rank 1: SIGSEGV")), 10)
     assert "cause: rank 1: SIGSEGV" in drawn.getvalue()
 
 
