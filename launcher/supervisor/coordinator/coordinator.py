@@ -114,7 +114,7 @@ class Coordinator(OrderSource):
             wall_offset=time.time() - time.monotonic(),
             find_checkpoint=self._find_checkpoint,
             find_script_save=self._find_script_save,
-            find_script_change=lambda: self.run_files.script_changed if self.run_files is not None else None,
+            find_script_changes=lambda: self.run_files.script_changes if self.run_files is not None else None,
             describe_absence=self._describe_absence,
             own_rank=s.completion_index,
             trainers=s.trainers,

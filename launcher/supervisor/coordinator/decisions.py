@@ -37,6 +37,7 @@ from launcher.paths import Position
 from launcher.reporting.failure_messages import describe_early_exit
 from launcher.schema import RestartRecord, RunFile
 from launcher.supervisor.coordinator.members import (
+    SETTLED_SECONDS,
     GangLimits,
     Member,
     describe_missing,
@@ -58,8 +59,6 @@ _STEPS = {
 """Present action → (phase that every rank must reach, next action)."""
 _SAVING_STATES = ("training", "testing", "waiting", "saving")
 """States of progress.json in which a trainer has trained batches that a checkpoint can save."""
-_SETTLED_SECONDS = 10.0
-"""The checkpoint of a script that reports none counts as complete when no file of it has changed for this time."""
 _RECENT_SECONDS = 10.0
 """A younger checkpoint is not repeated because a pod must exit: `launcher stop` requests one right before SIGTERM."""
 
@@ -180,7 +179,9 @@ def _plan_before_leaving(
     requested, if a rank does not train, if no trainer saves checkpoints, or if the newest one is less than
     _RECENT_SECONDS old.
     """
-    busy = [m for m in members if m.phase != Phase.TRAINING or m.state.progress.state not in _SAVING_STATES]
+    # A script that reports no steps has no state: it trains, but cannot be asked for a checkpoint.
+    states = *_SAVING_STATES, ""
+    busy = [m for m in members if m.phase != Phase.TRAINING or m.state.progress.state not in states]
     saved = min((at for m in members if (at := m.state.progress.saved) is not None), default=None)
     age = now - max(m.saved for m in members)
     if plan.save_after is not None and saved is not None and saved > plan.save_after:
@@ -194,7 +195,7 @@ def _plan_before_leaving(
         doing = state.progress.state or state.phase
         fate = f"no checkpoint begun: rank {state.rank} is not training (its state is {doing})"
     elif saved is None:
-        fate = "no checkpoint begun: no process of this run saves checkpoints"
+        fate = "no checkpoint begun: no process of this run has reported that it saves checkpoints"
     elif age < _RECENT_SECONDS:
         fate = f"no checkpoint begun: the newest one is {age:.0f} s old"
     else:
@@ -227,7 +228,8 @@ def _plan_before_growing(
 
     The attempt stops after the next checkpoint, unless that is the one after the last pass. If none is saved within
     `GangLimits.grow`, all trainers are asked for one. A script that reports no checkpoints is stopped when it has
-    written files to its checkpoint folder, and has not changed them for _SETTLED_SECONDS.
+    written files to its checkpoint folder, and has not changed them for SETTLED_SECONDS. If it changes them without
+    such a pause, it is stopped after `GangLimits.grow`.
     """
     saved = min((at for m in gang if (at := m.state.progress.saved) is not None), default=None)
     passes = max(m.state.progress.passes or limits.passes for m in gang)
@@ -235,8 +237,11 @@ def _plan_before_growing(
         return replace(plan, grow_since=None, grow_after=None, save_after=None)
     if plan.grow_since is None:
         return replace(plan, grow_since=now, grow_after=saved)
-    written = limits.find_script_change() if saved is None else None
-    has_written = written is not None and plan.grow_since < written <= now - _SETTLED_SECONDS
+    changes = limits.find_script_changes() if saved is None else None
+    has_written = changes is not None and (
+        plan.grow_since < changes.last <= now - SETTLED_SECONDS
+        or max(plan.grow_since, changes.first) + limits.grow < changes.last
+    )
     if has_written or (saved is not None and (plan.grow_after is None or saved > plan.grow_after)):
         names = ", ".join(m.label for m in spares)
         sizes = f"from {len(gang)} to {len(gang) + len(spares)} ranks"
@@ -258,7 +263,7 @@ def describe_growth(plan: Plan, members: Sequence[Member], now: float, limits: G
         return ""
     names = ", ".join(m.label for m in spares)
     saves = any(members[rank].state.progress.saved is not None for rank in plan.ranks)
-    if saves or limits.find_script_change() is not None:
+    if saves or limits.find_script_changes() is not None:
         return f"the next checkpoint, to take in {names}"
     return (
         f"the first checkpoint, to take in {names}; without one they are taken in at the next restart. Fix: let the "

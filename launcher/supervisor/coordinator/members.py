@@ -63,6 +63,23 @@ class Member:
         return f"rank {state.rank} ({where})" if where else f"rank {state.rank}"
 
 
+SETTLED_SECONDS = 10.0
+"""The checkpoint of a script that reports none counts as complete when no file of it has changed for this time."""
+
+
+@dataclass(frozen=True)
+class ScriptChanges:
+    """When the files of a script's own checkpoints were seen to change, in monotonic seconds.
+
+    Attributes:
+        first: the first change of those that followed each other without a pause of SETTLED_SECONDS.
+        last: the last change.
+    """
+
+    first: float
+    last: float
+
+
 @dataclass(frozen=True)
 class GangLimits:
     """What decisions about one run depend on: deadlines in seconds, counts, and functions that look something up."""
@@ -103,8 +120,8 @@ class GangLimits:
     """Returns the position of the newest usable checkpoint; None before the first one."""
     find_script_save: Callable[[], float] = lambda: 0.0
     """Returns the Unix time at which the script last wrote a file of its own checkpoints; 0: there is none."""
-    find_script_change: Callable[[], float | None] = lambda: None
-    """Returns the monotonic time at which a change of the newest such file was last seen; None: there is no file."""
+    find_script_changes: Callable[[], ScriptChanges | None] = lambda: None
+    """Returns when the script's own checkpoints were last seen to change; None: there is no file."""
     describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not joined"
     """Takes a rank, and returns a text that says why it has not joined."""
 

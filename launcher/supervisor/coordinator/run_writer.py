@@ -22,7 +22,14 @@ from launcher.paths import OutputPaths, position
 from launcher.schema import RankStatus, RunFile, StatusFile, TrainerProgress, to_json
 from launcher.settings import SCRIPT_RUNTIMES, TrainSettings
 from launcher.supervisor.coordinator.decisions import describe_growth, describe_save_request
-from launcher.supervisor.coordinator.members import GangLimits, Member, find_expected, find_missing
+from launcher.supervisor.coordinator.members import (
+    SETTLED_SECONDS,
+    GangLimits,
+    Member,
+    ScriptChanges,
+    find_expected,
+    find_missing,
+)
 from launcher.supervisor.log_progress import read_log_progress
 from launcher.supervisor.node_check import LEAST_RANKS, describe_bad_nodes
 from launcher.supervisor.peers.messages import Action, Failure, Phase, Plan
@@ -94,8 +101,8 @@ class RunFilesWriter:
         """The state to show in status.json; None: status.json shows the state that follows from the plan."""
         self._script_file = (0.0, "")
         """When the newest file of a script's own checkpoints was written, and its name."""
-        self.script_changed: float | None = None
-        """Monotonic time at which a change of that file was last seen, or at which it was first seen; None: no file."""
+        self.script_changes: ScriptChanges | None = None
+        """When that file was last seen to change; None: no file."""
         self._next_look = 0.0
         self._end = threading.Event()
         self._writing = threading.Lock()
@@ -189,7 +196,9 @@ class RunFilesWriter:
             if self._settings.runtime in SCRIPT_RUNTIMES and self._next_look <= (began := time.monotonic()):
                 newest, now = find_newest_save(self.output.script_checkpoints), time.monotonic()
                 if newest[1] and newest != self._script_file:
-                    self.script_changed = now
+                    earlier = self.script_changes
+                    goes_on = earlier is not None and now - earlier.last < SETTLED_SECONDS
+                    self.script_changes = ScriptChanges(earlier.first if earlier and goes_on else now, now)
                 self._script_file = newest
                 self._next_look = now + LOOK_PAUSE * (now - began)
             files.write_json(self.output.status_json, to_json(self.build_status(cause)), self._lock.check)

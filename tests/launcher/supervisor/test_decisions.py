@@ -11,7 +11,7 @@ from launcher.errors import EXIT_STOPPED, DataError, LauncherError, ProcessError
 from launcher.paths import Position
 from launcher.schema import RestartRecord, RunFile, TrainerProgress, from_json
 from launcher.supervisor.coordinator.decisions import decide_next_plan, plan_first_attempt
-from launcher.supervisor.coordinator.members import GangLimits, Member
+from launcher.supervisor.coordinator.members import GangLimits, Member, ScriptChanges
 from launcher.supervisor.peers.messages import Failure, Phase, Plan
 from tests.launcher.supervisor.gang_members import LIMITS, NOW, absent, make_plan, member
 
@@ -477,11 +477,17 @@ def test_the_first_pod_that_must_exit_determines_the_time_of_all() -> None:
     ("other", "why"),
     [
         *(
-            (trainer(0, state=state), f"rank 0 is not training (its state is {state or 'training'})")
-            for state in ("loading", "joining", "writing", "done", "")
+            (trainer(0, state=state), f"rank 0 is not training (its state is {state})")
+            for state in ("loading", "joining", "writing", "done")
         ),
         (member(0, "done", 3), "rank 0 is not training (its state is done)"),
-        (trainer(0, saved=None), "no process of this run saves checkpoints"),
+        *(
+            (
+                trainer(0, saved=None, state=state),
+                "no process of this run has reported that it saves checkpoints",
+            )
+            for state in ("training", "")
+        ),
         # `launcher stop` suspends the Job right after the checkpoint that it requested.
         (replace(trainer(0), saved=NOW - 9), "the newest one is 9 s old"),
     ],
@@ -636,21 +642,26 @@ def test_a_checkpoint_is_requested_for_a_rank_that_has_waited_for_long() -> None
 
 
 @pytest.mark.parametrize(
-    ("written", "now", "then"),
+    ("changes", "now", "then"),
     [
         (None, NOW + 900, "train"),  # the script has no checkpoints
-        (NOW - 1, NOW + 900, "train"),  # before the rank joined
-        (NOW + 50, NOW + 59, "train"),  # it may not be complete yet
-        (NOW + 50, NOW + 60, "stop"),
+        (ScriptChanges(NOW - 1, NOW - 1), NOW + 900, "train"),  # before the rank joined
+        (ScriptChanges(NOW + 49, NOW + 50), NOW + 59, "train"),  # it may not be complete yet
+        (ScriptChanges(NOW + 49, NOW + 50), NOW + 60, "stop"),
+        # Without a pause it would never be: LIMITS.grow after the rank joined, or after the first change.
+        (ScriptChanges(NOW - 900, NOW + 300), NOW + 301, "train"),
+        (ScriptChanges(NOW - 900, NOW + 301), NOW + 301, "stop"),
+        (ScriptChanges(NOW + 200, NOW + 500), NOW + 501, "train"),
+        (ScriptChanges(NOW + 200, NOW + 501), NOW + 501, "stop"),
     ],
 )
 def test_a_script_that_reports_no_checkpoints_is_stopped_after_it_has_written_one(
-    written: float | None, now: float, then: str
+    changes: ScriptChanges | None, now: float, then: str
 ) -> None:
     before = elastic("train", **DUO, grow_since=NOW)
     at = {"saved": None, "heard": now, "progressed": now}
     members = [in_pass(0, **at), in_pass(1, **at), member(2, heard=now)]
-    after = decide(before, members, now, own_rank=1, find_script_change=lambda: written)
+    after = decide(before, members, now, own_rank=1, find_script_changes=lambda: changes)
     assert after.do == then
     if then == "stop":
         assert outcome(after) == ("stop", EXIT_STOPPED)

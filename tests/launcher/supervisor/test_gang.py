@@ -238,7 +238,7 @@ def test_a_stopped_launcher_exits_with_143_and_its_next_pod_resumes(tmp_path: Pa
         gang.processes[1].send_signal(signal.SIGTERM)
         assert gang.processes[1].wait(20) == 143, gang.pod_log(1)
         for text in (
-            "received SIGTERM; no checkpoint begun: no process of this run saves checkpoints",
+            "received SIGTERM; no checkpoint begun: no process of this run has reported that it saves checkpoints",
             "above workDir.sizeLimit (4,194,304 bytes), for which Kubernetes evicts the pod",
         ):
             assert text in gang.termination_message(1)

@@ -17,7 +17,7 @@ from launcher.paths import OutputPaths, Position
 from launcher.schema import RestartRecord, RunFile, StatusFile, TrainerProgress, from_json, to_json
 from launcher.settings import TrainSettings
 from launcher.supervisor.coordinator.decisions import plan_first_attempt
-from launcher.supervisor.coordinator.members import Member
+from launcher.supervisor.coordinator.members import Member, ScriptChanges
 from launcher.supervisor.coordinator.run_writer import (
     RunFilesWriter,
     build_status,
@@ -139,19 +139,26 @@ def test_status_says_until_when_ranks_wait_to_be_taken_in_and_a_change_of_the_sc
     folder = run.output.script_checkpoints
     folder.mkdir()
     run.writer._write_status(None)
-    assert run.writer.script_changed is None
+    assert run.writer.script_changes is None
     (folder / "model.bin").write_text("1")
     run.writer._next_look = 0.0
     run.writer._write_status(None)
-    first = run.writer.script_changed
-    assert first is not None
+    first = run.writer.script_changes
+    assert first is not None and first.first == first.last
     run.writer._next_look = 0.0
     run.writer._write_status(None)
-    assert run.writer.script_changed == first
+    assert run.writer.script_changes == first
     os.utime(folder / "model.bin", (5.0, 5.0))
     run.writer._next_look = 0.0
     run.writer._write_status(None)
-    assert run.writer.script_changed > first
+    second = run.writer.script_changes
+    assert second.first == first.first < second.last
+    run.writer.script_changes = ScriptChanges(second.first, second.last - 10)  # then a pause
+    os.utime(folder / "model.bin", (6.0, 6.0))
+    run.writer._next_look = 0.0
+    run.writer._write_status(None)
+    third = run.writer.script_changes
+    assert third.first == third.last > second.last
 
 
 def test_run_json_has_the_program_and_with_keep_best_the_pass_of_the_model(tmp_path: Path) -> None:
