@@ -119,12 +119,15 @@ class ProcessGroup:
     def _check_ports(self, specs: list[ProcessSpec]) -> None:
         for spec in specs:
             for port in spec.ready_ports:
-                if accepts_connections(self._network, self._gang.host, port):
+                if self._is_open(port):
                     raise GangError(
                         f"port {port} of {self._gang.host}, which {spec.name} needs, is in use by another "
                         "process (with hostPorts: another job on this node; else: a process that an earlier "
                         "attempt left running). Fix: set another port, or stop that process."
                     )
+
+    def _is_open(self, port: int) -> bool:
+        return accepts_connections(self._network, self._gang.host, port)
 
     def _start(self, spec: ProcessSpec) -> ChildProcess:
         child = ChildProcess(spec, self._wake, self._forks)
@@ -218,11 +221,7 @@ class ProcessGroup:
             self._check_exit(child, now)
         self._check_fatal_line(now)
         if self.phase == Phase.SERVING:
-            self._waiting = [
-                port
-                for port in self._waiting
-                if not accepts_connections(self._network, self._gang.host, port)
-            ]
+            self._waiting = [port for port in self._waiting if not self._is_open(port)]
             if not self._waiting:
                 self.phase = Phase.READY
             elif now >= self._ready_by:

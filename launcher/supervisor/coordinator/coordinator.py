@@ -213,12 +213,8 @@ class Coordinator(OrderSource):
         plan = replace(plan, init_model=resumed.init_model)
         self.membership.restore(members)
         if self._is_complete:  # no attempt follows
-            plan = replace(
-                plan,
-                attempt=max(0, plan.attempt - 1),
-                incarnations=earlier.incarnations,
-                world=earlier.world,
-            )
+            last = max(0, plan.attempt - 1)
+            plan = replace(plan, attempt=last, incarnations=earlier.incarnations, world=earlier.world)
         self.run_files.open(plan, is_complete=self._is_complete)
         self.plan = plan
         self.run_files.start_status()
@@ -284,7 +280,7 @@ class Coordinator(OrderSource):
         self.trainer_store.hold(plan.save_after is not None or plan.grow_since is not None)
         self._announce_change(before, plan, now)
         if plan.do == Action.END:
-            plan = self._end_run(plan)
+            plan = self._end_run(plan, self.run_files)
         elif before.record != plan.record:
             self.run_files.write_plan(plan)
         self.plan = plan
@@ -345,15 +341,14 @@ class Coordinator(OrderSource):
         if self._bad_nodes not in ("", before):
             self._notify("warned", self._bad_nodes)
 
-    def _end_run(self, plan: Plan) -> Plan:
+    def _end_run(self, plan: Plan, run_files: RunFilesWriter) -> Plan:
         """Finish report and export, and write the outcome to run.json before any rank or user receives it.
 
         Return `plan` with the final cause of a failure: the cause it has, else that the report or the export failed.
         """
-        assert self.run_files is not None  # noqa: S101 - update() checked it
         if plan.cause is None:
             try:
-                self._complete_run()
+                self._complete_run(run_files)
             except (StoppedError, OSError):
                 raise
             except LauncherError as error:
@@ -364,14 +359,14 @@ class Coordinator(OrderSource):
                 plan = replace(plan, cause=self._to_failure(failed))
         cause = plan.cause
         self.plan = plan
-        self.run_files.close("complete" if cause is None else "failed", cause)
+        run_files.close("complete" if cause is None else "failed", cause)
         if cause is None:
-            self._notify("completed", None, self.run_files.score or None)
+            self._notify("completed", None, run_files.score or None)
         else:
             self._notify("failed", cause.text)
         return plan
 
-    def _complete_run(self) -> None:
+    def _complete_run(self, run_files: RunFilesWriter) -> None:
         """Write the state `complete` to run.json, then the report; export the model if training.exportTo is set.
 
         Also warn if the processes of a user's script were never connected, so that each of them trained alone.
@@ -379,18 +374,17 @@ class Coordinator(OrderSource):
         Raises:
             LauncherError: the export failed, or this launcher must exit. A report that fails is only logged.
         """
-        assert self.run_files is not None  # noqa: S101 - update() checked it
         world = len(self.plan.ranks) * self._settings.processes_per_pod
         is_world = self._runtime.is_user_script and world > 1 and not self._is_complete
         if is_world and not any(m.state.connected for m in self.membership.members):
-            self.run_files.warning = TRAINED_ALONE.format(world)
-            log.warning("%s", self.run_files.warning)
-        self.run_files.write_trained()
+            run_files.warning = TRAINED_ALONE.format(world)
+            log.warning("%s", run_files.warning)
+        run_files.write_trained()
         # Also if training was complete before: the present report may be that of a start that failed.
         write_report(self._settings, self._timings, self._timings.curve, self._pause)
         if self._exporter is not None:
-            self.run_files.state = "exporting"
-            self.run_files.exported = self._exporter.copy(self.run_files.output_id)
+            run_files.state = "exporting"
+            run_files.exported = self._exporter.copy(run_files.output_id)
 
     def _report_wait(self, now: float) -> None:
         """Log from time to time what the rendezvous waits for, and once notify users that it lasts unusually long."""
@@ -506,9 +500,9 @@ class Coordinator(OrderSource):
             if error is not None and not self.lock.is_lost:
                 # A successor assumes that no rank of a run with state `stopped` runs a process.
                 if error.exit_code in RUN_ENDS:
-                    self._record_end("failed", error)
+                    self._record_end("failed", error, self.run_files)
                 elif stopped:
-                    self._record_end("stopped", error)
+                    self._record_end("stopped", error, self.run_files)
             has_failed = self.plan.do == Action.END and self.plan.cause is not None
             if has_failed and not self.lock.is_lost:  # a complete run has written its report before
                 write_report(self._settings, self._timings, self._timings.report, pause)
@@ -517,14 +511,15 @@ class Coordinator(OrderSource):
         self.lock.release()
         self._notifier.close(self._timings.copies)
 
-    def _record_end(self, state: Literal["failed", "stopped"], error: LauncherError) -> None:
+    def _record_end(
+        self, state: Literal["failed", "stopped"], error: LauncherError, run_files: RunFilesWriter
+    ) -> None:
         """Write to run.json that the run ended in this `state` because of `error`, and notify users.
 
         An error of run.json is only logged. Users are not notified if the run is left to another rank.
         """
-        assert self.run_files is not None  # noqa: S101 - wait_and_close() checked it
         try:
-            self.run_files.close(state, self._to_failure(error))
+            run_files.close(state, self._to_failure(error))
         except Exception as failed:  # the lease is released, and the pod exits, whatever happens
             log.warning(
                 "cannot write how the run ended to run.json, which still has an earlier state: %r", failed

@@ -91,9 +91,8 @@ def plan_first_attempt(
     if earlier.state != "training" or not earlier.incarnations or not is_valid:
         first = Plan(**record | {"incarnations": (), "world": None}, since=now)
         if succeeds and earlier.state == "stopped":  # that pod will not be back soon
-            first = replace(
-                first, cause=Failure("the coordinator's pod was stopped", EXIT_STOPPED, now, own_rank)
-            )
+            cause = Failure("the coordinator's pod was stopped", EXIT_STOPPED, now, own_rank)
+            first = replace(first, cause=cause)
         return first, ()
     cause = Failure("the coordinator's launcher was lost", EXIT_GANG, now, own_rank)
     members = tuple(
@@ -246,10 +245,8 @@ def _plan_before_growing(
         names = ", ".join(m.label for m in spares)
         sizes = f"from {len(gang)} to {len(gang) + len(spares)} ranks"
         how = "the script wrote a checkpoint" if saved is None else f"saved a checkpoint at {saved}"
-        text = f"growing {sizes} with {names}: {how}"
-        return replace(
-            plan, do=Action.STOP, since=now, cause=Failure(text, EXIT_STOPPED, now, limits.own_rank)
-        )
+        cause = Failure(f"growing {sizes} with {names}: {how}", EXIT_STOPPED, now, limits.own_rank)
+        return replace(plan, do=Action.STOP, since=now, cause=cause)
     is_busy = any(m.phase != Phase.TRAINING or m.state.progress.state not in _SAVING_STATES for m in gang)
     if now - plan.grow_since < limits.grow or saved is None or is_busy:
         return plan
@@ -285,15 +282,10 @@ def _plan_after_waiting(plan: Plan, members: Sequence[Member], now: float, limit
 
     It is `end` if a rank failed before it joined, too many ranks were missing for too long, or the fingerprints differ.
     """
-    failures = [
-        m.state.failure
-        for m in members
-        if m.state.failure is not None
-        and m.phase in (Phase.STAGING, Phase.LEAVING)
-        and m.state.failure.code in RUN_ENDS
-    ]
-    if failures:
-        first = min(failures, key=lambda failure: failure.at)
+    failures = [m.state.failure for m in members if m.phase in (Phase.STAGING, Phase.LEAVING)]
+    final = [failure for failure in failures if failure is not None and failure.code in RUN_ENDS]
+    if final:
+        first = min(final, key=lambda failure: failure.at)
         return _end(plan, now, replace(first, text=f"{members[first.rank].label}: {first.text}"))
     expected = find_expected(plan, members, limits.trainers)
     ready = [m for m in members if _is_ready(plan, m, now, limits)]
@@ -365,11 +357,8 @@ def _may_be_cut_off(
 
 def _describe_mismatch(first: Member, other: Member) -> str:
     ours, theirs = (each.state.fingerprint or {} for each in (first, other))
-    differ = "; ".join(
-        f"{key} {ours.get(key)!r} against {theirs.get(key)!r}"
-        for key in sorted({*ours, *theirs})
-        if ours.get(key) != theirs.get(key)
-    )
+    keys = [key for key in sorted({*ours, *theirs}) if ours.get(key) != theirs.get(key)]
+    differ = "; ".join(f"{key} {ours.get(key)!r} against {theirs.get(key)!r}" for key in keys)
     return (
         f"{other.label} has another fingerprint than rank {first.state.rank}: {differ}. The program on the shared "
         "storage changed while the pods started, or the pods run different images. Fix: start the run again."
@@ -383,11 +372,9 @@ def _first_failure(plan: Plan, gang: Sequence[Member], now: float, limits: GangL
     """
     if plan.ranks[:1] != (limits.own_rank,) or plan.incarnations[:1] != (gang[0].state.incarnation,):
         return None  # the attempt of an earlier coordinator, whose loss is the cause
-    found = [
-        failure
-        for member, started in zip(gang, plan.incarnations, strict=True)
-        if (failure := _find_member_failure(plan, member, started, now, limits)) is not None
-    ]
+    started = zip(gang, plan.incarnations, strict=True)
+    failures = (_find_member_failure(plan, member, pod, now, limits) for member, pod in started)
+    found = [failure for failure in failures if failure is not None]
     waiting = all(m.state.progress.state == "waiting" for m in gang)
     if plan.do == Action.TRAIN and waiting and now - max(m.progressed for m in gang) >= LEAST_SECONDS:
         text = (
@@ -407,11 +394,8 @@ def _first_failure(plan: Plan, gang: Sequence[Member], now: float, limits: GangL
     first = min(found, key=lambda failure: failure.sort_key, default=None)
     if first is None or plan.do not in (Action.TRAIN, Action.STOP) or first.process == "":
         return first
-    early = [
-        f"{' and '.join(m.state.ended)} of {m.label}"
-        for m in ours
-        if m.state.ended and m.state.rank != first.rank
-    ]
+    others_ended = [m for m in ours if m.state.ended and m.state.rank != first.rank]
+    early = [f"{' and '.join(m.state.ended)} of {m.label}" for m in others_ended]
     return replace(first, text=describe_early_exit(" and ".join(early), first.text)) if early else first
 
 

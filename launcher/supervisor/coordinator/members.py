@@ -57,9 +57,7 @@ class Member:
     def label(self) -> str:
         """Return the rank's name for messages: `rank 1 (pod x on node y)`, with the parts that are known."""
         state = self.state
-        where = " on node ".join(
-            part for part in (f"pod {state.pod}" if state.pod else "", state.node) if part
-        )
+        where = " on node ".join(filter(None, (state.pod and f"pod {state.pod}", state.node)))
         return f"rank {state.rank} ({where})" if where else f"rank {state.rank}"
 
 
@@ -271,9 +269,8 @@ class Membership:
             return recorded
         if known.state.incarnation == earlier or recorded.phase == Phase.ABSENT:
             return known  # it has already reported to this rank 0
-        return replace(
-            known, replaced=known.replaced | {earlier}, ghost_until=recorded.heard + self.limits.life
-        )
+        ghost_until = recorded.heard + self.limits.life
+        return replace(known, replaced=known.replaced | {earlier}, ghost_until=ghost_until)
 
     def open(self, credential: str) -> None:
         """From now on accept the states of ranks that send this credential."""

@@ -231,7 +231,6 @@ class Plan(PlanRecord):
 
     def to_json(self) -> dict[str, Any]:
         """Return this plan for JSON, as ranks receive it: without what only rank 0 needs."""
-        value: dict[str, Any] = to_json(
-            replace(self, restarts=(), counted_restarts=0, incarnations=(), since=0.0, grow_since=None)
-        )
+        sent = replace(self, restarts=(), counted_restarts=0, incarnations=(), since=0.0, grow_since=None)
+        value: dict[str, Any] = to_json(sent)
         return value

@@ -260,11 +260,8 @@ def _find_matching_run(
     layout: JobPaths, fingerprint: dict[str, Any], pause: Callable[[float], None]
 ) -> Path | None:
     """Return the folder of the newest run in runs/ that a run with this `fingerprint` can resume, or None."""
-    found = [
-        (run.started, output.root)
-        for output, run in read_earlier_runs(layout, pause)
-        if _can_resume(run.fingerprint, fingerprint)
-    ]
+    runs = read_earlier_runs(layout, pause)
+    found = [(run.started, output.root) for output, run in runs if _can_resume(run.fingerprint, fingerprint)]
     return max(found)[1] if found else None
 
 

@@ -114,7 +114,7 @@ def test_an_unexpected_error_at_the_end_of_a_run_is_recorded_as_its_failure(tmp_
     rank_0.run_files.write_trained.side_effect = ValueError(
         "Out of range float values are not JSON compliant"
     )
-    plan = rank_0._end_run(Plan(do=Action.END))
+    plan = rank_0._end_run(Plan(do=Action.END), rank_0.run_files)
     assert plan.cause is not None
     assert plan.cause.code == 70
     [(state, cause), _] = rank_0.run_files.close.call_args
