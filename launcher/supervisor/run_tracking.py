@@ -253,11 +253,9 @@ class MlflowRun:
     def _find_run(self, experiment: str, record: RunFile, name: str) -> dict[str, Any]:
         """Return the run of this output, which is created if it is absent."""
         wanted = f"tags.`{OUTPUT_TAG}` = '{record.output_id}'"
-        found = self._post("runs/search", experiment_ids=[experiment], filter=wanted, max_results=1).get(
-            "runs"
-        )
-        if found:
-            return dict(found[0])
+        found = self._post("runs/search", experiment_ids=[experiment], filter=wanted, max_results=1)
+        if found.get("runs"):
+            return dict(found["runs"][0])
         tags = {
             OUTPUT_TAG: record.output_id,
             "paddle-training.job": name,

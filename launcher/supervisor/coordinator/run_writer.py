@@ -331,17 +331,16 @@ def build_status(
     starts = plan.do == Action.TRAIN and any(find_state_before_training(member, plan) for member in expected)
     state = state or ("starting" if starts else STATES.get(plan.do, str(plan.do)))
     progresses = [find_progress(member, plan) for member in members]
-    states = [
+    # Those outside the world of an elastic run.
+    outside = [m for m in members if m not in expected] if plan.do.runs_processes else []
+    lost = find_missing(outside, now, silence)
+    ranks = []
+    for member, progress in zip(members, progresses, strict=True):
         # After a second start of a complete run no rank reports, but none is absent or staging.
-        state if state == "complete" else _rank_state(member, progress)
-        for member, progress in zip(members, progresses, strict=True)
-    ]
-    if plan.do.runs_processes:  # ranks outside the world of an elastic run
-        lost = find_missing(members, now, silence)
-        names = ["lost" if m in lost else "spare" if m.phase == Phase.IDLE else str(m.phase) for m in members]
-        pairs = zip(members, states, names, strict=True)
-        states = [state if member in expected else name for member, state, name in pairs]
-    ranks = [_build_rank(*each) for each in zip(members, progresses, states, strict=True)]
+        shown = state if state == "complete" else _rank_state(member, progress)
+        if member in outside:
+            shown = "lost" if member in lost else "spare" if member.phase == Phase.IDLE else str(member.phase)
+        ranks.append(_build_rank(member, progress, shown))
     ranks = mark_slow_ranks(ranks)
     placed = [(r.number, r.batch or 0) for r in ranks if r.number is not None]
     slowest = min(placed, default=(None, None))

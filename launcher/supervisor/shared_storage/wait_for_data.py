@@ -125,8 +125,4 @@ def await_data(settings: TrainSettings) -> None:
     start_logging(f"await-data {settings.completion_index}", settings.log_format)
     with raise_on_stop_signal("the data Job has not published the data yet"):
         manifest = wait_for_manifest(settings)
-    log.info(
-        "data %s is published: %s",
-        settings.data_digest,
-        describe_data(manifest),
-    )
+    log.info("data %s is published: %s", settings.data_digest, describe_data(manifest))
