@@ -241,7 +241,7 @@ class ClusterSession:
             if object_states.phase_of(pod) == "Pending" and not object_states.unusual_wait(pod)
         ]
         jobs = filter(None, (run.k8s_job, run.k8s_data_job))
-        names += [job for job in jobs if not any(run_view.owned_by(job)(pod) for pod in pods)]
+        names += [job for job in jobs if not run_view.pods_of(pods, job)]
         events = {name: self.cluster.list_events(name) for name in names}
         if any(object_states.phase_of(pod) != "Running" for pod in pods) or len(pods) < run.trainers:
             events[""] = [e for why in object_states.LOSSES for e in self.cluster.list_events(reason=why)]
@@ -253,9 +253,7 @@ class ClusterSession:
         A training pod that prepares data does so in its init container.
         """
         for job, rank in ((run.k8s_data_job, None), (run.k8s_job, 0)):
-            pod = run_view.newest_pod(
-                [pod for pod in pods if run_view.owned_by(job)(pod) and run_view.rank_of(pod) in (rank, None)]
-            )
+            pod = run_view.newest_pod(run_view.pods_of(pods, job, rank))
             in_init = run.is_prepared_in_training_pods
             container = object_states.running_container(pod, in_init) if pod else None
             if pod is None or container is None:
@@ -369,10 +367,9 @@ def open_through_running_pod(
 
     With `or_init` a running init container is used, too, although it may exit at any moment.
     """
-    for pod in pods:
-        if not run_view.owned_by(run.k8s_job)(pod) or pod["metadata"].get("deletionTimestamp"):
-            continue
-        if container := object_states.running_container(pod, or_init):
+    for pod in run_view.pods_of(pods, run.k8s_job):
+        container = object_states.running_container(pod, or_init)
+        if container and not pod["metadata"].get("deletionTimestamp"):
             folder = PurePosixPath(run.job_path) / run.job_name
             return storage.pod_storage(cluster, object_states.name_of(pod), container, folder)
     return None

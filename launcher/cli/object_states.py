@@ -93,12 +93,10 @@ def running_container(pod: Object, or_init: bool = False) -> str | None:
     return None
 
 
-def find_condition(thing: Object, kind: str) -> Object | None:
-    """Return the condition `kind` of a pod or Job, or None."""
-    for entry in thing.get("status", {}).get("conditions") or []:
-        if entry.get("type") == kind:
-            return dict(entry)
-    return None
+def find_condition(thing: Object, kind: str) -> Object:
+    """Return the condition `kind` of a pod or Job; {} if it does not have this condition."""
+    conditions = thing.get("status", {}).get("conditions") or []
+    return next((dict(entry) for entry in conditions if entry.get("type") == kind), {})
 
 
 def unusual_wait(pod: Object) -> tuple[str, str] | None:
@@ -162,7 +160,7 @@ def newest_warning(events: Iterable[Object]) -> str:
 
 def is_harmless_failure(pod: Object) -> bool:
     """Return whether a failed pod does not fail its Job: it was disrupted, stopped or replaced."""
-    if (find_condition(pod, "DisruptionTarget") or {}).get("status") == "True":
+    if find_condition(pod, "DisruptionTarget").get("status") == "True":
         return True
     ends = [state_of(status, "terminated") for status in container_statuses(pod)]
     codes = [end["exitCode"] for end in ends if end.get("exitCode")]
@@ -175,7 +173,7 @@ def explain_disruption(pod: Object) -> str:
     The kubelet writes this to the pod's status; the scheduler and the controllers that delete pods add a condition.
     """
     status = pod.get("status", {})
-    source = status if status.get("reason") else find_condition(pod, "DisruptionTarget") or {}
+    source = status if status.get("reason") else find_condition(pod, "DisruptionTarget")
     text = ": ".join(filter(None, (source.get("reason"), str(source.get("message") or "").strip())))
     fix = next((fix for mark, fix in _DISK_FIXES.items() if mark in text), "")
     return f"{text.rstrip('.')}. Fix: {fix}" if fix else text
@@ -210,10 +208,9 @@ def job_state(job: Object | None) -> tuple[str, str]:
     if job is None:
         return "missing", ""
     failed = find_condition(job, "Failed") or find_condition(job, "FailureTarget")
-    if failed and failed.get("status") == "True":
+    if failed.get("status") == "True":
         return "failed", ": ".join(part for part in (failed.get("reason"), failed.get("message")) if part)
-    complete = find_condition(job, "Complete")
-    if complete and complete.get("status") == "True":
+    if find_condition(job, "Complete").get("status") == "True":
         return "complete", ""
     if job.get("spec", {}).get("suspend"):
         return "suspended", f"spec.suspend is true{_describe_setter(job)}"

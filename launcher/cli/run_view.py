@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -148,12 +148,14 @@ def rank_of(pod: Object) -> int | None:
     return int(value) if value is not None and str(value).isdigit() else None
 
 
-def owned_by(job: str) -> Callable[[Object], bool]:
-    """Return a function that returns whether a pod or Workload belongs to the Job with the name `job`."""
-    return lambda thing: any(
-        owner.get("kind") == "Job" and owner.get("name") == job
-        for owner in thing.get("metadata", {}).get("ownerReferences", [])
-    )
+def pods_of(pods: Sequence[Object], job: str, rank: int | None = None) -> list[Object]:
+    """Return those of `pods` that belong to the Job with the name `job`; with `rank` only the pods of this rank."""
+    return [
+        pod
+        for pod in pods
+        if ("Job", job) in [(one["kind"], one["name"]) for one in pod["metadata"].get("ownerReferences", [])]
+        and rank in (None, rank_of(pod))
+    ]
 
 
 def newest_pod(pods: Sequence[Object]) -> Object | None:
@@ -296,7 +298,7 @@ def build_cluster_view(seen: ClusterSnapshot) -> RunView:
     """Return the view of one release."""
     run, files = seen.run, seen.files
     progress = build_progress(files.status, files.run, run.k8s_job)
-    pods = [pod for pod in seen.pods if owned_by(run.k8s_job)(pod)]
+    pods = pods_of(seen.pods, run.k8s_job)
     training = build_job(run.k8s_job, seen.jobs.get(run.k8s_job), pods, seen.events)
     data = _build_data_view(seen, training, pods)
     reported = files.status.ranks if files.status and progress else ()
@@ -336,8 +338,7 @@ def _build_data_view(seen: ClusterSnapshot, training: JobView, training_pods: Se
     job = seen.jobs.get(run.k8s_data_job)
     if job is None and is_published:
         return JobView(run.k8s_data_job, "complete", "the Job was deleted; its manifest exists")
-    pods = [pod for pod in seen.pods if owned_by(run.k8s_data_job)(pod)]
-    return build_job(run.k8s_data_job, job, pods, seen.events)
+    return build_job(run.k8s_data_job, job, pods_of(seen.pods, run.k8s_data_job), seen.events)
 
 
 def _state_and_cause(

@@ -83,28 +83,25 @@ def read_space(search: Iterable[str], file: Path | None) -> list[Axis]:
         given.append((f"--search {text}", key.strip(), values))
     if file is not None:
         try:
-            text = file.read_text("utf-8")
-            content, node = yaml.safe_load(text), yaml.compose(text, yaml.SafeLoader)
+            loader = yaml.SafeLoader(file.read_text("utf-8"))
+            node = loader.get_single_node()
+            pairs = loader.construct_pairs(node, deep=True) if isinstance(node, yaml.MappingNode) else []
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise UsageError(f"--search-file {file} cannot be read: {error}", "give a YAML file") from error
-        if node is None or not isinstance(content, Mapping):
+        if not pairs:
             raise UsageError(
                 f"--search-file {file} has no keys",
                 "write in each line KEY: VALUES, such as width: [8, 16, 32]",
             )
-        names = [name.value for name, _ in node.value]
-        # YAML would use the last one.
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise UsageError(
-                f"--search-file {file} has the key {twice} twice", "give all its values in one line"
-            )
-        given += [(f"--search-file {file}, {key}", str(key), values) for key, values in content.items()]
+        given += [(f"--search-file {file}, {key}", str(key), values) for key, values in pairs]
     axes = [_parse_axis(where, key, values) for where, key, values in given]
     keys = [plain_key(axis.key) for axis in axes]
     if not keys:
         raise UsageError("there is nothing to search", f"give --search KEY=VALUES: {_EXAMPLES}")
     if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise UsageError(f"the key {twice} is searched twice", "give all its values in one --search")
+        raise UsageError(
+            f"the key {twice} is searched twice", "give all its values in one --search or in one line"
+        )
     return axes
 
 

@@ -374,7 +374,7 @@ def _await_running(cluster: Cluster, run: ReleaseRun, name: str) -> None:
                 f"the reader pod {name} cannot start: {waiting[1]}",
                 f"make the run's image {run.image} available to node {pod['spec'].get('nodeName')}",
             )
-        scheduled = object_states.find_condition(pod, "PodScheduled") or {}
+        scheduled = object_states.find_condition(pod, "PodScheduled")
         if waited > UNBOUND_SECONDS and scheduled.get("status") == "False":
             problems = (f"no node can run the reader pod {name}: {why}", claim_problem(cluster, run))
             raise UnschedulableError(

@@ -25,6 +25,7 @@ from launcher.cli.search_space import Axis, Pruner, Sampler, grid_points
 from launcher.errors import DataError
 from launcher.io.files import write_atomically
 from launcher.metrics import higher_is_better
+from launcher.reporting.html_report import table
 
 _ABOUT, _METRIC, _CAUSE = "about", "metric", "cause"
 _RESULTS = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "failed": TrialState.FAIL}
@@ -240,14 +241,12 @@ class SweepStudy:
                     figures.append(f"<h2>{title}</h2><p>{html.escape(str(error))}</p>") if figures else None
                 else:
                     figures.append(f"<h2>{title}</h2>{figure}")
-        lines = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in rows]
-        table = "".join(f"<tr>{line}</tr>\n" for line in lines)
         title = html.escape(f"Sweep {self.name}: {self.metric or 'no score'}")
-        style = "body{font-family:sans-serif;margin:2em}td{padding:.2em 1em .2em 0}tr:first-child{font-weight:bold}"
+        style = "body{font-family:sans-serif;margin:2em}td,th{padding:.2em 1em .2em 0;text-align:left}"
         write_atomically(
             file,
             f"<!doctype html><html><head><meta charset=utf-8><title>{title}</title><style>{style}</style></head>"
-            f"<body><h1>{title}</h1><table>{table}</table>{''.join(figures)}</body></html>\n",
+            f"<body><h1>{title}</h1>{table(rows[0], rows[1:])}{''.join(figures)}</body></html>\n",
         )
 
 

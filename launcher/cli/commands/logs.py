@@ -15,7 +15,7 @@ from launcher.cli.errors import CliError, UsageError
 from launcher.cli.job_sessions import ClusterSession, Session
 from launcher.cli.releases import ReleaseRun
 from launcher.cli.run_files import STATUS, check_intact, read_job_files
-from launcher.cli.run_view import PREPARE, newest_pod, owned_by, rank_of
+from launcher.cli.run_view import PREPARE, newest_pod, pods_of
 from launcher.cli.shared_options import open_session, with_options
 from launcher.cli.storage import IDLE_SECONDS, READ_SECONDS, Storage, StorageRequest, run_json_command
 from launcher.cli.terminal import print_blocks, report
@@ -161,8 +161,7 @@ def _log_container(pod: dict[str, Any], only: str | None = None) -> str | None:
 def _find_pod(session: ClusterSession, run: ReleaseRun, rank: int | None) -> dict[str, Any] | None:
     """Return the newest pod of a rank, or for `rank` None the newest pod of the data Job."""
     job = run.k8s_data_job if rank is None else run.k8s_job
-    pods = [pod for pod in session.pods() if owned_by(job)(pod)]
-    return newest_pod([pod for pod in pods if rank is None or rank_of(pod) == rank])
+    return newest_pod(pods_of(session.pods(), job, rank))
 
 
 def _stream_pod(

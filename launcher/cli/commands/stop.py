@@ -19,7 +19,7 @@ from launcher.cli.launch_training import continue_training
 from launcher.cli.releases import Helm, merge_values, read_defaults
 from launcher.cli.run_display import describe_following, explain_interrupt, follow_run
 from launcher.cli.run_files import STATUS, check_intact
-from launcher.cli.run_view import FINAL_STATES, owned_by, rank_of
+from launcher.cli.run_view import FINAL_STATES, pods_of, rank_of
 from launcher.cli.shared_options import MAX_WAIT, with_release
 from launcher.cli.terminal import command_text, confirm, print_line, report
 from launcher.errors import DataError
@@ -170,7 +170,7 @@ def suspend_jobs(session: ClusterSession, names: Sequence[str]) -> None:
     while left := sorted(
         object_states.name_of(pod)
         for pod in session.pods()
-        if any(owned_by(name)(pod) for name in names)
+        if any(pods_of([pod], name) for name in names)
         and object_states.phase_of(pod) not in object_states.ENDED
     ):
         if time.monotonic() > deadline:

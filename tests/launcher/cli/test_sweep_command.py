@@ -374,7 +374,7 @@ def test_a_search_file_has_lists_and_ranges(tmp_path):
     for text, message in (
         ("- rate", "has no keys"),
         ("rate: {a: 1}", "the values are an object"),
-        ("rate: 0..1\nrate: 0..2", "has the key rate twice"),
+        ("rate: 0..1\nrate: 0..2", "the key rate is searched twice"),
     ):
         file.write_text(text)
         with pytest.raises(UsageError, match=message):
