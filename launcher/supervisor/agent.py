@@ -321,7 +321,7 @@ class Agent:
         self._start_fork_server()
         manifest = wait_for_manifest(s, self.pause, timings=t) if s.has_data else None
         with files.storage_errors(s.layout.job):
-            program = stage_inputs(s, self.rank, manifest, find_program(s), lambda: self.pause(0))
+            program = stage_inputs(s, manifest, find_program(s), lambda: self.pause(0))
         spec = self.runtime.conversion(s, self.rank)
         convert_shard(spec, s.work, t, self.pause)
         self._await_fork_server()

@@ -84,7 +84,6 @@ def _own_programs(layout: JobPaths) -> list[str]:
 
 def stage_inputs(
     settings: TrainSettings,
-    rank: int,
     manifest: dict[str, Any] | None,
     program: Path,
     check: Callable[[], None] = lambda: None,
@@ -109,14 +108,14 @@ def stage_inputs(
     work = settings.work
     is_files = manifest is not None and manifest.get("format") == "files"
     if manifest is not None and not is_files:
-        require_work_space(settings, *_describe_shard(settings, rank, manifest))
+        require_work_space(settings, *_describe_shard(settings, manifest))
     with files.storage_errors(work.root):
         if work.data.exists():
             shutil.rmtree(work.data)
         work.tables.mkdir(parents=True)
         work.progress.unlink(missing_ok=True)
     if manifest is not None:
-        (_stage_files if is_files else _stage_data)(settings, rank, manifest, check)
+        (_stage_files if is_files else _stage_data)(settings, manifest, check)
     if settings.packages:
         _stage_packages(settings, check)
     digest = _stage_program(settings, program, check)
@@ -221,9 +220,10 @@ def program_sha256(program: Path, config_file: str) -> str:
     return hashlib.sha256(f"{files.folder_sha256(program)}\0{config_file}".encode()).hexdigest()
 
 
-def _describe_shard(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> tuple[int, str]:
-    """Return the bytes that a rank's shard needs on the pod's own disk, and their description for a message."""
-    tested = [manifest.get("test") or {}] if _needs_test_set(settings, rank, manifest) else []
+def _describe_shard(settings: TrainSettings, manifest: dict[str, Any]) -> tuple[int, str]:
+    """Return the bytes that this rank's shard needs on the pod's own disk, and their description for a message."""
+    rank = settings.completion_index
+    tested = [manifest.get("test") or {}] if _needs_test_set(settings, manifest) else []
     text = sum(int(part.get("bytes", 0)) for part in (manifest["shards"][rank], *tested))
     needed = text + sum(int(table.get("bytes", 0)) for table in manifest.get("tables") or [])
     what = f"shard {rank} with its test set and tables ({needed:,} bytes)"
@@ -247,21 +247,20 @@ def describe_overfull_work_dir(settings: TrainSettings) -> str:
     return ""
 
 
-def _needs_test_set(settings: TrainSettings, rank: int, manifest: dict[str, Any]) -> bool:
+def _needs_test_set(settings: TrainSettings, manifest: dict[str, Any]) -> bool:
     """Return whether this rank needs the test set: rank 0, or all if it is large, or if any rank may be the first."""
     lines = (manifest.get("test") or {}).get("lines", 0)
-    return rank == 0 or settings.runtime != "fleet" or settings.is_elastic or lines > TEST_ALONE
+    is_first = settings.completion_index == 0
+    return is_first or settings.runtime != "fleet" or settings.is_elastic or lines > TEST_ALONE
 
 
-def _stage_data(
-    settings: TrainSettings, rank: int, manifest: dict[str, Any], check: Callable[[], None]
-) -> None:
-    work, layout = settings.work, settings.layout
+def _stage_data(settings: TrainSettings, manifest: dict[str, Any], check: Callable[[], None]) -> None:
+    work, layout, rank = settings.work, settings.layout, settings.completion_index
     data, about = data_of(layout, manifest), manifest["shards"][rank]
     fix = damaged_data_fix(layout, manifest)
     sums = {"train.txt": copy_shard(layout, manifest, rank, work.data / "train.txt", check)}
     test = manifest.get("test") or {}
-    if test and _needs_test_set(settings, rank, manifest):
+    if test and _needs_test_set(settings, manifest):
         pieces = [(data.test, test.get("sha256"))]
         sums["test.txt"] = copy_checked(pieces, work.data / "test.txt", fix, check)
     files.write_atomically(work.data / "train.list", "data/train.txt\n")
@@ -273,9 +272,7 @@ def _stage_data(
     log.info("staged shard %d on this pod's disk: %s lines", rank, about.get("lines"))
 
 
-def _stage_files(
-    settings: TrainSettings, rank: int, manifest: dict[str, Any], check: Callable[[], None]
-) -> None:
+def _stage_files(settings: TrainSettings, manifest: dict[str, Any], check: Callable[[], None]) -> None:
     """Link the data's files into the work folder, or copy all of them, or this rank's share (data.cache)."""
     data, target = data_of(settings.layout, manifest), settings.work.files
     fix = damaged_data_fix(settings.layout, manifest)
@@ -290,7 +287,7 @@ def _stage_files(
 
     def entries() -> Iterator[dict[str, Any]]:
         with listed.open("rb") as lines:
-            for line in itertools.islice(lines, rank % step, None, step):
+            for line in itertools.islice(lines, settings.completion_index % step, None, step):
                 yield files.parse_json_object(data.file_list, line, ShardFileEntry)
 
     def copy(entry: dict[str, Any], stop: Callable[[], None]) -> int:

@@ -43,7 +43,9 @@ def manifest(job: Path) -> dict[str, Any]:
 def stage(tmp_path: Path, manifest: dict[str, Any], rank: int = 1, **env: Any) -> str:
     """Stage the inputs of a rank in tmp_path/work, and return the program's digest."""
     program = tmp_path / "quick-start" / "mine"
-    return input_staging.stage_inputs(train_settings(tmp_path, **env), rank, manifest, program)
+    return input_staging.stage_inputs(
+        train_settings(tmp_path, JOB_COMPLETION_INDEX=str(rank), **env), manifest, program
+    )
 
 
 # -- waiting for the data
@@ -110,7 +112,8 @@ def test_a_storage_error_does_not_count_as_missing_data(tmp_path: Path, job: Pat
 def test_a_damaged_manifest_raises_within_a_minute_or_is_harmless(
     tmp_path: Path, job: Path, sealed: bool
 ) -> None:
-    path, settings = tmp_path / ".data" / "d1.json", train_settings(tmp_path)
+    path = tmp_path / ".data" / "d1.json"
+    settings = train_settings(tmp_path, JOB_COMPLETION_INDEX="1")
     manifest = write_data(job, 3)
     files.write_json(path, files.with_checksum(manifest) if sealed else manifest)
     intact = path.read_bytes()
@@ -122,7 +125,7 @@ def test_a_damaged_manifest_raises_within_a_minute_or_is_harmless(
         clock = FakeClock()
         try:
             found = wait_for_manifest(settings, clock.pause, clock)
-            input_staging.stage_inputs(settings, 1, found, job / "mine")
+            input_staging.stage_inputs(settings, found, job / "mine")
         except DataError as error:
             assert "which makes its data again" in str(error) or str(path) in str(error)
             ended += clock.now <= Timings().data_again + 1
