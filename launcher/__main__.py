@@ -47,15 +47,14 @@ def main(argv: list[str] | None = None) -> int:
     command = arguments[0] if arguments else ""
     if command not in POD_COMMANDS:
         try:
-            from launcher.cli.main import app
+            from launcher.cli.main import run_command
         except ModuleNotFoundError as error:
             from launcher.cli.errors import missing_package
 
             failure = missing_package(error)
             print(f"error: {failure}", file=sys.stderr)  # noqa: T201
             return failure.exit_code
-        app(arguments)
-        return errors.EXIT_OK
+        return run_command(arguments)
     try:
         return _pod_command(command, arguments[1:])
     except errors.LauncherError as error:

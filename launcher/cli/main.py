@@ -68,12 +68,7 @@ typer_app.command(
 )(predict.serve)
 
 
-def app(args: list[str] | None = None, prog_name: str | None = None) -> NoReturn:
-    """Run one command, and exit with its exit code."""
-    sys.exit(run_command(args, prog_name))
-
-
-def run_command(args: list[str] | None = None, prog_name: str | None = None) -> int:
+def run_command(args: list[str]) -> int:
     """Run one command and return its exit code; every expected error is one message on stderr."""
     signal.signal(signal.SIGINT, _exit_on_signal)
     signal.signal(signal.SIGTERM, _exit_on_signal)
@@ -82,7 +77,7 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - it may be closed (>&-)
     sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - so may this (2>&-)
     try:
-        return _call_command(args, prog_name or program_name())
+        return _call_command(args)
     except BrokenPipeError:
         _discard_output()
         return 128 + signal.SIGPIPE
@@ -95,9 +90,9 @@ def run_command(args: list[str] | None = None, prog_name: str | None = None) -> 
         return failure.exit_code
 
 
-def _call_command(args: list[str] | None, name: str) -> int:
+def _call_command(args: list[str]) -> int:
     try:
-        typer_app(args, prog_name=name)
+        typer_app(args, prog_name=program_name())
     except SystemExit as end:
         if isinstance(end.__context__, BrokenPipeError):  # typer and rich replace it by exit code 1
             raise end.__context__ from None

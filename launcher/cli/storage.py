@@ -128,26 +128,20 @@ class StorageRequest:
     """Whether the folder must stay open when the training's pods exit."""
 
 
-def check_name(name: str, fix: str) -> str:
-    """Return `name` unchanged after checking that it can be the name of a folder and a chart value.
-
-    Raises:
-        UsageError: it cannot; the error has the fix `fix`.
-    """
-    if not _NAME.fullmatch(name):
-        raise UsageError(
-            f"the name '{name}' is invalid: it becomes a folder and a chart value, so it must have 1 to 63 "
-            "letters, digits, dots, dashes or underscores and begin with a letter or digit",
-            fix,
-        )
-    return name
-
-
 def storage_of_job(storage: Storage, job: str | None) -> Storage:
-    """Return the folder of another `job` on the same storage; for None `storage` itself."""
+    """Return the folder of another `job` on the same storage; for None `storage` itself.
+
+    Raises UsageError if `job` cannot be the name of a folder and a chart value.
+    """
     if job is None:
         return storage
-    return storage.sibling(check_name(job, "give the jobName of a training with --job NAME"))
+    if not _NAME.fullmatch(job):
+        raise UsageError(
+            f"the name '{job}' is invalid: it becomes a folder and a chart value, so it must have 1 to 63 "
+            "letters, digits, dots, dashes or underscores and begin with a letter or digit",
+            "give the jobName of a training with --job NAME",
+        )
+    return storage.sibling(job)
 
 
 class _LocalReader(CommandOutput):
