@@ -208,10 +208,12 @@ def status_screen(view: RunView, options: Sequence[str] = (), now: float | None 
     if jobs:
         parts.append(text_table(JOB_COLUMNS, jobs))
     if view.progress:
-        bar = Table.grid(padding=(0, 1))
         done = view.progress.fraction
-        bar.add_row(ProgressBar(total=1.0, completed=done, width=50), f"{done:4.0%}")
-        parts += [bar, Text(progress_text(view.progress))]
+        if done or view.progress.number is not None:  # the share of a script that reports no step is unknown
+            bar = Table.grid(padding=(0, 1))
+            bar.add_row(ProgressBar(total=1.0, completed=done, width=50), f"{done:4.0%}")
+            parts.append(bar)
+        parts.append(Text(progress_text(view.progress)))
         age = (time.time() if now is None else now) - (view.progress.updated or 0)
         if view.progress.updated and not view.is_over and age > STALE_SECONDS:
             parts.append(Text(f"status.json was last updated {duration(age)} ago", style="yellow"))
