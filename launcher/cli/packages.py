@@ -45,6 +45,9 @@ SAME_MODULES = ("paddlepaddle", "paddlepaddle-gpu")
 """Packages with the same modules: each one in the image also satisfies requirements of the others."""
 BUILD_TOOLS = ("setuptools", "wheel", "pip", "cython", "numpy", "packaging", "typing-extensions")
 """Packages that builds import: uv must not take their stubs for them. Every package index has them."""
+ANY_VERSION = ("setuptools",)
+"""Packages of the image that satisfy each requirement: programs only import pkg_resources from setuptools, which the
+image's version has."""
 SECONDS = 3600.0
 """Longest time for one command of uv, which may download gigabytes."""
 _NETWORK = re.compile(
@@ -188,7 +191,8 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
     with tempfile.TemporaryDirectory(prefix="paddle-training-packages.") as temporary:
         uv, work, known = _Uv(requirements, environment), Path(temporary), environment.packages
         constraints, stubs = work / "image.txt", work / "stubs"
-        constraints.write_text("".join(f"{name}=={version}\n" for name, version in known.items()))
+        fixed = (f"{name}=={version}\n" for name, version in known.items() if name not in ANY_VERSION)
+        constraints.write_text("".join(fixed))
         stubs.mkdir()
         for name in known.keys() - BUILD_TOOLS:
             _write_stub(stubs, name, known[name])

@@ -32,6 +32,7 @@ IMAGE = {
         "numpy": "1.26.4",
         "pillow": "9.9",
         "paddlepaddle-gpu": "3.0.0.post118",
+        "setuptools": "81.0.0",
         "not a name": "1",
         "six": "1\n--index x",
     },
@@ -99,8 +100,9 @@ def test_packages_of_the_image_are_not_installed_although_no_index_has_them(
     tmp_path: Path, index: Path
 ) -> None:
     write_wheel(index, "mine", requires="pillow>=9")
-    # The image's Paddle for GPUs also satisfies a requirement of the other one.
-    found = install(tmp_path, "mine", "pillow", "paddlepaddle>=2.5", "paddlepaddle-gpu")
+    write_wheel(index, "setuptools")
+    # The image's Paddle for GPUs also satisfies a requirement of the other one, and its setuptools one of any version.
+    found = install(tmp_path, "mine", "pillow", "paddlepaddle>=2.5", "paddlepaddle-gpu", "setuptools<59")
     assert found == ["mine 1.0"]
     files = package_files(tmp_path / "installed")
     assert [name for name, _ in files if "/" not in name] == ["mine.py"]
