@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from itertools import starmap
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,11 @@ SAME_MODULES = ("paddlepaddle", "paddlepaddle-gpu")
 """Packages with the same modules: each one in the image also satisfies requirements of the others."""
 BUILD_TOOLS = ("setuptools", "wheel", "pip", "cython", "numpy", "packaging", "typing-extensions")
 """Packages that builds import: uv must not take their stubs for them. Every package index has them."""
-ANY_VERSION = ("setuptools",)
-"""Packages of the image that satisfy each requirement: programs only import pkg_resources from setuptools, which the
-image's version has."""
+LOOSE_PINS = {"setuptools": "", "numpy": ">={major},<={version}"}
+"""Packages of the image that also satisfy requirements of other versions → which ones: programs only import
+pkg_resources from setuptools, and what needs an older numpy of the same major version also works with the image's."""
+WITH_WINDOWS = ("opencv-python", "opencv-contrib-python")
+"""Packages that need libGL, which images do not have. NAME-headless has the same modules without windows."""
 SECONDS = 3600.0
 """Longest time for one command of uv, which may download gigabytes."""
 _NETWORK = re.compile(
@@ -55,6 +58,7 @@ _NETWORK = re.compile(
 )
 _INDEX = re.compile(r"(-i|-f|--index-url|--extra-index-url|--find-links|--no-index)\b")
 _HASH = re.compile(r"--hash[= ]sha256:([0-9a-f]{64})")
+_EXACT = re.compile(r"^([a-z-]+) *== *([0-9.]+)", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_]*")
 
@@ -69,6 +73,8 @@ class PythonEnvironment:
     """uv's options for its Python and platform."""
     packages: Mapping[str, str]
     """Version of each of its packages, by normalized name."""
+    has_windows: bool = False
+    """Whether a program can open windows there, so that packages of WITH_WINDOWS can be imported."""
 
     @classmethod
     def of_image(cls, image: str, described: Mapping[str, Any]) -> PythonEnvironment:
@@ -105,7 +111,8 @@ class PythonEnvironment:
                     found[name] = one.version
                     needed = (line for line in one.requires or () if "extra ==" not in line)
                     waiting += [match[0] for line in needed if (match := _NAME.match(line))]
-        return cls("Paddle on this machine", ("--python", sys.executable), _known_packages(found))
+        known = _known_packages(found)
+        return cls("Paddle on this machine", ("--python", sys.executable), known, has_windows=True)
 
 
 def _known_packages(found: Mapping[str, Any]) -> dict[str, str]:
@@ -180,8 +187,9 @@ def pack_files(entries: Iterable[tuple[str, Path]], archive: Path) -> str:
 def install_packages(requirements: Path, environment: PythonEnvironment, folder: Path) -> list[str]:
     """Install what `requirements` need in addition to the packages of `environment` into the new `folder`.
 
-    A package without a wheel is built on this machine, if it has no compiled code. Return name and version of each
-    installed package.
+    A package without a wheel is built on this machine, if it has no compiled code. Packages of WITH_WINDOWS are
+    replaced by those without windows, unless the requirements have hashes. Return name and version of each installed
+    package.
 
     Raises:
         UsageError: the requirements contradict each other or the environment's packages, or a package has compiled code
@@ -191,17 +199,21 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
     with tempfile.TemporaryDirectory(prefix="paddle-training-packages.") as temporary:
         uv, work, known = _Uv(requirements, environment), Path(temporary), environment.packages
         constraints, stubs = work / "image.txt", work / "stubs"
-        fixed = (f"{name}=={version}\n" for name, version in known.items() if name not in ANY_VERSION)
-        constraints.write_text("".join(fixed))
+        constraints.write_text("".join(starmap(_write_pin, known.items())))
         stubs.mkdir()
         for name in known.keys() - BUILD_TOOLS:
             _write_stub(stubs, name, known[name])
         lock = work / "pylock.toml"
         given = ("-c", str(constraints), "--find-links", str(stubs), *environment.options)
-        hidden = (word for name in known for word in ("--no-emit-package", name))
+        given += tuple(word for name in known for word in ("--no-emit-package", name))
         report(f"choosing the packages of {requirements} for {environment.where}")
-        packages = uv.compile(requirements, lock, *given, *hidden)
+        for name, wanted in _EXACT.findall(requirements.read_text("utf-8", "replace")):
+            if (version := known.get(name, wanted)) != wanted and name in LOOSE_PINS:
+                report(f"{name}: the {version} of {environment.where} is used instead of {wanted}")
+        packages = uv.compile(requirements, lock, *given)
         _check_packages(packages, requirements)
+        if not environment.has_windows and (replaced := _write_replacements(packages, requirements, work)):
+            packages = uv.compile(requirements, lock, *given, *replaced)
         built = {one["name"] for one in packages if not one.get("wheels")}
         if released := [
             f"{one['name']}=={one['version']}" for one in packages if one["name"] in built and "sdist" in one
@@ -223,6 +235,29 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
         if name in built and (file := _find_compiled_file(info)):
             raise uv.no_wheel(f"{name} has none, and {file} in it is compiled code")
     return [f"{one['name']} {one.get('version', '')}".rstrip() for one in packages]
+
+
+def _write_pin(name: str, version: str) -> str:
+    """Return the line of a constraints file for a package that the environment has."""
+    pin = LOOSE_PINS.get(name, "=={version}").format(version=version, major=version.partition(".")[0])
+    return f"{name}{pin}\n"
+
+
+def _write_replacements(packages: list[dict[str, Any]], requirements: Path, folder: Path) -> tuple[str, ...]:
+    """Return uv's options that replace packages of WITH_WINDOWS by those without windows; empty if there are none.
+
+    The files that the options name are written to `folder`.
+    """
+    found = {one["name"]: one.get("version", "") for one in packages}
+    names = [name for name in WITH_WINDOWS if name in found]
+    if not names or _HASH.search(requirements.read_text("utf-8", "replace")):
+        return ()
+    new = f"{names[-1]}-headless"
+    report(f"{', '.join(names)}: replaced by {new}, because the image has no libGL")
+    removed, added = folder / "removed.txt", folder / "added.txt"
+    removed.write_text("".join(f"{name}; python_version < '0'\n" for name in names))
+    added.write_text("" if new in found else f"{new}=={found[names[-1]]}\n")
+    return str(added), "--override", str(removed)
 
 
 def _check_packages(packages: list[dict[str, Any]], requirements: Path) -> None:

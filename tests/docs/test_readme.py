@@ -24,7 +24,6 @@ def test_the_values_of_the_readme_start_a_script_in_a_folder_of_a_repository(tmp
     (tmp_path / "tools").mkdir()
     (tmp_path / "tools" / "train.py").write_text(SCRIPT)
     (tmp_path / "own.py").write_text("")  # at the root, which PYTHONPATH of the values names
-    (tmp_path / "seg.txt").write_text("")
     (tmp_path / "setup.py").write_text("raise SystemExit('not the script')\n")
     words = tried.partition("#")[0].split()
     done = subprocess.run(
