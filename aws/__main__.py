@@ -57,7 +57,10 @@ def show_cost(
     gigabytes: Annotated[float, typer.Option("--gb", help="Data on the file system, 10⁹ bytes.")] = 0,
     changes: Changes = None,
 ) -> None:
-    """Show the hourly cost of this stack by part, next to that with a change (--set; default: compute=off)."""
+    """Show the hourly cost of this stack by part, and beside it the cost after a change of the settings.
+
+    The change is given with --set; by default it is compute=off.
+    """
     changes = changes or ["compute=off"]
     columns = {}
     for label, of in (("now", []), (", ".join(changes), changes)):

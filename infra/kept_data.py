@@ -94,7 +94,8 @@ class Logs(AwsComponent):
     """paddle:infra:Logs: log groups of the control plane and, with `cluster.podLogs`, of the pods and nodes.
 
     The groups are created before the cluster, because EKS and the log agent would create them without a retention
-    period and tags; and deleted after it, because EKS creates a deleted group again while it still writes.
+    period and tags. They are deleted after the cluster, because EKS creates a deleted group again as long as it writes
+    logs.
     """
 
     def __init__(self, context: AwsContext) -> None:

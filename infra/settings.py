@@ -925,7 +925,10 @@ _MARKER = "# The section below is written by `python -m infra.settings`.\n"
 
 
 def describe_settings() -> Iterator[tuple[str, str, Any, type[Section] | None]]:
-    """Yield key, description, default (as a value for YAML) and, of a section, the model of each top-level setting."""
+    """Yield a tuple for each top-level setting: key, description, default (as a value for YAML), and model.
+
+    The model is the class of a section's settings; None for a setting that is no section.
+    """
     defaults = Settings.model_construct().model_dump(mode="json", by_alias=True)
     for field in Settings.model_fields.values():
         section = field.annotation if isinstance(field.annotation, type) else None

@@ -64,8 +64,8 @@ def check_existing_network(context: AwsContext) -> SelectedNetwork:
 
     Raises:
         SettingsError: a subnet belongs to another VPC or to a zone without control planes; all subnets are in
-            one zone; DNS is off in the VPC; the network of Kubernetes Services overlaps it; or the VPC has a private
-            zone with the name of the stack's.
+            one zone; DNS is off in the VPC; the network of Kubernetes Services overlaps it; or the VPC already
+            has a private DNS zone with the name of the stack's zone.
     """
     settings, ids = context.settings, "network.subnetIds"
     network = settings.network

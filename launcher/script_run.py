@@ -141,8 +141,8 @@ class ScriptRun:
     def init_parallel_env(self) -> None:
         """Connect to all other processes with `paddle.distributed.init_parallel_env`; nothing to do for a single one.
 
-        Paddle asks process 0 again only three seconds after it did not answer (kDelay in its tcp_utils.h). This method
-        waits until process 0 listens, and then calls Paddle's function: a start takes up to three seconds less.
+        If process 0 does not answer, Paddle waits three seconds before it asks again (kDelay in its tcp_utils.h). This
+        method waits until process 0 listens, and then calls Paddle's function: a start takes up to three seconds less.
         """
         if self.world_size == 1:
             return

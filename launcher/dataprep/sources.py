@@ -260,7 +260,8 @@ def is_hidden(path: str, data_format: str) -> bool:
 def files_to_read(context: SourceContext, found: Mapping[str, SourceObject | None]) -> list[SourceObject]:
     """Return the files of a folder or prefix that are read: all that are neither hidden nor empty; log the others.
 
-    With data.format files, empty ones are read too, but not a key that ends with a slash.
+    If data.format is `files`, empty files are read, too, except an empty key of a bucket that ends with a slash, which
+    stands for a folder.
 
     `found` is all files by their path below the source; a hidden one may be None.
 

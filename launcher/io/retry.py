@@ -15,7 +15,10 @@ T = TypeVar("T")
 
 
 class TransientError(Exception):
-    """A request failed temporarily: a later attempt may succeed; the server asked to wait `wait` seconds before it."""
+    """A request failed temporarily: a later attempt may succeed.
+
+    `wait` is the number of seconds for which the server asked the client to wait before the next attempt.
+    """
 
     def __init__(self, message: str, wait: float = 0.0) -> None:
         super().__init__(message)

@@ -144,7 +144,10 @@ class ExportedModels:
 
 
 def download_model(url: str, into: Path, asked_by: str) -> Path:
-    """Download the model of one run, or the newest one of a job, to `into`. Raise the errors of `ExportedModels`."""
+    """Download the model of one run, or the newest one of a job, to `into`.
+
+    `asked_by` is what needs the model, for messages. Raise the errors of `ExportedModels`.
+    """
     exports = ExportedModels(url, asked_by)
     require = functools.partial(files.require_space, into, what="the model", fix=_ENLARGE)
     return exports.download(exports.newest(), into, require)

@@ -79,7 +79,10 @@ def read_range(text: Path, start: int) -> Iterator[str]:
 def _batch_chunks(
     text: Path, name: str, program: TrainingProgram, start: int
 ) -> Iterator[tuple[NDArray[Any], int]]:
-    """Yield what `parse_chunks` yields, for a shard with record batches: by parse_columns() if the program has it."""
+    """Yield what `parse_chunks` yields, for a shard with record batches.
+
+    The rows are parsed by the program's parse_columns(), or one by one if the program has no such function.
+    """
     from launcher.dataprep import parquet_rows
 
     places, first = RowPlaces(f"{name} (from byte {start})"), 1

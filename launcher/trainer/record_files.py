@@ -70,7 +70,10 @@ Row = str | Mapping[str, Any]
 def choose_columns(
     given: Mapping[str, Any], program: TrainingProgram, places: RowPlaces
 ) -> Mapping[str, Any]:
-    """Return {column of the program: its entry in `given`}: by name, or by position if the numbers are equal.
+    """Return {column of the program: its entry in `given`}.
+
+    Columns are found by their names. If a name is missing, they are found by position, provided that the file has as
+    many columns as the program.
 
     `given` has a value or an array for each column of a file. Raises `DataError` if it lacks columns.
     """
@@ -497,7 +500,7 @@ def write_record_file(folder: Path, name: str, records: NDArray[Any]) -> RecordF
 def finish_records(
     program: TrainingProgram, folder: Path, written: list[RecordFile], name: str, skipped: int
 ) -> Records:
-    """Return the written records after the program's check_labels(), if it has one, accepted all labels.
+    """Let the program's check_labels(), if it has one, check all labels; then return the written records.
 
     Raises:
         DataError: there are no records, or check_labels() rejected the labels.

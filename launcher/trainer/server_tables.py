@@ -202,7 +202,8 @@ def read_dense(
         part: indexes of the parameters, not empty.
 
     Returns:
-        The values of each array; one value if a server has it once.
+        Name of each array → its values, one for each parameter. Of an array that a server has only once for all
+        parameters (such as a power of Adam's beta), there is one value.
 
     Raises:
         SettingsError: the files have other arrays, or another number of parameters.

@@ -85,10 +85,10 @@ def plan_nodes(count: int) -> tuple[Node, ...]:
 
 
 def render(template: str, node: Node | None = None, /, **more: object) -> str:
-    """Return the text of a file in `config/` with its `$names` replaced; of a YAML file as JSON.
+    """Return the text of the file `template` in `config/`, with its `$names` replaced.
 
-    All daemons accept JSON instead of YAML. The names are those of this function, for a file of a node also the
-    properties of `node`, and `more`.
+    A YAML file is returned as JSON, which all daemons accept, too. The names that may be replaced are those that this
+    function sets, those in `more`, and with a `node` its properties.
     """
     names: dict[str, object] = {
         "state": STATE,

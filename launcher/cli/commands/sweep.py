@@ -577,8 +577,8 @@ def check_keys(axes: Sequence[Axis], options: LaunchOptions) -> None:
 def plan_ends(options: LaunchOptions, axes: Sequence[Axis], by: str | None) -> list[TrainingPlan]:
     """Return the plans with the first and with the last value of each key, after all checks of `run`.
 
-    Further plans have the other choices for values of the chart, whose values only were checked. `by` is a score that
-    the program must have.
+    After these, there is a plan for each other value in a list of a chart's key; of it only the chart's values were
+    checked. `by` is a score that the program must have.
 
     Raises LauncherError as `plan_trainings`; UsageError as `check_options`.
     """
@@ -666,7 +666,10 @@ def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
 
 
 def _cells(trial: Trial) -> tuple[list[str], str]:
-    """Return (the values of a trial's settings, its score or the cause of its failure or how far it is)."""
+    """Return two things for a trial's row: the values of its settings, and a text.
+
+    The text is the score of a complete or pruned trial, the cause of a failure, or the progress of a trial that trains.
+    """
     view, one = trial.view, trial.asked
     if one.result == "complete":
         result = (
