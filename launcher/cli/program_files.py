@@ -24,6 +24,8 @@ SCRIPT = "train.py"
 GIT_IGNORE = ".gitignore"
 IGNORE_FILES = (GIT_IGNORE, ".launcherignore")
 """Files with patterns of what is not sent, as for git; the second one overrides the first."""
+NOT_SENT = (("pyvenv.cfg",), ("script-output",), ("run.json", "status.json"))
+"""What is in folders that are not sent: in a virtual environment, in what `try` wrote, and in what `results` copied."""
 NO_SCRIPTS = frozenset(("setup.py", "conftest.py", "__init__.py"))
 LIKELY_SCRIPT = re.compile(r"(.*/)?(train|run|main)[^/]*\.py")
 SHOWN = 12
@@ -39,7 +41,7 @@ def list_files(folder: Path, ignored: list[str] | None = None) -> list[tuple[str
 
     The names of what .gitignore ignores are added to `ignored`, those of folders with a slash.
 
-    Left out are names that begin with a dot, `__pycache__`, virtual environments, and what .gitignore and
+    Left out are names that begin with a dot, `__pycache__`, the folders of NOT_SENT, and what .gitignore and
     .launcherignore ignore. A symbolic link inside the folder is sent as what it leads to, or not if that is nothing.
 
     Raises:
@@ -69,7 +71,7 @@ def list_files(folder: Path, ignored: list[str] | None = None) -> list[tuple[str
             if entry.is_symlink():
                 _check_link(entry, root, inside)
             if entry.is_dir():
-                if not (entry / "pyvenv.cfg").is_file():
+                if not any(all((entry / one).exists() for one in names) for names in NOT_SENT):
                     walk(entry, f"{below}/", specs, inside | {entry.resolve()})
             elif entry.is_file():
                 if not is_safe_name(below):

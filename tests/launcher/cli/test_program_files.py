@@ -40,6 +40,9 @@ def test_ignored_hidden_and_generated_files_are_not_sent(tmp_path: Path) -> None
         **{"data.bin": "", "keep.log": "", "a.log": "", "tools__big.log": ""},
     )
     make(tmp_path, **{"venv__pyvenv.cfg": "", "venv__x.txt": "", "out__model.bin": "", "tools__own.txt": ""})
+    for name in ("tried-model/script-output/a.txt", "results/mine/run.json", "results/mine/status.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "HEAD").write_text("")
     (tmp_path / "__pycache__").mkdir()
