@@ -58,7 +58,6 @@ _NETWORK = re.compile(
 )
 _INDEX = re.compile(r"(-i|-f|--index-url|--extra-index-url|--find-links|--no-index)\b")
 _HASH = re.compile(r"--hash[= ]sha256:([0-9a-f]{64})")
-_EXACT = re.compile(r"^([a-z-]+) *== *([0-9.]+)", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9.!+_]*")
 
@@ -205,15 +204,17 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
             _write_stub(stubs, name, known[name])
         lock = work / "pylock.toml"
         given = ("-c", str(constraints), "--find-links", str(stubs), *environment.options)
-        given += tuple(word for name in known for word in ("--no-emit-package", name))
+        given += _hide(known.keys() - LOOSE_PINS)
         report(f"choosing the packages of {requirements} for {environment.where}")
-        for name, wanted in _EXACT.findall(requirements.read_text("utf-8", "replace")):
-            if (version := known.get(name, wanted)) != wanted and name in LOOSE_PINS:
-                report(f"{name}: the {version} of {environment.where} is used instead of {wanted}")
         packages = uv.compile(requirements, lock, *given)
         _check_packages(packages, requirements)
-        if not environment.has_windows and (replaced := _write_replacements(packages, requirements, work)):
-            packages = uv.compile(requirements, lock, *given, *replaced)
+        loose = {one["name"]: one.get("version", "") for one in packages if one["name"] in known}
+        # Without a limit of the requirements, uv chooses the environment's numpy.
+        if (numpy := loose.get("numpy", known.get("numpy"))) != known.get("numpy"):
+            report(f"numpy: the {known['numpy']} of {environment.where} is used instead of {numpy}")
+        replaced = () if environment.has_windows else _write_replacements(packages, requirements, work)
+        if loose or replaced:
+            packages = uv.compile(requirements, lock, *given, *_hide(loose), *replaced)
         built = {one["name"] for one in packages if not one.get("wheels")}
         if released := [
             f"{one['name']}=={one['version']}" for one in packages if one["name"] in built and "sdist" in one
@@ -235,6 +236,11 @@ def install_packages(requirements: Path, environment: PythonEnvironment, folder:
         if name in built and (file := _find_compiled_file(info)):
             raise uv.no_wheel(f"{name} has none, and {file} in it is compiled code")
     return [f"{one['name']} {one.get('version', '')}".rstrip() for one in packages]
+
+
+def _hide(names: Iterable[str]) -> tuple[str, ...]:
+    """Return uv's options that leave these packages out of the lock file."""
+    return tuple(word for name in sorted(names) for word in ("--no-emit-package", name))
 
 
 def _write_pin(name: str, version: str) -> str:

@@ -24,8 +24,14 @@ SCRIPT = "train.py"
 GIT_IGNORE = ".gitignore"
 IGNORE_FILES = (GIT_IGNORE, ".launcherignore")
 """Files with patterns of what is not sent, as for git; the second one overrides the first."""
-NOT_SENT = (("pyvenv.cfg",), ("script-output",), ("run.json", "status.json"))
-"""What is in folders that are not sent: in a virtual environment, in what `try` wrote, and in what `results` copied."""
+SCRIPT_OUTPUT = "script-output"
+"""Folder in the folder of `try`'s model, with what a script wrote below {output_dir}."""
+NOT_SENT = {
+    ("pyvenv.cfg",): "is a virtual environment",
+    (SCRIPT_OUTPUT,): "was written by `try`",
+    ("run.json", "status.json"): "was copied by `results`",
+}
+"""What folders contain that are not sent → why they are not sent."""
 NO_SCRIPTS = frozenset(("setup.py", "conftest.py", "__init__.py"))
 LIKELY_SCRIPT = re.compile(r"(.*/)?(train|run|main)[^/]*\.py")
 SHOWN = 12
@@ -71,7 +77,7 @@ def list_files(folder: Path, ignored: list[str] | None = None) -> list[tuple[str
             if entry.is_symlink():
                 _check_link(entry, root, inside)
             if entry.is_dir():
-                if not any(all((entry / one).exists() for one in names) for names in NOT_SENT):
+                if _may_be_sent(entry):
                     walk(entry, f"{below}/", specs, inside | {entry.resolve()})
             elif entry.is_file():
                 if not is_safe_name(below):
@@ -83,6 +89,14 @@ def list_files(folder: Path, ignored: list[str] | None = None) -> list[tuple[str
 
     walk(folder, "", [], {root})
     return sorted(found)
+
+
+def _may_be_sent(folder: Path) -> bool:
+    """Return whether a folder is none of NOT_SENT; report the reason if it is one."""
+    found = next((names for names in NOT_SENT if all((folder / one).exists() for one in names)), None)
+    if found is not None:
+        report(f"not sent: {folder} {NOT_SENT[found]}, as it contains {' and '.join(found)}")
+    return found is None
 
 
 def empty_submodules(folder: Path) -> list[str]:

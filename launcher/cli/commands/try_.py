@@ -24,7 +24,7 @@ from launcher import script_main
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.launch_training import Values, apply_settings, complete_values, read_values
 from launcher.cli.packages import PythonEnvironment, find_requirements, install_packages
-from launcher.cli.program_files import find_main, list_files
+from launcher.cli.program_files import SCRIPT_OUTPUT, find_main, list_files
 from launcher.cli.shared_options import Format, ProgramOptions, with_options
 from launcher.cli.terminal import print_json, print_line, report
 from launcher.cli.uploads import row_format
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.1
 """Share of the rows to test on, without --test."""
-OUTPUT = "script-output"
 """The folder of `--to` with what a script wrote that saved no model."""
 MODEL_MARKS = ("model.json", "score.json")
 """Files of which a model has at least one."""
@@ -156,7 +155,7 @@ def install_own_packages(options: TryOptions, folder: Path, report: Callable[[st
 def check_target(to: Path) -> None:
     """Raise UsageError if the folder for the model contains files, but no model or output of an earlier `try`."""
     is_ours = any((to / name).is_file() for name in MODEL_MARKS)
-    if to.exists() and not is_ours and any(entry.name != OUTPUT for entry in to.iterdir()):
+    if to.exists() and not is_ours and any(entry.name != SCRIPT_OUTPUT for entry in to.iterdir()):
         raise UsageError(
             f"--to {to} contains files, but no {' or '.join(MODEL_MARKS)}: `try` replaces only a model",
             "give a new folder",
@@ -398,6 +397,6 @@ def train_script(
             files.copy_folder(output.model, options.to)
             report(f"model written to {options.to}")
         elif written := files.folder_files(output.root):
-            files.copy_folder(output.root, options.to / OUTPUT)
-            report(f"written below {{output_dir}}: {len(written)} files, now in {options.to / OUTPUT}")
+            files.copy_folder(output.root, options.to / SCRIPT_OUTPUT)
+            report(f"written below {{output_dir}}: {len(written)} files, now in {options.to / SCRIPT_OUTPUT}")
         return {"passes": passes, "score": score, "model": str(options.to) if is_model else None}

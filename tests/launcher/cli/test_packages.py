@@ -98,16 +98,17 @@ def install(tmp_path: Path, *lines: str) -> list[str]:
 
 
 def test_packages_of_the_image_are_not_installed_although_no_index_has_them(
-    tmp_path: Path, index: Path
+    tmp_path: Path, index: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_wheel(index, "mine", requires="pillow>=9")
     for name in ("setuptools", "numpy"):
         write_wheel(index, name)
     # The image's Paddle for GPUs also satisfies a requirement of the other one, its setuptools one of any version, and
     # its numpy one of an older numpy.
-    older = ("setuptools<59", "numpy == 1.0")
+    older = ("setuptools<59", "numpy<1.24")
     found = install(tmp_path, "mine", "pillow", "paddlepaddle>=2.5", "paddlepaddle-gpu", *older)
     assert found == ["mine 1.0"]
+    assert "numpy: the 1.26.4 of image shop:1 is used instead of 1.0" in capsys.readouterr().err
     files = package_files(tmp_path / "installed")
     assert [name for name, _ in files if "/" not in name] == ["mine.py"]
 

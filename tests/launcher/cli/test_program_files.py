@@ -32,7 +32,7 @@ def names(folder: Path) -> list[str]:
     return [name for name, _ in list_files(folder)]
 
 
-def test_ignored_hidden_and_generated_files_are_not_sent(tmp_path: Path) -> None:
+def test_ignored_hidden_and_generated_files_are_not_sent(tmp_path: Path, capsys) -> None:
     make(
         tmp_path,
         train="",
@@ -51,6 +51,10 @@ def test_ignored_hidden_and_generated_files_are_not_sent(tmp_path: Path) -> None
     (tmp_path / ".launcherignore").write_text("!data.bin\n")
     (tmp_path / "tools" / ".gitignore").write_text("own.txt\n!big.log\n")
     assert names(tmp_path) == ["data.bin", "keep.log", "tools/big.log", "tools/run.py", "train.py"]
+    shown = capsys.readouterr().err
+    assert all(f"{name} was " in shown for name in ("tried-model", "mine")), (
+        "nothing of a repository is left out in silence"
+    )
 
 
 def test_what_gitignore_names_is_reported_because_it_may_be_data(tmp_path: Path, capsys) -> None:
