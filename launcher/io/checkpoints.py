@@ -44,12 +44,7 @@ CONTENTS = "contents.json"
 DONE = "done"
 REJECTED = "rejected.json"
 VERSION = 6
-"""Version of contents.json. Earlier versions: 2 had a number of shards that depended on the number of servers; 4 was of
-checkpoints that had only the rows that changed since another checkpoint."""
-TEXT_DENSE_VERSION = 5
-"""Version of contents.json of a checkpoint whose dense parameters are text, as those of earlier launchers."""
-TEXT_VERSION = 3
-"""Version of contents.json of a checkpoint whose tables are text, as those of earlier launchers."""
+"""Version of contents.json. Earlier versions, which had text, cannot be read."""
 SCRIPT_VERSION = 1
 """Version of contents.json of a script's checkpoint, which has the key `script` instead of `version`."""
 TOTALS = 3
@@ -315,13 +310,13 @@ def read_any_contents(folder: Path) -> SavedCheckpoint:
     try:
         value = files.parse_json_object(CONTENTS, content)
         shape: type[SavedCheckpoint] = CheckpointContents
-        version, supported = value.get("version"), [TEXT_VERSION, TEXT_DENSE_VERSION, VERSION]
+        version, supported = value.get("version"), VERSION
         if "script" in value:
-            shape, version, supported = ScriptCheckpoint, value["script"], [SCRIPT_VERSION]
-        if version not in supported:
+            shape, version, supported = ScriptCheckpoint, value["script"], SCRIPT_VERSION
+        if version != supported:
             raise CheckpointError(
                 f"{CONTENTS} was written by another version of the launcher: its format is {version}, "
-                f"and this launcher reads {', '.join(map(str, supported))}"
+                f"and this launcher reads {supported}. Only the image with that launcher can resume from it"
             )
         contents = schema.from_json(shape, value)
     except files.UnreadableError as error:

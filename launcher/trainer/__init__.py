@@ -4,7 +4,7 @@
 - `program_loader`: loads the user's training program.
 - `conversion`, `record_files`: the shard's rows as fixed-size records.
 - `network`: builds the program's network for servers and trainers; `paddle_internals`: all private parts of Paddle.
-- `fleet_trainer`: a pserver, and a trainer with its threads; `server_tables`: the tables of the servers, as text.
+- `fleet_trainer`: a pserver, and a trainer with its threads; `server_tables`: shards and dense parameters of servers.
 - `server_memory`: the rows of tables in a pserver's memory; `row_files`: their binary files; `server_commands`: by them
   a trainer lets the pservers of its pod save and load tables.
 - `training_loop`: the passes, with `training_log` (logs, sums of a pass), `save_schedule` and `evaluation`.

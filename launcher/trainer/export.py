@@ -39,19 +39,18 @@ from launcher.errors import DataError
 from launcher.io import checkpoints, files
 from launcher.paths import OutputPaths, Position
 from launcher.schema import ModelDescription, ModelLookup, ModelTable
-from launcher.serving.paddle_served.model import EMBEDDINGS, IDS, VECTORS, VERSION, map_array, table_folder
+from launcher.serving.paddle_served.model import EMBEDDINGS, IDS, VECTORS, VERSION, table_folder
 from launcher.trainer import row_files
 from launcher.trainer.evaluation import finite_scores, score_model
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import Records
-from launcher.trainer.server_tables import TABLES, TableRows
+from launcher.trainer.server_tables import Ids, TableRows
 from launcher.trainer.training_log import TrainerLog
 
 if TYPE_CHECKING:  # these import Paddle
     from launcher.trainer.fleet_trainer import FleetTrainer
     from launcher.trainer.network import BuiltNetwork
 
-Ids = NDArray[np.uint64]
 HEADER_BYTES = 4096
 """A whole page, so that no two ranks write to one page: a network file system may write pages as a whole."""
 ALIGNED_ROWS = 1024  # these many rows fill whole pages of ids, and of vectors of any width
@@ -358,24 +357,14 @@ class ModelExporter:
         settings = self.trainer.settings
         folder = OutputPaths(settings.layout.output).checkpoint(at)
         contents = checkpoints.read_contents(folder)
-        places = {  # of text, and of binary files
-            table: (f"ids/{about.folder}-", f"{TABLES}/{about.folder}/shard-")
-            for table, about in contents.tables.items()
-        }
-        names = [
-            (t, name) for t, of in places.items() for name in sorted(contents.files) if name.startswith(of)
-        ]
-        found: dict[str, list[Ids]] = {table: [] for table in places}
-        for number, (table, name) in enumerate(names):
-            verify = number % settings.trainers == settings.rank  # each rank verifies a share of the files
-            is_text = name.startswith("ids/")
-            if verify and is_text and (reason := checkpoints.check_files(folder, [name], contents.files)):
-                raise checkpoints.reject(folder, reason, settings.attempt)
-            try:
-                if is_text:  # a file of no ids is smaller than a page
-                    found[table].append(map_array(folder / name, contents.files[name].bytes < HEADER_BYTES))
-                else:
-                    found[table] += row_files.map_ids(folder / name, verify=verify)
-            except (DataError, FileNotFoundError) as error:
-                raise checkpoints.reject(folder, str(error), settings.attempt) from error
+        shards = range(contents.shards)
+        found: dict[str, list[Ids]] = {}
+        try:
+            for table in contents.tables:
+                own = found[table] = list[Ids]()
+                for shard, (path, _) in enumerate(row_files.list_files(folder, contents, table, shards)):
+                    # each rank verifies a share of the files
+                    own += row_files.map_ids(path, verify=shard % settings.trainers == settings.rank)
+        except (DataError, FileNotFoundError) as error:
+            raise checkpoints.reject(folder, str(error), settings.attempt) from error
         return found

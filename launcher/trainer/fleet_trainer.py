@@ -39,7 +39,6 @@ from launcher.trainer.paddle_internals import (
     dense_shape,
     keep_gradients,
     remove_operators,
-    require_text_tables,
     table_numbers,
 )
 from launcher.trainer.process_settings import ProcessSettings
@@ -275,17 +274,13 @@ def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
         try:
             memory = ServerMemory(shapes, layout.shards, own, dense_shape())
         except LayoutError as error:
-            require_text_tables(f"a check of Paddle's memory failed ({error}), so tables would be text")
-            print(f"{TEXT_TABLES}: {error}", flush=True)  # noqa: T201
-            fleet.run_server()
-        else:
-            serve_commands(memory, rules, path)
-            memory.run_server(host, port)
-
-
-TEXT_TABLES = (
-    "tables are saved as text, which takes 25 times as long, because a check of Paddle's memory failed"
-)
+            raise SettingsError(
+                f"a check of Paddle's memory failed, so this pserver could not save its tables: {error}. Fix: use the "
+                f"package paddlepaddle=={paddle.__version__} of PyPI, as launcher/Dockerfile does, on nodes where a "
+                "process may read its own /proc/self/mem"
+            ) from error
+        serve_commands(memory, rules, path)
+        memory.run_server(host, port)
 
 
 PUSHING = ("distributed_push_sparse", "send", "send_barrier")
@@ -296,8 +291,8 @@ class FleetTrainer:
 
     servers: ServerConnection
     """The servers; `join` sets it."""
-    own_servers: OwnServers | None
-    """This pod's servers, to save tables in binary; None if a server of the job saves text. `join` sets it."""
+    own_servers: OwnServers
+    """This pod's servers, to save and load tables. `join` sets it."""
 
     def __init__(self, settings: ProcessSettings, program: TrainingProgram) -> None:
         self.clock = StepClock(processor_seconds)
@@ -335,8 +330,7 @@ class FleetTrainer:
         await_ports(self.layout.addresses, "all pservers of the job")
         sync = self.network.main if self.settings.mode == "sync" else None
         self.servers = ServerConnection(self._role, self.trainers, self.scope, self._test, sync)
-        own = OwnServers.connect(self.settings.work_dir, self.layout.own)
-        self.own_servers = own if self.trainers.gather([float(own is not None)]).all() else None
+        self.own_servers = OwnServers.connect(self.settings.work_dir, self.layout.own)
         self.start_threads(self.settings.trainer_count)
         if not self.network.untrained:
             return

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import CheckpointError, DataError, GangError, SettingsError, setting_error
-from launcher.io import checkpoints, files, s3
+from launcher.io import checkpoints, s3
 from launcher.paths import OutputPaths, is_safe_name
-from launcher.schema import CheckpointContents, CheckpointTable
+from launcher.schema import CheckpointContents
 from launcher.serving import download
 from launcher.serving.paddle_served import model as served_model
 from launcher.serving.paddle_served.model import MappedTable, ServedError
@@ -153,40 +153,24 @@ def _in_memory(rows: TableRows) -> InitialTable:
 def _read_checkpoint(folder: Path) -> tuple[Values, dict[str, InitialTable]]:
     """Return dense parameters and embedding tables of a checkpoint, by name; tables are read later."""
     contents = checkpoints.read_contents(folder)
-    _require_unchanged(folder, [server_tables.PARAMETERS], contents)
+    if reason := checkpoints.check_files(folder, [server_tables.PARAMETERS], contents.files):
+        raise DataError(f"{folder}: {reason}")
     values = server_tables.load_arrays(folder / server_tables.PARAMETERS)
-    return values, {
-        name: _checkpoint_table(folder, contents, name, table) for name, table in contents.tables.items()
-    }
+    return values, {name: _checkpoint_table(folder, contents, name) for name in contents.tables}
 
 
-def _checkpoint_table(
-    folder: Path, contents: CheckpointContents, name: str, table: CheckpointTable
-) -> InitialTable:
-    place, shape = f"{server_tables.TABLES}/{table.folder}/", RowShape(table.width, table.rule)
-    every = sorted(name for name in contents.files if name.startswith(place))
-    if not every:
-        raise DataError(f"{folder} has no files of its table {name}")
+def _checkpoint_table(folder: Path, contents: CheckpointContents, name: str) -> InitialTable:
+    table = contents.tables[name]
 
     def read(shards: int, own: Collection[int]) -> Iterator[TableRows]:
-        same_shards = shards == contents.shards
-        names = [name for name in every if server_tables.shard_of(name) in own] if same_shards else every
+        numbers = own if shards == contents.shards else range(contents.shards)
         try:
-            if contents.version == checkpoints.TEXT_VERSION:
-                _require_unchanged(folder, names, contents)
-                yield from server_tables.read_rows([folder / name for name in names], shape)
-            else:
-                entries = [(folder / name, contents.files[name].sha256) for name in names]
-                yield from row_files.read_rows(entries, shape, contents.shards)
+            entries = row_files.list_files(folder, contents, name, numbers)
+            yield from row_files.read_rows(entries, RowShape(table.width, table.rule), contents.shards)
         except DataError as error:
             raise DataError(f"{KEY}: {error}. Fix: specify another run.") from error
 
     return InitialTable(table.width, read)
-
-
-def _require_unchanged(folder: Path, names: list[str], contents: CheckpointContents) -> None:
-    if reason := checkpoints.check_files(folder, names, contents.files):
-        raise DataError(f"{folder}: {reason}")
 
 
 def prepare(trainer: FleetTrainer) -> InitialModel | None:
@@ -208,59 +192,21 @@ def prepare(trainer: FleetTrainer) -> InitialModel | None:
 def load(trainer: FleetTrainer, initial: InitialModel, log: TrainerLog) -> None:
     """Load the initial model's tables into the servers, and compare the servers' values with the model.
 
-    All trainers call this together, after their rendezvous. Each trainer sends the rows of its own servers to them. If
-    a server cannot take rows in binary, the trainers write the tables as text to a temporary folder in output/, let
-    Paddle load it, and remove this folder.
+    All trainers call this together, after their rendezvous. Each trainer sends the rows of its own servers to them.
 
     Raises:
         GangError: the servers or this trainer do not have the initial model's values.
     """
-    began, own = time.monotonic(), trainer.own_servers
-    if own is None:
-        samples = _load_text(trainer, initial)
-    else:
-        layout, samples = trainer.layout, {}
-        for table in trainer.network.tables:
-            rows = initial.tables[table.name].read(layout.shards, layout.own_shards())
-            number = trainer.servers.number(table.name)
-            samples[table.name] = own.fill(number, layout.own_shards(), layout.shards, rows)
+    began, layout, samples = time.monotonic(), trainer.layout, {}
+    for table in trainer.network.tables:
+        rows = initial.tables[table.name].read(layout.shards, layout.own_shards())
+        number = trainer.servers.number(table.name)
+        samples[table.name] = trainer.own_servers.fill(number, layout.own_shards(), layout.shards, rows)
     trainer.trainers.barrier()
     trainer.servers.pull_dense()
     _verify(trainer, initial, samples)
     took = time.monotonic() - began
     log.line(f"started with the parameters of {trainer.settings.init_model} ({took:.2f} s)")
-
-
-def _load_text(trainer: FleetTrainer, initial: InitialModel) -> dict[str, TableRows]:
-    """Write the tables to files, and let the servers load them; all trainers call this together.
-
-    Returns:
-        Some rows of this rank's files for `_verify`, by table name.
-    """
-    settings = trainer.settings
-    temp = settings.layout.output / f".init.attempt-{settings.attempt}.tmp"
-    if settings.rank == 0:
-        with files.storage_errors(temp):
-            shutil.rmtree(temp, ignore_errors=True)
-            temp.mkdir()
-    trainer.trainers.barrier()
-    shards, server_of_shard = trainer.layout.shards, trainer.layout.own_shards()
-    samples = {}
-    with files.storage_errors(temp):
-        for table in trainer.network.tables:
-            folder, graph = temp / trainer.servers.table_folder(table.name), trainer.graph
-            rows = initial.tables[table.name].read(shards, server_of_shard)
-            about = graph.shapes[table.name], graph.rules[table.name]
-            samples[table.name] = server_tables.write_table(
-                folder, rows, *about, server_of_shard, shards=shards
-            )
-    trainer.trainers.barrier()
-    if settings.rank == 0:
-        for table in trainer.network.tables:
-            trainer.servers.load(table.name, temp)
-        with files.storage_errors(temp):
-            shutil.rmtree(temp)
-    return samples
 
 
 def _verify(trainer: FleetTrainer, initial: InitialModel, samples: Mapping[str, TableRows]) -> None:
@@ -275,7 +221,6 @@ def _verify(trainer: FleetTrainer, initial: InitialModel, samples: Mapping[str, 
     if wrong:
         raise GangError(
             f"training.initModelPath: loading {initial.source} into the servers failed: afterwards their values "
-            f"of {', '.join(wrong)} differ from the files. Paddle only logs why. Fix: look for warnings and errors "
-            "with `load` in every rank's server log (python -m launcher logs --role pserver --rank RANK), correct "
-            "their cause, and start the training again."
+            f"of {', '.join(wrong)} differ from the files. Fix: look for errors in every rank's server log "
+            "(python -m launcher logs --role pserver --rank RANK), correct their cause, and start the training again."
         )

@@ -18,10 +18,8 @@ The rules of network.py read attributes of Paddle's operators and parameters.
 from __future__ import annotations
 
 import ctypes
-import os
 import socket
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,7 +28,7 @@ from numpy.typing import NDArray
 from paddle.base import core
 from paddle.distributed import fleet
 
-from launcher.errors import SettingsError, setting_error
+from launcher.errors import SettingsError
 from launcher.trainer.server_memory import LayoutError, PendingPushes, library
 from launcher.trainer.server_tables import DenseShape, EmbeddingTable, OptimizerRule
 
@@ -41,12 +39,6 @@ VERSION = "2.6.2"
 SLOW_STEPS = "each step takes 100 ms more, because a check of the memory of Paddle's client failed"
 CONNECT_SECONDS = 600  # until all pservers listen and all trainers have joined, after the rendezvous
 BARRIER_SECONDS = 3600  # longest time of one trainer between two barriers, such as for a large checkpoint
-MODES = (WHOLE, COUNTING) = (0, 3)
-"""Paddle's modes of a save: write all rows; the same, and count one more save for untrained rows."""
-COMPRESSION = ("gzip -1", "gzip -dc")
-"""Shell commands through which servers write and read a table's files. A row of width 16 with Adam's state
-takes 613 bytes as text; 263 at level 1, for 8 CPU seconds per million rows; 225 at Paddle's own level 6, for
-40 s."""
 IGNORED_DEFAULTS = {
     "adam": {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
     "adagrad": {"epsilon": 1e-6},
@@ -200,7 +192,7 @@ def _describe_rule(rule: OptimizerRule, description: Any, spread: float) -> None
 
 
 def describe_tables(tables: Sequence[EmbeddingTable], rules: Mapping[str, OptimizerRule]) -> None:
-    """Write each table's optimizer, admission, eviction and file compression into Paddle's table descriptions.
+    """Write each table's optimizer, admission and eviction into Paddle's table descriptions.
 
     Call it before the program's optimizer adds its operators.
     Paddle 2.6.2 gives every table Adam (an `elif` is missing in the_one_ps.py), clips weights at 10, and takes
@@ -224,11 +216,6 @@ def describe_tables(tables: Sequence[EmbeddingTable], rules: Mapping[str, Optimi
         accessor.embedx_threshold = table.admit if table.admit > 1 else 0
         if table.evict is not None:
             counting.delete_after_unseen_days = table.evict - 1  # Paddle deletes after more than this
-        description.compress_in_save = False
-        for mode in MODES:
-            way = accessor.table_accessor_save_param.add()
-            way.param = mode
-            way.converter, way.deconverter = COMPRESSION
 
     the_one_ps.SparseTable._set = set_table
 
@@ -236,17 +223,6 @@ def describe_tables(tables: Sequence[EmbeddingTable], rules: Mapping[str, Optimi
 def table_numbers() -> dict[str, int]:
     """Return the number of each embedding table by its name, in a pserver after `fleet.init_server()`."""
     return dict(fleet.fleet._runtime_handle.ps_desc_builder.sparse_table_maps)
-
-
-def require_text_tables(reason: str) -> None:
-    """Raise `SettingsError` on arm64, where pservers of Paddle 2.6.2 crash when they read or write tables as text.
-
-    `reason` says why they would have to.
-    """
-    if os.uname().machine == "aarch64":
-        why = f"{reason}, which PaddlePaddle's package for arm64 can neither write nor read"
-        fix = "Set it to amd64, and use nodes of that architecture"
-        raise setting_error("scheduling.architecture", "arm64 (this node)", "amd64", why, fix)
 
 
 def dense_shape() -> DenseShape:
@@ -418,7 +394,7 @@ class ServerConnection:
         return int(next(c.table_id() for c in contexts if not c.is_sparse()))
 
     def table_folder(self, name: str) -> str:
-        """Return the name of a table's folder inside the folder that `save` writes, such as `001`."""
+        """Return the name of a table's folder in a checkpoint, such as `001`."""
         return f"{self.number(name):03d}"
 
     def shrink(self, name: str) -> None:
@@ -427,17 +403,6 @@ class ServerConnection:
         `evict` is an argument of `Job.embedding`.
         """
         self._worker.shrink_sparse_table(self.number(name), 0)
-
-    def save(self, folder: Path, mode: int) -> None:
-        """Let every server write its part of all tables to files as text, in one of MODES."""
-        self._worker.save_all_model(str(folder), mode)
-
-    def load(self, name: str, folder: Path) -> None:
-        """Let every server load its part of a table, with the optimizer state, from a folder of tables.
-
-        Nothing is raised when this fails: Paddle only logs it. The caller compares values afterwards.
-        """
-        self._worker.load_one_table(self.number(name), str(folder), 0)
 
     def leave(self, stop: bool) -> None:
         """Disconnect from the servers; with `stop` let all of them exit."""

@@ -26,9 +26,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import DataError
-from launcher.schema import CheckpointFile
+from launcher.io import checkpoints
+from launcher.schema import CheckpointContents, CheckpointFile
 from launcher.serving.paddle_served.model import map_or_read
-from launcher.trainer.server_tables import CHUNK_ROWS, Ids, RowShape, TableRows, Values, shard_of
+from launcher.trainer.server_tables import CHUNK_ROWS, TABLES, Ids, RowShape, TableRows, Values
 
 HEADER = np.dtype(
     [
@@ -49,6 +50,23 @@ MAGIC, VERSION = b"PT-ROWS", 1
 def file_name(shard: int) -> str:
     """Return the name of a shard's file."""
     return f"shard-{shard:05d}.rows"
+
+
+def list_files(
+    folder: Path, contents: CheckpointContents, table: str, shards: Iterable[int]
+) -> list[tuple[Path, str | None]]:
+    """Return path and sha256 of the files of some shards of a table in the checkpoint `folder`.
+
+    Raises:
+        DataError: contents.json does not list one of the files.
+    """
+    found = []
+    for shard in shards:
+        name = f"{TABLES}/{contents.tables[table].folder}/{file_name(shard)}"
+        if name not in contents.files:
+            raise DataError(f"{name} is not listed in {checkpoints.CONTENTS}")
+        found.append((folder / name, contents.files[name].sha256))
+    return found
 
 
 def write_shard(
@@ -134,7 +152,7 @@ def read_shard(
     with path.open("rb") as file:
         about, rows = _read_header(file, path, shape)
         digest.update(about.tobytes())
-        if int(about["shards"]) != shards or int(about["shard"]) != shard_of(path.name):
+        if about["shards"] != shards or file_name(about["shard"]) != path.name:
             raise DataError(
                 f"{path} has shard {about['shard']} of {about['shards']}, but must have one of {shards}"
             )

@@ -3,7 +3,7 @@
 What the parameter servers add to the folder that launcher/io/checkpoints.py describes:
 
 tables/<id>/shard-<n>.rows   the rows of one shard of an embedding table, with the optimizer's state (row_files.py)
-tables/<id>/part-<n>.npz     each server's part of the dense parameters, with the optimizer's state
+tables/<id>/part-<n>.npz     each server's part of the dense parameters, with the optimizer's state (server_tables.py)
 params.npz                   dense parameters
 path.txt, <config>.py        where the checkpoint was saved, and the program's file
 
@@ -13,21 +13,10 @@ complete. Before the training goes on, some rows of each file are compared with 
 
 The sha256 of the files is verified before a load, or of rows while the servers read them. Then rows of every table and
 the dense parameters are compared with the values that the servers answered when the checkpoint was saved.
-
-If a server cannot save in binary (server_memory.py), and in checkpoints of earlier launchers, Paddle saves and loads
-the tables as text. Checkpoints of version 5 have only the dense parameters as text.
-
-tables/<id>/part-<n>-<shard>   each server's files of an embedding table
-tables/<id>/part-<n>.gz        each server's part of the dense parameters
-ids/<id>-<rank>.npy            the ids that a rank's servers hold of a table
-
-Each trainer reads back the text of its own servers. Paddle only logs a load that fails, and continues with the values
-it has. So the sha256 of text is verified before a load, and a load whose values differ is repeated.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -35,18 +24,16 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from launcher import metrics
 from launcher.errors import (
     CheckpointError,
     DataError,
     DivergedError,
-    GangError,
     SettingsError,
     StorageFailedError,
 )
-from launcher.io import checkpoints, files
+from launcher.io import checkpoints
 from launcher.io.checkpoints import CheckpointFolder
 from launcher.io.rank_exchange import RankExchange
 from launcher.paths import OutputPaths, Position
@@ -58,14 +45,12 @@ from launcher.schema import (
     CheckpointTable,
     RankFiles,
 )
-from launcher.trainer import initial_model, paddle_internals, row_files, server_tables
-from launcher.trainer.fleet_trainer import TEXT_TABLES, FleetTrainer
+from launcher.trainer import initial_model, row_files, server_tables
+from launcher.trainer.fleet_trainer import FleetTrainer
 from launcher.trainer.initial_model import InitialModel
 from launcher.trainer.server_commands import Snapshot
-from launcher.trainer.server_tables import PARAMETERS, TABLES, RowShape, TableRows
+from launcher.trainer.server_tables import PARAMETERS, TABLES, TableRows
 from launcher.trainer.training_log import PassTotals, TrainerLog
-
-LOAD_TRIES = 2  # a checkpoint is rejected forever only when the servers fail twice to load it
 
 
 @dataclass
@@ -129,14 +114,14 @@ class Checkpoints:
             )
         trainers.barrier()
         snapshots = self._save_tables(folder.folder / TABLES)
-        self._read_own_tables(folder, written, snapshots)
+        self._compare_samples(folder, written, snapshots)
         gathered = trainers.gather(
             [totals.samples, totals.seconds, totals.loss, sum(each.size for each in snapshots)]
         )
         self.expected_bytes = int(gathered[:, 3].sum()) or self.expected_bytes
         passes = [[done, value if np.isfinite(value) else None] for done, value in scores]
         contents = CheckpointContents(
-            version=checkpoints.VERSION if snapshots else checkpoints.TEXT_VERSION,
+            version=checkpoints.VERSION,
             position=at,
             attempt=settings.attempt,
             output_id=checkpoints.read_output_id(self.output.root) or "" if self.first else "",
@@ -191,8 +176,7 @@ class Checkpoints:
         Return the size of the checkpoint, on every rank after it was published. `began` is the monotonic time at which
         the save began; `waited` says how long the training waited, for the log.
         """
-        own = self.trainer.own_servers
-        for found in own.receive() if own else ():
+        for found in self.trainer.own_servers.receive():
             written.files.update(found)
         folder.add_rank_files(self.settings.rank, written)
         what, size = f"the checkpoint of {folder.at}", 0
@@ -211,18 +195,15 @@ class Checkpoints:
         argument of `Job.embedding`).
 
         Returns:
-            The snapshots (binary copies of the tables) that this pod's servers are still writing. The list is empty if
-            the servers save as text; then they have finished.
+            The snapshots that this pod's servers are still writing.
         """
-        servers, own = self.trainer.servers, self.trainer.own_servers
+        servers = self.trainer.servers
         evicting = [table.name for table in self.network.tables if table.evict is not None]
         if self.first:
             for name in evicting:
                 servers.shrink(name)
-            if own is None:
-                servers.save(folder, paddle_internals.COUNTING if evicting else paddle_internals.WHOLE)
         self.trainer.trainers.barrier()
-        return own.save(folder, [servers.number(name) for name in evicting]) if own else []
+        return self.trainer.own_servers.save(folder, [servers.number(name) for name in evicting])
 
     def _prune(self, scores: metrics.Scores) -> None:
         keep, attempt = self.settings.keep_checkpoints, self.settings.attempt
@@ -233,86 +214,34 @@ class Checkpoints:
         except Exception as error:  # the new checkpoint is complete, and the next save prunes again
             self.log.line(f"cannot remove an older checkpoint, the next save tries again: {error}")
 
-    def _read_own_tables(
+    def _compare_samples(
         self, folder: CheckpointFolder, written: RankFiles, snapshots: list[Snapshot]
     ) -> None:
         """Compare some rows of each table that this rank's servers save with what the servers answer.
 
-        Without `snapshots`, these are rows of the servers' text, which is read back. Then also write the ids of each
-        table. Add the files and the compared rows to `written`.
+        Add the compared rows to `written`.
 
         Raises:
             DivergedError: a compared row is NaN or infinite.
-            StorageError: the volume is full, so the files are incomplete.
-            StorageFailedError: files are missing, damaged, or differ from the servers.
+            StorageFailedError: the files have other values than the servers.
         """
         rank, servers = self.settings.rank, self.trainer.servers
-        try:
-            if not snapshots:
-                self._read_table(folder.folder, servers.table_folder(""), None, written)
-            for table, shape in self.shapes.items():
-                if snapshots:
-                    samples = [each.samples[servers.number(table)] for each in snapshots]
-                    ids, vectors = TableRows.concatenate(samples, shape.width)
-                else:
-                    name = servers.table_folder(table)
-                    (ids, vectors), every = self._read_table(folder.folder, name, shape, written)
-                    save_ids = partial(np.save, arr=np.sort(every))
-                    written.files.update(
-                        checkpoints.write_file(folder.folder, f"ids/{name}-{rank}.npy", save_ids)
-                    )
-                if len(ids):
-                    written.rows[table] = self._compare_rows(table, ids.view(np.int64), vectors)
-        except DivergedError:
-            raise
-        except DataError as error:
-            folder.require_space(sum(path.stat().st_size for path in files.folder_files(folder.folder)))
-            raise StorageFailedError(
-                f"the checkpoint of {folder.at} is incomplete: {error}. This attempt fails, and the next one "
-                "resumes from the checkpoint before it. Fix: if this repeats, look for errors of `save` in this "
-                f"rank's server log: python -m launcher logs --role pserver --rank {self.settings.world[rank]}"
-            ) from error
-
-    def _read_table(
-        self, checkpoint: Path, folder: str, shape: RowShape | None, written: RankFiles
-    ) -> tuple[TableRows, NDArray[np.uint64]]:
-        """Read the text of one table back, and add its files to `written`; return some rows, and all ids.
-
-        `folder` is the table's folder name, and `shape` is None for the dense parameters.
-        """
-        place, layout = checkpoint / TABLES / folder, self.trainer.layout
-        paths = server_tables.files_of_servers(place, layout.own)
-        expected = len(layout.own_shards() if shape else layout.own)
-        if len(paths) != expected:
-            raise DataError(
-                f"the save left {len(paths)} files of pservers {layout.own[0]} to {layout.own[-1]} in {place} instead "
-                f"of {expected}"
-            )
-        samples, ids = [], []
-        for path in paths:
-            read = partial(server_tables.read_table_file, path, shape)
-            written.files[path.relative_to(checkpoint).as_posix()], rows, own = files.retry_storage(
-                path, read
-            )
-            samples.append(rows)
-            ids.append(own)
-        return TableRows.concatenate(samples, shape.width if shape else 0), np.concatenate(ids)
-
-    def _compare_rows(self, table: str, ids: NDArray[np.int64], saved: NDArray[np.float32]) -> CheckpointRows:
-        """Compare some saved rows with the same rows in the servers, and return the servers' values.
-
-        Raises:
-            DivergedError: one of the servers' rows is NaN or infinite.
-            DataError: the files have other values than the servers.
-        """
-        given = self.trainer.servers.rows(table, ids)
-        if not np.isfinite(given).all():
-            raise DivergedError(f"table {table} has NaN or infinite rows. Fix: lower the learning rate.")
-        if server_tables.values_differ(saved, given):
-            raise DataError(
-                f"the files that the pservers save of table {table} have other values than the pservers"
-            )
-        return CheckpointRows(ids.tolist(), given.tolist())
+        for table, shape in self.shapes.items():
+            samples = [each.samples[servers.number(table)] for each in snapshots]
+            ids, saved = TableRows.concatenate(samples, shape.width)
+            if not len(ids):
+                continue
+            given = servers.rows(table, ids.view(np.int64))
+            if not np.isfinite(given).all():
+                raise DivergedError(f"table {table} has NaN or infinite rows. Fix: lower the learning rate.")
+            if server_tables.values_differ(saved, given):
+                raise StorageFailedError(
+                    f"the checkpoint of {folder.at} is incomplete: the files that the pservers save of table {table} "
+                    "have other values than the pservers. This attempt fails, and the next one resumes from the "
+                    "checkpoint before it. Fix: if this repeats, look for errors of `save` in this rank's server log: "
+                    f"python -m launcher logs --role pserver --rank {self.settings.world[rank]}"
+                )
+            written.rows[table] = CheckpointRows(ids.view(np.int64).tolist(), given.tolist())
 
     def size(self, at: Position) -> int:
         """Return the total bytes of a checkpoint's files, of all ranks."""
@@ -323,7 +252,6 @@ class Checkpoints:
 
         Raises:
             CheckpointError: contents.json is unusable.
-            SettingsError: the checkpoint has text, and this is an arm64 node.
         """
         folder = self.output.checkpoint(at)
         try:
@@ -333,8 +261,6 @@ class Checkpoints:
                 f"training cannot resume from {folder}: {error}. The next attempt resumes from the checkpoint before "
                 "it. Fix: if this repeats, look for I/O errors of the shared storage's server."
             ) from error
-        if contents.version != checkpoints.VERSION:
-            paddle_internals.require_text_tables(f"{folder.name} has dense parameters as text")
         return folder, contents
 
     def prepare(self) -> InitialModel | None:
@@ -368,7 +294,7 @@ class Checkpoints:
         """Load the checkpoint to resume from, or else the initial model, into the servers.
 
         All trainers call this together, after their rendezvous. Trainer 0 then compares the servers' values with the
-        saved values, and loads once more if they differ. At the end every trainer has the servers' dense parameters.
+        saved values. At the end every trainer has the servers' dense parameters.
 
         Args:
             initial: the return value of `prepare`; None if there is no initial model.
@@ -378,11 +304,9 @@ class Checkpoints:
 
         Raises:
             CheckpointError: contents.json of the checkpoint is damaged.
-            StorageFailedError: the servers' values differ from the checkpoint after LOAD_TRIES loads; it was rejected.
+            StorageFailedError: a file is damaged, or the servers' values differ from it; the checkpoint was rejected.
             GangError: the servers' or this trainer's values differ from the initial model.
         """
-        if self.trainer.own_servers is None:
-            self.log.line(f"{TEXT_TABLES}. The reason: python -m launcher logs --role pserver")
         at = self.settings.resume
         if at is None:
             if initial is not None:
@@ -417,18 +341,17 @@ class Checkpoints:
         self.log.line(f"restored {folder.name}{best}, to export the model from it")
 
     def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
-        """Verify the sha256 of this rank's share of the text and the dense parameters, and on rank 0 of params.npz.
+        """Verify the sha256 of this rank's share of the files with dense parameters.
 
-        The servers verify binary files of rows while they load them.
+        The servers verify files of rows while they load them.
 
         Raises:
             StorageFailedError: a file changed since the save, or is missing; the checkpoint was rejected.
         """
         # Each rank verifies a share, whichever servers will load it.
-        tables = sorted(name for name in contents.files if server_tables.server_of(name) is not None)
-        names = tables[self.settings.rank :: self.settings.trainers]
-        names += [PARAMETERS] if self.first else []
-        if reason := checkpoints.check_files(folder, names, contents.files):
+        names = sorted({PARAMETERS, *(name for name in contents.files if name.endswith(".npz"))})
+        own = names[self.settings.rank :: self.settings.trainers]
+        if reason := checkpoints.check_files(folder, own, contents.files):
             raise checkpoints.reject(folder, reason, self.settings.attempt)
 
     def _table_mismatch(self, contents: CheckpointContents) -> str | None:
@@ -443,83 +366,34 @@ class Checkpoints:
         return None
 
     def _load_servers(self, folder: Path, contents: CheckpointContents) -> None:
+        """Let all servers load the checkpoint; trainer 0 then compares their values with it.
+
+        Raises:
+            StorageFailedError: a file is damaged, or the servers' values differ from it; the checkpoint was rejected.
+        """
         if untrained := self.network.untrained:
             values = server_tables.load_arrays(folder / PARAMETERS)
             self.trainer.set_parameters({name: values[name] for name in untrained})
-        if contents.version != checkpoints.TEXT_VERSION:
-            self._load_binary(folder, contents)
-            self.trainer.trainers.barrier()
-        if self.first:
-            self._load_and_compare(folder, contents)
-        self.trainer.trainers.barrier()
-        self.trainer.servers.pull_dense()
-
-    def _load_binary(self, folder: Path, contents: CheckpointContents) -> None:
-        """Let this pod's servers load their rows and dense parameters from binary files.
-
-        Raises:
-            GangError: a server of the job cannot do that.
-            StorageFailedError: a file is damaged; the checkpoint was rejected.
-        """
-        own, server_of_shard = self.trainer.own_servers, self.trainer.layout.own_shards()
-        if own is None:
-            raise GangError(
-                f"{folder.name} has tables in binary, but not all pservers of this attempt can load them: their log "
-                f"says `{TEXT_TABLES}`, and why. Fix: use nodes of the kind on which the checkpoint was saved"
-            )
-        entries: dict[int, list[tuple[int, Path, str | None]]] = {}
-        for table, about in contents.tables.items():
-            number = self.trainer.servers.number(table)
-            place = f"{TABLES}/{about.folder}/"
-            for shard, server in server_of_shard.items():
-                name = place + row_files.file_name(shard)
-                if name not in contents.files:
-                    raise checkpoints.reject(folder, f"{name} is not listed", self.settings.attempt)
-                entry = number, folder / name, contents.files[name].sha256
-                entries.setdefault(server, []).append(entry)
         try:
-            own.load(entries)
-            if contents.version == checkpoints.VERSION:
-                dense = folder / TABLES / self.trainer.servers.table_folder("")
-                own.load_dense(dense, contents.servers, len(self.trainer.layout.addresses))
+            self._load_own_servers(folder, contents)
         except DataError as error:
             raise checkpoints.reject(folder, str(error), self.settings.attempt) from error
+        self.trainer.trainers.barrier()
+        self.trainer.servers.pull_dense()
+        if self.first and (reason := self._dense_mismatch(folder, contents) or self._rows_mismatch(contents)):
+            raise checkpoints.reject(folder, reason, self.settings.attempt)
+        self.trainer.trainers.barrier()
 
-    def _load_and_compare(self, folder: Path, contents: CheckpointContents) -> None:
-        """Let the servers load the tables' text, pull the dense parameters, and compare all with the checkpoint.
-
-        Only trainer 0 calls this. If text was loaded and values differ, load again, at most LOAD_TRIES times in all.
-
-        Raises:
-            StorageFailedError: the values differ after every load; the checkpoint was rejected.
-        """
-        tries = 1 if contents.version == checkpoints.VERSION else LOAD_TRIES
-        for number in range(1, tries + 1):
-            for table in self.network.tables if contents.version == checkpoints.TEXT_VERSION else ():
-                self.trainer.servers.load(table.name, folder / TABLES)
-            if contents.version != checkpoints.VERSION:
-                self._load_dense(folder, contents.servers)
-            self.trainer.servers.pull_dense()
-            reason = self._dense_mismatch(folder, contents) or self._rows_mismatch(contents)
-            if reason is None:
-                return
-            self.log.line(f"load {number} of at most {tries} of {folder.name} failed: {reason}")
-        raise checkpoints.reject(folder, reason or "", self.settings.attempt)
-
-    def _load_dense(self, folder: Path, saved_by: int) -> None:
-        """Load the text of a checkpoint's dense parameters, which `saved_by` servers wrote."""
-        servers, count = self.trainer.servers, len(self.trainer.layout.addresses)
-        if saved_by == count:
-            servers.load("", folder / TABLES)
-            return
-        temp = self.output.root / f".dense.attempt-{self.settings.attempt}.tmp"
-        with files.storage_errors(temp):
-            shutil.rmtree(temp, ignore_errors=True)
-            name = servers.table_folder("")
-            source = folder / TABLES / name
-            server_tables.redistribute_dense(source, temp / name, self.trainer.graph.rule, count)
-            servers.load("", temp)
-            shutil.rmtree(temp)
+    def _load_own_servers(self, folder: Path, contents: CheckpointContents) -> None:
+        """Let this pod's servers load their rows and dense parameters. Raise `DataError` if a file is damaged."""
+        servers, layout, own = self.trainer.servers, self.trainer.layout, self.trainer.own_servers
+        entries: dict[int, list[tuple[int, Path, str | None]]] = {}
+        for table in contents.tables:
+            listed = row_files.list_files(folder, contents, table, layout.own_shards())
+            for server, (path, sha256) in zip(layout.own_shards().values(), listed, strict=True):
+                entries.setdefault(server, []).append((servers.number(table), path, sha256))
+        own.load(entries)
+        own.load_dense(folder / TABLES / servers.table_folder(""), contents.servers, len(layout.addresses))
 
     def _dense_mismatch(self, folder: Path, contents: CheckpointContents) -> str | None:
         """Return how the servers' dense parameters differ from the checkpoint's, or None."""

@@ -258,18 +258,12 @@ class OwnServers:
     """By the numbers of the job's pservers."""
 
     @classmethod
-    def connect(cls, work_dir: Path, servers: range) -> OwnServers | None:
-        """Connect to the pservers, which listen already; None if one of them has no socket and saves text.
-
-        The files of the sockets are removed.
-        """
+    def connect(cls, work_dir: Path, servers: range) -> OwnServers:
+        """Connect to the pservers, which listen already. The files of the sockets are removed."""
         connections = {}
         for number, server in enumerate(servers):
             path = socket_path(work_dir, number)
-            try:
-                connections[server] = Client(os.path.relpath(path), "AF_UNIX")
-            except (FileNotFoundError, ConnectionRefusedError):
-                return None
+            connections[server] = Client(os.path.relpath(path), "AF_UNIX")
             path.unlink()
         return cls(connections)
 

@@ -94,7 +94,7 @@ _BASE = 4096  # of the views of all memory; nothing is mapped below it
 
 
 class LayoutError(Exception):
-    """Paddle's library differs from what this module knows, so tables must be saved as text. The message says how."""
+    """Paddle's library differs from what this module knows. The message says how."""
 
 
 class _Memory:

@@ -1,4 +1,4 @@
-"""The tables of Paddle's servers: their optimizers, their shards, and the files in which servers save them.
+"""The tables of Paddle's servers: their optimizers, their shards, and their dense parameters in a checkpoint.
 
 The optimizers are these rules of Paddle's servers:
 
@@ -8,33 +8,19 @@ The optimizers are these rules of Paddle's servers:
 - adagrad: StdAdaGradSGDRule, for each element w -= rate x g / sqrt(initial + G), then G += g². So a gradient
   changes G from the next step on. g is the mean over the id's occurrences in one push.
 
-The files are tables/<table id>/part-<server>-<shard>.
+Sparse tables (embeddings) have one file per shard (row_files.py). The row with id k is in shard k modulo the number of
+shards, which is constant for a whole run. Each server loads a contiguous range of shards, so another number of servers
+can load what one number saved, if each of them gets at least one shard.
 
-Sparse tables (embeddings) have one file per shard. The row with id k is in shard k modulo the number of
-shards, which is constant for a whole run. Each server loads a contiguous range of shards, so another number of
-servers can load what one number saved, if each of them gets at least one shard. A line is one row: its id, and the
-numbers that `RowShape` describes. They have six significant digits, so a value that is read back differs from the
-server's by at most 5e-6 of it.
-
-These files are compressed with gzip. Binary files of the same rows are described in row_files.py.
-
-The dense table (all other parameters) has one file per server, part-<server>.npz, with the arrays that `DenseShape`
-describes. The parameters form one long vector, of which each server holds a contiguous part, or nothing.
-
-As text the file is part-<server>.gz, which may have no lines. A line is one number: `w state`, where Adam's state is
-`g g2`. If a server holds a single number, its line also has the values that Paddle keeps once per server: Adam's betas
-and the learning rate.
+The dense table (all other parameters) has one file per server, tables/<table id>/part-<server>.npz, with the arrays
+that `DenseShape` describes. The parameters form one long vector, of which each server holds a contiguous part, or
+nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gzip
 import hashlib
 import itertools
-import os
-import re
-import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,9 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import DataError, SettingsError
+from launcher.errors import SettingsError
 from launcher.io import files
-from launcher.schema import CheckpointFile
 
 Ids = NDArray[np.uint64]
 Values = NDArray[np.float32]
@@ -53,7 +38,7 @@ DEFAULT_SHARDS = 60
 """Shards of a table. 60 is divisible by 2, 3, 4, 5, 6, 10, 12, 15, 20 and 30 servers. Measured: 60 shards cost
 nothing compared to 4; 240 doubled the CPU of two servers; Paddle's default of 1000 takes 5 s per save."""
 TOLERANCE = 1e-5
-"""Largest accepted relative difference of a value: twice the error of six significant digits."""
+"""Largest accepted relative difference of a value."""
 PARAMETERS, TABLES = "params.npz", "tables"
 """Names of the file with the dense parameters, and of the folder with the tables' folders, in a checkpoint."""
 UNSEEN_DAYS, FIRST_WEIGHT = 1, 5
@@ -61,8 +46,6 @@ UNSEEN_DAYS, FIRST_WEIGHT = 1, 5
 CHUNK_ROWS = 1 << 16
 _ONCE = "Beta1Pow", "Beta2Pow"
 """Arrays of Adam in which a server has one value for all of its dense parameters."""
-_NAME = re.compile(r"part-(\d+)(?:-\d+)?(?:\.gz|\.npz)?")
-_SHARD = re.compile(r"(?:part-\d+-|shard-)(\d+)(?:\.gz|\.rows)?")
 
 
 @dataclass(frozen=True)
@@ -81,7 +64,7 @@ class OptimizerRule:
 
 @dataclass(frozen=True)
 class RowShape:
-    """Describes the numbers that a row of a table has in a server, in binary files, and after its id in text:
+    """Describes the numbers that a row of a table has in a server and in its file:
 
         slot unseen_days delta_score show click w[0] state w[1:] state
 
@@ -172,18 +155,6 @@ class TableRows(NamedTuple):
             yield TableRows(self.ids[first : first + CHUNK_ROWS], self.vectors[first : first + CHUNK_ROWS])
 
 
-def server_of(name: str) -> int | None:
-    """Return the number of the server that wrote a file of text or of dense parameters; None for all other files."""
-    match = _NAME.fullmatch(name.rpartition("/")[2])
-    return int(match[1]) if match else None
-
-
-def shard_of(name: str) -> int | None:
-    """Return the shard of a sparse table that a checkpoint's file holds; None for all other files."""
-    match = _SHARD.fullmatch(name.rpartition("/")[2])
-    return int(match[1]) if match else None
-
-
 def dense_file(server: int) -> str:
     """Return the name of the file with a server's part of the dense parameters."""
     return f"part-{server:03d}.npz"
@@ -227,11 +198,6 @@ def read_dense(
     }
 
 
-def files_of_servers(folder: Path, servers: range) -> list[Path]:
-    """Return the files in a table's folder that these servers wrote, sorted by name."""
-    return [folder / name for name in files.list_names(folder) if server_of(name) in servers]
-
-
 def choose_shard_count(servers: int, elastic: Sequence[int] = ()) -> int:
     """Return the number of shards for a new run: at least two per server, so that servers can be added.
 
@@ -261,141 +227,6 @@ def shards_of_server(shards: int, servers: int, server: int) -> range:
     """Return the shards that Paddle assigns to a server. The last server may get fewer than the others."""
     each = -(-shards // servers)
     return range(min(shards, each * server), min(shards, each * (server + 1)))
-
-
-def read_table_file(path: Path, shape: RowShape | None) -> tuple[CheckpointFile, TableRows, Ids]:
-    """Sync a saved table's file to disk, read it to its end, and return what it holds.
-
-    Reading to the end verifies gzip's checksum.
-
-    Args:
-        shape: None for the dense table, whose lines have no ids.
-
-    Returns:
-        Size and sha256 of the compressed file; three rows (the first, one near the middle, and the last), and the ids
-        of all rows in the order of the file. There are no rows and ids without `shape`.
-
-    Raises:
-        DataError: the file is truncated or damaged, or a line does not begin with an id.
-        OSError: the file cannot be read.
-    """
-    with path.open("rb") as file:
-        os.fsync(file.fileno())  # the server closed the file, but did not sync it
-    lines: list[bytes] = []
-    ids = [np.zeros(0, np.uint64)]
-    for block in _read_blocks(path):
-        lines += [block[0], block[len(block) // 2], block[-1]]
-        if shape:
-            ids.append(_parse_ids(path, block))
-    sampled = sorted({0, len(lines) // 2, len(lines) - 1}) if shape and lines else []
-    samples = parse_rows(path, [lines[n] for n in sampled], shape or RowShape(0, "sgd"))
-    return CheckpointFile(path.stat().st_size, files.sha256_file(path)), samples, np.concatenate(ids)
-
-
-def _parse_ids(path: Path, lines: list[bytes]) -> NDArray[np.uint64]:
-    try:
-        return np.array([int(line[: line.index(b" ")]) for line in lines], np.uint64)
-    except (ValueError, OverflowError) as error:
-        raise DataError(f"{path} has a line that does not begin with an id: {error}") from error
-
-
-def _read_blocks(path: Path) -> Iterator[list[bytes]]:
-    """Yield the lines of a file, about a MiB at a time."""
-    if not path.stat().st_size:  # gzip writes a header even for no rows; a full volume leaves 0 bytes
-        raise DataError(f"{path} is truncated: it has 0 bytes")
-    try:
-        with gzip.open(path, "rb") as file:
-            while lines := file.readlines(files.BLOCK):
-                yield lines
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is truncated or damaged: {error}") from error
-
-
-def parse_rows(path: Path, lines: Sequence[bytes], shape: RowShape) -> TableRows:
-    """Return the rows of some lines of the file `path`. Values that a row lacks are 0, as in the servers.
-
-    Raises:
-        DataError: a line is not a row of a table.
-    """
-    ids, vectors = np.zeros(len(lines), np.uint64), np.zeros((len(lines), shape.width), np.float32)
-    for number, line in enumerate(lines):
-        try:
-            id_, *values = line.split()
-            ids[number] = int(id_)
-            vectors[number] = shape.vectors(np.array([values], np.float32))[0]
-        except (IndexError, ValueError, OverflowError) as error:
-            raise DataError(
-                f"{path} has a damaged line, which is not an id and the numbers of a row: {line[:80]!r}"
-            ) from error
-    return TableRows(ids, vectors)
-
-
-def read_rows(paths: Iterable[Path], shape: RowShape) -> Iterator[TableRows]:
-    """Yield the rows of these files, about a MiB of text at a time, in the order of the files.
-
-    Raises:
-        DataError: a file is truncated or damaged.
-    """
-    for path in paths:
-        for lines in _read_blocks(path):
-            yield parse_rows(path, lines, shape)
-
-
-def write_table(
-    folder: Path,
-    table: Iterable[TableRows],
-    shape: RowShape,
-    rule: OptimizerRule,
-    server_of_shard: Mapping[int, int],
-    *,
-    shards: int,
-) -> TableRows:
-    """Write a table's files as servers load them, with the optimizer's state before its first step.
-
-    `server_of_shard` has the shards to write, and the server that loads each. Rows of other shards are skipped.
-
-    Returns:
-        The first row of each chunk and shard, for a later comparison with the servers' answers.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    line = " ".join(["%d", *["%.9g"] * shape.columns[0]]) + "\n"  # nine digits represent a float32 exactly
-    samples: list[TableRows] = []
-    with contextlib.ExitStack() as stack:
-        opened = {}
-        for shard, server in server_of_shard.items():
-            path = folder / f"part-{server:03d}-{shard:05d}"
-            opened[shard] = stack.enter_context(gzip.open(path, "wt", compresslevel=1, encoding="ascii"))
-        for chunk in table:
-            shard_of_row = chunk.ids % np.uint64(shards)
-            for shard, file in opened.items():
-                at = np.flatnonzero(shard_of_row == shard)
-                ids, vectors = chunk.ids[at], chunk.vectors[at]
-                samples.append(TableRows(ids[:1], vectors[:1]))
-                rows = zip(ids.tolist(), shape.fresh(vectors, rule).tolist(), strict=True)
-                file.writelines(line % (id_, *values) for id_, values in rows)
-    return TableRows.concatenate(samples, shape.width)
-
-
-def redistribute_dense(source: Path, folder: Path, rule: OptimizerRule, servers: int) -> None:
-    """Read the dense table's files in `source`, and write them to the new folder `folder`, one file for each server.
-
-    `servers` is the number of servers that load them, which differs from the number of servers that saved them.
-
-    Paddle 2.6.2 can read the files of another number of servers itself, but fails on the line format of a
-    server that holds a single number.
-    """
-    folder.mkdir(parents=True)
-    columns = {"adam": 3, "sgd": 1}[rule.kind]
-    once = {"adam": [rule.beta1, rule.beta2, rule.rate], "sgd": [rule.rate]}[rule.kind]
-    paths = [source / name for name in files.list_names(source)]
-    lines = [line.split()[:columns] for path in paths for block in _read_blocks(path) for line in block]
-    each = len(lines) // servers + 1
-    for server in range(servers):
-        own = lines[server * each : (server + 1) * each]
-        if len(own) == 1:
-            own = [[*own[0], *(f"{value:.9g}".encode() for value in once)]]
-        with gzip.open(folder / f"part-{server:03d}.gz", "wb", compresslevel=1) as file:
-            file.writelines(b" ".join(line) + b"\n" for line in own)
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -18,7 +18,7 @@ from launcher.schema import (
 )
 
 FULL: dict[str, Any] = {
-    "version": 3,
+    "version": 6,
     "position": Position(1, 20),
     "attempt": 2,
     "seed": 1,

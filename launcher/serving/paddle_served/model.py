@@ -188,17 +188,13 @@ def map_or_read(map_file: Callable[[], Any], read: Callable[[], Any]) -> NDArray
         return np.asarray(read())
 
 
-def map_array(path: Path, empty: bool = False) -> NDArray[Any]:
-    """Return the array of a .npy file, memory-mapped if possible. numpy cannot map an array without items (`empty`)."""
-    mode: Any = None if empty else "r"
-    return map_or_read(
-        lambda: np.load(path, mmap_mode=mode, allow_pickle=False), lambda: np.load(path, allow_pickle=False)
-    )
-
-
 def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[Any]:
+    mode: Any = "r" if shape[0] else None  # numpy cannot map an array without items
     try:
-        array = map_array(path, empty=not shape[0])
+        array = map_or_read(
+            lambda: np.load(path, mmap_mode=mode, allow_pickle=False),
+            lambda: np.load(path, allow_pickle=False),
+        )
     except FileNotFoundError:
         raise ModelError(
             f"{path} is missing: the copy of the model is incomplete. Fix: copy it again"

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from launcher.settings import TrainSettings
 
 OLDER, NEWEST = Position(1), Position(2)
-PART = "tables/000/part-000-00000.gz"
+PART = "tables/000/shard-00000.rows"
 
 
 def publish(folder: CheckpointFolder, config: Path, ranks: int = 1, **more: Any) -> None:
     """Finish a checkpoint with plausible contents. `more`: other fields of contents.json."""
     written = folder.collect_rank_files(config, range(ranks))
     fields: dict[str, Any] = {
-        "version": checkpoints.TEXT_VERSION,
+        "version": checkpoints.VERSION,
         "position": folder.at,
         "attempt": folder.attempt,
         "output_id": checkpoints.read_output_id(folder.output.root) or "",
@@ -124,7 +124,7 @@ def copy_from_another_run(folder: Path) -> None:
         ),
         (lambda folder: (folder / "contents.json").unlink(), "contents.json is missing"),
         (lambda folder: (folder / "contents.json").write_text("not json"), "is not JSON"),
-        (lambda folder: (folder / "contents.json").write_text("{}"), "its format is None, and .* reads 3, 5, 6"),
+        (lambda folder: (folder / "contents.json").write_text("{}"), "its format is None, and .* reads 6"),
         (lambda folder: (folder / "contents.json").write_text('{"script": 2}'), "its format is 2, and .* reads 1"),
         (copy_from_another_run, "has outputId b+, but run.json next to the folder has a+: the checkpoint was copied"),
         (lambda folder: folder.rename(folder.with_name("pass-99999")), "describes the end of pass 2, not the end of"),
@@ -186,7 +186,7 @@ def test_contents_without_checksum_are_usable_and_unreadable_ones_end_only_this_
 
 @pytest.mark.parametrize(
     ("call", "path"),
-    [("list", "*/output"), ("stat", "*/done"), ("stat", "*/part-*"), ("open", "*/contents.json")],
+    [("list", "*/output"), ("stat", "*/done"), ("stat", "*/shard-*"), ("open", "*/contents.json")],
 )
 def test_a_temporary_error_while_checkpoints_are_looked_for_is_retried(
     output: Path, monkeypatch: pytest.MonkeyPatch, call: str, path: str
@@ -250,13 +250,11 @@ def test_pruning_removes_only_usable_checkpoints_older_than_the_newest_few_and_k
     assert newest_checkpoint(output) == Position(5)
 
 
-def test_a_checkpoint_of_only_the_changed_rows_of_an_earlier_launcher_is_skipped_and_kept(
-    output: Path,
-) -> None:
+def test_a_checkpoint_of_an_earlier_launcher_is_skipped_and_kept(output: Path) -> None:
     write(output, OLDER)
-    last = write(output, NEWEST, version=4)
+    last = write(output, NEWEST, version=5)
     assert newest_checkpoint(output) == OLDER
-    assert "its format is 4, and this launcher reads 3, 5, 6" in str(
+    assert "its format is 5, and this launcher reads 6. Only the image with that launcher can" in str(
         checkpoints.unusable_reason(output / NEWEST.folder)
     )
     assert prune(last, 1) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -14,12 +13,11 @@ import numpy as np
 import pytest
 
 from launcher.errors import DataError, SettingsError
-from launcher.io import checkpoints, files
 from launcher.paths import Position
-from launcher.schema import CheckpointContents, CheckpointFile, CheckpointTable
+from launcher.schema import CheckpointContents, CheckpointTable
 from launcher.script_run import ScriptRun
 from launcher.trainer import initial_model, row_files, server_tables
-from launcher.trainer.server_tables import OptimizerRule, RowShape
+from launcher.trainer.server_tables import RowShape
 
 from .loopback_training import PROGRAMS, LoopbackTraining, prepare_training
 
@@ -110,41 +108,6 @@ def test_find_reads_a_downloaded_model_and_removes_the_download(
     assert not (tmp_path / "work" / "init").exists()
 
 
-def test_only_text_of_own_shards_is_read_when_the_number_of_shards_is_equal(tmp_path: Path) -> None:
-    ids = np.arange(1, 200, dtype=np.uint64)
-    rows = server_tables.TableRows(ids, np.arange(398, dtype=np.float32).reshape(-1, 2))
-    place = tmp_path / "tables" / "000"
-    shape, rule = RowShape(2, "sgd"), OptimizerRule("sgd", 0.1)
-    server_tables.write_table(place, rows.chunks(), shape, rule, dict.fromkeys(range(12), 0), shards=12)
-    listed = {
-        f"tables/000/{path.name}": CheckpointFile(path.stat().st_size, files.sha256_file(path))
-        for path in place.iterdir()
-    }
-    contents = cast(
-        CheckpointContents, SimpleNamespace(version=checkpoints.TEXT_VERSION, shards=12, files=listed)
-    )
-    stored = initial_model._checkpoint_table(tmp_path, contents, "t", CheckpointTable("000", 2, "sgd"))
-    own = server_tables.TableRows.concatenate(stored.read(12, {3, 7}), 2)
-    assert own.ids.tolist() == [key for key in ids.tolist() if key % 12 in (3, 7)]
-    assert (own.vectors == rows.vectors[own.ids - 1]).all()
-    (place / "part-000-00003").write_bytes(b"")
-    assert len(server_tables.TableRows.concatenate(stored.read(12, {7}), 2).ids), (
-        "files of other shards are not read"
-    )
-    for shards in (12, 5):  # with another number of shards all files are read
-        with pytest.raises(
-            DataError, match=r"the content of \S+/part-000-00003 has changed since it was saved"
-        ):
-            list(stored.read(shards, {3}))
-    damaged = place / "part-000-00003"
-    damaged.write_bytes(gzip.compress(b"1 0 0\n"))
-    listed["tables/000/part-000-00003"] = CheckpointFile(damaged.stat().st_size, files.sha256_file(damaged))
-    with pytest.raises(
-        DataError, match=r"^training\.initModelPath: .* damaged line, .* Fix: specify another run"
-    ):
-        list(stored.read(12, {3}))
-
-
 def test_binary_rows_are_read_by_shard_and_verified(tmp_path: Path) -> None:
     shape, shards = RowShape(2, "sgd"), 12
     ids = np.arange(1, 200, dtype=np.uint64)
@@ -158,15 +121,17 @@ def test_binary_rows_are_read_by_shard_and_verified(tmp_path: Path) -> None:
         path = place / row_files.file_name(shard)
         written = row_files.write_shard(path, shape, shard, shards, [(ids[own], [values[own]]), nothing])
         listed[path.relative_to(tmp_path).as_posix()] = written
-    contents = cast(
-        CheckpointContents, SimpleNamespace(version=checkpoints.VERSION, shards=shards, files=listed)
-    )
-    stored = initial_model._checkpoint_table(tmp_path, contents, "t", CheckpointTable("000", 2, "sgd"))
+    tables = {"t": CheckpointTable("000", 2, "sgd")}
+    contents = cast(CheckpointContents, SimpleNamespace(shards=shards, files=listed, tables=tables))
+    stored = initial_model._checkpoint_table(tmp_path, contents, "t")
     found = server_tables.TableRows.concatenate(stored.read(shards, {3, 7}), 2)
     assert found.ids.tolist() == [key for key in ids.tolist() if key % shards in (3, 7)]
     assert (found.vectors[:, 1] == found.ids).all()
     every = server_tables.TableRows.concatenate(stored.read(5, {0}), 2)
     assert every.ids.tolist() == ids.tolist(), "another number of shards reads all files"
+    del listed[f"tables/000/{row_files.file_name(11)}"]
+    with pytest.raises(DataError, match=r"^training\.initModelPath: \S+/shard-00011.rows is not listed in "):
+        list(stored.read(shards, {11}))
     damaged = place / row_files.file_name(3)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     list(stored.read(shards, {7}))

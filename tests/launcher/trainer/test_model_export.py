@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 import shutil
@@ -21,6 +20,7 @@ from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
 from launcher.trainer import row_files, server_tables
+from launcher.trainer.server_tables import RowShape
 from tests.launcher.io.test_checkpoints import publish
 
 from .conftest import TRAINED, prepare_own
@@ -100,15 +100,16 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     output = tmp_path / "output"
     folder = CheckpointFolder(output, Position(1), 0)
     folder.create(100)
-    held = [np.array(ids, np.uint64) for ids in ([7, 2**64 - 1, 3], [], [5])]
-    for rank, ids in enumerate(held):
-        written = checkpoints.write_file(
-            folder.folder, f"ids/000-{rank}.npy", functools.partial(np.save, arr=np.sort(ids))
-        )
-        folder.add_rank_files(rank, RankFiles(written, {}))
+    held = [np.array(ids, np.uint64) for ids in ([3, 15, 2**64 - 1], [], [5])]
+    (folder.folder / "tables/000").mkdir(parents=True)
+    for shard, ids in enumerate(held):
+        name, shape = f"tables/000/{row_files.file_name(shard)}", RowShape(1, "sgd")
+        groups = [(ids, [np.ones((len(ids), shape.columns[0]), np.float32)]), (ids[:0], [])]
+        entry = row_files.write_shard(folder.folder / name, shape, shard, 3, groups)
+        folder.add_rank_files(shard, RankFiles({name: entry}, {}))
     config = tmp_path / "trainer_config.py"
     config.touch()
-    publish(folder, config, 3, tables={"pooled": CheckpointTable("000", 1, "sgd")})
+    publish(folder, config, 3, tables={"pooled": CheckpointTable("000", 1, "sgd")}, shards=3)
     network = SimpleNamespace(tables=[SimpleNamespace(name="pooled")])
     layout = SimpleNamespace(output=output)
     trainers: list[Any] = [
@@ -119,13 +120,14 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     ]
     exporters = [ModelExporter(cast(Any, None), each, *cast(Any, [None, None])) for each in trainers]
     found = exporters[0]._map_ids(Position(1))["pooled"]
-    assert [ids.tolist() for ids in found] == [[3, 7, 2**64 - 1], [], [5]]
-    flipped = OutputPaths(output).checkpoint(Position(1)) / "ids" / "000-0.npy"
-    content = flipped.read_bytes()
-    flipped.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(StorageFailedError, match=r"content of ids/000-0\.npy has changed"):
+    assert [ids.tolist() for ids in found] == [[3, 15, 2**64 - 1], [5]]
+    flipped = OutputPaths(output).checkpoint(Position(1)) / "tables/000" / row_files.file_name(0)
+    content = bytearray(flipped.read_bytes())
+    content[row_files.HEADER.itemsize] ^= 1
+    flipped.write_bytes(content)
+    with pytest.raises(StorageFailedError, match=r"the ids in shard-00000\.rows have changed"):
         exporters[0]._map_ids(Position(1))
-    assert "has changed" in str(checkpoints.unusable_reason(flipped.parents[1])), (
+    assert "have changed" in str(checkpoints.unusable_reason(flipped.parents[2])), (
         "the next attempt trains that pass again"
     )
     exporters[1]._map_ids(Position(1))  # each rank verifies a share of the files

@@ -16,7 +16,7 @@ import pytest
 from launcher.errors import DataError, GangError, StorageError
 from launcher.io import files
 from launcher.trainer import row_files
-from launcher.trainer.server_commands import OwnServers, socket_path
+from launcher.trainer.server_commands import OwnServers
 from launcher.trainer.server_tables import RowShape, TableRows
 from local.paths import CLONE
 from testkit.waiting import until
@@ -86,9 +86,7 @@ class Pserver:
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
-        found = OwnServers.connect(folder, range(3, 4))
-        assert found is not None
-        self.servers = found
+        self.servers = OwnServers.connect(folder, range(3, 4))
 
     def rows(self) -> dict[int, float]:
         """Return w[0] of each row in the files by its id."""
@@ -213,9 +211,3 @@ def test_a_full_disk_is_a_storage_error(start, free: int) -> None:
         save(pserver)
     with pytest.raises(StorageError):
         save(pserver)
-
-
-def test_a_server_without_socket_saves_text(tmp_path: Path) -> None:
-    assert OwnServers.connect(tmp_path, range(1)) is None
-    socket_path(tmp_path, 0).touch()
-    assert OwnServers.connect(tmp_path, range(1)) is None, "nobody listens"

@@ -1,68 +1,14 @@
-"""Tests of reading and writing the files in which servers save tables, without Paddle."""
+"""Tests of the shards and the dense parameters of servers, without Paddle."""
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from launcher.errors import DataError, SettingsError
-from launcher.io import files
+from launcher.errors import SettingsError
 from launcher.trainer import server_tables
-from launcher.trainer.server_tables import OptimizerRule, RowShape
-
-FILE, ADAM = Path("table.gz"), RowShape(3, "adam")
-WIDE = b"16 0 0 8.8 88 0 -0.0846907 8.34727 170.871 0.478297 0.993021 -0.105741 0.25 1 2 3 4 0.53 0.99\n"
-WITHOUT_VECTOR = b"7 0 0 1 1 0 0.5 1 2 0.81 0.998\n"
-
-
-def test_parse_rows_returns_the_servers_values_and_zeros_for_a_row_without_vector() -> None:
-    ids, vectors = server_tables.parse_rows(FILE, [WIDE, WITHOUT_VECTOR], ADAM)
-    assert ids.tolist() == [16, 7]
-    assert vectors.tolist() == np.array([[-0.0846907, -0.105741, 0.25], [0.5, 0, 0]], np.float32).tolist()
-    narrow = server_tables.parse_rows(FILE, [WITHOUT_VECTOR], RowShape(1, "adam"))
-    assert narrow.vectors.tolist() == [[0.5]]
-    with pytest.raises(
-        DataError, match=r"^table\.gz has a damaged line, which is not an id and the numbers of a row"
-    ):
-        server_tables.parse_rows(FILE, [b"16 0 0\n"], ADAM)
-
-
-RULES = {
-    "adam": OptimizerRule("adam", 0.1, 0.9, 0.999, 1e-8),
-    "sgd": OptimizerRule("sgd", 0.1),
-    "adagrad": OptimizerRule("adagrad", 0.1, initial=0.1),
-}
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("width", [1, 4])
-def test_a_written_table_reads_back_exactly_and_each_server_finds_its_shards(
-    tmp_path: Path, rule: str, width: int
-) -> None:
-    ids = np.array([*range(1, 100), 2**63, 2**64 - 1], np.uint64)
-    vectors = np.random.default_rng(1).normal(size=(len(ids), width)).astype(np.float32)
-    folder, rows, shape = tmp_path / "000", server_tables.TableRows(ids, vectors), RowShape(width, rule)
-    owners = [dict.fromkeys(server_tables.shards_of_server(12, 5, server), server) for server in range(5)]
-    given = [
-        server_tables.write_table(folder, rows.chunks(), shape, RULES[rule], own, shards=12) for own in owners
-    ]
-    paths = [folder / name for name in files.list_names(folder)]
-    assert [server_tables.shard_of(path.name) for path in paths] == list(range(12))
-    found = server_tables.TableRows.concatenate(server_tables.read_rows(paths, shape), width)
-    assert np.array_equal(found.ids, ids)
-    assert np.array_equal(found.vectors, vectors)
-    samples = server_tables.TableRows.concatenate(given, width)
-    assert {key % 12 for key in samples.ids.tolist()} == set(range(12)), "one row of each shard"
-    assert np.array_equal(samples.vectors, vectors[np.searchsorted(ids, samples.ids)])
-    names = [path.name for path in server_tables.files_of_servers(folder, range(1, 2))]
-    assert names == [f"part-001-{shard:05d}" for shard in range(3, 6)]
-    lines = gzip.decompress((folder / names[1]).read_bytes()).splitlines()
-    assert [int(line.split()[0]) for line in lines] == [key for key in ids.tolist() if key % 12 == 4]
-    size = {"adam": 3 * width + 2 + 2, "sgd": width, "adagrad": 2 * width}[rule]
-    assert {len(line.split()) for line in lines} == {6 + size}
 
 
 def test_every_shard_is_assigned_once_for_any_number_of_servers() -> None:
@@ -92,51 +38,11 @@ def test_usable_ports_nums_are_only_those_that_the_trainers_can_reach() -> None:
     assert server_tables.usable_ports_nums(60, 61) == []
 
 
-@pytest.mark.parametrize("block", [files.BLOCK, 250], ids=["one block", "blocks of 3 rows"])
-def test_read_table_file_returns_size_sha256_ids_and_three_sample_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
-    """Regression: which rows of a block were samples depended on Python's hash randomisation."""
-    monkeypatch.setattr(files, "BLOCK", block)
-    path = tmp_path / "part-000-00000"
-    path.write_bytes(gzip.compress(b"".join(WIDE.replace(b"16 ", b"%d " % n, 1) for n in range(1, 22))))
-    found, samples, ids = server_tables.read_table_file(path, ADAM)
-    assert (found.bytes, found.sha256) == (path.stat().st_size, files.sha256_file(path))
-    assert ids.tolist() == list(range(1, 22))
-    assert samples.ids.tolist() == [1, 11, 21], "the first, the middle and the last row"
-    _, samples, ids = server_tables.read_table_file(path, None)
-    assert (samples.ids.tolist(), ids.tolist()) == ([], [])
-    empty = tmp_path / "part-000-00001"
-    empty.write_bytes(gzip.compress(b""))
-    assert len(server_tables.read_table_file(empty, ADAM)[1].ids) == 0
-
-
-@pytest.mark.parametrize("broken", ["cut", "flipped", "not gzip", "nothing"])
-def test_a_damaged_table_file_is_an_error_with_its_name(tmp_path: Path, broken: str) -> None:
-    lines = b"".join(b"%d 0 0 1 1 0 0.%d 1 2 0.81 0.998\n" % (n, n) for n in range(2000))
-    data = bytearray(gzip.compress(lines))
-    if broken == "flipped":
-        data[len(data) // 2] ^= 0xFF
-    path = tmp_path / "part-001-00004"
-    path.write_bytes(
-        {"cut": bytes(data[:-20]), "flipped": bytes(data), "not gzip": lines, "nothing": b""}[broken]
-    )
-    with pytest.raises(DataError, match=r"part-001-00004 is truncated|not a row of"):
-        server_tables.read_table_file(path, RowShape(1, "adam"))
-
-
 def test_values_differ_accepts_six_digits_but_not_four() -> None:
     value = np.array([-0.105741, 1e-9, 12345.6], np.float32)
     assert not server_tables.values_differ(np.array([float(f"{v:.6g}") for v in value]), value)
     assert server_tables.values_differ(np.array([float(f"{v:.4g}") for v in value]), value)
     assert server_tables.values_differ(np.zeros(2), np.zeros(3))
-
-
-def test_server_of_returns_the_number_in_a_file_name() -> None:
-    assert server_tables.server_of("tables/000/part-012-00048.gz") == 12
-    assert server_tables.server_of("tables/001/part-1000.gz") == 1000
-    assert server_tables.server_of("tables/001/part-012.npz") == 12
-    assert server_tables.server_of("params.npz") is None
 
 
 @pytest.mark.parametrize("total", [1, 2, 5, 20])
@@ -167,9 +73,3 @@ def test_dense_parameters_of_any_number_of_servers_can_be_read_by_any_other_numb
             SettingsError, match=r"^training cannot resume from pass-00000: .*startFromScratch"
         ):
             server_tables.read_dense(folder, *wrong, saved_by, range(1))
-
-
-def test_shard_of_knows_text_and_binary_files_of_shards() -> None:
-    assert server_tables.shard_of("tables/003/shard-00041.rows") == 41
-    assert server_tables.shard_of("tables/003/part-000-00041") == 41
-    assert server_tables.shard_of("tables/004/part-000.gz") is None
