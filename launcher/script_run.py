@@ -290,11 +290,9 @@ class ScriptRun:
         if not self._requests or now - self._asked_at < ASK_SECONDS:
             return False
         self._asked_at = now
-        place, _, path = self._requests.partition("/")
-        host, _, port = place.rpartition(":")
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
             # The number increases only with an answer: the same question gets an answer that was lost again.
-            is_wanted = requested_checkpoints.ask_once(host, int(port), f"/{path}{self._asked + 1}", 0)[0]
+            is_wanted = requested_checkpoints.ask_once(f"{self._requests}{self._asked + 1}", 0)[0]
             self._asked += 1
             return is_wanted
         return False
@@ -351,9 +349,7 @@ class ScriptRun:
                 self._exchange.exchange(None, f"run.save({epoch}, {step})")
         self._saved_at, self._steps_since_save = time.monotonic(), 0
         if self._requests:
-            place, _, path = self._requests.partition("/")
-            host, _, port = place.rpartition(":")
-            requested_checkpoints.wait_while_held(host, int(port), f"/{path.removesuffix('_checkpoint/')}")
+            requested_checkpoints.wait_while_held(self._requests.removesuffix("_checkpoint/"))
 
     def _publish(
         self,

@@ -23,7 +23,7 @@ from typing import Any
 from launcher.dataprep import archives, sources
 from launcher.dataprep.byte_streams import BLOCK, buffered, file_blocks
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.sources import PlannedPart, Source, SourceContext, SourceObject
+from launcher.dataprep.sources import PlannedPart, SourceContext, SourceObject
 from launcher.dataprep.split_part import check_sha256, write_file
 from launcher.errors import DataError
 from launcher.io import files
@@ -40,14 +40,14 @@ SMALL = 4 << 20
 
 @dataclass(frozen=True)
 class FileFetcher:
-    """Fetches the files of parts of a source into the work folder `work`."""
+    """Fetches the files of a part of a source into the work folder `work`; `folder` is for unfinished ones."""
 
-    context: SourceContext
-    source: Source
+    part: PlannedPart
+    folder: Path
     work: DataPaths
 
-    def run(self, part: PlannedPart) -> dict[str, Any]:
-        """Fetch the files of a part, and list them in `<key>.list`, one JSON object on each line.
+    def run(self) -> dict[str, Any]:
+        """Fetch the files, and list them in `<key>.list`, one JSON object on each line.
 
         Returns:
             The part's marker: {"sha256": of a source that is one file, else empty}.
@@ -56,12 +56,12 @@ class FileFetcher:
             DataError: an archive is damaged, or has a file that cannot be unpacked; or the source has changed.
             StorageError: the shared storage failed.
         """
-        progress, digest = self.context.progress, hashlib.sha256()
+        ranges, progress, digest = self.part.ranges, self._context.progress, hashlib.sha256()
         progress.unit = "files"
-        single = len(part.ranges) == 1 and not self.source.below(part.ranges[0].object)
-        fetches = (functools.partial(self._fetch, one.object) for one in part.ranges)
-        jobs = self._unpack(part.ranges[0].object, digest) if single else fetches
-        listing = self.work.parts / f"{part.key}.list"
+        single = len(ranges) == 1 and not self.part.source.below(ranges[0].object)
+        fetches = (functools.partial(self._fetch, one.object) for one in ranges)
+        jobs = self._unpack(ranges[0].object, digest) if single else fetches
+        listing = self.work.parts / f"{self.part.key}.list"
         with files.storage_errors(listing), listing.open("w") as out:
             for entry in run_in_threads(jobs, progress.report):
                 out.write(json.dumps(entry) + "\n")
@@ -71,22 +71,28 @@ class FileFetcher:
             os.fsync(out.fileno())
         return {"sha256": digest.hexdigest() if single else ""}
 
+    @property
+    def _context(self) -> SourceContext:
+        return self.part.source.context
+
     def _fetch(self, found: SourceObject, check: Callable[[], None]) -> ShardFileEntry:
-        name = self.source.below(found)
+        source = self.part.source
+        name = source.below(found)
         target = self.work.files / name
         if is_safe_name(name) and target.is_file() and target.stat().st_size == found.size:
             digest = hashlib.sha256()
-            for _ in file_blocks(target, self.context.progress, digest, 0):
+            for _ in file_blocks(target, self._context.progress, digest, 0):
                 check()
             return {"name": name, "bytes": found.size, "sha256": digest.hexdigest()}
-        with contextlib.closing(self.source.open(found, 0, hashlib.sha256())) as opened:
+        with contextlib.closing(source.open(found, 0, hashlib.sha256())) as opened:
             entry = self._write(name, opened.blocks, check)
-        self.source.check_unchanged(found)
+        source.check_unchanged(found)
         return entry
 
     def _unpack(self, found: SourceObject, digest: hashlib._Hash) -> Iterator[Job[ShardFileEntry]]:
         """Yield jobs that write the files of an archive, or the only file of a source that is no archive."""
-        source, name = self.source, self.source.display_name(found)
+        source, report = self.part.source, self._context.progress.report
+        name = source.display_name(found)
         with files.storage_errors(self.work.files):
             files.remove_path(self.work.files)  # of an earlier try
             self.work.files.mkdir()
@@ -96,15 +102,15 @@ class FileFetcher:
             own = (urllib.parse.unquote(own) if name.startswith("http") else own) or "data"
             kind = archives.archive_kind(stream, own)
             if not kind:  # written here: this function closes the stream before a thread has read it
-                entry = self._write(own, iter(lambda: stream.read(BLOCK), b""), self.context.progress.report)
+                entry = self._write(own, iter(lambda: stream.read(BLOCK), b""), report)
                 yield lambda _: entry
             elif kind == "zip":
-                local = source.path(found) or sources.copy_to_disk(self.context, stream, opened.total or 0)
+                local = source.file_on_disk(found, stream, opened.total, self.folder)
                 yield from self._write_members(name, archives.zip_members(local, name))
             else:
                 yield from self._write_members(name, archives.tar_members(stream, name))
             while stream.read(BLOCK):  # the rest of the source belongs to its sha256
-                self.context.progress.report()
+                report()
         source.check_unchanged(found)
 
     def _write_members(
@@ -128,16 +134,16 @@ class FileFetcher:
             if size <= SMALL:
                 yield functools.partial(self._write, name, [b"".join(blocks)])
                 continue
-            written = self._write(name, blocks, self.context.progress.report)
+            written = self._write(name, blocks, self._context.progress.report)
             yield lambda _, entry=written: entry  # type: ignore[misc]
         if not names:
             raise DataError(f"{archive} has no file. Fix: set data.source to an archive with files.")
 
     def _write(self, name: str, blocks: Iterable[bytes], check: Callable[[], None]) -> ShardFileEntry:
         """Write a file that training pods may read, but not change; return its entry in the list."""
-        source = sources.source_name(self.context.settings)
+        source = sources.source_name(self._context.settings)
         _check_name(source, name)
-        target, temp = self.work.files / name, self.context.tmp / f"{threading.get_ident()}.tmp"
+        target, temp = self.work.files / name, self.folder / f"{threading.get_ident()}.tmp"
 
         def checked() -> Iterator[bytes]:
             for block in blocks:

@@ -107,13 +107,8 @@ class DataPod:
         self._alive = self._layout.data_alive(settings.data_digest)
         self._data = self._work = DataPaths(self._layout.all_data)
         """The folder of the complete data and the work folder; set once the source was listed."""
-        self._test = replace(
-            settings, source=settings.test_source, source_secret="", member="", tables=(), sha256=""
-        )
-        self._source: sources.Source
-        self._test_source: sources.Source | None = None
-        self._parts: list[sources.PlannedPart]
-        """The sources are open, and the parts planned, while `run` prepares parts."""
+        self._parts: list[sources.PlannedPart] = []
+        """Planned, and with open sources, while `run` prepares them."""
 
     def run(self) -> None:
         """Prepare parts of the data; return once all data is complete and the job has it.
@@ -125,14 +120,8 @@ class DataPod:
         if record is not None and self._give(record):
             log.info("the data with digest %s is already prepared: nothing to do", self._settings.data_digest)
             return
-        sources.check_secret_address(self._settings)
         with contextlib.ExitStack() as opened:
-            self._source = self._open(self._settings)
-            opened.callback(self._source.close)
-            if self._settings.test_source:
-                self._test_source = self._open(self._test)
-                opened.callback(self._test_source.close)
-            self._parts = self._plan()
+            self._parts = self._plan(opened)
             content = content_digest(self._settings, self._parts)
             self._data, self._work = self._layout.data(content), DataPaths(self._layout.data_tmp(content))
             for folder in (self._data.root, self._work.root):
@@ -177,22 +166,22 @@ class DataPod:
                 self._alive.unlink()
         prepared_data.remove_folder(self._work.root)  # a pod that was looking for work may have made it again
 
-    def _context(self, settings: DataSettings) -> sources.SourceContext:
-        given = "data.sourceSecret" if settings.source_secret else "data.source"
-        key = "data.testSource" if settings is self._test else given
-        return sources.SourceContext(settings, self._layout.all_data, self._progress, self._retry, key)
+    def _open(self, opened: contextlib.ExitStack, settings: DataSettings, key: str) -> sources.Source:
+        context = sources.SourceContext(settings, self._progress, self._retry, key)
+        return opened.enter_context(contextlib.closing(sources.open_source(context)))
 
-    def _open(self, settings: DataSettings) -> sources.Source:
-        return sources.open_source(self._context(settings))
+    def _plan(self, opened: contextlib.ExitStack) -> list[sources.PlannedPart]:
+        """Open the sources, and return the parts.
 
-    def _plan(self) -> list[sources.PlannedPart]:
-        """Return the parts: the same list in every pod, since it follows from the source and the settings."""
+        These are the same list in every pod, since they follow from the source and the settings.
+        """
         s = self._settings
-        objects = self._source.objects()
+        source = self._open(opened, s, "data.sourceSecret" if s.source_secret else "data.source")
+        objects = source.objects()
         if s.format == "files":
-            in_order = sorted(objects, key=self._source.below)
+            in_order = sorted(objects, key=source.below)
             ranges = sources.plan_parts(in_order, sources.part_size(1), cost=data_files.FILE_COST)
-        elif self._context(s).is_single:
+        elif source.context.is_single:
             ranges = [sources.complete_objects(objects)]
         else:
             # One checksum over everything needs one reader, and a csv field may contain newlines.
@@ -204,12 +193,14 @@ class DataPod:
         weights = [sum(one.end - one.begin for one in part) for part in ranges]
         rows = [0] * len(ranges) if s.test_source else sources.distribute(s.test_rows, weights)
         parts = [
-            sources.PlannedPart(f"{number:05d}", tuple(part), test_rows)
+            sources.PlannedPart(f"{number:05d}", source, tuple(part), test_rows)
             for number, (part, test_rows) in enumerate(zip(ranges, rows, strict=True))
         ]
-        if self._test_source is not None:
-            of_test = tuple(sources.complete_objects(self._test_source.objects()))
-            parts.append(sources.PlannedPart("test", of_test, s.test_rows))
+        if s.test_source:
+            test = replace(s, source=s.test_source, source_secret="", member="", tables=(), sha256="")
+            source = self._open(opened, test, "data.testSource")
+            of_test = tuple(sources.complete_objects(source.objects()))
+            parts.append(sources.PlannedPart("test", source, of_test, s.test_rows))
         return parts
 
     def _touch(self) -> None:
@@ -276,22 +267,16 @@ class DataPod:
         The files are written to a temporary folder and moved to the shards; then a marker file (`<key>.json`) records
         that the part is finished.
         """
-        settings, source = self._settings, self._source
-        if part.number is None and self._test_source is not None:
-            settings, source = self._test, self._test_source
         self._progress.start_part(part.bytes or None)
         folder = self._work.parts / f"work-{part.key}-{time.monotonic_ns():x}"
         try:
             with storage.storage_errors(folder):
                 folder.mkdir()
-            context = replace(self._context(settings), tmp=folder)
-            if context.keeps_files:
-                made = data_files.FileFetcher(context, source, self._work).run(part)
+            if part.source.context.keeps_files:
+                made = data_files.FileFetcher(part, folder, self._work).run()
             else:
-                made = self._split(context, source, part)
-            name = sources.source_name(settings)
-            if part.ranges:
-                name = source.display_name(part.ranges[0].object)
+                made = self._split(part, folder)
+            name = part.source.display_name(part.ranges[0].object)
             storage.write_json(self._marker(part), storage.with_checksum({**made, "name": name}))
         except FileNotFoundError:
             if folder.exists():
@@ -300,14 +285,9 @@ class DataPod:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def _split(
-        self, context: sources.SourceContext, source: sources.Source, part: sources.PlannedPart
-    ) -> dict[str, Any]:
-        """Split a part into files in `context.tmp`, and move them to the shards; return the part's marker."""
-        folder = context.tmp
-        reader = sources.PartReader(context, source, part.ranges)
-        splitter = PartSplitter(context.settings, folder, self._progress, reader)
-        made = splitter.run(part.number, part.test_rows)
+    def _split(self, part: sources.PlannedPart, folder: Path) -> dict[str, Any]:
+        """Split a part into files in `folder`, and move them to the shards; return the part's marker."""
+        made = PartSplitter(part, folder).run()
         train_parts = len(self._parts) - bool(self._settings.test_source)
         with storage.storage_errors(folder):
             for index in range(len(made["files"])):

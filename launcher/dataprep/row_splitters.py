@@ -101,7 +101,8 @@ def is_in_test_set(first: int, lines: int, wanted: int, count: int) -> npt.NDArr
 class LineSplitter:
     """Splits blocks of complete lines into one piece for each shard, and a piece with the held-out lines.
 
-    A subclass splits other rows: it replaces `rows`, `select`, `part`, `piece` and `read_back`.
+    Without shards, all lines are held out. A subclass splits other rows: it replaces `rows`, `select`, `part`, `piece`
+    and `read_back`.
     """
 
     def __init__(self, seed: int, shards: int, test_fraction: float, part: int = 0) -> None:
@@ -143,6 +144,9 @@ class LineSplitter:
         A piece has its lines in the source's order and may be empty.
         """
         rows = self.rows(block)
+        if not self._shards:
+            self.held += len(rows)
+            return [], self.piece(rows)
         test = self._selector.select(len(rows))
         owners = np.full(len(rows), self._shards, dtype=np.uint16)
         train = np.flatnonzero(~test)
@@ -157,6 +161,8 @@ class LineSplitter:
         Returns:
             The rows of each shard as bytes; they may be empty.
         """
+        if not self._shards:
+            return []
         *pieces, _ = self._group(rows, self._assigner.owners(len(rows)))
         return pieces
 

@@ -95,26 +95,15 @@ def source_name(settings: DataSettings) -> str:
     return f"the address in Secret {secret}" if secret else display_name(settings.source)
 
 
-def check_secret_address(settings: DataSettings) -> None:
-    """Raise `DataError` if the address in data.sourceSecret does not begin with https://."""
-    if settings.source_secret and not settings.source.startswith("https://"):
-        raise DataError(
-            f"data.sourceSecret: {source_name(settings)} does not begin with https://. Fix: write a signed https "
-            "address to this key; other addresses are no secret and belong in data.source."
-        )
-
-
 @dataclass(frozen=True)
 class SourceContext:
     """Holds the settings and helpers with which a source is opened."""
 
     settings: DataSettings
-    tmp: Path
-    """A folder for an archive that must be complete before it can be read."""
     progress: DataProgress
     retry: Retry
     key: str
-    """The setting with the source, for messages: `data.source` or `data.testSource`."""
+    """The setting with the source, for messages: `data.source`, `data.sourceSecret` or `data.testSource`."""
 
     @property
     def name(self) -> str:
@@ -163,8 +152,9 @@ class PlannedPart:
 
     key: str
     """The part's number in five digits, or `test` for data.testSource."""
+    source: Source
     ranges: tuple[ByteRange, ...]
-    """What the part reads; empty when the source is one stream."""
+    """What the part reads; at least one."""
     test_rows: int
     """Largest number of lines of the part that go to the test set."""
 
@@ -337,6 +327,9 @@ def _walk(root: Path, data_format: str) -> Iterator[Path]:
 class Source(abc.ABC):
     """Lists the objects of a source, and opens each of them at any byte."""
 
+    def __init__(self, context: SourceContext) -> None:
+        self.context = context
+
     @abc.abstractmethod
     def objects(self) -> list[SourceObject]:
         """Return the objects that are read, in their order. Raises `DataError` when there is none."""
@@ -353,9 +346,24 @@ class Source(abc.ABC):
         """Return the path of an object below the source; empty: the object is the source itself."""
         return ""
 
-    def path(self, found: SourceObject) -> Path | None:  # noqa: ARG002 - for subclasses
-        """Return the path of an object that is a file of this pod, else None."""
-        return None
+    def file_on_disk(
+        self,
+        found: SourceObject,  # noqa: ARG002 - for subclasses
+        stream: io.BufferedReader,
+        size: int | None,
+        folder: Path,
+    ) -> Path:
+        """Return the path of a zip or Parquet file: its index is at its end, so it is not read from start to end.
+
+        Copies the content `stream` of the object `found`, of `size` bytes (None: unknown), to `folder`.
+        """
+        path = folder / "source.tmp"
+        require_space(path, size or 0, "the file itself")
+        with storage_errors(path), path.open("wb") as file:
+            while data := stream.read(BLOCK):
+                file.write(data)
+                self.context.progress.report()
+        return path
 
     def check_unchanged(self, found: SourceObject) -> None:  # noqa: B027 - most streams check it themselves
         """Raise `DataError` if the object has changed since it was listed.
@@ -371,13 +379,13 @@ class StorageSource(Source):
     """Reads a file of the shared storage, or all text files below a folder in the order of their paths."""
 
     def __init__(self, context: SourceContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._root = self._find()
         self._base = self._root if self._root.is_dir() else self._root.parent
 
     def _find(self) -> Path:
         """Return the file or folder of a file:// source. Raises `DataError` when it does not exist."""
-        context = self._context
+        context = self.context
         sources = context.settings.layout.sources
         path = sources / context.settings.source.removeprefix("file://")
         check_below_sources(context, path)
@@ -402,7 +410,7 @@ class StorageSource(Source):
             DataError: there is none; one is unreadable, no regular file or outside of sources/; or the source is a
                 folder, but data.member is set.
         """
-        context, root, data_format = self._context, self._root, self._context.settings.format
+        context, root, data_format = self.context, self._root, self.context.settings.format
         if context.is_single and root.is_dir():
             raise DataError(
                 f"{context.name} is a folder, but data.member is set. Fix: set {context.key} to one archive."
@@ -422,10 +430,10 @@ class StorageSource(Source):
         return chosen
 
     def _checked(self, path: Path) -> SourceObject:
-        check_below_sources(self._context, path)
+        check_below_sources(self.context, path)
         if not path.is_file():
             raise DataError(
-                f"{self._context.name}: {path} is no file, but for example a link to "
+                f"{self.context.name}: {path} is no file, but for example a link to "
                 "a folder or to nothing. Fix: replace it by the file, or move it out of this folder."
             )
         return self._object(path)
@@ -437,15 +445,15 @@ class StorageSource(Source):
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
         """Open the file at the byte `begin`; all bytes read are added to `digest`. Raises as `check_unchanged`."""
         self.check_unchanged(found)
-        blocks = file_blocks(self._base / found.name, self._context.progress, digest, begin)
+        blocks = file_blocks(self._base / found.name, self.context.progress, digest, begin)
         return OpenObject(blocks, found.size, blocks.close)
 
     def below(self, found: SourceObject) -> str:
         """Return the path of a file below the folder; empty if the source is the file."""
         return found.name if self._base == self._root else ""
 
-    def path(self, found: SourceObject) -> Path | None:
-        """Return the path of an object that is a file."""
+    def file_on_disk(self, found: SourceObject, *_: object) -> Path:
+        """Return the path of the file, which is not copied."""
         return self._base / found.name
 
     def check_unchanged(self, found: SourceObject) -> None:
@@ -462,7 +470,7 @@ class StorageSource(Source):
 
     def display_name(self, found: SourceObject) -> str:
         """Return the file as a file:// address."""
-        source = self._context.settings.source
+        source = self.context.settings.source
         return f"{source.rstrip('/')}/{found.name}" if self._base == self._root else source
 
 
@@ -470,7 +478,8 @@ class S3Source(Source):
     """Lists and opens objects of `data.source`; a request that S3 rejects raises `DataError` with a fix."""
 
     def __init__(self, context: SourceContext) -> None:
-        self._context, self._source = context, context.settings.source
+        super().__init__(context)
+        self._source = context.settings.source
         name, self._key = s3.split_url(self._source)
         self._folder = self._key.rstrip("/") + "/" if self._key else ""
         try:
@@ -484,14 +493,14 @@ class S3Source(Source):
         Raises:
             DataError: there is none.
         """
-        if self._context.is_single:
+        if self.context.is_single:
             return [self._find_archive()]
         found = sorted(self._list(self._key), key=lambda one: one.name)
         below = [one for one in found if one.name == self._key or one.name.startswith(self._folder)]
-        if self._context.keeps_files and below and below[0].name == self._key and self._key[-1] != "/":
+        if self.context.keeps_files and below and below[0].name == self._key and self._key[-1] != "/":
             below = below[:1]
         # Without the folder: the names in data.source itself, and an object that it names, are not hidden.
-        return files_to_read(self._context, {self.below(one): one for one in below})
+        return files_to_read(self.context, {self.below(one): one for one in below})
 
     def below(self, found: SourceObject) -> str:
         """Return the rest of a key below the prefix; empty if data.source is the object."""
@@ -523,12 +532,12 @@ class S3Source(Source):
         """Yield all objects whose key starts with `prefix`, in the order of their keys, page by page."""
         token = ""
         while True:
-            self._context.progress.report("listing the objects")
+            self.context.progress.report("listing the objects")
             page = functools.partial(self._bucket.list_page, prefix, PAGE, token)
             try:
-                found, token = self._context.retry.call(self._source, page)
+                found, token = self.context.retry.call(self._source, page)
             except s3.S3RejectedError as error:
-                raise _rejected(self._bucket.url(prefix), error, self._context.key) from error
+                raise _rejected(self._bucket.url(prefix), error, self.context.key) from error
             yield from (SourceObject(one.key, one.size, one.etag) for one in found)
             if not token:
                 return
@@ -538,7 +547,7 @@ class S3Source(Source):
         from botocore.exceptions import HTTPClientError, IncompleteReadError
         from urllib3.exceptions import HTTPError
 
-        context, name = self._context, self.display_name(found)
+        context, name = self.context, self.display_name(found)
         broken = (HTTPClientError, IncompleteReadError, HTTPError, OSError)
 
         def open_at(offset: int, _version: str, /) -> RemoteBody:
@@ -624,9 +633,9 @@ class WebSource(Source):
 
     def __init__(self, context: SourceContext) -> None:
         """Prepare to read the address. Raises `DataError` if it cannot be requested."""
-        self._context, self._key = context, context.key
+        super().__init__(context)
         url, key, name = context.settings.source, context.key, source_name(context.settings)
-        self._url, self._name = url, name
+        self._url, self._key, self._name = url, key, name
         self._opener = urllib.request.build_opener(_SafeRedirects(key, name))
         self._malformed = DataError(
             f"{name}: the address in {key} is malformed, or the server answered with a malformed redirect or header. "
@@ -653,7 +662,7 @@ class WebSource(Source):
 
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
         """Connect, and return the content from the byte `begin` on; all bytes read are added to `digest`."""
-        context = self._context
+        context = self.context
         web = ResumingStream(found.name, self._request, context.retry, context.progress, digest, begin)
         web.start()
         context.progress.total = web.total
@@ -721,31 +730,29 @@ class WebSource(Source):
 
 
 def open_source(context: SourceContext) -> Source:
-    """Return the source of data.source or data.testSource. Raises `DataError` if it does not exist."""
+    """Return the source of data.source or data.testSource.
+
+    Raises `DataError` if it does not exist, or the address in data.sourceSecret does not begin with https://.
+    """
     scheme = context.settings.source.partition("://")[0]
+    if context.settings.source_secret and scheme != "https":
+        raise DataError(
+            f"data.sourceSecret: {source_name(context.settings)} does not begin with https://. Fix: write a signed "
+            "https address to this key; other addresses are no secret and belong in data.source."
+        )
     kinds: dict[str, Callable[[SourceContext], Source]] = {"s3": S3Source, "file": StorageSource}
     return kinds.get(scheme, WebSource)(context)
 
 
-def copy_to_disk(context: SourceContext, stream: io.BufferedReader, size: int) -> Path:
-    """Copy a zip or Parquet file to `tmp`; return its path. It is no stream: its index is at its end."""
-    path = context.tmp / "source.tmp"
-    require_space(path, size, "the file itself")
-    with storage_errors(path), path.open("wb") as file:
-        while data := stream.read(BLOCK):
-            file.write(data)
-            context.progress.report()
-    return path
-
-
 class PartReader:
-    """Reads the text and side tables of one part of a source.
+    """Reads the text and side tables of one part of a source; `folder` is for an archive that has to be copied.
 
     Its sha256 covers, in order, the stored bytes of complete objects and the lines of divided ones.
     """
 
-    def __init__(self, context: SourceContext, source: Source, ranges: Sequence[ByteRange]) -> None:
-        self._context, self._source, self._ranges = context, source, ranges
+    def __init__(self, part: PlannedPart, folder: Path) -> None:
+        self._source, self._ranges, self._folder = part.source, part.ranges, folder
+        self._context = part.source.context
         self._sha256 = hashlib.sha256()
 
     def files(self) -> Iterator[SourceFile]:
@@ -777,10 +784,11 @@ class PartReader:
         """
         source = self._source
         for one in self._ranges:
-            path, left = source.path(one.object), one.end - one.begin
+            left = one.end - one.begin
             digest = self._sha256 if one.is_complete_object else hashlib.sha256()
             with contextlib.closing(source.open(one.object, one.begin, digest)) as opened:
-                path = path or copy_to_disk(self._context, buffered(opened.blocks), opened.total or 0)
+                stream = buffered(opened.blocks)
+                path = source.file_on_disk(one.object, stream, opened.total, self._folder)
                 for data in opened.blocks:
                     if digest is not self._sha256:
                         self._sha256.update(data[:left])
@@ -808,9 +816,7 @@ class PartReader:
         if not archives.is_zip(head):
             yield from archives.tar_files(head, name, settings.member, settings.tables)
             return
-        path = self._source.path(found) or copy_to_disk(self._context, head, opened.total or 0)
-        while head.read(BLOCK):
-            self._context.progress.report()
+        path = self._source.file_on_disk(found, head, opened.total, self._folder)
         yield from archives.zip_files(path, name, settings.member, settings.tables)
 
     def hexdigest(self) -> str:

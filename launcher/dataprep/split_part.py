@@ -60,14 +60,11 @@ class PartSplitter:
     Writes `<shard>/train.txt`, `test.txt` and `tables/` below `folder`, which is the part's own folder.
     """
 
-    def __init__(
-        self,
-        settings: DataSettings,
-        folder: Path,
-        progress: DataProgress,
-        source: sources.PartReader,
-    ) -> None:
-        self._settings, self._folder, self._progress, self._source = settings, folder, progress, source
+    def __init__(self, part: sources.PlannedPart, folder: Path) -> None:
+        self._part, self._folder, self._reader = part, folder, sources.PartReader(part, folder)
+        context = part.source.context
+        settings, self._progress = context.settings, context.progress
+        self._settings = settings
         self._stop = threading.Event()
         self._tables: list[dict[str, Any]] = []
         self._column_types: list[str] = []
@@ -75,13 +72,11 @@ class PartSplitter:
             settings.delimiter, settings.header, settings.columns, settings.quoting
         )
 
-    def run(self, number: int | None, test_rows: int) -> dict[str, Any]:
-        """Read the source once and write its files.
+    def run(self) -> dict[str, Any]:
+        """Read the part once and write its files.
 
-        Args:
-            number: the part's number; None: the source is data.testSource, and all of it is for the test set.
-            test_rows: largest number of lines of this part in the test set, spread over it; the other lines
-                are trained on (or, of data.testSource, left out).
+        All of data.testSource is for the test set; lines beyond the largest number of test lines are left out. Of other
+        sources, these lines are trained on.
 
         Returns:
             The part's marker, the content of the JSON file that records that the part is finished:
@@ -94,7 +89,7 @@ class PartSplitter:
             DataError: the source is damaged, or has an invalid row.
             StorageError: the shared storage failed.
         """
-        settings = self._settings
+        settings, number = self._settings, self._part.number
         kind = LineSplitter
         if settings.format == "parquet":
             from launcher.dataprep.parquet_rows import ParquetSplitter as kind  # noqa: N813 - loads pyarrow
@@ -109,9 +104,11 @@ class PartSplitter:
         blocks = Prefetch(self._read(), _AHEAD, self._progress.report)
         try:
             with storage_errors(held), held.open("wb") as file:
-                count = self._split(splitter, blocks, writers, file.write)
-            check_sha256(settings, self._source.hexdigest())
-            self._write_test_set(splitter, writers, held, count, min(count, test_rows))
+                for batch in _batches(self._split(splitter, blocks, file.write)):
+                    writers.put(batch, self._progress.report)
+            check_sha256(settings, self._reader.hexdigest())
+            test_rows = min(splitter.held, self._part.test_rows)
+            self._write_test_set(splitter, writers, held, test_rows)
             written = writers.finish(lambda: self._progress.report("writing the last lines to the storage"))
         except BaseException:
             self._stop.set()
@@ -123,63 +120,38 @@ class PartSplitter:
         return {
             "lines": splitter.lines,
             "files": written[:-1],
-            "test": {"lines": min(count, test_rows), **written[-1]},
+            "test": {"lines": test_rows, **written[-1]},
             "tables": sorted(self._tables, key=lambda table: str(table["name"])),
-            "sha256": self._source.hexdigest(),
+            "sha256": self._reader.hexdigest(),
             "header": self._column_types or self._csv.names,
             "columns": len(self._column_types) or self._csv.width,
             "spanning": [self._csv.spanning, self._csv.first_spanning],
         }
 
     def _split(
-        self,
-        splitter: LineSplitter,
-        blocks: Iterator[Any],
-        writers: FileWriters,
-        hold: Callable[[bytes], object],
-    ) -> int:
-        """Pass train lines to `writers` and held-out lines to `hold`; return the number of held-out lines.
+        self, splitter: LineSplitter, blocks: Iterator[Any], hold: Callable[[bytes], object]
+    ) -> Iterator[list[bytes]]:
+        """Yield the train lines of each block as one piece for each output file; pass held-out lines to `hold`."""
+        for block in blocks:
+            train, test = splitter.split(block)
+            hold(test)
+            self._progress.lines = sum(splitter.lines) + splitter.held
+            yield [*train, b""]
+            self._progress.report()
 
-        Without shards, all lines are held out.
-        """
-        count = 0
-
-        def pieces() -> Iterator[list[bytes]]:
-            nonlocal count
-            for block in blocks:
-                if not splitter.lines:
-                    rows = splitter.rows(block)
-                    hold(splitter.piece(rows))
-                    self._progress.lines = count = count + len(rows)
-                    yield [b""]
-                else:
-                    train, test = splitter.split(block)
-                    hold(test)
-                    self._progress.lines = sum(splitter.lines) + splitter.held
-                    yield [*train, b""]
-                self._progress.report()
-
-        for batch in _batches(pieces()):
-            writers.put(batch, self._progress.report)
-        return splitter.held if splitter.lines else count
-
-    def _write_test_set(
-        self, splitter: LineSplitter, writers: FileWriters, held: Path, count: int, wanted: int
-    ) -> None:
-        """Write `wanted` of the `count` held-out lines, evenly spread, to the test set.
+    def _write_test_set(self, splitter: LineSplitter, writers: FileWriters, held: Path, wanted: int) -> None:
+        """Write `wanted` of the held-out lines, evenly spread, to the test set.
 
         The other lines are trained on, or left out if there are no shards (the source is data.testSource).
         """
         first = 0
         with storage_errors(held):
             for rows in splitter.read_back(held):
-                chosen = is_in_test_set(first, len(rows), wanted, count)
+                chosen = is_in_test_set(first, len(rows), wanted, splitter.held)
                 first += len(rows)
                 test = splitter.piece(splitter.select(rows, np.flatnonzero(chosen)))
-                pieces = (
-                    splitter.assign(splitter.select(rows, np.flatnonzero(~chosen))) if splitter.lines else []
-                )
-                writers.put([*pieces, test], self._progress.report)
+                train = splitter.assign(splitter.select(rows, np.flatnonzero(~chosen)))
+                writers.put([*train, test], self._progress.report)
                 self._progress.report("writing the test set")
 
     def _read(self) -> Iterator[Any]:
@@ -188,12 +160,12 @@ class PartSplitter:
             from launcher.dataprep.parquet_rows import ParquetReader
 
             reader = ParquetReader(self._settings.columns)
-            for path, name, begin, end in self._source.seekable_files():
+            for path, name, begin, end in self._reader.seekable_files():
                 require_space(self._folder, end - begin, "the shards and the test set")
                 yield from reader.batches(path, name, begin, end)
             self._column_types = reader.names
             return
-        for found in self._source.files():
+        for found in self._reader.files():
             if found.table:
                 self._copy_table(found)
             else:

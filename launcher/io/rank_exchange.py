@@ -25,15 +25,16 @@ MAX_POLL_SECONDS = 0.2
 
 
 def ask_launcher(
-    host: str, port: int, method: str, path: str, content: str | None = None, *, seconds: float
+    method: str, address: str, content: str | None = None, *, seconds: float
 ) -> tuple[int, bytes]:
-    """Send a request to the launcher of rank 0; return status and body of its answer.
+    """Send a request to the launcher of rank 0 at `host:port/path`; return status and body of its answer.
 
     Raises:
         OSError, http.client.HTTPException: no answer within `seconds`, or a malformed one.
     """
-    with contextlib.closing(http.client.HTTPConnection(host, port, timeout=seconds)) as connection:
-        connection.request(method, path, content)
+    place, _, path = address.partition("/")
+    with contextlib.closing(http.client.HTTPConnection(place, timeout=seconds)) as connection:
+        connection.request(method, f"/{path}", content)
         answer = connection.getresponse()
         return answer.status, answer.read()
 
@@ -52,8 +53,7 @@ class RankExchange:
                 create process 0's object before any process calls `exchange`.
         """
         self.rank, self.ranks = rank, ranks
-        self._place, _, self._path = store.partition("/")
-        self._folder = folder
+        self._store, self._folder = store, folder
         self._round = 0
         if rank == 0 and not store:
             files.remove_path(folder)
@@ -83,7 +83,7 @@ class RankExchange:
 
     def _write(self, key: str, value: Any, what: str, deadline: float) -> None:
         content = json.dumps([self._round, value])
-        if not self._place:
+        if not self._store:
             self._folder.mkdir(parents=True, exist_ok=True)
             files.write_atomically(self._folder / key, content)
             return
@@ -99,7 +99,7 @@ class RankExchange:
         """Return the value of `key` in this round, once it is there."""
         pause = 0.005
         while True:
-            content = self._request("GET", key)[1] if self._place else files.read_bytes(self._folder / key)
+            content = self._request("GET", key)[1] if self._store else files.read_bytes(self._folder / key)
             if content:
                 number, value = json.loads(content)
                 if number == self._round:
@@ -110,10 +110,9 @@ class RankExchange:
 
     def _request(self, method: str, key: str, content: str | None = None) -> tuple[int, bytes]:
         """Return status and body of the store's answer; (0, b"") if there is none, (status, b"") after an error."""
-        host, _, port = self._place.rpartition(":")
-        path = f"/{self._path}ranks/{key}"
         with contextlib.suppress(OSError, http.client.HTTPException):
-            status, body = ask_launcher(host, int(port), method, path, content, seconds=REQUEST_SECONDS)
+            address = f"{self._store}ranks/{key}"
+            status, body = ask_launcher(method, address, content, seconds=REQUEST_SECONDS)
             return status, body if status == 200 else b""
         return 0, b""
 

@@ -59,7 +59,7 @@ class PassRows:
         """
         self._settings, self._program, self._report, self._check = settings, program, report, check
         work, self._own = settings.work, settings.world[settings.rank]
-        store = f"{settings.hosts[0]}:{settings.peer_port}{settings.store}_rows/"
+        store = f"{settings.store_address}_rows/"
         self._exchange = RankExchange(settings.rank, settings.trainers, store, settings.work_dir)
         has_test = (work.data / "test.txt").is_file()
         self.staged, *tests = conversion.convert_staged(

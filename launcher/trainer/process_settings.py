@@ -44,6 +44,11 @@ class ProcessSettings(TrainSettings):
     server on peerPort. It contains a secret."""
 
     @property
+    def store_address(self) -> str:
+        """Return `host:port/path`, the beginning of the addresses of this attempt's requests to the trainers' store."""
+        return f"{self.hosts[0]}:{self.peer_port}{self.store}"
+
+    @property
     def program_file(self) -> Path:
         """Return the path of the training program in the pod's copy of the program's folder."""
         return self.work.program / self.config_file

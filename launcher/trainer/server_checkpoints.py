@@ -76,7 +76,7 @@ class Checkpoints:
         self._exchange = RankExchange(
             self.settings.rank,
             self.settings.trainers,
-            f"{self.settings.hosts[0]}:{self.settings.peer_port}{self.settings.store}_saved/",
+            f"{self.settings.store_address}_saved/",
             self.settings.work_dir,
         )
         self._publisher = ThreadPoolExecutor(1, "checkpoint")

@@ -37,7 +37,6 @@ class TrainingLoop:
         self.log = log
         self.progress = progress
         self.first = settings.rank == 0
-        self.launcher = settings.hosts[0], settings.peer_port, settings.store
         self.start = settings.resume or Position(0)
         self._prepared = itertools.count(1)
         contents = None
@@ -66,9 +65,8 @@ class TrainingLoop:
 
     def _ask(self, step: int, proposed: int) -> tuple[bool, int]:
         """Ask rank 0 whether a user requested a checkpoint, as the argument `ask` of `SaveSchedule` describes."""
-        host, port, store = self.launcher
-        path = f"{store}_checkpoint/{step}"
-        return requested_checkpoints.ask_checkpoint_decision(host, port, path, proposed)
+        address = f"{self.settings.store_address}_checkpoint/{step}"
+        return requested_checkpoints.ask_checkpoint_decision(address, proposed)
 
     def _report_preparation(self) -> None:
         """Count up the batch in progress.json, so that the launcher does not take a long preparation for a hang."""
@@ -241,7 +239,7 @@ class TrainingLoop:
         requested, or if ranks wait to be taken in.
         """
         # In mode sync a trainer that waits alone would keep the others in their next batch.
-        is_held = self.trainers.gather([requested_checkpoints.is_held(*self.launcher)]).max() > 0
+        is_held = self.trainers.gather([requested_checkpoints.is_held(self.settings.store_address)]).max() > 0
         stops = self.schedule.requested or is_held
         self.progress.set(state="saving")
         self._report_published("saving", wait=True)
@@ -277,7 +275,7 @@ class TrainingLoop:
                 )
         if wait:
             self.progress.set(state="waiting")
-            requested_checkpoints.wait_while_held(*self.launcher)
+            requested_checkpoints.wait_while_held(self.settings.store_address)
         self.progress.set(state=state)
 
     def _model_source(self, done: int) -> Position | None:

@@ -62,11 +62,12 @@ def evict_at_part(
     finished: list[int] = []
     run = split_part.PartSplitter.run
 
-    def run_or_stop(self: Any, number: int, rows: int) -> Any:
+    def run_or_stop(self: Any) -> Any:
+        number = self._part.number
         if number == evicted == len(finished):
             finished.append(-1)
             raise error or StoppedError("evicted")
-        result = run(self, number, rows)
+        result = run(self)
         finished.append(number)
         return result
 
@@ -161,13 +162,14 @@ def test_a_part_that_another_pod_has_locked_is_made_when_that_pod_dies(
 
     run = split_part.PartSplitter.run
 
-    def hold(self: Any, number: int, rows: int) -> Any:
+    def hold(self: Any) -> Any:
+        number = self._part.number
         if number == 0:
             file = (pod.work_folder() / "parts" / "00002.lock").open("w")
             lock(file.fileno(), fcntl.LOCK_EX)
             held.append(file)
         assert number != 2 or not held
-        return run(self, number, rows)
+        return run(self)
 
     monkeypatch.setattr(split_part.PartSplitter, "run", hold)
     # Threads of other tests keep the real time.sleep.

@@ -15,8 +15,10 @@ import pytest
 
 from launcher.dataprep import data_job, prepared_data
 from launcher.dataprep.prepared_data import UNUSED_SECONDS, make_data_folder, unused_data
-from launcher.dataprep.sources import ByteRange, PlannedPart, SourceObject
+from launcher.dataprep.progress_log import DataProgress
+from launcher.dataprep.sources import ByteRange, PlannedPart, SourceContext, SourceObject, open_source
 from launcher.errors import StorageError
+from launcher.io.retry import Retry
 from launcher.settings import DataSettings
 from tests.launcher.dataprep.conftest import ALL, LINES, Pod, zipped
 from tests.launcher.dataprep.test_concurrent_pods import run_together
@@ -55,9 +57,9 @@ def parts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     made: list[str] = []
     run = data_job.PartSplitter.run
 
-    def counted(self: Any, number: int, rows: int) -> dict[str, Any]:
-        made.append(str(number))
-        return run(self, number, rows)
+    def counted(self: Any) -> dict[str, Any]:
+        made.append(str(self._part.number))
+        return run(self)
 
     monkeypatch.setattr(data_job.PartSplitter, "run", counted)
     return made
@@ -134,8 +136,11 @@ def test_a_web_address_is_shared_only_with_a_checksum(pod: Pod, sha256: str, sha
     """Without one, nothing shows whether its content has changed."""
     pods = [each.settings(SOURCE="https://host/rows", SHA256=sha256) for each in (pod, other_job(pod))]
     found = SourceObject("https://host/rows", None, "")
-    part = PlannedPart("00000", (ByteRange(found, 0, 0),), 10)
-    digests = {data_job.content_digest(settings, [part]) for settings in pods}
+    digests = set()
+    for settings in pods:
+        source = open_source(SourceContext(settings, DataProgress(None), Retry(), "data.source"))
+        part = PlannedPart("00000", source, (ByteRange(found, 0, 0),), 10)
+        digests.add(data_job.content_digest(settings, [part]))
     assert (len(digests) == 1) is shared
 
 

@@ -183,9 +183,9 @@ def test_a_requested_checkpoint_is_saved_although_the_first_answer_was_lost(
     store.request_checkpoint()
     paths = []
 
-    def ask(host: str, port: int, path: str, proposed: int) -> tuple[bool, int]:
-        paths.append(path)
-        granted, following = json.loads(store.decide(path, proposed))
+    def ask(address: str, proposed: int) -> tuple[bool, int]:
+        paths.append(address.removeprefix("127.0.0.1:1"))
+        granted, following = json.loads(store.decide(paths[-1], proposed))
         if len(paths) == 1:
             raise TimeoutError
         return granted, following

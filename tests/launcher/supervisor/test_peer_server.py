@@ -59,8 +59,12 @@ class Rank0:
 
     def ask(self, step: int, proposed: int = 9) -> tuple[bool, int]:
         """Ask as a trainer whether to save a checkpoint at this step."""
-        path = f"{PREFIX}_checkpoint/{step}"
-        return requested_checkpoints.ask_checkpoint_decision(*self.address, path, proposed)
+        return requested_checkpoints.ask_checkpoint_decision(self.url(f"_checkpoint/{step}"), proposed)
+
+    def url(self, end: str = "", prefix: str = PREFIX) -> str:
+        """Return an address in the trainers' store."""
+        host, port = self.address
+        return f"{host}:{port}{prefix}{end}"
 
 
 @pytest.fixture
@@ -262,13 +266,13 @@ def test_a_head_above_the_limit_ends_the_connection(rank_0: Rank0, monkeypatch: 
 
 def test_trainers_wait_after_a_checkpoint_while_the_launcher_is_about_to_stop_them(rank_0: Rank0) -> None:
     def is_held(store: str = PREFIX) -> bool:
-        return requested_checkpoints.is_held(*rank_0.address, store)
+        return requested_checkpoints.is_held(rank_0.url(prefix=store))
 
-    requested_checkpoints.wait_while_held(*rank_0.address, PREFIX)  # returns at once
+    requested_checkpoints.wait_while_held(rank_0.url())  # returns at once
     rank_0.store.hold(True)
     assert is_held()
     assert not is_held("/trainers/3/of-another-run")
-    waiting = threading.Thread(target=requested_checkpoints.wait_while_held, args=(*rank_0.address, PREFIX))
+    waiting = threading.Thread(target=requested_checkpoints.wait_while_held, args=(rank_0.url(),))
     waiting.start()
     waiting.join(1.0)
     assert waiting.is_alive(), "it waits"

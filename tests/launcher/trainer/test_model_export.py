@@ -156,7 +156,7 @@ def test_the_state_is_training_again_after_a_checkpoint_was_published_inside_a_p
         checkpoints=SimpleNamespace(published=lambda wait: published, expected_bytes=5),
         progress=ProgressFile(tmp_path / "progress.json"),
         first=False,
-        launcher=("127.0.0.1", 1, "/trainers"),
+        settings=SimpleNamespace(store_address="127.0.0.1:1/trainers"),
     )
     training_loop.TrainingLoop._report_published(here, "training")
     progress = json.loads((tmp_path / "progress.json").read_text())
@@ -174,7 +174,7 @@ def test_a_trainer_waits_to_be_stopped_only_where_all_trainers_wait(tmp_path: Pa
         checkpoints=SimpleNamespace(published=lambda wait: Position(0, 4), expected_bytes=5),
         progress=ProgressFile(tmp_path / "progress.json"),
         first=False,
-        launcher=("127.0.0.1", 1, "/trainers"),
+        settings=SimpleNamespace(store_address="127.0.0.1:1/trainers"),
     )
     training_loop.TrainingLoop._report_published(here, "training")
     progress = json.loads((tmp_path / "progress.json").read_text())
@@ -198,7 +198,7 @@ def test_all_trainers_wait_for_a_checkpoint_if_one_of_them_is_held(
         schedule=SimpleNamespace(requested=False, reset=lambda: None),
         checkpoints=SimpleNamespace(save=lambda *_: None, expected_bytes=5),
         progress=ProgressFile(tmp_path / "progress.json"),
-        launcher=("127.0.0.1", 1, "/trainers"),
+        settings=SimpleNamespace(store_address="127.0.0.1:1/trainers"),
         division=None,
         scores=[],
         _report_published=lambda state, wait: waited.append(wait),
