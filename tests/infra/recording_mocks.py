@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -196,29 +194,18 @@ def mocked_account(changes: Account, running: Mapping[str, Any]) -> Account:
     return account
 
 
-def aws_stack(
-    folder: Path = ROOT, *, account: Account | None = None, name: str = "dev", **keys: Any
-) -> Recorder:
+def aws_stack(*, account: Account | None = None, name: str = "dev", **keys: Any) -> Recorder:
     """Create a stack of target aws from `AWS` with changed settings; return what was registered."""
     from infra.target_aws import create_aws_stack
 
-    inputs = read_stack_inputs(aws_settings(**keys), "paddle-training", name, folder)
+    inputs = read_stack_inputs(aws_settings(**keys), "paddle-training", name, ROOT)
     return record(lambda: create_aws_stack(inputs), account)
 
 
-def local_stack(folder: Path = ROOT, **keys: Any) -> Recorder:
+def local_stack(**keys: Any) -> Recorder:
     """Create a stack of target kubeconfig, without preflight checks; return what was registered."""
-    inputs = read_stack_inputs(local_settings(**keys), "paddle-training", "dev", folder)
+    inputs = read_stack_inputs(local_settings(**keys), "paddle-training", "dev", ROOT)
     return record(lambda: create_kubeconfig_stack(inputs))
-
-
-@contextmanager
-def clone(where: Path) -> Iterator[Path]:
-    """Yield a copy of the folders that the program reads, for tests that change them."""
-    target = where / "clone"
-    for name in ("charts", "launcher"):
-        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
-    yield target
 
 
 @lru_cache
