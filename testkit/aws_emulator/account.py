@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from testkit.aws_emulator.property_values import Props, all_strings
 _SCHEMA = """
 create table if not exists resources (
   type text, id text, urn text, inputs text, outputs text, owned text, primary key (type, id));
-create table if not exists calls (type text, operation text, urn text, moment real);
+create table if not exists calls (type text, operation text);
 create table if not exists faults (
   number integer primary key, type text, operation text, nth integer, message text);
 """
@@ -237,12 +236,7 @@ class Account:
             query = "select count(*) from calls where type = ? and operation = ?"
             return int(database.execute(query, (kind, operation)).fetchone()[0])
 
-    def history(self) -> list[tuple[str, str, str]]:
-        """Return all calls so far in their order: operation, type, URN."""
-        with self._database() as database:
-            return database.execute("select operation, type, urn from calls order by rowid").fetchall()
-
-    def enter(self, kind: str, operation: str, urn: str, targets: Sequence[Target] = ()) -> None:
+    def enter(self, kind: str, operation: str, targets: Sequence[Target] = ()) -> None:
         """Record a call of `operation` on the type `kind` before it is carried out, and apply faults to it.
 
         `targets` are the resources of the request, with its condition keys; without any, resources are not compared.
@@ -257,7 +251,7 @@ class Account:
         self.authorize(actions - compared)
         with self._database() as database:
             database.execute("begin immediate")
-            database.execute("insert into calls values (?,?,?,?)", (kind, operation, urn, time.time()))
+            database.execute("insert into calls values (?,?)", (kind, operation))
             query = "select count(*) from calls where type = ? and operation = ?"
             number = database.execute(query, (kind, operation)).fetchone()[0]
             query = "select message from faults where type = ? and operation = ? and nth = ?"

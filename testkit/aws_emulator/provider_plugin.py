@@ -95,7 +95,7 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
         arguments = from_struct(request.args)
 
         def answer(model: Model) -> Props:
-            self.account.enter(request.tok, "invoke", "")
+            self.account.enter(request.tok, "invoke")
             try:
                 return invokes.invoke(model.cloud, request.tok, arguments)
             except (ClientError, BotoCoreError, AwsError) as error:

@@ -143,7 +143,7 @@ class Model:
 
     def create(self, kind: str, urn: str, p: Props) -> tuple[str, Props]:
         """Create a resource and save it."""
-        self.account.enter(kind, "create", urn, self.targets(kind, p, p))
+        self.account.enter(kind, "create", self.targets(kind, p, p))
         handler = handler_of(kind)
         rid, made = self._call("creating", kind, "", lambda: handler.create(self.cloud, _plain(p)))
         self._update_tags(handler, rid, {}, p)
@@ -158,7 +158,7 @@ class Model:
         """
         record, handler = self.account.get(kind, rid), handler_of(kind)
         now = record.inputs if record else {}
-        self.account.enter(kind, "read", urn, self.targets(kind, now, now) if record else ())
+        self.account.enter(kind, "read", self.targets(kind, now, now) if record else ())
         if record is None and (known or kind not in HANDLERS):
             return None
         before = dict(record.inputs if record else {})
@@ -182,7 +182,7 @@ class Model:
         """Change a resource in place."""
         record = self.account.get(kind, rid)
         own = record.inputs if record else {}
-        self.account.enter(kind, "update", urn, self.targets(kind, own, new) if record else ())
+        self.account.enter(kind, "update", self.targets(kind, own, new) if record else ())
         if record is None:
             raise AwsError(
                 f"updating {kind} ({rid}): ResourceNotFound: it does not exist; run `pulumi refresh`"
@@ -200,7 +200,7 @@ class Model:
         """Delete a resource unless another one refers to it; a missing one counts as deleted."""
         record = self.account.get(kind, rid)
         own = record.inputs if record else {}
-        self.account.enter(kind, "delete", urn, self.targets(kind, own, own) if record else ())
+        self.account.enter(kind, "delete", self.targets(kind, own, own) if record else ())
         if record is None:
             return
         users = self.account.users_of(record)

@@ -29,6 +29,7 @@ def test_every_taggable_resource_has_stack_tags() -> None:
     for args in everything().resources:
         if args.typ.startswith("aws:") and _takes_tags(args.typ) and "bucketObject" not in args.typ:
             assert args.inputs["tags"].items() >= tags.items(), args.name
+            assert args.inputs["tags"]["Name"], args.name
 
 
 def test_names_begin_with_project_and_stack() -> None:

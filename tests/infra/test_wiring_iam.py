@@ -62,10 +62,10 @@ def test_deployer_policy_has_exactly_the_needed_actions() -> None:
 def test_deployer_without_one_action_is_denied(tmp_path: Path) -> None:
     account, kind = Account.create(tmp_path, moto=""), "aws:efs/mountTarget:MountTarget"
     account.grant(DEPLOYER)
-    account.enter(kind, "delete", "")
+    account.enter(kind, "delete")
     account.grant(text.replace("ec2:DeleteNetworkInterface", "ec2:Other") for text in DEPLOYER)
     with pytest.raises(AwsError, match="not authorized to perform: ec2:DeleteNetworkInterface"):
-        account.enter(kind, "delete", "")
+        account.enter(kind, "delete")
 
 
 @pytest.mark.parametrize("documents", [DEPLOYER, BOUNDED, iam_policies.preview("aws")])

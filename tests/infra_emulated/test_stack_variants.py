@@ -1,10 +1,13 @@
-"""Other stacks than `dev`, with the real engine: existing resources, no NAT, spot nodes."""
+"""Other stacks than `dev`, with the real engine: existing resources, no NAT, spot nodes.
+
+tests/infra/rules says what the program registers for these settings; here the emulated AWS must accept it, change
+nothing at a second `up`, and have nothing left after a destroy.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -16,9 +19,6 @@ from testkit.aws_emulator.pulumi_engine import REGION, Engine
 pytestmark = [pytest.mark.timeout(2700), pytest.mark.long]
 
 Make = Callable[..., Engine]
-NAT, ENDPOINT = "aws:ec2/natGateway:NatGateway", "aws:ec2/vpcEndpoint:VpcEndpoint"
-EGRESS = "aws:vpc/securityGroupEgressRule:SecurityGroupEgressRule"
-NODES, TEMPLATE = "aws:eks/nodeGroup:NodeGroup", "aws:ec2/launchTemplate:LaunchTemplate"
 
 
 @pytest.fixture
@@ -40,15 +40,6 @@ def _network(cloud: MotoCloud) -> tuple[str, list[str]]:
         for block, zone in places
     ]
     return vpc, subnets
-
-
-def _names(cloud: MotoCloud, zone: str) -> dict[str, list[str]]:
-    found = cloud.client("route53").list_resource_record_sets(HostedZoneId=zone)["ResourceRecordSets"]
-    return {
-        record["Name"].rstrip("."): [value["Value"] for value in record["ResourceRecords"]]
-        for record in found
-        if record["Type"] == "CNAME"
-    }
 
 
 def _ended(engine: Engine, account: Account, before: list[str]) -> None:
@@ -84,47 +75,16 @@ def test_existing_network_key_and_zone_stay_unchanged(
         f"dns.publicZoneId={zone}",
         "dns.externalName=paddle.example.com",
     )
-    up = engine.up()
-
-    kinds = {step.type for step in up.steps}
-    assert not kinds & {"aws:ec2/vpc:Vpc", "aws:ec2/subnet:Subnet", NAT, ENDPOINT, "aws:kms/key:Key"}
-    assert {"aws:ec2/instance:Instance", "aws:iam/instanceProfile:InstanceProfile", EGRESS} <= kinds
-    targets = cloud.client("efs").describe_mount_targets(FileSystemId=engine.outputs()["fileSystemId"])
-    assert {target["SubnetId"] for target in targets["MountTargets"]} == set(subnets[:2]), (
-        "one mount target in each zone"
-    )
-    file_system = cloud.client("efs").describe_file_systems()["FileSystems"][0]
-    assert (file_system["Encrypted"], file_system["KmsKeyId"]) == (True, key["Arn"])
-
-    endpoint = account.all("aws:eks/cluster:Cluster")[0].outputs["endpoint"].removeprefix("https://")
-    assert _names(cloud, zone) == {"paddle.example.com": [endpoint]}
-    way_in = json.loads(engine.outputs()["kubeconfig"])["clusters"][0]["cluster"]
-    assert (way_in["server"], way_in["tls-server-name"]) == ("https://paddle.example.com", endpoint)
-    private = account.all("aws:route53/zone:Zone")[0]
-    assert _names(cloud, private.id) == {
-        "api.paddle-training-dev.internal": [endpoint],
-        "efs.paddle-training-dev.internal": [f"{file_system['FileSystemId']}.efs.{REGION}.amazonaws.com"],
-    }
+    engine.up()
 
     # Another stack in the same VPC has a zone of its own by default, and cannot take the name of an existing one.
     second = dev_stack("two", *network, *iam)
     second.preview()
     second.config("paddle-training:dns.zone=paddle-training-dev.internal")
+    private = account.all("aws:route53/zone:Zone")[0].id
     taken = second.preview(fails=True)
-    assert f"{vpc} has the private zone {private.id} of this name, which is not this stack's" in taken.text
-
-    bastion = cloud.client("ec2").describe_instances(InstanceIds=[engine.outputs()["bastion"]])
-    machine: dict[str, Any] = bastion["Reservations"][0]["Instances"][0]
-    assert machine["SubnetId"] in subnets
-    assert "KeyName" not in machine
-    roles = cloud.client("iam").list_roles(PathPrefix="/teams/paddle/")["Roles"]
-    assert len(roles) == len(account.all("aws:iam/role:Role")) > 3
-    for role in roles:
-        about = cloud.client("iam").get_role(RoleName=role["RoleName"])["Role"]
-        assert about["PermissionsBoundary"]["PermissionsBoundaryArn"] == boundary
-
+    assert f"{vpc} has the private zone {private} of this name, which is not this stack's" in taken.text
     _ended(engine, account, before)
-    assert cloud.client("kms").describe_key(KeyId=key["KeyId"])["KeyMetadata"]["KeyState"] == "Enabled"
 
 
 def test_nat_none_on_spot_nodes_then_nat_per_az(dev_stack: Make, account: Account, cloud: MotoCloud) -> None:
@@ -145,44 +105,9 @@ def test_nat_none_on_spot_nodes_then_nat_per_az(dev_stack: Make, account: Accoun
     ec2.create_key_pair(KeyName="mine")
     engine.up()
 
-    endpoints = ec2.describe_vpc_endpoints()["VpcEndpoints"]
-    interfaces = {
-        item["ServiceName"].partition(f"{REGION}.")[2]: set(item["SubnetIds"])
-        for item in endpoints
-        if item["VpcEndpointType"] == "Interface"
-    }
-    assert {"ecr.api", "ecr.dkr", "sts", "ec2", "logs", "eks", "eks-auth", "elasticfilesystem"} <= set(
-        interfaces
-    )
-    privates = {
-        r.id for r in account.all("aws:ec2/subnet:Subnet") if "::paddle-training-dev-private" in r.urn
-    }
-    assert set(map(frozenset, interfaces.values())) == {frozenset(privates)}
-    assert ec2.describe_nat_gateways()["NatGateways"] == []
-
-    group = account.all(NODES)[0]
-    assert (group.inputs["capacityType"], len(group.inputs["subnetIds"])) == ("SPOT", 1)
-    template = ec2.describe_launch_template_versions(LaunchTemplateId=account.all(TEMPLATE)[0].id)
-    assert template["LaunchTemplateVersions"][0]["LaunchTemplateData"]["KeyName"] == "mine"
-    placed = account.all(TEMPLATE)[0].inputs["placement"]["groupName"]
-    assert [record.id for record in account.all("aws:ec2/placementGroup:PlacementGroup")] == [placed]
-
     engine.config("paddle-training:network.nat=per-az")
     opened = engine.up()
     assert {step.type for step in opened.steps if step.op in ("update", "replace")} == set()
-    gateways = {nat["NatGatewayId"]: nat["SubnetId"] for nat in ec2.describe_nat_gateways()["NatGateways"]}
-    zones = {item["SubnetId"]: item["AvailabilityZone"] for item in ec2.describe_subnets()["Subnets"]}
-    out = {}
-    for table in ec2.describe_route_tables()["RouteTables"]:
-        ways = [route["NatGatewayId"] for route in table["Routes"] if route.get("NatGatewayId")]
-        subnets = {item["SubnetId"] for item in table["Associations"] if item.get("SubnetId")}
-        out |= dict.fromkeys(subnets & privates, ways)
-    assert set(out) == privates
-    for subnet, ways in out.items():
-        assert [zones[gateways[way]] for way in ways] == [zones[subnet]], "traffic must stay in its zone"
-    living = [item for item in ec2.describe_vpc_endpoints()["VpcEndpoints"] if item["State"] == "available"]
-    assert [item["VpcEndpointType"] for item in living] == ["Gateway"]
-
     _ended(engine, account, sorted([*before, "key-pair mine"]))
 
 
@@ -196,25 +121,6 @@ def test_gpu_nodes_replace_nodes_and_bring_system_nodes_and_addons_on_them(
     engine.config("paddle-training:nodes.instanceTypes[0]=g6.xlarge")
     changed = engine.up()
     assert "g6.xlarge have GPUs, but the training requests none" in changed.text
-
-    eks = cloud.client("eks")
-    (cluster,) = eks.list_clusters()["clusters"]
-    groups = {r.urn.rpartition("-")[2]: r for r in account.all(NODES)}
-    assert {part: group.inputs["amiType"] for part, group in groups.items()} == {
-        "nodes": "AL2023_x86_64_NVIDIA",
-        "system": "AL2023_x86_64_STANDARD",
-    }
-    described = eks.describe_nodegroup(
-        clusterName=cluster, nodegroupName=groups["nodes"].id.rpartition(":")[2]
-    )
-    assert described["nodegroup"]["instanceTypes"] == ["g6.xlarge"]
-    assert described["nodegroup"]["labels"] == {"k8s.amazonaws.com/accelerator": "nvidia"}
-    taints = {taint["key"]: taint["effect"] for taint in groups["nodes"].inputs["taints"]}
-    assert taints["nvidia.com/gpu"] == "NO_SCHEDULE"
-    addons = {r.inputs["addonName"]: r.inputs for r in account.all("aws:eks/addon:Addon")}
-    for name in ("coredns", "aws-efs-csi-driver"):
-        chosen = json.loads(addons[name]["configurationValues"])
-        assert chosen.get("controller", chosen)["nodeSelector"] == groups["system"].inputs["labels"]
 
     # Only scripts use GPUs; the numbers are the chart's defaults, because the example of `dev` has others.
     collective = ("runtime=collective", "portsNum=2", "portsNumSparse=2")
