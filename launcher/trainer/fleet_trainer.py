@@ -272,14 +272,14 @@ def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
         shapes = {table_numbers()[name]: shape for name, shape in graph.shapes.items()}
         own = shards_of_server(layout.shards, len(layout.addresses), number)
         try:
-            memory = ServerMemory(shapes, layout.shards, own, dense_shape())
+            memory = ServerMemory(shapes, layout.shards, own, dense_shape(number, len(layout.addresses)))
         except LayoutError as error:
             raise SettingsError(
                 f"a check of Paddle's memory failed, so this pserver could not save its tables: {error}. Fix: use the "
                 f"package paddlepaddle=={paddle.__version__} of PyPI, as launcher/Dockerfile does, on nodes where a "
                 "process may read its own /proc/self/mem"
             ) from error
-        serve_commands(memory, rules, path)
+        serve_commands(memory, rules, number, path)
         memory.run_server(host, port)
 
 

@@ -225,8 +225,8 @@ def table_numbers() -> dict[str, int]:
     return dict(fleet.fleet._runtime_handle.ps_desc_builder.sparse_table_maps)
 
 
-def dense_shape() -> DenseShape:
-    """Describe this pserver's part of the dense parameters, after `fleet.init_server()`."""
+def dense_shape(server: int, servers: int) -> DenseShape:
+    """Describe the dense parameters of pserver `server` of `servers`: of this one, after `fleet.init_server()`."""
     from paddle.distributed.ps.the_one_ps import DenseTable
 
     tables = fleet.fleet._runtime_handle.ps_desc_builder.tables
@@ -235,8 +235,10 @@ def dense_shape() -> DenseShape:
         float(text.partition("&")[2]) if text.startswith("fill_constant&") else None
         for text in common.initializers
     ]
-    described = zip(common.params, zip(common.dims, initial, strict=True), strict=True)
-    return DenseShape(dict(described), int(common.table_num))
+    arrays = dict(zip(common.params, zip(common.dims, initial, strict=True), strict=True))
+    total = int(common.table_num)
+    first = server * (total // servers + 1)
+    return DenseShape(arrays, range(first, first + arrays["Param"][0]), total)
 
 
 class GlooRoleMaker(fleet.PaddleCloudRoleMaker):  # type: ignore[misc]
@@ -396,13 +398,6 @@ class ServerConnection:
     def table_folder(self, name: str) -> str:
         """Return the name of a table's folder in a checkpoint, such as `001`."""
         return f"{self.number(name):03d}"
-
-    def shrink(self, name: str) -> None:
-        """Let the servers delete rows of a table that were not trained on during the last `evict` checkpoints.
-
-        `evict` is an argument of `Job.embedding`.
-        """
-        self._worker.shrink_sparse_table(self.number(name), 0)
 
     def leave(self, stop: bool) -> None:
         """Disconnect from the servers; with `stop` let all of them exit."""

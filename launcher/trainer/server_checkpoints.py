@@ -101,7 +101,8 @@ class Checkpoints:
             DivergedError: a parameter or a row of a table is NaN or infinite.
             StorageError, StorageFailedError: the checkpoint could not be written or read back.
         """
-        trainers, settings, began = self.trainer.trainers, self.settings, time.monotonic()
+        trainer, trainers, settings = self.trainer, self.trainer.trainers, self.settings
+        began = time.monotonic()
         folder = CheckpointFolder(self.output.root, at, settings.attempt)
         written = RankFiles({}, {})
         parameters = self.trainer.parameters()
@@ -113,7 +114,10 @@ class Checkpoints:
                 checkpoints.write_file(folder.folder, PARAMETERS, lambda file: np.savez(file, **parameters))
             )
         trainers.barrier()
-        snapshots = self._save_tables(folder.folder / TABLES)
+        evicting = [
+            trainer.servers.number(table.name) for table in self.network.tables if table.evict is not None
+        ]
+        snapshots = trainer.own_servers.save(folder.folder / TABLES, evicting)
         self._compare_samples(folder, written, snapshots)
         gathered = trainers.gather(
             [totals.samples, totals.seconds, totals.loss, sum(each.size for each in snapshots)]
@@ -187,23 +191,6 @@ class Checkpoints:
             self.log.line(f"saved {folder.final} in {time.monotonic() - began:.2f} s; {waited}")
             self._prune(checkpoints.scores_by(contents, self.settings.keep_best))
         return int(self._exchange.exchange(size, what)[0])
-
-    def _save_tables(self, folder: Path) -> list[Snapshot]:
-        """Let every server write its part of all tables to files below `folder`.
-
-        Before they write, the servers delete rows that were not trained on during the last `evict` checkpoints (an
-        argument of `Job.embedding`).
-
-        Returns:
-            The snapshots that this pod's servers are still writing.
-        """
-        servers = self.trainer.servers
-        evicting = [table.name for table in self.network.tables if table.evict is not None]
-        if self.first:
-            for name in evicting:
-                servers.shrink(name)
-        self.trainer.trainers.barrier()
-        return self.trainer.own_servers.save(folder, [servers.number(name) for name in evicting])
 
     def _prune(self, scores: metrics.Scores) -> None:
         keep, attempt = self.settings.keep_checkpoints, self.settings.attempt
@@ -386,14 +373,14 @@ class Checkpoints:
 
     def _load_own_servers(self, folder: Path, contents: CheckpointContents) -> None:
         """Let this pod's servers load their rows and dense parameters. Raise `DataError` if a file is damaged."""
-        servers, layout, own = self.trainer.servers, self.trainer.layout, self.trainer.own_servers
+        servers, layout = self.trainer.servers, self.trainer.layout
         entries: dict[int, list[tuple[int, Path, str | None]]] = {}
         for table in contents.tables:
             listed = row_files.list_files(folder, contents, table, layout.own_shards())
             for server, (path, sha256) in zip(layout.own_shards().values(), listed, strict=True):
                 entries.setdefault(server, []).append((servers.number(table), path, sha256))
-        own.load(entries)
-        own.load_dense(folder / TABLES / servers.table_folder(""), contents.servers, len(layout.addresses))
+        dense = folder / TABLES / servers.table_folder("")
+        self.trainer.own_servers.load(entries, dense, contents.servers)
 
     def _dense_mismatch(self, folder: Path, contents: CheckpointContents) -> str | None:
         """Return how the servers' dense parameters differ from the checkpoint's, or None."""

@@ -46,53 +46,55 @@ def socket_path(work_dir: Path, server: int) -> Path:
     return work_dir / f"pserver-{server}.sock"
 
 
-def serve_commands(memory: ServerMemory, rules: Mapping[int, OptimizerRule], path: Path) -> None:
+def serve_commands(memory: ServerMemory, rules: Mapping[int, OptimizerRule], number: int, path: Path) -> None:
     """Start the thread that executes the commands of this pod's trainer, and return.
 
-    `rules` has the optimizer of each table by its number.
+    Args:
+        memory: the tables of this pserver.
+        rules: the optimizer of each table by its number.
+        number: this pserver's number in the job.
+        path: the socket, see `socket_path`.
     """
     # The path of a socket may have only 107 bytes, so it is relative to the process' folder, usually the work folder.
     listener = Listener(os.path.relpath(path), "AF_UNIX")
-    commands = _Commands(memory, rules)
+    commands = _Commands(memory, rules, number)
     threading.Thread(target=commands.serve, args=(listener,), name="commands", daemon=True).start()
 
 
 class _Commands:
     """Executes the commands of a trainer in a pserver."""
 
-    def __init__(self, memory: ServerMemory, rules: Mapping[int, OptimizerRule]) -> None:
-        self._memory, self._rules = memory, rules
+    def __init__(self, memory: ServerMemory, rules: Mapping[int, OptimizerRule], number: int) -> None:
+        self._memory, self._rules, self._number = memory, rules, number
 
     def serve(self, listener: Listener) -> NoReturn:
         """Execute commands for ever. A trainer that disconnects ends only its own command."""
-        commands = {each.__name__: each for each in (self.save, self.load, self.load_dense, self.fill)}
+        commands = {each.__name__: each for each in (self.save, self.load, self.fill)}
         while True:
             with listener.accept() as connection, contextlib.suppress(EOFError, OSError):
                 while True:
                     name, arguments = connection.recv()
                     connection.send(_result(commands[name], connection, *arguments))
 
-    def save(
-        self, connection: Connection, folder: Path, evicting: Collection[int], servers: int, number: int
-    ) -> Files:
+    def save(self, connection: Connection, folder: Path, evicting: Collection[int], servers: int) -> Files:
         """Write all tables to files, and return them. The `Snapshot` that is sent before lets the training go on.
 
         Args:
             connection: the trainer's connection.
             folder: the folder `tables` of a checkpoint.
-            evicting: tables whose rows count the checkpoints that are saved while they are not trained on.
+            evicting: tables with the argument `evict` of `Job.embedding`.
             servers: number of pservers in this pod, which save at the same time.
-            number: this pserver's number in the job.
         """
         memory = self._memory
         for table in evicting:
+            memory.shrink(table)
             memory.count_unseen(table)
-        samples = {table: TableRows(*memory.sample(table)) for table in memory.shapes}
+        samples = {table: memory.sample(table) for table in memory.shapes}
         size = sum(memory.size(table) * (8 + 4 * shape.columns[0]) for table, shape in memory.shapes.items())
         size += sum(values.nbytes for values in memory.dense.values())
         needed, free = int(MEMORY_SHARE * servers * _own_bytes()), cgroup_memory.free_bytes()
         if free < needed:
-            written = self._write_files(folder, number)
+            written = self._write_files(folder)
             why = f"{needed >> 20} MiB of memory are needed to train meanwhile, and {free >> 20} are free"
             connection.send(Snapshot(samples, size, why))
             return written
@@ -101,7 +103,7 @@ class _Commands:
         if child == 0:
             try:
                 _become_writer(parent, theirs.fileno())
-                theirs.send(_result(self._write_files, folder, number))
+                theirs.send(_result(self._write_files, folder))
             finally:
                 os._exit(0)
         theirs.close()
@@ -112,7 +114,7 @@ class _Commands:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
 
-    def _write_files(self, folder: Path, number: int) -> Files:
+    def _write_files(self, folder: Path) -> Files:
         memory = self._memory
 
         def write(table: int, shard: int) -> tuple[str, CheckpointFile]:
@@ -126,13 +128,15 @@ class _Commands:
         written = dict(
             _in_threads(write, [(table, shard) for table in memory.shapes for shard in memory.own])
         )
-        name = f"{folder.name}/{memory.dense_number:03d}/{server_tables.dense_file(number)}"
+        name = f"{folder.name}/{memory.dense_number:03d}/{server_tables.dense_file(self._number)}"
         return written | checkpoints.write_file(
             folder.parent, name, lambda file: np.savez(file, **memory.dense)
         )
 
-    def load(self, _: Connection, entries: Iterable[tuple[int, Path, str | None]]) -> None:
-        """Load files; each entry is the number of the table, the path, and the sha256 that the file must have."""
+    def load(
+        self, _: Connection, entries: Iterable[tuple[int, Path, str | None]], dense: Path, saved_by: int
+    ) -> None:
+        """Load this pserver's part of a checkpoint, see `OwnServers.load`."""
         memory = self._memory
 
         def load(table: int, path: Path, sha256: str | None) -> None:
@@ -141,25 +145,11 @@ class _Commands:
                     memory.write_rows(table, *rows)
 
         _in_threads(load, entries)
-
-    def load_dense(self, _: Connection, folder: Path, saved_by: int, number: int, servers: int) -> None:
-        """Set this pserver's part of the dense parameters, and the state of their optimizer.
-
-        Args:
-            folder: the folder of the dense parameters in a checkpoint.
-            saved_by: number of the job's pservers that saved it.
-            number: this pserver's number in the job.
-            servers: number of the job's pservers.
-
-        Raises:
-            SettingsError: the checkpoint has other parameters, or is of another optimizer.
-        """
-        own, total = self._memory.dense, self._memory.dense_shape.total
-        if count := len(own["Param"]):
-            first = number * (total // servers + 1)
-            part = range(first, first + count)
-            for name, values in server_tables.read_dense(folder, [*own], total, saved_by, part).items():
-                own[name][:] = values
+        shape = memory.dense_shape
+        if shape.part:
+            saved = server_tables.read_dense(dense, [*memory.dense], shape.total, saved_by, shape.part)
+            for name, values in saved.items():
+                memory.dense[name][:] = values
 
     def fill(self, _: Connection, table: int, ids: Ids, vectors: Values) -> None:
         """Set rows to the vectors of another run's model, with the state of an optimizer before its first step."""
@@ -283,28 +273,29 @@ class OwnServers:
 
         Args:
             folder: the folder `tables` of a checkpoint.
-            evicting: numbers of the tables that count checkpoints without training.
+            evicting: numbers of the tables with the argument `evict` of `Job.embedding`: rows that were not trained on
+                during the last `evict` checkpoints are deleted before.
         """
         for server in self._connections:
-            self._send(server, "save", folder, evicting, len(self._connections), server)
+            self._send(server, "save", folder, evicting, len(self._connections))
         return self.receive()
 
-    def load(self, entries: Mapping[int, Sequence[tuple[int, Path, str | None]]]) -> None:
-        """Let each server load the files of its entries: number of the table, path, sha256 or None."""
-        for server, own in entries.items():
-            self._send(server, "load", own)
-        self.receive(entries)
-
-    def load_dense(self, folder: Path, saved_by: int, servers: int) -> None:
-        """Let each of these servers load its part of the dense parameters.
+    def load(
+        self, entries: Mapping[int, Sequence[tuple[int, Path, str | None]]], dense: Path, saved_by: int
+    ) -> None:
+        """Let each server load its rows, its part of the dense parameters, and the state of their optimizers.
 
         Args:
-            folder: the folder of the dense parameters in a checkpoint.
+            entries: for each server the files of its rows: number of the table, path, and sha256 or None.
+            dense: the folder of the dense parameters in the checkpoint.
             saved_by: number of the job's servers that saved it.
-            servers: number of the job's servers.
+
+        Raises:
+            DataError: a file of rows is damaged.
+            SettingsError: the checkpoint has other dense parameters, or is of another optimizer.
         """
         for server in self._connections:
-            self._send(server, "load_dense", folder, saved_by, server, servers)
+            self._send(server, "load", entries.get(server, ()), dense, saved_by)
         self.receive()
 
     def fill(

@@ -41,7 +41,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from launcher.errors import DeadlineError
-from launcher.trainer.server_tables import CHUNK_ROWS, UNSEEN_DAYS, DenseShape, Ids, RowShape, Values
+from launcher.trainer.server_tables import (
+    CHUNK_ROWS,
+    UNSEEN_DAYS,
+    DenseShape,
+    Ids,
+    RowShape,
+    TableRows,
+    Values,
+)
 
 MAPS, MAP_BYTES, USED, MARK = 64, 48, 2, 3
 SEARCHED_WORDS = 16, 128
@@ -322,8 +330,7 @@ class ServerMemory:
         values = np.zeros((len(ids), full), np.float32)
         values[:, UNSEEN_DAYS] = MANY
         self.write_rows(table, ids, values)
-        text = _string(b"0")
-        self._call.shrink(self._tables[table], ctypes.addressof(text))
+        self.shrink(table)
         check("rows that remain", (self._call.local_size(self._tables[table]), rows()), (0, []))
 
     def _slots(self, table: int, shard: int, maps: slice = slice(MAPS)) -> tuple[Ids, NDArray[np.uint64]]:
@@ -390,6 +397,11 @@ class ServerMemory:
         at = ((begin - np.uint64(_BASE)) >> np.uint64(4)).astype(np.int64)
         return (values[at[first : first + CHUNK_ROWS]] for first in range(0, len(at), CHUNK_ROWS))
 
+    def shrink(self, table: int) -> None:
+        """Delete rows that were not trained on during the last `evict` checkpoints (an argument of `Job.embedding`)."""
+        text = _string(b"0")
+        self._call.shrink(self._tables[table], ctypes.addressof(text))
+
     def count_unseen(self, table: int) -> None:
         """Count one more checkpoint without training for each row; a push sets a row's count to 0."""
         for shard in self.own:
@@ -397,20 +409,19 @@ class ServerMemory:
             at = ((begin - np.uint64(_BASE)) >> np.uint64(4)).astype(np.int64)
             _row_values(UNSEEN_DAYS + 1)[at, UNSEEN_DAYS] += 1
 
-    def sample(self, table: int) -> tuple[Ids, Values]:
-        """Return ids and vectors of up to SAMPLES rows of each shard."""
-        shape = self.shapes[table]
-        found = [(np.zeros(0, np.uint64), np.zeros((0, shape.width), np.float32))]
+    def sample(self, table: int) -> TableRows:
+        """Return up to SAMPLES rows of each shard."""
+        found, shape = [], self.shapes[table]
         for shard in self.own:
             for number in range(MAPS):
                 ids, rows = self._slots(table, shard, slice(number, number + 1))
                 if len(ids):
                     for id_, row in zip(ids[:SAMPLES], rows[:SAMPLES], strict=True):
                         begin, columns = self._begin_and_columns(row[None])
-                        found.append((id_[None], shape.vectors(next(self._chunks(begin, int(columns[0]))))))
+                        vectors = shape.vectors(next(self._chunks(begin, int(columns[0]))))
+                        found.append(TableRows(id_[None], vectors))
                     break
-        ids, vectors = map(np.concatenate, zip(*found, strict=True))
-        return ids, vectors
+        return TableRows.concatenate(found, shape.width)
 
     def write_rows(self, table: int, ids: Ids, values: Values) -> None:
         """Set all numbers of some rows; rows that do not exist are created.

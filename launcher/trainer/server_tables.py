@@ -116,6 +116,8 @@ class DenseShape:
     arrays: dict[str, tuple[int, float | None]]
     """Length and initial value of each array by Paddle's name, in the order of the server; None: no single value. These
     are Param, with Adam Moment1 and Moment2 of the same length, and with one value Beta1Pow, Beta2Pow, LearningRate."""
+    part: range
+    """Indexes of this server's parameters among those of all servers; empty if it has none."""
     total: int
     """Number of all servers' dense parameters together."""
 

@@ -28,13 +28,16 @@ from pathlib import Path
 import numpy as np
 from launcher.io import cgroup_memory
 from launcher.trainer import row_files, server_commands
-from launcher.trainer.server_tables import DenseShape, OptimizerRule, RowShape
+from launcher.trainer.server_tables import DenseShape, OptimizerRule, RowShape, TableRows
 
 class Memory:
     shapes, shards, own = {7: RowShape(2, "sgd")}, 4, range(4)
     rows = {7: {n: np.full(SHAPE.columns[0], n, np.float32) for n in range(1, 41)}}
-    dense, dense_number, dense_shape = {"Param": np.zeros(3, np.float32)}, 8, DenseShape({}, 7)
+    dense, dense_number, dense_shape = {"Param": np.zeros(3, np.float32)}, 8, DenseShape({}, range(0), 7)
     unseen = []
+
+    def shrink(self, table):
+        pass
 
     def count_unseen(self, table):
         self.unseen.append(table)
@@ -43,7 +46,7 @@ class Memory:
         return len(self.rows[table])
 
     def sample(self, table):
-        return np.array([1], np.uint64), np.stack([self.rows[table][1][5:]])
+        return TableRows(np.array([1], np.uint64), np.stack([self.rows[table][1][5:]]))
 
     def read_shard(self, table, shard):
         ids = [n for n in sorted(self.rows[table]) if n % 4 == shard]
@@ -55,7 +58,8 @@ class Memory:
 
 SHAPE = RowShape(2, "sgd")
 exec(sys.argv[1])
-server_commands.serve_commands(Memory(), {7: OptimizerRule("sgd", 0.1)}, server_commands.socket_path(Path.cwd(), 0))
+path = server_commands.socket_path(Path.cwd(), 0)
+server_commands.serve_commands(Memory(), {7: OptimizerRule("sgd", 0.1)}, 3, path)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -150,12 +154,13 @@ def test_the_files_have_the_rows_of_the_moment_at_which_training_went_on(start) 
     pserver.servers.save(pserver.tables, [7])
     pserver.servers.receive()
     assert pserver.rows() == {n: float(n) for n in range(2, 41)} | {1: 9.0, 50: 8.0}
-    pserver.servers.load(
-        {3: [(7, pserver.folder / name, about.sha256) for name, about in written.items()][:1]}
-    )
+    entries = [(7, pserver.folder / name, about.sha256) for name, about in written.items()]
+    pserver.servers.load({3: entries[:1]}, pserver.tables / "008", 1)
     with pytest.raises(DataError, match=r"shard-00001.rows has changed since it was saved"):
         name = "tables/007/shard-00001.rows"
-        pserver.servers.load({3: [(7, pserver.folder / name, written[name].sha256)]})
+        pserver.servers.load(
+            {3: [(7, pserver.folder / name, written[name].sha256)]}, pserver.tables / "008", 1
+        )
 
 
 def test_rows_that_change_while_a_forked_process_writes_are_not_in_its_files(start) -> None:

@@ -53,7 +53,7 @@ with paddle.static.program_guard(graph.network.main, graph.network.startup):
 numbers = paddle_internals.table_numbers()
 shapes = {numbers[t.name]: RowShape(t.width, graph.rules[t.name].kind) for t in graph.network.tables}
 own = range(layout.shards)
-dense = paddle_internals.dense_shape()
+dense = paddle_internals.dense_shape(0, 1)
 memory = server_memory.ServerMemory(shapes, layout.shards, own, dense)
 random = np.random.default_rng(1)
 
@@ -113,7 +113,8 @@ assert reason() == "", "the tables are empty again after the first check"
 """
 DENSE = """
 # Three layers with one number for each element of a vector, and a bias.
-assert list(memory.dense) == ["Param"] and dense.total == len(memory.dense["Param"]) == 18, dense
+assert list(memory.dense) == ["Param"] and len(memory.dense["Param"]) == 18, dense
+assert (dense.part, dense.total) == (range(18), 18), dense
 assert list(dense.arrays) == ["Param", "LearningRate"] and dense.arrays["LearningRate"][0] == 1
 """
 SCRIPTS = {
