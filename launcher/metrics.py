@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 DEFAULT_PASSES = 10
@@ -50,7 +51,7 @@ def parse_metrics(text: str) -> list[MetricsRow]:
     """
     latest: dict[tuple[int, int], MetricsRow] = {}
     header, *lines = split_fields(text)
-    if set(COLUMNS) - set(header) - {"attempt"}:  # a damaged header: the first columns are always the same
+    if set(COLUMNS) - set(header):  # a damaged header: the first columns are always the same
         header = [*COLUMNS, *(name for name in header if name.startswith(TEST))]
     for line in lines:
         row = _parse_row(dict(zip(header, line, strict=False)))
@@ -68,12 +69,10 @@ def find_damage(content: bytes) -> str:
         header, *lines = split_fields(content.decode())
     except UnicodeDecodeError as error:
         return f"it is not UTF-8 ({error.reason})"
-    if set(COLUMNS) - set(header) - {"attempt"}:
+    if set(COLUMNS) - set(header):
         return "its first line does not have the names of the columns"
     for number, fields in enumerate(lines, 2):
-        row = dict(zip(header, fields, strict=False))
-        numbers = [_parse_float(field) for field in fields if field]
-        if len(fields) != len(header) or None in numbers or _parse_row(row) is None:
+        if len(fields) != len(header) or not is_row(fields):
             return f"line {number} is incomplete or damaged"
     return "" if content.endswith(b"\n") else "its last line is incomplete"
 
@@ -103,25 +102,20 @@ def is_row(fields: Sequence[str]) -> bool:
     return None not in values and _parse_row(dict(zip(COLUMNS, fields, strict=False))) is not None
 
 
-def _parse_row(line: dict[str, Any]) -> MetricsRow | None:
-    tests = {}
-    for key, value in line.items():
-        if isinstance(key, str) and key.startswith(TEST) and value:
-            number = _parse_float(value)
-            if number is not None:
-                tests[key.removeprefix(TEST)] = number
+def _parse_row(line: Mapping[str, str]) -> MetricsRow | None:
+    scores = {key.removeprefix(TEST): _parse_float(line[key]) for key in line if key.startswith(TEST)}
     try:
         return MetricsRow(
             number=int(line["pass"]),
             rank=int(line["rank"]),
-            attempt=int(line.get("attempt") or 0),
+            attempt=int(line["attempt"]),
             samples=int(line["samples"]),
             seconds=float(line["seconds"]),
             samples_per_second=float(line["samples_per_second"]),
             train_loss=float(line["train_loss"]),
-            tests=tests,
+            tests={name: score for name, score in scores.items() if score is not None},
         )
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, ValueError):
         return None
 
 
@@ -145,11 +139,10 @@ def pass_table(rows: Iterable[MetricsRow]) -> list[dict[str, Any]]:
     samples_per_second (sum of the ranks), train_loss (`mean_loss`), and each test metric's column, such as
     test_auc.
     """
-    by_pass: dict[int, list[MetricsRow]] = {}
-    for row in rows:
-        by_pass.setdefault(row.number, []).append(row)
     table = []
-    for number, group in sorted(by_pass.items()):
+    number_of = attrgetter("number")
+    for number, found in itertools.groupby(sorted(rows, key=number_of), number_of):
+        group = list(found)
         tests = {TEST + key: value for row in group for key, value in row.tests.items()}
         table.append(
             {

@@ -106,16 +106,12 @@ class ScriptRun:
         """Number of samples of this epoch, number of measured ones, and the sum of all samples' losses."""
         with _exit_on_error():
             self.checkpoint = self._find_checkpoint(env.get("PADDLE_LAUNCHER_RESUME"))
-        at = (position(self.checkpoint.name) if self.checkpoint else None) or Position(0)
-        self.start = (at.passes, at.batches // self.world_size)
-        self._resumed = at
-        self._resumed_history: list[list[int]] = (
-            [[self.world_size, self.start[1], 0]] if self.start[1] else []
-        )
-        if self.checkpoint and at.batches:
-            with _exit_on_error():
-                saved = checkpoints.read_any_contents(self.checkpoint).history
-            self._resumed_history = saved or self._resumed_history
+            at = (position(self.checkpoint.name) if self.checkpoint else None) or Position(0)
+            self._resumed, self.start = at, (at.passes, at.batches // self.world_size)
+            history = [[self.world_size, self.start[1], 0]] if self.start[1] else []
+            if self.checkpoint and at.batches:
+                history = checkpoints.read_any_contents(self.checkpoint).history or history
+            self._resumed_history = history
         self._batches: RowBatches | None = None
         """The newest object that `batches` returned."""
         self._manifest = _path(env, "PADDLE_LAUNCHER_MANIFEST")

@@ -316,13 +316,7 @@ class DataPod:
                 **{"version": MANIFEST_VERSION, "source": sources.source_name(s), "format": s.format},
                 **assemble(s, self._work, markers, paths, self._progress),
             }
-            made_by = {
-                "namespace": self._settings.namespace,
-                "release": self._settings.release,
-                "job": self._settings.k8s_job,
-                "runId": self._settings.chart_run_id,
-            }
-            manifest |= {"content": self._data.root.name, "madeBy": made_by}
+            manifest |= {"content": self._data.root.name, "madeBy": prepared_data.describe_maker(s)}
             storage.write_json(self._work.manifest, storage.with_checksum(manifest))
             if self._read_complete() is not None:
                 return True  # pods of another user, which have another work folder, were faster

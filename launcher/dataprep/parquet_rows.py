@@ -296,10 +296,6 @@ class ParquetSplitter(LineSplitter):
         """Return rows as bytes of a shard."""
         return encode_rows(rows)
 
-    def part(self, rows: Any, first: int, count: int) -> pa.RecordBatch:
-        """Return `count` rows from row `first` on."""
-        return rows.slice(first, count)
-
     def read_back(self, path: Path) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a file of pieces, in several parts."""
         return read_shard(path)

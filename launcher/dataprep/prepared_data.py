@@ -327,6 +327,16 @@ def _try_lock(fd: int, settings: DataSettings) -> bool:
     return True
 
 
+def describe_maker(settings: DataSettings) -> dict[str, Any]:
+    """Return `madeBy` of the manifests that this pod writes: its release, Job and run."""
+    return {
+        "namespace": settings.namespace,
+        "release": settings.release,
+        "job": settings.k8s_job,
+        "runId": settings.chart_run_id,
+    }
+
+
 def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
     """Publish complete data for this pod's data digest and job; return False if the data was removed meanwhile.
 
@@ -343,12 +353,10 @@ def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
     data = data_of(layout, manifest)
     if read_manifest(data.manifest) is None:
         return False
-    release = {"namespace": settings.namespace, "release": settings.release}
-    ours = {**release, "job": settings.k8s_job, "runId": settings.chart_run_id}
-    made_by = manifest.get("madeBy") or {}
+    ours, made_by = describe_maker(settings), manifest.get("madeBy") or {}
     reader = str(manifest.get("reusedFrom") or made_by.get("job") or "unknown")
     record = {**manifest, "dataDigest": settings.data_digest, "madeBy": ours}
-    if made_by.get("job") != settings.k8s_job or made_by.get("release") != settings.release:
+    if any(made_by.get(key) != ours[key] for key in ("job", "release")):
         record["reusedFrom"] = reader
         log.info("Job %s has read this source before: its data is used again", reader)
     before, path = read_manifest(layout.manifest) or {}, layout.data_record(settings.data_digest)
@@ -361,7 +369,8 @@ def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
         files.fsync_dir(layout.job)
     files.write_json(layout.manifest, files.with_checksum(record))
     is_other = before.get("dataDigest") not in (None, settings.data_digest)
-    if is_other and release.items() <= (before.get("madeBy") or {}).items():
+    earlier = before.get("madeBy") or {}
+    if is_other and all(earlier.get(key) == ours[key] for key in ("namespace", "release")):
         remove_data(layout, before)
     return True
 

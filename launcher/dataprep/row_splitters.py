@@ -101,8 +101,8 @@ def is_in_test_set(first: int, lines: int, wanted: int, count: int) -> npt.NDArr
 class LineSplitter:
     """Splits blocks of complete lines into one piece for each shard, and a piece with the held-out lines.
 
-    Without shards, all lines are held out. A subclass splits other rows: it replaces `rows`, `select`, `part`, `piece`
-    and `read_back`.
+    Without shards, all lines are held out. A subclass splits other rows: it replaces `rows`, `select`, `piece` and
+    `read_back`.
     """
 
     def __init__(self, seed: int, shards: int, test_fraction: float, part: int = 0) -> None:
@@ -123,10 +123,6 @@ class LineSplitter:
     def select(self, rows: Any, chosen: npt.NDArray[Any]) -> Any:
         """Return the rows at the indexes `chosen`, int64 [rows]."""
         return itemgetter(*chosen.tolist())(rows) if len(chosen) > 1 else [rows[i] for i in chosen]
-
-    def part(self, rows: Any, first: int, count: int) -> Any:
-        """Return `count` rows from row `first` on."""
-        return rows[first : first + count]
 
     def piece(self, rows: Any) -> bytes:
         """Return rows as bytes of a shard, empty without rows."""
@@ -176,6 +172,6 @@ class LineSplitter:
         for owner, count in enumerate(np.bincount(owners, minlength=self._shards + 1).tolist()):
             if owner < self._shards:
                 self.lines[owner] += count
-            pieces.append(self.piece(self.part(sorted_rows, first, count)))
+            pieces.append(self.piece(sorted_rows[first : first + count]))
             first += count
         return pieces

@@ -89,11 +89,8 @@ class Bucket:
 
     def read(self, key: str) -> bytes:
         """Return the complete content of the object `key`, which must fit into memory."""
-
-        def request() -> bytes:  # reading the body may fail too
-            return bytes(self._client.get_object(Bucket=self.name, Key=key)["Body"].read())
-
-        return translate_errors(request)
+        body = self.call("get_object", Key=key)["Body"]
+        return bytes(translate_errors(body.read))
 
     def close(self) -> None:
         """Close the client's connections."""

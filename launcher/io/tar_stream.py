@@ -34,29 +34,21 @@ class _Counted(io.RawIOBase):
     """A stream of at most the first `size` bytes of `source` that calculates their sha256."""
 
     def __init__(self, source: IO[bytes], size: int) -> None:
-        self._source = source
-        self._left = size
-        self._sum = hashlib.sha256()
+        self._source, self.left = source, size
+        self.sha256 = hashlib.sha256()
 
     def readable(self) -> bool:
         return True
 
     def read(self, size: int = -1) -> bytes:
-        wanted = self._left if size < 0 else min(size, self._left)
+        wanted = self.left if size < 0 else min(size, self.left)
         try:
             block = self._source.read(min(wanted, COPY_BYTES)) if wanted else b""
         except tarfile.TarError as error:
             raise ReaderError(f"the stream is incomplete or damaged ({error}). Fix: try again") from error
-        self._left -= len(block)
-        self._sum.update(block)
+        self.left -= len(block)
+        self.sha256.update(block)
         return block
-
-    @property
-    def left(self) -> int:
-        return self._left
-
-    def sha256(self) -> str:
-        return self._sum.hexdigest()
 
 
 def select(root: Path, patterns: Sequence[str], optional: bool = False) -> list[tuple[str, Path]]:
@@ -138,7 +130,7 @@ def write_tar(
                         ) from error
                     raise
             archive.members.clear()  # type: ignore[attr-defined]  # or this list would grow
-            sums[name] = counted.sha256()
+            sums[name] = counted.sha256.hexdigest()
         listing = json.dumps(sums).encode()
         info = tarfile.TarInfo(SUMS)
         info.size = len(listing)
@@ -178,7 +170,7 @@ def read_tar(source: IO[bytes]) -> Iterator[tuple[str, int, IO[bytes]]]:
                     pass
                 if counted.left:
                     raise ReaderError(f"the stream ended in the middle of {name}. Fix: try again")
-                sums[name] = counted.sha256()
+                sums[name] = counted.sha256.hexdigest()
     except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
         raise ReaderError(f"the stream is incomplete or damaged ({error}). Fix: try again") from error
     if not isinstance(received, dict):
