@@ -1,8 +1,9 @@
-"""What a destroy keeps next to the file system: key, bucket, registry and logs; and how the next `up` adopts it.
+"""The resources that a destroy keeps in addition to the file system: key, bucket, registry and log groups.
 
-`make kept` prints the setting `storage.adopt`. The engine imports a resource that is not in the stack's state and then
-applies the present settings to it (`AwsContext.retain`); for one that is in the state already, the id has no effect.
-The log groups need no setting, because their names are fixed.
+`make kept` prints the setting `storage.adopt`, by which the next `up` uses the kept resources again. An id in this
+setting makes the engine import the resource and then apply the current settings to it (`AwsContext.retain`). If the
+resource is in the stack's state already, the id has no effect. The log groups need no setting, because their names are
+fixed.
 """
 
 from __future__ import annotations
@@ -94,8 +95,8 @@ class Logs(AwsComponent):
     """paddle:infra:Logs: log groups of the control plane and, with `cluster.podLogs`, of the pods and nodes.
 
     The groups are created before the cluster, because EKS and the log agent would create them without a retention
-    period and tags. They are deleted after the cluster, because EKS creates a deleted group again as long as it writes
-    logs.
+    period and tags. They are deleted after the cluster, because a cluster that still writes logs creates a deleted
+    group again.
     """
 
     def __init__(self, context: AwsContext) -> None:
@@ -211,7 +212,10 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 
 
 def log_groups(prefix: str, pod_logs: bool) -> dict[str, str]:
-    """Return the stack's log groups: last part of the Pulumi resource's name → name of the log group in AWS."""
+    """Return the stack's log groups: last part of the Pulumi name, such as `logs` → name of the group in AWS.
+
+    Without `pod_logs`, only the control plane has a log group.
+    """
     pods = {f"{LOGS}-{name}": f"/aws/containerinsights/{prefix}/{name}" for name in _POD_LOGS}
     return {LOGS: f"/aws/eks/{prefix}/cluster", **(pods if pod_logs else {})}
 
@@ -219,7 +223,11 @@ def log_groups(prefix: str, pod_logs: bool) -> dict[str, str]:
 def _adoption_problems(
     settings: Settings, tags: Mapping[str, str], found: Mapping[str, Any]
 ) -> Iterator[Problem]:
-    """Yield the problems of `storage.adopt`; `found` maps its keys to the resources that exist."""
+    """Yield a problem for each id in `storage.adopt` that this stack cannot adopt.
+
+    `found` maps a key of `storage.adopt`, such as `bucket`, to the resource that AWS has for the id under this key.
+    `tags` are the tags that identify the stack.
+    """
     adopt = settings.storage.adopt
 
     def problem(part: str, limit: str, why: str, fix: str) -> Problem:
@@ -247,7 +255,10 @@ def _adoption_problems(
 
 
 def _key_problems(settings: Settings, keys: set[str], files: list[Any]) -> Iterator[Problem]:
-    """Yield a problem if no existing file system has the key of the settings: `kms.keyArn`, or one of `keys`.
+    """Yield a problem if there are file systems, but none of them is encrypted with the key of the settings.
+
+    The key of the settings is `kms.keyArn`. If `kms.keyArn` is empty, it is any of `keys`, the ARNs of the stack's own
+    keys. `files` are the stack's file systems in AWS.
 
     EFS and ECR cannot change the key of a file system or registry: with another key, Pulumi would replace them with
     empty ones.
@@ -269,11 +280,21 @@ def _not_adopted(prefix: str, ids: list[str]) -> Problem:
 
 
 def check_retained(settings: Settings, prefix: str, tags: Mapping[str, str]) -> dict[str, str]:
-    """Check the retained resources and return those to import: key of `storage.adopt`, or log group → id.
+    """Check the resources that an earlier destroy kept, and return the resources that this update imports.
+
+    Args:
+        settings: the settings of the stack.
+        prefix: the prefix of the stack's names.
+        tags: the tags that identify the stack.
+
+    Returns:
+        The ids of `storage.adopt` by their keys, such as `bucket`. The stack's log groups that exist in AWS are added:
+        their keys are those of `log_groups`, and their ids are their names.
 
     Raises:
-        SettingsError: an id of `storage.adopt` cannot be imported; `kms.keyArn` is not the key of the existing file
-            system; or the stack has neither nodes nor mount targets, but a file system that is not in `storage.adopt`.
+        SettingsError: this stack cannot adopt an id in `storage.adopt`. Or the existing file system is encrypted with
+            another key than `kms.keyArn` (if that is empty, than the stack's own key). Or a destroy kept a file system
+            that `storage.adopt` does not list.
     """
     adopt = settings.storage.adopt
     read = {part: read_if_exists(_READ[part], id_) for part, id_ in adopt.items()}
