@@ -321,8 +321,7 @@ def check_program(
             batch = record_files.split_inputs(found[: network.ROWS])
             count = len(batch[program.label])
             checked = f"it parses the first {len(rows):,} rows ({skipped:,} skipped) and trains on {count}"
-        graph = network.GraphSettings(training["mode"], training["batchSize"])
-        scores = single_process.check_program(program, batch, graph)
+        scores = single_process.check_program(program, batch, training["mode"], training["batchSize"])
     network.check_metric(program, training["keepBest"], scores)
     if by is not None and scores and by not in scores:
         raise UsageError(

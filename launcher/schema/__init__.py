@@ -230,8 +230,6 @@ class CheckpointContents(SavedCheckpoint):
     """[samples, seconds, sum of the loss over the samples] of each rank in the unfinished pass."""
     shard_rows: list[Count] = field(default_factory=list, metadata={KEY: "shardRows"})
     """Rows of each shard that the program uses; empty at the end of a pass."""
-    dense: str
-    """sha256 (hex) of the dense parameters' names, shapes and values."""
     tables: dict[str, CheckpointTable]
     scores: CheckpointScores | None = None
     rows: dict[str, CheckpointRows]

@@ -44,7 +44,7 @@ from launcher.trainer import row_files
 from launcher.trainer.evaluation import finite_scores, score_model
 from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import Records
-from launcher.trainer.server_tables import Ids, TableRows
+from launcher.trainer.server_tables import Ids, RowShape, TableRows
 from launcher.trainer.training_log import TrainerLog
 
 if TYPE_CHECKING:  # these import Paddle
@@ -360,11 +360,11 @@ class ModelExporter:
         shards = range(contents.shards)
         found: dict[str, list[Ids]] = {}
         try:
-            for table in contents.tables:
-                own = found[table] = list[Ids]()
-                for shard, (path, _) in enumerate(row_files.list_files(folder, contents, table, shards)):
+            for name, table in contents.tables.items():
+                own, shape = found.setdefault(name, []), RowShape(table.width, table.rule)
+                for shard, (path, _) in enumerate(row_files.list_files(folder, contents, name, shards)):
                     # each rank verifies a share of the files
-                    own += row_files.map_ids(path, verify=shard % settings.trainers == settings.rank)
+                    own += row_files.map_ids(path, shape, verify=shard % settings.trainers == settings.rank)
         except (DataError, FileNotFoundError) as error:
             raise checkpoints.reject(folder, str(error), settings.attempt) from error
         return found

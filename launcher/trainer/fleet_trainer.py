@@ -27,10 +27,8 @@ from numpy.typing import NDArray
 from paddle.distributed import fleet
 
 from launcher.errors import DeadlineError, SettingsError, setting_error
-from launcher.io import checkpoints
 from launcher.io.step_clock import StepClock, processor_seconds
-from launcher.paths import OutputPaths
-from launcher.trainer.network import TrainingGraph, build_training_graph, prepare_paddle
+from launcher.trainer.network import BuiltNetwork, build_training_graph, prepare_paddle
 from launcher.trainer.paddle_internals import (
     CONNECT_SECONDS,
     GlooRoleMaker,
@@ -218,11 +216,11 @@ class ServerLayout:
         addresses = [(host, int(port)) for host, port in pairs]
         each, servers = len(addresses) // settings.trainers, len(addresses)
         own = range(settings.rank * each, (settings.rank + 1) * each)
-        if settings.resume is None:
+        contents = settings.resumed
+        if contents is None:
             counts = range(settings.min_trainers, settings.shards + 1) if settings.is_elastic else ()
             return cls(addresses, own, choose_shard_count(servers, [n * each for n in counts]))
-        folder = OutputPaths(settings.layout.output).checkpoint(settings.resume)
-        found = checkpoints.read_contents(folder).shards
+        found = contents.shards
         if not every_server_has_shards(found, servers):
             fit = usable_ports_nums(found, settings.trainers)
             nearest = " or ".join(map(str, sorted(fit, key=lambda n: abs(n - each))[:2]))
@@ -230,8 +228,8 @@ class ServerLayout:
                 "portsNum",
                 each,
                 nearest,
-                f"the checkpoint {folder.name} has {found} shards of each table, and with {servers} pservers "
-                "(portsNum x trainers) one would have none",
+                f"the checkpoint {contents.position.folder} has {found} shards of each table, and with {servers} "
+                "pservers (portsNum x trainers) one would have none",
                 f"Set portsNum to {nearest}",
             )
         return cls(addresses, own, found)
@@ -250,10 +248,10 @@ class ServerLayout:
 
 def _build_graph(
     settings: ProcessSettings, program: TrainingProgram, layout: ServerLayout
-) -> tuple[GlooRoleMaker, TrainingGraph]:
+) -> tuple[GlooRoleMaker, BuiltNetwork]:
     prepare_paddle(int(program.common_options["seed"]))
     role = GlooRoleMaker(settings)
-    return role, build_training_graph(program, role, settings, layout.shards)
+    return role, build_training_graph(program, role, settings.mode, settings.batch_size, layout.shards)
 
 
 def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
@@ -261,15 +259,15 @@ def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
     path = socket_path(settings.work_dir, settings.server)
     path.unlink(missing_ok=True)  # an earlier attempt's
     layout = ServerLayout.read(settings)
-    _, graph = _build_graph(settings, program, layout)
-    with paddle.static.program_guard(graph.network.main, graph.network.startup):
+    _, network = _build_graph(settings, program, layout)
+    with paddle.static.program_guard(network.main, network.startup):
         fleet.init_server()
         number = layout.own[settings.server]
         host, port = layout.addresses[number]
         shown = f"pserver {number + 1} of {len(layout.addresses)} serves on {host}:{port}"
         print(shown, flush=True)  # noqa: T201 - this is the process' log
-        rules = {table_numbers()[name]: rule for name, rule in graph.rules.items()}
-        shapes = {table_numbers()[name]: shape for name, shape in graph.shapes.items()}
+        rules = {table_numbers()[name]: rule for name, rule in network.rules.items()}
+        shapes = {table_numbers()[name]: shape for name, shape in network.shapes.items()}
         own = shards_of_server(layout.shards, len(layout.addresses), number)
         try:
             memory = ServerMemory(shapes, layout.shards, own, dense_shape(number, len(layout.addresses)))
@@ -298,8 +296,7 @@ class FleetTrainer:
         self.clock = StepClock(processor_seconds)
         """It runs during `train`. A wait for pservers, which may be those of a slow node, does not count."""
         self.settings, self.layout = settings, ServerLayout.read(settings)
-        self._role, self.graph = _build_graph(settings, program, self.layout)
-        self.network = self.graph.network
+        self._role, self.network = _build_graph(settings, program, self.layout)
         self.trainers = Trainers(self._role, settings.rank, settings.trainers)
         self.scope = paddle.static.global_scope()
         # Run a step's operators one after another, as `train_from_dataset` does. By default four threads of

@@ -212,11 +212,9 @@ def load(trainer: FleetTrainer, initial: InitialModel, log: TrainerLog) -> None:
 def _verify(trainer: FleetTrainer, initial: InitialModel, samples: Mapping[str, TableRows]) -> None:
     """Raise `GangError` unless the servers have the dense parameters of `initial` and the rows of `samples`."""
     given = trainer.parameters()
-    wrong = [
-        name for name, values in given.items() if server_tables.values_differ(values, initial.values[name])
-    ]
+    wrong = [name for name, values in given.items() if not np.array_equal(values, initial.values[name])]
     for name, (ids, vectors) in samples.items():
-        if server_tables.values_differ(trainer.servers.rows(name, ids.view(np.int64)), vectors):
+        if not np.array_equal(trainer.servers.rows(name, ids.view(np.int64)), vectors):
             wrong.append(name)
     if wrong:
         raise GangError(

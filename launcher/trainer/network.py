@@ -29,7 +29,6 @@ from paddle.distributed import fleet
 from launcher.errors import SettingsError, setting_error
 from launcher.program import Ids
 from launcher.serving.paddle_served import paddle_inference
-from launcher.settings import TrainSettings
 from launcher.trainer import paddle_internals
 from launcher.trainer.paddle_internals import coefficient, optimizer_rule
 from launcher.trainer.program_loader import TrainingProgram, innermost_line
@@ -310,6 +309,13 @@ class BuiltNetwork:
     """Names of the parameters that each trainer keeps itself, because the loss gives them no gradient."""
     statistics: list[str] = field(default_factory=list)
     """Those of `untrained` that each batch changes: the moving means and variances of batch_norm."""
+    rules: Mapping[str, OptimizerRule] = field(default_factory=dict)
+    """The optimizer of each table; `build_training_graph` sets it."""
+
+    @property
+    def shapes(self) -> dict[str, RowShape]:
+        """Return the shape of the rows of each table."""
+        return {table.name: RowShape(table.width, self.rules[table.name].kind) for table in self.tables}
 
     def dense(self) -> list[str]:
         """Return the names of the parameters that are not embedding tables."""
@@ -451,38 +457,15 @@ def check_message_sizes(network: BuiltNetwork, batch_size: int, mode: str, limit
             )
 
 
-class GraphSettings(NamedTuple):
-    """Holds the settings that change the graph; `TrainSettings` has them too."""
-
-    mode: str
-    batch_size: int
-
-
-@dataclass(frozen=True)
-class TrainingGraph:
-    """Holds a network with the operators and tables that `training.mode` needs, and the rules of its optimizers."""
-
-    network: BuiltNetwork
-    rule: OptimizerRule
-    """The rule of the dense parameters, and of tables without an optimizer of their own."""
-    rules: Mapping[str, OptimizerRule]
-    """The rule of each table."""
-
-    @property
-    def shapes(self) -> dict[str, RowShape]:
-        """Return the shape of the rows of each table."""
-        return {
-            table.name: RowShape(table.width, self.rules[table.name].kind) for table in self.network.tables
-        }
-
-
 def build_training_graph(
-    program: TrainingProgram, role: Any, settings: GraphSettings | TrainSettings, shards: int
-) -> TrainingGraph:
+    program: TrainingProgram, role: Any, mode: str, batch_size: int, shards: int
+) -> BuiltNetwork:
     """Build the training graph of pservers and trainers, after `prepare_paddle`. This sends nothing.
 
     Args:
         role: Paddle's role maker of this process.
+        mode: training.mode.
+        batch_size: training.batchSize.
         shards: files of each table in a checkpoint, over all servers.
 
     Raises:
@@ -490,15 +473,15 @@ def build_training_graph(
     """
     limit = paddle_internals.raise_message_limit()
     network = build_network(program, "remote")
-    check_message_sizes(network, settings.batch_size, settings.mode, limit)
+    check_message_sizes(network, batch_size, mode, limit)
     fleet.init(role)
     with program.calling("optimizer()"):
         optimizer = program.module.optimizer(program.job)
         rule = optimizer_rule(optimizer)
-    rules = {table.name: table.rule or rule for table in network.tables}
-    paddle_internals.describe_tables(network.tables, rules)
+    network.rules = {table.name: table.rule or rule for table in network.tables}
+    paddle_internals.describe_tables(network.tables, network.rules)
     strategy = fleet.DistributedStrategy()
-    strategy.a_sync = settings.mode != "sync"
+    strategy.a_sync = mode != "sync"
     # Paddle's own wait at the start polls every 3 s; await_ports() waits instead.
     strategy.a_sync_configs = {"launch_barrier": False}
     for table in network.tables:
@@ -511,4 +494,4 @@ def build_training_graph(
         # Paddle does not change the program, it puts another in its place.
         network.main = paddle.static.default_main_program()
         network.startup = paddle.static.default_startup_program()
-    return TrainingGraph(network, rule, rules)
+    return network

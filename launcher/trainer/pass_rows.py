@@ -24,7 +24,6 @@ from launcher.errors import DataError, SettingsError, make_again_fix
 from launcher.io import files
 from launcher.io.rank_exchange import RankExchange
 from launcher.row_division import Division, History
-from launcher.schema import CheckpointContents
 from launcher.trainer import conversion, record_files
 from launcher.trainer.process_settings import ProcessSettings
 from launcher.trainer.program_loader import TrainingProgram
@@ -40,14 +39,12 @@ class PassRows:
         self,
         settings: ProcessSettings,
         program: TrainingProgram,
-        contents: CheckpointContents | None,
         report: Callable[[str], None],
         check: Callable[[], None],
     ) -> None:
         """Open the records of the shards that this trainer needs; parse those that are not parsed yet.
 
         Args:
-            contents: the checkpoint from which training resumes; None in a new run.
             report: called now and then with the progress.
             check: called often, also while this trainer waits for others; an error that it raises stops the conversion.
 
@@ -70,6 +67,7 @@ class PassRows:
         """The test set; None if it was not copied to this pod (always on rank 0)."""
         self._shards = {self._own: self.staged}
         self._resumed_history: History = []
+        contents = settings.resumed
         if contents is not None and contents.position.batches:
             at = contents.position
             self._resumed_history = contents.history or [[len(contents.ranks), at.batches, contents.batches]]

@@ -9,15 +9,16 @@ where to resume, the initial model) is in a small JSON file that the launcher wr
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from launcher.errors import SettingsError
-from launcher.io import files
-from launcher.paths import Position
-from launcher.schema import from_json
+from launcher.errors import CheckpointError, SettingsError
+from launcher.io import checkpoints, files
+from launcher.paths import OutputPaths, Position
+from launcher.schema import CheckpointContents, from_json
 from launcher.settings import TrainSettings
 
 VARIABLE = "PADDLE_LAUNCHER_PROCESS_FILE"
@@ -52,6 +53,22 @@ class ProcessSettings(TrainSettings):
     def program_file(self) -> Path:
         """Return the path of the training program in the pod's copy of the program's folder."""
         return self.work.program / self.config_file
+
+    @functools.cached_property
+    def resumed(self) -> CheckpointContents | None:
+        """Return contents.json of the checkpoint to resume from; None in a new run. Raise as `read_checkpoint`."""
+        return None if self.resume is None else self.read_checkpoint(self.resume)
+
+    def read_checkpoint(self, at: Position) -> CheckpointContents:
+        """Return contents.json of the checkpoint at position `at`. Raise `CheckpointError` if it is unusable."""
+        folder = OutputPaths(self.layout.output).checkpoint(at)
+        try:
+            return checkpoints.read_contents(folder)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"training cannot resume from {folder}: {error}. The next attempt resumes from the checkpoint before "
+                "it. Fix: if this repeats, look for I/O errors of the shared storage's server."
+            ) from error
 
     @classmethod
     def from_environ(cls, environ: Mapping[str, str] | None = None) -> ProcessSettings:

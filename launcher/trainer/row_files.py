@@ -109,7 +109,7 @@ def _size(rows: Sequence[int], shape: RowShape) -> int:
     )
 
 
-def _read_header(file: IO[bytes], path: Path, shape: RowShape | None) -> tuple[Any, list[int]]:
+def _read_header(file: IO[bytes], path: Path, shape: RowShape) -> tuple[Any, list[int]]:
     """Read and check the header: return it and the numbers of rows, which fit the size of the file."""
     content = file.read(HEADER.itemsize)
     if len(content) < HEADER.itemsize:
@@ -120,15 +120,14 @@ def _read_header(file: IO[bytes], path: Path, shape: RowShape | None) -> tuple[A
             f"{path} is not a file of rows of version {VERSION}: it begins with {about['magic']!r}, version "
             f"{about['version']}"
         )
-    known = about["rule"] in (b"adam", b"sgd", b"adagrad") and 0 < about["width"] < 1 << 20
-    saved = RowShape(int(about["width"]), about["rule"].decode()) if known else None
-    if saved is None or saved != (shape or saved) or tuple(about["columns"]) != saved.columns:
+    saved = about["width"], about["rule"], tuple(about["columns"])
+    if saved != (shape.width, shape.rule.encode(), shape.columns):
         raise DataError(
             f"{path} has rows of width {about['width']} of {about['rule']!r} with {about['columns'].tolist()} columns, "
             f"but must have those of {shape}"
         )
     rows = about["rows"].tolist()
-    expected, size = _size(rows, saved), os.fstat(file.fileno()).st_size
+    expected, size = _size(rows, shape), os.fstat(file.fileno()).st_size
     if size != expected:
         raise DataError(f"{path} has {size} bytes, but its header describes {rows} rows: {expected} bytes")
     return about, rows
@@ -185,7 +184,7 @@ def read_rows(
             yield TableRows(ids, shape.vectors(values))
 
 
-def map_ids(path: Path, *, verify: bool) -> list[Ids]:
+def map_ids(path: Path, shape: RowShape, *, verify: bool) -> list[Ids]:
     """Return the ids of a file as ascending arrays, memory-mapped if possible.
 
     Raises:
@@ -193,7 +192,7 @@ def map_ids(path: Path, *, verify: bool) -> list[Ids]:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file:
-        about, rows = _read_header(file, path, None)
+        about, rows = _read_header(file, path, shape)
     found, offset = [], HEADER.itemsize
     for count in filter(None, rows):
         place = {"dtype": "<u8", "offset": offset}

@@ -19,15 +19,15 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from launcher import metrics
 from launcher.errors import (
-    CheckpointError,
     DataError,
     DivergedError,
     SettingsError,
@@ -53,22 +53,12 @@ from launcher.trainer.server_tables import PARAMETERS, TABLES, TableRows
 from launcher.trainer.training_log import PassTotals, TrainerLog
 
 
-@dataclass
-class RestoredState:
-    """Holds what training resumes with in addition to the parameters. The defaults are the values of a new run."""
-
-    totals: PassTotals = field(default_factory=PassTotals)
-    """This rank's sums of the unfinished pass."""
-    scores: list[tuple[int, float]] = field(default_factory=list)
-    """(finished passes, score) by training.keepBest of the run's passes so far."""
-
-
 class Checkpoints:
     """Saves and restores checkpoints. Each trainer has one object, and all trainers call it together."""
 
     def __init__(self, trainer: FleetTrainer, log: TrainerLog, seed: int) -> None:
         self.settings, self.trainer, self.log, self.seed = trainer.settings, trainer, log, seed
-        self.network, self.shapes = trainer.network, trainer.graph.shapes
+        self.network, self.shapes = trainer.network, trainer.network.shapes
         self.first = trainer.settings.rank == 0
         self.output = OutputPaths(trainer.settings.layout.output)
         self.expected_bytes = 0
@@ -137,7 +127,6 @@ class Checkpoints:
             servers=len(self.trainer.layout.addresses),
             shards=self.trainer.layout.shards,
             ranks=gathered[:, :3].tolist(),
-            dense=server_tables.digest(parameters),
             tables={
                 name: CheckpointTable(self.trainer.servers.table_folder(name), shape.width, shape.rule)
                 for name, shape in self.shapes.items()
@@ -221,7 +210,7 @@ class Checkpoints:
             given = servers.rows(table, ids.view(np.int64))
             if not np.isfinite(given).all():
                 raise DivergedError(f"table {table} has NaN or infinite rows. Fix: lower the learning rate.")
-            if server_tables.values_differ(saved, given):
+            if not np.array_equal(saved, given):
                 raise StorageFailedError(
                     f"the checkpoint of {folder.at} is incomplete: the files that the pservers save of table {table} "
                     "have other values than the pservers. This attempt fails, and the next one resumes from the "
@@ -229,26 +218,6 @@ class Checkpoints:
                     f"python -m launcher logs --role pserver --rank {self.settings.world[rank]}"
                 )
             written.rows[table] = CheckpointRows(ids.view(np.int64).tolist(), given.tolist())
-
-    def size(self, at: Position) -> int:
-        """Return the total bytes of a checkpoint's files, of all ranks."""
-        return checkpoints.total_bytes(self._open(at)[1])
-
-    def _open(self, at: Position) -> tuple[Path, CheckpointContents]:
-        """Return the folder and the contents.json of the checkpoint at position `at`.
-
-        Raises:
-            CheckpointError: contents.json is unusable.
-        """
-        folder = self.output.checkpoint(at)
-        try:
-            contents = checkpoints.read_contents(folder)
-        except CheckpointError as error:
-            raise CheckpointError(
-                f"training cannot resume from {folder}: {error}. The next attempt resumes from the checkpoint before "
-                "it. Fix: if this repeats, look for I/O errors of the shared storage's server."
-            ) from error
-        return folder, contents
 
     def prepare(self) -> InitialModel | None:
         """Verify the checkpoint to resume from; in a new run read the initial model and set the dense parameters.
@@ -265,19 +234,18 @@ class Checkpoints:
             StorageFailedError: a file of the checkpoint is damaged or missing; the checkpoint was rejected.
             DataError: the initial model is damaged.
         """
-        at = self.settings.resume
-        if at is None:
+        contents = self.settings.resumed
+        if contents is None:
             return initial_model.prepare(self.trainer)
-        folder, contents = self._open(at)
         if reason := self._table_mismatch(contents):
             raise SettingsError(
-                f"training cannot resume from {folder.name}: {reason}. Fix: restore the earlier program and "
-                "training.args, or start from scratch: set startFromScratch to any new text."
+                f"training cannot resume from {contents.position.folder}: {reason}. Fix: restore the earlier program "
+                "and training.args, or start from scratch: set startFromScratch to any new text."
             )
-        self._verify_files(folder, contents)
+        self._verify_files(contents)
         return None
 
-    def load(self, initial: InitialModel | None) -> RestoredState:
+    def load(self, initial: InitialModel | None) -> tuple[PassTotals, list[tuple[int, float]]]:
         """Load the checkpoint to resume from, or else the initial model, into the servers.
 
         All trainers call this together, after their rendezvous. Trainer 0 then compares the servers' values with the
@@ -287,47 +255,42 @@ class Checkpoints:
             initial: the return value of `prepare`; None if there is no initial model.
 
         Returns:
-            The totals and scores with which training resumes; the defaults in a new run.
+            This rank's totals of the unfinished pass, and (finished passes, score by training.keepBest) of the run's
+            passes so far; without values in a new run.
 
         Raises:
-            CheckpointError: contents.json of the checkpoint is damaged.
             StorageFailedError: a file is damaged, or the servers' values differ from it; the checkpoint was rejected.
             GangError: the servers' or this trainer's values differ from the initial model.
         """
-        at = self.settings.resume
-        if at is None:
+        contents = self.settings.resumed
+        if contents is None:
             if initial is not None:
                 initial_model.load(self.trainer, initial, self.log)
-            return RestoredState()
-        folder, contents = self._open(at)
-        self._load_servers(folder, contents)
-        self.trainer.trainers.barrier()
-        self.log.line(f"resumed from {folder.name}; the servers' values are verified")
+            return PassTotals(), []
+        self._load_servers(contents)
+        self.log.line(f"resumed from {contents.position.folder}; the servers' values are verified")
         self.expected_bytes = checkpoints.total_bytes(contents)
         scores = checkpoints.scores_by(contents, self.settings.keep_best)
-        ranks = contents.ranks[
-            self.settings.rank :: self.settings.trainers
-        ]  # with more trainers there may be none
-        return RestoredState(PassTotals(*(sum(values) for values in zip(*ranks, strict=True))), scores)
+        # With more trainers than at the save there may be none.
+        ranks = contents.ranks[self.settings.rank :: self.settings.trainers]
+        return PassTotals(*(sum(values) for values in zip(*ranks, strict=True))), scores
 
-    def restore(self, at: Position) -> None:
+    def restore(self, contents: CheckpointContents) -> None:
         """Load an earlier checkpoint of this run into the running servers for the export.
 
         All trainers call this together. Rows that the servers have and the checkpoint does not have stay in the
         servers. The exported model has only the checkpoint's ids.
 
         Raises:
-            CheckpointError: contents.json is damaged.
             StorageFailedError: a file is damaged, or the servers' values differ from it; the checkpoint was rejected.
         """
-        folder, contents = self._open(at)
-        self._verify_files(folder, contents)
+        self._verify_files(contents)
         self.trainer.trainers.barrier()
-        self._load_servers(folder, contents)
+        self._load_servers(contents)
         best = f", the best by {self.settings.keep_best}" if self.settings.keep_best else ""
-        self.log.line(f"restored {folder.name}{best}, to export the model from it")
+        self.log.line(f"restored {contents.position.folder}{best}, to export the model from it")
 
-    def _verify_files(self, folder: Path, contents: CheckpointContents) -> None:
+    def _verify_files(self, contents: CheckpointContents) -> None:
         """Verify the sha256 of this rank's share of the files with dense parameters.
 
         The servers verify files of rows while they load them.
@@ -335,6 +298,7 @@ class Checkpoints:
         Raises:
             StorageFailedError: a file changed since the save, or is missing; the checkpoint was rejected.
         """
+        folder = self.output.checkpoint(contents.position)
         # Each rank verifies a share, whichever servers will load it.
         names = sorted({PARAMETERS, *(name for name in contents.files if name.endswith(".npz"))})
         own = names[self.settings.rank :: self.settings.trainers]
@@ -352,22 +316,22 @@ class Checkpoints:
                     return f"its table {name} has the {key} {old}, but the program's has {new}"
         return None
 
-    def _load_servers(self, folder: Path, contents: CheckpointContents) -> None:
+    def _load_servers(self, contents: CheckpointContents) -> None:
         """Let all servers load the checkpoint; trainer 0 then compares their values with it.
 
         Raises:
             StorageFailedError: a file is damaged, or the servers' values differ from it; the checkpoint was rejected.
         """
-        if untrained := self.network.untrained:
-            values = server_tables.load_arrays(folder / PARAMETERS)
-            self.trainer.set_parameters({name: values[name] for name in untrained})
+        folder = self.output.checkpoint(contents.position)
+        saved = server_tables.load_arrays(folder / PARAMETERS)
+        self.trainer.set_parameters({name: saved[name] for name in self.network.untrained})
         try:
             self._load_own_servers(folder, contents)
         except DataError as error:
             raise checkpoints.reject(folder, str(error), self.settings.attempt) from error
         self.trainer.trainers.barrier()
         self.trainer.servers.pull_dense()
-        if self.first and (reason := self._dense_mismatch(folder, contents) or self._rows_mismatch(contents)):
+        if self.first and (reason := self._dense_mismatch(saved) or self._rows_mismatch(contents)):
             raise checkpoints.reject(folder, reason, self.settings.attempt)
         self.trainer.trainers.barrier()
 
@@ -382,14 +346,10 @@ class Checkpoints:
         dense = folder / TABLES / servers.table_folder("")
         self.trainer.own_servers.load(entries, dense, contents.servers)
 
-    def _dense_mismatch(self, folder: Path, contents: CheckpointContents) -> str | None:
-        """Return how the servers' dense parameters differ from the checkpoint's, or None."""
+    def _dense_mismatch(self, saved: dict[str, NDArray[np.float32]]) -> str | None:
+        """Return how the servers' dense parameters differ from those of the checkpoint, or None."""
         given = self.trainer.parameters()
-        found = server_tables.load_arrays(folder / PARAMETERS)
-        saved = {name: found[name] for name in given if name in found}
-        if server_tables.digest(saved) != contents.dense:
-            return f"{PARAMETERS} does not hold the parameters that the servers had at the save"
-        wrong = [name for name, values in given.items() if server_tables.values_differ(values, saved[name])]
+        wrong = [n for n, values in given.items() if n not in saved or not np.array_equal(values, saved[n])]
         if not wrong:
             return None
         return f"after the load the servers' values of {', '.join(wrong)} differ from {PARAMETERS}"
@@ -399,7 +359,7 @@ class Checkpoints:
         for name, saved in contents.rows.items():
             given = self.trainer.servers.rows(name, np.array(saved.ids, np.int64))
             expected = np.array(saved.values, np.float32)
-            wrong = [n for n in range(len(given)) if server_tables.values_differ(given[n], expected[n])]
+            wrong = [n for n in range(len(given)) if not np.array_equal(given[n], expected[n])]
             if wrong:
                 ids = ", ".join(str(saved.ids[n] % 2**64) for n in wrong[:5])
                 return (

@@ -19,9 +19,8 @@ nothing.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +36,6 @@ Values = NDArray[np.float32]
 DEFAULT_SHARDS = 60
 """Shards of a table. 60 is divisible by 2, 3, 4, 5, 6, 10, 12, 15, 20 and 30 servers. Measured: 60 shards cost
 nothing compared to 4; 240 doubled the CPU of two servers; Paddle's default of 1000 takes 5 s per save."""
-TOLERANCE = 1e-5
-"""Largest accepted relative difference of a value."""
 PARAMETERS, TABLES = "params.npz", "tables"
 """Names of the file with the dense parameters, and of the folder with the tables' folders, in a checkpoint."""
 UNSEEN_DAYS, FIRST_WEIGHT = 1, 5
@@ -235,16 +232,3 @@ def load_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of a .npz file, by name."""
     with files.storage_errors(path), np.load(path) as found:
         return {name: found[name] for name in found.files}
-
-
-def digest(arrays: Mapping[str, NDArray[Any]]) -> str:
-    """Return the hex sha256 of names, shapes and values."""
-    found = hashlib.sha256()
-    for name in sorted(arrays):
-        found.update(f"{name}{arrays[name].shape}".encode() + np.ascontiguousarray(arrays[name]).tobytes())
-    return found.hexdigest()
-
-
-def values_differ(given: NDArray[Any], expected: NDArray[Any]) -> bool:
-    """Return whether two arrays differ in shape, or in a value by more than TOLERANCE (relative)."""
-    return given.shape != expected.shape or not np.allclose(given, expected, rtol=TOLERANCE, atol=1e-12)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from launcher.trainer.evaluation import evaluate
 from launcher.trainer.network import (
     ROWS,
-    GraphSettings,
     build_network,
     build_training_graph,
     check_batch,
@@ -226,11 +225,13 @@ class SingleProcessTrainer:
         return {name: np.array(self.scope.find_var(name).get_tensor()) for name in self.network.dense()}
 
 
-def check_program(program: TrainingProgram, batch: Arrays | None, settings: GraphSettings) -> list[str]:
+def check_program(program: TrainingProgram, batch: Arrays | None, mode: str, batch_size: int) -> list[str]:
     """Build the network for one process and for training with pservers, and train one batch of rows.
 
     Args:
         batch: at most `network.ROWS` rows. Without rows (None) nothing is trained, and metrics() gets generated rows.
+        mode: training.mode.
+        batch_size: training.batchSize.
 
     Returns:
         The names of the program's scores; empty if metrics() cannot calculate them from these rows.
@@ -248,7 +249,7 @@ def check_program(program: TrainingProgram, batch: Arrays | None, settings: Grap
     prepare_paddle(single.seed)
     logging.disable(logging.INFO)  # Paddle's notes on its strategy
     try:
-        build_training_graph(program, SingleRoleMaker(), settings, choose_shard_count(1))
+        build_training_graph(program, SingleRoleMaker(), mode, batch_size, choose_shard_count(1))
     finally:
         logging.disable(logging.NOTSET)
     return scores

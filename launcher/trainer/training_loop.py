@@ -39,12 +39,7 @@ class TrainingLoop:
         self.first = settings.rank == 0
         self.start = settings.resume or Position(0)
         self._prepared = itertools.count(1)
-        contents = None
-        if settings.resume is not None:
-            contents = checkpoints.read_contents(
-                OutputPaths(settings.layout.output).checkpoint(settings.resume)
-            )
-        self.rows = PassRows(settings, program, contents, log.line, self._report_preparation)
+        self.rows = PassRows(settings, program, log.line, self._report_preparation)
         self.test = self.rows.test
         self.seed = int(program.common_options["seed"])
         self.trainer = FleetTrainer(settings, program)
@@ -103,8 +98,9 @@ class TrainingLoop:
             self.log.line(f"stopped early after pass {done}: training.patience is {self.settings.patience}")
         if (source := self._model_source(done)) is not None:
             if source.passes != done or (done == start.passes and start.batches):
-                self.progress.set(state="loading", bytes=self.checkpoints.size(source))
-                self.checkpoints.restore(source)
+                contents = self.settings.read_checkpoint(source)
+                self.progress.set(state="loading", bytes=checkpoints.total_bytes(contents))
+                self.checkpoints.restore(contents)
             self._export(source)
         self.progress.set(state="done")
         trainer.leave()
@@ -117,19 +113,18 @@ class TrainingLoop:
     def _join(self) -> PassTotals:
         """Connect to the servers and restore the checkpoint to resume from; return the unfinished pass' totals."""
         size = None if self.settings.init_model else 0
-        if self.settings.resume is not None:
-            size = self.checkpoints.size(self.settings.resume)
+        if self.settings.resumed is not None:
+            size = checkpoints.total_bytes(self.settings.resumed)
         position = {"pass": self.start.passes, "batch": self.start.batches}
         self.progress.set(**position, state="joining", bytes=size)
         initial = self.checkpoints.prepare()
         self.trainer.join()
         self.progress.mark("joined", state="loading")
-        restored = self.checkpoints.load(initial)
-        self.scores = restored.scores
+        totals, self.scores = self.checkpoints.load(initial)
         self.progress.mark("loaded")
         if self.settings.resume is not None:
             self.progress.set(saved=self.settings.resume)
-        return restored.totals
+        return totals
 
     def _train_pass(self, number: int, totals: PassTotals) -> None:
         """Train the pass `number` (from 0), and save checkpoints in it when they are due.

@@ -27,7 +27,6 @@ FULL: dict[str, Any] = {
     "servers": 2,
     "shards": 60,
     "ranks": [[1.0, 2.5, 3.0]],
-    "dense": "ab",
     "tables": {"words": CheckpointTable("000", 4, "adam")},
     "files": {"params.npz": CheckpointFile(10, "cd"), "path.txt": CheckpointFile(5)},
     "rows": {"words": CheckpointRows([7], [[0.5, 0.0, 0.0, 1.0]])},

@@ -198,8 +198,7 @@ def train_locally(options: TryOptions, data: Path, report: Callable[[str], None]
         found, _ = record_files.parse_records(first_rows, program, places)
         trial_data.check_parse_columns(program, data, form)
         batch = record_files.split_inputs(found[: network.ROWS]) if len(found) else None
-        graph = network.GraphSettings("async", options.batch_size)
-        single_process.check_program(program, batch, graph)
+        single_process.check_program(program, batch, "async", options.batch_size)
         limits: dict[str, Any] = {"limit": options.rows, "report": report}
         share = 0.0 if options.test else HELD_OUT
         written = trial_data.write_records(program, data, form, work / "data", share, **limits)

@@ -48,7 +48,7 @@ def publish(folder: CheckpointFolder, config: Path, ranks: int = 1, **more: Any)
     }
     numbers = {"seed": 1, "batches": 20, "servers": 2, "shards": 60, "ranks": [[0.0, 0.0, 0.0]]}
     entries = {"files": written.files, "rows": written.rows}
-    folder.publish(CheckpointContents(mode="async", dense="", **fields | numbers | entries | more))
+    folder.publish(CheckpointContents(mode="async", **fields | numbers | entries | more))
 
 
 def write(

@@ -125,12 +125,15 @@ def test_a_damaged_file_is_one_error_before_memory_is_reserved(
 def test_other_bytes_than_were_saved_are_found_by_sha256_and_ids_by_their_checksum(tmp_path: Path) -> None:
     path = write(tmp_path)
     saved, content = files.sha256_file(path), path.read_bytes()
-    assert [ids.tolist() for ids in row_files.map_ids(path, verify=True)] == [LONG.tolist(), SHORT.tolist()]
+    assert [ids.tolist() for ids in row_files.map_ids(path, ADAM, verify=True)] == [
+        LONG.tolist(),
+        SHORT.tolist(),
+    ]
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(DataError, match=r"shard-00005.rows has changed since it was saved"):
         list(row_files.read_shard(path, ADAM, SHARDS, saved))
-    row_files.map_ids(path, verify=True)
+    row_files.map_ids(path, ADAM, verify=True)
     path.write_bytes(content[:64] + bytes([content[64] ^ 1]) + content[65:])
-    row_files.map_ids(path, verify=False)
+    row_files.map_ids(path, ADAM, verify=False)
     with pytest.raises(DataError, match=r"the ids in shard-00005.rows have changed"):
-        row_files.map_ids(path, verify=True)
+        row_files.map_ids(path, ADAM, verify=True)

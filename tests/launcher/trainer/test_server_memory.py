@@ -47,11 +47,11 @@ from launcher.trainer.server_tables import RowShape
 settings = ProcessSettings.from_environ()
 program = program_loader.load_program(settings.program_file, settings.work.tables, settings.args)
 layout = fleet_trainer.ServerLayout.read(settings)
-_, graph = fleet_trainer._build_graph(settings, program, layout)
-with paddle.static.program_guard(graph.network.main, graph.network.startup):
+_, network = fleet_trainer._build_graph(settings, program, layout)
+with paddle.static.program_guard(network.main, network.startup):
     fleet.init_server()
 numbers = paddle_internals.table_numbers()
-shapes = {numbers[t.name]: RowShape(t.width, graph.rules[t.name].kind) for t in graph.network.tables}
+shapes = {numbers[name]: shape for name, shape in network.shapes.items()}
 own = range(layout.shards)
 dense = paddle_internals.dense_shape(0, 1)
 memory = server_memory.ServerMemory(shapes, layout.shards, own, dense)

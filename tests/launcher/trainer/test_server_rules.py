@@ -61,12 +61,11 @@ def changed(changes: dict[str, str]) -> str:
 def check(folder: Path, changes: dict[str, str]) -> None:
     """Check a changed program as `try` and `run` do before anything else."""
     from launcher.trainer import record_files, single_process
-    from launcher.trainer.network import GraphSettings
 
     program = load(write_program(folder, changed(changes)))
     rows, _ = record_files.parse_records(rows_of(61), program, RowPlaces("rows"))
     batch = record_files.split_inputs(rows)
-    single_process.check_program(program, batch, GraphSettings("async", 61))
+    single_process.check_program(program, batch, "async", 61)
 
 
 def rows_of(count: int, seed: int = 1, shift: float = 0.0) -> list[str]:
