@@ -14,7 +14,10 @@ POD_COMMANDS = ("prepare", "await-data", "train", "reader", "serve")
 
 
 def _pod_command(command: str, arguments: list[str]) -> int:
-    """Run one of POD_COMMANDS and return its exit code; it imports only what it needs, so that pods start fast."""
+    """Run one of POD_COMMANDS and return its exit code.
+
+    Each command imports only the modules that it needs, so that pods start fast.
+    """
     if command == "prepare":
         from launcher.dataprep import data_job
         from launcher.settings import DataSettings

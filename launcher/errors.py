@@ -70,10 +70,11 @@ class ProcessError(GangError):
 
     Attributes:
         returncode: the process's exit code, negative for a signal; None if it still runs. A code in FINAL becomes the
-            exit code of this error: after a row that the program cannot parse (65) the Job fails at once.
+            exit code of this error. For example, if the program cannot parse a row (65), the Job fails at once.
         process: the process's name as users see it, such as `pserver 0`.
-        priority: 0: it is the cause of other failures of the same attempt; 1: the earliest failure is; 2 and 3: another
-            failure may have, or usually has, caused it.
+        priority: which one of several failures of an attempt is their cause. 0: this failure is the cause. 1: the
+            earliest failure is the cause. 2: another failure may have caused this one. 3: another failure usually has
+            caused this one.
         ends_pod: whether only another pod can continue, because a device of this pod failed; then `exit_code` is 71.
     """
 

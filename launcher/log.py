@@ -39,7 +39,8 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - a name of logging
         """Raise the `StoppedError` of a signal that arrived while the record was written.
 
-        logging prints every exception and continues, so the process would ignore the signal until it is killed.
+        `logging` prints every other exception and continues. If it did the same with `StoppedError`, the process would
+        ignore the signal, and would run until it is killed.
         """
         if isinstance(sys.exc_info()[1], StoppedError):
             raise  # noqa: PLE0704 - logging calls this in an except block
@@ -47,9 +48,9 @@ class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def start_logging(who: str, form: str = "text") -> None:
-    """From now on, write the launcher's log lines to stderr, with the time in UTC and `who`, such as `rank 1`.
+    """Begin to write the launcher's log lines to stderr, each with the time in UTC and with `who`.
 
-    `form` is `text` or `json`.
+    `who` is the process that logs, such as `rank 1`; `form` is `text` or `json`.
     """
     handler = _StderrHandler()
     if form == "json":

@@ -64,7 +64,10 @@ def parse_metrics(text: str) -> list[MetricsRow]:
 
 
 def find_damage(content: bytes) -> str:
-    """Return what is damaged in the content of a metrics.csv, which `parse_metrics` skips; empty for an intact file."""
+    """Return a description of the first damage in the content of a metrics.csv; empty for an intact file.
+
+    `parse_metrics` skips damaged lines without an error.
+    """
     try:
         header, *lines = split_fields(content.decode())
     except UnicodeDecodeError as error:
@@ -159,7 +162,10 @@ def pass_table(rows: Iterable[MetricsRow]) -> list[dict[str, Any]]:
 
 
 def restart_marks(rows: Iterable[MetricsRow]) -> list[tuple[float, str]]:
-    """Return (position on the axis of passes, from 1; label such as `attempt 2`) of each restart between two passes."""
+    """Return (position, label) of each restart between two passes, for a plot.
+
+    The position is a number on an axis on which passes count from 1, such as 3.5; a label is for example `attempt 2`.
+    """
     attempts: dict[int, int] = {}
     for row in rows:
         attempts[row.number] = max(row.attempt, attempts.get(row.number, 0))
@@ -171,32 +177,40 @@ def restart_marks(rows: Iterable[MetricsRow]) -> list[tuple[float, str]]:
 
 
 def higher_is_better(metric: str) -> bool:
-    """Return whether a higher value of this metric is better; its name decides (HIGHER)."""
+    """Return whether a higher value of this metric is better; the words in HIGHER decide."""
     return any(word in metric.lower() for word in HIGHER)
 
 
 def rank_passes(metric: str, scores: Scores) -> list[int]:
-    """Return the numbers of finished passes with a finite score, the best (of equal ones the earliest) first."""
+    """Return the first number of each pair in `scores` with a finite value, sorted from the best value to the worst.
+
+    Of pairs with equal values the earliest one comes first.
+    """
     sign = -1 if higher_is_better(metric) else 1
     return [at for _, at in sorted((sign * value, at) for at, value in scores if math.isfinite(value))]
 
 
 def stops_early(metric: str, scores: Scores, patience: int) -> bool:
-    """Return whether the last `patience` passes did not improve the metric, so that training ends; 0 disables this."""
+    """Return whether training should end because the last `patience` passes did not improve the metric.
+
+    The result is always False if `patience` is 0.
+    """
     best = max(rank_passes(metric, scores)[:1], default=0)
     return 0 < patience <= sum(at > best for at, _ in scores)
 
 
 def best_pass(run: Mapping[str, Any], passes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the best pass of a run by `training.keepBest`; after a complete run the pass of the exported model.
+    """Return the pass of a run with the best score of the metric in `training.keepBest`.
+
+    After a complete run this is the pass whose model was exported.
 
     Args:
         run: content of run.json.
         passes: `pass_table` of the run.
 
     Returns:
-        metric; pass (from 0); value of the metric; endedEarly: whether early stopping ended the run.
-        {} without `training.keepBest`, or before the first score.
+        A dict with the keys metric, pass (from 0), value (the score) and endedEarly (whether early stopping ended the
+        run). The dict is empty if `training.keepBest` is not set, or if there is no score yet.
     """
     metric = str(run.get("keepBest") or "")
     values = {row["pass"]: row[TEST + metric] for row in passes if TEST + metric in row}

@@ -13,7 +13,7 @@ training pod copies its shard to its own disk.
 │   │   ├── test.txt                     the test set, common to all shards
 │   │   ├── files/…, files.jsonl         with data.format files, instead of shards: the files, and their list
 │   │   └── tables/<name>                side tables: files of data.tables that the program reads
-│   ├── <dataDigest>.json                the manifest of the data with this digest; it has the name <content>
+│   ├── <dataDigest>.json                the manifest of the data with this digest; its key content is <content>
 │   ├── .<content>.<uid>.tmp/            work in progress of data Jobs
 │   └── .<dataDigest>.alive              a file that data Jobs at work touch
 ├── .packages/<sha256>.tar.gz            JobPaths.packages: Python packages of programs
@@ -24,7 +24,7 @@ training pod copies its shard to its own disk.
     ├── data-failed.json                 why the data Job failed
     ├── .run-secret                      what the ranks of the newest run authenticate with; mode 0600
     ├── <TRAIN_CONFIG_DIR>/              a user's own program
-    ├── output/                          the present run's output
+    ├── output/                          the current run's output
     │   ├── run.lock, run.json, run.copy.json, status.json, program.json, metrics.csv, before.json, curve.png,
     │   │   report.html, .checkpoint-request
     │   ├── model/
@@ -120,7 +120,7 @@ def position(name: str) -> Position | None:
 
 
 class _Below:
-    """An attribute of a class with paths: the path of a file or folder below the folder `base` of the object."""
+    """An attribute of a class with paths: the path `name` below the folder that the attribute `base` contains."""
 
     def __init__(self, name: str, base: str = "root") -> None:
         self._name, self._base = name, base
@@ -160,7 +160,7 @@ class JobPaths:
         return DataPaths(self.all_data / content)
 
     def data_record(self, digest: str) -> Path:
-        """Return the manifest of the data with this `dataDigest`; it says in `content` where the data is."""
+        """Return the path of the manifest of the data with this `dataDigest`; its `content` is the data's folder."""
         return self.all_data / f"{digest}.json"
 
     def data_tmp(self, content: str) -> Path:
@@ -168,11 +168,11 @@ class JobPaths:
         return self.all_data / f".{content}.{os.getuid()}.tmp"
 
     def data_alive(self, digest: str) -> Path:
-        """Return the file that the pods of a data Job touch every few seconds while they run."""
+        """Return the path of the file that the pods of a data Job touch every few seconds while they run."""
         return self.all_data / f".{digest}.alive"
 
     def packages(self, sha256: str) -> Path:
-        """Return the archive with the Python packages of `training.packages`, the sha256 of the archive."""
+        """Return the path of the archive of Python packages with this sha256 (the value of `training.packages`)."""
         return self.all_packages / f"{sha256}.tar.gz"
 
     def output_tmp(self, run_id: str) -> Path:
@@ -198,11 +198,11 @@ class DataPaths:
     tables = _Below("tables")
     test = _Below("test.txt")
     files = _Below("files")
-    """Folder of the files with data.format files."""
+    """With `data.format: files`, the folder of the data files."""
     file_list = _Below("files.jsonl")
-    """List of these files: a JSON object with name, bytes and sha256 on each line."""
+    """List of the data files in `files`: a JSON object with name, bytes and sha256 on each line."""
     parts = _Below("parts")
-    """Folder of a work folder with the parts of the source: their locks, markers and test sets."""
+    """In the work folder of a data Job, the folder with the locks, markers and test sets of the parts of the source."""
 
     def shard(self, index: int) -> Path:
         """Return the folder with the rows of shard `index` (train.txt, train.list, test.list)."""
@@ -269,12 +269,12 @@ class WorkPaths:
     data = _Below("data")
     tables = _Below("data/tables")
     files = _Below("data/files")
-    """Folder of the files with data.format files: a link to the storage, or a copy (data.cache)."""
+    """With `data.format: files`, the folder of the data files: a link to the storage, or a copy (data.cache)."""
     sums = _Below("data/sums.json")
-    """Path of sums.json: bytes and sha256 of each file that was copied into train.txt and test.txt, by name."""
+    """Path of sums.json: for each file that was copied into train.txt and test.txt, its name, bytes and sha256."""
     program = _Below("program")
     packages = _Below("packages")
-    """Folder of the Python packages of `training.packages`; absent without them, or until all are unpacked."""
+    """Folder of the Python packages of `training.packages`. It does not exist until all packages are unpacked."""
     records = _Below("records")
     """Folder of this rank's rows in parsed, binary form (launcher/trainer/record_files.py)."""
     progress = _Below("progress.json")

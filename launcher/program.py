@@ -2,7 +2,7 @@
 
 `ScriptRun` and its callbacks are for scripts of runtime collective (docs/how-to/own-script.md), everything else for
 programs of runtime fleet. This module does not import Paddle, so a program's columns and its parse() can be tested
-without Paddle. Every exported model contains a copy of it, which must work without the launcher.
+without Paddle. Every exported model contains a copy of this module, which must work without the launcher.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def whole_number(row: Mapping[str, Any], column: str, low: int, high: int) -> in
         high: largest valid number.
 
     Raises:
-        ValueError: it is not such a number, such as 7.5; the message contains the column and its text.
+        ValueError: the value is not a whole number (for example 7.5), or is not from `low` to `high`. The message
+            contains the column and the value.
     """
     return int(_number(row, column, int, low, high))
 
@@ -168,7 +169,7 @@ def choice(row: Mapping[str, str], column: str, values: Sequence[str] | Mapping[
         values: the valid texts.
 
     Raises:
-        ValueError: the text is not one of them; the message contains the column and its text.
+        ValueError: the text is not in `values`; the message contains the column and the text.
     """
     value = row[column]
     if value not in values:
@@ -177,7 +178,7 @@ def choice(row: Mapping[str, str], column: str, values: Sequence[str] | Mapping[
 
 
 def __getattr__(name: str) -> Any:
-    """Import what only scripts need when a script asks for it."""
+    """Import `ScriptRun` and its callbacks when a script uses them, because programs of runtime fleet need neither."""
     if name == "ScriptRun":
         from launcher.script_run import ScriptRun
 

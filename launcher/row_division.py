@@ -1,9 +1,9 @@
 """Divide the rows of a pass among trainers whose number may change inside the pass, so that each row is trained once.
 
-The rows of a pass are those of all shards one after another, each shard in its own order of this pass. An attempt
-divides what remains of them into one part for each trainer, and each part into the same number of batches. What remains
-after some batches follows from the rows of each shard and the history: how many trainers trained how many batches of
-how many. So a checkpoint stores only these numbers, and every trainer calculates the same parts from them.
+A pass has the rows of all shards, one shard after another. Each shard has its own order of rows in each pass. An
+attempt divides the rows that remain in the pass into one part for each trainer, and each part into the same number of
+batches. Which rows remain can be calculated from the number of rows in each shard and from the history of the pass
+(`History`). So a checkpoint stores only these numbers, and every trainer calculates the same parts from them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ Interval = tuple[int, int, int]
 Part = list[Interval]
 """The rows of one trainer, in the order in which it trains them."""
 History = Sequence[Sequence[int]]
-"""[trainers, batches that each of them trained, batches of each of their parts] of each division of a pass, in order.
-Where two consecutive ones have the same number of trainers, they are one."""
+"""What was trained of a pass: a list of the divisions of the pass, in order. Each division is [number of trainers,
+number of batches that each trainer has trained, number of batches in each part]. Consecutive attempts with the same
+number of trainers are one division."""
 
 
 def count_rows(part: Iterable[Interval]) -> int:
@@ -28,7 +29,7 @@ def count_rows(part: Iterable[Interval]) -> int:
 
 
 def cut(part: Iterable[Interval], first: int, end: int | None = None) -> Part:
-    """Return the rows of a part from its row `first` to its row `end` (exclusive; None: its last row)."""
+    """Return the rows of a part from row number `first` up to row number `end`, exclusive; None: up to the last row."""
     found, start = [], 0
     for shard, low, high in part:
         begin = max(low, low + first - start)
@@ -55,21 +56,21 @@ def first_row(rows: int, steps: int, batch: int) -> int:
 
 
 def remaining(part: Part, steps: int, done: int) -> Iterator[Interval]:
-    """Yield the rows of a part that remain after `done` of `steps` batches; then repeat the part without end."""
+    """Yield the rows that remain after `done` of the `steps` batches of a part; then repeat the part without end."""
     rest = cut(part, first_row(rows := count_rows(part), steps, done) % rows)
     return itertools.chain(rest, itertools.chain.from_iterable(itertools.repeat(part)))
 
 
 def batch_sizes(part: Part, steps: int, done: int) -> list[int]:
-    """Return the number of rows of each batch of a part after the first `done` of `steps`."""
+    """Return the number of rows in each batch that remains after `done` of the `steps` batches of a part."""
     begins = [first_row(count_rows(part), steps, step) for step in range(done, steps + 1)]
     return [end - begin for begin, end in itertools.pairwise(begins)]
 
 
 def divide(rows: Sequence[int], history: History, trainers: int) -> list[Part]:
-    """Return the parts into which `trainers` trainers divide what remains of a pass.
+    """Divide the rows that remain in a pass into one part for each of `trainers` trainers.
 
-    A pass that nobody has begun is divided at the borders of the shards if there are as many trainers as shards. Else
+    If nothing of the pass is trained yet and there are as many trainers as shards, each part is one shard. Otherwise
     the sizes of the parts differ by at most one row.
 
     Args:
@@ -99,18 +100,18 @@ class Division:
     earlier: tuple[tuple[int, ...], ...]
     """The history of the pass before this division."""
     parts: list[Part]
-    """The rows of each trainer at the beginning of this division."""
+    """The rows of each trainer, including the rows of the batches that are done."""
     done: int
-    """Batches of each part that earlier attempts with the same number of trainers have trained."""
+    """The number of batches of each part that earlier attempts have trained in this same division."""
     steps: int
-    """Batches of each part, with those that are done."""
+    """The number of batches in each part, including those that are done."""
 
     @classmethod
     def resume(cls, rows: Sequence[int], history: History, trainers: int, batch_size: int) -> Division:
-        """Divide what remains of a pass after `history` into batches of at most `batch_size` rows.
+        """Divide the rows that remain in a pass after `history` into batches of at most `batch_size` rows.
 
-        If the newest division of the history has as many parts as there are trainers, its number of batches does not
-        change, even if the batch size has changed.
+        If the newest division in the history has the same number of trainers, the result continues that division: the
+        number of batches stays the same, even if `batch_size` is different now.
         """
         earlier, done, recorded = [tuple(each) for each in history], 0, 0
         if earlier and earlier[-1][0] == trainers:
@@ -122,7 +123,7 @@ class Division:
 
     @property
     def trained_before(self) -> int:
-        """Return the number of batches that each trainer has trained in the earlier divisions of the pass."""
+        """Return the number of batches that each trainer trained in the divisions of the pass before this one."""
         return sum(done for _, done, _ in self.earlier)
 
     def history(self, done: int) -> list[list[int]]:

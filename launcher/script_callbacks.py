@@ -54,11 +54,15 @@ def hapi_callback(run: ScriptRun) -> Any:
                     setattr(self.model, name, self._skip_batch)
 
         def _skip_batch(self, *_: object, **__: object) -> Any:
-            """Return the result of a batch with the loss 0, in the form in which `fit` expects it."""
+            """Do not train the batch; return the loss 0, in the form in which `fit` expects the result of a batch."""
             return ([0.0], []) if self.model._metrics else [0.0]
 
         def _restore(self) -> None:
-            """Load the checkpoint, now that the skipped steps have changed the learning rate for the last time."""
+            """Load the checkpoint, and train from the next step on.
+
+            This is called after the last skipped step: a skipped step changes the learning rate, too, and would change
+            the learning rate that the checkpoint restores.
+            """
             for name, function in self._batch_functions.items():
                 setattr(self.model, name, function)
             self._batch_functions = {}
@@ -71,7 +75,8 @@ def hapi_callback(run: ScriptRun) -> Any:
         def on_train_batch_begin(self, *_: object) -> None:
             if self._batch_functions and self._place >= run.start:
                 self._restore()
-            # Not at the end of the step: only now all callbacks, such as LRScheduler, have handled it.
+            # This is not done at the end of the step before: only now all callbacks, such as LRScheduler, have handled
+            # that step.
             if self._is_save_due:
                 self._save()
 
@@ -101,9 +106,10 @@ def hapi_callback(run: ScriptRun) -> Any:
             self._finish_epoch()
 
         def _finish_epoch(self) -> None:
-            """Record an epoch and save it.
+            """Record and save the epoch that has ended, if an epoch has ended.
 
-            `fit` evaluates after `on_epoch_end`, so this is called later, when the scores exist.
+            `fit` evaluates the model after `on_epoch_end`. So this is called later than `on_epoch_end`, when the scores
+            of the epoch exist.
             """
             if self._is_epoch_done:
                 run.end_epoch(self._place[0], **self._scores)
@@ -121,7 +127,7 @@ def hapi_callback(run: ScriptRun) -> Any:
 
 
 def _first(value: Any) -> float:
-    """Return a number of the logs, which is in a list if it is a loss."""
+    """Return a value of the logs of `paddle.Model` as a number; a loss is in a list, of which the first one counts."""
     return float(value[0] if isinstance(value, (list, tuple)) else value)
 
 
@@ -140,14 +146,14 @@ class TrainerCallback:
 
         Args:
             run: the `ScriptRun` of this process.
-            every: steps after which the callback lets `Trainer` log, and asks the launcher whether to save.
+            every: the callback lets `Trainer` log, and asks the launcher whether to save, once in this number of steps.
         """
         self._run, self._every = run, every
         self._save = contextlib.ExitStack()
         self._output_dir: str | None = None
         self._logged_step = 0
         self._epoch: int | None = None
-        """The epoch that ended, before its scores are known."""
+        """The epoch that has ended and is not recorded yet; None if there is none."""
         self._scores: dict[str, float] = {}
         found = sorted(run.checkpoint.glob("checkpoint-*")) if run.checkpoint else []
         self.resume_from: Path | None = found[0] if found else None
@@ -173,7 +179,11 @@ class TrainerCallback:
         self._logged_step = state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        """Let `Trainer` log, and save if the launcher says so; then direct the checkpoint into the run."""
+        """Let `Trainer` log every `every` steps, and save then if `run.should_save()` says so.
+
+        At the last step of an epoch `Trainer` does not save, because `on_epoch_end` saves together with the scores. If
+        `Trainer` saves after this step, it writes its checkpoint into a new checkpoint folder of the run.
+        """
         if state.global_step % self._steps(state) == 0:
             control.should_save = False  # the end of the epoch saves, with its scores
         elif state.global_step % self._every == 0:
@@ -205,17 +215,17 @@ class TrainerCallback:
         }
 
     def on_epoch_begin(self, *_: object, **__: object) -> None:
-        """Record the epoch before, if `Trainer` has not saved it."""
+        """Record the previous epoch, unless `on_save` has recorded it already."""
         self._finish_epoch()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        """Let `Trainer` log and save the epoch, and direct the checkpoint into the run."""
+        """Let `Trainer` log and save at the end of the epoch, into a new checkpoint folder of the run."""
         control.should_log = control.should_save = True
         self._epoch = max(0, math.ceil(state.global_step / self._steps(state)) - 1)
         self._prepare_save(args, state, control)
 
     def on_save(self, args: Any, *_: object, **__: object) -> None:
-        """Publish the checkpoint that `Trainer` has written, after the record of the epoch that it ends."""
+        """Record the epoch if it has ended, and then publish the checkpoint that `Trainer` has written."""
         self._finish_epoch()
         if self._output_dir is not None:
             args.output_dir, self._output_dir = self._output_dir, None
@@ -226,7 +236,10 @@ class TrainerCallback:
         self._finish_epoch()
 
     def _prepare_save(self, args: Any, state: Any, control: Any) -> None:
-        """Replace `args.output_dir` by the folder of a new checkpoint until `on_save`, if `Trainer` will save now."""
+        """If `Trainer` will save now, let it write into a new checkpoint folder of the run.
+
+        `args.output_dir` is the path of that folder until `on_save` restores the original value.
+        """
         if control.should_save and self._output_dir is None:
             folder = self._save.enter_context(self._run.save(*self._position(state), all_ranks=True))
             self._output_dir, args.output_dir = args.output_dir, str(folder)

@@ -1,8 +1,8 @@
-"""Runs a user's script as `python SCRIPT ARGUMENTS` or `python -m MODULE ARGUMENTS` would, but ends errors at once.
+"""Runs a user's script as `python SCRIPT ARGUMENTS` or `python -m MODULE ARGUMENTS` would, but exits at once on errors.
 
-Its arguments are `SCRIPT ARGUMENTS…` or `-m MODULE ARGUMENTS…`. A process that is connected to Paddle's parameter
-servers crashes with a SIGSEGV when Python ends it, which hides the traceback of the error and its exit code. This
-program prints the traceback and exits without ending Python.
+The arguments of this program are `SCRIPT ARGUMENTS…` or `-m MODULE ARGUMENTS…`. A process that is connected to Paddle's
+parameter servers crashes with a SIGSEGV when the Python interpreter shuts down, and the crash would hide the traceback
+and the exit code of an error. So this program prints the traceback and exits without shutting down the interpreter.
 """
 
 import os
@@ -16,11 +16,11 @@ _NOT_THE_SCRIPT = (__file__, runpy.__file__, "<frozen runpy>")
 
 
 def main() -> None:
-    """Run the script or module that the first arguments name."""
+    """Run the script or module that the arguments of this process specify."""
     is_module = sys.argv[1] == "-m"
     del sys.argv[: 1 + is_module]
     script = sys.argv[0]
-    # Before the script, import little.
+    # This program imports little before the script runs.
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(script))  # noqa: PTH100, PTH109, PTH120
     code: object = 0
     try:

@@ -40,34 +40,38 @@ class ScriptRun:
     """One process of a script. Create one in every process, before the first step.
 
     Epochs and steps count from 0. A place (epoch, step) is where training continues: `step` steps of `epoch` are done.
-    The launcher has other words: a pass is an epoch, and its batches are the steps of all processes together. So a run
-    with another number of processes continues at the same part of the epoch.
+    The launcher uses other words: a pass is an epoch, and the batches of a pass are the steps of all processes
+    together. A checkpoint is at a number of batches, so a run with another number of processes continues at the same
+    part of the epoch.
 
     Attributes:
         rank: number of this process, from 0. Process 0 saves scores, the model and, unless all processes save together
-            (`all_ranks`), the checkpoints. With runtime ps only trainers have a number; it is -1 in a parameter server,
-            which has the attribute `checkpoint` only.
+            (`all_ranks`), the checkpoints. With runtime ps this is the number of a trainer. A parameter server has the
+            number -1, and uses no other attribute than `checkpoint`.
         world_size: number of all processes; with runtime ps of all trainers.
-        accumulation_steps: steps whose gradients to add up before an update, so that the global batch stays about the
-            same in an elastic run: the largest world size, divided by the current one and rounded up; else 1.
+        accumulation_steps: number of steps whose gradients to add up before an update. In an elastic run this is the
+            largest world size divided by the current one, rounded up, so that the global batch stays about the same. In
+            all other runs this is 1.
         epochs: number of epochs to train: `training.passes`, unless the script sets another.
         batch_size: `training.batchSize`, the samples of one step of one process.
-        train_file: the pod's shard, which its processes share; None without data of the launcher.
+        train_file: file with the pod's shard of the data, which all processes of the pod read; None if the launcher
+            does not prepare the data.
         test_file: the test set; None if there is none.
-        data: folder of the files with data.format files, which is not to be changed; None with other data.
+        data: with `data.format: files` the folder of the data files, which the script must not change; else None.
         tables: folder of the side tables (`data.tables`); None if there are none.
         output: the run's output folder on the shared storage; `output` in the current folder without the launcher.
         start: the place (epoch, step) at which training continues; (0, 0) at the start of a run.
-        checkpoint: the folder with the files that were saved at `start`, which were verified; None if there is no
-            checkpoint. Test this attribute and not `start`: a run that continues with more processes than before may
-            have a checkpoint after a few batches, which is less than a step of all processes, so `start` is (0, 0).
+        checkpoint: the folder with the verified files that were saved at `start`; None if there is no checkpoint. To
+            find out whether there is a checkpoint, test this attribute and not `start`, which can be (0, 0) although
+            there is a checkpoint. For example, after 2 batches a run continues with 4 processes: 2 batches are less
+            than one step of 4 processes.
     """
 
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """Read the settings of this process from `environ` (None: the environment), and verify the checkpoint.
+        """Read the settings of this process from `environ` (None: `os.environ`), and verify the checkpoint.
 
-        A damaged checkpoint is rejected, and the process exits with code 71: the next attempt resumes from the
-        checkpoint before it.
+        If the checkpoint is damaged, this process rejects it and exits with code 71. The next attempt then resumes from
+        an earlier checkpoint.
         """
         env = dict(os.environ if environ is None else environ)
         self._uses_servers = bool(env.get("PADDLE_PSERVERS_IP_PORT_LIST"))
@@ -101,9 +105,9 @@ class ScriptRun:
         self._epoch_began: float | None = None
         """Monotonic time at which the measured part of this epoch began, plus the time spent saving and testing."""
         self._paused_at: float | None = None
-        """When the present saving or testing began."""
+        """Monotonic time at which the current saving or testing began; None while the process trains."""
         self._samples = self._measured = self._loss = 0.0
-        """Number of samples of this epoch, number of measured ones, and the sum of all samples' losses."""
+        """Of this epoch: number of samples, number of samples in measured steps, sum of the losses of all samples."""
         with _exit_on_error():
             self.checkpoint = self._find_checkpoint(env.get("PADDLE_LAUNCHER_RESUME"))
             at = (position(self.checkpoint.name) if self.checkpoint else None) or Position(0)
@@ -118,7 +122,11 @@ class ScriptRun:
         self._progress.set(state="starting")
 
     def _find_checkpoint(self, name: str | None) -> Path | None:
-        """Return the folder of the checkpoint `name`, verified; of the newest one if `name` is None (no launcher)."""
+        """Verify the checkpoint `name` and return its folder; None if there is no checkpoint (`name` is empty).
+
+        Without the launcher `name` is None, which means the newest checkpoint. Raises the error of `checkpoints.reject`
+        if the checkpoint is damaged.
+        """
         if name is None:
             found = checkpoints.newest_checkpoint(self.output)
             name = found.folder if found else ""
@@ -126,7 +134,7 @@ class ScriptRun:
             return None
         folder = self.output / name
         self._progress.set(state="loading")
-        # The trainers verify it for the servers, too.
+        # Parameter servers do not verify the checkpoint: the trainers do.
         if (
             self.rank >= 0
             and (damage := checkpoints.find_damage(folder, self.rank, self.world_size)) is not None
@@ -135,7 +143,7 @@ class ScriptRun:
         return folder
 
     def init_parallel_env(self) -> None:
-        """Connect to all other processes with `paddle.distributed.init_parallel_env`; nothing to do for a single one.
+        """Connect to all other processes with `paddle.distributed.init_parallel_env`; do nothing if there is one.
 
         If process 0 does not answer, Paddle waits three seconds before it asks again (kDelay in its tcp_utils.h). This
         method waits until process 0 listens, and then calls Paddle's function: a start takes up to three seconds less.
@@ -153,22 +161,25 @@ class ScriptRun:
     def batches(
         self, epoch: int, rows: int, *, batch_size: int = 0, shuffle: bool = True, seed: int = 0
     ) -> RowBatches:
-        """Return the batches of this process for what remains of an epoch: lists of row numbers below `rows`.
+        """Return the batches of this process for the rest of an epoch; each batch is a list of row numbers.
 
-        The rows are divided among all processes, and all have the same number of batches. The processes' rows together
-        are each row once, also if the epoch began with another number of processes: `save` stores how many have trained
-        how many batches. So use one such object for an epoch, in all processes with the same arguments and in every
-        attempt with the same `rows`, `shuffle` and `seed`. Pass it to `paddle.io.DataLoader` as `batch_sampler`.
+        Row numbers are from 0 to `rows` - 1. This method divides the rows among all processes, and each process gets
+        the same number of batches. In an epoch each row is trained once, even if the number of processes changes in the
+        middle: `save` stores which rows are trained already.
+
+        Call this method once in an epoch. Give the same arguments in all processes, and the same `rows`, `shuffle` and
+        `seed` in every attempt. Pass the result to `paddle.io.DataLoader` as `batch_sampler`.
 
         Args:
             epoch: the epoch, from 0.
             rows: number of rows of all processes together.
-            batch_size: largest number of rows of a batch; 0: `run.batch_size`.
-            shuffle: whether the rows come in an order that depends on `seed` and `epoch`, or in their own.
-            seed: see above.
+            batch_size: largest number of rows in a batch; 0: `run.batch_size`.
+            shuffle: True: the order of the rows is random, and depends on `seed` and `epoch` only. False: the rows come
+                in the order of their numbers.
+            seed: any number; another number gives another order.
 
         Raises:
-            ValueError: there are no rows, or this epoch has batches of another number of rows already.
+            ValueError: `rows` is 0, or this method was called for the same epoch with another number of rows.
         """
         if rows < 1:
             raise ValueError(
@@ -189,13 +200,14 @@ class ScriptRun:
         return self._batches
 
     def lines(self, epoch: int, *, batch_size: int = 0) -> LineBatches:
-        """Return the batches of this process for what remains of an epoch: lists of lines without newlines.
+        """Return the batches of this process for the rest of an epoch; each batch is a list of lines without newlines.
 
-        They are lines of all shards of the prepared data, read from the shared storage in the order of the shards. Each
-        line of the data comes once in an epoch, whatever the number of processes, as `batches` describes.
+        The lines come from all shards of the prepared data, in the order of the shards. This process reads them from
+        the shared storage. All processes together get each line once in an epoch, as `batches` describes. The arguments
+        are those of `batches`.
 
         Raises:
-            ValueError: the run has no data of the launcher, or its data is not text.
+            ValueError: the launcher has not prepared data for this run, or the data is not text.
         """
         with _exit_on_error():
             manifest = files.read_json(self._manifest) if self._manifest else None
@@ -287,7 +299,8 @@ class ScriptRun:
             return False
         self._asked_at = now
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
-            # The number increases only with an answer: the same question gets an answer that was lost again.
+            # The number in the address increases only after an answer: if an answer was lost, the process asks at the
+            # same address again, and gets the same answer.
             is_wanted = requested_checkpoints.ask_once(f"{self._requests}{self._asked + 1}", 0)[0]
             self._asked += 1
             return is_wanted
@@ -297,21 +310,22 @@ class ScriptRun:
     def save(self, epoch: int, step: int, *, all_ranks: bool = False) -> Iterator[Path]:
         """Save a checkpoint: `with run.save(epoch, step) as folder:` and write any files into `folder`.
 
-        (epoch, step) is the place at which training will continue; at the end of epoch 3 that is (4, 0). The
-        checkpoint exists once the block has ended without an error: all its files or none. Checkpoints older than
-        the newest `training.keepCheckpoints` are removed. Only process 0 may call this. With runtime ps all trainers
-        call it, with `fleet.save_persistables(exe, str(folder))` in the block, which waits for all of them.
+        The checkpoint appears with all its files when the block ends without an error; after an error it does not
+        appear. Then only the newest `training.keepCheckpoints` checkpoints are kept, and older ones are removed.
+
+        Without `all_ranks` only process 0 may call this. With runtime ps all trainers must call it, and call
+        `fleet.save_persistables(exe, str(folder))` in the block; that function waits for all trainers.
 
         Args:
-            epoch: see above.
-            step: see above.
+            epoch: the epoch in which training will continue: 4 at the end of epoch 3.
+            step: the number of finished steps of `epoch`: 0 at the end of an epoch.
             all_ranks: all processes call this, and write files with different names into the same folder. The
-                checkpoint exists once all of them have left the block. They wait for each other before and after it,
-                at most RANKS_SECONDS (launcher/io/rank_exchange.py); then a process exits.
+                checkpoint appears when all of them have left the block. The processes wait for each other before and
+                after the block. A process that has waited RANKS_SECONDS (launcher/io/rank_exchange.py) exits.
 
         Raises:
-            ValueError: there is nothing to save; no file was written; or with `all_ranks` the processes save at
-                different places.
+            ValueError: `epoch` and `step` are 0; the block wrote no file; or with `all_ranks` the processes have
+                different values of `epoch` or `step`.
         """
         at = self._position(epoch, step)
         if at <= Position(0):
@@ -379,8 +393,9 @@ class ScriptRun:
     def save_model(self) -> Iterator[Path]:
         """Save the finished model: `with run.save_model() as folder:` and write any files into `folder`.
 
-        It becomes `output/model/`, which `training.exportTo` uploads. The scores of the last epoch (`end_epoch`) are
-        added as score.json, unless the block writes that file. Only process 0 may call this.
+        When the block ends, the folder becomes `output/model/`, which is what `training.exportTo` uploads. This method
+        adds the scores of the last epoch (`end_epoch`) as score.json, unless the block writes that file. Only process 0
+        may call this.
         """
         folder, model = self.output / f".model.attempt-{self._attempt}.tmp", OutputPaths(self.output).model
 
@@ -407,7 +422,11 @@ class ScriptRun:
     def _writing(
         self, folder: Path, state: str, create: Callable[[], None], *, together: bool = False
     ) -> Iterator[None]:
-        """Call `create`, which makes `folder` for the block; report `state`; process 0 removes it after an error."""
+        """Report `state`, call `create`, which creates `folder`, and run the block.
+
+        If the block fails, process 0 removes `folder`. `together` is whether all processes write into `folder`; if it
+        is False, only process 0 may call this.
+        """
         if self.rank and not together:
             raise RuntimeError(
                 f"process {self.rank} must not save alone. Fix: if all processes have the same parameters, save in "
@@ -426,11 +445,13 @@ class ScriptRun:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Leave the block out of this process' own time per step: in it the process waits for other processes.
+        """Exclude the time of the block from this process's own time per step.
 
-        Put all communication of a step into such blocks, for example the exchange of gradients. Then `status` shows
-        each rank's own time, and names a slow rank. Without them nothing is shown, since a fast process would wait for
-        the slow one in the same step. On a GPU, call `paddle.device.synchronize()` before the block and at its end.
+        In the block the process waits for other processes. Put all communication of a step into `with run.waiting():`
+        blocks, for example the exchange of gradients. Then the command `status` shows each rank's own time per step,
+        and says which rank is slow. Without such blocks `status` shows no times: a fast process waits for the slow one
+        in every step, so all would have the same time. On a GPU, call `paddle.device.synchronize()` before the block
+        and at the end of the block.
         """
         self._has_waited = True
         with self._clock.paused():
@@ -458,7 +479,8 @@ class ScriptRun:
     def end_epoch(self, epoch: int, **scores: float) -> None:
         """Record the end of an epoch in metrics.csv, with test scores such as `accuracy=0.91`, and begin the next.
 
-        Every process calls it, and process 0 writes: its own scores, and its own samples times the processes.
+        Every process must call this; only process 0 writes. It writes its own scores, and it writes its own number of
+        samples multiplied by the number of processes.
         """
         if self.rank == 0 and self._samples:
             seconds = (self._paused_at or time.monotonic()) - (self._epoch_began or 0.0)
@@ -469,21 +491,29 @@ class ScriptRun:
                 metrics_file.write_metrics(self.output, epoch, self._attempt, [row], scores, may_rename=True)
         self._samples = self._measured = self._loss = 0.0
         self._epoch_began = time.monotonic()
-        self._progress.write()  # the last step, too: no later report may follow
+        self._progress.write()  # with the last step, because there may be no later report
 
 
 class RowBatches:
-    """The batches of row numbers of one process for what remains of an epoch, each a list of numbers.
+    """The batches of one process for the rest of an epoch; each batch is a list of row numbers.
 
     Attributes:
         epoch: the epoch, from 0.
         rows: number of rows of all processes together.
-        first: the number of the first batch, which is `run.start`'s step in the epoch at which training continues.
-        steps: the number of steps of the epoch, with those before `first`.
+        first: the number of the first batch: the step of `run.start` in the epoch at which training continues, else 0.
+        steps: the number of steps of the epoch, including the steps before `first`.
     """
 
     def __init__(self, division: Division, rank: int, epoch: int, first: int, order: str) -> None:
-        """Create the batches of process `rank`. `order` is the seed of the rows' order; empty: their own order."""
+        """Create the batches of process `rank`.
+
+        Args:
+            division: the division of the rows that remain in the epoch among all processes.
+            rank: number of this process, from 0.
+            epoch: the epoch, from 0.
+            first: the number of the first batch.
+            order: seed of the random order of the rows; empty: the rows come in the order of their numbers.
+        """
         self.epoch, self.first, self.rows = epoch, first, division.rows[0]
         self.steps = first + division.steps - division.done
         self._division, self._order = division, order
@@ -515,10 +545,16 @@ class RowBatches:
 
 
 class LineBatches:
-    """The batches of lines of one process for what remains of an epoch; attributes as `RowBatches`."""
+    """The batches of one process for the rest of an epoch; each batch is a list of lines.
+
+    `epoch`, `first` and `steps` are the same attributes as in `RowBatches`.
+    """
 
     def __init__(self, rows: RowBatches, shards: list[tuple[int, list[Path]]]) -> None:
-        """Create the lines of the batches `rows`; `shards` are the number of lines and the files of each shard."""
+        """Create the batches of the lines whose numbers are in `rows`; no line is read yet.
+
+        `shards` has (number of lines, files) of each shard. Lines are numbered from 0 through all shards.
+        """
         self.epoch, self.first, self.steps = rows.epoch, rows.first, rows.steps
         self._rows, self._shards = rows, shards
 
@@ -545,7 +581,7 @@ class LineBatches:
                 yield found
 
     def _read(self, first: int) -> Iterator[str]:
-        """Yield the lines from number `first` on."""
+        """Yield the lines of all shards, beginning with line number `first`."""
         for count, paths in self._shards:
             if first < count:
                 yield from itertools.islice(
@@ -564,7 +600,10 @@ def _read_file(path: Path) -> Iterator[str]:
 
 
 class _ScriptProgress(ProgressFile):
-    """The progress.json of a script's process; without the launcher there is none. Exits as `_exit_on_error` does."""
+    """Writes the progress.json of a script's process; without the launcher it writes no file.
+
+    If the file cannot be written, the process exits as `_exit_on_error` describes.
+    """
 
     def __init__(self, path: Path | None) -> None:
         super().__init__(path or Path("progress.json"), saves=False)
@@ -581,7 +620,7 @@ def _path(env: Mapping[str, str], name: str) -> Path | None:
 
 
 def _master_address(env: Mapping[str, str]) -> str:
-    """Return `host:port` on which process 0 listens, as `init_parallel_env` finds it (Paddle's parallel.py)."""
+    """Return the `host:port` on which process 0 listens, from the variables that Paddle's parallel.py reads, too."""
     if env.get("MASTER_ADDR") and env.get("MASTER_PORT"):
         return f"{env['MASTER_ADDR']}:{env['MASTER_PORT']}"
     return env.get("PADDLE_MASTER") or env.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")[0]
@@ -598,7 +637,10 @@ def _wait_for_listener(address: str, deadline: float) -> None:
 
 @contextlib.contextmanager
 def _exit_on_error() -> Iterator[None]:
-    """Exit with the exit code of a launcher's error: it tells the launcher whether to restart the run."""
+    """Print a `LauncherError` of the block, and exit this process with the error's exit code.
+
+    The exit code tells the launcher whether to restart the run.
+    """
     try:
         yield
     except LauncherError as error:

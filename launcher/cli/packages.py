@@ -319,7 +319,11 @@ class _Uv:
     environment: PythonEnvironment
 
     def compile(self, file: Path, lock: Path, *options: str) -> list[dict[str, Any]]:
-        """Resolve the requirements in `file`; return the packages of the lock file (PEP 751), which is written."""
+        """Resolve the requirements in `file`, and write the chosen packages to the lock file `lock` (PEP 751).
+
+        `options` are further options of `uv pip compile`. Return the packages in the lock file. Raises the errors of
+        `install_packages`.
+        """
         self.run("compile", str(file), "--format", "pylock.toml", "-o", str(lock), "--no-header", *options)
         packages: list[dict[str, Any]] = tomllib.loads(lock.read_text("utf-8")).get("packages", [])
         return packages

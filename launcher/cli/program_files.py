@@ -202,11 +202,14 @@ def module_file(module: str, names: list[str]) -> str | None:
 
 
 def find_runtime(file: Path) -> str:
-    """Return the runtime that a .py file is written for: `fleet` for a program, else `ps` or `collective`.
+    """Return the runtime that a .py file is written for: `fleet`, `ps` or `collective`.
 
-    Of what a program must define, a script may have some names, too, such as `inputs` for `paddle.Model`. A script for
-    parameter servers calls one of SERVER_CALLS; one that can also do without them (`is_collective=True`) is
-    `collective`. Raises UsageError for invalid syntax.
+    - `fleet`: the file is named trainer_config.py, or defines at least FEWEST_NAMES of the names that a program must
+      define. A script may define a few of these names, too, such as `inputs` for `paddle.Model`.
+    - `ps`: the file calls one of SERVER_CALLS, and passes `is_collective=True` to no function.
+    - `collective`: any other file. A script that passes `is_collective=True` can also train without parameter servers.
+
+    Raises UsageError for invalid syntax.
     """
     if file.name == CONFIG or len(defined_names(file) & PROGRAM_NAMES) >= FEWEST_NAMES:
         return "fleet"

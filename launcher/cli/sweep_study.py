@@ -138,7 +138,11 @@ class SweepStudy:
         self.open(about)
 
     def open(self, about: Mapping[str, Any]) -> None:
-        """Open the study of the journal. Raises UsageError if `about` is not the one that the sweep began with."""
+        """Open the study that is stored in the journal.
+
+        `about` is the program, data and options of the sweep, as in `create`. Raises UsageError if `about` differs from
+        what the journal has, or if the journal has no sweep of this name.
+        """
         storage = JournalStorage(JournalFileBackend(str(self.journal)))
         try:
             self._study = optuna.load_study(

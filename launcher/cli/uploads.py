@@ -92,10 +92,15 @@ class Upload:
 
 
 def make_storage_name(name: str, kind: str) -> str:
-    """Return the name that a program's folder or a data file gets on the storage: `name` in valid characters.
+    """Return the name that a program's folder or a data file gets on the storage.
 
-    A name of which only the ending remains becomes `<kind>-<6 hex digits>`, so that two of them differ. The launcher
-    itself uses some names in the job's folder, and numbers: these get `<kind>-` in front.
+    Every group of invalid characters in `name` becomes a hyphen. If only the ending remains, the rest becomes
+    `<kind>-<6 hex digits>`; the digits are a hash of `name`, so that the results for two names differ. A number, and
+    each of RESERVED_FOLDERS, gets `<kind>-` in front, because the launcher uses these names itself.
+
+    Args:
+        name: the name of the folder or file on this machine.
+        kind: `program` or `data`.
     """
     path = Path(name)
     stem, ending = (re.sub(r"[^A-Za-z0-9._-]+", "-", part).strip("-") for part in (path.stem, path.suffix))

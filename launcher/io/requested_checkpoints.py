@@ -22,15 +22,18 @@ ASK_SECONDS = 600.0  # deadline: without the decision a trainer cannot know wher
 
 
 def ask_checkpoint_decision(address: str, proposed: int) -> tuple[bool, int]:
-    """Ask rank 0 whether to save a checkpoint that a user may have requested, until it answers.
+    """Ask the launcher of rank 0 whether to save a checkpoint now, and ask again until the launcher answers.
+
+    The launcher answers yes after a user has requested a checkpoint. All trainers ask at the same step, which is a
+    number of trained batches, and all of them get the same answer.
 
     Args:
-        address: `host:port/path` of rank 0's launcher; the path contains the attempt's secret and the present step
-            (number of trained batches).
-        proposed: the step at which this trainer proposes that all trainers ask the next time.
+        address: `host:port/path` of rank 0's launcher; the path contains the attempt's secret and the current step.
+        proposed: the step at which this trainer proposes to ask the next time. The launcher takes the proposal of the
+            trainer that asks first.
 
     Returns:
-        (whether to save now, the step at which all trainers ask the next time): the same on every rank.
+        (whether to save now, the step at which all trainers must ask the next time).
 
     Raises:
         DeadlineError: no answer within ASK_SECONDS.
@@ -50,10 +53,12 @@ def ask_checkpoint_decision(address: str, proposed: int) -> tuple[bool, int]:
 
 
 def ask_once(address: str, proposed: int) -> tuple[bool, int]:
-    """Ask as `ask_checkpoint_decision` does and return the same, but do not try again after an error.
+    """Ask once what `ask_checkpoint_decision` asks; do not ask again after an error.
+
+    The arguments and the result are those of `ask_checkpoint_decision`.
 
     Raises:
-        OSError, http.client.HTTPException, ValueError: no answer within ANSWER_SECONDS, or a wrong one.
+        OSError, http.client.HTTPException, ValueError: there was no answer within ANSWER_SECONDS, or an invalid one.
     """
     status, body = ask_launcher("POST", address, str(proposed), seconds=ANSWER_SECONDS)
     if status != 200:
@@ -63,10 +68,14 @@ def ask_once(address: str, proposed: int) -> tuple[bool, int]:
 
 
 def wait_while_held(store: str) -> None:
-    """Wait after a checkpoint if the launcher is about to stop all trainers: what they trained on would be lost.
+    """Wait after a checkpoint if the launcher is about to stop all trainers.
 
-    The launcher stops a waiting trainer; this returns if it does not within HOLD_SECONDS, or cannot be asked. `store`
-    is the beginning of the addresses of all requests: `host:port/path`, with the attempt's secret.
+    The batches that a trainer trained after the checkpoint would be lost. Normally the launcher stops this process
+    while it waits here. This function returns if the launcher does not intend to stop the trainers, if it has not done
+    so within HOLD_SECONDS, or if it does not answer.
+
+    Args:
+        store: the beginning of the addresses of all requests: `host:port/path`, with the attempt's secret.
     """
     deadline = time.monotonic() + HOLD_SECONDS
     while time.monotonic() < deadline and is_held(store):
@@ -74,7 +83,7 @@ def wait_while_held(store: str) -> None:
 
 
 def is_held(store: str) -> bool:
-    """Return whether the launcher stops all trainers after the next checkpoint; False if it cannot be asked."""
+    """Return whether the launcher stops all trainers after the next checkpoint; False if it does not answer."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         return ask_launcher("GET", f"{store}{HOLD}", seconds=ANSWER_SECONDS)[0] == 200
     return False

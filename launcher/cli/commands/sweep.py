@@ -598,11 +598,23 @@ def plan_ends(options: LaunchOptions, axes: Sequence[Axis], by: str | None) -> l
 def open_study(
     study: SweepStudy, kept: KeptStorage, by: str | None, about: Mapping[str, Any], *, resume: bool
 ) -> None:
-    """Create the study, or with `resume` open it from its journal on this machine or its copy on the storage.
+    """Create the study of a new sweep; with `resume` open the study of an earlier one.
+
+    The journal of the earlier sweep is on this machine, and a copy of the journal is on the storage. If they differ,
+    the longer one is used.
+
+    Args:
+        study: the study to create or open.
+        kept: the storage with the copy of the journal.
+        by: the score that decides, from `--by`; None if the option is not given.
+        about: the program, data and options of the sweep, which must not change when the sweep is resumed.
+        resume: whether to continue an earlier sweep.
 
     Raises:
-        UsageError: there is one without `resume`, or none with it, or it is not the one of these options.
-        DataError: a journal is damaged, or the file is not a journal. The file is unchanged.
+        UsageError: without `resume`: a sweep of this name exists already. With `resume`: no sweep of this name exists,
+            or `about` or `by` differ from those of the earlier sweep.
+        CliError: the journal and its copy contradict each other, because two commands have continued the same sweep.
+        DataError: the journal or its copy is damaged, or is another kind of file. The file is unchanged.
     """
     from launcher.cli.sweep_study import choose_journal, intact_records
 

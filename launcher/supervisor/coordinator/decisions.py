@@ -484,9 +484,17 @@ def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limi
 def _describe_last_failure(
     plan: Plan, cause: Failure, limits: GangLimits, counted: int, newest: Position | None
 ) -> str | None:
-    """Return why no further attempt follows after `cause`, with one `Fix:`; None if one does.
+    """Return the message why the run ends after the failure `cause`; None if another attempt follows.
 
-    `counted` is the number of failures since the newest checkpoint `newest`, with this one.
+    The run ends if there were more failures than `limits.restarts` since the newest checkpoint, or if the attempt
+    before failed in the same way at the same place. The message has one `Fix:`.
+
+    Args:
+        plan: the plan of the attempt that failed.
+        cause: the failure of this attempt.
+        limits: the limits of the gang.
+        counted: the number of failures since the newest checkpoint, including `cause`.
+        newest: the position of the newest checkpoint; None if there is no checkpoint.
     """
     role = "pserver" if cause.process.startswith("pserver") else "trainer"
     log = f"python -m launcher logs --rank {max(cause.rank, 0)} --attempt {plan.attempt} --role {role}"
