@@ -23,7 +23,7 @@ from typing import Any
 from launcher.dataprep import archives, sources
 from launcher.dataprep.byte_streams import BLOCK, buffered, file_blocks
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.sources import PlannedPart, SourceContext, SourceObject
+from launcher.dataprep.sources import PlannedPart, SourceObject
 from launcher.dataprep.split_part import check_sha256, write_file
 from launcher.errors import DataError
 from launcher.io import files
@@ -56,7 +56,7 @@ class FileFetcher:
             DataError: an archive is damaged, or has a file that cannot be unpacked; or the source has changed.
             StorageError: the shared storage failed.
         """
-        ranges, progress, digest = self.part.ranges, self._context.progress, hashlib.sha256()
+        ranges, progress, digest = self.part.ranges, self.part.source.progress, hashlib.sha256()
         progress.unit = "files"
         single = len(ranges) == 1 and not self.part.source.below(ranges[0].object)
         fetches = (functools.partial(self._fetch, one.object) for one in ranges)
@@ -71,17 +71,13 @@ class FileFetcher:
             os.fsync(out.fileno())
         return {"sha256": digest.hexdigest() if single else ""}
 
-    @property
-    def _context(self) -> SourceContext:
-        return self.part.source.context
-
     def _fetch(self, found: SourceObject, check: Callable[[], None]) -> ShardFileEntry:
         source = self.part.source
         name = source.below(found)
         target = self.work.files / name
         if is_safe_name(name) and target.is_file() and target.stat().st_size == found.size:
             digest = hashlib.sha256()
-            for _ in file_blocks(target, self._context.progress, digest, 0):
+            for _ in file_blocks(target, source.progress, digest, 0):
                 check()
             return {"name": name, "bytes": found.size, "sha256": digest.hexdigest()}
         with contextlib.closing(source.open(found, 0, hashlib.sha256())) as opened:
@@ -91,7 +87,7 @@ class FileFetcher:
 
     def _unpack(self, found: SourceObject, digest: hashlib._Hash) -> Iterator[Job[ShardFileEntry]]:
         """Yield jobs that write the files of an archive, or the only file of a source that is no archive."""
-        source, report = self.part.source, self._context.progress.report
+        source, report = self.part.source, self.part.source.progress.report
         name = source.display_name(found)
         with files.storage_errors(self.work.files):
             files.remove_path(self.work.files)  # of an earlier try
@@ -134,14 +130,14 @@ class FileFetcher:
             if size <= SMALL:
                 yield functools.partial(self._write, name, [b"".join(blocks)])
                 continue
-            written = self._write(name, blocks, self._context.progress.report)
+            written = self._write(name, blocks, self.part.source.progress.report)
             yield lambda _, entry=written: entry  # type: ignore[misc]
         if not names:
             raise DataError(f"{archive} has no file. Fix: set data.source to an archive with files.")
 
     def _write(self, name: str, blocks: Iterable[bytes], check: Callable[[], None]) -> ShardFileEntry:
         """Write a file that training pods may read, but not change; return its entry in the list."""
-        source = sources.source_name(self._context.settings)
+        source = sources.source_name(self.part.source.settings)
         _check_name(source, name)
         target, temp = self.work.files / name, self.folder / f"{threading.get_ident()}.tmp"
 

@@ -167,8 +167,8 @@ class DataPod:
         prepared_data.remove_folder(self._work.root)  # a pod that was looking for work may have made it again
 
     def _open(self, opened: contextlib.ExitStack, settings: DataSettings, key: str) -> sources.Source:
-        context = sources.SourceContext(settings, self._progress, self._retry, key)
-        return opened.enter_context(contextlib.closing(sources.open_source(context)))
+        source = sources.open_source(settings, self._progress, self._retry, key)
+        return opened.enter_context(contextlib.closing(source))
 
     def _plan(self, opened: contextlib.ExitStack) -> list[sources.PlannedPart]:
         """Open the sources, and return the parts.
@@ -181,7 +181,7 @@ class DataPod:
         if s.format == "files":
             in_order = sorted(objects, key=source.below)
             ranges = sources.plan_parts(in_order, sources.part_size(1), cost=data_files.FILE_COST)
-        elif source.context.is_single:
+        elif source.is_single:
             ranges = [sources.complete_objects(objects)]
         else:
             # One checksum over everything needs one reader, and a csv field may contain newlines.
@@ -272,7 +272,7 @@ class DataPod:
         try:
             with storage.storage_errors(folder):
                 folder.mkdir()
-            if part.source.context.keeps_files:
+            if part.source.keeps_files:
                 made = data_files.FileFetcher(part, folder, self._work).run()
             else:
                 made = self._split(part, folder)

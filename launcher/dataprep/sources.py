@@ -20,7 +20,7 @@ import re
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -93,32 +93,6 @@ def source_name(settings: DataSettings) -> str:
     """Return the source for messages, digests and the manifest: its `display_name`, or the Secret with its address."""
     secret = settings.source_secret
     return f"the address in Secret {secret}" if secret else display_name(settings.source)
-
-
-@dataclass(frozen=True)
-class SourceContext:
-    """Holds the settings and helpers with which a source is opened."""
-
-    settings: DataSettings
-    progress: DataProgress
-    retry: Retry
-    key: str
-    """The setting with the source, for messages: `data.source`, `data.sourceSecret` or `data.testSource`."""
-
-    @property
-    def name(self) -> str:
-        """Return the setting and its value, for messages."""
-        return f"{self.key} {self.settings.source}"
-
-    @property
-    def is_single(self) -> bool:
-        """Return whether the source is a single object, read by a single pod: an archive or a web address."""
-        return bool(self.settings.member) or not self.settings.source.startswith(("s3://", "file://"))
-
-    @property
-    def keeps_files(self) -> bool:
-        """Return whether the data is the files of the source, not their text."""
-        return self.settings.format == "files"
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,65 +221,6 @@ def is_hidden(path: str, data_format: str) -> bool:
     return any(map(pattern.match, path.split("/")))
 
 
-def files_to_read(context: SourceContext, found: Mapping[str, SourceObject | None]) -> list[SourceObject]:
-    """Return the files of a folder or prefix that are read: all that are neither hidden nor empty; log the others.
-
-    If data.format is `files`, empty files are read, too, except an empty key of a bucket that ends with a slash, which
-    stands for a folder.
-
-    `found` is all files by their path below the source; a hidden one may be None.
-
-    Raises:
-        DataError: a file's name shows that it is not text, or no file is left.
-    """
-    keeps, data_format = context.keeps_files, context.settings.format
-    usable = {
-        path: one for path, one in found.items() if one is not None and not is_hidden(path, data_format)
-    }
-    chosen = {path: one for path, one in usable.items() if one.size or (keeps and one.name[-1] != "/")}
-    source = context.name
-    for path in filter(_NOT_TEXT.fullmatch, () if keeps or context.settings.format == "parquet" else chosen):
-        raise DataError(
-            f"{source}: {path} is no text file, as its name shows, and all files of a folder are read. Fix: convert it "
-            "to text or csv (also compressed: .gz, .bz2, .xz), or move it out of this folder."
-        )
-    skipped = [path for path in found if path not in chosen]
-    listed = ", ".join(skipped[:NAMES_SHOWN]) + ("" if len(skipped) <= NAMES_SHOWN else ", …")
-    if not chosen:
-        raise DataError(
-            f"{source} has no file to read; it has {listed or 'nothing'}, and hidden, temporary and empty files are "
-            f"not read. Fix: upload data to it, or correct {context.key}."
-        )
-    if skipped:
-        text = "%s: %d files are read; %d hidden, temporary or empty ones are not: %s"
-        log.info(text, source, len(chosen), len(skipped), listed)
-    return list(chosen.values())
-
-
-@contextlib.contextmanager
-def source_errors(context: SourceContext, path: Path) -> Iterator[None]:
-    """Raise `DataError` if this pod's user may not read `path`; convert other errors as `storage_errors` does."""
-    with storage_errors(path):
-        try:
-            yield
-        except PermissionError as error:
-            where = error.filename or path
-            raise DataError(
-                f"{context.name}: this pod's user cannot read {where} ({error.strerror}). "
-                f"Fix: chmod -R a+rX {where}"
-            ) from error
-
-
-def check_below_sources(context: SourceContext, path: Path) -> None:
-    """Raise `DataError` when `path` is a link to something outside of sources/."""
-    sources = context.settings.layout.sources
-    if not path.resolve().is_relative_to(sources.resolve()):
-        raise DataError(
-            f"{context.name}: {path} is outside of {sources}, or a link that leads out of it. "
-            "Fix: copy the file into that folder."
-        )
-
-
 def _walk(root: Path, data_format: str) -> Iterator[Path]:
     """Yield the path of each file below `root`, at any depth.
 
@@ -324,11 +239,67 @@ def _walk(root: Path, data_format: str) -> Iterator[Path]:
         folders[:] = set(folders).difference(closed)
 
 
+@dataclass(eq=False)
 class Source(abc.ABC):
     """Lists the objects of a source, and opens each of them at any byte."""
 
-    def __init__(self, context: SourceContext) -> None:
-        self.context = context
+    settings: DataSettings
+    progress: DataProgress
+    retry: Retry
+    key: str
+    """The setting with the source, for messages: `data.source`, `data.sourceSecret` or `data.testSource`."""
+
+    @abc.abstractmethod
+    def __post_init__(self) -> None:
+        """Prepare to list and open objects. Raises `DataError` if the source cannot exist."""
+
+    @property
+    def name(self) -> str:
+        """Return the setting and its value, for messages."""
+        return f"{self.key} {self.settings.source}"
+
+    @property
+    def is_single(self) -> bool:
+        """Return whether the source is a single object, read by a single pod: an archive or a web address."""
+        return bool(self.settings.member) or not self.settings.source.startswith(("s3://", "file://"))
+
+    @property
+    def keeps_files(self) -> bool:
+        """Return whether the data is the files of the source, not their text."""
+        return self.settings.format == "files"
+
+    def _files_to_read(self, found: Mapping[str, SourceObject | None]) -> list[SourceObject]:
+        """Return the files of a folder or prefix that are read: all that are neither hidden nor empty; log the others.
+
+        If data.format is `files`, empty files are read, too, except an empty key of a bucket that ends with a slash,
+        which stands for a folder.
+
+        `found` is all files by their path below the source; a hidden one may be None.
+
+        Raises:
+            DataError: a file's name shows that it is not text, or no file is left.
+        """
+        keeps, data_format = self.keeps_files, self.settings.format
+        usable = {
+            path: one for path, one in found.items() if one is not None and not is_hidden(path, data_format)
+        }
+        chosen = {path: one for path, one in usable.items() if one.size or (keeps and one.name[-1] != "/")}
+        for path in filter(_NOT_TEXT.fullmatch, () if keeps or data_format == "parquet" else chosen):
+            raise DataError(
+                f"{self.name}: {path} is no text file, as its name shows, and all files of a folder are read. Fix: "
+                "convert it to text or csv (also compressed: .gz, .bz2, .xz), or move it out of this folder."
+            )
+        skipped = [path for path in found if path not in chosen]
+        listed = ", ".join(skipped[:NAMES_SHOWN]) + ("" if len(skipped) <= NAMES_SHOWN else ", …")
+        if not chosen:
+            raise DataError(
+                f"{self.name} has no file to read; it has {listed or 'nothing'}, and hidden, temporary and empty files "
+                f"are not read. Fix: upload data to it, or correct {self.key}."
+            )
+        if skipped:
+            text = "%s: %d files are read; %d hidden, temporary or empty ones are not: %s"
+            log.info(text, self.name, len(chosen), len(skipped), listed)
+        return list(chosen.values())
 
     @abc.abstractmethod
     def objects(self) -> list[SourceObject]:
@@ -362,7 +333,7 @@ class Source(abc.ABC):
         with storage_errors(path), path.open("wb") as file:
             while data := stream.read(BLOCK):
                 file.write(data)
-                self.context.progress.report()
+                self.progress.report()
         return path
 
     def check_unchanged(self, found: SourceObject) -> None:  # noqa: B027 - most streams check it themselves
@@ -378,18 +349,16 @@ class Source(abc.ABC):
 class StorageSource(Source):
     """Reads a file of the shared storage, or all text files below a folder in the order of their paths."""
 
-    def __init__(self, context: SourceContext) -> None:
-        super().__init__(context)
+    def __post_init__(self) -> None:
         self._root = self._find()
         self._base = self._root if self._root.is_dir() else self._root.parent
 
     def _find(self) -> Path:
         """Return the file or folder of a file:// source. Raises `DataError` when it does not exist."""
-        context = self.context
-        sources = context.settings.layout.sources
-        path = sources / context.settings.source.removeprefix("file://")
-        check_below_sources(context, path)
-        with source_errors(context, path):
+        sources = self.settings.layout.sources
+        path = sources / self.settings.source.removeprefix("file://")
+        self._check_below_sources(path)
+        with self._errors(path):
             exists = path.exists()
         if not exists:
             try:
@@ -397,9 +366,9 @@ class StorageSource(Source):
             except OSError:
                 names = []
             raise DataError(
-                f"{context.name}: {path} does not exist; {sources} contains "
+                f"{self.name}: {path} does not exist; {sources} contains "
                 f"{', '.join(names) or 'nothing'}. Fix: upload the file (python -m launcher push FILE --source), or "
-                f"correct {context.key}."
+                f"correct {self.key}."
             )
         return path
 
@@ -410,12 +379,12 @@ class StorageSource(Source):
             DataError: there is none; one is unreadable, no regular file or outside of sources/; or the source is a
                 folder, but data.member is set.
         """
-        context, root, data_format = self.context, self._root, self.context.settings.format
-        if context.is_single and root.is_dir():
+        root, data_format = self._root, self.settings.format
+        if self.is_single and root.is_dir():
             raise DataError(
-                f"{context.name} is a folder, but data.member is set. Fix: set {context.key} to one archive."
+                f"{self.name} is a folder, but data.member is set. Fix: set {self.key} to one archive."
             )
-        with source_errors(context, root):
+        with self._errors(root):
             if not root.is_dir():
                 chosen = [self._checked(root)]
             else:
@@ -424,16 +393,38 @@ class StorageSource(Source):
                     name: None if is_hidden(name, data_format) else self._checked(root / name)
                     for name in sorted(names, key=lambda name: name.split("/"))
                 }
-                chosen = files_to_read(context, found)
+                chosen = self._files_to_read(found)
             for one in chosen:
                 (self._base / one.name).open("rb").close()
         return chosen
 
+    @contextlib.contextmanager
+    def _errors(self, path: Path) -> Iterator[None]:
+        """Raise `DataError` if this pod's user may not read `path`; convert other errors as `storage_errors` does."""
+        with storage_errors(path):
+            try:
+                yield
+            except PermissionError as error:
+                where = error.filename or path
+                raise DataError(
+                    f"{self.name}: this pod's user cannot read {where} ({error.strerror}). "
+                    f"Fix: chmod -R a+rX {where}"
+                ) from error
+
+    def _check_below_sources(self, path: Path) -> None:
+        """Raise `DataError` when `path` is a link to something outside of sources/."""
+        sources = self.settings.layout.sources
+        if not path.resolve().is_relative_to(sources.resolve()):
+            raise DataError(
+                f"{self.name}: {path} is outside of {sources}, or a link that leads out of it. "
+                "Fix: copy the file into that folder."
+            )
+
     def _checked(self, path: Path) -> SourceObject:
-        check_below_sources(self.context, path)
+        self._check_below_sources(path)
         if not path.is_file():
             raise DataError(
-                f"{self.context.name}: {path} is no file, but for example a link to "
+                f"{self.name}: {path} is no file, but for example a link to "
                 "a folder or to nothing. Fix: replace it by the file, or move it out of this folder."
             )
         return self._object(path)
@@ -445,7 +436,7 @@ class StorageSource(Source):
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
         """Open the file at the byte `begin`; all bytes read are added to `digest`. Raises as `check_unchanged`."""
         self.check_unchanged(found)
-        blocks = file_blocks(self._base / found.name, self.context.progress, digest, begin)
+        blocks = file_blocks(self._base / found.name, self.progress, digest, begin)
         return OpenObject(blocks, found.size, blocks.close)
 
     def below(self, found: SourceObject) -> str:
@@ -470,22 +461,21 @@ class StorageSource(Source):
 
     def display_name(self, found: SourceObject) -> str:
         """Return the file as a file:// address."""
-        source = self.context.settings.source
+        source = self.settings.source
         return f"{source.rstrip('/')}/{found.name}" if self._base == self._root else source
 
 
 class S3Source(Source):
     """Lists and opens objects of `data.source`; a request that S3 rejects raises `DataError` with a fix."""
 
-    def __init__(self, context: SourceContext) -> None:
-        super().__init__(context)
-        self._source = context.settings.source
+    def __post_init__(self) -> None:
+        self._source = self.settings.source
         name, self._key = s3.split_url(self._source)
         self._folder = self._key.rstrip("/") + "/" if self._key else ""
         try:
             self._bucket = s3.Bucket(name)
         except s3.S3RejectedError as error:
-            raise DataError(f"{context.name}: {error}") from error
+            raise DataError(f"{self.name}: {error}") from error
 
     def objects(self) -> list[SourceObject]:
         """Return the objects to read whose key is the prefix, or is below it as a folder, sorted by key.
@@ -493,14 +483,14 @@ class S3Source(Source):
         Raises:
             DataError: there is none.
         """
-        if self.context.is_single:
+        if self.is_single:
             return [self._find_archive()]
         found = sorted(self._list(self._key), key=lambda one: one.name)
         below = [one for one in found if one.name == self._key or one.name.startswith(self._folder)]
-        if self.context.keeps_files and below and below[0].name == self._key and self._key[-1] != "/":
+        if self.keeps_files and below and below[0].name == self._key and self._key[-1] != "/":
             below = below[:1]
         # Without the folder: the names in data.source itself, and an object that it names, are not hidden.
-        return files_to_read(self.context, {self.below(one): one for one in below})
+        return self._files_to_read({self.below(one): one for one in below})
 
     def below(self, found: SourceObject) -> str:
         """Return the rest of a key below the prefix; empty if data.source is the object."""
@@ -532,12 +522,12 @@ class S3Source(Source):
         """Yield all objects whose key starts with `prefix`, in the order of their keys, page by page."""
         token = ""
         while True:
-            self.context.progress.report("listing the objects")
+            self.progress.report("listing the objects")
             page = functools.partial(self._bucket.list_page, prefix, PAGE, token)
             try:
-                found, token = self.context.retry.call(self._source, page)
+                found, token = self.retry.call(self._source, page)
             except s3.S3RejectedError as error:
-                raise _rejected(self._bucket.url(prefix), error, self.context.key) from error
+                raise _rejected(self._bucket.url(prefix), error, self.key) from error
             yield from (SourceObject(one.key, one.size, one.etag) for one in found)
             if not token:
                 return
@@ -547,7 +537,7 @@ class S3Source(Source):
         from botocore.exceptions import HTTPClientError, IncompleteReadError
         from urllib3.exceptions import HTTPError
 
-        context, name = self.context, self.display_name(found)
+        name = self.display_name(found)
         broken = (HTTPClientError, IncompleteReadError, HTTPError, OSError)
 
         def open_at(offset: int, _version: str, /) -> RemoteBody:
@@ -555,12 +545,12 @@ class S3Source(Source):
             try:
                 answer = self._bucket.call("get_object", Key=found.name, IfMatch=found.version, **part)
             except s3.S3RejectedError as error:
-                raise _rejected(name, error, context.key) from error
+                raise _rejected(name, error, self.key) from error
             body, total = answer["Body"], offset + answer["ContentLength"]
             return RemoteBody(body.read, broken, offset, total, found.version, body.close)
 
-        retry = replace(context.retry, failures=0)  # several threads read objects at the same time
-        stream = ResumingStream(name, open_at, retry, context.progress, digest, begin)
+        retry = replace(self.retry, failures=0)  # several threads read objects at the same time
+        stream = ResumingStream(name, open_at, retry, self.progress, digest, begin)
         stream.start()
         ahead = Prefetch(stream.blocks(), _AHEAD)
 
@@ -631,11 +621,10 @@ def without_credentials(url: str) -> str:
 class WebSource(Source):
     """Reads a web address: https://, or http:// with a checksum."""
 
-    def __init__(self, context: SourceContext) -> None:
+    def __post_init__(self) -> None:
         """Prepare to read the address. Raises `DataError` if it cannot be requested."""
-        super().__init__(context)
-        url, key, name = context.settings.source, context.key, source_name(context.settings)
-        self._url, self._key, self._name = url, key, name
+        url, key, name = self.settings.source, self.key, source_name(self.settings)
+        self._url, self._name = url, name
         self._opener = urllib.request.build_opener(_SafeRedirects(key, name))
         self._malformed = DataError(
             f"{name}: the address in {key} is malformed, or the server answered with a malformed redirect or header. "
@@ -662,10 +651,9 @@ class WebSource(Source):
 
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
         """Connect, and return the content from the byte `begin` on; all bytes read are added to `digest`."""
-        context = self.context
-        web = ResumingStream(found.name, self._request, context.retry, context.progress, digest, begin)
+        web = ResumingStream(found.name, self._request, self.retry, self.progress, digest, begin)
         web.start()
-        context.progress.total = web.total
+        self.progress.total = web.total
         return OpenObject(web.blocks(), web.total, web.close)
 
     def display_name(self, found: SourceObject) -> str:
@@ -704,7 +692,7 @@ class WebSource(Source):
             )
         return DataError(
             f"{self._name}: the server answered {error.code} {error.reason}. Fix: check the "
-            f"address in {self._key}; it must be readable without a password."
+            f"address in {self.key}; it must be readable without a password."
         )
 
     def _body(self, response: http.client.HTTPResponse, offset: int) -> RemoteBody:
@@ -729,19 +717,19 @@ class WebSource(Source):
         )
 
 
-def open_source(context: SourceContext) -> Source:
+def open_source(settings: DataSettings, progress: DataProgress, retry: Retry, key: str) -> Source:
     """Return the source of data.source or data.testSource.
 
     Raises `DataError` if it does not exist, or the address in data.sourceSecret does not begin with https://.
     """
-    scheme = context.settings.source.partition("://")[0]
-    if context.settings.source_secret and scheme != "https":
+    scheme = settings.source.partition("://")[0]
+    if settings.source_secret and scheme != "https":
         raise DataError(
-            f"data.sourceSecret: {source_name(context.settings)} does not begin with https://. Fix: write a signed "
-            "https address to this key; other addresses are no secret and belong in data.source."
+            f"data.sourceSecret: {source_name(settings)} does not begin with https://. Fix: write a signed https "
+            "address to this key; other addresses are no secret and belong in data.source."
         )
-    kinds: dict[str, Callable[[SourceContext], Source]] = {"s3": S3Source, "file": StorageSource}
-    return kinds.get(scheme, WebSource)(context)
+    kinds: dict[str, type[Source]] = {"s3": S3Source, "file": StorageSource}
+    return kinds.get(scheme, WebSource)(settings, progress, retry, key)
 
 
 class PartReader:
@@ -752,12 +740,11 @@ class PartReader:
 
     def __init__(self, part: PlannedPart, folder: Path) -> None:
         self._source, self._ranges, self._folder = part.source, part.ranges, folder
-        self._context = part.source.context
         self._sha256 = hashlib.sha256()
 
     def files(self) -> Iterator[SourceFile]:
         """Yield the text of each byte range that belongs to this part, and side tables (data.tables)."""
-        source, progress = self._source, self._context.progress
+        source = self._source
         plain = sum(
             one.end - one.begin for one in self._ranges if not one.object.name.lower().endswith(COMPRESSED)
         )
@@ -765,7 +752,7 @@ class PartReader:
             # The byte before a range is read, but does not belong to the part's sha256.
             digest = self._sha256 if one.is_complete_object else hashlib.sha256()
             with contextlib.closing(source.open(one.object, max(0, one.begin - 1), digest)) as opened:
-                if self._context.settings.member:
+                if source.settings.member:
                     yield from self._read_archive(one.object, opened)
                 else:
                     text = self._read_text(one, opened)
@@ -774,7 +761,7 @@ class PartReader:
                     plain = 0  # the free space for all ranges was checked with the first one
                 if one.is_complete_object:
                     for _ in opened.blocks:
-                        progress.report()
+                        source.progress.report()
             source.check_unchanged(one.object)
 
     def seekable_files(self) -> Iterator[tuple[Path, str, int, int]]:
@@ -793,7 +780,7 @@ class PartReader:
                     if digest is not self._sha256:
                         self._sha256.update(data[:left])
                     left -= len(data)
-                    self._context.progress.report()
+                    source.progress.report()
                     if left <= 0 and not one.is_complete_object:
                         break
             yield path, source.display_name(one.object), one.begin, one.end or path.stat().st_size
@@ -811,7 +798,7 @@ class PartReader:
         return SourceFile(name, lines, None)
 
     def _read_archive(self, found: SourceObject, opened: OpenObject) -> Iterator[SourceFile]:
-        settings, name = self._context.settings, self._source.display_name(found)
+        settings, name = self._source.settings, self._source.display_name(found)
         head = buffered(opened.blocks)
         if not archives.is_zip(head):
             yield from archives.tar_files(head, name, settings.member, settings.tables)

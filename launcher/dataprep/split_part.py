@@ -62,8 +62,7 @@ class PartSplitter:
 
     def __init__(self, part: sources.PlannedPart, folder: Path) -> None:
         self._part, self._folder, self._reader = part, folder, sources.PartReader(part, folder)
-        context = part.source.context
-        settings, self._progress = context.settings, context.progress
+        settings, self._progress = part.source.settings, part.source.progress
         self._settings = settings
         self._stop = threading.Event()
         self._tables: list[dict[str, Any]] = []

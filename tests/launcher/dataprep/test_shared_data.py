@@ -16,7 +16,7 @@ import pytest
 from launcher.dataprep import data_job, prepared_data
 from launcher.dataprep.prepared_data import UNUSED_SECONDS, make_data_folder, unused_data
 from launcher.dataprep.progress_log import DataProgress
-from launcher.dataprep.sources import ByteRange, PlannedPart, SourceContext, SourceObject, open_source
+from launcher.dataprep.sources import ByteRange, PlannedPart, SourceObject, open_source
 from launcher.errors import StorageError
 from launcher.io.retry import Retry
 from launcher.settings import DataSettings
@@ -138,7 +138,7 @@ def test_a_web_address_is_shared_only_with_a_checksum(pod: Pod, sha256: str, sha
     found = SourceObject("https://host/rows", None, "")
     digests = set()
     for settings in pods:
-        source = open_source(SourceContext(settings, DataProgress(None), Retry(), "data.source"))
+        source = open_source(settings, DataProgress(None), Retry(), "data.source")
         part = PlannedPart("00000", source, (ByteRange(found, 0, 0),), 10)
         digests.add(data_job.content_digest(settings, [part]))
     assert (len(digests) == 1) is shared
