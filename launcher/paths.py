@@ -91,12 +91,6 @@ class Position:
     passes: Count = field(metadata={"key": "pass"})
     batches: Count = field(default=0, metadata={"key": "batch", "required": True})
 
-    @staticmethod
-    def upgrade(value: Any) -> Any:
-        """Return the JSON object of a position; earlier launchers wrote [passes, batches] to run.json."""
-        is_old = isinstance(value, list) and len(value) == 2
-        return dict(zip(("pass", "batch"), value, strict=True)) if is_old else value
-
     @property
     def folder(self) -> str:
         """The folder name of the checkpoint at this position. At Position(0, 0) there is no checkpoint."""

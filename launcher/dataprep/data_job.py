@@ -52,30 +52,23 @@ def main(settings: DataSettings, retry: Retry | None = None) -> int:
     """
     start_logging("prepare", settings.log_format)
     progress = DataProgress(settings.deadline_seconds)
-    before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    try:
-        prepared_data.make_job_folder(settings.layout)
-        with raise_on_stop_signal("nothing was published"):
-            try:
-                prepared_data.make_data_folder(settings.layout)
-                DataPod(settings, progress, retry or Retry()).run()
-            except LauncherError as error:
-                if error.exit_code in RUN_ENDS:
-                    _write_failure(settings, str(error))
-                raise
-            except Exception as error:
-                log.exception(
-                    "preparing the data failed with an unexpected error, a bug of the launcher. Fix: report this "
-                    "traceback"
-                )
-                reason = f"unexpected error while preparing the data ({type(error).__name__}: {error})"
-                _write_failure(settings, reason)
-                raise LauncherError(
-                    f"{reason}. Fix: report it with the traceback in the pod's log."
-                ) from error
-    finally:
-        sys.setswitchinterval(before)
+    prepared_data.make_job_folder(settings.layout)
+    with raise_on_stop_signal("nothing was published"):
+        try:
+            prepared_data.make_data_folder(settings.layout)
+            DataPod(settings, progress, retry or Retry()).run()
+        except LauncherError as error:
+            if error.exit_code in RUN_ENDS:
+                _write_failure(settings, str(error))
+            raise
+        except Exception as error:
+            log.exception(
+                "preparing the data failed with an unexpected error, a bug of the launcher. Fix: report this traceback"
+            )
+            reason = f"unexpected error while preparing the data ({type(error).__name__}: {error})"
+            _write_failure(settings, reason)
+            raise LauncherError(f"{reason}. Fix: report it with the traceback in the pod's log.") from error
     return 0
 
 

@@ -204,12 +204,8 @@ def prune_checkpoints(
 def finished_checkpoints(output_dir: Path) -> list[Position]:
     """Return the positions of all checkpoints that have the file `done`, the newest first."""
     found = {at for name in files.list_names(output_dir) if (at := position(name))}
-    output = OutputPaths(output_dir)
-    return [at for at in sorted(found, reverse=True) if _is_done(output.checkpoint(at))]
-
-
-def _is_done(folder: Path) -> bool:
-    return files.retry_storage(folder, (folder / DONE).is_file)
+    markers = {at: OutputPaths(output_dir).checkpoint(at) / DONE for at in sorted(found, reverse=True)}
+    return [at for at, done in markers.items() if files.retry_storage(done, done.is_file)]
 
 
 def newest_checkpoint(output_dir: Path) -> Position | None:

@@ -86,8 +86,8 @@ def _serve_request(work: Work) -> int:
     answer = Path(sys.argv[1])
     try:
         with raise_on_stop_signal():
-            line = _read_line()
-            if not line:
+            line = sys.stdin.buffer.readline()
+            if not line.endswith(b"\n"):  # the launcher has died
                 return EXIT_STOPPED
             threading.Thread(target=_kill_group_at_end_of_stdin, daemon=True).start()
             result = work(json.loads(line))
@@ -111,17 +111,6 @@ def _serve_request(work: Work) -> int:
             print(f"error: {text}", file=sys.stderr)  # noqa: T201
         return code
     return EXIT_OK
-
-
-def _read_line() -> bytes:
-    """Read stdin up to the first newline and return it, the request; empty when the launcher has died."""
-    line = b""
-    while not line.endswith(b"\n"):
-        block = os.read(0, 1 << 16)
-        if not block:
-            return b""
-        line += block
-    return line
 
 
 def _kill_group_at_end_of_stdin() -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -46,9 +46,6 @@ def run_in_threads(jobs: Iterable[Job[T]], wait: Callable[[], None]) -> Iterator
 
 def await_future(future: Future[T], wait: Callable[[], None]) -> T:
     """Return the result of a thread's work; call `wait` about once a second before it is finished."""
-    while not future.done():
-        with contextlib.suppress(TimeoutError):
-            future.exception(_WAIT_SECONDS)
-            break
+    while not futures.wait([future], _WAIT_SECONDS).done:
         wait()
     return future.result()

@@ -292,11 +292,6 @@ def draw(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) -> tu
     return png.getvalue(), re.sub(r"<metadata>.*?</metadata>", "", element, flags=re.S)
 
 
-def _points(passes: Passes, name: str) -> list[tuple[int, float]]:
-    """Return (pass counted from 1, value) of the passes with a finite value."""
-    return [(row["pass"] + 1, row[name]) for row in passes if math.isfinite(row.get(name, math.nan))]
-
-
 def _plot(axis: Any, name: str, rows: Sequence[MetricsRow], best: Mapping[str, Any]) -> None:
     """Plot one metric over the passes, with marks for restarts and the best pass."""
     from matplotlib.ticker import MaxNLocator
@@ -307,10 +302,11 @@ def _plot(axis: Any, name: str, rows: Sequence[MetricsRow], best: Mapping[str, A
         x, y = zip(*((row.number + 1, row.train_loss) for row in rows if row.rank == rank), strict=True)
         label = "single ranks" if rank == 0 else None
         axis.plot(x, y, linewidth=0.9, alpha=0.6, marker=".", markersize=4, label=label, color=RANK)
-    points = _points(metrics.pass_table(rows), name)
-    x, y = zip(*points, strict=True) if points else ((), ())
+    finite = [row for row in metrics.pass_table(rows) if math.isfinite(row.get(name, math.nan))]
     axis.plot(
-        x, y, color=MEAN if name == LOSS else TEST_LINE, linewidth=2, marker="o", markersize=5,
+        [row["pass"] + 1 for row in finite],
+        [row[name] for row in finite],
+        color=MEAN if name == LOSS else TEST_LINE, linewidth=2, marker="o", markersize=5,
         label="mean of all ranks" if several else "rank 0",
     )  # fmt: skip
     if name == f"{TEST}{best.get('metric')}":
@@ -366,10 +362,7 @@ def _matplotlib_cache(spare: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            if given is None:
-                del os.environ["MPLCONFIGDIR"]
-            else:
-                os.environ["MPLCONFIGDIR"] = given
+            del os.environ["MPLCONFIGDIR"]
 
 
 def main(arguments: Iterable[str]) -> int:

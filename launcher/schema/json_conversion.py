@@ -137,8 +137,7 @@ def _convert_union(shapes: tuple[Any, ...], value: Any, at: str, *, lenient: boo
 
 
 def _convert_object(kind: Any, value: Any, at: str, *, lenient: bool) -> Any:
-    """Convert a JSON object to the dataclass or TypedDict `kind`; a method `upgrade` converts earlier forms."""
-    value = getattr(kind, "upgrade", lambda old: old)(value)
+    """Convert a JSON object to the dataclass or TypedDict `kind`."""
     if not isinstance(value, dict):
         raise _wrong(value, at)
     found: dict[str, Any] = {}
