@@ -448,10 +448,18 @@ def scores_by(contents: CheckpointContents, metric: str) -> list[tuple[int, floa
 def choose_model_checkpoint(
     output_dir: Path, metric: str, scored: metrics.Scores, passes: int, made: str
 ) -> Position | None:
-    """Return the checkpoint that the exported model has to be made of: the best pass, else the last pass.
+    """Return the position of the checkpoint from which the model must be exported; None if there is none.
 
-    A checkpoint that is unusable or was removed is skipped, unless the current model was `made` from it. If all are
-    skipped, the result is None.
+    The candidates are the checkpoints after the passes with a score of `metric`, the best score first, and then the
+    checkpoint after the last pass. The first usable candidate is returned, or the one from which the current model in
+    model/ was exported, even if that checkpoint was removed since then.
+
+    Args:
+        output_dir: the output folder with the checkpoints.
+        metric: name of the metric that decides; empty if `training.keepBest` is not set.
+        scored: scores of `metric` by number of finished passes (`scores_by`).
+        passes: number of finished passes.
+        made: name of the checkpoint folder from which the current model was exported; empty if there is no model.
     """
     finished = finished_checkpoints(output_dir)
     for at in map(Position, [*metrics.rank_passes(metric, scored), passes]):

@@ -51,11 +51,12 @@ def raise_on_stop_signal(consequence: str = "") -> Iterator[None]:
 
 
 def restore_handlers() -> None:
-    """Install the signal handlers again that Python knows of, because the import of Paddle replaced some of them.
+    """Restore Python's own signal handlers; call this after Paddle was imported, which replaces some of them.
 
-    Paddle's handlers print a C++ stack at SIGTERM and at crashes. They allocate memory and wait for each other, so a
-    process was seen to sleep in one for ever: a child between its fork and its exec, for which its parent waited.
-    After a crash, Python now prints its own stack. In another thread than the main one, nothing happens.
+    Paddle's handlers print a C++ stack trace at SIGTERM and after a crash such as SIGSEGV. They allocate memory, and
+    one handler may wait for another, so a process may sleep in a handler for ever. This was seen in a child process
+    between its fork and its exec, while its parent waited for it. After this call, Python prints its own stack trace
+    after a crash. In any thread other than the main thread, this function does nothing.
     """
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGTERM, *_CRASHES):

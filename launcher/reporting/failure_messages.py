@@ -41,7 +41,8 @@ def report_failure(error: LauncherError, command: str, termination_log: Path) ->
 def describe_exit(returncode: int) -> str:
     """Return a process's exit code as text: `exit code 3`, or `signal SIGKILL (exit code 137)`.
 
-    A signal is negative as of Popen (-9) or 128 more as of a shell (137).
+    If a signal terminated the process, `returncode` may be the negative signal number, as subprocess.Popen returns it
+    (-9). It may also be 128 plus the signal number, as a shell returns it (137).
     """
     number = -returncode if returncode < 0 else returncode - 128
     if number > 0 and (returncode < 0 or returncode > 128):

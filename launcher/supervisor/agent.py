@@ -3,8 +3,8 @@
     start HTTP server → (rank 0: acquire the output lease; others: connect to rank 0) → wait for data →
     copy the input to the pod's disk → (rank 0: open output/) → execute the coordinator's orders until the end
 
-Other threads only record events and wake the main thread, which alone decides and acts. There are two exceptions:
-the watchdog thread and the thread of the output lease kill the processes.
+Only the main thread decides and acts; other threads record events and wake it. There are two exceptions: the watchdog
+thread and the thread of the output lease may kill the processes themselves.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class StopRequest:
         self._signals.append(number)
 
     def seconds_left(self) -> float | None:
-        """Return after how many seconds the agent stops its processes.
+        """Return in how many seconds the agent stops its processes because of the received signal.
 
         None if no signal was received, or if the grace period is too short to wait for a checkpoint.
         """
@@ -93,11 +93,18 @@ class StopRequest:
         return max(0.0, self._leave_by - time.monotonic())
 
     def stop_seconds(self) -> float:
-        """Return for how long a user's script may react to SIGTERM; 0 without SIGTERM, and after a second signal."""
+        """Return for how many more seconds a user's script may react to SIGTERM.
+
+        0 if no signal was received, if the first signal was not SIGTERM, after a second signal, and if the grace period
+        is too short.
+        """
         return (self.seconds_left() or 0.0) if self._signals == [signal.SIGTERM] else 0.0
 
     def check(self, phase: Phase, order: Plan | None) -> None:
-        """Raise `StoppedError` if the agent must exit now because of a signal."""
+        """Raise `StoppedError` if the agent must exit now because of a signal.
+
+        `phase` is the phase of this rank, and `order` is the coordinator's newest order (None before the first order).
+        """
         if not self._signals:
             return
         may_stay = self._signals == [signal.SIGTERM] and time.monotonic() < self._leave_by
@@ -113,7 +120,7 @@ PROBE_SECONDS = 5.0  # between a response of the storage and the next request
 
 
 class StorageProbe:
-    """Requests the storage's status every few seconds in a thread, which a hung storage may block.
+    """Requests the storage's status every few seconds in a thread of its own, which a hung storage may block.
 
     An error counts as a response: the code that uses the storage reports and retries it.
     """
@@ -121,7 +128,7 @@ class StorageProbe:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._asked: float | None = None
-        """When the pending request was sent; None if there is none."""
+        """Monotonic time at which the pending request was sent; None if no request is pending."""
         threading.Thread(target=self._run, name="storage probe", daemon=True).start()
 
     def _run(self) -> None:
@@ -133,7 +140,7 @@ class StorageProbe:
             time.sleep(PROBE_SECONDS)
 
     def silence(self, least: float = 0.0) -> float:
-        """Return for how many seconds the storage has not responded; 0 if that is less than `least`."""
+        """Return for how many seconds the pending request has had no response; 0 if that is less than `least`."""
         asked = self._asked
         seconds = 0.0 if asked is None else round(time.monotonic() - asked, 1)
         return seconds if seconds >= least else 0.0
@@ -152,8 +159,8 @@ class ProcessWatchdog:
     """Kills this rank's processes when the agent's main thread is stuck or rank 0 is unreachable.
 
     Attributes:
-        is_lease_lost: whether this pod lost the output lease. If so, the watchdog waits `Timings.stop` instead of
-            `Timings.stuck` seconds for a stuck main thread.
+        is_lease_lost: whether this pod lost the output lease. If so, the watchdog kills the processes after the main
+            thread was stuck for `Timings.stop` seconds, instead of `Timings.stuck`.
     """
 
     def __init__(
@@ -167,10 +174,10 @@ class ProcessWatchdog:
         """Create the watchdog; it checks nothing before `start`.
 
         Args:
-            guard: acts if the whole launcher is frozen; None: nothing does.
-            read_orders: returns where this rank's orders come from. The watchdog kills the processes if the coordinator
-                has not confirmed them for too long. While the main thread is stuck, a coordinator's pod rejects the
-                states of ranks.
+            guard: the process that kills this rank's processes if the whole launcher is frozen; None: there is none.
+            read_orders: returns the current source of this rank's orders. If the coordinator has not confirmed these
+                orders for too long, the watchdog kills the processes. If this pod is the coordinator's and the main
+                thread is stuck, the watchdog lets the source reject the states of all ranks.
         """
         self._settings, self._timings, self._probe, self._guard = settings, timings, probe, guard
         self._read_orders = read_orders
@@ -207,10 +214,10 @@ class ProcessWatchdog:
             self._check_limits(now)
 
     def _check_limits(self, now: float) -> None:
-        """Kill the processes if rank 0 has been silent, or the main thread stuck, for too long at monotonic time `now`.
+        """Kill the processes if rank 0 has been silent, or the main thread stuck, for too long.
 
-        After the loss of the output lease, the main thread has less time. If it stays stuck after the kill, exit
-        the launcher.
+        `now` is the monotonic time. After the loss of the output lease, a stuck main thread is given less time. If the
+        main thread is still stuck some time after the kill, exit the launcher.
         """
         t, stuck = self._timings, self.seconds_stuck()
         if now - self._read_orders().heard >= t.orphan + t.stop + 2:
@@ -238,7 +245,10 @@ def run_rank(settings: TrainSettings) -> int:
 
 
 def _catch_error(work: Callable[[], None]) -> LauncherError | None:
-    """Call `work`, and return the error that it raised, also an unexpected one; None if it raised none."""
+    """Call `work`, and return the error that it raises; None if it raises no error.
+
+    An unexpected exception is logged with its stack trace, and returned as an `UnfitError`.
+    """
     try:
         work()
     except LauncherError as error:
@@ -261,18 +271,19 @@ class Agent:
         guard = child_processes.ProcessGuard() if settings.is_elastic else None
         self.rank = settings.completion_index
         self.incarnation = os.urandom(16).hex()
-        """Random identifier of this pod. An earlier pod with the same rank had another one."""
+        """Random identifier of this pod. An earlier pod with the same rank had another identifier."""
         self.output = OutputPaths(settings.layout.output)
         self.executor = OrderExecutor(self._start_processes, self.rank, timings.orphan)
         self.server: PeerServer | None = None
         self.orders = OrderSource()
-        """On rank 0 the coordinator, on every other rank the connection to it."""
+        """On rank 0 the coordinator; on every other rank the connection to the coordinator."""
         self._probe = StorageProbe(settings.job_path)
         self._forks: child_processes.ForkServer | None = None
         self._fingerprint: dict[str, Any] | None = None
         self._longest_stays: dict[str, float] = {}
         self._exit_failure: Failure | None = None
-        """Why this launcher exits; None while it runs, and when the run is over."""
+        """The error because of which this launcher exits; None while it runs, and if it exits because the run is
+        over."""
         self._is_leaving = False
         """Whether all processes have been stopped because this launcher exits."""
         self._wakes: SimpleQueue[None] = SimpleQueue()
@@ -281,9 +292,12 @@ class Agent:
         self._last_reaping = time.monotonic()
         self._node_check = NodeCheck(settings.work_dir, network)
         self._yielded = 0.0
-        """Monotonic time at which this pod last found that another pod holds the output lease."""
+        """Monotonic time at which this pod last found that another pod holds the output lease. After this pod has
+        offered the lease to others, a time in the future, so that `Timings.offer` seconds pass before it tries to take
+        the lease again."""
         self._offers, self._waits_since = 0, 0.0
-        """How often this coordinator has offered the output lease in this wait for ranks, and since when it waits."""
+        """How often this pod, as coordinator, has offered the output lease to other pods since training last began; and
+        the monotonic time since which it has waited for ranks."""
         self._staged_at: float | None = None
         """Unix time at which the inputs were copied to the pod's own disk; None before that."""
 
@@ -305,7 +319,11 @@ class Agent:
     # The main thread.
 
     def _train(self) -> None:
-        """Do everything from the start of the HTTP server to the complete run; raise `LauncherError` if it fails."""
+        """Run this rank from the start of its HTTP server until the run is complete.
+
+        Raises:
+            LauncherError: the run failed, or this launcher must exit.
+        """
         s, t = self.settings, self.timings
         self.runtime.check(s)
         self.executor.address = find_advertised_address(self.network, s.nic)
@@ -348,9 +366,10 @@ class Agent:
             self.pause(t.training_poll if self.executor.phase == Phase.TRAINING else t.poll)
 
     def _start_coordinator(self) -> bool:
-        """Become the coordinator once the output lease is free; return whether this pod is the coordinator now.
+        """Wait for the output lease and become the coordinator; return whether this pod is the coordinator now.
 
-        In an elastic run another pod may be it: then this rank connects, or stays connected, to that pod.
+        In an elastic run another pod may already hold the lease and coordinate the run. Then the result is False, and
+        this rank gets its orders from that pod.
 
         Raises:
             LauncherError: another run or pod keeps the lease, or the storage cannot be used.
@@ -376,7 +395,9 @@ class Agent:
         return True
 
     def _offer_lease(self, coordinator: Coordinator) -> None:
-        """Leave the run to another rank, and try to coordinate it again only `Timings.offer` later.
+        """Release the output lease, so that another rank can coordinate the run.
+
+        This rank may take the lease again `Timings.offer` seconds later.
 
         Raises:
             LauncherError: the lease was lost, or the run is complete.
@@ -391,7 +412,10 @@ class Agent:
         self._yielded = time.monotonic() + self.timings.offer - self.timings.silence
 
     def _is_coordinator_lost(self, order: Plan | None) -> bool:
-        """Return whether this rank of an elastic run may look whether the output lease is free."""
+        """Return whether the coordinator has been silent for so long that this rank may try to take the output lease.
+
+        False if the run is not elastic, or if this rank still runs processes.
+        """
         if not self.settings.is_elastic or self.executor.running:
             return False
         has_left = order is not None and order.do == Action.STOP
@@ -408,10 +432,10 @@ class Agent:
         link.start()
 
     def _step(self) -> Plan | None:
-        """Act on the newest order, and return the newest order; None before rank 0 has sent one.
+        """Act on the newest order, and return the order that is newest afterwards; None before the first order.
 
-        Rank 0's coordinator decides before this rank acts and again after it, so on rank 0 the returned order
-        may be newer than the order that this rank acted on.
+        Rank 0's coordinator decides before this rank acts and again after it, so on rank 0 the returned order may be
+        newer than the order on which this rank acted.
         """
         now = time.monotonic()
         self.orders.update(self._build_state, now)
@@ -427,7 +451,7 @@ class Agent:
     def _start_processes(self, order: Plan) -> ProcessGroup:
         """Start this rank's parameter servers and trainers for the attempt of `order`; return them as a group.
 
-        First move the logs of the last attempt to a folder of their own.
+        Before that, move the logs of the last attempt to a folder of their own.
 
         Raises:
             LauncherError: the order has expired, the output lease is lost, or a process cannot start.
@@ -464,7 +488,10 @@ class Agent:
         )
 
     def _start_fork_server(self) -> None:
-        """Start the process that loads Paddle (most of the time of a start) once, then forks pservers and trainer."""
+        """Start the fork server, a process that loads Paddle once and then forks the pservers and trainers.
+
+        Loading Paddle takes most of the time of a start. If the fork server does not start, this is only logged.
+        """
         spec = self.runtime.fork_server(self.settings)
         try:
             self._forks = None if spec is None else child_processes.ForkServer(spec)
@@ -477,7 +504,7 @@ class Agent:
             )
 
     def _await_fork_server(self) -> None:
-        """Wait until the fork server is ready (or `timings.ready` is over), so that it can start processes at once."""
+        """Wait until the fork server is ready to fork processes, for at most `Timings.ready` seconds."""
         deadline = time.monotonic() + self.timings.ready
         forks = self._forks
         while forks is not None and forks.alive and not forks.ready() and time.monotonic() < deadline:
@@ -506,10 +533,14 @@ class Agent:
         )
 
     def pause(self, seconds: float) -> None:
-        """Wait in the main thread for `seconds`, or until another thread calls `wake`.
+        """Wait in the main thread for `seconds`; return earlier if another thread calls `wake`.
+
+        With 0 seconds this only checks whether the launcher must exit. Each call also records for the watchdog that the
+        main thread runs, and removes exited orphaned processes from the process table.
 
         Raises:
-            LauncherError: this launcher received a signal or lost the output lease, or its storage does not respond.
+            LauncherError: this launcher must exit, because it must obey a stop signal now (`StopRequest.check`), it has
+                lost the output lease, or the storage has not responded for `Timings.storage` seconds.
         """
         now = self._watchdog.record_turn()
         if now - self._last_reaping > 1:
@@ -528,10 +559,10 @@ class Agent:
     def _shut_down(self, error: LauncherError | None) -> None:
         """Stop this rank's processes and the fork server, then end the communication with the other ranks.
 
-        After an error rank 0 first orders the other ranks to stop. Rank 0 then waits, for a limited time, until they
-        have received its last order and have stopped. It records `error` in run.json, and releases the output lease.
-        Any other rank waits until rank 0 knows that it exits. At the end the logs of the processes are copied, and the
-        HTTP server is closed.
+        After an `error` (None: the run is complete), rank 0 first orders the other ranks to stop. Rank 0 then waits,
+        for a limited time, until the other ranks have received its last order and have stopped. Then rank 0 records the
+        error in run.json, and releases the output lease. Every other rank waits, for a limited time, until rank 0 knows
+        that this rank exits. At the end the logs of the processes are copied, and the HTTP server is closed.
         """
         reported = error if not isinstance(error, RunEndedError) else None
         if reported is not None:
@@ -553,7 +584,10 @@ class Agent:
             self.server.close()
 
     def _keep_script_files(self, since: float) -> None:
-        """Copy the files of training.keepFiles to the storage, for at most `Timings.keep` seconds."""
+        """Copy the files of training.keepFiles to the storage, for at most `Timings.keep` seconds.
+
+        Only files that were written after the Unix time `since` are copied.
+        """
         left = self._stop_request.seconds_left()
         # `left` does not contain the time that the end of the processes may take.
         deadline = time.monotonic() + min(self.timings.keep, self.timings.keep if left is None else left + 5)
@@ -568,7 +602,8 @@ class Agent:
     def _stop_processes(self, *, is_script: bool) -> None:
         """Stop all processes of this rank and wait until they have exited, for a limited time.
 
-        `is_script`: a user's script gets the rest of the grace period to react to SIGTERM, until a second signal.
+        `is_script` says that a user's script must react to SIGTERM now. The script has the rest of the grace period for
+        this; a second signal ends that time.
         """
         seconds = self._stop_request.stop_seconds() if is_script else 0.0
         deadline = time.monotonic() + max(self.timings.stop, seconds) + 5
@@ -589,7 +624,7 @@ class Agent:
     # Other threads.
 
     def wake(self) -> None:
-        """Interrupt the `pause` in which the main thread waits, if it does; may be called from any thread."""
+        """End the current `pause` of the main thread, or else its next one, at once; any thread may call this."""
         self._wakes.put(None)
 
     def _record_signal(self, number: int) -> None:
@@ -600,7 +635,7 @@ class Agent:
     def _lose_lease(self) -> None:
         """Kill all processes, because the output lease is lost and another pod may write to the output.
 
-        The lease's thread calls this; the main thread then raises the reason.
+        The thread of the lease calls this. Afterwards `pause` raises the cause in the main thread.
         """
         self._watchdog.is_lease_lost = True
         # Of the helpers, the report writes to output/, and the export uploads files from there.

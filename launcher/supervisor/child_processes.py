@@ -23,19 +23,21 @@ FORK_SECONDS = 10.0  # a fork takes milliseconds, but longer on an overloaded ma
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 _running: dict[int, bool] = {}
-"""Leader of a running process group → whether it is a helper, which survives the end of an attempt."""
+"""Process id of the leader of each running process group → whether the group is that of a helper process, which
+survives the end of an attempt."""
 _adopting = False
-"""Whether this process becomes the parent of orphaned descendants."""
+"""Whether orphaned descendants of this process become its children."""
 
 
 class ChildProcess:
     """One running or exited child process of the launcher, in a session and process group of its own.
 
     Attributes:
-        returncode: the process's exit code, negative for a signal; None while it runs.
+        returncode: the process's exit code; if a signal terminated the process, the negative signal number; None while
+            it runs.
         ended_at: monotonic time at which the process exited.
         done: a threading.Event that is set once the process has exited.
-        stopped: whether the launcher sent a signal to the process; its exit code is then no failure.
+        stopped: whether the launcher sent a signal to the process. If so, its exit code is no failure.
         stdin: the pipe to the process's stdin; None unless it was started with subprocess.PIPE.
     """
 
@@ -53,8 +55,9 @@ class ChildProcess:
         Args:
             spec: the process to start.
             ended: called from a thread when the process has exited.
-            forks: forks the process; if it cannot, or is None, the process is started in the usual way.
-            is_helper: whether the process belongs to no attempt.
+            forks: the fork server that creates the process. If there is none (None), or it cannot fork, the process is
+                started with subprocess.Popen.
+            is_helper: whether the process is a helper, which belongs to no attempt.
             stdin: subprocess.DEVNULL or subprocess.PIPE.
 
         Raises:
@@ -122,11 +125,10 @@ def _popen(spec: ProcessSpec, stdin: int, stdout: int | None = None) -> subproce
 class ForkServer:
     """A process that loads large libraries once per pod and then forks this launcher's children.
 
-    The process writes the line `ready` to stdout once it has loaded the libraries. Each line of its stdin then
-    requests a child, as JSON {"env", "cwd", "log"}; it answers with the child's process id, or 0 if it could not
-    fork. The child becomes a child of this launcher, because the process that forked it exits and this launcher
-    adopts orphans (`_adopt`). The fork server exits when its stdin is closed, which also happens when the launcher
-    exits.
+    The fork server writes the line `ready` to stdout once it has loaded the libraries. After that, each line of its
+    stdin requests a child, as JSON {"env", "cwd", "log"}. The fork server answers with the child's process id, or with
+    0 if it could not fork. The process that forks the child exits at once, so the child is an orphan, and this launcher
+    adopts it (`_adopt`). The fork server exits when its stdin is closed, which also happens when the launcher exits.
     """
 
     def __init__(self, spec: ProcessSpec) -> None:
@@ -143,7 +145,7 @@ class ForkServer:
         return self._popen.poll() is None
 
     def ready(self, seconds: float = 0.0) -> bool:
-        """Return whether the fork server has loaded its libraries; wait for that at most `seconds`."""
+        """Return whether the fork server has loaded its libraries; wait up to `seconds` until it has."""
         self._ready = self._ready or (self.alive and self._line(seconds) == b"ready")
         return self._ready
 
@@ -195,7 +197,11 @@ class ForkServer:
 
 
 def _adopt() -> None:
-    """Make this process the parent of orphaned descendants, as process 1 is by default; may raise `ProcessError`."""
+    """Make this process the parent of its orphaned descendants; process 1 is that by default.
+
+    Raises:
+        ProcessError: the system does not support this.
+    """
     global _adopting  # noqa: PLW0603 - a state of the process
     if os.getpid() != 1 and not _adopting:
         import ctypes  # not needed in a pod, where the launcher is process 1
@@ -214,9 +220,9 @@ def _kill(group: int, signum: int) -> None:
 
 
 def kill_all_children(*, helpers: bool = False) -> None:
-    """Kill this pod's pservers and trainers, and on request also helpers, with all their descendants (SIGKILL).
+    """Kill this pod's pservers and trainers with all their descendants (SIGKILL).
 
-    Any thread may call it.
+    With `helpers`, kill the helper processes, too. Any thread may call this.
     """
     for group, is_helper in _running.copy().items():
         if helpers or not is_helper:
@@ -224,15 +230,15 @@ def kill_all_children(*, helpers: bool = False) -> None:
 
 
 class ProcessGuard:
-    """A process that kills this pod's pservers and trainers when no thread of the launcher runs any more.
+    """A process that kills this pod's pservers and trainers if no thread of the launcher runs any more.
 
-    In an elastic run the other ranks go on without a lost rank, and the lost rank's processes must not connect to
-    theirs. The launcher sends the guard its process groups and a deadline again and again. When the deadline has passed
-    without a new message, the guard kills the process groups of the newest message.
+    In an elastic run the other ranks continue without a lost rank, and the processes of the lost rank must not connect
+    to the processes of the others. The launcher regularly sends the guard its process groups and a deadline. If the
+    deadline passes without a new message, the guard kills the process groups of the newest message.
     """
 
     def __init__(self) -> None:
-        """Start the process. No thread may have been started before, because it is forked."""
+        """Fork the guard process. Because of the fork, no thread may have been started in this process before."""
         read, self._write = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._write, False)
         if os.fork() == 0:
@@ -244,7 +250,10 @@ class ProcessGuard:
         os.close(read)
 
     def send(self, seconds: float) -> None:
-        """Let the guard kill the present process groups after `seconds`, unless this is called again before."""
+        """Tell the guard to kill the current process groups in `seconds`.
+
+        If `send` is called again before that, only the new deadline counts.
+        """
         # CLOCK_BOOTTIME also counts while the machine is suspended.
         numbers = [time.clock_gettime(time.CLOCK_BOOTTIME) + seconds]
         numbers += [group for group, is_helper in _running.copy().items() if not is_helper]
@@ -253,7 +262,11 @@ class ProcessGuard:
 
 
 def _guard(messages: int) -> None:
-    """Kill the process groups in the newest line from the pipe `messages` at the time at its beginning."""
+    """Run the guard process: kill the process groups of the newest message when its deadline has passed.
+
+    `messages` is the file descriptor of a pipe. Each line in it is a message: the deadline (seconds of CLOCK_BOOTTIME),
+    then the process groups. The function returns when the launcher has exited.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     deadline, groups = float("inf"), list[bytes]()
@@ -275,10 +288,13 @@ class GroupTermination:
     """
 
     def __init__(self, children: Sequence[ChildProcess], seconds: float, now: float) -> None:
-        """Send SIGTERM to all `children` that still run, and SIGKILL after `seconds`; if 0, only SIGKILL, at once."""
+        """Send SIGTERM to all `children` that still run; `poll` sends SIGKILL `seconds` later.
+
+        If `seconds` is 0, send only SIGKILL, at once. `now` is the monotonic time.
+        """
         self._running = [child for child in children if not child.done.is_set()]
         self.deadline = now + seconds
-        """Monotonic time of the SIGKILL, which may be brought forward."""
+        """Monotonic time at which `poll` sends SIGKILL; callers may set an earlier time."""
         self._is_killed = False
         for child in self._running:
             child.signal(signal.SIGTERM if seconds else signal.SIGKILL)
@@ -300,7 +316,7 @@ class GroupTermination:
 
 
 def reap_orphans() -> None:
-    """Remove exited orphaned descendants from the process table."""
+    """Remove the entries of exited orphans, which this process has adopted, from the process table."""
     if os.getpid() != 1 and not _adopting:
         return
     with contextlib.suppress(ChildProcessError):
@@ -314,7 +330,7 @@ LATE_SECONDS = 60.0  # how long the copy of a log is retried after the child has
 
 
 def measure_log(log: Path) -> int:
-    """Return the size of a log in bytes; 0 if it cannot be read, because the process removed it."""
+    """Return the size of a log in bytes; 0 if it cannot be read, for example because the process removed the file."""
     try:
         return log.stat().st_size
     except OSError:
@@ -324,9 +340,9 @@ def measure_log(log: Path) -> int:
 class LogFollower:
     """Writes new lines of a child's growing log file to the pod's log and to a copy, and searches them for errors.
 
-    The child writes its log itself, to the pod's own disk, so neither a slow launcher nor a full or hung
-    volume blocks it. The copy is retried until it can be written. The log file must exist; it is read to its
-    end even if a later child replaces it.
+    The child itself writes its log to the pod's own disk, so a slow launcher or a full or hung volume does not block
+    the child. A failed write of the copy is retried. The log file must exist before the follower starts. It is read to
+    its end even if a later child replaces it.
     """
 
     def __init__(
@@ -341,10 +357,10 @@ class LogFollower:
         """Start the threads that read the log `path` every `period` seconds until `end` is called.
 
         Args:
-            path: the log.
-            copy: the file to copy it to; None: no copy.
-            shown: whether to write its new lines to the pod's log.
-            judge: called, from a thread, with each block of new lines, and searches them for errors.
+            path: the log file of the child.
+            copy: the file to which the log is copied; None: it is not copied.
+            shown: whether the new lines of the log are written to the pod's log.
+            judge: a function that searches new lines for errors; a thread calls it with each block of new lines.
         """
         self._copy, self._judge, self._period = copy, judge, period
         self._end = threading.Event()
@@ -388,10 +404,12 @@ class LogFollower:
                 return
 
     def _copied(self, file: BinaryIO) -> None:
-        """Append the growing log to the copy until `end` is called.
+        """Append the new bytes of the log `file` to the copy, again and again until `end` is called.
 
-        The copy is opened at once and stays open: the next attempt renames it, and then has its own file at this path.
-        After a failed write it is opened again only if it still has its path; if not, the open file is written again.
+        The copy is opened at once and then stays open. The next attempt renames the copy and creates a file of its own
+        at the same path, but this thread still writes to the renamed file. After a failed write, the copy is opened
+        again if the file at the path is still the same file. If it is another file, or none, the next write uses the
+        copy that is already open. After `end`, failed writes are retried for at most LATE_SECONDS.
         """
         copy: BinaryIO | None = None
         inode: int | None = None
@@ -426,9 +444,13 @@ class LogFollower:
                 copy.close()
 
     def _open_copy(self, inode: int | None) -> tuple[BinaryIO, int]:
-        """Create the copy, or open it again if it has been created with this inode; return it and its inode.
+        """Open the copy of the log; return the file and its inode number.
 
-        Raises OSError if the storage fails, or if the next attempt's file is at the path.
+        If `inode` is None, create the copy. Otherwise the copy exists already, and the file at its path must have this
+        inode.
+
+        Raises:
+            OSError: the storage fails, or the file at the path is the copy of the next attempt.
         """
         assert self._copy is not None  # noqa: S101 - __init__ looked
         self._copy.parent.mkdir(parents=True, exist_ok=True)
@@ -441,7 +463,10 @@ class LogFollower:
         return copy, found
 
     def end(self) -> None:
-        """Tell the threads, after the child has exited, to copy the rest of the log and exit; `join` waits for that."""
+        """Tell the threads to process the rest of the log and then exit; call this after the child has exited.
+
+        `join` waits until they have exited.
+        """
         self._end.set()
 
     def join(self, seconds: float) -> None:

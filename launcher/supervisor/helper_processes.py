@@ -1,8 +1,8 @@
-"""Run helper processes: send the request, and wait for the answer (launcher/io/helper_protocol.py).
+"""Run helper processes: send each a request, and wait for its answer (launcher/io/helper_protocol.py).
 
 `convert_shard` runs the helper process that parses the staged shard before the rendezvous. `write_report` runs the
-helper process that draws plots and report, so that neither its memory nor its errors harm the run; this module is also
-the main module of that process.
+helper process that draws the plots and writes the report. In a process of its own, this work cannot harm the run by its
+use of memory or by its errors. This module is also the main module of that process.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class HelperError(LauncherError):
     """A helper process failed or missed its deadline.
 
     Attributes:
-        returncode: the process's exit code, negative for a signal; None if it missed its deadline.
+        returncode: the process's exit code; if a signal terminated the process, the negative signal number; None if the
+            process missed its deadline.
     """
 
     def __init__(self, message: str, returncode: int | None) -> None:
@@ -58,15 +59,16 @@ def run_helper(
     quiet_seconds: float = float("inf"),
     show_log: bool = True,
 ) -> dict[str, Any]:
-    """Start a helper process, send its request, wait for its answer, and return the result in it.
+    """Start a helper process, send its request, wait for its answer, and return the result in the answer.
 
-    The process belongs to no attempt: it runs on when an attempt ends or the connection to rank 0 is lost. It has
-    exited when this function returns or raises, unless it cannot be killed. It may run for at most `seconds`, and
-    log nothing for at most `quiet_seconds`. With `show_log` its log is also written to the pod's log.
+    The process belongs to no attempt: it continues to run when an attempt ends or when the connection to rank 0 is
+    lost. It has exited when this function returns or raises, unless it cannot be killed. It misses its deadline if it
+    runs for `seconds`, or if it logs nothing for `quiet_seconds`. With `show_log` its log is also written to the pod's
+    log.
 
     Raises:
-        HelperError: the process failed or missed its deadline. Its message has the cause with which the process
-            answered, or else the last lines of its log.
+        HelperError: the process failed or missed its deadline. The message contains the error in the answer of the
+            process, or else the last lines of its log.
         ProcessError: the process cannot be started.
         StorageError, StorageFailedError: its log cannot be created.
     """
@@ -118,11 +120,11 @@ def run_helper(
 def convert_shard(
     spec: HelperSpec | None, work: WorkPaths, timings: Timings, pause: Callable[[float], None]
 ) -> None:
-    """Run the helper process that parses this rank's shard into binary records; do nothing if `spec` is None.
+    """Run `spec`, the helper process that parses this rank's shard into binary records; do nothing if it is None.
 
     Raises:
-        ProcessError: the data or the program are wrong; the error has the message and the exit code of the process. Or
-            the process has logged nothing for `Timings.parser_quiet` seconds.
+        ProcessError: the data or the program is wrong, and the error has the message and the exit code of the process;
+            or the process has logged nothing for `Timings.parser_quiet` seconds.
         UnfitError: the process was killed, or the pod's disk is faulty: another pod may succeed.
     """
     if spec is None:
@@ -145,7 +147,10 @@ def convert_shard(
 def write_report(
     settings: TrainSettings, timings: Timings, seconds: float, pause: Callable[[float], None]
 ) -> None:
-    """Write report.html and curve.png of this run within `seconds`; a failure is only logged: the run needs neither."""
+    """Write report.html and curve.png of this run, for at most `seconds`.
+
+    A failure is only logged, because the run does not need these files.
+    """
     style = {"MPLCONFIGDIR": str(settings.work_dir / "matplotlib"), "MPLBACKEND": "Agg"}
     spec = HelperSpec(
         name="report",
@@ -166,7 +171,10 @@ def write_report(
 
 
 def _draw(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Write the files (in the helper process), and return {}. `request` has `output`, the output folder's path."""
+    """Write the report and the plots; return {}. The helper process calls this.
+
+    The key `output` of `request` is the path of the output folder.
+    """
     from launcher.reporting import html_report
 
     html_report.write_report(Path(request["output"]))

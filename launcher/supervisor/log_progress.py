@@ -1,6 +1,7 @@
-"""Progress that a script prints: epoch, step and loss in the newest lines of its log, for `status` only.
+"""Find the progress that a script prints: epoch, step and loss in the newest lines of its log.
 
-It never decides anything: whether a run hangs, restarts or is complete does not depend on it.
+Only the command `status` shows this progress. Nothing else depends on it, such as whether a run hangs, restarts or is
+complete.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from pathlib import Path
 
 TAIL_BYTES = 8192
-"""How much of the end of a log is read at most, every few seconds."""
+"""At most this many bytes at the end of a log are read, every few seconds."""
 _NUMBER = r"(\d{1,3}(?:,\d{3}){1,4}|\d{1,12})"
 _OF = rf"\W{{0,3}}{_NUMBER}(?:\s?/\s?{_NUMBER})?"
 _FLAGS = re.ASCII | re.IGNORECASE  # ASCII: a Chinese character before "epoch" ends a word
@@ -34,8 +35,9 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 def find_log_progress(text: str) -> str:
     """Return the newest epoch, step and loss in the lines of a log, such as `epoch 2/3, step 10/40, loss 0.69`.
 
-    The forms are those of tqdm, paddle.Model, PaddleClas, PaddleDetection, PaddleNLP, PaddleOCR, PaddleSeg, of the
-    examples in Paddle's documentation, and of many loops; empty: none was found.
+    The result is empty if none of them was found. The function recognizes the lines of tqdm, paddle.Model, PaddleClas,
+    PaddleDetection, PaddleNLP, PaddleOCR and PaddleSeg, of the examples in Paddle's documentation, and of many training
+    loops.
     """
     found: dict[str, str] = {}
     for line in reversed(re.split(r"[\r\n]+", _COLOURS.sub("", text))):
@@ -46,7 +48,10 @@ def find_log_progress(text: str) -> str:
 
 
 def read_log_progress(log: Path) -> str:
-    """Return the progress in the last TAIL_BYTES of a log file; empty if there is none, or no such file."""
+    """Return the progress in the last TAIL_BYTES of a log file, as `find_log_progress` does.
+
+    The result is empty if the log shows no progress or cannot be read.
+    """
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))

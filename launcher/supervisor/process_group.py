@@ -1,7 +1,7 @@
-"""One rank's parameter servers (pservers) and trainers: start, watch and stop them as the coordinator orders.
+"""Start, watch and stop one rank's parameter servers (pservers) and trainers, as the coordinator orders.
 
-`ProcessGroup` has the processes of one attempt. `OrderExecutor` starts and stops one group after the other, as the
-coordinator's orders say; coordinator/decisions.py describes the orders and the phases of a rank.
+`ProcessGroup` holds the processes of one attempt. `OrderExecutor` starts and stops one `ProcessGroup` after the other,
+as the coordinator's orders say; coordinator/decisions.py describes the orders and the phases of a rank.
 """
 
 from __future__ import annotations
@@ -31,14 +31,15 @@ from launcher.supervisor.progress import STATES_BEFORE_TRAINING, HangDetector, r
 from launcher.supervisor.timings import Timings
 
 _TAIL = (400, 1 << 15)
-"""Lines and bytes at the end of a log in which the cause of a failure is searched: a C++ stack trace may follow it."""
+"""The cause of a failure is searched in at most this many (lines, bytes) at the end of a log. They are so many because
+a C++ stack trace may follow the cause."""
 
 
 class ProcessGroup:
     """The pservers and the trainers of one rank in one attempt.
 
-    Phases: serving → ready → training → done → ended; `stop` is possible in each of them. Nothing here waits:
-    the agent calls `poll` again and again.
+    Phases: serving → ready → training → done → ended; `stop` may be called in each of them. The methods do not wait for
+    the processes: the agent calls `poll` again and again.
     """
 
     def __init__(
@@ -57,9 +58,9 @@ class ProcessGroup:
         Args:
             runtime: describes the processes.
             gang: this rank's part of the attempt: addresses, settings, checkpoint to resume from.
-            wake: called, from threads, when `poll` has something to do.
-            longest_stays: state of the trainer → longest time in seconds that a trainer of this rank has
-                spent in it; updated here.
+            wake: called in a thread when `poll` has something to do, for example after the exit of a process.
+            longest_stays: state of a trainer → longest time in seconds that a trainer of this rank has spent in this
+                state; the group updates it.
             forks: the fork server that creates the processes; None: they are started in the usual way.
 
         Raises:
@@ -71,7 +72,8 @@ class ProcessGroup:
         self.attempt, self.phase = gang.attempt, Phase.SERVING
         self.failure: Failure | None = None
         self.hang: Failure | None = None
-        """Why the trainers seem to hang, with a runtime whose trainers hang only if the trainers of all ranks do."""
+        """Why this rank's trainers seem to hang; None if they do not. Only set for a user's script, whose trainers
+        count as hanging only if the trainers of all ranks hang."""
         self._trainers: list[ChildProcess] = []
         self._servers: list[ChildProcess] = []
         self._follows: list[LogFollower] = []
@@ -81,15 +83,15 @@ class ProcessGroup:
         is_alone = runtime.is_user_script and len(gang.hosts) * gang.settings.processes_per_pod == 1
         self._meanings = [each for each in runtime.log_meanings if not (each.is_fatal and is_alone)]
         self._fatal: tuple[ChildProcess, LogMeaning, float] | None = None
-        """(process, meaning, time) of the first log line after which a process cannot continue."""
+        """(process, meaning, monotonic time) of the first log line after which a process cannot continue."""
         self._finish_by: float | None = None
         self._servers_stop: GroupTermination | None = None
         self._oom_kills = cgroup_memory.oom_kills()
         self._hangs = HangDetector(gang.settings, runtime, timings.trainer_exit, longest_stays)
         self._was_searched = False
-        """Whether the logs of stopped processes were searched for the failure of a device."""
+        """Whether the logs of the stopped trainers were searched for a failed device."""
         self.connected = False
-        """Whether a process of a user's script has been connected to one of another pod."""
+        """Whether a process of a user's script has been connected to a process of another pod."""
         for trainer in range(gang.settings.processes_per_pod):
             self._remove_progress(trainer)
         specs = runtime.pservers(gang)
@@ -214,8 +216,8 @@ class ProcessGroup:
     def _check_processes(self, now: float) -> None:
         """Raise `LauncherError` if a process has failed, hangs or missed its deadline; else advance the phase.
 
-        While training, this also notes in `connected` whether the processes of a user's script have connected, and
-        removes the progress file of each trainer that has ended while others still train.
+        In the phase `training`, this also updates `connected`. If some trainers have ended while others still train, it
+        removes the progress files of those that have ended.
         """
         for child in sorted((c for c in self._children if c.done.is_set()), key=lambda c: c.ended_at):
             self._check_exit(child, now)
@@ -253,7 +255,7 @@ class ProcessGroup:
     def _check_fatal_line(self, now: float) -> None:
         """Raise `ProcessError` some time after a line with a fatal meaning has appeared in a log.
 
-        The process may exit itself in that time, and then its exit code is the better cause.
+        The time is `Timings.pserver_exit_lag`. If the process exits in that time, its exit code is the better cause.
         """
         if self._fatal is None or self.phase == Phase.DONE:
             return
@@ -265,7 +267,7 @@ class ProcessGroup:
         )
 
     def _check_exit(self, child: ChildProcess, now: float) -> None:
-        """Raise `ProcessError` if `child`, which has exited, did so too early or with an unexpected exit code."""
+        """Raise `ProcessError` if the exited process `child` exited too early or with an unexpected exit code."""
         code, is_training = child.returncode or 0, self.phase in (Phase.TRAINING, Phase.DONE)
         if child.spec.role == "trainer":
             if code == 0 and is_training:
@@ -288,13 +290,13 @@ class ProcessGroup:
         raise self._explain(child, f"exited with {describe_exit(code)}", code)
 
     def _explain(self, child: ChildProcess, what: str, code: int | None, fix: str = "") -> ProcessError:
-        """Return the error about a process with the last lines of its log, and with cause and fix.
+        """Return the error about a process; its text has the last lines of the log, the cause and the fix.
 
         Args:
             child: the process; the `log_meanings` of its runtime explain its log.
             what: what the process did, such as `exited with exit code 1`.
             code: its exit code; None if it still runs.
-            fix: cause and fix if the log does not show them.
+            fix: text with cause and fix, used if the log does not show the cause.
         """
         spec = child.spec
         lines = last_lines(spec.log, *_TAIL).splitlines()
@@ -307,10 +309,11 @@ class ProcessGroup:
         return ProcessError(text, code, spec.name, meaning.priority, ends_pod=meaning.ends_pod)
 
     def _find_broken_device(self, now: float) -> None:
-        """Search the trainers' logs for a failed device, and set `failure` to it; log nothing.
+        """Search the trainers' logs for a failed device; if one is found, set `failure`, but log nothing.
 
-        `poll` calls this when all processes have been stopped. Only the first call searches, and only if no failure is
-        known: a device of this pod may have failed although another rank's failure stopped the processes.
+        `poll` calls this when all processes have been stopped. Only the first call searches, and only if this rank has
+        no failure yet. Another rank's failure may have stopped the processes, although a device of this pod failed,
+        too.
         """
         if self.failure is None and not self._was_searched:
             self._was_searched = True
@@ -319,7 +322,7 @@ class ProcessGroup:
             self.failure = self._describe_failure(broken, now) if broken else None
 
     def _check_hang(self, now: float) -> None:
-        """Raise `ProcessError` if the trainers hang; for a user's script only note it in `hang`."""
+        """Raise `ProcessError` if the trainers hang; for a user's script, set `hang` instead."""
         log_size = sum(measure_log(child.spec.log) for child in self._trainers)
         found = self._hangs.find_hang(log_size, now)
         running = [trainer for trainer in self._trainers if not trainer.done.is_set()]
@@ -330,10 +333,10 @@ class ProcessGroup:
             self.hang = None if hang is None else self._describe_failure(hang, now)
 
     def train(self) -> None:
-        """Begin the phase `training`, and start the trainers unless they run already; do nothing unless `ready`.
+        """Begin the phase `training`, and start the trainers if they do not run yet.
 
-        The caller calls this when all pservers of the job accept connections. If a trainer cannot start, `failure` is
-        set and all processes are stopped; nothing is raised.
+        Call this when all pservers of the job accept connections. In a phase other than `ready`, it does nothing. If a
+        trainer cannot start, `failure` is set and all processes are stopped; nothing is raised.
         """
         if self.phase != Phase.READY:
             return
@@ -345,10 +348,10 @@ class ProcessGroup:
                 self._fail(error, time.monotonic())
 
     def finish(self, now: float) -> None:
-        """Stop the pservers whose `ends_itself` is false, because all trainers of the job are done.
+        """Stop the pservers that do not exit by themselves (`ends_itself` is false); all trainers of the job are done.
 
-        The other pservers have `Timings.pserver_exit` seconds to exit; then `poll` stops them, too. Only the first
-        call in the phase `done` has an effect.
+        The other pservers have `Timings.pserver_exit` seconds to exit; then `poll` stops them, too. Only the first call
+        in the phase `done` has an effect; every other call does nothing.
         """
         if self.phase == Phase.DONE and self._finish_by is None:
             self._finish_by = now + self._timings.pserver_exit
@@ -375,8 +378,10 @@ class ProcessGroup:
     def stop(self, now: float, seconds: float = 0.0) -> None:
         """Terminate all processes; `running` is true until they have exited.
 
-        Processes that have not exited `Timings.stop` after SIGTERM receive SIGKILL. Those of a user's script have at
-        least `seconds`. A second call may bring SIGKILL forward, but does not postpone it.
+        The processes receive SIGTERM, and SIGKILL if they have not exited `Timings.stop` seconds later. The processes
+        of a user's script have at least `seconds` until SIGKILL. If the processes have nothing to save
+        (`Runtime.has_nothing_to_save`), they receive SIGKILL at once. A second call may bring SIGKILL forward, but does
+        not postpone it.
         """
         given = self._stop_seconds(seconds)
         if self._stop is None:
@@ -388,10 +393,10 @@ class ProcessGroup:
             self._stop.deadline = min(self._stop.deadline, now + given)
 
     def _stop_servers(self, now: float, deadline: float) -> bool:
-        """Stop the servers once no trainer of any pod is connected to them, or at the `deadline` of the trainers.
+        """Stop the pservers once no trainer of any pod is connected to them, or at the monotonic time `deadline`.
 
         Returns:
-            Whether all servers have exited.
+            Whether all pservers have exited.
         """
         if all(server.done.is_set() for server in self._servers):
             return True
@@ -407,7 +412,7 @@ class ProcessGroup:
         return max(self._timings.stop, seconds if self._runtime.is_user_script else 0.0)
 
     def _finish_logs(self) -> None:
-        """Tell the log followers to copy the last lines and then end; `join_log_followers` waits for that."""
+        """Tell the log followers to copy the last lines and then exit; `join_log_followers` waits for that."""
         for follow in self._follows:
             follow.end()
 
@@ -437,13 +442,16 @@ class Report(NamedTuple):
 
 
 class OrderExecutor:
-    """Starts and stops one rank's processes as the coordinator's newest order says; rank 0 has one, too."""
+    """Starts and stops one rank's processes as the coordinator's newest order says.
+
+    Every rank has an executor, rank 0 too.
+    """
 
     def __init__(self, start: Callable[[Plan], ProcessGroup], rank: int, orphan_seconds: float) -> None:
         """Create the executor; it starts nothing before `step` receives an order.
 
-        `start` takes an order, starts this rank's processes for it and returns them, or raises `LauncherError`. If
-        rank 0 does not confirm the order for `orphan_seconds`, the executor stops all processes.
+        `start` takes an order, starts this rank's processes for this order and returns them; it may raise
+        `LauncherError`. If rank 0 does not confirm the order for `orphan_seconds`, the executor stops all processes.
         """
         self._start, self._rank, self._orphan_seconds = start, rank, orphan_seconds
         self.processes: ProcessGroup | None = None
@@ -452,19 +460,22 @@ class OrderExecutor:
         self.staged = False
         """Whether this rank's input is staged, so that processes can start."""
         self.address = ""
-        """This launcher's address: an order with another one is meant for an earlier pod of this rank."""
+        """This launcher's address. An order with another address for this rank is meant for an earlier pod of the
+        rank."""
         self._stopped_early = False
-        """Whether this rank stops, or has stopped, its processes before the attempt was complete."""
+        """Whether this rank has begun to stop its processes before the attempt was complete."""
         self.report = Report(Phase.STAGING, -1, None)
-        """Read by other threads; replaced as one object, and before the first process starts."""
+        """What this rank reports now. Other threads read it, so it is always replaced as a whole. It is also replaced
+        right before the first process of an attempt starts."""
 
     def step(self, order: Plan | None, heard: float, now: float, stop_seconds: float = 0.0) -> None:
-        """Do what the newest order says as far as possible without waiting; call this again and again.
+        """Carry out the newest order as far as possible without waiting; call this again and again.
 
         Args:
             order: the coordinator's newest order; None stops all processes.
             heard: monotonic time at which rank 0 last confirmed the order.
-            stop_seconds: used when `order` is None, in place of `Plan.stop_seconds`.
+            stop_seconds: how long a user's script may react to SIGTERM if `order` is None; otherwise,
+                `Plan.stop_seconds` of the order says this.
         """
         processes = self.processes
         if processes is not None:

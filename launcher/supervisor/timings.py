@@ -14,24 +14,28 @@ class Timings:
     training_poll: float = 0.5
     """Replaces `poll` while all ranks train, when every event wakes the main thread."""
     hold: float = 1.0
-    """Time for which rank 0 holds back an answer without a new order. Each of up to 1000 ranks sends one request in
-    this time."""
+    """How long rank 0 holds back its answer to a rank if it has no new order. As each rank sends its next request after
+    the answer, each of up to 1000 ranks sends about one request in this time."""
     log_again: float = 30.0
     """Time between two log lines about what a rank waits for."""
     slow_dns: float = 1.0
-    """A request to DNS that takes longer is the last one for `log_again` seconds, about ranks that are missing."""
+    """If DNS takes longer than this to look up a missing rank, the coordinator looks up no missing rank for the next
+    `log_again` seconds."""
     data_again: float = 60.0
-    """How long a run whose data another release has replaced waits for its data Job to start."""
+    """How long a run waits for its data Job to start if the data's manifest is damaged; if the Job starts, it writes
+    the manifest again."""
     silence: float = 10.0
     """The coordinator counts a rank as lost if it has not reported for this time, which is longer than a busy node
     pauses."""
     left: float = 3.0
-    """In an elastic run, the time after which another rank looks whether it may coordinate the run, if the coordinator
-    does not answer after its order to stop; else `silence`."""
+    """In an elastic run: if the coordinator has ordered the ranks to stop and has then been silent for this time,
+    another rank checks whether it may coordinate the run. Without such an order, the other rank waits `silence`
+    seconds."""
     offer: float = 30.0
-    """The coordinator of an elastic run that has heard of too few ranks for this time may be cut off from them, so it
-    releases the output lease, and tries to take it again after the same time. In between the others have time to see
-    the silence of the coordinator and to take the lease, each of which takes up to `silence`."""
+    """In an elastic run: if the coordinator has heard of too few ranks for this time, it may be cut off from the
+    others. So it releases the output lease, and tries to take the lease again after the same time. Meanwhile the other
+    ranks can notice the coordinator's silence, and one of them can take the lease; each of these two steps takes up to
+    `silence` seconds."""
     orphan: float = 10.0
     """A rank stops its processes if rank 0 has not confirmed their order for this time."""
     stuck: float = 30.0
@@ -52,13 +56,15 @@ class Timings:
     stop: float = 8.0
     """Time from SIGTERM to SIGKILL when a rank stops its processes, all with one deadline."""
     trainer_exit: float = 60.0
-    """Time within which a trainer that reports `done` must exit, after one more barrier with the other trainers."""
+    """Time within which a trainer must exit after it has reported `done`. In this time it waits once more for the other
+    trainers, at a barrier."""
     pserver_exit: float = 30.0
     """Time within which pservers must exit by themselves once all trainers are done."""
     early_pserver_exit: float = 60.0
-    """How long before the last trainer a pserver may exit with 0."""
+    """How long before the last trainer's exit a pserver may exit with exit code 0; an earlier exit is a failure."""
     second_pod_wait: float = 60.0
-    """How long a second pod of a rank waits until the first one is lost or leaves."""
+    """How long a second pod with the same rank waits for the first pod to leave or to be counted as lost; then the
+    second pod exits."""
     late_rank_wait: float = 5.0
     """How long rank 0, when it ends the run, waits for ranks that have not joined yet."""
     farewell: float = 15.0
@@ -66,26 +72,29 @@ class Timings:
     lock_beat: float = 2.0
     """Time between two renewals of the lease in run.lock."""
     lock_lease: float = 10.0
-    """The holder counts the lease as lost if it could not renew it for this time. The time from then until another pod
-    may take the lease is enough for an order to arrive and for `stop`."""
+    """If the holder of the lease could not renew it for this time, the holder counts the lease as lost. Another pod may
+    take the lease only some time later, which is long enough for an order to arrive and for `stop`."""
     lock_stale: float = 20.0
-    """A lease whose file does not change for this time, by the waiter's own clock, has expired."""
+    """A lease has expired if its file has not changed for this time, by the clock of the pod that waits for the
+    lease."""
     lock_wait: float = 70.0
-    """How long a pod waits, after the grace period of the pod that holds the lease, until that pod releases it: longer
-    than `lock_stale`, with some time for a slow node."""
+    """How long a pod waits for another pod to release the lease, in addition to the grace period of that other pod.
+    This is longer than `lock_stale`, with some time for a slow node."""
     lock_settle: float = 2.0
     """Time from overwriting an expired lease to the check that no other pod has overwritten it too."""
     status: float = 2.0
     """Time between two writes of status.json."""
     curve: float = 90.0
-    """Time limit for plot and report of a complete run, which take 3 s, or many times that on busy cores."""
+    """Time limit for drawing the plot and the report of a complete run. This takes 3 s, but many times that on busy
+    cores."""
     report: float = 30.0
-    """Time limit for the report of a failed run, which takes 2 s, or many times that on busy cores. `stop`,
+    """Time limit for writing the report of a failed run. This takes 2 s, but many times that on busy cores. `stop`,
     `farewell` and this limit together fit into the default grace period of a pod (110 s)."""
     keep: float = 30.0
     """Time limit for copying the files of training.keepFiles, or the rest of the grace period if that is less."""
     track: float = 10.0
-    """Time between two looks whether the trackers of `tracking` lack something; doubled up to 32 times by failures."""
+    """Time between two checks whether the run has something new to send to its trackers (TensorBoard and MLflow, value
+    `tracking`). After each failure in a row the time is doubled, up to 32 times this value."""
     track_request: float = 120.0
     """Time limit for sending a run to its trackers."""
     track_end: float = 20.0
@@ -93,20 +102,20 @@ class Timings:
     copies: float = 5.0
     """How long the launcher waits at its exit until the last lines of the processes' logs are copied to the storage."""
     reach: float = 60.0
-    """Time limit for the test at the start of a run that the bucket of `training.exportTo` can be written."""
+    """Time limit for the test, at the start of a run, whether the bucket of `training.exportTo` can be written."""
     export: float = 3600.0
     """Time limit for the export of the model with all retries, enough for 100 GB at 30 MB/s."""
     export_tries: int = 8
-    """How often the upload of one object is tried. The waits between the tries begin with `export_base` and double up
-    to 30 s, so they outlast an outage of a minute."""
+    """How often the upload of one object is tried. The wait before the second try is `export_base`. Each further wait
+    is twice as long, up to 30 s, so that the tries outlast an outage of a minute."""
     export_base: float = 0.5
     """Wait before the second try of an upload."""
 
     @property
     def life(self) -> float:
-        """Return the seconds after its last report for which a lost rank's processes may run.
+        """Return for how many seconds after the last report of a lost rank the processes of that rank may still run.
 
-        The rank stops them after `orphan` seconds. If its main thread does not, the watchdog thread kills them `stop`
-        + 2 seconds later. The other 5 seconds allow for a slow clock and a late packet.
+        The rank stops its processes after `orphan` seconds. If the rank's main thread does not, its watchdog thread
+        kills the processes `stop` + 2 seconds later. The other 5 seconds allow for a slow clock and a late packet.
         """
         return self.orphan + self.stop + 7.0

@@ -1,4 +1,4 @@
-"""The lease on output/, the file run.lock: only the run whose rank 0 holds it may write to the output.
+"""The lease on output/, the file run.lock: only the run whose rank 0 holds the lease may write to the output.
 
 States of run.lock, and what a pod that wants the lease does (lock_… are the fields of `Timings`):
 
@@ -12,21 +12,22 @@ States of run.lock, and what a pod that wants the lease does (lock_… are the f
 
 Clocks of two machines are never compared: a waiter observes by its own clock whether the content changes.
 
-- **In place.** A renewal overwrites the same bytes of the same inode. So the name refers to one
-  file while one holder lives, and cached names on other nodes stay valid; and no new block is needed, so a
-  full disk ends no lease (except on a copy-on-write file system). Contents differ only in the
-  digits of the beat, so that a torn read is still a valid lease.
-- **Created by link(2)**, which fails if the name exists. On NFS the server answers, which also
-  invalidates this node's cached name; so a waiter tries it before it treats a lease as expired.
+- **In place.** A renewal overwrites the same bytes of the same inode. The name therefore refers to one file while one
+  holder lives, and names that other nodes have cached stay valid. A renewal needs no new block, so a full disk does not
+  end the lease (except on a copy-on-write file system). Two contents of one holder differ only in the digits of the
+  beat, the number of renewals, so a read during a write still finds a valid lease.
+- **Created by link(2)**, which fails if the name exists. On NFS the server answers this call, and the answer also
+  invalidates the name that this node has cached. So a waiter calls link(2) before it treats a lease as expired.
 - **Taken over by rename.** The old holder may still write to the file that it has open. After the rename that file has
-  no name any more, so its late write does not change the new run.lock. Several waiters may rename at once: the last
-  rename stays, and after `lock_settle` the other waiters read a token that is not their own. This is Fischer's
-  algorithm. It requires that a waiter renames within `lock_settle` after it last read the file; a waiter that took
-  longer waits for `lock_lease` more before it reads.
+  no name any more, so a late write of the old holder does not change the new run.lock. Several waiters may rename at
+  once: the last rename stays, and after `lock_settle` the other waiters read a token that is not their own. This is
+  Fischer's algorithm. The algorithm requires that a waiter renames within `lock_settle` after its last read of the
+  file. A waiter that took longer waits for another `lock_lease` before it reads the token.
 - **Expires by itself.** The holder's lease expires `lock_lease` after the start of its last successful renewal. A
-  thread that uses no storage ends it then, so a hung mount cannot delay that. A holder that has lost its lease does
-  not write or remove run.lock again. Another run writes to the output only `lock_stale` + `lock_settle` after the
-  start of that renewal. In the seconds between, the holder notifies all ranks, and they kill their child processes.
+  thread that uses no storage ends the lease at that time, so a hung mount cannot delay the end. A holder that has lost
+  its lease does not write or remove run.lock again. Another run writes to the output only `lock_stale` + `lock_settle`
+  after the start of that renewal. In the seconds between, the holder notifies all ranks, and they kill their child
+  processes.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ MAX_GRACE_SECONDS = 3600  # of the chart's training.terminationGracePeriodSecond
 
 
 class LeaseLostError(UnfitError):
-    """This run has lost the lease, or may have: it expired, another run took it, or the file was removed."""
+    """This run has lost the lease, or may have lost it: it expired, another run took it, or the file was removed."""
 
 
 class OutputLease:
@@ -72,9 +73,9 @@ class OutputLease:
         """Create the object for the lease file `path`; it touches no file before `acquire`.
 
         Args:
-            settings: identify this pod.
-            token: distinguishes two pods of one run: the hash of the credential with which this run's other ranks
-                authenticate.
+            settings: contain the names of this run and this pod, which are written to the file.
+            token: the hash of the credential with which this run's other ranks authenticate. Every pod has its own
+                token, even two pods of one run.
             address: IP address at which this run's other ranks reach this pod.
             clock: returns the monotonic time.
             pause: waits for a number of seconds.
@@ -84,7 +85,8 @@ class OutputLease:
         self.pause, self._clock = pause, clock
         self._beat = 0
         self._renewed = clock()
-        """Start of the last successful renewal; no other pod takes the lease over within `lock_stale` after it."""
+        """Clock time at the start of the last successful renewal. Until `lock_stale` later, no other pod takes over the
+        lease."""
         self._failure: Exception | None = None
         """Why the last renewal failed."""
         self._error: LauncherError | None = None
@@ -97,7 +99,10 @@ class OutputLease:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the lease was lost, or may have been. If so, nothing may be written to the output."""
+        """Return whether this pod has lost the lease, or may have lost it.
+
+        If so, this pod must not write to the output any more.
+        """
         return self._error is not None
 
     def check(self) -> None:
@@ -170,7 +175,10 @@ class OutputLease:
         return DeadlineError(f"{text}. Fix: stop that run first: {stop}")
 
     def _content(self) -> bytes:
-        """Return the next content of run.lock: one line of JSON, equally long for each beat (count of renewals)."""
+        """Return the content of run.lock for the next renewal: one line of JSON.
+
+        The line contains the number of renewals (the beat) with leading zeros, so that its length does not change.
+        """
         self._beat += 1
         s = self._settings
         ours: dict[str, object] = {"runId": s.run_id, "namespace": s.namespace, "release": s.release}
@@ -179,7 +187,7 @@ class OutputLease:
         return f'{json.dumps(ours)[:-1]}, "beat": "{self._beat:012}"}}\n'.encode()
 
     def _create(self) -> bool:
-        """Create the file if it is absent; return whether this process holds the lease now."""
+        """Create run.lock if it is absent; return whether this process holds the lease now."""
         return files.retry_storage(self.path, self._link, self.pause)
 
     def _link(self) -> bool:
@@ -222,12 +230,19 @@ class OutputLease:
         return True
 
     def write_to(self, path: Path) -> None:
-        """Write this process's lease to `path`: an expired lease, or a file in a folder that will become output/."""
+        """Write the content of run.lock, which says that this process holds the lease, to the file `path`.
+
+        `path` is run.lock itself if this process takes over an expired lease. It is a file in another folder if that
+        folder is about to become output/. The file is written atomically, and replaces an existing one.
+        """
         files.write_atomically(path, self._content())
 
     @contextlib.contextmanager
     def pause_renewals(self) -> Iterator[None]:
-        """Prevent renewals inside the `with` block, so that output/ can be replaced; the lease may still expire."""
+        """Prevent renewals inside the `with` block, so that output/ can be replaced by another folder.
+
+        The lease may expire in the meantime. Before and after the block, this raises an error if the lease was lost.
+        """
         with self._still:
             self.check()
             yield
@@ -236,9 +251,11 @@ class OutputLease:
     def start_renewing(
         self, lost: Callable[[LauncherError], None], renewed: Callable[[], None] = lambda: None
     ) -> None:
-        """Start the threads that renew the lease; one calls `lost`, once, when the lease may be lost.
+        """Start two threads: one renews the lease, the other ends the lease when it expires.
 
-        `renewed` is called after each renewal; if it raises, it is called again after the next one.
+        Args:
+            lost: called once, in one of these threads, when the lease is lost or may be lost; receives the cause.
+            renewed: called after each renewal. If it raises an error, it is only called again after the next renewal.
         """
         self._lost, self._after_renewal = lost, renewed
         self._renewer.start()
@@ -256,7 +273,10 @@ class OutputLease:
         return self._renewed + self.timings.lock_lease - self._clock()
 
     def _watch(self) -> None:
-        """End the lease when it expires. This thread uses no storage, so a hung mount cannot block it."""
+        """Wait until the lease expires, and then treat it as lost; return without that if the lease ends earlier.
+
+        This thread uses no storage, so a hung mount cannot block it.
+        """
         while (left := self._left()) > 0:
             if self._end.wait(left):
                 return
@@ -282,9 +302,9 @@ class OutputLease:
         self._remove()
 
     def renew(self) -> None:
-        """Check that run.lock still has this holder's lease, then renew the lease once by writing to the file.
+        """Check that run.lock still contains the lease of this pod, then renew the lease once by writing to the file.
 
-        If the lease has expired, or was lost, the file is checked too, but not written.
+        If the lease has expired or was lost, this only checks the file and does not write to it.
 
         Raises:
             LeaseLostError: the file was removed, or contains the lease of another holder.
@@ -323,10 +343,10 @@ class OutputLease:
         self._renewed = began
 
     def release(self) -> None:
-        """Stop renewing, then remove run.lock; `check` raises from now on.
+        """Stop renewing the lease, then remove run.lock; from now on `check` raises an error.
 
-        The file stays if the lease was lost or has expired, or if the file contains another holder's lease or cannot
-        be read.
+        The file is not removed if the lease was lost or has expired, if the file contains another holder's lease, or if
+        the file cannot be read.
         """
         self._end.set()
         if self._renewer.ident is None:
@@ -356,7 +376,7 @@ def _token(content: bytes | None) -> str | None:
 
 
 def _grace_seconds(content: bytes | None, default: int) -> int:
-    """Return the grace period of the pod that wrote this lease; `default` if it is missing or damaged."""
+    """Return the grace period in seconds in the lease `content`; `default` if `content` has no valid one."""
     found = (_parsed(content) or {}).get("graceSeconds")
     return found if isinstance(found, int) and 0 <= found <= MAX_GRACE_SECONDS else default
 
@@ -391,15 +411,19 @@ def build_credential(settings: TrainSettings, secret: str) -> str:
 
 
 def hash_credential(credential: str) -> str:
-    """Return the token of the output lease in run.lock and run.json, which everybody may read."""
+    """Return the hash of a credential, which is the token of the output lease.
+
+    run.lock and run.json contain the token, and everybody may read these files.
+    """
     return hashlib.sha256(credential.encode()).hexdigest()[:32]
 
 
 def write_secret(path: Path, secret: str) -> None:
-    """Write the secret of the run that holds the output lease, unless the file contains it already.
+    """Write `secret`, the secret of the run that holds the output lease, to the file `path` if it is not there already.
 
-    The file is overwritten in place: NFS clients may cache its name, and then open an earlier file, for up to a minute.
-    A write of a pod that lost the lease may arrive late, so the holder calls this again and again.
+    The file is overwritten in place: NFS clients may cache the name for up to a minute, and would open an earlier file
+    under this name. The holder of the lease calls this again and again, because a pod that lost the lease may overwrite
+    the file with a late write.
     """
     if files.read_bytes(path) == secret.encode():
         return
