@@ -24,7 +24,7 @@ _NOT_FOUND = re.compile(
 
 
 def read_if_exists(read: Callable[[str], Found], id_: str) -> Found | None:
-    """Return `read(id_)`, or None if it raises because the resource does not exist; raise all other errors."""
+    """Return `read(id_)`, or None if `read` raises because the resource does not exist. Raise all other errors."""
     try:
         return read(id_)
     except Exception as error:
@@ -39,9 +39,10 @@ class AwsContext:
 
     Attributes:
         inputs: what is known about the stack before its first resource.
-        account: id of the account.
+        account: id of the AWS account.
         partition: AWS partition: aws, aws-cn or aws-us-gov.
-        imports: ids of resources that an earlier destroy kept, by key of `storage.adopt` or name of the log group.
+        imports: ids of resources that an earlier destroy kept. The keys are those of `storage.adopt`, and for log
+            groups those of `kept_data.log_groups`.
     """
 
     inputs: StackInputs
@@ -77,16 +78,16 @@ class AwsContext:
         """Return the tags for objects that AWS itself creates, such as the instances of a launch template.
 
         Pulumi does not manage these objects, so `add_tags` does not reach them. `part` is the name of the object
-        without the prefix of the stack; the tag `Name` has both.
+        without the prefix of the stack. The tag `Name` contains prefix and `part`.
         """
         return {**self.tags, "Name": self.named(part)}
 
     def add_tags(self, args: pulumi.ResourceTransformationArgs) -> pulumi.ResourceTransformationResult | None:
-        """Add the tags of the stack, and a `Name`, to a resource; None if its type has no tags.
+        """Return a resource's arguments with the stack's tags and a `Name` added; None if its type has no tags.
 
-        A resource's own tags override them. This is a transformation, not the provider's `default_tags`: those
-        require a provider for each stack, and the resources of existing stacks would be replaced if their provider
-        changed.
+        Tags that the resource sets itself override the added tags. Pulumi calls this method as a transformation of each
+        resource. The alternative, `default_tags`, would require an AWS provider for each stack, and a change of the
+        provider would replace the resources of existing stacks.
         """
         if not hasattr(type(args.resource), "tags"):
             return None
@@ -97,17 +98,17 @@ class AwsContext:
         return pulumi.ResourceTransformationResult({**args.props, "tags": tagged}, args.opts)
 
     def retain(self, parent: pulumi.Resource, part: str = "", **more: Any) -> pulumi.ResourceOptions:
-        """Return pulumi options for a resource that holds user data (a bucket) or protects it (its key).
+        """Return the Pulumi options of a resource that a destroy may keep, such as a bucket, its key or a log group.
 
-        With `storage.protect`, `pulumi destroy` keeps the resource, and a later `up` imports it by the id in
-        `imports[part]`. `more` are further options.
+        With `storage.protect`, `pulumi destroy` keeps the resource in AWS. If `imports` has an id under the key `part`,
+        Pulumi imports the resource with this id instead of creating a new one. `more` are further options.
         """
         if part in self.imports:
             more["import_"] = self.imports[part]
         return pulumi.ResourceOptions(parent=parent, retain_on_delete=self.settings.storage.protect, **more)
 
     def principal_arn(self, name: str) -> str:
-        """Return the ARN of `role/NAME` or `user/NAME` in this account; an ARN is returned unchanged."""
+        """Return the ARN of `role/NAME` or `user/NAME` in this account. An ARN is returned unchanged."""
         return name if name.startswith("arn:") else f"arn:{self.partition}:iam::{self.account}:{name}"
 
 
@@ -124,7 +125,8 @@ class AwsComponent(pulumi.ComponentResource):
 
     Args:
         token: Pulumi type of the component. If it changes, the old type must be added to FORMER_TYPES.
-        part: name of the component without the stack's prefix.
+        part: name of the component without the stack's prefix. The argument `part` of each method is likewise the name
+            of the created resource without this prefix.
     """
 
     def __init__(self, token: str, context: AwsContext, part: str) -> None:
@@ -135,7 +137,7 @@ class AwsComponent(pulumi.ComponentResource):
         self.child = pulumi.ResourceOptions(parent=self)
 
     def create_role(self, part: str, trust: str) -> aws.iam.Role:
-        """Create a role; `trust` is its trust policy, a document of infra/policies.yaml."""
+        """Create a role. `trust` is the name of its trust policy in infra/policies.yaml."""
         iam = self.context.settings.iam
         return aws.iam.Role(
             self.context.named(part),
@@ -146,7 +148,7 @@ class AwsComponent(pulumi.ComponentResource):
         )
 
     def attach_aws_policy(self, part: str, role: aws.iam.Role, policy: str) -> aws.iam.RolePolicyAttachment:
-        """Attach a policy that AWS manages to a role."""
+        """Attach the AWS managed policy with the name `policy` to a role."""
         return aws.iam.RolePolicyAttachment(
             self.context.named(part),
             role=role.name,
@@ -157,19 +159,19 @@ class AwsComponent(pulumi.ComponentResource):
     def add_inline_policy(
         self, part: str, role: aws.iam.Role, policy: pulumi.Input[str]
     ) -> aws.iam.RolePolicy:
-        """Add an inline policy to a role."""
+        """Add the JSON document `policy` to a role as an inline policy."""
         return aws.iam.RolePolicy(self.context.named(part), role=role.name, policy=policy, opts=self.child)
 
     def add_pod_identity(
         self, cluster: pulumi.Input[str], part: str, account: tuple[str, str], policy: pulumi.Input[str]
     ) -> aws.eks.PodIdentityAssociation:
-        """Give pods of one Kubernetes service account AWS credentials (EKS pod identity) of a new role.
+        """Create a role and let the pods of one Kubernetes service account use it (EKS pod identity).
 
         Args:
             cluster: name of the cluster.
-            part: name of role and association without the stack's prefix.
+            part: name of the role and of the association, without the stack's prefix.
             account: namespace and name of the service account.
-            policy: document of the role, as JSON.
+            policy: the role's inline policy, a JSON document.
         """
         role = self.create_role(part, "trust of pods")
         allowed = self.add_inline_policy(part, role, policy)

@@ -47,13 +47,13 @@ GPU_FAMILIES = ("g4dn", "g5", "g6", "g6e", "gr6", "p3", "p3dn", "p4d", "p4de", "
 
 
 def is_arm(instance_type: str) -> bool:
-    """Return whether an instance type has Graviton processors: a `g` after the generation (m7g, t4g)."""
+    """Return whether an instance type has Graviton processors: a `g` follows the generation (m7g, t4g)."""
     family = instance_type.partition(".")[0]
     return any(char.isdigit() and after == "g" for char, after in itertools.pairwise(family))
 
 
 def has_gpus(instance_type: str) -> bool:
-    """Return whether an instance type has GPUs, also those that no GPU_FAMILIES have, such as g5g."""
+    """Return whether an instance type has GPUs. Types of families outside GPU_FAMILIES, such as g5g, count too."""
     return re.match(r"[gp]r?\d", instance_type) is not None
 
 

@@ -1,4 +1,4 @@
-"""A small EC2 instance that mounts the file system, for users who want to inspect it by Session Manager."""
+"""A small EC2 instance that mounts the shared file system. Users log in with Session Manager to look at the files."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ MOUNT_POINT = "/efs"
 
 
 def mount_entry(host: str, file_system: str, access_point: str, *, with_iam: bool) -> str:
-    """Return the line of /etc/fstab that mounts the file system as the pods do.
+    """Return the line of /etc/fstab that mounts the file system in the same way as the pods do.
 
-    `with_iam`: mount the access point by efs-utils, with TLS and the role of the instance, as the file-system policy
-    requires; else mount the root of the file system by NFS, for storage type `nfs`.
+    With `with_iam`, the line mounts the access point through efs-utils, with TLS and the role of the instance: the
+    file-system policy requires these. Without `with_iam` (storage type `nfs`), the line mounts the root of the file
+    system by NFS. `host` is the DNS name of the file system, `file_system` and `access_point` are ids.
     """
     options = f"{aws_facts.NFS_MOUNT_OPTIONS},_netdev"
     if with_iam:
@@ -27,7 +28,11 @@ def mount_entry(host: str, file_system: str, access_point: str, *, with_iam: boo
 
 
 def user_data(entry: str) -> str:
-    """Return the start script of the instance: it mounts `entry` now and after every restart."""
+    """Return the script that the instance runs at its first start.
+
+    The script writes `entry` to /etc/fstab and mounts the file system. Because of this entry, the file system is
+    mounted again after every restart.
+    """
     return "\n".join(
         [
             "#!/bin/bash",
@@ -45,7 +50,7 @@ def user_data(entry: str) -> str:
 
 
 class Bastion(AwsComponent):
-    """paddle:infra:Bastion: an EC2 instance that mounts the file system, without open ports and ssh keys."""
+    """paddle:infra:Bastion: an EC2 instance that mounts the file system. It has no open port and no SSH key."""
 
     def __init__(
         self, context: AwsContext, network: SelectedNetwork, storage: EfsStorage, key_arn: pulumi.Input[str]

@@ -1,8 +1,8 @@
 """Build the chart values of a stack from its settings and outputs, and check them. Imports no pulumi.
 
-Later sources override earlier ones, as with `helm -f`: first the stack's own values (image, storage, processor of
-the nodes), then `valuesFiles` in their order, then the setting `values`. A null restores the chart's default, because
-pulumi-kubernetes does not pass nulls on to helm.
+The values come from three sources. First come the stack's own values (image, storage, processor of the nodes), then the
+files of `valuesFiles` in their order, then the setting `values`. Later sources override earlier ones, as with
+`helm -f`. A null restores the chart's default, because pulumi-kubernetes does not pass nulls on to helm.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ CHART = "charts/paddle-training"
 BUCKET_PLACEHOLDER = "{bucket}"
 
 NO_LIMIT = (("training", "deadlineSeconds"), ("workDir", "sizeLimit"))
-"""Values for which null means "no limit". A stack cannot set them to null: the Release of pulumi-kubernetes omits
-nulls, also with `allow_null_values` (tried in `values` and in `value_yaml_files`)."""
+"""Values for which null means "no limit". A stack cannot set them to null, because the Release of pulumi-kubernetes
+omits nulls, even with `allow_null_values` (tried in `values` and in `value_yaml_files`).
+"""
 
 
 @dataclass(frozen=True)
 class StackOutputs:
-    """Outputs of the stack's resources that become chart values; "" where the stack has no such resource."""
+    """Outputs of the stack's resources that become chart values. A field is "" if the stack has no such resource."""
 
     image: str
     file_system_id: str = ""
@@ -55,7 +56,7 @@ class StackInputs:
 
     Attributes:
         folder: the project folder; paths in the settings are relative to it.
-        image: the image of all pods; empty if the settings contain none yet.
+        image: the image of all pods; empty if the setting `image` is empty.
         user_values: chart values from `valuesFiles` and `values`.
         effective_values: `user_values` with the chart's defaults filled in.
     """
@@ -80,17 +81,23 @@ class StackInputs:
 
     @property
     def owner(self) -> str:
-        """Return the value of the namespace's label that identifies the stack that owns it."""
+        """Return the text that identifies this stack in the label of the namespace that the stack owns."""
         return self.prefix[:63].strip("-")
 
     @property
     def kubeconfig(self) -> str:
-        """Return the path of the kubeconfig. An absolute path stays as written, so that all clones have one state."""
+        """Return the path of the kubeconfig. A relative path in the settings is resolved in the project folder.
+
+        An absolute path is returned as the user wrote it, so that the stack's state does not differ between clones.
+        """
         path = Path(self.settings.kubeconfig.path)
         return str(path if path.is_absolute() else self.folder / path.expanduser())
 
     def release_values(self, *outputs: str) -> dict[str, Any]:
-        """Return the values of the Helm release; `outputs` are the fields of StackOutputs after `image`."""
+        """Return the values of the Helm release.
+
+        `outputs` are values for the fields of StackOutputs, in order, without the first field `image`.
+        """
         return release_values(self.settings, StackOutputs(self.image, *outputs), self.user_values)
 
 
@@ -98,7 +105,7 @@ def read_stack_inputs(settings: Settings, project: str, stack: str, folder: Path
     """Read the files that the settings refer to, and check the rules between settings and chart values.
 
     Raises:
-        SettingsError: a file is missing or invalid, or the values cannot work on this stack.
+        SettingsError: a file is missing or invalid, or a chart value conflicts with the settings.
     """
     user = user_values(settings, folder)
     effective = with_defaults(user, folder)
@@ -117,7 +124,7 @@ def _without_nulls(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def user_values(settings: Settings, project_folder: Path) -> dict[str, Any]:
-    """Return the user's chart values: `valuesFiles` in their order, then `values`.
+    """Return the user's chart values: the files of `valuesFiles` in their order, overridden by the setting `values`.
 
     Raises:
         SettingsError: a file does not exist or contains no mapping, or a value of NO_LIMIT is null.
@@ -169,7 +176,7 @@ def _fill_in_bucket(value: Any, bucket: str) -> Any:
 
 
 def release_values(settings: Settings, outputs: StackOutputs, user: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the Helm release; `user` are the values from `user_values`."""
+    """Return the values of the Helm release. `user` are the values that the function `user_values` returned."""
     base: dict[str, Any] = {"image": outputs.image, "storage": storage_values(settings, outputs)}
     if settings.target == "aws" and settings.nodes.is_arm:
         base["scheduling"] = {"architecture": "arm64"}
@@ -223,9 +230,10 @@ def requested_by(resources: Mapping[str, Any] | None) -> dict[str, Any]:
 def pod_size_problems(
     values: Mapping[str, Any], machines: Mapping[str, Mapping[str, str]]
 ) -> Iterator[Problem]:
-    """Yield a problem for each request of a pod that is larger than an instance type of the nodes.
+    """Yield a problem for each request of a pod that is larger than a node of one of the instance types.
 
-    `values` have the chart's defaults filled in; `machines` maps each type to its quantities of cpu, memory and GPUs.
+    `values` have the chart's defaults filled in. `machines` maps each instance type to what a node of this type has:
+    the quantities of cpu, memory and GPUs.
     """
     # Takes most of a second.
     from kubernetes.utils.quantity import parse_quantity  # noqa: PLC0415
@@ -249,7 +257,8 @@ def run_helm_template(
 ) -> subprocess.CompletedProcess[str]:
     """Run `helm template` with the values of a stack's release; return its exit code, stdout and stderr.
 
-    `user` are the values from `user_values`. If `image` is empty, a placeholder is used. helm contacts no cluster.
+    `user` are the values that `user_values` returned. If `image` is empty, a placeholder is used as the image. helm
+    contacts no cluster.
 
     Raises:
         FileNotFoundError: helm is not on PATH.
@@ -267,11 +276,11 @@ def run_helm_template(
 def check_chart(inputs: StackInputs) -> None:
     """Check the values of the release by rendering the chart, with placeholders for outputs that do not exist yet.
 
-    The chart contains the rules (its schema and `_validate*.tpl`), but would apply them only when the release is
-    installed: on target aws, half an hour after the first resource.
+    The rules for values are in the chart (its schema and `_validate*.tpl`). Without this check, helm would apply them
+    only when it installs the release. On target aws, that is half an hour after the first resource was created.
 
     Raises:
-        SettingsError: the chart rejects the values; the text is helm's.
+        SettingsError: the chart rejects the values; the error contains helm's message.
         FileNotFoundError: helm is not on PATH.
     """
     settings = inputs.settings

@@ -1,7 +1,7 @@
 """Rules about who can use the cluster: its administrators, viewers, and the caller who deploys. Imports no pulumi.
 
-EKS rejects an unknown principal only when the cluster is up, and without an administrator the release cannot be
-installed. `pulumi up` and `make doctor` check this first.
+EKS rejects an unknown role or user only when the cluster is up. Without an administrator, the release cannot be
+installed. So `pulumi up` and `make doctor` check both first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from infra.settings import PROJECT, ClusterSettings, Problem, Settings
 
 FindPrincipal = Callable[[str, str], str | None]
-"""Kind (`role` or `user`) and name → ARN with its path; None if IAM has no such role or user."""
+"""A function that searches IAM: kind (`role` or `user`) and name → ARN with path; None if nothing has this name."""
 
 NO_PUBLIC_ACCESS = (
     "cluster.publicCidrs is empty, so only machines inside the network of the cluster reach its API server. From "
@@ -21,7 +21,10 @@ NO_PUBLIC_ACCESS = (
 
 
 def principal_arns(cluster: ClusterSettings, caller: str) -> dict[str, str]:
-    """Return the ARN of each principal by its setting, such as `cluster.admins[0]`, in the account of `caller`."""
+    """Return the ARN of each role or user in `cluster.admins` and `cluster.viewers`, by its key (`cluster.admins[0]`).
+
+    A name without an ARN is completed with the account and partition of `caller`, the ARN of the caller.
+    """
     _, partition, _, _, account, _ = caller.split(":", 5)
     return {
         f"cluster.{key}[{index}]": name
@@ -33,7 +36,10 @@ def principal_arns(cluster: ClusterSettings, caller: str) -> dict[str, str]:
 
 
 def principal_problems(settings: Settings, caller: str, find: FindPrincipal) -> Iterator[Problem]:
-    """Yield a problem for each principal of this account that IAM does not have, or has with another path."""
+    """Yield a problem for each role or user in the settings that IAM does not have, or has with another path.
+
+    Roles and users of other accounts are not checked. `caller` is the caller's ARN, and `find` searches IAM.
+    """
     account = caller.split(":")[4]
     for key, arn in principal_arns(settings.cluster, caller).items():
         if arn.split(":")[4] != account:
@@ -52,7 +58,7 @@ def principal_problems(settings: Settings, caller: str, find: FindPrincipal) -> 
 
 
 def caller_problem(settings: Settings, caller: str) -> Problem | None:
-    """Return a problem if `caller`, the ARN of a role or user with its path, is not an administrator of the cluster."""
+    """Return a problem if `cluster.admins` lacks `caller`, the ARN of a role or user with its path; else None."""
     arns = principal_arns(settings.cluster, caller)
     admins = [arn for key, arn in arns.items() if key.startswith("cluster.admins")]
     if caller in admins:

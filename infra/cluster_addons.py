@@ -1,4 +1,4 @@
-"""What runs in the cluster next to the training: EKS add-ons with pods, the autoscaler, and NVIDIA's device plugin."""
+"""Programs that run in the cluster next to the training: EKS add-ons, the autoscaler, and NVIDIA's device plugin."""
 
 from __future__ import annotations
 
@@ -27,10 +27,13 @@ DEVICE_PLUGIN_IMAGE = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
 def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
     """Return the configuration of the EKS add-on for logs: pod and node logs, no metrics and no traces.
 
-    By default, the add-on also turns on Container Insights and Application Signals. The key `agent.config` replaces
-    both: with it, the CloudWatch agent only accepts metrics in log lines (EMF), which no pod sends. The agent cannot
-    be turned off, because it brings the service account that Fluent Bit uses (templates of the chart
-    amazon-cloudwatch-observability). `labels` are the labels of the system nodes, on which the add-on's operator runs.
+    By default, the add-on also turns on Container Insights and Application Signals. A value for the key `agent.config`
+    replaces the default configuration, which contains both. With the value here, the CloudWatch agent only accepts
+    metrics in log lines (EMF), and no pod sends such lines. The agent itself must stay, because it brings the service
+    account that Fluent Bit uses (templates of the chart amazon-cloudwatch-observability).
+
+    `labels` are the labels of the system nodes, on which the add-on's operator runs; empty if there are no system
+    nodes.
     """
     manager: dict[str, object] = {"applicationSignals": {"autoMonitor": {"monitorAllServices": False}}}
     if labels:
@@ -41,7 +44,7 @@ def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
 
 
 def create_addons(cluster: EksCluster, nodes: Nodes, storage: EfsStorage) -> list[pulumi.Resource]:
-    """Create and return the EKS add-ons whose pods need a node."""
+    """Create and return the EKS add-ons whose pods need a node. Without a node for these pods, return an empty list."""
     if not nodes.system_groups:
         return []  # without a node for its pods, an add-on never becomes active
     context, settings = cluster.context, cluster.context.settings
@@ -75,13 +78,14 @@ def create_addons(cluster: EksCluster, nodes: Nodes, storage: EfsStorage) -> lis
 class Autoscaler(AwsComponent):
     """paddle:infra:Autoscaler: the Helm release of the cluster autoscaler (`nodes.auto`), and its IAM role.
 
-    The autoscaler adds nodes for pending pods and removes empty nodes. This project does not use EKS Auto Mode, because
-    its nodes cannot use the stack's launch template or zones and cost an eighth more
-    (docs/explanation/decisions.md). The autoscaler and Auto Mode both need one node that always
-    runs, for the controller of the storage driver; here it is a small system node.
+    The autoscaler adds nodes for pending pods and removes empty nodes. With `nodes.fallback`, the autoscaler adds nodes
+    to the group `fallback` while AWS has no spot capacity for the group `nodes`.
 
-    With `nodes.fallback`, it adds nodes to the group `fallback` while `nodes` gets no spot capacity. `after` are the
-    resources that must exist before the release.
+    This project does not use EKS Auto Mode. Its nodes cannot use the stack's launch template or zones, and they cost an
+    eighth more (docs/explanation/decisions.md). Both Auto Mode and the autoscaler need one node that always runs, for
+    the controller of the storage driver. This project creates a small system node for it.
+
+    `after` are the resources that must exist before the release.
     """
 
     def __init__(self, cluster: EksCluster, nodes: Nodes, after: Sequence[pulumi.Resource]) -> None:

@@ -12,18 +12,20 @@ TTL_SECONDS = 60
 
 
 def private_zone_name(context: AwsContext) -> str:
-    """Return the name of the private zone: `dns.zone`, or a default that differs for each stack of an existing VPC.
+    """Return the name of the private zone: `dns.zone`, or a default.
 
-    Route53 rejects a second private zone of the same name in a VPC.
+    In an existing VPC, the default contains the prefix of the stack, because Route53 rejects a second private zone of
+    the same name in a VPC.
     """
     own = f"{context.prefix}.internal" if context.settings.network.vpc_id != "" else "paddle.internal"
     return context.settings.dns.zone if context.settings.dns.zone != "" else own
 
 
 class Dns(AwsComponent):
-    """paddle:infra:Dns: the private zone of `vpc_id` with records `efs` and `api`; and the public `dns.externalName`.
+    """paddle:infra:Dns: the private DNS zone of the VPC with records `efs` and `api`, and a public name of the API.
 
-    `api_host` is the host name of the API server; None without a cluster.
+    The public name is the setting `dns.externalName`. `api_host` is the host name of the API server. Without a cluster,
+    `api_host` is None, and no record of the API is created.
     """
 
     def __init__(

@@ -16,7 +16,10 @@ POD_GID = 10001
 
 
 class EfsStorage(AwsComponent):
-    """paddle:infra:Storage: the file system; `allow_nfs` opens it to a security group."""
+    """paddle:infra:Storage: the file system with its mount targets, access point and policies.
+
+    Security groups have no access to the file system until `allow_nfs` is called for them.
+    """
 
     def __init__(self, context: AwsContext, network: SelectedNetwork, key_arn: pulumi.Input[str]) -> None:
         super().__init__("paddle:infra:Storage", context, "storage")
@@ -91,12 +94,12 @@ class EfsStorage(AwsComponent):
         self.register_outputs({"fileSystemId": self.file_system.id, "accessPointId": self.access_point.id})
 
     def policy(self, document: str) -> pulumi.Output[str]:
-        """Return a document of infra/policies.yaml about file system and access point."""
+        """Return the policy `document` of infra/policies.yaml, with the ARNs of file system and access point."""
         arns = pulumi.Output.all(file_system=self.file_system.arn, access_point=self.access_point.arn)
         return arns.apply(lambda found: iam_policies.policy(document, **found))
 
     def allow_nfs(self, who: str, group: pulumi.Input[str]) -> aws.vpc.SecurityGroupIngressRule:
-        """Allow NFS, and nothing else, from one security group; `who` is its name in the rule."""
+        """Allow NFS, and nothing else, from the security group `group`. The name of the rule contains `who`."""
         return aws.vpc.SecurityGroupIngressRule(
             self.context.named(f"efs-from-{who}"),
             security_group_id=self.group.id,

@@ -1,4 +1,4 @@
-"""The EKS control plane with access entries, methods for add-ons and releases, and what of it runs already."""
+"""The EKS control plane: its access entries, its add-ons, Helm releases in it, and the state of a running cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VIEW_POLICY = "AmazonEKSViewPolicy"
 
 @dataclass(frozen=True)
 class LiveGroup:
-    """Sizes of a node group, and its minor Kubernetes version."""
+    """A running node group: its numbers of nodes (minimum, desired, maximum) and its minor Kubernetes version."""
 
     min: int
     desired: int
@@ -36,10 +36,10 @@ class LiveGroup:
 
 @dataclass(frozen=True)
 class LiveCluster:
-    """The running cluster: what AWS changes without the program, so that the stack's state may be out of date.
+    """The running cluster: properties that AWS changes without the program.
 
-    The autoscaler changes the number of nodes, and AWS upgrades a control plane at the end of its version's standard
-    support.
+    The stack's state may have older values, because the autoscaler changes the number of nodes, and AWS upgrades a
+    control plane at the end of its version's standard support.
 
     Attributes:
         version: minor version of the control plane; an empty text if there is no cluster.
@@ -51,7 +51,10 @@ class LiveCluster:
 
 
 def read_live_cluster(prefix: str) -> LiveCluster:
-    """Return the cluster named `prefix` and its node groups, whose names are `<prefix>-<short name>-<suffix>`."""
+    """Read the cluster named `prefix` and its node groups from AWS. Without this cluster, return an empty LiveCluster.
+
+    The names of the node groups in AWS are `<prefix>-<short name>-<suffix>`.
+    """
     cluster = read_if_exists(lambda name: aws.eks.get_cluster(name=name), prefix)
     if cluster is None:
         return LiveCluster()
@@ -80,16 +83,16 @@ def endpoint_host(endpoint: str) -> str:
 def build_kubeconfig(
     endpoint: str, authority: str, cluster: str, region: str, *, external_name: str = ""
 ) -> str:
-    """Return a kubeconfig as JSON (which is valid YAML), the same for every clone and user.
+    """Return a kubeconfig as JSON (which is valid YAML). The kubeconfig is the same for every clone and user.
 
-    It contains no secret and no profile: for each use, `aws eks get-token` requests a token with the credentials of the
-    user's environment.
+    The kubeconfig contains no secret and no profile: for each use, `aws eks get-token` requests a token with the
+    credentials of the user's environment.
 
     Args:
         endpoint: the API server's address, https://….
-        authority: its certificate authority, base64 as in the answer of EKS.
-        external_name: another name of the API server. Its certificate does not contain this name, so the
-            kubeconfig verifies the name of the endpoint instead.
+        authority: the API server's certificate authority, in base64 as EKS returns it.
+        external_name: another DNS name for the API server; empty: none. The server's certificate does not contain this
+            name, so clients verify the name of the endpoint instead.
     """
     server: dict[str, str] = {"server": endpoint, "certificate-authority-data": authority}
     if external_name != "":
@@ -115,9 +118,13 @@ def build_kubeconfig(
 class EksCluster(AwsComponent):
     """paddle:infra:Cluster: the EKS cluster.
 
-    Nodes must wait for `before_nodes`; everything that uses the Kubernetes API must wait for
-    the access entries, `entries`.
-    `live` is the running cluster. The resources `after` are created before the cluster.
+    Attributes:
+        before_nodes: resources that must exist before the nodes.
+        entries: access entries. They must exist before anything uses the Kubernetes API.
+
+    Args:
+        live: the running cluster.
+        after: resources that must exist before the cluster.
     """
 
     def __init__(
@@ -228,9 +235,9 @@ class EksCluster(AwsComponent):
     ) -> aws.eks.Addon:
         """Create an EKS add-on after the resources in `after`.
 
-        A new add-on has the default version of AWS, which a preview shows. A running one keeps its version, because
-        a new EFS driver cuts off the volumes that pods have mounted. An upgrade of Kubernetes upgrades the add-on, too,
-        and so does the owner's request (`cluster.upgradeAddons`).
+        A new add-on gets the default version of AWS, and a preview shows this version. A running add-on keeps its
+        version, because an upgrade can disturb pods: a new EFS driver cuts off the volumes that pods have mounted. Only
+        an upgrade of Kubernetes, or the setting `cluster.upgradeAddons`, upgrades running add-ons.
         """
         newest: pulumi.Output[str] = aws.eks.get_addon_version_output(
             addon_name=name, kubernetes_version=self.version, opts=pulumi.InvokeOptions(parent=self)
@@ -259,9 +266,10 @@ class EksCluster(AwsComponent):
         values: Mapping[str, Any],
         after: Sequence[pulumi.Resource],
     ) -> k8s.helm.v3.Release:
-        """Create a release of `charts/<chart>`, named like the chart, and its provider, after the resources in `after`.
+        """Create a Helm release of `charts/<chart>` and the Kubernetes provider that installs the release.
 
-        `part` is the name of both resources without the stack's prefix.
+        The release has the name of the chart. `part` is the Pulumi name of both resources without the stack's prefix.
+        Both are created after the resources in `after`.
         """
         name, folder = self.context.named(part), f"./charts/{chart}"
         provider = k8s.Provider(

@@ -1,4 +1,4 @@
-"""The EKS managed node group, its launch template, and the small system node group."""
+"""The EKS managed node groups of the training, their launch template, and the small system node group."""
 
 from __future__ import annotations
 
@@ -39,11 +39,13 @@ RELEASES = "/aws/service/eks/optimized-ami/{}/amazon-linux-2023/{}/recommended/r
 
 
 def node_counts(settings: NodesSettings, live: LiveGroup | None) -> tuple[int, int, int]:
-    """Return minimum, desired and maximum number of nodes, in this order; `live` is the running group, if any.
+    """Return minimum, desired and maximum number of nodes, in this order.
 
-    With `nodes.auto`, the autoscaler sets the desired number. A new group starts at the minimum. For a running group
-    this returns its current number, limited to minimum and maximum: an update of minimum or maximum sends the desired
-    number to EKS too, and must not undo the autoscaler's choice.
+    `live` is the running group, or None for a new group. Without `nodes.auto`, all three numbers are settings.
+
+    With `nodes.auto`, the autoscaler sets the desired number. So the desired number of a new group is the minimum, and
+    that of a running group is its current number, limited to minimum and maximum. The current number is needed because
+    an update of minimum or maximum sends the desired number to EKS too, and must not undo the autoscaler's choice.
     """
     if not settings.auto:
         return settings.min, settings.desired, settings.max
@@ -52,9 +54,10 @@ def node_counts(settings: NodesSettings, live: LiveGroup | None) -> tuple[int, i
 
 
 def settings_of_zone(settings: NodesSettings, index: int, zones: int) -> NodesSettings:
-    """Return the settings of the node group in zone `index` of `zones`: its share of the nodes.
+    """Return the settings of the node group in one zone, with this zone's share of the nodes.
 
-    With `nodes.auto`, each zone may have all nodes, so that a zone without capacity stops no training.
+    `index` is the position of the zone, from 0, and `zones` is the number of zones. With `nodes.auto`, the group of
+    each zone may grow to `nodes.max`, so that a training does not stop when one zone has no capacity.
     """
     low, desired, high = (
         total // zones + (index < total % zones) for total in (settings.min, settings.desired, settings.max)
@@ -64,16 +67,21 @@ def settings_of_zone(settings: NodesSettings, index: int, zones: int) -> NodesSe
 
 
 class Nodes(AwsComponent):
-    """paddle:infra:Nodes: the node groups of the training pods. Their sizes change without replacing nodes.
+    """paddle:infra:Nodes: the node groups of the training pods. A change of their sizes replaces no nodes.
 
-    In several zones there is one group for each: an Auto Scaling group over several zones would terminate nodes of a
-    running training to balance the zones (AZRebalance), and EKS has no setting to suspend that.
+    With several zones, there is one group for each zone. One Auto Scaling group over several zones would terminate
+    nodes of a running training to balance the zones (AZRebalance), and EKS has no setting to suspend AZRebalance.
 
-    With `nodes.fallback` there are two kinds: spot nodes, and on-demand nodes for times without spot capacity. Nodes
-    with GPUs have a taint, so that only pods that tolerate it occupy them.
+    With `nodes.fallback` there are two kinds of groups: spot nodes, and on-demand nodes for times without spot
+    capacity. Nodes with GPUs have a taint, so that only pods that tolerate the taint occupy them.
 
-    `system_groups` is the node group (or none) on which add-ons run, and `system_labels` its labels. `live` is the
-    running cluster.
+    Attributes:
+        groups: the node groups of the training, without fallback groups.
+        system_groups: the node groups on which add-ons run; empty if there is no node for them.
+        system_labels: the labels of the small system node group; empty without such a group.
+
+    Args:
+        live: the running cluster.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Policy documents as JSON text: those of policies.yaml, and those of deployer and previews. Imports no pulumi."""
+"""Policy documents as JSON text: those in policies.yaml, and the rights of deployer and previews. Imports no pulumi."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def _read(name: str) -> Any:
 
 
 def _filled(content: Any, names: Mapping[str, str]) -> Any:
-    """Return the content of a YAML file with the names in braces filled in."""
+    """Return the content of a YAML file with each `{name}` in its texts replaced by `names[name]`."""
     return json.loads(re.sub(r"\{(\w+)\}", lambda found: names[found[1]], json.dumps(content)))
 
 
 POLICIES = _read("policies.yaml")
-"""The documents of policies.yaml."""
+"""Name → content of each document in policies.yaml."""
 # Prefixes of the bucket that pods use: they read sources, and read and write models.
 SOURCES = "sources/"
 MODELS = "models/"
@@ -43,10 +43,10 @@ GITHUB = "token.actions.githubusercontent.com"
 
 
 def policy(document: str, **names: str) -> str:
-    """Return a document of policies.yaml as JSON; `names` are the names in braces and what they are replaced by.
+    """Return the document `document` of policies.yaml as JSON. Each `{name}` in it is replaced by the argument `name`.
 
     Raises:
-        KeyError: there is no such document, or a name in it is missing.
+        KeyError: there is no such document, or the document contains a `{name}` that was not passed.
     """
     constant = {"sources": SOURCES, "models": MODELS, "github": GITHUB}
     content = _filled(POLICIES[document], constant | names)
@@ -58,7 +58,7 @@ RULES: list[dict[str, Any]] = _read("deployer_permissions.yaml")
 
 
 def full_names(rule: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yield the actions of a rule for each service, as `service:Name`."""
+    """Yield a list for each service in a rule: the rule's actions of this service, as `service:Name`."""
     for service, names in rule["actions"].items():
         yield [f"{service}:{name}" for name in names.split()]
 
@@ -88,12 +88,13 @@ def deployer(
 ) -> list[str]:
     """Return policy documents that let a user create, change and remove a stack; each fits the size limit of a policy.
 
-    The user can change only what has the stack's tag or name prefix; the rules with a `reason` have the rest. The
-    user can put any inline policy on the stack's roles; only a permissions boundary limits what the roles may do.
-    The only DNS records that the user can change are those of the setting `dns`. `key_arn` is the setting
-    `kms.keyArn`: EKS creates a grant for this key in the user's name.
+    The user can change only resources that have the stack's tag or name prefix. Actions that cannot be limited in this
+    way are in the rules with a `reason` (deployer_permissions.yaml). The user can put any inline policy on the stack's
+    roles; only a permissions boundary limits what the roles may do. The user can change only the DNS records of the
+    setting `dns`. `key_arn` is the setting `kms.keyArn`: EKS creates a grant for this key in the user's name, so the
+    user may create grants.
 
-    `account` `*` has the same effect as the account's id, because an IAM policy applies only in its own account.
+    An `account` of `*` has the same effect as the account's id, because an IAM policy applies only in its own account.
     """
     own = f"arn:{partition}:iam::{account}"
     roles, profiles = f"{own}:role{iam.path}{prefix}-*", f"{own}:instance-profile{iam.path}{prefix}-*"
@@ -113,7 +114,10 @@ def deployer(
 
 
 def _scoped(names: Mapping[str, str], boundary: str) -> Iterator[dict[str, Any]]:
-    """Yield the statements of `RULES`, filled with `names`, for roles with a permissions boundary (empty: without)."""
+    """Yield the statements of `RULES`, in which `names` replace the names in braces.
+
+    `boundary` is the ARN of the permissions boundary that all roles must have; empty: they have none.
+    """
     for rule in _filled(RULES, names):
         condition = rule.get("condition", {})
         if boundary != "" and rule.get("boundary") == "absent":
@@ -128,8 +132,8 @@ def _scoped(names: Mapping[str, str], boundary: str) -> Iterator[dict[str, Any]]
 def preview(partition: str) -> list[str]:
     """Return policy documents of the role that previews pull requests: read resources and Pulumi's state.
 
-    The role can read objects only of the state's bucket and use only the state's key, because a preview runs the
-    unreviewed program of the branch with this role.
+    The role can read objects only of the bucket with Pulumi's state, and use only the key of this state, because a
+    preview runs the branch's unreviewed program with this role.
     """
     kinds = ("Describe", "Get", "List")
     excluded = ["s3:GetObject", "s3:GetObjectTagging", "s3:ListBucketVersions"]

@@ -280,7 +280,7 @@ def _not_adopted(prefix: str, ids: list[str]) -> Problem:
 
 
 def check_retained(settings: Settings, prefix: str, tags: Mapping[str, str]) -> dict[str, str]:
-    """Check the resources that an earlier destroy kept, and return the resources that this update imports.
+    """Check the resources that an earlier destroy kept, and return the ids of the resources to import.
 
     Args:
         settings: the settings of the stack.
@@ -288,13 +288,13 @@ def check_retained(settings: Settings, prefix: str, tags: Mapping[str, str]) -> 
         tags: the tags that identify the stack.
 
     Returns:
-        The ids of `storage.adopt` by their keys, such as `bucket`. The stack's log groups that exist in AWS are added:
-        their keys are those of `log_groups`, and their ids are their names.
+        The ids of `storage.adopt` under their keys, such as `bucket`. For each log group of the stack that exists in
+        AWS, also its key in `log_groups` and its name.
 
     Raises:
-        SettingsError: this stack cannot adopt an id in `storage.adopt`. Or the existing file system is encrypted with
-            another key than `kms.keyArn` (if that is empty, than the stack's own key). Or a destroy kept a file system
-            that `storage.adopt` does not list.
+        SettingsError: this stack cannot adopt an id in `storage.adopt`; the existing file system is encrypted with a
+            key that differs from the key of the settings (see `_key_problems`); or a destroy kept a file system that
+            `storage.adopt` does not list.
     """
     adopt = settings.storage.adopt
     read = {part: read_if_exists(_READ[part], id_) for part, id_ in adopt.items()}

@@ -25,8 +25,8 @@ def _files(folder: Path) -> Iterator[Path]:
 def folder_digest(path: str | Path) -> str:
     """Return the sha256 (64 hex digits) of the relative names and contents of the files below `path`.
 
-    `__pycache__`, `*.pyc` and hidden files are ignored, because they differ between clones of one commit. The
-    length of each name and content is hashed before it, so that no two trees have the same input.
+    `__pycache__`, `*.pyc` and hidden files are ignored, because they differ between clones of one commit. Each name and
+    each content is hashed after its own length, so that two different folders never give the hash the same input.
 
     Raises:
         FileNotFoundError: `path` is not a folder.
@@ -46,7 +46,7 @@ def folder_digest(path: str | Path) -> str:
 
 
 def file_digest(path: str | Path) -> str:
-    """Return the sha256 of a file (64 hex digits), read in pieces, because data sets are large."""
+    """Return the sha256 of a file (64 hex digits). The file is read in pieces, because data sets are large."""
     with Path(path).open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

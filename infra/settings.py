@@ -1,9 +1,12 @@
 """The settings of a stack: their defaults, meanings and rules, how they are read, and how mistakes are reported.
 
-`Settings` and its sections are pydantic models. A field has its default, its meaning and its limits, and `problems` of
-a section has the rules between its fields; those of `Settings` has the rules between sections. docs/tables.py makes
-the table of docs/reference/settings.md from the models, and `python -m infra.settings` the `config:` section of
-Pulumi.yaml. `load_settings` reads the settings, and `SettingsError` lists every mistake. Imports no pulumi.
+`Settings` and its sections are pydantic models. A field has its default, its meaning and its limits. The method
+`problems` of a section checks the rules between the fields of this section, and `Settings.problems` checks the rules
+between sections.
+
+`load_settings` reads the settings, and `SettingsError` lists every mistake. docs/tables.py generates the table in
+docs/reference/settings.md from the models. `python -m infra.settings` generates the section `config:` of Pulumi.yaml.
+This module imports no pulumi.
 """
 
 from __future__ import annotations
@@ -30,7 +33,10 @@ PROJECT = "paddle-training"
 
 @dataclass(frozen=True)
 class Problem:
-    """One mistake: a key, its value, and a text that says what is allowed and why, and ends with `Fix: …`."""
+    """One mistake in the settings: a key, its value, and a text about the allowed values.
+
+    The text says what is allowed, then why, and ends with `Fix: …`.
+    """
 
     key: str
     value: object
@@ -52,10 +58,13 @@ class Problem:
 
 
 class SettingsError(ValueError):
-    """The settings are invalid; the text lists every problem. Raised before any resource is registered."""
+    """The settings are invalid; the text lists every problem. The program raises it before it registers a resource."""
 
     def __init__(self, problems: Sequence[Problem] = (), *, text: str = "") -> None:
-        """Compose the text from `problems`, or take the `text` of a tool that found the mistakes."""
+        """Compose the message from `problems`. A `text` that is not empty is the message instead.
+
+        Such a text is the output of a tool that found the mistakes, for example helm.
+        """
         self.problems = tuple(problems)
         count = "1 setting is" if len(self.problems) == 1 else f"{len(self.problems)} settings are"
         listing = "\n".join(f"  {problem}" for problem in self.problems)
@@ -77,7 +86,7 @@ def _check_tag_key(value: str) -> str:
 
 
 def is_open(cidr: str) -> bool:
-    """Return whether a network is /7 or larger, such as 0.0.0.0/0: such a network counts as the whole internet."""
+    """Return whether a network counts as the whole internet: it is /7 or larger, such as 0.0.0.0/0."""
     return ipaddress.IPv4Network(cidr).prefixlen < 8
 
 
@@ -101,10 +110,11 @@ SPOT_TYPES = ("m6i.large", "m6a.large", "m5.large", "m5a.large", "m7i.large", "m
 
 
 class Section(BaseModel):
-    """A mapping of settings: keys in camelCase, all optional; unknown keys are rejected, types are strict.
+    """Base class of a mapping of settings. All keys are in camelCase and optional.
 
-    The docstring of a field is its description. Its paragraph "Must be …" is the message about an invalid value;
-    without one, the message is pydantic's own.
+    Unknown keys are rejected, and values are not converted to another type. The docstring of a field describes the
+    setting. A paragraph of this docstring that begins with "Must be" is the message about an invalid value. Without
+    such a paragraph, the message is pydantic's own.
     """
 
     model_config = ConfigDict(
@@ -117,22 +127,25 @@ class Section(BaseModel):
     )
 
     def problems(self) -> Iterator[Problem]:
-        """Yield a problem for each violated rule between the fields, with their keys in this mapping."""
+        """Yield a problem for each violated rule between the fields. The keys are relative to this mapping."""
         yield from ()
 
     @model_validator(mode="after")
     def check_rules(self) -> Self:
-        """Return this section, whose fields are valid one by one, after checking the rules between them.
+        """Check the rules between the fields, and return this section. pydantic has checked each field before.
 
         Raises:
-            SettingsError: `problems` found violated rules; it contains all of them.
+            SettingsError: `problems` found violated rules; the error contains all of them.
         """
         if found := list(self.problems()):
             raise SettingsError(found)
         return self
 
     def problem(self, key: str, text: str, *value: object) -> Problem:
-        """Return a Problem of the setting `key`, such as `nodes.min`; `value` replaces its value in the message."""
+        """Return a Problem of the setting `key`, such as `nodes.min`, with the value that the setting has.
+
+        If a third argument is passed, the Problem has this value instead.
+        """
         found: Any = self.model_dump(mode="json", by_alias=True)
         for part in key.split("."):
             found = found[part]
@@ -432,11 +445,14 @@ class NodesSettings(Section):
 
     @property
     def has_system_group(self) -> bool:
-        """Return whether add-ons run on a small node group of their own: other nodes may be absent or have GPUs."""
+        """Return whether add-ons run on their own small node group, because other nodes may be absent or have GPUs."""
         return self.auto or self.has_gpus
 
     def without_system_group(self) -> tuple[str, str]:
-        """Return the key that adds the small system node, and another value of this key, which adds none."""
+        """Return the setting of `nodes` that requires the small system node, and a value that would not require it.
+
+        Both are texts for messages.
+        """
         return ("auto", "false") if self.auto else ("instanceTypes", "no GPU types")
 
     def problems(self) -> Iterator[Problem]:
@@ -706,7 +722,7 @@ def _full_key(key: str) -> str:
 def read_yaml(path: Path, key: str) -> dict[str, Any]:
     """Return the mapping in a YAML file; an empty file is an empty mapping.
 
-    `key` is the setting that refers to the file, for the message.
+    `key` is the setting that refers to the file. Error messages contain this key.
 
     Raises:
         SettingsError: the file does not exist, is not YAML, or contains no mapping.
@@ -734,7 +750,8 @@ def read_yaml(path: Path, key: str) -> dict[str, Any]:
 def merge_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with `over` merged into it, as helm merges files of values: mappings are merged by key.
 
-    All else is replaced, also lists. A null stays: it removes the chart's default when helm merges the values into it.
+    Values of other types, also lists, are replaced. A null in `over` stays a null in the result, because helm needs the
+    null to remove the chart's default.
     """
     merged = dict(base)
     for key, value in over.items():
@@ -745,10 +762,10 @@ def merge_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, 
 
 
 def read_stack_config(folder: Path, stack: str, changes: Sequence[str] = ()) -> dict[str, Any]:
-    """Return `namespace:key` → value of the settings in the file Pulumi.<stack>.yaml of `folder`.
+    """Return the settings in the file Pulumi.<stack>.yaml of `folder`, as `namespace:key` → value.
 
-    `changes` are KEY=VALUE texts that override the file, VALUE being YAML. The dots of a KEY such as `nodes.desired`
-    lead into sections; a KEY without a namespace gets `paddle-training:`.
+    `changes` are texts KEY=VALUE that override settings of the file; VALUE is YAML. A dot in KEY leads into a section,
+    as in `nodes.desired`. A KEY without a namespace gets `paddle-training:`.
 
     Raises:
         SettingsError: the file does not exist or contains no YAML mapping, or a change has no key or no `=`.
@@ -788,10 +805,10 @@ def load_settings(config: Mapping[str, Any], secrets: Iterable[str] = ()) -> Set
     """Return the validated settings of a stack.
 
     Args:
-        config: `namespace:key` → value of the stack's file, or the text that the engine passes (objects and lists as
-            JSON).
-        secrets: the keys of `config` that contain a Pulumi secret, in addition to the values of a stack's file that
-            are encrypted.
+        config: `namespace:key` → value. The values come from the stack's file or from the engine, which passes each
+            value as text (objects and lists as JSON).
+        secrets: the keys of `config` whose values are Pulumi secrets. Encrypted values of a stack's file are found even
+            if `secrets` does not list their keys.
 
     Raises:
         SettingsError: a key is unknown, a value has the wrong type, or a rule is violated.
@@ -842,7 +859,7 @@ def load_settings(config: Mapping[str, Any], secrets: Iterable[str] = ()) -> Set
 
 
 def _is_encrypted(value: object) -> bool:
-    """Return whether a value of the stack's file contains a Pulumi secret: an object with the one key `secure`."""
+    """Return whether a value of the stack's file contains a Pulumi secret: an object whose only key is `secure`."""
     if isinstance(value, list):
         return any(map(_is_encrypted, value))
     return isinstance(value, dict) and (set(value) == {"secure"} or any(map(_is_encrypted, value.values())))
@@ -861,7 +878,10 @@ def _decode(key: str, value: Any) -> Any:
 
 
 def _validate(config: Mapping[str, Any]) -> tuple[Settings | None, list[Problem], set[str]]:
-    """Return the settings, or None; their problems; and the top-level keys that are invalid by themselves."""
+    """Return the settings (None if they are invalid), their problems, and the top-level keys with invalid values.
+
+    A violated rule between sections is a problem, but makes no key invalid.
+    """
     try:
         return Settings.model_validate_json(json.dumps(config)), [], set()
     except ValidationError as error:
@@ -873,7 +893,10 @@ def _validate(config: Mapping[str, Any]) -> tuple[Settings | None, list[Problem]
 
 
 def _problems_of(config: Mapping[str, Any], error: ErrorDetails) -> Iterator[Problem]:
-    """Yield the problems that pydantic reports as one error; the rules of a section are one error with several."""
+    """Yield the problems in one error of pydantic.
+
+    An error about the rules of a section contains all violated rules of this section. Every other error is one problem.
+    """
     raised = error.get("ctx", {}).get("error")
     if isinstance(raised, SettingsError):
         section = "".join(f"{part}." for part in error["loc"])
@@ -915,7 +938,10 @@ def _problems_of(config: Mapping[str, Any], error: ErrorDetails) -> Iterator[Pro
 
 
 def describe_field(field: FieldInfo) -> tuple[str, str]:
-    """Return the meaning of a field and the rule for its values (`2 to 3: …`; empty without one), each as one line."""
+    """Return two texts of one line: the meaning of a field, and the rule for its values (`2 to 3: …`).
+
+    The second text is empty if the field has no rule.
+    """
     meaning, _, rule = (field.description or "").partition("\n\nMust be ")
     return " ".join(meaning.split()), " ".join(rule.split()).removesuffix(".")
 
@@ -927,7 +953,7 @@ _MARKER = "# The section below is written by `python -m infra.settings`.\n"
 def describe_settings() -> Iterator[tuple[str, str, Any, type[Section] | None]]:
     """Yield a tuple for each top-level setting: key, description, default (as a value for YAML), and model.
 
-    The model is the class of a section's settings; None for a setting that is no section.
+    The model is the class of the section; None for a setting that is not a section.
     """
     defaults = Settings.model_construct().model_dump(mode="json", by_alias=True)
     for field in Settings.model_fields.values():
@@ -941,8 +967,8 @@ def describe_settings() -> Iterator[tuple[str, str, Any, type[Section] | None]]:
 def pulumi_yaml() -> str:
     """Return the text of Pulumi.yaml with the section `config:`, which `pulumi config` and editors read.
 
-    Every key has a default, because Pulumi treats a key without one as required. Pulumi has no way to declare the keys
-    inside an object, so the description of a section lists them.
+    Every key has a default, because Pulumi treats a key without a default as required. Pulumi has no way to declare the
+    keys inside an object, so the description of a section lists them.
     """
     properties = Settings.model_json_schema()["properties"]
     declared = {}

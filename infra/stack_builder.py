@@ -25,8 +25,8 @@ def check_cluster(inputs: StackInputs) -> None:
     """Check that the stack can be installed on the existing cluster of the settings.
 
     Raises:
-        SettingsError: the cluster cannot be read; the namespace belongs to another owner or does not admit the pods;
-            or the release whose values should be kept does not exist.
+        SettingsError: the cluster cannot be read; the namespace belongs to another owner or does not admit the pods; or
+            `release.keepManualValues` is true, but the release does not exist.
     """
     settings, name = inputs.settings, inputs.settings.namespace.name
     kubeconfig, context, release = inputs.kubeconfig, settings.kubeconfig.context, settings.release
@@ -105,8 +105,8 @@ def build_stack(settings: Settings, project: str, stack: str, folder: Path) -> d
     """Create the resources of a stack and return its outputs.
 
     Raises:
-        SettingsError: a setting is wrong in a way that can be known before the first resource; no resource
-            was registered.
+        SettingsError: a check found an invalid setting. All checks come before the first resource, so no resource was
+            registered.
     """
     inputs = chart_values.read_stack_inputs(settings, project, stack, folder)
     try:

@@ -35,7 +35,7 @@ BACKUPS_NOTE = (
 
 
 def check_uploads(inputs: StackInputs) -> None:
-    """Check that the files of `artifacts.uploads` exist. A preview logs a warning instead of raising.
+    """Check that the files of `artifacts.uploads` exist. A preview logs a warning instead of raising an error.
 
     Raises:
         SettingsError: a file does not exist, and this is not a preview.
@@ -56,10 +56,12 @@ def check_uploads(inputs: StackInputs) -> None:
 def check_access(inputs: StackInputs) -> None:
     """Check that the cluster's administrators and viewers exist in IAM, and that the caller is an administrator.
 
-    A preview only logs a warning if the caller is no administrator: it may be the role that previews pull requests.
+    A preview accepts a caller that is not an administrator, because the role that previews pull requests is none. If
+    that caller is no viewer either, the preview logs a warning.
 
     Raises:
-        SettingsError: a role or user does not exist, or the caller is no administrator, and this is not a preview.
+        SettingsError: a role or user does not exist in IAM; or this is an update, and the caller is not an
+            administrator.
     """
     settings, cluster = inputs.settings, inputs.settings.cluster
     if not cluster.public_cidrs:
@@ -91,7 +93,7 @@ def check_access(inputs: StackInputs) -> None:
 
 
 def check_instance_types(inputs: StackInputs) -> None:
-    """Check that no pod is larger than an instance type of the nodes, with the sizes that AWS reports.
+    """Check that each pod fits on a node of each instance type. The sizes of the types are read from AWS.
 
     Log a warning if a size is unknown, or if the nodes have GPUs that no pod requests.
 
@@ -148,7 +150,7 @@ def create_context(inputs: StackInputs) -> AwsContext:
 class Budget(AwsComponent):
     """paddle:infra:Budget: an AWS budget with e-mail alarms at 80 % and 100 % of `budget.dollars` a month.
 
-    The costs that it counts stay at 0 dollars until the account activates KubernetesCluster as a cost allocation tag.
+    The budget shows 0 dollars until the account activates KubernetesCluster as a cost allocation tag.
     """
 
     def __init__(self, context: AwsContext) -> None:
@@ -253,8 +255,8 @@ def create_release(
 ) -> dict[str, pulumi.Input[Any]]:
     """Create the release, the autoscaler (`nodes.auto`) and the device plugin (GPU nodes); return outputs of the stack.
 
-    While the setting `image` is empty, create none of them, and log a warning with the command that pushes an image.
-    `after` are the resources that must exist before them.
+    While the setting `image` is empty, create none of these, and log a warning with the command that pushes an image.
+    The resources in `after` must exist before all of these.
     """
     inputs, settings = cluster.context.inputs, cluster.context.settings
     outputs: dict[str, pulumi.Input[Any]] = {"kubeconfig": cluster.kubeconfig, "cluster": cluster.name}

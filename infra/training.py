@@ -1,8 +1,8 @@
 """The namespace and the Helm release of the training, the same for both targets.
 
-The program compares the values of the release in the cluster with those of the stack, because the refresh of
-pulumi-kubernetes does not find all manual changes: it merges the cluster's values into those of the state, so a key
-that was removed manually remains, and its diff covers only keys that the program sets.
+The program compares the release's values in the cluster with the values of the stack, because pulumi-kubernetes does
+not find all manual changes. Its refresh merges the values in the cluster into the values of the state, so a key that
+was removed manually remains. Its diff covers only keys that the program sets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DATA_LOSS_NOTE = (
 class Namespace(pulumi.CustomResource):
     """A resource of type kubernetes:core/v1:Namespace.
 
-    The class of pulumi_kubernetes is not used: its import loads all of core/v1, which takes nearly a second.
+    This class replaces the class of pulumi_kubernetes, whose import loads all of core/v1 and takes nearly a second.
     """
 
     def __init__(self, name: str, metadata: Mapping[str, Any], opts: pulumi.ResourceOptions) -> None:
@@ -45,7 +45,10 @@ class Namespace(pulumi.CustomResource):
 
 
 def wait_seconds(values: Mapping[str, Any]) -> int:
-    """Return how many seconds `up` waits with release.wait: deadlines of data and training Job, plus start-up time."""
+    """Return how many seconds `up` waits with release.wait: deadlines of data and training Job, plus start-up time.
+
+    `values` are the chart values with all defaults.
+    """
     data, training = values.get("data") or {}, values.get("training") or {}
     prepare = (
         int(data.get("deadlineSeconds") or data.get("waitSeconds") or 0) if data.get("enabled", True) else 0
@@ -61,7 +64,10 @@ MAX_SHOWN = 60  # characters of a value in a message
 
 
 class UnreadableError(Exception):
-    """The cluster cannot be read; the text is the reason, `status` the HTTP status of the API server's answer or 0."""
+    """The cluster cannot be read. The text is the reason.
+
+    `status` is the HTTP status of the API server's response, or 0 without a response.
+    """
 
     def __init__(self, reason: str, status: int = 0) -> None:
         super().__init__(reason)
@@ -72,9 +78,9 @@ Read = TypeVar("Read")
 
 
 def read_cluster(kubeconfig: str, context: str, read: Callable[[Any], Read]) -> Read:
-    """Return `read(api)` for the `CoreV1Api` of a cluster.
+    """Call `read` with the `CoreV1Api` of a cluster, and return what `read` returns.
 
-    `kubeconfig` is a path, or the content as JSON.
+    `kubeconfig` is a path, or the content as JSON. `context` is the context of the kubeconfig that selects the cluster.
 
     Raises:
         UnreadableError: the kubeconfig is invalid, or the API server does not answer within seconds or rejects the
@@ -115,7 +121,7 @@ class Revision:
 
 
 def read_revisions(kubeconfig: str, context: str, namespace: str, release: str) -> list[Revision]:
-    """Return the revisions of a release that helm has kept in its Secrets (by default 10), the newest one first.
+    """Return the revisions of a release, the newest first. Helm keeps them in Secrets, by default the last ten.
 
     Raises:
         UnreadableError: `read_cluster` cannot read the Secrets.
@@ -136,7 +142,10 @@ def read_revisions(kubeconfig: str, context: str, namespace: str, release: str) 
 
 
 def _leaves(values: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield path and value of each value that is no mapping; a null or an empty list is left out."""
+    """Yield the path (`training.passes`) and the value of each value in nested mappings. Skip nulls and empty lists.
+
+    `parent` is the path of `values` with a dot at the end, or empty.
+    """
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{parent}{key}.")
@@ -147,7 +156,7 @@ def _leaves(values: Mapping[str, Any], parent: str = "") -> Iterator[tuple[str, 
 def differences(live: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each key whose value differs: its path, the cluster's value and the stack's value.
 
-    Null, empty lists and empty mappings count as "not set". Both mappings have the chart's defaults filled in.
+    Null, empty lists and empty mappings count as "not set". Both arguments must have the chart's defaults filled in.
     """
     one, other = dict(_leaves(live)), dict(_leaves(wanted))
     for key in sorted({*one, *other}):
@@ -158,12 +167,14 @@ def differences(live: Mapping[str, Any], wanted: Mapping[str, Any]) -> Iterator[
 
 
 def _description(inputs: StackInputs, context: str, kubeconfig: str, values: Mapping[str, Any]) -> str:
-    """Return the release's description. It is the last `up`'s, or a different text if `up` has to upgrade the release.
+    """Return the description of the release. `up` upgrades a release whose description has changed.
 
-    The provider's diff contains neither changes of the chart nor all manual changes of values (see
-    `differences`). So the description contains the chart's digest and the keys that were changed manually:
-    a new description makes `up` upgrade the release, and an unchanged one does not. The description of the last `up`
-    is the one of the newest revision that contains DATA_LOSS_NOTE, because other tools do not write this text.
+    The provider's own diff is not enough, because it contains neither changes of the chart nor all manual changes of
+    values (see `differences`). So the description contains the chart's digest. If values in the cluster were changed
+    manually, the description also lists their keys, so that `up` reverts the changes.
+
+    If there is nothing to upgrade, the function returns the description that the last `up` wrote. It finds this
+    description in the newest revision that contains DATA_LOSS_NOTE, because other tools do not write this text.
     """
     chart = f"chart {naming.folder_digest(inputs.folder / CHART)}. {DATA_LOSS_NOTE}"
     release, namespace = inputs.settings.release, inputs.settings.namespace.name
@@ -199,13 +210,14 @@ class Training(pulumi.ComponentResource):
     """paddle:infra:Training: the Kubernetes provider, the namespace and the release.
 
     Args:
-        values: chart values. With `release.keepManualValues` they are ignored, and the release keeps the values that
-            it has in the cluster.
+        values: chart values. With `release.keepManualValues` they are ignored, and the release keeps the values that it
+            has in the cluster.
         kubeconfig: path or content of the kubeconfig.
         context: context of the kubeconfig; the provider contacts no other cluster.
         cluster_id: a text that is different for each cluster that was ever created. When it changes, Pulumi replaces
-            the provider and all resources in the cluster. Without it, Pulumi does so when the cluster in the kubeconfig
-            changes.
+            the provider and all resources in the cluster. If it is None, Pulumi does so when the cluster in the
+            kubeconfig changes.
+        after: resources that must exist before the provider.
     """
 
     def __init__(

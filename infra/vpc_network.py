@@ -17,13 +17,14 @@ from infra.settings import Problem, Settings, SettingsError
 
 @dataclass(frozen=True)
 class SelectedNetwork:
-    """The network in which the cluster is built: the stack's own one or a given one.
+    """The network in which the cluster is built: the stack's own VPC, or an existing one.
 
     Attributes:
-        subnets: zone → id of the private subnet for nodes and the mount target (EFS allows one in a zone).
+        subnets: zone → id of the zone's private subnet. Nodes and the zone's mount target are created in this subnet
+            (EFS allows one mount target in a zone).
         cluster_subnets: ids of the subnets of the control plane.
-        ready: resources that must exist before the nodes (routes, route tables of the subnets, NAT
-            gateways, endpoints).
+        ready: resources that must exist before the nodes (routes, route tables of the subnets, NAT gateways,
+            endpoints).
     """
 
     vpc_id: pulumi.Input[str]
@@ -33,10 +34,13 @@ class SelectedNetwork:
 
 
 def select_zones(settings: Settings) -> list[str]:
-    """Return `network.availabilityZones`, or if it is empty the first `network.zones` zones of the region by name.
+    """Return the names of the availability zones in which the stack has subnets.
+
+    These are the zones in `network.availabilityZones`. If that setting is empty, they are the first `network.zones`
+    zones of the region in alphabetical order.
 
     Raises:
-        SettingsError: the region has fewer zones than `network.zones`, or EKS does not support a listed one.
+        SettingsError: the region has fewer zones than `network.zones`, or EKS does not support a zone that is listed.
     """
     network = settings.network
     # Local zones and wavelength zones require an opt-in; EKS control planes support none of them.
@@ -63,9 +67,9 @@ def check_existing_network(context: AwsContext) -> SelectedNetwork:
     """Return the network of `network.vpcId` and `network.subnetIds`, after reading it from AWS.
 
     Raises:
-        SettingsError: a subnet belongs to another VPC or to a zone without control planes; all subnets are in
-            one zone; DNS is off in the VPC; the network of Kubernetes Services overlaps it; or the VPC already
-            has a private DNS zone with the name of the stack's zone.
+        SettingsError: a subnet belongs to another VPC or to a zone without control planes; all subnets are in one zone;
+            DNS is off in the VPC; the network of Kubernetes Services overlaps the VPC; or the VPC already has a private
+            DNS zone with the name of the stack's zone.
     """
     settings, ids = context.settings, "network.subnetIds"
     network = settings.network
@@ -108,13 +112,15 @@ def check_existing_network(context: AwsContext) -> SelectedNetwork:
 
 
 def plan_subnets(vpc_cidr: str, zones: int) -> list[tuple[str, str]]:
-    """Return the private and the public subnet of each zone; they do not depend on the number of zones.
+    """Return the private and the public subnet of each zone, both as CIDR blocks.
 
-    The block of the VPC is split into eight. The first ones are the private subnets, one for each zone. The last
-    one is split into eight again for the public subnets, which hold only NAT gateways and load balancers. So
-    10.0.0.0/16 has private /19s (8,187 usable addresses) and public /22s, and a third zone can be added later
-    without changing the first two. settings.py rejects other sizes than LARGEST_VPC to SMALLEST_VPC, and more than
-    three zones.
+    The block of the VPC is split into eight parts. The first parts are the private subnets, one for each zone. The last
+    part is split into eight again for the public subnets, which hold only NAT gateways and load balancers. So
+    10.0.0.0/16 has private /19s (8,187 usable addresses) and public /22s.
+
+    The subnets of a zone do not depend on the number of zones: a third zone can be added later without changing the
+    first two. settings.py rejects a VPC whose size is not between LARGEST_VPC and SMALLEST_VPC, and more than three
+    zones.
     """
     blocks = list(ipaddress.IPv4Network(vpc_cidr).subnets(prefixlen_diff=3))
     publics = list(blocks[-1].subnets(prefixlen_diff=3))
@@ -124,7 +130,7 @@ def plan_subnets(vpc_cidr: str, zones: int) -> list[tuple[str, str]]:
 class VpcNetwork(AwsComponent):
     """paddle:infra:Network: the VPC with a public and a private subnet in each zone.
 
-    `selected` has the ids that other components need. While compute is off, there are no NAT gateways or interface
+    `selected` has the ids that other components need. With `compute: off`, there are no NAT gateways or interface
     endpoints, because they cost money by the hour.
     """
 
@@ -203,7 +209,10 @@ class VpcNetwork(AwsComponent):
         )
 
     def _nat_gateways(self, public_route: aws.ec2.Route) -> list[pulumi.Resource]:
-        """Create one NAT gateway (nat per-az: one for each zone); return the private subnets' default routes."""
+        """Create the NAT gateways: one, or with `network.nat` `per-az` one for each zone.
+
+        Return the default routes of the private subnets, which lead to the NAT gateways.
+        """
         gateways: list[aws.ec2.NatGateway] = []
         routes: list[pulumi.Resource] = []
         # A NAT gateway requires the public route, and must be removed before it.
@@ -229,7 +238,7 @@ class VpcNetwork(AwsComponent):
         return routes
 
     def _endpoints(self, vpc_cidr: str) -> list[pulumi.Resource]:
-        """Create and return an interface endpoint for each of PRIVATE_SERVICES, reachable from `vpc_cidr`."""
+        """Create and return an interface endpoint for each service in PRIVATE_SERVICES, reachable from `vpc_cidr`."""
         group = aws.ec2.SecurityGroup(
             self.context.named("endpoints"),
             vpc_id=self._vpc.id,
