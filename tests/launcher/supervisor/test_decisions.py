@@ -313,7 +313,7 @@ def test_a_new_rank_0_counts_the_loss_and_assumes_that_the_members_processes_run
     record = {
         "state": "training",
         "incarnations": ["old", "i1"],
-        "resume": [2, 10],  # as earlier launchers wrote it
+        "resume": {"pass": 2, "batch": 10},
         "countedRestarts": 1,
         "restarts": [{"attempt": 1, "cause": "x", "at": 5000.0, "signature": [1, "trainer", 1]}],
     }

@@ -168,7 +168,7 @@ def test_checkpoints_without_a_readable_run_json_raise_and_are_not_moved(
 @pytest.mark.slow
 def test_run_json_with_a_flipped_bit_is_read_from_its_copy(run: RunOutput) -> None:
     restarts = [RestartRecord(0, "x", 5.0, signature=[0, "trainer", 1])]
-    run.write_record(attempt=4, restarts=restarts, incarnations=["a", "b"], resume=[1, 0])
+    run.write_record(attempt=4, restarts=restarts, incarnations=["a", "b"], resume={"pass": 1, "batch": 0})
     run.write_checkpoints(0)
     intact = run.output.run_json.read_bytes()
     as_written = run.open_output()[1]
