@@ -94,7 +94,6 @@ class FleetRuntime(Runtime):
             "options": list(settings.args),
             "records": str(settings.work.records),
             "rank": rank,
-            "test": (data_dir / "test.txt").is_file(),
         }
         environment = base_environment(settings)
         return HelperSpec("parser", "launcher.trainer.conversion", request, environment)

@@ -200,7 +200,7 @@ class SavedCheckpoint:
     """All files, by their paths in the checkpoint's folder."""
     history: list[list[Count]] = field(default_factory=list)
     """[trainers, batches that each has trained, batches of each part] of each division of the unfinished pass's rows
-    (launcher/row_division.py). Empty at the end of a pass, of earlier launchers, and if a script divides its rows."""
+    (launcher/row_division.py). Empty at the end of a pass, and if a script divides its rows."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -318,11 +318,10 @@ def convert_staged(
     folder: Path,
     rank: int,
     *,
-    test: bool,
     report: Report = lambda _: None,
     check: Callable[[], None] = lambda: None,
 ) -> list[Records]:
-    """Convert a staged shard and, with `test`, the test set to records; use finished records again.
+    """Convert a staged shard, and the test set if it was staged, to records; use finished records again.
 
     Each of the two files is converted as `convert_text` describes, with the same errors.
 
@@ -330,14 +329,15 @@ def convert_staged(
         data: folder of the staged files train.txt and test.txt.
         folder: folder for the records, which are written to train/ and test/ in it.
         rank: rank of this pod, for the shard's name in messages.
-        test: whether to convert the test set, too.
         report: called now and then with the progress.
         check: called now and then; an error that it raises stops the conversion.
 
     Returns:
         [records of the shard], or [records of the shard, records of the test set].
     """
-    names = {"train": f"{rank}/data/train.txt"} | ({"test": "test.txt"} if test else {})
+    names = {"train": f"{rank}/data/train.txt"}
+    if (data / "test.txt").is_file():
+        names["test"] = "test.txt"
     return [
         convert_text(program, data / f"{kind}.txt", name, folder / kind, report=report, check=check)
         for kind, name in names.items()
@@ -352,9 +352,7 @@ def convert(request: Mapping[str, Any]) -> dict[str, Any]:
     data = Path(request["data"])
     program = program_loader.load_program(Path(request["config"]), data / "tables", tuple(request["options"]))
     report = partial(print, flush=True)  # the process's log
-    convert_staged(
-        program, data, Path(request["records"]), request["rank"], test=request["test"], report=report
-    )
+    convert_staged(program, data, Path(request["records"]), request["rank"], report=report)
     return {}
 
 

@@ -68,51 +68,43 @@ def score_model(program: TrainingProgram, test: Records, folder: Path) -> dict[s
         raise DataError(f"cannot score the model in {folder}: {error}") from error
 
 
-class Evaluator:
-    """Calculates the program's metrics on the test set. Each trainer has one object, and all trainers call `score`."""
+def evaluate_together(
+    program: TrainingProgram, trainer: FleetTrainer, test: Records | None
+) -> dict[str, float]:
+    """Evaluate the current parameters on the test set; all trainers call this together.
 
-    def __init__(self, program: TrainingProgram, trainer: FleetTrainer, test: Records | None) -> None:
-        """Prepare to evaluate on the test set.
+    Args:
+        program: the training program.
+        trainer: this trainer.
+        test: the complete test set; None if this trainer's pod has none. Only trainer 0 must have the job's test set.
+            If all trainers have it, each predicts a share of the rows; else trainer 0 predicts all.
 
-        Args:
-            test: the complete test set; None if this trainer's pod has none. Only trainer 0 must have the job's
-                test set. If all trainers have it, each predicts a share of the rows; else trainer 0 predicts all.
-        """
-        self._program, self._predict, self._test = program, trainer.predict, test
-        self._trainers, self._rank = trainer.trainers, trainer.trainers.rank
-        self._is_shared: bool | None = None
+    Returns:
+        {metric: value} on trainer 0; {} on the other trainers, and on trainer 0 without a test set.
 
-    def score(self) -> dict[str, float]:
-        """Evaluate the current parameters; all trainers call this together.
+    Raises:
+        SettingsError: the program's metrics() fails.
+    """
+    trainers, is_first = trainer.trainers, trainer.trainers.rank == 0
+    is_shared = bool(trainers.gather([float(test is not None)]).all())
+    if test is None or not (is_shared or is_first):
+        return {}
+    if not is_shared:
+        return evaluate(program, trainer.predict, test.blocks(CHUNK))
+    predictions = _predict_together(trainer, test)
+    return calculate_metrics(program, predictions, test.read_input(program.label)) if is_first else {}
 
-        Returns:
-            {metric: value} on trainer 0; {} on the other trainers, and on trainer 0 without a test set.
 
-        Raises:
-            SettingsError: the program's metrics() fails.
-        """
-        test = self._test
-        if self._is_shared is None:
-            self._is_shared = bool(self._trainers.gather([float(test is not None)]).all())
-        if self._is_shared and test is not None:
-            predictions = self._predict_together(test)
-            if self._rank:
-                return {}
-            return calculate_metrics(self._program, predictions, test.read_input(self._program.label))
-        if self._rank or test is None:
-            return {}
-        return evaluate(self._program, self._predict, test.blocks(CHUNK))
+def _predict_together(trainer: FleetTrainer, test: Records) -> NDArray[np.float32]:
+    """Predict this trainer's share of the rows, and exchange the predictions with all trainers.
 
-    def _predict_together(self, test: Records) -> NDArray[np.float32]:
-        """Predict this trainer's share of the rows, and exchange the predictions with all trainers.
-
-        Return the predictions of all rows, float32 [rows, …].
-        """
-        count = self._trainers.count
-        first, last = (test.rows * rank // count for rank in (self._rank, self._rank + 1))
-        # With fewer rows than trainers this share may be empty: predict one row, only for the shape.
-        blocks = test.blocks(CHUNK, first, max(last, first + 1))
-        mine = np.concatenate([self._predict(block) for block in blocks])[: last - first]
-        every = np.zeros((test.rows, *mine.shape[1:]))
-        every[first:last] = mine
-        return self._trainers.total(every).astype(np.float32)
+    Return the predictions of all rows, float32 [rows, …].
+    """
+    rank, count = trainer.trainers.rank, trainer.trainers.count
+    first, last = test.rows * rank // count, test.rows * (rank + 1) // count
+    # With fewer rows than trainers this share may be empty: predict one row, only for the shape.
+    blocks = test.blocks(CHUNK, first, max(last, first + 1))
+    mine = np.concatenate([trainer.predict(block) for block in blocks])[: last - first]
+    every = np.zeros((test.rows, *mine.shape[1:]))
+    every[first:last] = mine
+    return trainer.trainers.total(every).astype(np.float32)

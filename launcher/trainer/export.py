@@ -9,7 +9,7 @@ model/
   interface.py                  launcher/program.py, which the program imports
   score.json                    the metrics of this model on the test set
 
-`ModelExporter` writes it from the servers: all trainers call `export` together after the last save, and all ranks fill
+`export_model` writes it from the servers: all trainers call it together after the last save, and all ranks fill
 the two files of a table at the same time. The ids come from the files of a checkpoint and not from the shards of this
 run's data, because the tables also have ids of earlier runs. The ids of all files are sorted together; each rank writes
 a contiguous range of rows.
@@ -50,6 +50,7 @@ from launcher.trainer.training_log import TrainerLog
 if TYPE_CHECKING:  # these import Paddle
     from launcher.trainer.fleet_trainer import FleetTrainer
     from launcher.trainer.network import BuiltNetwork
+    from launcher.trainer.process_settings import ProcessSettings
 
 HEADER_BYTES = 4096
 """A whole page, so that no two ranks write to one page: a network file system may write pages as a whole."""
@@ -285,86 +286,88 @@ def _save_network(
     paddle.static.save_inference_model(str(path), feeds, outputs, exe, program=network.main)
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelExporter:
-    """Writes the exported model, `output/model/`. Each trainer has one, and all call `export` together."""
+def export_model(
+    program: TrainingProgram, trainer: FleetTrainer, log: TrainerLog, test: Records | None, at: Position
+) -> None:
+    """Write the model `output/model` with the values of the checkpoint `at`; all trainers call this together.
 
-    program: TrainingProgram
-    trainer: FleetTrainer
-    log: TrainerLog
-    test: Records | None
-    """The test set, which trainer 0 always has."""
+    The servers and the trainers must have the values of this checkpoint. Trainer 0 also scores the model, and
+    prints its scores to the trainer's log.
 
-    def export(self, at: Position) -> None:
-        """Write the model with the values of the checkpoint `at`; all trainers call this together.
+    Args:
+        program: the training program.
+        trainer: this trainer.
+        log: this trainer's log.
+        test: the test set, which trainer 0 always has.
+        at: position of the checkpoint.
 
-        The servers and the trainers must have the values of this checkpoint. Trainer 0 also scores the model, and
-        prints its scores to the trainer's log.
+    Raises:
+        StorageError: the volume is full.
+        StorageFailedError: a file of the checkpoint is damaged (the checkpoint was rejected), or the volume fails.
+        DataError: the model cannot be scored, or two ranks saved the same id.
+    """
+    began, settings = time.monotonic(), trainer.settings
+    folder = OutputPaths(settings.layout.output).model
+    writer = ModelWriter(folder, settings.attempt, at.folder)
+    ids = _map_ids(settings, at)
+    shapes = {
+        table.name: ModelTable(sum(map(len, ids[table.name])), table.width)
+        for table in trainer.network.tables
+    }
+    if settings.rank == 0:
+        writer.create(shapes)
+    trainer.trainers.barrier()
+    for name in shapes:
+        log.line(_write_share(trainer, table_folder(writer.temp, name), name, ids[name], at))
+    trainer.trainers.barrier()
+    if settings.rank == 0 and test is not None:
+        score = functools.partial(score_model, program, test)
+        scores = writer.finish(program, trainer.parameters(), shapes, score)
+        shown = " ".join(f"{name}={value:.4f}" for name, value in scores.items())
+        log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")
+    trainer.trainers.barrier()
 
-        Raises:
-            StorageError: the volume is full.
-            StorageFailedError: a file of the checkpoint is damaged (the checkpoint was rejected), or the volume fails.
-            DataError: the model cannot be scored, or two ranks saved the same id.
-        """
-        trainer, began = self.trainer, time.monotonic()
-        settings = trainer.settings
-        folder = OutputPaths(settings.layout.output).model
-        writer = ModelWriter(folder, settings.attempt, at.folder)
-        ids = self._map_ids(at)
-        shapes = {
-            table.name: ModelTable(sum(map(len, ids[table.name])), table.width)
-            for table in trainer.network.tables
-        }
-        if settings.rank == 0:
-            writer.create(shapes)
-        trainer.trainers.barrier()
-        for name, shape in shapes.items():
-            self._write_share(table_folder(writer.temp, name), name, shape, ids[name], at)
-        trainer.trainers.barrier()
-        if settings.rank == 0 and self.test is not None:
-            score = functools.partial(score_model, self.program, self.test)
-            scores = writer.finish(self.program, trainer.parameters(), shapes, score)
-            shown = " ".join(f"{name}={value:.4f}" for name, value in scores.items())
-            self.log.line(f"model in {folder}: {shown} on the test set ({time.monotonic() - began:.2f} s)")
-        trainer.trainers.barrier()
 
-    def _write_share(self, folder: Path, name: str, shape: ModelTable, ids: list[Ids], at: Position) -> None:
-        """Read this rank's range of rows of the table `name` from the servers, and write it to `folder`."""
-        began, transfer, trainers = time.process_time(), 0.0, self.trainer.trainers
-        first, own = select_range(ids, trainers.rank, trainers.count, at.folder)
+def _write_share(trainer: FleetTrainer, folder: Path, name: str, ids: list[Ids], at: Position) -> str:
+    """Read this rank's range of rows of the table `name` from the servers, and write it to `folder`.
 
-        def look_up() -> Iterator[NDArray[np.float32]]:
-            nonlocal transfer
-            for start in range(0, len(own), LOOKUP_ROWS):
-                before = time.process_time()
-                found = self.trainer.servers.rows(name, own[start : start + LOOKUP_ROWS].view(np.int64))
-                transfer += time.process_time() - before
-                yield found
+    Return a line for the log.
+    """
+    began, transfer, trainers = time.process_time(), 0.0, trainer.trainers
+    first, own = select_range(ids, trainers.rank, trainers.count, at.folder)
 
-        write_rows(folder, first, shape.width, own, look_up())
-        rest = time.process_time() - began - transfer
-        self.log.line(
-            f"{name}: wrote {len(own)} of {shape.rows} rows; CPU seconds: {transfer:.2f} to look "
-            f"them up, {rest:.2f} for the rest"
-        )
+    def look_up() -> Iterator[NDArray[np.float32]]:
+        nonlocal transfer
+        for start in range(0, len(own), LOOKUP_ROWS):
+            before = time.process_time()
+            found = trainer.servers.rows(name, own[start : start + LOOKUP_ROWS].view(np.int64))
+            transfer += time.process_time() - before
+            yield found
 
-    def _map_ids(self, at: Position) -> dict[str, list[Ids]]:
-        """Return for each table name the ids that the files of the checkpoint `at` have, each array ascending.
+    write_rows(folder, first, trainer.network.shapes[name].width, own, look_up())
+    rest = time.process_time() - began - transfer
+    return (
+        f"{name}: wrote {len(own)} of {sum(map(len, ids))} rows; CPU seconds: {transfer:.2f} to look them up, "
+        f"{rest:.2f} for the rest"
+    )
 
-        Raises:
-            StorageFailedError: ids have changed since they were saved; the checkpoint was rejected.
-        """
-        settings = self.trainer.settings
-        folder = OutputPaths(settings.layout.output).checkpoint(at)
-        contents = checkpoints.read_contents(folder)
-        shards = range(contents.shards)
-        found: dict[str, list[Ids]] = {}
-        try:
-            for name, table in contents.tables.items():
-                own, shape = found.setdefault(name, []), RowShape(table.width, table.rule)
-                for shard, (path, _) in enumerate(row_files.list_files(folder, contents, name, shards)):
-                    # each rank verifies a share of the files
-                    own += row_files.map_ids(path, shape, verify=shard % settings.trainers == settings.rank)
-        except (DataError, FileNotFoundError) as error:
-            raise checkpoints.reject(folder, str(error), settings.attempt) from error
-        return found
+
+def _map_ids(settings: ProcessSettings, at: Position) -> dict[str, list[Ids]]:
+    """Return for each table name the ids that the files of the checkpoint `at` have, each array ascending.
+
+    Raises:
+        StorageFailedError: ids have changed since they were saved; the checkpoint was rejected.
+    """
+    folder = OutputPaths(settings.layout.output).checkpoint(at)
+    contents = checkpoints.read_contents(folder)
+    shards = range(contents.shards)
+    found: dict[str, list[Ids]] = {}
+    try:
+        for name, table in contents.tables.items():
+            own, shape = found.setdefault(name, []), RowShape(table.width, table.rule)
+            for shard, (path, _) in enumerate(row_files.list_files(folder, contents, name, shards)):
+                # each rank verifies a share of the files
+                own += row_files.map_ids(path, shape, verify=shard % settings.trainers == settings.rank)
+    except (DataError, FileNotFoundError) as error:
+        raise checkpoints.reject(folder, str(error), settings.attempt) from error
+    return found

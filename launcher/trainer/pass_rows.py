@@ -58,9 +58,8 @@ class PassRows:
         work, self._own = settings.work, settings.world[settings.rank]
         store = f"{settings.store_address}_rows/"
         self._exchange = RankExchange(settings.rank, settings.trainers, store, settings.work_dir)
-        has_test = (work.data / "test.txt").is_file()
         self.staged, *tests = conversion.convert_staged(
-            program, work.data, work.records, self._own, test=has_test, report=report, check=check
+            program, work.data, work.records, self._own, report=report, check=check
         )
         """The shard of this pod."""
         self.test = tests[0] if tests else None
@@ -68,9 +67,8 @@ class PassRows:
         self._shards = {self._own: self.staged}
         self._resumed_history: History = []
         contents = settings.resumed
-        if contents is not None and contents.position.batches:
-            at = contents.position
-            self._resumed_history = contents.history or [[len(contents.ranks), at.batches, contents.batches]]
+        if contents is not None:
+            self._resumed_history = contents.history
         self.rows: list[int] = []
         """Rows of each shard that the program uses; empty until `gather_rows`, if each trainer has its own shard."""
         self._resumed_pass = contents.position.passes if contents is not None else 0

@@ -13,8 +13,8 @@ from launcher.io.metrics_file import write_metrics
 from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
 from launcher.trainer import network
-from launcher.trainer.evaluation import Evaluator, finite_scores
-from launcher.trainer.export import ModelExporter
+from launcher.trainer.evaluation import evaluate_together, finite_scores
+from launcher.trainer.export import export_model
 from launcher.trainer.fleet_trainer import FleetTrainer
 from launcher.trainer.pass_rows import PassRows
 from launcher.trainer.process_settings import ProcessSettings
@@ -45,7 +45,6 @@ class TrainingLoop:
         self.trainer = FleetTrainer(settings, program)
         self.trainers = self.trainer.trainers
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
-        self.evaluator = Evaluator(program, self.trainer, self.test)
         self.checkpoints = Checkpoints(self.trainer, log, self.seed)
         self.scores: list[tuple[int, float]] = []
         """(finished passes, score by training.keepBest) of the run's passes so far; the same on all ranks."""
@@ -175,7 +174,7 @@ class TrainingLoop:
         gathered = self.trainers.gather([totals.samples, totals.seconds, loss]).tolist()
         ranks = [(int(samples), seconds, mean) for samples, seconds, mean in gathered]
         shown = ""
-        tests = self.evaluator.score()
+        tests = evaluate_together(self.program, self.trainer, self.test)
         if self.first:
             shown = _format_scores(tests)
             write_metrics(self.settings.layout.output, number, self.settings.attempt, ranks, tests)
@@ -219,7 +218,7 @@ class TrainingLoop:
     def _evaluate_initial_model(self) -> None:
         """Write before.json: scores of training.initModelPath's model on the test set, before training."""
         self.progress.set(state="testing")
-        tests = self.evaluator.score()
+        tests = evaluate_together(self.program, self.trainer, self.test)
         if self.first:
             source = self.settings.init_model
             about = {"from": source, "attempt": self.settings.attempt, "score": finite_scores(tests)}
@@ -296,7 +295,7 @@ class TrainingLoop:
     def _export(self, at: Position) -> None:
         """Export the model with the values of the checkpoint `at`."""
         self.progress.set(state="writing")
-        ModelExporter(self.program, self.trainer, self.log, self.test).export(at)
+        export_model(self.program, self.trainer, self.log, self.test, at)
 
 
 def _format_scores(tests: Mapping[str, float]) -> str:

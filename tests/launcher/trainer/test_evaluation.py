@@ -67,7 +67,7 @@ def scored(
     arrays: list[Any] = []
     fakes = [cast(Any, Fake(rank, has, arrays)) for rank in range(len(has))]
     scores = [
-        evaluation.Evaluator(program, fake, test if has[fake.rank] else None).score()
+        evaluation.evaluate_together(program, fake, test if has[fake.rank] else None)
         for fake in reversed(fakes)
     ]
     return scores[::-1], [fake.predicted for fake in fakes]

@@ -7,7 +7,7 @@ import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from launcher.io.progress_file import ProgressFile
 from launcher.paths import OutputPaths, Position
 from launcher.schema import CheckpointTable, RankFiles
 from launcher.serving.paddle_served import Model
-from launcher.trainer import row_files, server_tables
+from launcher.trainer import export, row_files, server_tables
 from launcher.trainer.server_tables import RowShape
 from tests.launcher.io.test_checkpoints import publish
 
@@ -93,8 +93,6 @@ def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang:
 
 
 def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
-    from launcher.trainer.export import ModelExporter
-
     output = tmp_path / "output"
     folder = CheckpointFolder(output, Position(1), 0)
     folder.create(100)
@@ -108,34 +106,28 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     config = tmp_path / "trainer_config.py"
     config.touch()
     publish(folder, config, 3, tables={"pooled": CheckpointTable("000", 1, "sgd")}, shards=3)
-    network = SimpleNamespace(tables=[SimpleNamespace(name="pooled")])
     layout = SimpleNamespace(output=output)
-    trainers: list[Any] = [
-        SimpleNamespace(
-            network=network, settings=SimpleNamespace(layout=layout, rank=rank, trainers=2, attempt=0)
-        )
-        for rank in (0, 1)
+    settings: list[Any] = [
+        SimpleNamespace(layout=layout, rank=rank, trainers=2, attempt=0) for rank in (0, 1)
     ]
-    exporters = [ModelExporter(cast(Any, None), each, *cast(Any, [None, None])) for each in trainers]
-    found = exporters[0]._map_ids(Position(1))["pooled"]
+    found = export._map_ids(settings[0], Position(1))["pooled"]
     assert [ids.tolist() for ids in found] == [[3, 15, 2**64 - 1], [5]]
     flipped = OutputPaths(output).checkpoint(Position(1)) / "tables/000" / row_files.file_name(0)
     content = bytearray(flipped.read_bytes())
     content[row_files.HEADER.itemsize] ^= 1
     flipped.write_bytes(content)
     with pytest.raises(StorageFailedError, match=r"the ids in shard-00000\.rows have changed"):
-        exporters[0]._map_ids(Position(1))
+        export._map_ids(settings[0], Position(1))
     assert "have changed" in str(checkpoints.unusable_reason(flipped.parents[2])), (
         "the next attempt trains that pass again"
     )
-    exporters[1]._map_ids(Position(1))  # each rank verifies a share of the files
+    export._map_ids(settings[1], Position(1))  # each rank verifies a share of the files
 
 
 def test_the_state_is_writing_while_a_rank_writes_its_part_of_the_model(tmp_path: Path, monkeypatch) -> None:
     from launcher.trainer import training_loop
-    from launcher.trainer.export import ModelExporter
 
-    monkeypatch.setattr(ModelExporter, "export", lambda *_: None)
+    monkeypatch.setattr(training_loop, "export_model", lambda *_: None)
     here = SimpleNamespace(
         settings=SimpleNamespace(rank=1),
         progress=ProgressFile(tmp_path / "progress.json"),

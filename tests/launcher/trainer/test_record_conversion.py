@@ -291,7 +291,7 @@ def test_an_invalid_csv_row_is_reported_by_its_line_where_the_file_is_read_and_b
         shutil.copytree(pod.job / str(shard) / "data", data)
         shutil.copy(pod.job / "test.txt", data)
         try:
-            conversion.convert_staged(program, data, tmp_path / f"records-{shard}", shard, test=True)
+            conversion.convert_staged(program, data, tmp_path / f"records-{shard}", shard)
         except DataError as error:
             messages.append(str(error))
     tried, checked, *cluster = messages

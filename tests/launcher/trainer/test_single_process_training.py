@@ -108,7 +108,7 @@ def test_several_losses_and_labels_slots_of_one_table_and_computed_ids(tmp_path:
     (data / "train.txt").write_text("".join(lines[:1800]))
     (data / "test.txt").write_text("".join(lines[1800:]))
     program = load(write_program(tmp_path / "own", SHARED))
-    train, test = conversion.convert_staged(program, data, tmp_path / "records", 0, test=True)
+    train, test = conversion.convert_staged(program, data, tmp_path / "records", 0)
     done = list(SingleProcessTrainer(program).passes(train, test, 8, 64))
     for name in ("y", "z"):
         assert (
