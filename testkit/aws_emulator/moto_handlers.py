@@ -1,8 +1,6 @@
-"""Handlers of types of EC2, S3, logs and Route 53 that need code, with moto; and the expiry of images in ECR."""
+"""Handlers of types of EC2, S3, logs and Route 53 that need code, with moto."""
 
 from __future__ import annotations
-
-import json
 
 from botocore.exceptions import ClientError
 
@@ -163,23 +161,6 @@ class BucketObject(Handler):
 
     def delete(self, cloud: MotoCloud, rid: str, p: Props) -> None:
         _delete_versions(cloud, p["bucket"], p["key"])
-
-
-def expire_images(cloud: MotoCloud) -> None:
-    """Remove the images that the lifecycle policies select, as ECR does within a day, with all images a year old."""
-    ecr = cloud.client("ecr")
-    for record in cloud.account.all("aws:ecr/lifecyclePolicy:LifecyclePolicy"):
-        repository = record.inputs["repository"]
-        images = ecr.list_images(repositoryName=repository)[
-            "imageIds"
-        ]  # in the order in which they were pushed
-        for rule in json.loads(record.inputs["policy"])["rules"]:
-            chosen = rule["selection"]
-            found = [each for each in images if chosen["tagStatus"] != "untagged" or not each.get("imageTag")]
-            by_number = chosen["countType"] == "imageCountMoreThan"
-            old = found[: max(len(found) - chosen["countNumber"], 0)] if by_number else found
-            if old:
-                ecr.batch_delete_image(repositoryName=repository, imageIds=old)
 
 
 @register_handler("aws:cloudwatch/logGroup:LogGroup")

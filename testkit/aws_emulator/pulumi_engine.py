@@ -114,14 +114,6 @@ class Result:
         """Return the steps of one resource type."""
         return [step for step in self.steps if step.type == kind]
 
-    @property
-    def ops(self) -> dict[str, int]:
-        """Return the number of steps of each operation."""
-        counts: dict[str, int] = {}
-        for step in self.steps:
-            counts[step.op] = counts.get(step.op, 0) + 1
-        return counts
-
 
 @dataclass
 class Engine:

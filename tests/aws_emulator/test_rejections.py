@@ -11,11 +11,9 @@ import jmespath
 import pytest
 import yaml
 
-from infra import iam_policies
 from testkit.aws_emulator import inventory, invokes, pulumi_engine
 from testkit.aws_emulator.account import Account, AwsError, required_actions
 from testkit.aws_emulator.handler import HANDLERS
-from testkit.aws_emulator.moto_handlers import expire_images
 from testkit.aws_emulator.resource_model import TYPES, Model
 from tests.aws_emulator.test_resource_model import CLUSTER, ROLE, SUBNET, TRUST, VPC, _cluster, _make
 
@@ -157,31 +155,3 @@ def test_role_without_required_boundary_or_with_other_policy_rejects(model: Mode
     model.cloud.client("iam").create_role(RoleName="own-2", AssumeRolePolicyDocument=TRUST)
     with pytest.raises(AwsError, match="iam:AttachRolePolicy"):
         _make(model, ATTACHMENT, role="own-2", policyArn="arn:aws:iam::aws:policy/AdministratorAccess")
-
-
-BY_NUMBER = {
-    "rulePriority": 1,
-    "selection": {"tagStatus": "any", "countType": "imageCountMoreThan", "countNumber": 20},
-    "action": {"type": "expire"},
-}
-MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
-
-
-@pytest.mark.parametrize(
-    ("policy", "kept"),
-    [(json.dumps({"rules": [BY_NUMBER]}), False), (iam_policies.policy("registry"), True)],
-)
-def test_lifecycle_of_the_registry_keeps_an_image_that_an_old_stack_uses(
-    model: Model, policy: str, kept: bool
-) -> None:
-    registry, _ = _make(model, "aws:ecr/repository:Repository", name="launcher")
-    _make(model, "aws:ecr/lifecyclePolicy:LifecyclePolicy", repository=registry, policy=policy)
-    ecr = model.cloud.client("ecr")
-    for number in range(30):
-        manifest = json.dumps(
-            {"schemaVersion": 2, "mediaType": MANIFEST, "config": {"digest": f"sha256:{number:064}"}}
-        )
-        ecr.put_image(repositoryName=registry, imageManifest=manifest, imageTag=f"push-{number}")
-    expire_images(model.cloud)
-    tags = {image.get("imageTag") for image in ecr.list_images(repositoryName=registry)["imageIds"]}
-    assert ("push-0" in tags) is kept

@@ -14,7 +14,8 @@ import pytest
 
 from aws import image_push
 from aws.stack_access import CommandError
-from testkit import oci_registry as registry_of_tests
+from local.external_commands import free_port
+from testkit.waiting import running_server
 
 HOST = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 URL = f"{HOST}/launcher"
@@ -99,25 +100,23 @@ def test_tag_depends_on_custom_dockerfile(context: Path, tmp_path: Path) -> None
     assert len(found) == 3
 
 
-def test_push_folder_without_dockerfile_raises(context: Path, tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=f"has no Dockerfile.* FROM {image_push.LAUNCHER}"):
-        image_push.push_image(URL, context, image_push.ImageBuild("amd64", BASE, custom=tmp_path), None)
+@pytest.mark.parametrize(
+    ("url", "options", "message"),
+    [
+        (URL, {"custom": Path("/nowhere")}, f"has no Dockerfile.* FROM {image_push.LAUNCHER}"),
+        ("example.com/x", {}, "not an ECR repository"),
+        (URL, {"runtime": "v1"}, "RUNTIME=v1: this command builds images only for fleet"),
+    ],
+)
+def test_push_of_what_cannot_be_built_or_stored_raises(context: Path, url, options, message) -> None:
+    with pytest.raises(CommandError, match=message):
+        image_push.push_image(url, context, image_push.ImageBuild("amd64", BASE, **options), None)
 
 
 def test_push_without_builder_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(CommandError, match="neither buildah nor docker is on PATH"):
         image_push.find_builder()
-
-
-def test_push_to_other_registry_raises(context: Path) -> None:
-    with pytest.raises(CommandError, match="not an ECR repository"):
-        image_push.push_image("example.com/x", context, image_push.ImageBuild("amd64", BASE), None)
-
-
-def test_push_of_a_runtime_without_image_raises(context: Path) -> None:
-    with pytest.raises(CommandError, match="RUNTIME=v1: this command builds images only for fleet"):
-        image_push.push_image(URL, context, image_push.ImageBuild("amd64", BASE, "v1"), None)
 
 
 def test_push_existing_image_is_not_rebuilt(account, client, context, monkeypatch) -> None:
@@ -156,7 +155,19 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Yield the address of a real registry on loopback, which buildah uses without TLS."""
     if shutil.which("buildah") is None or os.geteuid() != 0:
         pytest.skip("needs Debian's buildah, and root to build")
-    with registry_of_tests.run_registry(tmp_path) as address:
+    if shutil.which("docker-registry") is None:
+        pytest.skip("needs Debian's docker-registry (`make tools` installs it)")
+    address = f"127.0.0.1:{free_port()}"
+    config = {
+        "version": "0.1",
+        "storage": {"filesystem": {"rootdirectory": str(tmp_path / "registry")}},
+        "http": {"addr": address},
+        "log": {"level": "error"},
+    }
+    (tmp_path / "registry.json").write_text(json.dumps(config))
+    environment = {**os.environ, "OTEL_TRACES_EXPORTER": "none"}
+    argv = ["docker-registry", "serve", str(tmp_path / "registry.json")]
+    with running_server(argv, environment, f"http://{address}/v2/", tmp_path / "registry.log"):
         known = f'unqualified-search-registries = []\n[[registry]]\nlocation = "{address}"\ninsecure = true\n'
         (tmp_path / "registries.conf").write_text(known)
         monkeypatch.setenv("CONTAINERS_REGISTRIES_CONF", str(tmp_path / "registries.conf"))

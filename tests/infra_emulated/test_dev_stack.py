@@ -57,7 +57,7 @@ def test_dev_stack_full_lifecycle(dev_stack: Make, account: Account, tmp_path: P
     engine = dev_stack("dev", "storage.protect=false", *FIXED, "nodes.desired=1", "cluster.podLogs=true")
 
     planned = engine.preview()
-    assert set(planned.ops) == {"create"}
+    assert {step.op for step in planned.steps} == {"create"}
     assert account.all() == []
 
     account.fail(NODES, "create", message="NodeCreationFailure: injected")
