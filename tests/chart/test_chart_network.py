@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
-from chart_tools import CHART, ONE_MACHINE, SERVING, helm_template, one, render
+from chart_tools import CHART, ONE_MACHINE, SERVING, one, render
 
 OWN = {"app.kubernetes.io/name": "paddle-training", "app.kubernetes.io/instance": "demo"}
 TRAINING = OWN | {"app.kubernetes.io/component": "training"}
@@ -114,10 +114,3 @@ def test_metadata_service_is_excepted_from_each_network_that_contains_it(cidr):
     api = {"rendezvous": "api", "data": {"source": "file://a"}}
     assert excepted(cidr, key="apiServerCidrs", values=api) == expected
     assert excepted(cidr, SERVING, "s3Cidrs", {"image": "example.org/a"}) == expected
-
-
-@pytest.mark.parametrize("cidr", ["169.254.169.254/32", "fd00:ec2::254/128", "fd00:0ec2:0::254/128"])
-def test_network_that_is_the_metadata_service_is_rejected(cidr):
-    done = helm_template(ONE_MACHINE, values={"networkPolicy": {"sourceCidrs": [cidr]}})
-    assert done.returncode
-    assert f'networkPolicy.sourceCidrs is "{cidr}"' in done.stderr
