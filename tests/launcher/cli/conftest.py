@@ -20,6 +20,7 @@ from launcher.cli.run_files import JobFiles
 from launcher.cli.run_view import ClusterSnapshot, build_cluster_view
 from launcher.io.files import write_atomically
 from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile, read_fields
+from testkit.written_files import write_files
 
 K8S_JOB = "quick-start-1a2b3c4d"
 DATA_JOB = "quick-start-data-99aa88bb"
@@ -131,14 +132,13 @@ def has_parts(value, parts):
     return all(has_parts(value[key], part) for key, part in parts.items())
 
 
-def write_files(job, files):
+def write_job_files(job, files):
     """Write files of a job, by name a text, or keys that replace those of the JSON object in the file."""
     for name, content in files.items():
         if isinstance(content, dict):
             update_json(job / name, **content)
         else:
-            (job / name).parent.mkdir(exist_ok=True)
-            (job / name).write_text(content)
+            write_files(job, {name: content})
 
 
 def run_step(cli, job, step, *options):
@@ -155,8 +155,8 @@ def run_step(cli, job, step, *options):
         assert names(Path(os.path.normpath(job / folder))) == expected, step
 
 
-METRICS = (
-    "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
+METRICS_HEAD = "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
+METRICS = METRICS_HEAD + (
     "0,0,0,100,2.0,50,0.6,0.30\n"
     "0,1,0,300,3.0,100,0.2,\n"
     "1,0,0,100,2.0,50,0.5,0.25\n"
@@ -185,9 +185,6 @@ DAY = 86400.0
 
 def add_run(job: Path, name: str, days_ago: float, error: float, **fingerprint: object) -> None:
     """Create an earlier run: two passes in twenty minutes with three trainers."""
-    folder = job / "runs" / name
-    (folder / "model").mkdir(parents=True)
-    (folder / "model" / "network").write_bytes(b"x" * 1000)
     ended = time.time() - days_ago * DAY
     record = {
         "runId": name,
@@ -198,34 +195,31 @@ def add_run(job: Path, name: str, days_ago: float, error: float, **fingerprint: 
         "restarts": [],
         "fingerprint": {"trainers": 3, "batchSize": 64, "program": "a" * 64, **fingerprint},
     }
-    (folder / "run.json").write_text(json.dumps(record))
-    (folder / "metrics.csv").write_text(
-        "pass,rank,attempt,samples,seconds,samples_per_second,train_loss,test_error\n"
-        f"0,0,0,100,2.0,50,0.6,{error + 0.1}\n1,0,0,100,2.0,50,0.5,{error}\n"
-    )
+    rows = f"0,0,0,100,2.0,50,0.6,{error + 0.1}\n1,0,0,100,2.0,50,0.5,{error}\n"
+    files = {"model/network": "x" * 1000, "run.json": json.dumps(record), "metrics.csv": METRICS_HEAD + rows}
+    write_files(job / "runs" / name, files)
 
 
 @pytest.fixture
 def job_folder(tmp_path: Path) -> Path:
     """Create <JOB_PATH>/quick-start with a complete run."""
-    job = tmp_path / "jobs" / "quick-start"
-    output = job / "output"
-    (output / "model").mkdir(parents=True)
     manifest = {"dataDigest": "d" * 64, "splitCount": 3, "lines": 21000, "shards": []}
-    (job / "manifest.json").write_text(json.dumps(manifest))
-    (output / "status.json").write_text(json.dumps(make_status(state="complete")))
     run = {"runId": K8S_JOB, "state": "complete", "score": {"error": 0.2012}}
-    (output / "run.json").write_text(json.dumps(run))
-    (output / "metrics.csv").write_text(METRICS)
-    (output / "model" / "model.pdmodel").write_bytes(bytes(range(256)) * 5000 + b"\r\n\0\xff")
+    files = {
+        "manifest.json": json.dumps(manifest),
+        "output/status.json": json.dumps(make_status(state="complete")),
+        "output/run.json": json.dumps(run),
+        "output/metrics.csv": METRICS,
+        "output/model/model.pdmodel": bytes(range(256)) * 5000 + b"\r\n\0\xff",
+    }
     for rank in range(3):
-        node = output / f"node_{rank}"
-        (node / "attempt-0").mkdir(parents=True)
-        (node / "train.log").write_text(f"trainer {rank}\n")
-        (node / "server.log").write_text(f"server {rank}\n")
-        (node / "server-1.log").write_text(f"second server {rank}\n")
-        (node / "attempt-0" / "train.log").write_text(f"trainer {rank}, first attempt\n")
-    return job
+        files |= {
+            f"output/node_{rank}/train.log": f"trainer {rank}\n",
+            f"output/node_{rank}/server.log": f"server {rank}\n",
+            f"output/node_{rank}/server-1.log": f"second server {rank}\n",
+            f"output/node_{rank}/attempt-0/train.log": f"trainer {rank}, first attempt\n",
+        }
+    return write_files(tmp_path / "jobs" / "quick-start", files)
 
 
 @pytest.fixture
@@ -237,17 +231,34 @@ def job(job_folder: Path) -> Path:
     return job_folder
 
 
-@pytest.fixture
-def cli(capsysbinary, monkeypatch):
-    """Return a function that runs a command and returns (exit code, stdout, stderr) as text."""
-    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+class Cli:
+    """Runs commands of `python -m launcher` in this process."""
 
-    def run(*argv):
+    def __init__(self, capture):
+        self._capture = capture
+
+    def __call__(self, *argv: object) -> tuple[int, str, str]:
+        """Run a command; return (exit code, stdout, stderr) as text."""
         code = main.run_command([str(part) for part in argv])
-        out, err = capsysbinary.readouterr()
+        out, err = self._capture.readouterr()
         return code, out.decode(), err.decode()
 
-    return run
+    def succeed(self, *argv: object) -> str:
+        """Run a command that must exit with 0; return what it prints to stdout."""
+        code, out, err = self(*argv)
+        assert code == 0, err
+        return out
+
+    def fail(self, expected: int, text: str, *argv: object) -> None:
+        """Run a command that must end with the exit code `expected` and a message with `text`, without a traceback."""
+        code, _, err = self(*argv)
+        assert (code, text in err, "Traceback" in err) == (expected, True, False), err
+
+
+@pytest.fixture
+def cli(capsysbinary, monkeypatch):
+    monkeypatch.setattr(main.signal, "signal", lambda *_: None)
+    return Cli(capsysbinary)
 
 
 @pytest.fixture

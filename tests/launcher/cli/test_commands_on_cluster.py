@@ -159,33 +159,3 @@ def test_an_interrupted_copy_leaves_no_pod_and_no_file(cluster, release, tmp_pat
     assert b"Traceback" not in err
     assert readers(cluster, release[0]) == []
     assert not target.exists()
-
-
-def test_a_missing_right_is_reported(cluster, release, tmp_path):
-    token = cluster.kubectl("create", "token", "default", "-n", release[0]).strip()
-    value = yaml.safe_load(KUBECONFIG.read_text())
-    value["users"] = [{"name": user["name"], "user": {"token": token}} for user in value["users"]]
-    weak = tmp_path / "weak"
-    weak.write_text(json.dumps(value))
-    words = ("status", "--release", "r", "--namespace", release[0], "--kubeconfig", str(weak))
-    done = cluster.launcher(*words, check=False)
-    assert done.returncode == 3
-    assert 'cannot get resource "configmaps"' in done.stderr
-    assert "Traceback" not in done.stderr
-
-
-def test_a_missing_image_is_reported_and_the_pod_deleted(cluster, release):
-    def set_image(image):
-        (saved,) = cluster.get("configmaps", release[0], "app.kubernetes.io/instance=r")
-        run = {**json.loads(saved["data"]["run.json"]), "image": image}
-        patch = json.dumps({"data": {"run.json": json.dumps(run)}})
-        cluster.kubectl("patch", "configmap", "r-run", "-n", release[0], "--type=merge", "-p", patch)
-
-    set_image("localhost/nowhere:1")
-    try:
-        code, _, err = run(release, "results")
-    finally:
-        set_image(cluster.image)
-    assert code == 3
-    assert "cannot start: ErrImageNeverPull" in err
-    assert readers(cluster, release[0]) == []

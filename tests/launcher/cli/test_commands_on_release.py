@@ -16,6 +16,7 @@ from launcher.reporting.saved_runs import SavedRun
 from launcher.schema import RunFile
 from testkit.waiting import until
 from testkit.written_data import data_folder, write_data
+from testkit.written_files import write_files
 
 from .conftest import (
     DATA_JOB,
@@ -27,7 +28,7 @@ from .conftest import (
     make_pod,
     names,
     run_step,
-    write_files,
+    write_job_files,
     write_status,
 )
 from .fake_cluster import BASE, FakeCluster
@@ -56,9 +57,7 @@ def cluster(job_folder, monkeypatch):
     made.add_release()
     made.jobs = [make_job(K8S_JOB, DONE), make_job(DATA_JOB, DONE)]
     sources = job_folder.parent / "sources"
-    (sources / "folder").mkdir(parents=True)
-    for name in ("used.csv", "old.csv", "folder/a.txt"):
-        (sources / name).write_text("rows\n")
+    write_files(sources, dict.fromkeys(("used.csv", "old.csv", "folder/a.txt"), "rows\n"))
     for path in sources.iterdir():
         os.utime(path, (1, 1))
     return made
@@ -89,7 +88,7 @@ def change(cluster, job, step):
         cluster.set_storage(release, yaml.safe_dump({"storage": storage}))
     cluster.config_maps.pop(step.get("gone"), None)
     cluster.has_hidden_namespaces = step.get("hidden", False)
-    write_files(job, step.get("write", {}))
+    write_job_files(job, step.get("write", {}))
     for name in step.get("old", ()):
         os.utime(job / name, (1, 1))
     for name, target in step.get("link", {}).items():
@@ -133,21 +132,22 @@ def test_a_folder_is_kept_if_a_run_starts_while_clean_asks(cli, cluster, job_fol
         return True
 
     monkeypatch.setattr(clean, "confirm", start_a_run)
-    code, _, err = cli("clean", *JOB)
-    assert code == 64
-    assert "because this changed in the meantime: quick-start: the run of release paddle-training" in err
+    cli.fail(
+        64,
+        "because this changed in the meantime: quick-start: the run of release paddle-training",
+        "clean",
+        *JOB,
+    )
     assert job_folder.is_dir()
 
 
 def test_without_any_release_the_error_requests_an_image(cli, cluster):
     cluster.config_maps = {}
-    code, _, err = cli("runs", *JOB)
-    assert (code, "Fix: give the launcher's image with --image IMAGE" in err) == (64, True)
+    cli.fail(64, "Fix: give the launcher's image with --image IMAGE", "runs", *JOB)
     assert cli("runs", *JOB, "--image", "x")[0] in (0, 3)
     assert next(iter(cluster.created.values()))["spec"]["containers"][0]["image"] == "x"
     cluster.claims = {}
-    code, _, err = cli("runs", *JOB, "--image", "x")
-    assert (code, "Claims there: none" in err) == (64, True)
+    cli.fail(64, "Claims there: none", "runs", *JOB, "--image", "x")
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,7 @@ def test_prepared_data_that_no_job_and_no_release_refers_to_is_removed(cli, clus
     assert code == 0, err
     assert before - {path.name for path in data.iterdir()} == removed
     assert "kept: .data/young.json: it is younger than 24 h" in err
-    code, _, err = cli("clean", "--yes", "--job", "another")
-    assert code == 0, err
+    cli.succeed("clean", "--yes", "--job", "another")
     removed |= {"of-another.json", data_folder(other, "of-another").root.name}
     assert before - {path.name for path in data.iterdir()} == removed
 

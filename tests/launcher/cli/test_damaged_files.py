@@ -120,8 +120,7 @@ def test_a_log_that_needs_the_state_of_the_run_is_an_error_if_it_cannot_be_read(
 def test_a_failed_run_with_a_damaged_file_keeps_its_exit_code_and_names_the_file(cli, job):
     update_json(job / "output" / "status.json", state="failed", cause="a row. Fix: correct it")
     damage(job, "manifest.json", DAMAGES["empty"])
-    code, _, err = cli("wait", "--path", job)
-    assert (code, "manifest.json" in err) == (1, True), err
+    cli.fail(1, "manifest.json", "wait", "--path", job)
 
 
 def test_clean_removes_nothing_whose_record_is_damaged(cli, job):

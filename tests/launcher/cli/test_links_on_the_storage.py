@@ -6,17 +6,17 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from launcher.cli import reader_commands, shared_options
 from launcher.io.open_below import ReaderError, open_file
+from testkit.written_files import write_files
 
+from .conftest import Cli
 from .fake_cluster import FakeCluster
 
-Cli = Callable[..., tuple[int, str, str]]
 SECRET = "root:x:0:0"
 
 
@@ -27,8 +27,7 @@ def outside(job: Path, tmp_path: Path) -> Path:
     shutil.copytree(job, folder)
     for log in folder.rglob("*.log"):
         log.write_text(SECRET)
-    (folder.parent / "sources").mkdir()
-    (folder.parent / "sources" / "rows.csv").write_text(SECRET)
+    write_files(folder.parent, {"sources/rows.csv": SECRET})
     os.utime(folder.parent / "sources" / "rows.csv", (1, 1))
     return folder
 
@@ -90,8 +89,7 @@ def test_clean_removes_a_link_among_the_data_files_and_keeps_its_target(
     monkeypatch.setattr(shared_options, "connect", lambda *_: cluster)
     cluster.add_release()
     sources.symlink_to(outside.parent / "sources")
-    code, _, err = cli("clean", "--yes")
-    assert (code, "sources is a symbolic link" in err) == (3, True)
+    cli.fail(3, "sources is a symbolic link", "clean", "--yes")
     sources.unlink()
     sources.mkdir()
     for name, target in (("old.csv", "rows.csv"), ("old", ".")):
@@ -105,10 +103,8 @@ def test_clean_removes_a_link_among_the_data_files_and_keeps_its_target(
 def test_a_jobs_folder_that_is_a_link_is_not_opened_by_its_name(cli: Cli, job: Path, outside: Path) -> None:
     """--path may be a link, because the user gives it; a folder that --job selects on the storage may not."""
     (job.parent / "evil").symlink_to(outside)
-    code, _, err = cli("clean", "--job", "evil", "--yes", "--path", job)
-    assert (code, "no such job" in err) == (64, True)
-    code, _, err = cli("runs", "--path", job, "--job", "evil")
-    assert (code, f"{job.parent / 'evil'} is a symbolic link" in err) == (3, True)
+    cli.fail(64, "no such job", "clean", "--job", "evil", "--yes", "--path", job)
+    cli.fail(3, f"{job.parent / 'evil'} is a symbolic link", "runs", "--path", job, "--job", "evil")
     assert [cli(command, "--path", job.parent / "evil")[0] for command in ("runs", "status")] == [0, 0]
     assert outside.is_dir()
 
@@ -117,16 +113,12 @@ def test_push_does_not_write_through_a_link(cli: Cli, job: Path, outside: Path, 
     (here / "rows.csv").write_text("a,b\n")
     (job.parent / "sources").symlink_to(outside.parent / "sources")
     before = tree(outside.parent)
-    code, _, err = cli("push", "--source", "--force", here / "rows.csv", "--path", job)
-    assert (code, "sources is a symbolic link" in err) == (3, True)
+    cli.fail(3, "sources is a symbolic link", "push", "--source", "--force", here / "rows.csv", "--path", job)
     assert tree(outside.parent) == before
     assert (outside.parent / "sources" / "rows.csv").read_text() == SECRET
-    program = here / "mine"
-    program.mkdir()
-    (program / "train.py").write_text("import os\n")
+    program = write_files(here / "mine", {"train.py": "import os\n"})
     (job / "mine").symlink_to(outside)
-    code, _, err = cli("push", "--force", program, "--path", job)
-    assert (code, f"{job / 'mine'} is a symbolic link" in err) == (3, True)
+    cli.fail(3, f"{job / 'mine'} is a symbolic link", "push", "--force", program, "--path", job)
     assert tree(outside.parent) == before
 
 
@@ -142,8 +134,7 @@ def test_a_checkpoint_is_not_requested_behind_a_link_and_the_reader_prints_one_s
 
 
 def test_sizes_and_sums_are_those_of_links_and_not_of_their_targets(tmp_path: Path) -> None:
-    (tmp_path / "host").mkdir()
-    (tmp_path / "host" / "big").write_bytes(b"x" * 10_000)
+    write_files(tmp_path, {"host/big": b"x" * 10_000})
     (tmp_path / "root" / "runs").mkdir(parents=True)
     (tmp_path / "root" / "runs" / "file").symlink_to(tmp_path / "host" / "big")
     (tmp_path / "root" / "runs" / "folder").symlink_to(tmp_path / "host")
@@ -155,9 +146,7 @@ def test_sizes_and_sums_are_those_of_links_and_not_of_their_targets(tmp_path: Pa
 def test_a_link_that_replaces_a_folder_during_the_removal_is_not_followed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for folder in ("root/job/runs/old", "host/old"):
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "file").write_text("x")
+    write_files(tmp_path, {"root/job/runs/old/file": "x", "host/old/file": "x"})
     runs = tmp_path / "root" / "job" / "runs"
 
     def swap(_: int) -> str:
@@ -175,16 +164,13 @@ def test_a_named_pipe_in_place_of_a_log_is_an_error_and_no_endless_wait(cli: Cli
     log = job / "output" / "node_0" / "train.log"
     log.unlink()
     os.mkfifo(log)
-    code, _, err = cli("logs", "--role", "trainer", "--path", job)
-    assert (code, "train.log is not a regular file" in err) == (3, True)
+    cli.fail(3, "train.log is not a regular file", "logs", "--role", "trainer", "--path", job)
 
 
-@pytest.mark.parametrize(
-    "name", ["", ".", "..", "/etc/passwd", "a/../b", "a//b", "a/", "a\\b", "a\0b", "\ud800"]
-)
-def test_names_that_are_no_path_below_the_folder_are_rejected(tmp_path: Path, name: str) -> None:
+def test_a_name_that_is_no_path_below_the_folder_is_rejected(tmp_path: Path) -> None:
+    """`test_only_a_name_that_is_a_path_below_a_folder_is_safe` has the other names."""
     with pytest.raises(ReaderError, match="is not a path below"):
-        open_file(tmp_path, name)
+        open_file(tmp_path, "a/../b")
 
 
 def test_names_with_any_other_characters_are_accepted(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Explanations of why pods wait and why they failed (object_states.yaml), and the states of Jobs and claims."""
+"""Explanations of why pods wait and why they failed (object_states.yaml), and the states of claims."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import yaml
 
 from launcher.cli import object_states
 
-from .conftest import DONE, FAILED, make_job, make_pod, matches
+from .conftest import make_pod, matches
 
 CASES = yaml.safe_load(Path(__file__).with_name("object_states.yaml").read_text())
 SCHEDULED = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
@@ -34,15 +34,6 @@ def test_explanation_of_a_failed_pod(case, code):
     pod = make_pod("p", phase="Failed", containerStatuses=ended, **case.get("status", {}))
     explanation = object_states.explain_failure(pod)
     assert matches(explanation, case["expected"]), explanation
-
-
-def test_job_states_follow_their_conditions():
-    assert object_states.job_state(None) == ("missing", "")
-    assert object_states.job_state(make_job("j")) == ("running", "")
-    assert object_states.job_state(make_job("j", DONE)) == ("complete", "")
-    failed = make_job("j", FAILED)
-    assert object_states.job_state(failed) == ("failed", "PodFailurePolicy: exit code 70")
-    assert object_states.job_state(make_job("j", suspended=True))[0] == "suspended"
 
 
 def test_an_unbound_claim_is_explained_by_its_newest_event():

@@ -14,17 +14,14 @@ from launcher.errors import SettingsError
 from launcher.io.files import folder_sha256
 from launcher.io.program_folders import find_program_folder
 from launcher.io.tar_stream import SUMS, write_tar
+from testkit.written_files import write_files
 
 SERVERS = "from paddle.distributed import fleet\nif fleet.is_server():\n    fleet.run_server()\n"
 
 
-def make(folder: Path, **texts: str) -> Path:
-    """Write files into `folder`; a name has `__` for a slash and no suffix for a .py file."""
-    for name, text in texts.items():
-        path = folder / (name.replace("__", "/") + ("" if "." in name else ".py"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+def make(folder: Path, names: str) -> Path:
+    """Write empty files with these names, which spaces separate, into `folder`; return it."""
+    return write_files(folder, dict.fromkeys(names.split(), ""))
 
 
 def names(folder: Path) -> list[str]:
@@ -35,21 +32,12 @@ def names(folder: Path) -> list[str]:
 def test_ignored_hidden_and_generated_files_are_not_sent(tmp_path: Path, capsys) -> None:
     make(
         tmp_path,
-        train="",
-        tools__run="",
-        **{"data.bin": "", "keep.log": "", "a.log": "", "tools__big.log": ""},
+        "train.py tools/run.py data.bin keep.log a.log tools/big.log tools/own.txt .git/HEAD out/model.bin",
     )
-    make(tmp_path, **{"venv__pyvenv.cfg": "", "venv__x.txt": "", "out__model.bin": "", "tools__own.txt": ""})
-    for name in ("tried-model/script-output/a.txt", "results/mine/run.json", "results/mine/status.json"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("")
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "HEAD").write_text("")
-    (tmp_path / "__pycache__").mkdir()
-    (tmp_path / "__pycache__" / "x.pyc").write_text("")
-    (tmp_path / ".gitignore").write_text("*.log\n!keep.log\n/out/\ndata.bin\n")
-    (tmp_path / ".launcherignore").write_text("!data.bin\n")
-    (tmp_path / "tools" / ".gitignore").write_text("own.txt\n!big.log\n")
+    make(tmp_path, "venv/pyvenv.cfg venv/x.txt __pycache__/x.pyc tried-model/script-output/a.txt")
+    make(tmp_path, "results/mine/run.json results/mine/status.json")
+    ignored = {".gitignore": "*.log\n!keep.log\n/out/\ndata.bin\n", ".launcherignore": "!data.bin\n"}
+    write_files(tmp_path, {**ignored, "tools/.gitignore": "own.txt\n!big.log\n"})
     assert names(tmp_path) == ["data.bin", "keep.log", "tools/big.log", "tools/run.py", "train.py"]
     shown = capsys.readouterr().err
     assert all(f"{name} was " in shown for name in ("tried-model", "mine")), (
@@ -58,7 +46,7 @@ def test_ignored_hidden_and_generated_files_are_not_sent(tmp_path: Path, capsys)
 
 
 def test_what_gitignore_names_is_reported_because_it_may_be_data(tmp_path: Path, capsys) -> None:
-    repo = make(tmp_path / "repo", train="", **{"a.log": "", "train_data__1.txt": "", "big__1.txt": ""})
+    repo = make(tmp_path / "repo", "train.py a.log train_data/1.txt big/1.txt")
     (repo / ".gitignore").write_bytes(b"\xef\xbb\xbftrain_data/\r\n*.log\r\n")
     (repo / ".launcherignore").write_text("big/\n")
     assert [name for name, _ in uploads.plan_program(repo).entries] == ["train.py"]
@@ -75,7 +63,7 @@ def test_what_gitignore_names_is_reported_because_it_may_be_data(tmp_path: Path,
 
 
 def test_a_link_inside_the_folder_is_sent_as_what_it_leads_to(tmp_path: Path) -> None:
-    repo = make(tmp_path / "repo", train="x = 1\n", deploy__lib__a="y = 2\n")
+    repo = write_files(tmp_path / "repo", {"train.py": "x = 1\n", "deploy/lib/a.py": "y = 2\n"})
     (repo / "lib").symlink_to("deploy/lib")
     (repo / "main.py").symlink_to("train.py")
     upload = uploads.plan_program(repo, check=False)
@@ -94,8 +82,8 @@ def test_a_link_inside_the_folder_is_sent_as_what_it_leads_to(tmp_path: Path) ->
 @pytest.mark.parametrize("target", ["../../outside", "../../outside/x.py", "/etc/passwd", ".."])
 def test_a_link_that_cannot_be_sent_is_rejected_unless_it_is_ignored(tmp_path: Path, target: str) -> None:
     why = "a folder that contains it" if target == ".." else "leads out of the folder"
-    make(tmp_path / "outside", x="")
-    repo = make(tmp_path / "repo", train="", sub__a="")
+    make(tmp_path / "outside", "x.py")
+    repo = make(tmp_path / "repo", "train.py sub/a.py")
     (repo / "sub" / "link").symlink_to(target)
     with pytest.raises(UsageError, match=f"(?s)sub/link is a symbolic link that .*{why}.*launcherignore"):
         list_files(repo)
@@ -104,10 +92,9 @@ def test_a_link_that_cannot_be_sent_is_rejected_unless_it_is_ignored(tmp_path: P
 
 
 def test_a_submodule_that_was_not_fetched_is_named(tmp_path: Path, capsys) -> None:
-    repo = make(tmp_path / "repo", train="", libs__here__a="")
-    (repo / ".gitmodules").write_text(
-        '[submodule "a"]\n\tpath = libs/here\n[submodule "b"]\n\tpath = libs/gone\n'
-    )
+    repo = make(tmp_path / "repo", "train.py libs/here/a.py")
+    modules = '[submodule "a"]\n\tpath = libs/here\n[submodule "b"]\n\tpath = libs/gone\n'
+    (repo / ".gitmodules").write_text(modules)
     uploads.plan_program(repo)
     [line] = capsys.readouterr().err.splitlines()
     assert "libs/gone is empty" in line and "git submodule update --init" in line
@@ -131,8 +118,7 @@ def test_every_folder_and_file_has_a_valid_name_on_the_storage(name: str, stored
 
 
 def test_a_name_that_the_storage_rejects_is_reported_before_anything_is_sent(tmp_path: Path) -> None:
-    repo = make(tmp_path / "repo", train="")
-    (repo / "a\\b.txt").write_text("")
+    repo = make(tmp_path / "repo", "train.py a\\b.txt")
     with pytest.raises(UsageError, match=r"cannot be sent: a name must have no backslash.*launcherignore"):
         list_files(repo)
 
@@ -154,14 +140,14 @@ def test_the_script_is_found(tmp_path: Path, files: list[str], chosen: str, expe
 
 
 def test_the_script_may_be_given_as_a_path_from_here(tmp_path: Path, monkeypatch) -> None:
-    make(tmp_path / "repo", tools__train="")
+    make(tmp_path / "repo", "tools/train.py")
     monkeypatch.chdir(tmp_path)
     for chosen in ("./tools/train.py", "repo/tools/train.py", str(tmp_path / "repo" / "tools" / "train.py")):
         assert choose_file(Path("repo"), ["tools/train.py"], chosen) == "tools/train.py"
 
 
 def test_a_file_in_place_of_the_folder_is_rejected_with_the_command(tmp_path: Path) -> None:
-    make(tmp_path / "repo", train="")
+    make(tmp_path / "repo", "train.py")
     with pytest.raises(SettingsError, match=r"is a file, but .*Fix: .*/repo --script train\.py"):
         find_program_folder(tmp_path / "repo" / "train.py")
 
@@ -195,7 +181,7 @@ def test_without_a_single_candidate_the_candidates_are_listed(
     ("text", "name", "runtime"),
     [
         (SERVERS, "train", "ps"),
-        ("class Main:\n    def run(self):\n        fleet.init_worker()\n", "tools__static_ps_trainer", "ps"),
+        ("class Main:\n    def run(self):\n        fleet.init_worker()\n", "tools/static_ps_trainer", "ps"),
         ("import paddle\nfleet.init(is_collective=True)\n", "train", "collective"),
         ("import paddle.distributed.fleet as f\nf.init_worker()\n", "train", "ps"),
         ("from paddle.distributed.fleet import run_server\nrun_server()\n", "train", "ps"),
@@ -209,5 +195,5 @@ def test_without_a_single_candidate_the_candidates_are_listed(
     ],
 )
 def test_the_runtime_is_recognized(tmp_path: Path, text: str, name: str, runtime: str) -> None:
-    make(tmp_path, **{name: text})
-    assert find_runtime(tmp_path / f"{name.replace('__', '/')}.py") == runtime
+    write_files(tmp_path, {f"{name}.py": text})
+    assert find_runtime(tmp_path / f"{name}.py") == runtime

@@ -16,6 +16,7 @@ from launcher.io import open_below, tar_stream
 from launcher.io.files import write_atomically
 from launcher.io.open_below import ReaderError
 from testkit.waiting import until
+from testkit.written_files import write_files
 
 
 def archive_of(root, *patterns):
@@ -26,12 +27,9 @@ def archive_of(root, *patterns):
 
 @pytest.fixture
 def root(tmp_path):
-    folder = tmp_path / "root"
-    (folder / "sub" / "deep").mkdir(parents=True)
-    (folder / "a.bin").write_bytes(bytes(range(256)) * 1000 + b"\r\n\0")
-    (folder / "sub" / "empty").write_bytes(b"")
-    (folder / "sub" / "deep" / "ünïcode name").write_text("x\n")
-    (folder / "sub" / ".half.tmp").write_text("incomplete")
+    content = bytes(range(256)) * 1000 + b"\r\n\0"
+    files = {"a.bin": content, "sub/empty": "", "sub/deep/ünïcode name": "x\n", "sub/.half.tmp": "incomplete"}
+    folder = write_files(tmp_path / "root", files)
     (folder / "sub" / "link").symlink_to("/etc/passwd")
     return folder
 

@@ -6,7 +6,6 @@ import hashlib
 import importlib.util
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,9 +16,11 @@ from launcher.dataprep import data_job
 from launcher.paths import JobPaths
 from launcher.settings import DataSettings
 from testkit.pod_settings import pod_environ
+from testkit.written_files import write_files
+
+from .conftest import Cli
 
 ROOT = Path(__file__).resolve().parents[3]
-Cli = Callable[..., tuple[int, str, str]]
 
 PROGRAM = """
 import paddle
@@ -39,11 +40,8 @@ paddle_is_here = pytest.mark.skipif(importlib.util.find_spec("paddle") is None, 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Change to a folder with a program and its rows."""
-    (tmp_path / "My Line").mkdir()
-    (tmp_path / "My Line" / "trainer_config.py").write_text(PROGRAM)
-    (tmp_path / "rows.txt").write_text("1\t2\n3\t4\n")
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    return write_files(tmp_path, {"My Line/trainer_config.py": PROGRAM, "rows.txt": "1\t2\n3\t4\n"})
 
 
 def launch_options(**more: object) -> launch_training.LaunchOptions:
@@ -89,20 +87,6 @@ def test_a_setting_is_a_value_of_the_chart_or_an_option_of_the_program(
 )
 def test_a_job_has_the_name_of_the_programs_folder(folder: str, job: str) -> None:
     assert launch_training.make_job_name(folder) == job
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("batchSize", "this is not KEY=VALUE"),
-        ("=1", "this is not KEY=VALUE"),
-        ("trainin.passes=1", r"the chart has no value trainin, .*; did you mean training\?"),
-        ("data.columns=[a", "the value is not YAML"),
-    ],
-)
-def test_an_invalid_setting_is_rejected(setting: str, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        launch_training.apply_settings({}, [setting])
 
 
 @pytest.mark.slow
@@ -170,8 +154,7 @@ def test_rows_in_an_archive_are_checked_with_its_tables(cli: Cli, here: Path) ->
         PROGRAM + 'TABLES = ("side.csv",)\ndef prepare(job): assert job.tables["side.csv"].read_text()\n'
     )
     (here / "My Line" / "trainer_config.py").write_text(program)
-    (here / "in").mkdir()
-    (here / "in" / "side.csv").write_text("1")
+    write_files(here, {"in/side.csv": "1"})
     shutil.copy("rows.txt", "in/rows.txt")
     shutil.make_archive("packed", "zip", here / "in")
     options = ("--set", "data.member=rows.txt", "--set", "data.tables=[side.csv]")
@@ -184,11 +167,8 @@ def test_rows_in_an_archive_are_checked_with_its_tables(cli: Cli, here: Path) ->
 @paddle_is_here
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Paddle warns of its own expressions
 def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cli, here: Path) -> None:
-    program = here / "shop" / "trainer_config.py"
-    program.parent.mkdir()
     text = (ROOT / "launcher" / "programs" / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    program.write_text(text)
-    (here / "rows.txt").write_text("1\t12\tred shoes\n0\t1\tweather\n")
+    write_files(here, {"shop/trainer_config.py": text, "rows.txt": "1\t12\tred shoes\n0\t1\tweather\n"})
     for data in ("rows.txt", "s3://elsewhere/rows"):
         given = (
             "shop",
@@ -201,14 +181,22 @@ def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cl
             "--kubeconfig",
             "not-there",
         )
-        code, _, err = cli("sweep", *given)
-        assert code == 64
-        assert "--by mae: the program has no such score; nothing was sent. Fix: choose one of: error" in err
+        cli.fail(
+            64,
+            "--by mae: the program has no such score; nothing was sent. Fix: choose one of: error",
+            "sweep",
+            *given,
+        )
 
 
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
+        ("batchSize", "this is not KEY=VALUE"),
+        ("=1", "this is not KEY=VALUE"),
+        ("trainin.passes=1", "the chart has no value trainin, "),
+        ("trainin.passes=1", "; did you mean training?"),
+        ("data.columns=[a", "the value is not YAML"),
         ("data=rows.txt", "data is 'rows.txt', but must be an object"),
         ("training=5", "training is 5, but must be an object"),
         ("training.batchSize=many", "training.batchSize is 'many', but must be an integer"),
@@ -223,47 +211,30 @@ def test_a_sweep_by_an_unknown_score_is_rejected_before_anything_is_sent(cli: Cl
         ("data.colums=[a]", "the chart has no value data.colums; did you mean columns?"),
     ],
 )
-def test_a_value_of_another_type_or_an_unknown_one_is_rejected_before_it_is_used(
+def test_a_setting_without_value_of_another_type_or_unknown_is_rejected_before_it_is_used(
     here: Path, setting: str, message: str
 ) -> None:
     with pytest.raises(UsageError, match=re.escape(message)):
         plan(settings=[setting])
 
 
+def test_a_file_that_cannot_be_read_is_an_error_with_its_option(here: Path) -> None:
+    with pytest.raises(UsageError, match=r"^gone\.txt: no such file"):
+        plan(data="gone.txt")
+    (here / "my.yaml").write_bytes(b"jobName: \xff\n")
+    with pytest.raises(UsageError, match=r"^-f my\.yaml is not a file with chart values: .*in UTF-8"):
+        plan(values=[Path("my.yaml")])
+
+
 def test_only_the_deadline_of_the_training_may_be_null(here: Path) -> None:
     assert plan(settings=["training.deadlineSeconds=null"]).values["training"]["deadlineSeconds"] is None
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("My Line", {"data": "gone.txt"}, r"^gone\.txt: no such file"),
-        (
-            "My Line",
-            {"values": [Path("my.yaml")]},
-            r"^-f my\.yaml is not a file with chart values: .*in UTF-8",
-        ),
-    ],
-    ids=["an absent file", "a values file that is not UTF-8"],
-)
-def test_an_error_of_run_mentions_its_option(
-    here: Path, name: str, options: dict[str, object], message: str
-) -> None:
-    (here / "my.yaml").write_bytes(b"jobName: \xff\n")
-    (here / "My Line").rename(here / name)
-    with pytest.raises(UsageError, match=message):
-        plan(program=Path(name), **options)
-
-
 def test_a_folder_is_the_data_of_a_script_as_files_and_no_data_of_a_program(here: Path) -> None:
-    (here / "images").mkdir()
-    (here / "images" / "1.png").write_bytes(b"1")
+    write_files(here, {"images/1.png": "1"})
     with pytest.raises(UsageError, match=r"data.format is files, but .* is a program, which reads rows"):
         plan(data="images")
-    (here / "train.py").write_text("print(1)\n")
-    shutil.rmtree(here / "My Line")
-    (here / "mine").mkdir()
-    (here / "mine" / "train.py").write_text("print(1)\n")
+    write_files(here, {"mine/train.py": "print(1)\n"})
     made = plan(program=Path("mine"), data="images", arguments=["{data_dir}"])
     data = made.values["data"]
     assert (data["source"], data["format"], len(data["sha256"])) == ("file://images", "files", 64)
@@ -271,11 +242,8 @@ def test_a_folder_is_the_data_of_a_script_as_files_and_no_data_of_a_program(here
 
 
 def test_a_folder_of_rows_has_the_sha256_that_the_data_job_computes(here: Path) -> None:
-    (here / "days" / "b").mkdir(parents=True)
-    for name, text in {"b/1.csv": "0\n", "a.csv": "1\n", "_SUCCESS": "x", ".crc": "x"}.items():
-        (here / "days" / name).write_text(text)
-    (here / "mine").mkdir()
-    (here / "mine" / "train.py").write_text("print(1)\n")
+    write_files(here / "days", {"b/1.csv": "0\n", "a.csv": "1\n", "_SUCCESS": "x", ".crc": "x"})
+    write_files(here, {"mine/train.py": "print(1)\n"})
     made = plan(program=Path("mine"), data="days", settings=["data.format=lines"])
     data = made.values["data"]
     assert (data["format"], data["sha256"]) == ("lines", hashlib.sha256(b"1\n0\n").hexdigest())

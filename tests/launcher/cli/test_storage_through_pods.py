@@ -99,17 +99,31 @@ def test_progress_but_no_copy_is_read_through_a_running_init_container():
     assert job_sessions.open_through_running_pod(cluster, release.run(), cluster.pods) is None
 
 
+def waiting_reader(monkeypatch, cluster, **status):
+    """Make each reader pod wait in this state."""
+    found = cluster.find
+    pod = {"metadata": {}, "spec": {"nodeName": "node1"}, "status": {"phase": "Pending", **status}}
+    monkeypatch.setattr(cluster, "find", lambda kind, name: pod if kind == "pod" else found(kind, name))
+
+
+def test_a_missing_image_is_reported_and_the_pod_deleted(monkeypatch):
+    cluster, release = open_release(ended(DONE), [])
+    waiting = {"reason": "ErrImageNeverPull", "message": "not on this node"}
+    waiting_reader(
+        monkeypatch, cluster, containerStatuses=[{"name": "reader", "state": {"waiting": waiting}}]
+    )
+    message = f"cannot start: ErrImageNeverPull.* Fix: make the run's image {RUN_JSON['image']} available to node node1"
+    with pytest.raises(CliError, match=message), release.storage(StorageRequest()):
+        pass
+    assert cluster.deleted == list(cluster.created) != []
+
+
 @pytest.mark.parametrize("statuses", ["containerStatuses", "initContainerStatuses"])
 def test_a_push_uses_a_running_pod_if_the_reader_pod_is_unschedulable(monkeypatch, statuses):
     cluster, release = open_release(ended(), [running(statuses)])
     monkeypatch.setattr(reader_storage, "UNBOUND_SECONDS", -1.0)
     unscheduled = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes: too many pods"}
-    found = cluster.find
-    cluster.find = lambda kind, name: (
-        {"metadata": {}, "status": {"phase": "Pending", "conditions": [unscheduled]}}
-        if kind == "pod"
-        else found(kind, name)
-    )
+    waiting_reader(monkeypatch, cluster, conditions=[unscheduled])
     with release.storage(StorageRequest(writable=True)) as storage:
         assert "through pod p0" in storage.where
     assert cluster.deleted == list(cluster.created)
