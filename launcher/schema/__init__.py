@@ -54,7 +54,8 @@ class _ShardSize(TypedDict):
 class Shard(_ShardSize, total=False):
     """Entry of manifest.json about a shard, one rank's part of the rows.
 
-    A shard is the file train.txt, or as many files as `parts` says, which the shard's files.json lists.
+    A shard is the file train.txt. If the entry has `parts`, the shard is this number of files instead, and the shard's
+    files.json lists them.
     """
 
     lines: Count
@@ -72,7 +73,7 @@ class DataRelease(TypedDict, total=False):
 
 
 class FileCounts(TypedDict):
-    """Entry of manifest.json about the files of data with format files, which files.jsonl lists."""
+    """Entry of manifest.json about data with `data.format: files`: the number and size of the files in files.jsonl."""
 
     count: Count
     bytes: Count
@@ -97,16 +98,17 @@ class ManifestFile:
     test_source: str = field(default="", metadata={KEY: "testSource"})
     test_rows: Count = field(default=0, metadata={KEY: "testRows"})
     split_count: Count = field(default=0, metadata={KEY: "splitCount"})
-    """Number of shards; 0 with format files, which all training pods read."""
+    """Number of shards; 0 with `data.format: files`, because then all training pods read all files."""
     lines: Count = 0
     shards: list[Shard] = field(default_factory=list, metadata=REQUIRED)
     test: DataFile | None = None
     tables: list[SideTable] = field(default_factory=list)
     files: FileCounts | None = None
-    """The files, with format files."""
+    """Number and size of the files with `data.format: files`; None with other formats."""
     made_by: DataRelease = field(default_factory=DataRelease, metadata={KEY: "madeBy"})
     reused_from: str = field(default="", metadata={KEY: "reusedFrom"})
-    """The Job that read the source, if this Job did not because its content had not changed; else empty."""
+    """The earlier Job whose data is reused, because the content of the source had not changed; empty: this Job read the
+    source itself."""
     checksum: str = ""
 
 
@@ -178,7 +180,7 @@ class CheckpointScores:
 
     metric: str
     passes: list[list[float | None]]
-    """[finished passes, score] each; null for a score that is NaN or infinite."""
+    """[number of finished passes, score] of each scored pass; the score is null if it is NaN or infinite."""
 
 
 @dataclass(frozen=True)
@@ -199,8 +201,8 @@ class SavedCheckpoint:
     files: dict[FileName, CheckpointFile]
     """All files, by their paths in the checkpoint's folder."""
     history: list[list[Count]] = field(default_factory=list)
-    """[trainers, batches that each has trained, batches of each part] of each division of the unfinished pass's rows
-    (launcher/row_division.py). Empty at the end of a pass, and if a script divides its rows."""
+    """How the rows of the unfinished pass were divided: `History` in launcher/row_division.py. Empty at the end of a
+    pass, and if a script divides its rows itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +278,7 @@ class ModelDescription:
     """Names of variables with ids for lookups that the program's network() calculates from its inputs."""
     tables: dict[str, ModelTable]
     files: dict[FileName, Count]
-    """Size in bytes by file name, without the tables' files and model.json."""
+    """Size in bytes of each file, by its name; the tables' files and model.json are not listed."""
     created: float | None = None
     """When the model was written, in Unix seconds; absent in models of earlier launcher versions."""
     score: dict[str, float] | None = None
@@ -312,8 +314,8 @@ class ExportMarker:
 class TrainerProgress:
     """`progress.json`: how far one trainer has trained. The trainer rewrites the file often, and the launcher reads it.
 
-    A user's own program may write anything there: a missing or wrong value is None. docs/reference/files.md
-    describes the fields.
+    A user's own program may write anything into the file: the field of a missing or wrong value is None.
+    docs/reference/files.md describes the fields.
     """
 
     number: int | None = field(default=None, metadata={KEY: "pass"})
@@ -332,9 +334,9 @@ class TrainerProgress:
     batch_size: float | None = None
     passes: int | None = None
     step_seconds: float | None = None
-    """Mean of the trainer's own seconds per batch lately, without waits for other trainers; None: not measured."""
+    """Mean of the trainer's own seconds per recent batch, without waits for other trainers; None: not measured."""
     marks: dict[str, float] = field(default_factory=dict)
-    """Unix times at which steps of the start were done."""
+    """Unix time at which each step of the trainer's start was done, by the step's name."""
 
 
 class ProgramFile(TypedDict, total=False):
@@ -363,7 +365,7 @@ class RestartRecord:
 
 @dataclass(frozen=True)
 class PlanRecord:
-    """The part of the plan of the newest attempt that is in run.json, so that a new pod of rank 0 can continue."""
+    """The part of the newest attempt's plan that is in run.json, so that a new pod of rank 0 can continue the run."""
 
     attempt: int = field(default=0, metadata=ALWAYS)
     restarts: tuple[RestartRecord, ...] = field(default=(), metadata=ALWAYS)
@@ -371,23 +373,23 @@ class PlanRecord:
     counted_restarts: int = field(default=0, metadata=_written("countedRestarts"))
     """Failures since the newest checkpoint, which `training.restarts` limits."""
     incarnations: tuple[str, ...] = field(default=(), metadata=ALWAYS)
-    """Random identifier of the pod of each place in the newest attempt."""
+    """Random identifier of each pod of the newest attempt."""
     world: tuple[int, ...] | None = None
-    """The completion index of each of these pods; None: all pods in order, as of earlier launchers."""
+    """The completion index of each pod in `incarnations`. None (files of earlier launchers): all pods in order."""
     resume: Position | None = field(default=None, metadata=ALWAYS)
     """The checkpoint from which the newest attempt resumes; None: it starts from scratch."""
     init_model: str | None = field(default=None, metadata={KEY: "initModel"})
-    """With `training.initModelPath: previous`: the model that the run started from; empty: from scratch; None before
-    the search."""
+    """With `training.initModelPath: previous`: the model that the run started from. Empty: the run started from
+    scratch. None: the launcher has not looked for a model yet."""
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the completion index of the pod of each place in the newest attempt; empty before the first one."""
+        """Return the completion index of each pod in `incarnations`; empty before the first attempt."""
         return tuple(range(len(self.incarnations))) if self.world is None else self.world
 
     @property
     def record(self) -> dict[str, Any]:
-        """Return the fields of this class by name, also of an object of a derived class."""
+        """Return the fields of `PlanRecord` by name; fields that a derived class adds are left out."""
         return {each.name: getattr(self, each.name) for each in fields(PlanRecord)}
 
 
@@ -407,7 +409,7 @@ class RankStatus:
     step_seconds: float | None = field(default=None, metadata=_written("stepSeconds"))
     """The rank's own seconds per batch, without waits for other ranks; None: not measured."""
     is_slow: bool = field(default=False, metadata=_written("isSlow"))
-    """Whether that is much more than the median of the ranks."""
+    """Whether `step_seconds` is much more than the median of all ranks."""
     storage_seconds: float = field(default=0.0, metadata=_written("storageSeconds"))
     """Seconds since the shared storage last answered this rank; 0 while it answers."""
 
@@ -448,7 +450,7 @@ class StatusFile:
     script_file: str | None = field(default=None, metadata={KEY: "scriptFile"})
     """The newest file of a script's own checkpoints, below its checkpoint folder; None: none was found."""
     script_file_written: float | None = field(default=None, metadata={KEY: "scriptFileWritten"})
-    """When that file was written, in Unix seconds."""
+    """When `script_file` was written, in Unix seconds."""
     export_to: str | None = field(default=None, metadata=_written("exportTo"))
     updated: float | None = field(default=None, metadata=ALWAYS)
     """When rank 0 wrote the file, in Unix seconds."""
@@ -464,7 +466,7 @@ class RunFile(PlanRecord):
 
     run_id: str | None = field(default=None, metadata=_written("runId"))
     output_id: str = field(default="", metadata=_written("outputId"))
-    """Random identifier of the output folder, which all runs that resume it share."""
+    """Random identifier of the output folder. It stays the same in all runs that resume this output folder."""
     namespace: str = field(default="", metadata=ALWAYS)
     release: str = field(default="", metadata=ALWAYS)
     fingerprint: dict[str, Any] = field(default_factory=dict, metadata=ALWAYS)
@@ -481,17 +483,17 @@ class RunFile(PlanRecord):
     state: str = field(default="", metadata=ALWAYS)
     """training, stopped, complete or failed."""
     holder: str = field(default="", metadata=ALWAYS)
-    """Token of the output lease of the pod that wrote the file, which is no secret."""
+    """Token of the output lease that the writer of the file held. The token is not a secret."""
     cause: str | None = None
     exit_code: int | None = field(default=None, metadata={KEY: "exitCode"})
     warning: str | None = None
-    """As in status.json."""
+    """What is doubtful about the run: the same text as in status.json."""
     score: dict[str, Any] = field(default_factory=dict, metadata=ALWAYS)
     """The model's test scores by metric name."""
     exported: dict[str, Any] | None = field(default=None, metadata=ALWAYS)
     """Result of the export to a bucket; None before it."""
     options: dict[str, Any] = field(default_factory=dict)
-    """All options of the training program, which the command line adds from program.json."""
+    """All options of the training program. The file does not have them: the command line reads them in program.json."""
     content: dict[str, Any] = field(default_factory=dict, metadata={KEY: ""})
     """The complete JSON object of the file, if `read_fields` read it."""
 

@@ -12,11 +12,11 @@ from typing import Annotated, Any, NamedTuple, TypeVar, get_args, get_origin, ge
 T = TypeVar("T")
 
 KEY = "key"
-"""Key in the metadata of a dataclass field; its value is the field's JSON key, if that is not the name."""
+"""Key in the metadata of a dataclass field whose JSON key is not its name; the value is the JSON key."""
 ALWAYS = {"always": True}
 """Metadata of a dataclass field that `to_json` writes even when it has its default value."""
 REQUIRED = {"required": True}
-"""Metadata of a field that every file has, although it has a default for `read_fields`."""
+"""Metadata of a field that must be in every file, although the field has a default for `read_fields`."""
 
 _PLAIN: dict[Any, tuple[type, ...]] = {
     bool: (bool,),
@@ -49,7 +49,7 @@ def _layout(shape: Any) -> tuple[_Field, ...]:
 def to_json(value: Any) -> Any:
     """Convert a dataclass of this package, with everything in it, to dicts and lists for `json.dumps`.
 
-    A field that has its default value is left out, unless its metadata is ALWAYS.
+    A field that has its default value is left out, unless its metadata contains ALWAYS or REQUIRED.
     """
     if dataclasses.is_dataclass(value):
         found = [(f, getattr(value, f.name)) for f in dataclasses.fields(value)]
@@ -81,7 +81,10 @@ def read_fields(shape: type[T], value: Mapping[str, Any]) -> T:
 
 
 def mismatch(value: object, shape: Any) -> str | None:
-    """Return why a parsed JSON value does not have the type `shape` (see `_convert`), with its key; None if it has."""
+    """Return a message with the wrong key if a parsed JSON value does not fit the type `shape`; None if it fits.
+
+    `_convert` lists the types.
+    """
     try:
         _convert(shape, value, "")
     except ValueError as error:
@@ -97,7 +100,8 @@ def _convert(shape: Any, value: Any, at: str, *, lenient: bool = False) -> Any:
             tuple[…, ...], dict[…, …], or a TypedDict or dataclass of these types.
         value: the parsed JSON value. The value of a TypedDict stays a dict.
         at: the key of `value` in its file, with dots between levels.
-        lenient: leave out wrong fields of dataclasses and wrong entries of lists of them, instead of raising.
+        lenient: do not raise for a wrong field of a dataclass, nor for a wrong entry in a list of dataclasses. The
+            field gets its default, and the entry is left out.
 
     Raises:
         ValueError: the value does not fit.
@@ -159,7 +163,10 @@ def _convert_object(kind: Any, value: Any, at: str, *, lenient: bool) -> Any:
 
 
 def _convert_entries(shape: Any, entries: list[Any], at: str, *, lenient: bool) -> list[Any]:
-    """Convert the entries of a list; long lists of numbers (a checkpoint's rows) without a call for each number."""
+    """Convert the entries of a list.
+
+    A list of numbers or texts is returned as it is, because a call for each number of a checkpoint's rows is slow.
+    """
     if {type(entry) for entry in entries} <= set(_PLAIN.get(shape, ())):
         return entries
     found = []

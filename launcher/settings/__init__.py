@@ -1,15 +1,17 @@
 """The settings of a pod: frozen dataclasses that are read once, when a process starts. No other module reads them.
 
 A setting is a value of the chart, and has the path of the value as its key, such as `training.passes`. The chart writes
-the values of a Job's pods as one JSON document into an annotation of the pods, which is mounted as SETTINGS_FILE: so
-nothing between the user and the program rewrites a value. Environment variables are only those of the tutorial of 2017
-(`CONF_PADDLE_PORT`), what only the pod knows (`PADDLE_LAUNCHER_POD_IP`), and what comes from a Secret.
+the values of a Job's pods as one JSON document into an annotation of the pods, and Kubernetes mounts the annotation as
+SETTINGS_FILE. So nothing between the user and the program rewrites a value. Only three kinds of settings are
+environment variables: the variables of the tutorial of 2017 (`CONF_PADDLE_PORT`), facts that only the pod knows
+(`PADDLE_LAUNCHER_POD_IP`), and values from a Secret.
 
-Each field has its key and its type. Only a value that may be null has a default here: all others have theirs in the
-chart's values.yaml. All missing settings and wrong types are reported at once, one line each, before anything is
-created (exit code 64). The limits of values, and whether values fit together, are checked by the chart
-(`values.schema.json`, `templates/_validate.tpl`), which alone creates pods. A parser rejects only what the chart cannot
-know, such as the address in a Secret and the encodings of this Python, or what `try` uses without the chart.
+Each field has its key and its type. Only a value that may be null has a default here; the defaults of all other values
+are in the chart's values.yaml. All missing settings and wrong types are reported at once, one line each, before
+anything is created (exit code 64). The chart checks the limits of values, and whether values fit together
+(`values.schema.json`, `templates/_validate.tpl`); only the chart creates pods. A parser here rejects only what the
+chart cannot know, such as the address in a Secret and the encodings of this Python, and values that `try` uses without
+the chart.
 """
 
 from __future__ import annotations
@@ -34,11 +36,11 @@ if TYPE_CHECKING:
 PREVIOUS = "previous"
 """Value of `training.initModelPath` that means the model of the newest complete run of this job."""
 NO_DATA = "none"
-"""Data digest of a run without data of the launcher: its script reads its own (data.enabled false)."""
+"""Data digest of a run for which the launcher makes no data (`data.enabled` is false); the script reads other data."""
 SETTINGS_FILE = "/etc/paddle-training/settings.json"
-"""Where the chart mounts the document; the variable PADDLE_LAUNCHER_SETTINGS is the path of another one."""
+"""Path at which the chart mounts the document; the variable PADDLE_LAUNCHER_SETTINGS may contain another path."""
 REQUIRED = object()
-"""Stands for the default of a setting that must be set."""
+"""Stands for the missing default of a setting that must be set."""
 
 SCRIPT_RUNTIMES = ("collective", "ps")
 """The runtimes that run a script of the user, which may read data of its own."""
@@ -97,7 +99,7 @@ class Setting:
             raise p.BadValueError(_TYPES[self.type], "the value is of another type") from None
 
     def find(self, document: Mapping[str, Any]) -> Any:
-        """Return the value of `key` in the document; None if there is none."""
+        """Return the value of `key` in the document; None if the document has no such key."""
         found: Any = document
         for name in self.key.split("."):
             found = found.get(name) if isinstance(found, Mapping) else None
@@ -107,7 +109,7 @@ class Setting:
 def setting(
     key: str, default: Any = REQUIRED, *, parse: p.Parser | None = None, by_variable: str = ""
 ) -> Any:
-    """Return a dataclass field that is read from the document.
+    """Return a dataclass field that is read from the settings document (`read_document`).
 
     Args:
         key: the path of the chart's value, such as `training.passes`.
@@ -132,8 +134,8 @@ def variable(
         name: the variable.
         default: the field's value when the variable is absent or empty.
         parse: as in `setting`; it gets the variable's text.
-        value: the chart's value that sets the variable, for messages.
-        is_secret: whether the value is hidden in messages, and the variable kept from child processes.
+        value: the key of the chart's value that sets the variable, for messages.
+        is_secret: whether messages hide the value, and child processes do not get the variable.
     """
     return _field(Setting(variable=name, parse=parse, default=default, value=value, is_secret=is_secret))
 
@@ -143,7 +145,7 @@ def _field(one: Setting) -> Any:
 
 
 def settings_of(dataclass_type: type) -> dict[str, Setting]:
-    """Return the setting of each field of a dataclass by the field's name."""
+    """Return a dict from the name of each field of a dataclass to its `Setting`."""
     fields, types = dataclasses.fields(dataclass_type), get_type_hints(dataclass_type)
     return {
         each.name: dataclasses.replace(each.metadata["setting"], type=types[each.name])
@@ -153,10 +155,10 @@ def settings_of(dataclass_type: type) -> dict[str, Setting]:
 
 
 def read_document(environ: Mapping[str, str]) -> dict[str, Any]:
-    """Return the document with the chart's values.
+    """Read the settings document and return it; its path is SETTINGS_FILE, or comes from `environ`.
 
     Raises:
-        SettingsError: there is no such file, or it is not a JSON object.
+        SettingsError: the file does not exist, or is not a JSON object.
     """
     path = environ.get("PADDLE_LAUNCHER_SETTINGS") or SETTINGS_FILE
     try:
@@ -190,16 +192,16 @@ class PodSettings:
     """File for the pod's termination message."""
     release: str = setting("release.name")
     data_digest: str = setting("release.dataDigest")
-    """Digest of all values that determine the data; the manifest has the same one.
+    """Digest of all values that determine the data; the manifest of the data has the same digest.
 
-    With `training.schedule` it ends with the name of the Job, because each Job makes its own data."""
+    With `training.schedule` the digest ends with the name of the Job, because each Job makes its own data."""
     schedule: str = setting("training.schedule")
     chart_run_id: str = setting("runId")
     """The value runId: a new text makes a new Job from the same values."""
     log_format: str = setting("logFormat")
     """Form of the launcher's own lines in the pod's log."""
     trainers: int = setting("trainers", by_variable="PADDLE_LAUNCHER_TRAINERS")
-    """Number of training pods; of an elastic run, in a data pod, its largest number."""
+    """Number of training pods. In a pod of the data Job of an elastic run: the largest number of training pods."""
     environ: Mapping[str, str] = field(repr=False)
     """The environment, read-only and without secrets: the base of child processes' environments."""
 
@@ -226,7 +228,7 @@ class PodSettings:
 
     @classmethod
     def _derive(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields after those that depend on others are replaced."""
+        """Return `values` after replacing the fields that depend on other fields."""
         return values
 
 
@@ -237,7 +239,7 @@ class TrainSettings(PodSettings):
     config_dir: str = variable("TRAIN_CONFIG_DIR", value="training.config")
     """Folder of the training program."""
     config_file: str = setting("training.config", parse=p.program_file)
-    """File of the training program in that folder."""
+    """File of the training program in `config_dir`."""
     nic: str = variable("CONF_PADDLE_NIC", value="nic")
     """Network interface that the processes communicate over."""
     port: int = variable("CONF_PADDLE_PORT", value="port")
@@ -258,7 +260,8 @@ class TrainSettings(PodSettings):
     work_limit_bytes: int = variable("PADDLE_LAUNCHER_WORK_LIMIT_BYTES", 0, value="workDir.sizeLimit")
     """Kubernetes evicts the pod when its own disk holds more bytes; 0: no limit."""
     source_digest: str = setting("release.sourceDigest")
-    """As data_digest, without the number of shards; set for runtime collective only."""
+    """Digest of all values that determine the data, except the number of shards. Empty if the runtime is not one of
+    SCRIPT_RUNTIMES."""
     service: str = setting("release.service")
     """The headless Service that gives each rank a DNS name."""
     gpus_per_pod: int = setting("release.gpusPerPod")
@@ -279,7 +282,7 @@ class TrainSettings(PodSettings):
     mlflow_uri: str = setting("tracking.mlflow.uri")
     """Address of an MLflow server that gets metrics and settings; empty: none."""
     mlflow_experiment: str = setting("tracking.mlflow.experiment")
-    """Name of the experiment there; empty: the job's name."""
+    """Name of the experiment on the MLflow server; empty: the job's name."""
     data_wait_seconds: int = setting("data.waitSeconds")
     """Seconds that training pods wait for a data Job that shows no progress."""
     data_cache: str = setting("data.cache", parse=p.choice("storage", "pod", "podShare"))
@@ -297,11 +300,11 @@ class TrainSettings(PodSettings):
     servers: int = setting("training.servers", 0)
     """Parameter servers of runtime ps, spread over the pods; 0 with other runtimes."""
     min_trainers: int = setting("training.minTrainers", 0)
-    """Smallest number of trainers with which an elastic run goes on; 0: the run is not elastic."""
+    """Smallest number of trainers with which an elastic run continues; 0: the run is not elastic."""
     max_trainers: int = setting("training.maxTrainers", 0)
     """Largest number of trainers of an elastic run; 0: `trainers`."""
     rank_wait_seconds: int = setting("training.rankWaitSeconds")
-    """Seconds that an elastic run waits for lost ranks before it goes on without them."""
+    """Seconds that an elastic run waits for lost ranks before it continues without them."""
     grow_after_minutes: float = setting("training.growAfterMinutes")
     """Minutes after which an elastic run takes in pods that have joined, if it saved no checkpoint meanwhile."""
     rank_wait_hours: float = setting("training.rankWaitHours", 6.0)
@@ -319,8 +322,8 @@ class TrainSettings(PodSettings):
     checkpoint_every_batches: int = setting("training.checkpointEvery.batches", 0)
     """Batches between two checkpoints inside a pass; 0: none."""
     checkpoint_every_minutes: float = setting("training.checkpointEvery.minutes", 0.0)
-    """Minutes between two checkpoints inside a pass, converted to the same number of batches on every rank;
-    0: none, as always with `checkpoint_every_batches` or runtime v1."""
+    """Minutes between two checkpoints inside a pass; every rank converts them to the same number of batches. 0: no such
+    checkpoints. Always 0 if `checkpoint_every_batches` is set, and with runtime v1."""
     keep_checkpoints: int = setting("training.keepCheckpoints")
     """How many of the newest checkpoints are kept."""
     keep_best: str = setting("training.keepBest")
@@ -336,11 +339,11 @@ class TrainSettings(PodSettings):
     args: tuple[str, ...] = setting("training.args")
     """Options for the training program, each `--key=value`."""
     restarts: int = setting("training.restarts")
-    """Restarts without a new checkpoint between them before the run fails."""
+    """Number of restarts that a run may have without a new checkpoint between them; the next failure ends the run."""
     grace_seconds: int = setting("training.terminationGracePeriodSeconds")
     """Seconds from SIGTERM until Kubernetes kills the pod."""
     export_to: str = setting("training.exportTo", parse=p.folder)
-    """`s3://BUCKET/PREFIX` without a slash at its end, or empty."""
+    """Address to which the model is exported: `s3://BUCKET/PREFIX` without a slash at its end; empty: no export."""
 
     @property
     def program_packages(self) -> Path | None:
@@ -359,7 +362,7 @@ class TrainSettings(PodSettings):
 
     @property
     def is_elastic(self) -> bool:
-        """Return whether the run goes on with fewer trainers than it has shards."""
+        """Return whether the run can continue with fewer trainers than it has shards."""
         return 0 < self.min_trainers < self.shards
 
     @property
@@ -404,7 +407,8 @@ class DataSettings(PodSettings):
     """Number of shards, one for each trainer."""
     source: str = setting("data.source", by_variable="PADDLE_LAUNCHER_DATA_SOURCE", parse=p.address)
     source_secret: str = setting("data.sourceSecret", parse=p.secret_key)
-    """NAME/KEY of the Secret that `source` was read from; then no message or file may contain `source`."""
+    """NAME/KEY of the Secret that `source` was read from; empty: no Secret. If `source` is from a Secret, no message or
+    file may contain `source`."""
     sha256: str = setting("data.sha256", parse=p.sha256)
     """sha256 that the source must have; empty: any."""
     member: str = setting("data.member")
@@ -425,9 +429,9 @@ class DataSettings(PodSettings):
     test_rows: int = setting("data.testRows")
     """Maximum number of rows in the test set."""
     workers: int = setting("data.workers")
-    """Pods that prepare the data: data.workers, or the training pods."""
+    """Number of pods that prepare the data: `data.workers`; if the training pods prepare the data, `trainers`."""
     deadline_seconds: int | None = setting("data.deadlineSeconds", None)
-    """Deadline of the preparation; None: derived from the size of the source."""
+    """Seconds after which the preparation fails; None: derived from the size of the source."""
 
     @property
     def in_training_pod(self) -> bool:
@@ -444,10 +448,15 @@ class DataSettings(PodSettings):
 def settings_document(
     values: Mapping[str, Any], release: str = "loopback", data_digest: str = "loopback"
 ) -> dict[str, Any]:
-    """Return the document for pods outside a cluster, from all values of the chart.
+    """Return the settings document of a pod outside a cluster.
 
-    The chart's template `paddle-training.settings` writes the same settings (a test compares them), and leaves out the
-    values that only the chart reads.
+    In a cluster the chart's template `paddle-training.settings` writes the document. It has the same settings (a test
+    compares them), but not the values that only the chart reads.
+
+    Args:
+        values: all values of the chart.
+        release: the value of `release.name` and `release.service`.
+        data_digest: the value of `release.dataDigest`.
     """
     ports = range(values["port"], values["port"] + sum(_numbers_of_ports(values)))
     training = {**values["training"], "processesPerPod": values["training"]["processesPerPod"] or 1}
@@ -464,7 +473,7 @@ def settings_document(
 
 
 def seed_variables(values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the variables of the tutorial of 2017 in the pods, from all values of the chart."""
+    """Return the environment variables of the tutorial of 2017 for a pod; `values` are all values of the chart."""
     dense, sparse = _numbers_of_ports(values)
     variables = {
         "JOB_NAME": values["jobName"],
@@ -483,9 +492,10 @@ def seed_variables(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _numbers_of_ports(values: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many dense and how many sparse ports a pod has.
+    """Return (number of dense ports, number of sparse ports) of a pod; `values` are all values of the chart.
 
-    With a script these are the ports of the script's processes and servers, and the one port of their master.
+    If the program is a script, the dense ports are for the script's processes and parameter servers, and the only
+    sparse port is for their master.
     """
     training = values["training"]
     processes = training["processesPerPod"] or 1
@@ -497,6 +507,6 @@ def _numbers_of_ports(values: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def termination_log(environ: Mapping[str, str] | None = None) -> Path:
-    """Return the path of the container's termination message. Works even if other settings are invalid."""
+    """Return the path of the file for the container's termination message, even if other settings are invalid."""
     environ = os.environ if environ is None else environ
     return Path(environ.get("PADDLE_LAUNCHER_TERMINATION_LOG") or "/dev/termination-log")

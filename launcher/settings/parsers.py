@@ -1,6 +1,6 @@
-"""Parsers of settings that need more than their type.
+"""Parsers of settings whose type alone does not say which values are valid.
 
-Each takes a value of the settings document, or the text of a variable, and returns the setting. A parser raises
+Each parser takes a value of the settings document, or the text of a variable, and returns the setting. A parser raises
 `BadValueError` for a value that it rejects. All parsers are pure functions.
 """
 
@@ -45,12 +45,12 @@ def choice(*names: str) -> Parser:
 
 
 def program_file(value: str) -> str:
-    """Return the file of a program `FOLDER/FILE`; `trainer_config.py` for a folder."""
+    """Return the FILE of a program that is given as `FOLDER/FILE`; `trainer_config.py` if it is given as `FOLDER`."""
     return value.partition("/")[2] or "trainer_config.py"
 
 
 def address(value: str) -> str:
-    """Return an address without the end of line that a key of a Secret may have."""
+    """Return an address without white space at its ends: a value of a Secret may end with a line end."""
     return value.strip()
 
 
