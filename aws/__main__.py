@@ -57,9 +57,9 @@ def show_cost(
     gigabytes: Annotated[float, typer.Option("--gb", help="Data on the file system, 10⁹ bytes.")] = 0,
     changes: Changes = None,
 ) -> None:
-    """Show the hourly cost of this stack by part, and beside it the cost after a change of the settings.
+    """Show the hourly cost of this stack by part: now, and after a change of the settings.
 
-    The change is given with --set; by default it is compute=off.
+    --set specifies the change; the default is compute=off.
     """
     changes = changes or ["compute=off"]
     columns = {}
@@ -243,7 +243,7 @@ def remove(stack: StackName, yes: Yes = False) -> None:
 
 @app.command("kept")
 def show_kept(stack: StackName) -> None:
-    """List the resources with this stack's tags or name prefix: after a destroy, those that the destroy kept."""
+    """List the resources with this stack's tags or name prefix. After a destroy, these are the kept resources."""
     target = read_stack(stack)
     left = smoke_test.find_leftovers(target, make_clients(target.region))
     out.print("\n".join(left) if left else f"no resource has the tags or names of stack {stack}")
@@ -255,7 +255,7 @@ def show_kept(stack: StackName) -> None:
 
 @app.command("render")
 def render_chart(stack: StackName) -> None:
-    """Print the training chart rendered with the stack's values, and placeholders for image and outputs."""
+    """Print the training chart, rendered with the stack's values. Image and outputs are placeholders."""
     settings = load_settings(read_stack_config(FOLDER, stack))
     done = chart_values.run_helm_template(settings, chart_values.user_values(settings, FOLDER), FOLDER)
     if done.returncode != 0:
@@ -264,7 +264,10 @@ def render_chart(stack: StackName) -> None:
 
 
 def main() -> int:
-    """Run a command; print an error as one message on stderr. Return 0, 1, or 64 for invalid settings."""
+    """Run a command, and print an error as one message on stderr.
+
+    Return the exit code: 0, 64 for invalid settings, or 1 for another error.
+    """
     try:
         app()
     except (CommandError, SettingsError) as error:

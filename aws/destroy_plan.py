@@ -1,7 +1,7 @@
 """`make destroy`: list what a destroy removes and keeps, and stop when settings and state disagree.
 
-Pulumi decides by the state of the last `up` what it destroys: if `storage.protect: true` was written to the stack
-file after that `up`, it protects nothing yet.
+Pulumi follows the stack's state, not the stack file. For example, `storage.protect: true` protects nothing until the
+next `up` has written this setting to the state.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class DestroyPlan:
 
 
 def plan_destroy(exported: dict[str, Any], stack: str, protect: bool) -> DestroyPlan:
-    """Return what a destroy would remove and keep, by the output of `pulumi stack export`.
+    """Return what a destroy would remove and keep.
 
-    `protect` is `storage.protect` in the stack file.
+    `exported` is the output of `pulumi stack export`, and `protect` is `storage.protect` in the stack file.
 
     Raises:
-        CommandError: the state has no resources, or it protects other resources than `protect` says.
+        CommandError: the state has no resources, or the protection of resources in the state differs from `protect`.
     """
     resources = (exported.get("deployment") or {}).get("resources") or []
     real = [r for r in resources if r.get("custom") and not r["type"].startswith("pulumi:")]
@@ -74,7 +74,7 @@ def plan_destroy(exported: dict[str, Any], stack: str, protect: bool) -> Destroy
 
 
 def adopt_commands(stack: AwsStack, arns: Sequence[str]) -> Iterator[str]:
-    """Yield the commands that set `storage.adopt`, so that the next `up` uses the resources in `arns` again."""
+    """Yield the commands that write the resources in `arns` to `storage.adopt`. The next `up` then uses them again."""
     for arn in arns:
         for key, before in _ADOPTED.items():
             _, found, id_ = arn.partition(before)

@@ -1,7 +1,7 @@
-"""`make doctor`: find within seconds what would make `pulumi up` fail. It changes nothing.
+"""`make doctor`: find within seconds what would make `pulumi up` fail. The command changes nothing.
 
-Each check is one function that yields findings. A check that lacks a right or gets no answer yields an
-`unknown` finding instead of failing. The checks run in parallel.
+Each check is a function that yields findings. If the caller lacks a right for a check, or AWS does not answer, the
+check yields an `unknown` finding and does not fail. The checks run in parallel.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Finding:
     Attributes:
         level: ok, unknown (could not be checked), warn (`up` works, with a caveat) or bad (`up` fails).
         what: what was found, as one line.
-        fix: command or step that removes the problem, or an empty text.
+        fix: command or step that removes the problem; an empty text if none is needed.
     """
 
     level: str
@@ -69,9 +69,10 @@ ok, warn, bad, unknown = (partial(Finding, level) for level in ("ok", "warn", "b
 
 
 def find_principal_arn(client: Client, kind: str, name: str) -> str | None:
-    """Return the ARN, with its path, of the role or user of this name; None when it does not exist.
+    """Return the ARN, with its path, of a role or user; None if IAM has no role or user with this name.
 
-    `kind` is `role` or `user`. A session's ARN lacks the path of its role, and EKS accepts only the full ARN.
+    `kind` is `role` or `user`. This lookup is needed because the ARN of a session lacks the path of the session's role,
+    and EKS accepts only the full ARN of the role.
     """
     iam, noun = client("iam"), kind.capitalize()
     found = call_if_exists(iam.get_user if kind == "user" else iam.get_role, **{f"{noun}Name": name})
@@ -79,14 +80,14 @@ def find_principal_arn(client: Client, kind: str, name: str) -> str | None:
 
 
 def caller_arn(client: Client) -> str:
-    """Return the ARN of the caller's role or user with its path; for the root user its plain ARN."""
+    """Return the ARN of the caller's role or user with its path. For the root user, return the root user's ARN."""
     arn = str(client("sts").get_caller_identity()["Arn"])
     session = re.fullmatch(r"arn:[\w-]+:sts::\d+:assumed-role/([^/]+)/.*", arn)
     return (find_principal_arn(client, "role", session[1]) if session else None) or arn
 
 
 def check_access(stack: AwsStack, client: Client) -> Findings:
-    """Check that admins and viewers exist, that the caller is an admin, and who can reach the API."""
+    """Check that admins and viewers exist and that the caller is an admin, and report who can reach the API."""
     mine, cluster = caller_arn(client), stack.settings.cluster
     for setting, arn in cluster_access.principal_arns(cluster, mine).items():
         if arn.split(":")[4] != mine.split(":")[4]:
@@ -120,7 +121,10 @@ def offered_zones(client: Client) -> list[str]:
 
 
 def used_zones(stack: AwsStack, client: Client) -> list[str]:
-    """Return the names of the zones that the stack will use, chosen as in infra/vpc_network.py."""
+    """Return the names of the zones that the stack will use.
+
+    The zones are chosen by the same rules as in infra/vpc_network.py.
+    """
     network = stack.settings.network
     if network.vpc_id != "":
         found = client("ec2").describe_subnets(SubnetIds=list(network.subnet_ids))["Subnets"]
@@ -129,7 +133,7 @@ def used_zones(stack: AwsStack, client: Client) -> list[str]:
 
 
 def check_region(stack: AwsStack, client: Client) -> Findings:
-    """Check that the account has the region enabled and that it has enough zones for EKS."""
+    """Check that the region is enabled in the account and has enough zones for EKS."""
     ec2, network = client("ec2"), stack.settings.network
     regions = {r["RegionName"]: r["OptInStatus"] for r in ec2.describe_regions(AllRegions=True)["Regions"]}
     if regions.get(stack.region, "not-opted-in") == "not-opted-in":
@@ -150,7 +154,10 @@ def check_region(stack: AwsStack, client: Client) -> Findings:
 
 
 def check_types(stack: AwsStack, client: Client) -> Findings:
-    """Check that every zone of the nodes offers one of their instance types."""
+    """Check that every zone of the nodes offers at least one of the nodes' instance types.
+
+    A type that some zone lacks is only a warning if the zone offers another of the types.
+    """
     nodes = stack.settings.nodes
     zones, types = used_zones(stack, client)[: 1 if nodes.single_zone else None], nodes.instance_types
     pages = client("ec2").get_paginator("describe_instance_type_offerings")
@@ -170,22 +177,23 @@ def check_types(stack: AwsStack, client: Client) -> Findings:
 def _others(stack: AwsStack, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the AWS resources in `items` that do not belong to this stack.
 
-    `check_quotas` adds what the stack needs to what these use; counting the stack's resources too would count
-    them twice. `items` are from a describe call of EC2, with their `Tags`.
+    `items` are from a describe call of EC2, with their `Tags`. `check_quotas` adds the needs of this stack to what the
+    other resources use. The stack's resources must be removed before, because they would be counted twice.
     """
     mine = stack.tags.items()
     return [i for i in items if not mine <= {(t["Key"], t["Value"]) for t in i.get("Tags", ())}]
 
 
 def vcpu_quota(instance_type: str) -> str:
-    """Return the kind of vCPU quota in VCPU that counts an instance type; an empty text if none does."""
+    """Return the kind of vCPU quota (see VCPU) that counts an instance type; an empty text if none does."""
     return "" if instance_type.startswith(_OTHER) else _COUNTED.get(instance_type[0], "")
 
 
 def check_quotas(stack: AwsStack, client: Client) -> Findings:
     """Check that the quotas allow nodes (at `nodes.max`), system node, bastion, VPC, and addresses of NAT gateways.
 
-    An update of nodes without GPUs starts new ones first: up to two in each zone of a node group.
+    Warn if a quota has no room for an update: for nodes without GPUs, an update starts up to two new nodes in each zone
+    of a node group before it removes any.
     """
     settings, ec2 = stack.settings, client("ec2")
     bastion, nodes, network = settings.bastion, settings.nodes, settings.network
@@ -248,7 +256,7 @@ def check_quotas(stack: AwsStack, client: Client) -> Findings:
 
 
 def check_existing(stack: AwsStack, client: Client) -> Findings:
-    """Check that the resources exist that the settings refer to: VPC, key pair, KMS key, public zone."""
+    """Check that the existing resources that settings refer to exist in AWS: VPC, key pair, KMS key, public zone."""
     settings, ec2, kms, dns = stack.settings, client("ec2"), client("kms"), client("route53")
     existing: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
         ("network.vpcId", settings.network.vpc_id, lambda name: ec2.describe_vpcs(VpcIds=[name])),
@@ -270,10 +278,10 @@ def check_existing(stack: AwsStack, client: Client) -> Findings:
 
 
 def check_actions(stack: AwsStack, client: Client) -> Findings:
-    """Check with IAM's policy simulator that the caller may call all actions of the program and these commands.
+    """Check with IAM's policy simulator that the caller may call all actions of the program and of these commands.
 
-    An action that the deployer's policy allows only for the stack's resources, or under a condition, is simulated
-    for a resource with the stack's prefix and with the condition met.
+    The deployer's policy allows some actions only for the stack's resources or under a condition. Such an action is
+    simulated for a resource with the stack's prefix, and with the condition met.
     """
     arn = caller_arn(client)
     if arn.endswith(":root"):
@@ -326,7 +334,7 @@ def check_actions(stack: AwsStack, client: Client) -> Findings:
 
 
 def check_version(stack: AwsStack, client: Client) -> Findings:
-    """Check that standard support of `cluster.version` does not end soon; AWS then upgrades the control plane."""
+    """Check that standard support of `cluster.version` does not end soon. AWS then upgrades the control plane."""
     version = stack.settings.cluster.version
     found = client("eks").describe_cluster_versions(clusterVersions=[version])["clusterVersions"]
     if not found:
@@ -387,7 +395,10 @@ def _safely(check: Check, stack: AwsStack, client: Client) -> Findings:
 
 
 def run_checks(stack: AwsStack, client: Client) -> list[Finding]:
-    """Return the findings of all CHECKS in their order; if the credentials do not work, only a finding about that."""
+    """Run all CHECKS and return their findings, in the order of CHECKS.
+
+    If the credentials do not work, return only a finding about the credentials.
+    """
     try:
         who = client("sts").get_caller_identity()
     except (ClientError, BotoCoreError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Calculate the hourly cost of a stack, part by part, from its settings.
 
-Prices come from `prices.yaml`, which states their date and region; nothing here calls AWS.
+Prices come from `prices.yaml`, which states their date and region. This module does not call AWS.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HOURS_PER_MONTH = 730
 
 @dataclass(frozen=True)
 class Dollars:
-    """An amount in US dollars: a range from `least` to `most`, which differ only for spot nodes."""
+    """An amount in US dollars, as a range from `least` to `most`. The two ends differ only for spot nodes."""
 
     least: float
     most: float
@@ -34,17 +34,20 @@ class Dollars:
         return Dollars(self.least * times, self.most * times)
 
     def __format__(self, spec: str) -> str:
-        """Format the amount, or both ends of the range, each by the format `spec` of a number."""
+        """Format the amount as one number, or as `LEAST to MOST` if the two ends differ as text.
+
+        `spec` is the format of each number.
+        """
         ends = dict.fromkeys((format(self.least, spec), format(self.most, spec)))
         return " to ".join(ends)
 
 
 @dataclass(frozen=True)
 class CostItem:
-    """One line of the cost table: a part of the stack, how much of it there is, and what that costs.
+    """One line of the cost table: a part of the stack, its amount, and the cost of this amount.
 
     Attributes:
-        count: amount of the part, in `unit`, such as node or GiB.
+        count: amount of the part, in the unit `unit`, such as node or GiB.
         per_hour: dollars an hour for the whole amount; None if `prices.yaml` has no price.
     """
 
@@ -66,7 +69,7 @@ def read_prices() -> dict[str, Any]:
 
 
 def find_price(kind: str) -> float | None:
-    """Return the on-demand price of the instance type `kind` (`m6i.large`) an hour; None if `prices.yaml` lacks it."""
+    """Return the on-demand price in dollars an hour of the instance type `kind`; None if `prices.yaml` lacks it."""
     prices = read_prices()
     family, _, size = kind.partition(".")
     if kind in prices["instances"]:
@@ -104,11 +107,11 @@ def _training_nodes(settings: Settings, count: int) -> Iterator[CostItem]:
 
 
 def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 0) -> Iterator[CostItem]:
-    """Yield the parts of the stack that cost money for every hour, whether used or idle.
+    """Yield the parts of the stack that cost money every hour, even if nobody uses them.
 
     Args:
-        count: number of nodes; None uses `nodes.desired`, or `nodes.max` with `nodes.auto`.
-        stored_gb: data on the file system in 10⁹ bytes; with 0, its storage and backups are omitted.
+        count: number of nodes. None: the number in `nodes.desired`, or with `nodes.auto` the number in `nodes.max`.
+        stored_gb: data on the file system in 10⁹ bytes. 0: the cost of storage and backups is omitted.
     """
     prices = read_prices()
     hour, month, network, nodes = prices["hour"], prices["month"], settings.network, settings.nodes
@@ -145,5 +148,5 @@ def cost_items(settings: Settings, count: int | None = None, stored_gb: float = 
 
 
 def total_per_hour(listed: Iterable[CostItem]) -> Dollars:
-    """Return the sum of the prices an hour; items without a price are omitted."""
+    """Return the sum of the items' costs in dollars an hour; items without a price are omitted."""
     return sum((part.per_hour for part in listed if part.per_hour is not None), Dollars(0, 0))

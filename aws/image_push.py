@@ -27,7 +27,7 @@ def find_builder() -> str:
     """Return the name of the first image builder on PATH (one of BUILDERS).
 
     Raises:
-        CommandError: there is none.
+        CommandError: no builder is on PATH.
     """
     for name in BUILDERS:
         if shutil.which(name):
@@ -39,10 +39,14 @@ def find_builder() -> str:
 
 @dataclass(frozen=True)
 class ImageBuild:
-    """What decides the content of an image, besides the launcher.
+    """What decides the content of an image, in addition to the launcher.
 
-    `arch` is amd64 or arm64, `base` the base image of the launcher image, and `custom` a folder with your own
-    Dockerfile (`FROM localhost/paddle-training:launcher`).
+    Attributes:
+        arch: amd64 or arm64.
+        base: the base image of the launcher image.
+        runtime: the runtime of the launcher image, one of RUNTIMES.
+        custom: a folder with your own Dockerfile, which begins with `FROM localhost/paddle-training:launcher`; None:
+            the launcher image is used as it is.
     """
 
     arch: str
@@ -51,14 +55,17 @@ class ImageBuild:
     custom: Path | None = None
 
     def tag(self, context: Path) -> str:
-        """Return a tag that identifies the image of the launcher folder `context`."""
+        """Return a tag that identifies the content of the image. `context` is the launcher folder."""
         digest = naming.folder_digest(context)[: naming.SHORT_DIGEST]
         runtime = "" if self.runtime == "fleet" else f"-{self.runtime}"
         custom = "" if self.custom is None else f"-{naming.folder_digest(self.custom)[: naming.SHORT_DIGEST]}"
         return f"{digest}-{self.arch}-{hashlib.sha256(self.base.encode()).hexdigest()[:6]}{runtime}{custom}"
 
     def run(self, tool: str, context: Path, reference: str) -> None:
-        """Build the image, and tag it with `reference`; with `custom`, build the launcher image first."""
+        """Build the image with the builder `tool`, and tag it with `reference`. `context` is the launcher folder.
+
+        With `custom`, build the launcher image first, and your own image on top of it.
+        """
         self._build(tool, context, LAUNCHER if self.custom else reference, self.base)
         if self.custom is not None:
             self._build(tool, self.custom, reference, LAUNCHER)
@@ -75,7 +82,10 @@ class ImageBuild:
 
 
 def upload_image(tool: str, reference: str, token: str) -> None:
-    """Push the image `reference` with the builder `tool`; `token` is base64 of `user:password`, as ECR returns it."""
+    """Push the image `reference` with the builder `tool`.
+
+    `token` is the login for the registry: `user:password` in base64, as ECR returns it.
+    """
     registry = reference.partition("/")[0]
     if tool == "buildah":
         with tempfile.TemporaryDirectory(prefix="paddle-training-login.") as folder:
@@ -100,9 +110,9 @@ def digest_in_registry(ecr: Any, repository: str, wanted: str) -> str | None:
 
 
 def push_image(url: str, context: Path, build: ImageBuild, ecr: Any) -> str:
-    """Build and push the launcher image unless the registry has it; return the image reference with its digest.
+    """Build and push the image unless the registry has it; return the image reference with its digest.
 
-    `url` is the stack's output `registry`, `context` the folder `launcher/`, and `ecr` a boto3 client.
+    `url` is the stack's output `registry`, `context` the folder `launcher/`, and `ecr` a boto3 client for ECR.
 
     Raises:
         CommandError: `url` is not an ECR repository, the runtime has no image, the folder `custom` has no Dockerfile,

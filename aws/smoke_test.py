@@ -1,7 +1,7 @@
-"""`make aws-smoke`: one complete cycle in a real AWS account, which costs money: the price is shown first.
+"""`make aws-smoke`: run one complete cycle in a real AWS account. It costs money, so the price is shown first.
 
-doctor → up → push → up with the release → training → results → destroy → search for leftovers by
-tag and by name. When a step fails, destroy and the search still run, unless `--keep` was given.
+The steps are: doctor → up → push → up with the release → training → results → destroy → search for leftovers by tag and
+by name. When a step fails, destroy and search still run, unless `--keep` was given.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ UP = ("up", "--yes", "--skip-preview")
 def find_leftovers(stack: AwsStack, client: Client) -> list[str]:
     """Return the ARNs of resources with the stack's tags or names that still exist.
 
-    Not included: KMS keys whose deletion is scheduled (they cost nothing), and terminated instances and
-    deleted NAT gateways, which AWS lists for a while.
+    Resources that no longer matter are left out: KMS keys whose deletion is scheduled (they cost nothing), and
+    terminated instances and deleted NAT gateways, which AWS still lists for a while.
     """
     filters = [{"Key": key, "Values": [value]} for key, value in stack.tags.items()]
     pages = client("resourcegroupstaggingapi").get_paginator("get_resources").paginate(TagFilters=filters)
@@ -32,10 +32,11 @@ def find_leftovers(stack: AwsStack, client: Client) -> list[str]:
 
 
 def _named(stack: AwsStack, client: Client) -> Iterator[str]:
-    """Yield the ARNs of roles, instance profiles and log groups with the stack's prefix in their names.
+    """Yield the ARNs of the stack's roles, instance profiles and log groups, which are found by the stack's prefix.
 
-    The tagging API returns no IAM resources, and log groups that AWS creates have no tags. A role
-    of another stack may have a name with this prefix (dev-eu for dev), so the role's tag `Stack` decides.
+    Tags do not find them, because the tagging API returns no IAM resources, and log groups that AWS creates have no
+    tags. A role of another stack may also have a name with this prefix (`dev-eu` begins with `dev`). So a role or
+    profile whose tag `Stack` has another stack's name is left out.
     """
     prefix, iam = stack.prefix, client("iam")
     for kind in ("Role", "InstanceProfile"):
@@ -70,13 +71,13 @@ def _gone(arn: str, client: Client) -> bool:
 def run_smoke_test(
     stack: AwsStack, client: Client, *, base: str, results: Path, show_step: Callable[[str], None], keep: bool
 ) -> list[str]:
-    """Run the cycle and return the ARNs of resources that exist after destroy.
+    """Run the cycle and return the ARNs of resources that still exist after destroy.
 
-    `show_step` is called with the name of each step. With `keep`, the stack is neither destroyed nor searched, and
-    the returned list is empty.
+    The function `show_step` is called with the name of each step. `base` is the base image of the launcher image, and
+    `results` the folder for the results. With `keep`, destroy and search do not run, and the returned list is empty.
 
     Raises:
-        CommandError: a step failed; without `keep`, destroy and search ran nevertheless.
+        CommandError: a step failed. Without `keep`, destroy and search were still run.
     """
     python, left = [sys.executable, "-m"], []
     with tempfile.TemporaryDirectory(prefix="paddle-training-smoke.") as made:

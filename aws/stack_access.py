@@ -56,7 +56,7 @@ class AwsStack:
 
     @property
     def tags(self) -> dict[str, str]:
-        """Return the two tags that mark a resource as this stack's."""
+        """Return the two tags that identify the resources of this stack."""
         return {"Project": PROJECT, "Stack": self.name}
 
     @property
@@ -65,11 +65,11 @@ class AwsStack:
         return naming.prefix(PROJECT, self.name)
 
     def setting(self, path: str, value: str) -> str:
-        """Return the `pulumi config set` command (as text, for messages) that sets `path` to `value`."""
+        """Return the text of the `pulumi config set` command that sets `path` to `value`, for messages."""
         return f"pulumi config set --path '{path}' {value} --stack {self.name}"
 
     def pulumi(self, *arguments: str, capture: bool = False) -> str:
-        """Run a pulumi command for this stack without prompts; `capture` and errors as of `run_command`."""
+        """Run a pulumi command for this stack without prompts. For `capture` and errors see `run_command`."""
         return run_command(["pulumi", *arguments, "--non-interactive", "--stack", self.name], capture=capture)
 
     def outputs(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class AwsStack:
 
 
 def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
-    """Read and validate a stack of target aws, with `changes` (`KEY=VALUE`) applied to its settings.
+    """Read and validate the settings of a stack of target aws. `changes` (`KEY=VALUE`) override settings of its file.
 
     Raises:
         CommandError: the stack's target is not aws.
@@ -100,7 +100,10 @@ def read_stack(stack: str, changes: Sequence[str] = ()) -> AwsStack:
 
 
 def make_clients(region: str) -> Client:
-    """Return a thread-safe function: service name (`ec2`) → boto3 client, which is created at the first call."""
+    """Return a function that several threads may call: service name (`ec2`) → boto3 client.
+
+    Each client is created at the first call for its service.
+    """
     session: Any = boto3.session.Session(region_name=region)
     # Threads may share boto3 clients, but not sessions.
     lock = threading.Lock()
@@ -114,7 +117,7 @@ def make_clients(region: str) -> Client:
 
 
 def call_if_exists(call: Callable[..., Any], *args: object, **request: object) -> Any:
-    """Return the response of the boto3 method `call`, or None if AWS reports that the resource does not exist."""
+    """Return the response of the boto3 method `call`, or None if AWS answers that the resource does not exist."""
     try:
         return call(*args, **request)
     except ClientError as error:
@@ -130,10 +133,10 @@ def run_command(
     capture: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> str:
-    """Run a command in the project folder; its output goes to the terminal, or is returned with `capture`.
+    """Run a command in the project folder. Its output goes to the terminal.
 
-    `given` is the text of its standard input; None inherits the terminal's. `environ` are variables to add to those
-    of this process.
+    With `capture`, the output is returned instead. `given` is the text for the command's standard input; None: the
+    command inherits standard input. `environ` are variables to add to this process's own.
 
     Raises:
         CommandError: the command is not on PATH, or exited with an error.

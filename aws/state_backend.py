@@ -1,7 +1,7 @@
 """`make state`: create an S3 bucket for Pulumi's state and a KMS key for its secrets, for a team to share.
 
-Bucket and key belong to no stack, because the bucket stores the stacks' state, and no command here removes them.
-The command is idempotent: a second run changes only settings that differ.
+Bucket and key belong to no stack, because the bucket stores the state of all stacks. No command here removes them. The
+command is idempotent: a second run changes only settings that differ.
 """
 
 from __future__ import annotations
@@ -26,7 +26,13 @@ _TAGS = {"Project": "paddle-training", "ManagedBy": STATE_TAG}
 
 @dataclass(frozen=True)
 class StateBackend:
-    """The name of the bucket, and arguments of `pulumi login` (`backend`) and `--secrets-provider` (`secrets`)."""
+    """The state backend that was created: its bucket, and the arguments with which Pulumi uses it.
+
+    Attributes:
+        bucket: name of the bucket.
+        backend: argument of `pulumi login`.
+        secrets: argument of the option `--secrets-provider`.
+    """
 
     bucket: str
     backend: str
@@ -37,7 +43,7 @@ def create_state_backend(client: Client, region: str) -> StateBackend:
     """Create bucket and key if they do not exist, and set encryption, versioning and access rules.
 
     Raises:
-        ClientError: AWS rejected a step. What was created remains, and a second run continues.
+        ClientError: AWS rejected a step. Bucket and key that were created remain, and a second run continues.
     """
     account = client("sts").get_caller_identity()["Account"]
     bucket = f"{STATE_BUCKETS}{account}-{region}"
