@@ -1,9 +1,10 @@
 """Create the Python environment of this repository; uses only the standard library.
 
-`python3 local/bootstrap.py` prints the folder of the environment, and `python3 local/bootstrap.py COMMAND …`
-runs `python -m local COMMAND …` in it. The environment is in the cache outside the clone. Its name contains
-the digest of the lock file: clones with the same lock file share it, and a changed lock file creates a new
-one.
+`python3 local/bootstrap.py` prints the folder of the environment. `python3 local/bootstrap.py COMMAND …` runs
+`python -m local COMMAND …` in the environment.
+
+The environment is in the cache outside the clone, and its name contains the digest of the lock file. So clones with the
+same lock file share an environment, and a changed lock file leads to a new environment.
 """
 
 from __future__ import annotations
@@ -36,12 +37,15 @@ def cache() -> Path:
 
 
 def environment_name(lock: bytes, version: tuple[int, ...]) -> str:
-    """Return the folder name of the environment for this lock file and Python version."""
+    """Return the folder name of the environment for the content of a lock file and a Python version."""
     return f"venv-{version[0]}.{version[1]}-{hashlib.sha256(lock).hexdigest()[:12]}"
 
 
 def python_version() -> tuple[int, int]:
-    """Return the Python version of the environment: this interpreter's if supported, else the oldest supported."""
+    """Return the Python version of the environment.
+
+    It is the version of this interpreter if that is supported, else the oldest supported version.
+    """
     version = sys.version_info[:2]
     return version if version in SUPPORTED else SUPPORTED[0]
 
@@ -52,10 +56,10 @@ def exit_with_error(message: str) -> None:
 
 
 def run_or_exit(command: list[str], what: str, fix: str) -> None:
-    """Run a command. If it fails, print the message and exit with code 1.
+    """Run a command. If the command fails, print a message and exit with code 1.
 
-    The message is `error: {what}. Fix: {fix}`, and then the last 15 lines of the command's stderr, or of its stdout if
-    stderr is empty. So `what` is a sentence that says what failed.
+    The message is `error: {what}. Fix: {fix}`, followed by the last 15 lines of the command's stderr, or of its stdout
+    if stderr is empty. So `what` must say what failed.
     """
     ended = subprocess.run(command, env=uv_variables(), capture_output=True, text=True, check=False)
     if ended.returncode:
@@ -64,7 +68,11 @@ def run_or_exit(command: list[str], what: str, fix: str) -> None:
 
 
 def uv_variables() -> dict[str, str]:
-    """Return the variables of uv: Pythons in the cache, the machine's certificates, and pip's package index."""
+    """Return the environment variables for uv. The variables of this process override the defaults that follow.
+
+    uv keeps Python interpreters in the cache, trusts the certificates of the machine, and uses the package index that
+    pip is configured to use.
+    """
     files = (
         "/etc/pip.conf",
         "~/.pip/pip.conf",
@@ -79,7 +87,7 @@ def uv_variables() -> dict[str, str]:
 
 
 def ensure_uv() -> str:
-    """Return the path of uv: the one on PATH, else one that pip installs in an environment of its own."""
+    """Return the path of uv. Without uv on PATH, pip first installs it in a separate environment in the cache."""
     if found := shutil.which("uv"):
         return found
     folder = cache() / f"uv-{hashlib.sha256(INSTALLER_LOCK.read_bytes()).hexdigest()[:12]}"
@@ -98,7 +106,8 @@ def ensure_uv() -> str:
 def install_packages(folder: Path, lock: Path) -> None:
     """Create an environment in `folder` with pip and the packages of the lock file, whose hashes are checked.
 
-    If this interpreter is not supported, uv uses a supported one of this machine, or downloads one.
+    If this interpreter's version is not supported, the environment gets another Python: uv searches this machine for a
+    supported version, or downloads it.
     """
     uv, version = ensure_uv(), ".".join(map(str, python_version()))
     if sys.version_info[:2] in SUPPORTED:
@@ -127,7 +136,7 @@ def install_packages(folder: Path, lock: Path) -> None:
 def ensure_environment(lock: Path = LOCK) -> Path:
     """Return the folder of the environment with the packages of a lock file of this clone.
 
-    If it does not exist, it is created first, under a temporary name. If that fails, this process exits with code 1.
+    A missing environment is created first, under a temporary name. If this fails, the process exits with code 1.
     """
     final = cache() / environment_name(lock.read_bytes(), python_version())
     if final.is_dir():
@@ -158,7 +167,10 @@ def ensure_environment(lock: Path = LOCK) -> Path:
 
 
 def main(words: list[str]) -> None:
-    """Create the environment if it is missing; then run `python -m local` with `words` in it, or print its folder."""
+    """Create the environment if it is missing. Then run `python -m local WORDS` in it, or print its folder.
+
+    The folder is printed if `words` is empty.
+    """
     folder = ensure_environment()
     if not words:
         print(folder)  # noqa: T201

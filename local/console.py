@@ -34,7 +34,7 @@ def error(text: str) -> None:
 
 @contextlib.contextmanager
 def timed_step(text: str) -> Iterator[None]:
-    """Print `text` before the block and, if the block succeeds, `text` with its duration afterwards."""
+    """Print `text` before the block. If the block succeeds, print `text` again with the duration of the block."""
     info(f"{text} …")
     started = time.monotonic()
     yield

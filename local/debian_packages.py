@@ -32,7 +32,10 @@ TEST_PACKAGES = {
 
 
 def missing_packages(tests: bool = False) -> list[str]:
-    """Return the packages whose program or file is missing; `tests` includes those that only tests need."""
+    """Return the packages whose program or file is missing on this machine.
+
+    With `tests`, packages that only tests need are included.
+    """
     return [
         package
         for package, sign in (PACKAGES | (TEST_PACKAGES if tests else {})).items()
@@ -41,7 +44,7 @@ def missing_packages(tests: bool = False) -> list[str]:
 
 
 def ensure_packages(tests: bool = False) -> None:
-    """Install the missing packages without starting their services; `tests` as in `missing_packages`.
+    """Install the missing packages without starting their services. With `tests`, also those that only tests need.
 
     Raises:
         LocalError: The user is not root, apt-get is missing, or apt-get failed.

@@ -35,7 +35,7 @@ RESULTS_MINUTES = 60
 
 @dataclass(frozen=True)
 class Target:
-    """The cluster that a demo runs on; `is_local` is false for a cluster of the user."""
+    """The cluster that a demo runs on. `is_local` is false if the user specified another cluster than the local one."""
 
     kubeconfig: Path
     context: str
@@ -43,9 +43,12 @@ class Target:
 
 
 def resolve_target(kubeconfig: str | None, context: str | None, image: str | None) -> Target:
-    """Return the cluster of `kubeconfig`; if it is None, the cluster of the settings in Pulumi.local.yaml.
+    """Return the cluster for the demo.
 
-    `context` selects a context of the kubeconfig, and `image` is the launcher image that its nodes can pull.
+    Args:
+        kubeconfig: a kubeconfig of the user. None: the cluster is that of the settings in Pulumi.local.yaml.
+        context: the context of the kubeconfig that selects the cluster.
+        image: a launcher image that the nodes of the user's cluster can pull.
 
     Raises:
         LocalError: The kubeconfig is unreadable, lacks the context, or was specified without an image.
@@ -85,9 +88,14 @@ def resolve_target(kubeconfig: str | None, context: str | None, image: str | Non
 
 
 def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
-    """Train the example `config` in the cluster `where`, and print its results. Empty: the one in Pulumi.local.yaml.
+    """Train an example in the cluster `where`, and print its results.
 
-    `nodes` is the size of the local cluster; without `image` the launcher image is built from this clone.
+    Args:
+        config: name of the example; empty: the example that Pulumi.local.yaml refers to.
+        nodes: number of nodes of the local cluster.
+        where: the cluster.
+        image: the launcher image; None: the image in the settings; for the local cluster, this is by default an image
+            that is built from this clone.
     """
     chosen: dict[str, str | list[str]] = {}
     if config:
@@ -154,9 +162,9 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
 
 
 def completion_time(job: Path) -> float | None:
-    """Return when the run in the job folder `job` completed (Unix seconds).
+    """Return when the run in the job folder `job` completed, in Unix seconds.
 
-    None if it has not, or if run.json is unreadable.
+    Return None if the run has not completed, or if its run.json is unreadable.
     """
     try:
         run = read_json(job / "output" / "run.json") or {}
@@ -166,7 +174,7 @@ def completion_time(job: Path) -> float | None:
 
 
 def _prepare_local_cluster(nodes: int, config: str, tools: list[Tool]) -> None:
-    """Prepare tools, cluster, image and data in parallel; each starts as soon as its prerequisites exist."""
+    """Prepare tools, cluster, image and data in parallel. Each step starts as soon as its prerequisites exist."""
     runtime = str(try_example.example_values(config)["runtime"])
     with ThreadPoolExecutor() as pool:
         image = pool.submit(launcher_image.ensure_image, runtime)

@@ -34,11 +34,11 @@ def run_command(
         why: What the command is run for; error messages begin with this text.
         env: Environment variables to set in addition to this process's own.
         cwd: Working directory.
-        given: Text for the command's standard input.
+        given: Text for the command's standard input; None: standard input is empty.
         seconds: Timeout.
 
     Raises:
-        LocalError: The program is missing, timed out, or exited with another code than 0. In the last case the
+        LocalError: The program is missing, timed out, or exited with a code other than 0. After such an exit, the
             message ends with the last lines of the program's stderr, or of its stdout if stderr is empty.
     """
     words = [str(word) for word in argv]
@@ -91,7 +91,7 @@ def download_packages(lock: Path, folder: Path, why: str, *options: str) -> None
     Args:
         lock: The requirements file.
         folder: Where the wheels are written.
-        why: As in `run_command`.
+        why: What the wheels are for; error messages begin with this text.
         options: Further options of `pip download`.
     """
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps"]
@@ -106,10 +106,11 @@ def free_port() -> int:
 
 
 def exit_on_sigterm() -> None:
-    """Make SIGTERM raise SystemExit in this process, after sending SIGTERM to its descendants in its process group.
+    """Make SIGTERM stop this process and the commands that it runs, as Ctrl-C does.
 
-    So `kill` stops a command in the same way as Ctrl-C, which reaches the whole process group. Otherwise other threads
-    would wait until their commands have finished, and processes that these commands started would continue to run.
+    On SIGTERM, this process sends SIGTERM to its descendants in its process group, and then raises SystemExit. Without
+    this, other threads would wait until their commands have finished, and processes that these commands started would
+    continue to run. Ctrl-C has no such problem, because it reaches the whole process group.
     """
 
     def leave(*_: object) -> None:

@@ -16,7 +16,7 @@ from local.external_commands import LocalError
 
 
 def write_file_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> None:
-    """Write `text` to a temporary file with the file mode `mode`, fsync it and rename it to `path`."""
+    """Write `text` to a temporary file with the permissions `mode`, fsync the file and rename it to `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -33,10 +33,10 @@ def write_file_atomically(path: Path, text: str | bytes, mode: int = 0o644) -> N
 
 @contextlib.contextmanager
 def create_folder_atomically(final: Path) -> Iterator[Path]:
-    """Yield a temporary folder next to `final` and rename it to `final` if the block succeeds.
+    """Yield a temporary folder next to `final`, and rename it to `final` if the block succeeds.
 
-    If `final` exists by then, another process created it and the temporary folder is deleted: the names of
-    such folders contain a digest of their content, so both are equal.
+    If another process has created `final` in the meantime, the temporary folder is deleted. Both folders have the same
+    content, because the names of such folders contain a digest of what they are made from.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(dir=final.parent, prefix=f".{final.name}."))
@@ -53,9 +53,8 @@ def create_folder_atomically(final: Path) -> Iterator[Path]:
 def hold_file_lock(path: Path, what: str, seconds: float = 3600) -> Iterator[None]:
     """Hold an exclusive lock on the file `path` during the block.
 
-    The kernel releases the lock when the process exits, even if it is killed.
-
-    The file contains the process id of the lock holder; `what` the lock protects is in messages.
+    The kernel releases the lock when the process exits, even if the process is killed. The file contains the process id
+    of the lock holder. `what` says in messages what the lock protects.
 
     Raises:
         LocalError: Another process still holds the lock after `seconds`.
@@ -88,9 +87,9 @@ def hold_file_lock(path: Path, what: str, seconds: float = 3600) -> Iterator[Non
 
 
 def require_free_space(folder: Path, gigabytes: float, what: str) -> None:
-    """Raise LocalError if the file system of `folder`, which may not exist yet, has less than `gigabytes` GB free.
+    """Raise LocalError if the file system of `folder` has less than `gigabytes` GB free. The folder need not exist.
 
-    `what` is the first part of the message: what needs the space.
+    `what` says what needs the space, such as "The demo"; the message begins with it.
     """
     existing = folder
     while not existing.exists():

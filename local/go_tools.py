@@ -1,4 +1,4 @@
-"""The pinned Go tools of `local/tools/`: packages, versions and folders in the cache, and how missing ones are built.
+"""The pinned Go tools of `local/tools/`: packages, versions and folders in the cache, and the build of missing tools.
 
 One Go module contains most tools, so that packages which several tools use (Kubernetes clients, gRPC, Pulumi's SDK,
 Helm 3) have one version and are compiled once. Two tools have their own modules: Helm 4 needs newer Kubernetes clients,
@@ -40,14 +40,16 @@ TRIMMED = {
 }
 
 CLUSTER = ("kubernetes", "coredns")
-"""Tools that the local cluster needs; it starts while the others are still being built."""
+"""Tools that the local cluster needs. The cluster starts while the other tools are still being built."""
 _STACK = ("helm", "pulumi", "language")  # what a stack needs on every cluster
 _TESTS = ("helm3", "helm-unittest", "helm-docs")
 _FLAGS = ("-trimpath", "-gcflags=all=-dwarf=false")  # no debug information: it takes a tenth of the time
 _BUILD_GB = 9.0  # Go's module and build caches; they are deleted when all tools are built
 _PROGRESS_SECONDS = 30.0  # between two progress lines
 OLDEST_GO = (1, 21)
-"""Older versions can neither read the module files nor download the newer toolchain that these name."""
+"""The oldest usable version of Go. Older versions cannot read the module files, and cannot download the newer toolchain
+that the module files require.
+"""
 
 SOURCES = CLONE / "local" / "tools"
 KUBERNETES = "1.35.4"
@@ -81,15 +83,15 @@ class Tool:
 
     name: str
     packages: tuple[str, ...]
-    """Go packages; the program built from a package has the last part of the package's name."""
+    """Go packages, each with one program. The program has the last part of the package's name."""
     names: tuple[str, ...] = ()
-    """Further names of the first program, created as links (it behaves according to its name)."""
+    """Further names of the first program, created as links. The program behaves according to the name of the link."""
     copies: tuple[tuple[str, str], ...] = ()
-    """Files to copy next to the programs, as (Go package, path in the module of that package)."""
+    """Files to copy next to the programs: (Go package, path of the file in the module that contains the package)."""
     module: str = "."
-    """Folder in `local/tools/` with the go.mod to build with."""
+    """Folder in `local/tools/` whose go.mod is used for the build."""
     is_on_path: bool = True
-    """Whether the programs are put on PATH; tests find the others in their folder."""
+    """Whether the folder of the programs is on PATH. If not, tests run the programs by their paths."""
 
     @property
     def programs(self) -> list[str]:
@@ -98,7 +100,11 @@ class Tool:
 
     @property
     def folder(self) -> Path:
-        """Return the built programs' folder in the cache; its name has a digest of all that they depend on."""
+        """Return the folder of the built programs in the cache.
+
+        Its name contains a digest of the sources, the versions and the properties of this tool, so a change of any of
+        them leads to a new build.
+        """
         key = hashlib.sha256(repr((module_digest(self.module), VARIABLES, self)).encode()).hexdigest()[:12]
         return cache() / "tools" / f"{self.name}-{key}"
 
@@ -109,9 +115,10 @@ class Tool:
 
 @once
 def module_digest(module: str) -> str:
-    """Return the digest of the sources of one of the Go modules in `local/tools/`; `.` is the module in that folder.
+    """Return the digest of the sources of one Go module in `local/tools/`. The module `.` is the folder itself.
 
-    A change of one module then leaves the tools of the others as they are: building all takes ten minutes.
+    The digest of a module leaves out the other modules, so that a change of one module does not rebuild the tools of
+    the others. A build of all tools takes ten minutes.
     """
     others = [SOURCES / one.module for one in TOOLS if one.module not in (".", module)]
     return sources_digest(SOURCES / module, others)
@@ -176,27 +183,29 @@ def tools_to_build(cluster: bool = True, tests: bool = False) -> list[Tool]:
 
 
 def path_folders() -> list[Path]:
-    """Return the folders of the built tools, for PATH."""
+    """Return the folders with built tools that belong on PATH."""
     return [one.folder for one in TOOLS if one.is_on_path and one.is_built()]
 
 
 def ensure_tools(tools: Sequence[Tool]) -> None:
-    """Build the tools of `tools` that are not built yet (`tool_builder`)."""
+    """Build those of `tools` that are not built yet. For errors see `tool_builder`."""
     with tool_builder(tools) as make:
         make(tools)
 
 
 @contextlib.contextmanager
 def tool_builder(tools: Sequence[Tool]) -> Iterator[Build]:
-    """Prepare the build of those `tools` that are missing, and yield a function that builds some of them.
+    """Prepare the build of `tools`, and yield a function that builds a part of them.
 
-    The function takes a list of tools, each one of `tools`, and builds those that are missing.
+    The function takes a list of tools, all of which must be in `tools`, and builds those that are missing. It may be
+    called several times, so that the caller can start work as soon as the first tools exist.
 
-    Go's caches are deleted when the block succeeds. After a failure they stay, so that the next call
-    continues from there.
+    Go's caches are deleted when the block succeeds. After a failure they stay, so that the next call continues from
+    there.
 
     Raises:
-        LocalError: Go is missing, the disk is full, or a build failed; with the last lines of the build log.
+        LocalError: Go is missing, the disk is full, or a build failed. After a failed build, the message contains the
+            last lines of the build log.
     """
     if all(one.is_built() for one in tools):
         yield lambda _: None
@@ -237,7 +246,7 @@ def _build_folder() -> Path:
 
 
 def _temporary_folder() -> Path:
-    """Return the folder for Go's temporary files, which a killed `go` does not delete."""
+    """Return the folder for Go's temporary files. A killed `go` leaves files in it."""
     return _build_folder() / "tmp"
 
 
@@ -246,7 +255,7 @@ def _source_folder() -> Path:
 
 
 def _go_environment() -> dict[str, str]:
-    """Return the environment of `go`: no C compiler, and separate folders that can be deleted."""
+    """Return the environment variables of `go`: no C compiler, and all caches in folders that can be deleted."""
     return {
         **os.environ,
         "CGO_ENABLED": "0",
@@ -265,7 +274,7 @@ def _run_go(*words: str, cwd: Path) -> str:
 
 
 def _group_by_go_module(tools: Iterable[Tool]) -> list[tuple[Path, list[str], list[Tool]]]:
-    """Return (folder, packages, tools) of each Go module that contains some of the tools."""
+    """Return (source folder, packages, tools) for each Go module that contains some of the tools."""
     modules = [(module, list(some)) for module, some in groupby(tools, lambda one: one.module)]
     return [
         (_source_folder() / module, [p for one in some for p in one.packages], some)
@@ -274,7 +283,7 @@ def _group_by_go_module(tools: Iterable[Tool]) -> list[tuple[Path, list[str], li
 
 
 def _build(tools: Sequence[Tool]) -> None:
-    """Build the tools, with one `go build` for each Go module: it can compile and link packages at the same time."""
+    """Build the tools. One run of `go build` for each Go module compiles and links its packages in parallel."""
     for folder, packages, some in _group_by_go_module(tools):
         output_folder = _build_folder() / "bin"
         output_folder.mkdir(parents=True, exist_ok=True)
@@ -335,7 +344,10 @@ def _compile(folder: Path, output_folder: Path, packages: Sequence[str]) -> None
 
 
 def create_source_folder(work: Path) -> None:
-    """Create the folder `work`, or replace it: a copy of `local/tools/` whose go.mod replaces the trimmed modules."""
+    """Create the folder `work` with the sources of the tools; an existing folder is replaced.
+
+    The folder is a copy of `local/tools/`, in whose go.mod the trimmed modules (TRIMMED) replace the original modules.
+    """
     shutil.rmtree(work, ignore_errors=True)
     shutil.copytree(SOURCES, work)
     for name, module in TRIMMED.items():
@@ -347,12 +359,12 @@ def create_source_folder(work: Path) -> None:
 
 
 def find_module_folder(package: str, work: Path) -> Path:
-    """Return the folder of the module that contains the Go package, resolved with the go.mod of `work`."""
+    """Return the folder of the Go module that contains `package`. The go.mod in `work` selects its version."""
     return Path(_run_go("list", "-find", "-f", "{{.Module.Dir}}", package, cwd=work).strip())
 
 
 def link_missing_files(folder: Path, original: Path) -> None:
-    """Complete the trimmed module in `folder` with hard links to the other files of the module in `original`.
+    """Complete the trimmed module in `folder`: add hard links to all files of the module `original` that it lacks.
 
     Raises:
         LocalError: A file of `folder` does not exist in the original module.

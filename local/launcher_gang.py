@@ -1,6 +1,6 @@
-"""A gang (all launchers of one training) on this machine: one process and one loopback address per rank.
+"""A gang (all launchers of one training) on this machine. Each rank has one process and its own loopback address.
 
-`make try` and the benchmarks start launchers with this module. It is also the program of one such process:
+`make try` and the benchmarks start launchers with this module. The module is also the program of each launcher process:
 `python -m local.launcher_gang ADDRESS`.
 """
 
@@ -33,22 +33,22 @@ if TYPE_CHECKING:
     from typing import Self  # Python 3.11
 
 NO_GRACE = {"training": {"terminationGracePeriodSeconds": 0}}
-"""Values of a gang that is not resumed after a stop, so that it need not save a checkpoint."""
+"""Chart values for a gang that is not resumed after a stop: its launchers need not save a checkpoint when they stop."""
 STOP_SECONDS = 90
-"""Seconds within which launchers that are asked to stop must exit, even while a compiler makes them slow."""
+"""Seconds that launchers have to exit after they were asked to stop. A compiler on this machine may make them slow."""
 
 
 def first_port() -> int:
-    """Return the first of ten ports that the trainings of this process may listen on.
+    """Return the first of ten ports on which the trainings of this process may listen.
 
-    PaddlePaddle's store (runtime collective) listens on all addresses of the machine, so two trainings at the same
-    time need different ports.
+    The ports differ between processes, because PaddlePaddle's store (runtime collective) listens on all addresses of
+    the machine: two trainings at the same time need different ports.
     """
     return 20_000 + os.getpid() % 1000 * 10
 
 
 def find_processes(folder: Path) -> list[int]:
-    """Return the ids of the launchers and trainers whose work folder is `folder` or below it."""
+    """Return the ids of the launchers and trainers whose work folder is `folder` or a folder below it."""
     mark = re.compile(rb"PADDLE_LAUNCHER_WORK_DIR=%b[/\0]" % re.escape(os.fsencode(folder)))
     found = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -59,9 +59,9 @@ def find_processes(folder: Path) -> list[int]:
 
 
 def kill_processes(find: Callable[[], list[int]], started: Iterable[subprocess.Popen[bytes]]) -> None:
-    """Kill the processes whose ids `find` returns, again until it returns none: some may fork meanwhile.
+    """Kill the processes whose ids `find` returns. Repeat this until `find` returns none, because processes may fork.
 
-    `started` are the processes among them that this process has started, which it must wait for.
+    `started` are processes that this process has started: it waits for their exit.
     """
     while pids := find():
         for pid in pids:
@@ -75,12 +75,12 @@ def kill_processes(find: Callable[[], list[int]], started: Iterable[subprocess.P
 def job_environment(
     job_path: Path, *changes: Mapping[str, Any], data_digest: str = "loopback"
 ) -> dict[str, str]:
-    """Write the settings of a job on loopback to `job_path`, and return the environment that all its pods have.
+    """Write the settings of a job on loopback to `job_path`, and return the environment variables for all launchers.
 
     Args:
-        job_path: stands for the shared storage; the job's folder is `<job_path>/<jobName>`.
+        job_path: the folder that is used as the shared storage; the job's folder is `<job_path>/<jobName>`.
         changes: values of the chart that replace its defaults; a later mapping overrides an earlier one.
-        data_digest: the data digest of the manifest on the storage; `none` for a script that reads its own data.
+        data_digest: the data digest in the manifest on the storage; `none` for a script that reads its own data.
     """
     # A launcher, which may have a bare Python, imports this module, too.
     from launcher.cli.releases import merge_values, read_defaults  # noqa: PLC0415
@@ -105,32 +105,33 @@ def job_environment(
 class LoopbackNetwork(PodNetwork):
     """The network of one rank: its own loopback address, and no host names.
 
-    Without names the launchers find rank 0 by the address in `run.lock`, as in a cluster whose DNS fails.
+    Because host names do not resolve, the launchers find rank 0 by the address in `run.lock`, as in a cluster whose DNS
+    fails.
     """
 
     def __init__(self, address: str) -> None:
         self.bind_host = address
 
     def resolve(self, name: str) -> list[str]:
-        """Return a list of only this address; an empty list for a host name."""
+        """Return a list with `name` if it is an address; an empty list for a host name."""
         return [name] if name[0].isdecimal() else []
 
     def interfaces(self) -> dict[str, str]:
-        """Return `lo` with this rank's address."""
+        """Return the network interfaces of this rank: only `lo`, with the rank's address."""
         return {"lo": self.bind_host}
 
 
 class LauncherGang:
-    """All launchers of one run. A context manager: after its block, all processes of the gang have exited."""
+    """All launchers of one run, as a context manager. After its block, all processes of the gang have exited."""
 
     def __init__(self, folder: Path, environ: Mapping[str, str], python: str | Path = sys.executable) -> None:
-        """Prepare a gang of as many launchers as the value `trainers` says.
+        """Prepare a gang with as many launchers as the chart value `trainers`. No process is started yet.
 
         Args:
-            folder: for the ranks' work folders, their logs `rank-<i>.log` and their termination messages
+            folder: the folder for the ranks' work folders, their logs `rank-<i>.log` and their termination messages
                 `rank-<i>.end`.
-            environ: environment of all launchers (`job_environment`), without what differs from rank to rank.
-            python: interpreter of the launchers, and so of a script of runtime collective.
+            environ: the environment variables that all launchers share (`job_environment`).
+            python: interpreter of the launchers. A script of runtime collective runs with the same interpreter.
         """
         self.folder, self.environ, self.python = folder, environ, str(python)
         self.trainers = int(read_document(environ)["trainers"])
@@ -139,7 +140,7 @@ class LauncherGang:
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
 
     def start(self, *ranks: int) -> Self:
-        """Start the launchers of these ranks, by default of all."""
+        """Start the launchers of these ranks; without arguments, start the launchers of all ranks."""
         for rank in ranks or range(self.trainers):
             address = self.addresses[rank]
             rank_environment = {
@@ -172,10 +173,10 @@ class LauncherGang:
             kill_processes(self.alive, self.processes.values())
 
     def wait(self, seconds: float) -> list[int]:
-        """Wait until all launchers have exited, and kill those that still run after `seconds`.
+        """Wait until all launchers have exited. Kill launchers that still run after `seconds`.
 
         Returns:
-            The exit code of each rank; -9 of a launcher that was killed.
+            The exit code of each launcher; -9 if the launcher was killed.
         """
         deadline = time.monotonic() + seconds
         codes = []
@@ -188,29 +189,29 @@ class LauncherGang:
         return codes
 
     def failed(self) -> list[int]:
-        """Return the ranks whose launcher has exited with another code than 0."""
+        """Return the ranks whose launcher has exited with a code other than 0."""
         return [rank for rank, process in self.processes.items() if process.poll()]
 
     def work_dir(self, rank: int) -> Path:
-        """Return the folder that stands for the pod's own disk."""
+        """Return the work folder of a rank. The folder is used in place of a pod's own disk."""
         return self.folder / f"work-{rank}"
 
     def pod_log(self, rank: int) -> str:
-        """Return what a launcher has written to stdout and stderr."""
+        """Return what the launcher of a rank has written to stdout and stderr."""
         return (self.folder / f"rank-{rank}.log").read_text(errors="replace")
 
     def termination(self, rank: int) -> str:
-        """Return a launcher's termination message; empty before it has exited."""
+        """Return the termination message of a rank's launcher; an empty text before the launcher has exited."""
         path = self.folder / f"rank-{rank}.end"
         return path.read_text() if path.exists() else ""
 
     def alive(self) -> list[int]:
-        """Return the ids of all processes of this gang: launchers and what they started."""
+        """Return the ids of all running processes of this gang: launchers and processes that they have started."""
         return find_processes(self.folder)
 
 
 def main() -> int:
-    """Run the launcher of one rank; its address is the only argument. Return its exit code."""
+    """Run the launcher of one rank and return its exit code. The rank's address is the only argument."""
     try:
         settings = TrainSettings.from_environ(dict(os.environ))
         network = LoopbackNetwork(sys.argv[1])

@@ -1,9 +1,9 @@
 """Build images with buildah, without a container registry: the launcher image of each runtime, and the pause image.
 
 The launcher image is built from `launcher/Dockerfile`, and its tag begins with a digest of launcher/. The image of
-runtime fleet has PaddlePaddle 2.6.2, that of runtime collective a current one; both contain the same launcher. Their
-base is a minimal Debian 12 with Python 3.11. buildah has its own storage in the cache, so that the user's own images
-are not affected.
+runtime fleet has PaddlePaddle 2.6.2, and the image of runtime collective has a current PaddlePaddle; both contain the
+same launcher. The base of both images is a minimal Debian 12 with Python 3.11. buildah stores these images in the
+cache, so that the user's own images are not affected.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CONTEXT = CLONE / "launcher"
 IMAGE_PYTHON = "3.11"
 """Version of Python in the base image."""
 RUNTIMES = ("fleet", "collective")
-"""Runtimes that have an image: the values of the Dockerfile's argument RUNTIME."""
+"""Runtimes that have an image. The Dockerfile's argument RUNTIME is one of these names."""
 SUITE = "bookworm"
 PACKAGES = ("python3", "python3-venv", "ca-certificates", "libgomp1")
 # Files that no pod needs; a quarter of the size.
@@ -34,7 +34,7 @@ _DROPPED = (
     *("var/cache/apt", "var/lib/apt/lists", "var/log"),
 )
 OWN_MOUNTS = ("unshare", "--mount")
-"""Starts a command in a mount namespace of its own, so that a killed one leaves no mounts."""
+"""Command prefix that starts a command in a separate mount namespace, so that a killed command leaves no mounts."""
 _CATATONIT = (
     "/usr/bin/catatonit"  # Debian's static init; with `-P` it only waits, as a pod's pause container must
 )
@@ -56,13 +56,16 @@ def _buildah() -> list[str | Path]:
 
 
 def _storage() -> tuple[Path, Path]:
-    """Return the folders of buildah's images and of its running commands."""
+    """Return two folders of buildah: for its images, and for the state of its running commands."""
     storage = cache() / "images" / "storage"
     return storage, storage / "run"
 
 
 def _create_image(name: str, source: Path | str, target: str, *settings: str) -> None:
-    """Create an image of one layer with the file or the content of the folder `source`."""
+    """Create the image `name` with one layer: the file `source`, or the content of the folder `source`.
+
+    `target` is the path in the image. `settings` are options of `buildah config`.
+    """
     container = run_buildah("from", "scratch").strip()
     try:
         run_buildah("add", "--quiet", container, source, target)
@@ -75,7 +78,8 @@ def _create_image(name: str, source: Path | str, target: str, *settings: str) ->
 def _write_layout(image: str, target: Path) -> None:
     """Write an image to the folder `target` as an OCI image layout.
 
-    Layers that another image in `target`'s folder has are linked: then skopeo neither reads nor writes them.
+    Layers that another layout in the same parent folder has are hard-linked first, so that skopeo neither reads nor
+    writes these layers.
     """
     with create_folder_atomically(target) as draft:
         blobs = draft / "blobs" / "sha256"
@@ -95,14 +99,14 @@ def _write_layout(image: str, target: Path) -> None:
 
 
 def manifest_files(layout: Path) -> list[Path]:
-    """Return the index and the manifest of an OCI image layout: they have the digests of all its blobs."""
+    """Return the index file and the manifest file of an OCI image layout. They contain the digests of all its blobs."""
     index = layout / "index.json"
     [manifest] = json.loads(index.read_text())["manifests"]
     return [index, layout / "blobs" / manifest["digest"].replace(":", "/")]
 
 
 def ensure_pause_image(target: Path, name: str) -> None:
-    """Write the pause image (one layer with one program) to the folder `target` unless it exists."""
+    """Write the pause image `name` (one layer with one program) to the folder `target` unless this folder exists."""
     if not target.is_dir():
         if not Path(_CATATONIT).is_file():
             raise LocalError(f"the pause image is built from {_CATATONIT}, which is missing. Fix: make tools")
@@ -111,9 +115,10 @@ def ensure_pause_image(target: Path, name: str) -> None:
 
 
 def find_mirror(targets: str) -> str:
-    """Return the URL of the mirror that this machine uses for SUITE, by the lines `site release` of `targets`.
+    """Return the URL of the mirror from which this machine installs packages of the Debian release SUITE.
 
-    It is empty if the machine runs another Debian release; then debootstrap uses its default.
+    `targets` has a line `URL RELEASE` for each package list of apt. If no line has SUITE, because the machine runs
+    another release, return an empty text; debootstrap then uses its default mirror.
     """
     for line in targets.splitlines():
         site, _, release = line.partition(" ")
@@ -153,14 +158,14 @@ def ensure_base_image() -> str:
 
 
 def image_template(runtime: str) -> str:
-    """Return the stack's setting `image` for a runtime: the image's name with `{launcher}` for the digest."""
+    """Return the stack's setting `image` for a runtime, with the placeholder `{launcher}` for the digest."""
     return f"{REPOSITORY}:{LAUNCHER_PLACEHOLDER}" + ("" if runtime == "fleet" else f"-{runtime}")
 
 
 def image_name(runtime: str = "fleet") -> str:
-    """Return `localhost/paddle-training:<12 hex digits>`, for runtime collective with `-collective` at the end.
+    """Return the name of a runtime's image: `localhost/paddle-training:<12 hex digits>`.
 
-    The name is equal in all clones of one commit.
+    The name of runtime collective's image ends with `-collective`. The name is the same in all clones of one commit.
     """
     return image_reference(image_template(runtime), CONTEXT)
 
@@ -171,9 +176,10 @@ def lock_file(runtime: str = "fleet") -> Path:
 
 
 def ensure_wheels_folder(runtime: str = "fleet") -> Path:
-    """Return the folder with the Python packages of a runtime's image.
+    """Return the folder with the Python packages of a runtime's image; download missing packages.
 
-    They are downloaded outside of the image build, which may not trust the package index's certificate.
+    The packages are downloaded before the image build, because the build may not trust the certificate of the package
+    index.
     """
     lock = lock_file(runtime)
     folder = cache() / "images" / f"wheels-{hashlib.sha256(lock.read_bytes()).hexdigest()[:12]}"
@@ -189,21 +195,24 @@ def ensure_wheels_folder(runtime: str = "fleet") -> Path:
 
 
 def ensure_collective_python() -> Path:
-    """Return the interpreter of an environment with the packages of runtime collective's image.
+    """Return the Python interpreter of an environment with the packages of runtime collective's image.
 
-    `make try`, tests and benchmarks run scripts with it: the project's own environment has PaddlePaddle 2.6.2.
-    The environment is created if it is missing; if that fails, this process exits with code 1 and a message.
+    `make try`, tests and benchmarks run scripts with this interpreter, because the project's own environment has
+    PaddlePaddle 2.6.2. A missing environment is created. If that fails, this process exits with code 1 and a message.
     """
     return bootstrap.ensure_environment(lock_file("collective")) / "bin" / "python"
 
 
 def layout_path(image: str) -> Path:
-    """Return the folder with the OCI image layout of the image."""
+    """Return the folder in which the OCI image layout of an image is stored."""
     return cache() / "images" / "layouts" / image.rpartition(":")[2]
 
 
 def ensure_image(runtime: str = "fleet") -> tuple[str, Path]:
-    """Return name and OCI image layout of a runtime's image of this clone's `launcher/`; build it if it is missing."""
+    """Return the name and the OCI image layout of a runtime's launcher image; build the image if it is missing.
+
+    The image is built from `launcher/` of this clone.
+    """
     image = image_name(runtime)
     target = layout_path(image)
     with hold_file_lock(cache() / "images" / "lock", "the launcher image"):
@@ -227,9 +236,9 @@ def ensure_image(runtime: str = "fleet") -> tuple[str, Path]:
 
 
 def _remove_old_images(runtime: str) -> None:
-    """Delete images and layouts of other launchers for this runtime.
+    """Delete images and layouts that were built for this runtime from other versions of launcher/.
 
-    Those of the other runtime stay until its own next build, which finds the layers of their packages there.
+    Images of the other runtime stay, because its next build uses their package layers again.
     """
     current = image_name(runtime)
     kind = _tag_suffix(current)
@@ -243,5 +252,5 @@ def _remove_old_images(runtime: str) -> None:
 
 
 def _tag_suffix(image: str) -> str:
-    """Return what follows the digest in the tag: `collective`, or nothing for runtime fleet."""
+    """Return the part of an image's tag after the digest: `collective`, or an empty text for runtime fleet."""
     return image.rpartition(":")[2].partition("-")[2]

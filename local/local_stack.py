@@ -1,8 +1,8 @@
 """The Pulumi stack `local`: its settings file in the clone and its state in a file backend.
 
-`Pulumi.local.yaml` is copied from `local/Pulumi.local.yaml` if it is missing, and is ignored by git. From
-then on it belongs to the user, like the file of any stack. Pulumi adds the salt of the stack's passphrase to
-it.
+If the settings file `Pulumi.local.yaml` is missing, it is created as a copy of `local/Pulumi.local.yaml`. Git ignores
+the file, and the user may edit it like the file of any stack. Pulumi adds the salt of the stack's passphrase to the
+file.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ def settings_file(clone: Path = CLONE) -> Path:
 def read_settings(clone: Path = CLONE) -> dict[str, Any]:
     """Return the stack's settings; the keys have no `paddle-training:` prefix.
 
-    They are read from `Pulumi.local.yaml`, or from the default in `local/` if that file does not exist yet.
+    The settings are read from `Pulumi.local.yaml`. If this file does not exist yet, the default in `local/` is read.
 
     Raises:
-        LocalError: The file is not the YAML file of a stack.
+        LocalError: The file is not a valid YAML file of a stack.
     """
     path = (
         settings_file(clone)
@@ -61,15 +61,15 @@ def read_settings(clone: Path = CLONE) -> dict[str, Any]:
 
 
 def list_examples(clone: Path = CLONE) -> list[str]:
-    """Return the names of the chart's example values files."""
+    """Return the names of the examples: the values files in the chart's folder `examples`."""
     return sorted(file.stem for file in (clone / EXAMPLES).glob("*.yaml"))
 
 
 def read_stack_example(clone: Path = CLONE) -> str:
-    """Return the name of the example whose values file the stack uses (its setting `valuesFiles`).
+    """Return the name of the example that the stack's setting `valuesFiles` refers to.
 
     Raises:
-        LocalError: `valuesFiles` of the stack is not exactly one of the chart's example values files.
+        LocalError: `valuesFiles` is not exactly one file, or the file is not an example of the chart.
     """
     files = read_settings(clone).get("valuesFiles") or []
     known = {f"{EXAMPLES}/{name}.yaml": name for name in list_examples(clone)}
@@ -93,10 +93,10 @@ def check_example_exists(name: str, clone: Path = CLONE) -> None:
 
 
 def ensure_stack_files(clone: Path = CLONE) -> None:
-    """Create the backend's folder, its passphrase file and the stack's settings file if they are missing.
+    """Create the folder of the backend, its passphrase file and the stack's settings file, unless they exist.
 
     Raises:
-        LocalError: A state exists, but the file with its passphrase does not.
+        LocalError: The backend has a state, but the file with the passphrase of the state is missing.
     """
     PULUMI.mkdir(parents=True, exist_ok=True)
     PULUMI.chmod(0o700)
@@ -117,9 +117,9 @@ def ensure_stack_files(clone: Path = CLONE) -> None:
 
 
 def _remove_dead_locks() -> None:
-    """Remove locks of the stack that were left by killed processes of this machine.
+    """Remove locks of the stack that killed processes of this machine have left.
 
-    Pulumi itself removes no lock of another process: every later command would fail until `pulumi cancel`.
+    Pulumi does not remove the lock of another process, so every later command would fail until `pulumi cancel`.
     """
     for file in (PULUMI / ".pulumi" / "locks" / "organization" / _PREFIX / STACK).glob("*.json"):
         try:
@@ -155,9 +155,9 @@ def ensure_stack_exists(env: Mapping[str, str], clone: Path = CLONE) -> None:
 def write_settings(
     env: Mapping[str, str], chosen: Mapping[str, str | list[str]], clone: Path = CLONE
 ) -> None:
-    """Write settings to the stack's file with `pulumi config`; other settings in the file stay unchanged.
+    """Write settings to the stack's file with `pulumi config`. Other settings in the file stay unchanged.
 
-    `chosen` maps a key or path (`kubeconfig.path`) to its value. A list replaces the existing list.
+    `chosen` maps a key or path (`kubeconfig.path`) to the new value. A list replaces the existing list.
     """
     now = read_settings(clone)
     for key, value in chosen.items():

@@ -1,6 +1,6 @@
 """Paths of the clone, the cache and the local cluster's state.
 
-In the clone only files that git ignores are written.
+The commands of `local` write files in the clone only if git ignores these files.
 """
 
 from __future__ import annotations

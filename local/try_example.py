@@ -1,7 +1,7 @@
 """`make try`: train an example with three launchers on this machine, without root, Kubernetes or built tools.
 
-Launcher, runtime, programs and commands are those of the pods. What the cluster adds is missing: pods on
-several nodes, their replacement, and the chart.
+Launcher, runtime, programs and commands are the same as in the pods. Only what a cluster adds is missing: pods on
+several nodes, the replacement of failed pods, and the chart.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from local.launcher_image import ensure_collective_python
 from local.paths import CLONE, cache
 
 CAUSE_SECONDS = 5
-"""Seconds that `launcher wait` gets, after a launcher has failed, to print the cause from the status file."""
+"""Seconds that `launcher wait` has, after a launcher has failed, to print the cause from the status file."""
 DEADLINE_MINUTES = 60
 HOST = "127.0.0.1"
 SERVER_SECONDS = 60
@@ -42,7 +42,10 @@ SHOWN = 100  # characters of the request that are printed
 
 
 def example_values(config: str, folder: Path | None = None) -> dict[str, Any]:
-    """Return the values of an example (a file in `folder`), merged over the chart's defaults."""
+    """Return the values of an example, merged over the chart's defaults.
+
+    The example is the file `<config>.yaml` in `folder`; None: in the chart's folder of examples.
+    """
     file = (folder or CLONE / local_stack.EXAMPLES) / f"{config}.yaml"
     example = yaml.safe_load(file.read_text("utf-8"))
     return merge_values(read_defaults(), example)
@@ -75,7 +78,7 @@ def run(config: str) -> None:
 
 
 def print_prediction(config: str, job: Path) -> None:
-    """Predict a test row with the finished model of an example in the job folder `job`, and print the answer."""
+    """Predict a test row with the finished model of an example, and print the answer. `job` is the job folder."""
     if example_values(config)["runtime"] == "collective":
         predict = CLONE / "launcher" / "programs" / config / "predict.py"
         print_script_prediction(job, predict)
@@ -84,9 +87,9 @@ def print_prediction(config: str, job: Path) -> None:
 
 
 def prepare_example(config: str, folder: Path, **changes: Any) -> dict[str, str]:
-    """Fetch an example's data and split it into shards below the new `folder`, as its data Job does.
+    """Fetch an example's data and split it into shards below the new folder `folder`, as the data Job does.
 
-    `changes` are values of the chart that differ from the example's, such as `trainers`.
+    `changes` are chart values that override values of the example, such as `trainers`.
 
     Returns:
         The environment of the example's launchers.
@@ -131,10 +134,10 @@ def _run_data_job(env: Mapping[str, str], folder: Path) -> None:
 
 
 def _follow(job: Path, gang: LauncherGang) -> None:
-    """Show the progress of the run in the job folder `job` until all launchers of `gang` have exited.
+    """Show the progress of a run until the training has ended. `job` is the job folder of the run.
 
     Raises:
-        LocalError: a launcher failed; the text is the cause that it reported.
+        LocalError: a launcher of `gang` failed; the text is the cause that the launcher reported.
     """
     with _start_command("wait", job, "--timeout", str(DEADLINE_MINUTES * 60)) as wait:
         try:
@@ -155,9 +158,9 @@ def _follow(job: Path, gang: LauncherGang) -> None:
 
 
 def _failure(gang: LauncherGang, rank: int) -> str:
-    """Return the cause that a failed launcher reported; if it reported none, its exit code and a fix.
+    """Return the cause that the launcher of `rank` reported for its failure.
 
-    A killed launcher reports no cause.
+    A killed launcher reports no cause. Then return its exit code and a fix.
     """
     return gang.termination(rank).strip() or (
         f"the launcher of rank {rank} exited with {gang.processes[rank].returncode}. Fix: for -9 (killed) free some "
@@ -166,7 +169,10 @@ def _failure(gang: LauncherGang, rank: int) -> str:
 
 
 def _start_command(command: str, job: Path, *words: str) -> subprocess.Popen[bytes]:
-    """Start one of the launcher's commands for users; it prints to the terminal."""
+    """Start the launcher command `command` for a job folder, such as `wait`. Its output goes to the terminal.
+
+    `words` are further arguments.
+    """
     argv = [sys.executable, "-m", "launcher", command, "--path", str(job), *words]
     return subprocess.Popen(argv, cwd=CLONE, env={**os.environ, "PYTHONPATH": str(CLONE)})
 
@@ -180,7 +186,7 @@ def _read_test_row(job: Path) -> list[str]:
 def print_script_prediction(job: Path, predict: Path) -> None:
     """Predict the last column of the first test row with an example's script, and print the answer.
 
-    `predict` is the script; its arguments are the model's folder and the row's last column.
+    `predict` is the path of the script. The script gets the model's folder and the value of the row's last column.
 
     Raises:
         LocalError: The script failed.
@@ -196,9 +202,9 @@ def print_script_prediction(job: Path, predict: Path) -> None:
 
 
 def print_served_prediction(job: Path) -> None:
-    """Serve the model of the job folder `job`, send it the first test row, and print request and answer.
+    """Serve the model in a job folder, send the first test row to the server, and print request and answer.
 
-    The answer is the text of the program's `describe`, or else the prediction as JSON.
+    The printed answer is the text of the program's `describe`. Without `describe` it is the prediction as JSON.
 
     Raises:
         LocalError: The server did not start or did not answer.
@@ -219,7 +225,9 @@ def print_served_prediction(job: Path) -> None:
 
 @contextlib.contextmanager
 def serve_model(model: Path, *options: str) -> Iterator[tuple[int, int]]:
-    """Run `python -m launcher serve` during the block; yield its process id and its port on loopback.
+    """Run `python -m launcher serve` during the block; yield the server's process id and its port on loopback.
+
+    `options` are further options of the command.
 
     Raises:
         LocalError: The server did not start.

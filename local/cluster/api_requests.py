@@ -22,21 +22,21 @@ def send_request(
     client: str = "admin",
     seconds: float = 5,
 ) -> tuple[int, str]:
-    """Send one request on a new connection, so that restarts of a server do no harm.
+    """Send one request on a new connection, so that a restart of the server does not break later requests.
 
     Args:
         path: Path and query on the server.
         method: HTTP method.
         body: JSON of the request; with the method PATCH a merge patch.
-        at: Host and port; by default the API server's.
+        at: Host and port; the default is the API server.
         client: Name of the client certificate.
         seconds: Timeout.
 
     Returns:
-        HTTP status and body of the answer.
+        HTTP status and body of the response.
 
     Raises:
-        OSError, http.client.HTTPException: There was no answer.
+        OSError, http.client.HTTPException: There was no response.
     """
     context = _tls_context(client, (PKI / f"{client}.crt").stat().st_mtime_ns)
     connection = http.client.HTTPSConnection(*at, timeout=seconds, context=context)
@@ -62,7 +62,10 @@ def _is_ok(path: str, **options: Any) -> bool:
 
 
 def is_etcd_ready() -> bool:
-    """Return whether etcd has read its log and answers /health; only processes of the cluster reach it."""
+    """Return whether etcd answers /health, which it does only after it has read its log.
+
+    Only processes inside the cluster's network namespace can reach etcd.
+    """
     return _is_ok("/health", at=("127.0.0.1", ETCD_PORT), client="apiserver", seconds=1)
 
 
@@ -72,7 +75,7 @@ def is_api_server_ready() -> bool:
 
 
 def list_nodes() -> dict[str, dict[str, Any]]:
-    """Return all Node objects by name; empty if the API server does not answer."""
+    """Return name → Node object of all nodes; empty if the API server does not answer."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         status, text = send_request("/api/v1/nodes")
         if status == http.HTTPStatus.OK:
@@ -81,18 +84,18 @@ def list_nodes() -> dict[str, dict[str, Any]]:
 
 
 def unready_nodes(names: list[str], since: float) -> dict[str, str]:
-    """Return the reason for each of these nodes that is not Ready; see `unready_reason` for `since`."""
+    """Return name → reason for each of these nodes that is not Ready. `since` is explained in `unready_reason`."""
     known = list_nodes()
     reasons = {name: unready_reason(known.get(name), since) for name in names}
     return {name: reason for name, reason in reasons.items() if reason}
 
 
 def unready_reason(node: dict[str, Any] | None, since: float) -> str:
-    """Return why a node is not Ready; an empty string if it is.
+    """Return why a node is not Ready; an empty string if the node is Ready.
 
     Args:
-        node: its Node object; None if it has not registered.
-        since: Unix seconds; a node that has not reported after this time counts as not Ready.
+        node: the Node object; None if the node has not registered.
+        since: Unix seconds. A node whose last report is older counts as not Ready.
     """
     if node is None:
         return "has not registered"

@@ -1,4 +1,4 @@
-"""Create the cluster's certificate authority, certificates and tokens, which `pki/` keeps between runs."""
+"""Create the cluster's certificate authority, certificates and tokens. They stay in `pki/` between runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _ADDRESSES = ("127.0.0.1", SERVICE_ADDRESS, BRIDGE_ADDRESS)
 
 
 def _are_valid() -> bool:
-    """Return whether the folder has all keys and certificates, and the authority stays valid for a month."""
+    """Return whether all keys and certificates exist, and the authority's certificate stays valid for a month."""
     pairs = [f"{name}.{end}" for name in CLIENTS for end in ("key", "crt")]
     if not all((PKI / name).is_file() for name in ("ca.key", "ca.crt", "sa.key", "sa.pub", *pairs)):
         return False
@@ -50,7 +50,7 @@ def _write_key(name: str, key: ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey) -
 def certificate_builder(
     subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey
 ) -> x509.CertificateBuilder:
-    """Return the builder of a certificate that is valid from an hour ago for ten years."""
+    """Return the builder of a certificate. Its validity begins an hour before now and ends in ten years."""
     now = datetime.datetime.now(datetime.UTC)
     builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
     # The start tolerates a clock that was set back a little.
@@ -91,7 +91,7 @@ def ensure_certificates() -> None:
 
 
 def ensure_token() -> None:
-    """Create a random bearer token for the user `eks-emulated`, with which tests emulate an EKS cluster."""
+    """Ensure that the user `eks-emulated` has a random bearer token. Tests emulate an EKS cluster with this user."""
     token = EKS_TOKEN.read_text().strip() if EKS_TOKEN.is_file() else ""
     token = token or secrets.token_urlsafe(32)
     write_file_atomically(EKS_TOKEN, token + "\n", 0o600)

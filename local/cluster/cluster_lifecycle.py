@@ -1,8 +1,8 @@
 """Start, stop and inspect the local cluster.
 
-The cluster is one process tree: `supervisor` and its daemons, in a process, mount and network namespace of their own.
-Outside of these namespaces it has only one network link, its route, four iptables rules and its cgroups. etcd's data
-and the nodes' images are kept between runs; `down --wipe` deletes them.
+The cluster is one process tree, the `supervisor` and its daemons, in separate process, mount and network namespaces.
+Outside of these namespaces the cluster has only one network link, the route of this link, four iptables rules and its
+cgroups. etcd's data and the nodes' images are kept between runs; `down --wipe` deletes them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _RULES = (
 
 
 def lock_cluster() -> contextlib.AbstractContextManager[None]:
-    """Return the lock that starting, stopping and image imports hold."""
+    """Return the lock of the cluster. Starting, stopping and image imports hold it, so that only one runs at a time."""
     return hold_file_lock(STATE / "lock", "the local cluster")
 
 
@@ -69,7 +69,10 @@ def require_root() -> None:
 
 
 def supervisor_process() -> int | None:
-    """Return the process id of the running cluster's supervisor: 0 if it starts just now, None without a cluster."""
+    """Return the process id of the running cluster's supervisor.
+
+    Return 0 if the supervisor has just been started and has not written its id yet, and None if no cluster runs.
+    """
     with contextlib.suppress(FileNotFoundError), RUNNING.open() as file:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -79,15 +82,17 @@ def supervisor_process() -> int | None:
 
 
 def running_nodes() -> tuple[Node, ...]:
-    """Return the nodes of the running cluster; empty if none runs."""
+    """Return the nodes of the running cluster; empty if no cluster runs."""
     return plan_nodes(json.loads(_PLAN.read_text())["nodes"]) if supervisor_process() is not None else ()
 
 
 def start_cluster(count: int) -> bool:
-    """Start a cluster of `count` nodes; restart a running one that was started with other settings or programs.
+    """Start a cluster of `count` nodes, and wait until its nodes are Ready.
+
+    A running cluster with other settings or programs is restarted.
 
     Returns:
-        False if the cluster was already running and nothing was changed.
+        Whether a cluster was started; False if it was already running and nothing was changed.
 
     Raises:
         LocalError: The user is not root, the disk is full, a subnet is in use, or a node did not become Ready.
@@ -111,7 +116,11 @@ def start_cluster(count: int) -> bool:
 
 
 def _write_files(nodes: tuple[Node, ...]) -> str:
-    """Write keys and configuration files; return a text that changes with the nodes, settings and programs."""
+    """Write keys and configuration files.
+
+    Return the text for the file `_PLAN`, by which a later start recognizes a change: it depends on the nodes, the
+    settings and the programs.
+    """
     for folder in (STATE, LOGS, SHARED, SOURCES):
         folder.mkdir(parents=True, exist_ok=True)
     STATE.chmod(0o755)
@@ -131,7 +140,10 @@ def _write_files(nodes: tuple[Node, ...]) -> str:
 
 
 def overlapping_routes(routes: list[dict[str, str]]) -> list[str]:
-    """Return the routes (from `ip -j route`) that overlap the cluster's subnets, as `subnet of device`."""
+    """Return the routes of other networks that overlap the cluster's subnets, as texts `SUBNET of DEVICE`.
+
+    `routes` is the output of `ip -j route`.
+    """
     ours = [ipaddress.ip_network(subnet) for subnet in (NODE_SUBNET, POD_SUBNET, SERVICE_SUBNET)]
     found = []
     for route in routes:
@@ -143,10 +155,10 @@ def overlapping_routes(routes: list[dict[str, str]]) -> list[str]:
 
 
 def _connect_machine() -> None:
-    """Let the machine forward packets of nodes and pods.
+    """Let this machine forward packets of nodes and pods.
 
     Raises:
-        LocalError: The machine uses one of the cluster's subnets.
+        LocalError: The machine already uses one of the cluster's subnets.
     """
     routes = run_command(["ip", "-j", "-4", "route"], why="reading this machine's routes")
     if taken := overlapping_routes(json.loads(routes)):
@@ -211,7 +223,11 @@ def _wait_for(holds: Callable[[], bool], seconds: float) -> bool:
 
 
 def _wait_until_ready(names: list[str], since: float) -> None:
-    """Wait until these nodes are Ready; see `unready_reason` for `since`."""
+    """Wait until these nodes are Ready. `since` is explained in `unready_reason`.
+
+    Raises:
+        LocalError: A node is not Ready after READY_SECONDS, or the supervisor has exited.
+    """
 
     def is_settled() -> bool:
         return supervisor_process() is None or not api_requests.unready_nodes(names, since)
@@ -239,7 +255,7 @@ def _log_tail(name: str) -> str:
 
 
 def _stop() -> None:
-    """Kill the cluster's processes, wait for their end, and remove what the kernel does not remove with them."""
+    """Kill the cluster's processes and wait for their end. Then remove what the kernel does not remove with them."""
     if supervisor_process() is not None:
         _wait_for(lambda: supervisor_process() != 0, 10)
         if pid := supervisor_process():
@@ -264,7 +280,10 @@ def _stop() -> None:
 
 
 def _remove_cgroups() -> bool:
-    """Remove the cluster's cgroups; return whether none is left, which may take a moment after the last process."""
+    """Remove the cluster's cgroups, and return whether all are removed.
+
+    The kernel may reject the removal for a moment after the last process of a cgroup has ended.
+    """
     tops = [root / daemon_configs.GROUP for root in cgroup_hierarchies()]
     for top in tops:
         groups = [path for path in top.rglob("*") if path.is_dir()]
@@ -277,7 +296,8 @@ def _remove_cgroups() -> bool:
 def stop_cluster(wipe: bool = False) -> None:
     """Stop the cluster and undo its changes to the machine.
 
-    `wipe` also deletes the data: etcd, images, keys, logs, Pulumi state.
+    With `wipe`, also delete the data of the cluster: etcd, images, keys, logs, Pulumi state. The shared storage is
+    kept.
     """
     require_root()
     if not STATE.exists():
@@ -314,7 +334,7 @@ def describe_status() -> list[tuple[str, str]]:
 
 
 def import_launcher_image(runtime: str) -> str:
-    """Build a runtime's launcher image if it is missing, import it into every node, and return its name."""
+    """Import a runtime's launcher image into every node, and return its name. Build the image if it is missing."""
     image, layout = launcher_image.ensure_image(runtime)
     nodes = running_nodes()
     with lock_cluster():

@@ -41,12 +41,15 @@ NODE_FILES = {
     "kubelet.json": "kubelet.yaml",
     "proxy.json": "kube-proxy.yaml",
 }
-"""File in the folder of a node → the file in `config/` that it is made from."""
+"""File in the folder of a node → file in `config/` from which it is rendered."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One node of the local Kubernetes cluster: its names, addresses and files; templates use them by these names."""
+    """One node of the local Kubernetes cluster: its names, addresses and files.
+
+    Templates in `config/` contain the names of these fields as `$name`.
+    """
 
     name: str
     address: str
@@ -59,7 +62,7 @@ class Node:
 
 
 def plan_nodes(count: int) -> tuple[Node, ...]:
-    """Return the descriptions of the nodes of a local cluster with `count` nodes; nothing is created.
+    """Return the descriptions of the nodes of a local cluster with `count` nodes. This function creates nothing.
 
     Raises:
         LocalError: `count` is not 1 to 5.
@@ -87,8 +90,8 @@ def plan_nodes(count: int) -> tuple[Node, ...]:
 def render(template: str, node: Node | None = None, /, **more: object) -> str:
     """Return the text of the file `template` in `config/`, with its `$names` replaced.
 
-    A YAML file is returned as JSON, which all daemons accept, too. The names that may be replaced are those that this
-    function sets, those in `more`, and with a `node` its properties.
+    The text may contain the names that this function sets, the names in `more`, and, if `node` is passed, the names of
+    its fields. A YAML file is returned as JSON, because all daemons accept JSON too.
     """
     names: dict[str, object] = {
         "state": STATE,
@@ -112,17 +115,17 @@ def render(template: str, node: Node | None = None, /, **more: object) -> str:
 
 
 def kubeconfig(name: str) -> str:
-    """Return a self-contained kubeconfig (context `local`) that uses the client certificate `name`."""
+    """Return a kubeconfig that contains the certificate and key of the client `name`. Its context is `local`."""
     files = {"authority": "ca.crt", "certificate": f"{name}.crt", "key": f"{name}.key"}
     data = {key: base64.b64encode((PKI / file).read_bytes()).decode() for key, file in files.items()}
     return render("kubeconfig.yaml", **data)
 
 
 def cluster_files(nodes: tuple[Node, ...], resolvers: list[str]) -> dict[Path, str]:
-    """Return path → content of all configuration files of the cluster; nothing is written.
+    """Return path → content of all configuration files of the cluster. This function writes nothing.
 
-    `resolvers` are the addresses of the name servers of this machine, to which CoreDNS forwards other names than the
-    cluster's.
+    `resolvers` are the addresses of this machine's name servers. CoreDNS forwards queries for names outside the cluster
+    to them.
     """
     names = ("admin", "controller-manager", "scheduler", "coredns")
     files = {STATE / f"{name}.kubeconfig": kubeconfig(name) for name in names}
@@ -137,7 +140,7 @@ def cluster_files(nodes: tuple[Node, ...], resolvers: list[str]) -> dict[Path, s
 
 
 def daemon_commands(nodes: tuple[Node, ...], kubernetes: Path, coredns: Path) -> dict[str, list[str]]:
-    """Return the command line of each daemon by its name.
+    """Return name → command line of each daemon.
 
     `kubernetes` and `coredns` are the folders of the built programs.
     """
@@ -150,6 +153,6 @@ def daemon_commands(nodes: tuple[Node, ...], kubernetes: Path, coredns: Path) ->
 
 
 def parse_resolvers(resolv_conf: str) -> list[str]:
-    """Return the name servers of a resolv.conf except the local cluster's own."""
+    """Return the addresses of the name servers in the text of a resolv.conf, without the local cluster's own."""
     lines = (line.split() for line in resolv_conf.splitlines())
     return [w[1] for w in lines if len(w) > 1 and w[0] == "nameserver" and w[1] != HOST_ADDRESS][:15]

@@ -38,8 +38,8 @@ def image_names(node: Node) -> set[str]:
 def import_into(node: Node, layout: Path, image: str) -> bool:
     """Import an image into a node unless the node has it.
 
-    Only the missing layers are sent. If containerd deletes an unused layer between the check and the import, the
-    image is incomplete, and all layers are imported.
+    Only layers that the node does not have are sent. If containerd deletes one of its unused layers in the meantime,
+    the imported image is incomplete. In this case all layers are sent again.
 
     Returns:
         Whether the image was imported.
@@ -77,7 +77,7 @@ def _import_layers(node: Node, layout: Path, image: str, present: set[str]) -> N
 
 
 def write_archive(layout: Path, out: IO[bytes], image: str, present: Collection[str]) -> None:
-    """Write an OCI archive without the blobs that are already present: a changed launcher is then imported in 1 s.
+    """Write an OCI archive that leaves out blobs that the node has, so that a changed launcher is imported in 1 s.
 
     Args:
         layout: Folder with the image as an OCI image layout.
@@ -105,6 +105,6 @@ def write_archive(layout: Path, out: IO[bytes], image: str, present: Collection[
 
 
 def import_everywhere(nodes: Sequence[Node], layout: Path, image: str) -> int:
-    """Import the image into all nodes in parallel; return how many nodes did not have it."""
+    """Import the image into all nodes in parallel. Return the number of nodes that did not have the image."""
     with ThreadPoolExecutor(len(nodes)) as pool:
         return sum(pool.map(lambda node: import_into(node, layout, image), nodes))

@@ -1,9 +1,11 @@
-"""The first process of the cluster's namespaces: build the network, start all daemons, restart those that exit.
+"""The first process of the cluster's namespaces: build the network, start all daemons, restart daemons that exit.
 
-`cluster_lifecycle` starts `unshare … python -m local.cluster.supervisor NODES PID`, where PID is a process in the
-machine's own network. Standard input is the file `RUNNING`, whose lock this process holds until all processes of the
-cluster have exited. A daemon with a file of its name in the folder `HELD` is killed and not restarted until the file
-is removed: fault tests use it.
+`cluster_lifecycle` starts `unshare … python -m local.cluster.supervisor NODES PID`. NODES is the number of nodes, and
+PID is a process in the machine's own network. Standard input is the file `RUNNING`. The supervisor holds the lock of
+this file until all processes of the cluster have exited.
+
+The folder `HELD` is for fault tests: a daemon with a file of its name in this folder is killed, and is not restarted
+until the file is removed.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from local.go_tools import find_tool
 from local.paths import STATE
 
 RUNNING = STATE / "cluster.pid"
-"""Locked while the cluster runs; contains the process id of the supervisor, as the machine sees it."""
+"""Lock file of the running cluster. It contains the supervisor's process id in the machine's own namespace."""
 STATES = STATE / "daemons.json"
 HELD = STATE / "held"
 POLL = 0.2
@@ -38,20 +40,21 @@ RESTART_SECONDS = 1
 def namespace_script(nodes: Iterable[Node], machine: int) -> str:
     """Return the shell script that mounts the private folders and creates the bridge and the nodes' networks.
 
-    `machine` is the id of a process in the machine's own network, which gets the name `host` in the cluster.
+    `machine` is the id of a process in the machine's own network. The script makes this network available in the
+    cluster under the name `host`.
     """
     script = daemon_configs.render("cluster-network.sh", machine=machine)
     return script + "".join(daemon_configs.render("node-network.sh", node) for node in nodes)
 
 
 def cgroup_hierarchies() -> list[Path]:
-    """Return the mounted cgroup hierarchies: one per controller with version 1, only one with version 2."""
+    """Return the folders of the mounted cgroup hierarchies: one for each controller (version 1) or only one."""
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return [Path(words[1]) for words in mounts if words[2] in {"cgroup", "cgroup2"}]
 
 
 def create_cgroups(root: Path, nodes: Iterable[Node]) -> None:
-    """Create the nodes' cgroups in the hierarchy `root`: a kubelet requires that its `cgroupRoot` exists."""
+    """Create the nodes' cgroups in the hierarchy `root`, because a kubelet requires that its `cgroupRoot` exists."""
     is_version_2 = (root / "cgroup.controllers").exists()
     for group in (root / GROUP, *(root / node.cgroup for node in nodes)):
         group.mkdir(exist_ok=True)
@@ -68,7 +71,7 @@ def create_cgroups(root: Path, nodes: Iterable[Node]) -> None:
 
 @dataclass
 class Daemon:
-    """A daemon that is started when `may_start` is true, and again when it has exited."""
+    """A daemon that is started when `may_start()` returns true, and started again after it has exited."""
 
     name: str
     argv: list[str]
@@ -78,7 +81,10 @@ class Daemon:
     next_start: float = 0
 
     def step(self) -> None:
-        """Start the daemon, notice that it has exited, or kill it: what its state and the file in `HELD` require."""
+        """Bring the daemon closer to its wanted state.
+
+        Notice that it has exited, kill it if `HELD` has a file for it, or start it if it does not run and may start.
+        """
         held = (HELD / self.name).exists()
         if self.process and self.process.poll() is not None:
             self.state = f"exited with {self.process.returncode}"
@@ -96,7 +102,10 @@ class Daemon:
 
 
 def _may_start_kubelet(node: Node) -> bool:
-    """Return whether the API server is ready and the node has the pause image, which this function imports."""
+    """Return whether the node's kubelet may start: the API server is ready, and the node has the pause image.
+
+    If only the image is missing, this function imports it.
+    """
     with contextlib.suppress(LocalError):  # containerd does not answer yet
         if api_requests.is_api_server_ready() and node.socket.exists():
             images_on_nodes.import_into(node, daemon_configs.PAUSE_LAYOUT, daemon_configs.PAUSE_IMAGE)
@@ -105,7 +114,7 @@ def _may_start_kubelet(node: Node) -> bool:
 
 
 def list_daemons(nodes: tuple[Node, ...]) -> list[Daemon]:
-    """Return all daemons of the cluster, each with the condition for its start."""
+    """Return all daemons of the cluster. Each has a condition for its start, such as a ready API server."""
     commands = daemon_configs.daemon_commands(
         nodes, find_tool("kubernetes").folder, find_tool("coredns").folder
     )
@@ -119,9 +128,9 @@ def list_daemons(nodes: tuple[Node, ...]) -> list[Daemon]:
 
 
 def write_states(daemons: list[Daemon], written: str) -> str:
-    """Write the daemons' states to the file `STATES` if they differ from `written`; return the file's content.
+    """Write the daemons' states to the file `STATES` unless it has these states already; return its content.
 
-    `written` is what the previous call returned.
+    `written` is the content that the previous call returned; empty for the first call.
     """
     states = json.dumps({daemon.name: daemon.state for daemon in daemons}) + "\n"
     if states != written:
@@ -133,7 +142,7 @@ def write_states(daemons: list[Daemon], written: str) -> str:
 
 
 def main(count: int, machine: int) -> None:
-    """Run the cluster until this process is killed."""
+    """Run a cluster of `count` nodes until this process is killed. For `machine` see `namespace_script`."""
     pid = Path("/proc/self").readlink().name  # of the machine's /proc, which the script replaces
     os.truncate(0, 0)
     os.pwrite(0, pid.encode(), 0)
@@ -151,7 +160,11 @@ def main(count: int, machine: int) -> None:
 
 
 def _reap_orphans(daemons: set[int]) -> None:
-    """Remove the zombies of processes whose parents have exited: the first process of a namespace inherits them."""
+    """Remove zombies of processes that the cluster's daemons and pods have left.
+
+    The first process of a namespace becomes the parent of processes whose own parents have exited. `daemons` are the
+    process ids of running daemons: their exit is left to `Daemon.step`.
+    """
     with contextlib.suppress(ChildProcessError):  # there is no child: all daemons have exited
         while child := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             if child.si_pid in daemons:
