@@ -226,7 +226,7 @@ def test_helm_test_says_that_the_cluster_does_not_enforce_the_policy_of_the_serv
     train: Make, cluster: Cluster
 ) -> None:
     """The local cluster enforces no NetworkPolicies, so this is the result on a cluster without protection."""
-    training = train(training={"passes": 2000})
+    training = train(trainers=1, training={"passes": 2000})
     training.upgrade()
     until(lambda: training.pass_of() >= 0, "training", 120, 0.5, training.last_log_lines)
     command = ["helm", "test", training.release, "-n", training.namespace, "--logs"]
