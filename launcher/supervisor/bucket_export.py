@@ -35,9 +35,9 @@ from launcher.supervisor.timings import Timings
 
 
 class BucketExport:
-    """Checks the bucket before a training, and uploads the model after it, each with a helper process.
+    """Checks the bucket before training, and uploads the model after training, each with a helper process.
 
-    `output_id` is `outputId` of run.json, which identifies the training.
+    The argument `output_id` of its methods is `outputId` of run.json, which identifies the training.
     """
 
     def __init__(self, settings: TrainSettings, timings: Timings, pause: Callable[[float], None]) -> None:
@@ -45,11 +45,11 @@ class BucketExport:
         self.url = run_folder_url(settings)
 
     def reserve(self, output_id: str) -> dict[str, str] | None:
-        """Check before the training that the run's folder in the bucket can be written, and mark it as used.
+        """Check before training that the run's folder in the bucket can be written, and mark the folder as used.
 
         Returns:
-            {"to": address, "program": sha256 of the program} of the job's newest export by another run. None if there
-            is none, or if training.initModelPath is not `previous`.
+            {"to": address of the export, "program": sha256 of the program} for the newest export of this job by another
+            run. None if there is no such export, or if training.initModelPath is not `previous`.
 
         Raises:
             SettingsError: the folder cannot be written, or belongs to another training.
@@ -74,7 +74,8 @@ class BucketExport:
         """Upload the model and the files about the run.
 
         Returns:
-            to (address), finished (Unix seconds), objects (how many), bytes.
+            {"to": address of the folder, "finished": time of the upload in Unix seconds, "objects": number of uploaded
+            files, "bytes": sum of their sizes}.
 
         Raises:
             ExportError: the upload failed; the model in output/ is not affected.
@@ -116,7 +117,7 @@ class BucketExport:
 
 
 def _split_fix(error: ExportError) -> tuple[str, str]:
-    """Return the reason and the fix (empty without one) in the text of `error`, without full stops at their ends."""
+    """Return (reason, fix) in the text of `error`, each without a full stop at its end; the fix may be empty."""
     text = str(error).rstrip(" .\n")
     reason, found, fix = text.rpartition("Fix: ")
     if not found or "\n" in fix:  # a fix in the quoted lines of a log is not the error's own
@@ -148,7 +149,7 @@ class ModelUpload:
         except s3.S3RejectedError as error:
             raise ExportError(f"{self.url}: {error}") from error
         self._job = self._folder.with_prefix(self._folder.prefix.removesuffix(f"{settings.run_id}/"))
-        """The folder of the job, which has one folder for each run, and latest.json."""
+        """The folder of the job in the bucket. It contains one folder for each run, and latest.json."""
 
     def reserve(self) -> dict[str, Any]:
         """Check that no other training has exported to this run's folder, then write started.json to it.
@@ -307,11 +308,11 @@ class ModelUpload:
     def _write_latest(self, marker: Mapping[str, Any]) -> None:
         """Let the job's latest.json refer to this run's model, unless it refers to a model that was trained later.
 
-        In that case this is logged, and the file stays. An `ExportError` is only logged, because latest.json is not
-        needed to load the model.
+        If it refers to such a model, this is logged, and the file is not changed. An `ExportError` is only logged,
+        because latest.json is not needed to load the model.
 
         Args:
-            marker: content of _SUCCESS.json of this run's export.
+            marker: content of the file _SUCCESS.json of this run's export.
         """
         trained = marker.get("trained") or marker["finished"]
         try:
@@ -347,8 +348,8 @@ def export(request: Mapping[str, Any]) -> dict[str, Any]:
     """Reserve the run's folder in the bucket, or copy the model to it (methods of `ModelUpload`).
 
     Args:
-        request: `operation` (`reserve` at the start of a run, `copy` at its end); `outputId` of run.json; `tries`
-            (attempts in a row for each object) and `base` (seconds before the second one).
+        request: `operation` (`reserve` at the start of a run, `copy` at its end); `outputId` of run.json; `tries` (how
+            often the upload of each object is tried) and `base` (seconds before the second try).
 
     Raises:
         ExportError: the bucket cannot be written, or belongs to another training.

@@ -1,7 +1,8 @@
-"""The check of the nodes before training (`training.nodeCheck`): each pod measures its node, rank 0 compares them.
+"""Check the nodes before training (`training.nodeCheck`): each pod measures its node, and rank 0 compares the results.
 
-Each pod measures its processor, its own disk, and the network to the pod of the next rank: some three seconds. The
-pods measure at the same time, before they start their processes. A bad node is reported, and the run goes on.
+Each pod measures its processor, its own disk, and the network to the pod of the next rank, which takes about three
+seconds. The pods measure at the same time, before they start their processes. A bad node is only reported, and the run
+continues.
 """
 
 from __future__ import annotations
@@ -26,24 +27,29 @@ from launcher.supervisor.peers.messages import NodeSpeeds
 from launcher.supervisor.peers.peer_server import PeerServer, build_check_path
 
 SECONDS = 1.0
-"""Time of each measurement; a disk is written for this time, synced, and read for the rest of three times this."""
+"""Seconds that each measurement takes. A file is written to the disk for this time and then synced; then it is read
+until three times this time have passed since the beginning."""
 DISK_BYTES = 1 << 25
-"""Bytes that are written to the disk at most."""
+"""At most this many bytes are written to the disk."""
 ANSWER_SECONDS = 8.0
 """Longest wait for the next rank, which may start the check a little later."""
 BAD_FACTOR = 2.0
 """A node is bad if the median of the nodes is at least this many times its speed."""
 LEAST_RANKS = 3
-"""With fewer ranks the median does not say which node differs from the others, and only the limits count."""
+"""With fewer ranks, the median does not show which node differs from the others, so nodes are compared with LIMITS
+only."""
 LIMITS = {
     "processor": ("MB/s compressed", 0.0, float("inf")),
     "disk": ("MB/s", 0.0, 200.0),
     "network": ("MB/s", 10.0, 500.0),
     "round_trips": ("round trips/s", 20.0, 2000.0),
 }
-"""Field of NodeSpeeds → its unit; the speed below which a node is always bad; the one from which it is never bad.
+"""Field of NodeSpeeds → (its unit, the speed below which a node is always bad, the speed from which on a node is never
+bad).
 
-The limits of the network are a tenth of 1 Gbit/s and 50 ms, and 4 Gbit/s and 0.5 ms."""
+The lower limits of the network are a tenth of 1 Gbit/s and round trips of 50 ms; the upper limits are 4 Gbit/s and
+round trips of 0.5 ms.
+"""
 CHUNK = 1 << 20
 CONNECTS = 10
 
@@ -56,17 +62,21 @@ class NodeCheck:
     """
 
     def __init__(self, folder: Path, network: PodNetwork) -> None:
-        """Measure nothing yet. `folder` is on the pod's own disk."""
+        """Create the check; it measures nothing before `run`.
+
+        `folder` is on the disk to measure, the pod's own disk.
+        """
         self._folder, self._network = folder, network
         self._hosts: tuple[str, ...] = ()
-        """The pods of the newest check."""
+        """The addresses of the pods of the newest check."""
         self.speeds: NodeSpeeds | None = None
 
     def run(self, gang: RankAttempt, server: PeerServer, credential: str) -> None:
-        """Measure and log `speeds`, unless the pods of `gang` are those of the newest check.
+        """Measure this pod's node; store the result in `speeds`, and log it.
 
-        This takes some three seconds, and at most two times ANSWER_SECONDS more. From now on `server` lets another
-        rank measure its network to this pod. `credential` is that of the run.
+        Nothing is measured if the pods of `gang` are the same as in the newest check. The check takes about three
+        seconds, and at most two times ANSWER_SECONDS more. From now on, `server` lets another rank measure its network
+        to this pod. `credential` is the credential of the run.
         """
         if gang.hosts == self._hosts:
             return
@@ -81,7 +91,7 @@ class NodeCheck:
         log.info("node check: %s", ", ".join(shown))
 
     def _measure_network(self, host: str, port: int, path: str) -> tuple[float, float]:
-        """Return (MB/s received, round trips a second) from another pod; (0, 0) if it does not answer."""
+        """Return (MB/s received from pod `host`, round trips a second to that pod); (0, 0) if it does not answer."""
         deadline = time.monotonic() + ANSWER_SECONDS
         while True:
             try:
@@ -95,7 +105,7 @@ class NodeCheck:
                 time.sleep(0.1)
 
     def _count_round_trips(self, host: str, port: int) -> float:
-        """Return 1 divided by the shortest time of some connects."""
+        """Return the round trips a second: 1 divided by the shortest time that one of CONNECTS connects took."""
         times = [time.monotonic()]
         for _ in range(CONNECTS):
             self._network.connect(host, port, ANSWER_SECONDS).close()
@@ -117,7 +127,7 @@ class NodeCheck:
 
 
 def _measure_processor() -> float:
-    """Return how many MB/s one thread compresses."""
+    """Return the MB/s that one thread compresses."""
     block, size, began = random.Random(0).randbytes(CHUNK), 0, time.monotonic()  # noqa: S311 - no secret
     while time.monotonic() - began < SECONDS:
         zlib.compress(block)
@@ -144,10 +154,11 @@ def _measure_disk(folder: Path) -> float:
 
 
 def describe_bad_nodes(members: Sequence[Member]) -> str:
-    """Return which nodes are much slower than the others, with a fix; empty if none is, or if none was measured.
+    """Return a text that says which nodes are too slow, with a fix; empty if no node is, or if none was measured.
 
-    A slow network between two pods may be the fault of either one, so a pod counts with the better one of its two
-    connections: to the next rank and from the rank before. So the members are the ranks of an attempt, by place.
+    Either of two pods may be the cause of a slow network between them. So each pod is judged by the better of its two
+    connections, the one to the next rank and the one to the rank before. For this, `members` must be the ranks of one
+    attempt in the order of their places.
     """
     found = [(each.label, each.state.node_speeds) for each in members if each.state.node_speeds is not None]
     bad: list[str] = []

@@ -20,15 +20,15 @@ from launcher.settings import TrainSettings
 MAX_BYTES = 1 << 14
 """A longer progress.json is not read: a rank's state contains it, and is sent to rank 0 several times a second."""
 STATES_BEFORE_TRAINING = ("starting", "joining", "loading")
-"""States in which a trainer has not trained a batch since its start: its pass and batch say nothing yet."""
+"""States in which a trainer has not trained a batch since its start, so its pass and batch mean nothing yet."""
 LEAST_SECONDS = 180.0
-"""Seconds that every state but `training` and `done` gets. Longer than `Timings.storage`, so that the storage
-probe reports a hung storage first."""
+"""A trainer may stay at least this many seconds in every state except `training` and `done`. This is longer than
+`Timings.storage`, so that the storage probe reports a hung storage first."""
 LONGEST_STAY_FACTOR = 5
 """A trainer may stay in a state for this many times the longest stay in that state so far."""
 UNMEASURED_FACTOR = 10
-"""A state that no trainer of this rank was in yet may last at most this many times
-training.progressDeadlineSeconds: 100 minutes by default."""
+"""A trainer may stay in a state for at most this many times training.progressDeadlineSeconds if no trainer of this rank
+has been in this state before: 100 minutes by default."""
 BYTES_PER_SECOND = 10e6
 """The lowest speed that is assumed for writing or loading a checkpoint."""
 FIXES = {
@@ -53,7 +53,10 @@ SILENT_LOG_FIX = (
 
 
 def read_progress(settings: TrainSettings) -> TrainerProgress:
-    """Return the progress of this rank's trainers, combined; without values if none has a readable progress.json."""
+    """Return the combined progress of this rank's trainers (`combine_progress`).
+
+    The result has no values if none of the trainers has a readable progress.json.
+    """
     paths = map(settings.work.trainer_progress, range(settings.processes_per_pod))
     return combine_progress([progress for path in paths if (progress := _read(path)) is not None])
 
@@ -91,8 +94,9 @@ def _sum(values: Sequence[float | None]) -> float | None:
 class HangDetector:
     """Finds out whether the trainers of one rank hang in one attempt.
 
-    They hang if the pass, the batch and the state of the slowest trainer have not changed for too long. A growing log
-    of a user's script is progress, too, unless the script reports steps: its state is then `training`.
+    The trainers hang if the pass, the batch and the state of the slowest trainer have not changed for too long. If a
+    user's script does not report its steps, a growing log counts as progress, too. (A script that reports its steps has
+    the state `training`.)
     """
 
     def __init__(
@@ -108,8 +112,8 @@ class HangDetector:
             settings: the settings of this rank.
             runtime: says whether the trainers report their progress, and whether they run a user's script.
             exit_deadline: seconds within which a trainer with the state `done` must exit.
-            longest_stays: state → longest time in seconds that a trainer of this rank has spent in it, without
-                `training`; updated here.
+            longest_stays: state → longest time in seconds that a trainer of this rank has spent in this state; the
+                detector updates it. It has no entry for the state `training`.
         """
         self._settings, self._runtime = settings, runtime
         self._exit_deadline, self._longest_stays = exit_deadline, longest_stays
@@ -117,10 +121,10 @@ class HangDetector:
         self._state = ""
         self._training_since: float | None = None
         self._entered = self._moved = 0.0
-        """Monotonic times at which the state, and the place or the log, last changed."""
+        """Monotonic time at which the state last changed, and that at which the position or the log last changed."""
 
     def find_hang(self, log_size: int, now: float) -> tuple[str, str] | None:
-        """Return what the trainers do, such as "hangs: no batch for 600 s …", and a fix; None if they do not hang.
+        """Return (what the trainers do, such as "hangs: no batch for 600 s …", a fix); None if they do not hang.
 
         Call this again and again while the trainers of this rank train.
 
@@ -158,7 +162,7 @@ class HangDetector:
 
         Args:
             state: `state` of progress.json.
-            before: seconds from the order to train until the trainer entered this state.
+            before: seconds from the order `train` until the trainer entered this state.
             size: bytes of the checkpoint that was loaded or saved last; None if unknown.
         """
         deadline, stays = self._settings.progress_deadline_seconds, self._longest_stays

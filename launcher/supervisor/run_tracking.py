@@ -1,11 +1,11 @@
-"""Tracking of a run by TensorBoard and MLflow (`tracking`), from the files that the run writes in any case.
+"""Send a run's metrics to TensorBoard and MLflow (`tracking`), from the files that the run writes in any case.
 
 Rank 0's launcher uses `RunTracking`, a thread that starts this module as a helper process whenever there is something
 new. A tracking server that is slow or dead neither delays nor fails the run: what was not sent is sent after the next
 change, at the end, or by the next run of the job.
 
-MLflow is spoken by its REST API: six calls. Its client mlflow-skinny would add 30 packages to the image, and its
-defaults block for minutes when the server is down.
+This module calls MLflow's REST API itself, with six kinds of requests. MLflow's client, mlflow-skinny, would add 30
+packages to the image, and by default it blocks for minutes when the server is down.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ from launcher.supervisor.helper_processes import run_helper
 from launcher.supervisor.timings import Timings
 
 PENDING = ".tracking-pending"
-"""File in an output folder whose final state was not sent yet."""
+"""Name of a file that an output folder contains as long as the final state of its run was not sent."""
 REQUEST_SECONDS = 20.0
 """Time limit for one request to MLflow."""
 METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100
 LONGEST_PARAM = 6000
-"""Limits of MLflow's log-batch (mlflow/utils/validation.py of 3.17)."""
+"""Limits of MLflow's request log-batch: number of metrics, number of parameters, and characters of a parameter's value
+(mlflow/utils/validation.py of 3.17)."""
 OUTPUT_TAG = "paddle-training.output"
-"""Tag of a run in MLflow by which later calls find it: a second create would make a twin."""
+"""Name of a run's tag in MLflow. Later calls find the run by this tag; otherwise each call would create another run."""
 STATUS = {"complete": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 """`state` of run.json → status of the run in MLflow; any other state is RUNNING."""
 ARTIFACTS = ("report.html", "curve.png", "model/score.json")
-"""Files that are sent at the end. The model is not: `training.exportTo` copies it to a bucket."""
+"""Files that are sent to MLflow at the end. The model is not sent: `training.exportTo` copies it to a bucket."""
 
 
 class RunTracking:
@@ -60,12 +61,15 @@ class RunTracking:
         self._failures = 0
 
     def start(self) -> None:
-        """Start to send; do nothing if `tracking` names no tracker."""
+        """Start the thread that sends metrics; do nothing if no tracker is set in `tracking`."""
         if self._settings.tensorboard or self._settings.mlflow_uri:
             self._thread.start()
 
     def finish(self) -> None:
-        """Send the final state, for at most `Timings.track_end` seconds. Call this after run.json has it."""
+        """Send the final state of the run, for at most `Timings.track_end` seconds.
+
+        Call this after the final state was written to run.json.
+        """
         self._end.set()
         if self._thread.is_alive():
             self._thread.join(self._timings.track_end)
@@ -91,7 +95,7 @@ class RunTracking:
     def _send(self, seconds: float) -> bool:
         """Run the helper process; return whether everything was sent.
 
-        A failure is logged once, until everything was sent again.
+        Of several failures in a row, only the first one is logged.
         """
         s = self._settings
         request = {
@@ -121,9 +125,9 @@ class RunTracking:
 
 
 def _track(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Send the metrics of this run to the trackers, and of earlier runs whose end was not sent; return {}.
+    """Send the metrics of this run, and of earlier runs whose final state was not sent yet, to the trackers; return {}.
 
-    Runs in the helper process.
+    The helper process calls this.
     """
     output, runs = Path(request["output"]), Path(request["runs"])
     earlier = (runs / name for name in files.list_names(runs) if not (runs / name).is_symlink())
@@ -150,7 +154,8 @@ def list_values(
 ) -> Iterator[tuple[str, float, float, int]]:
     """Yield (name, value, Unix time, step) of each metric; the step is the number of finished passes.
 
-    The time is the start of the run plus the duration of the passes, so that it is the same in each call.
+    The time is the start of the run plus the duration of the passes up to this one, so that every call yields the same
+    time.
     """
     when = record.started
     for row in passes:
@@ -161,9 +166,10 @@ def list_values(
 
 
 def write_events(folder: Path, record: RunFile, passes: Sequence[Mapping[str, Any]]) -> None:
-    """Write the metrics to a file of TensorBoard below `folder`; what an earlier call has written stays.
+    """Append the metrics that no earlier call has written to TensorBoard's event file in `folder`.
 
-    TensorBoard follows a file that grows. The same metrics make the same bytes, so only new ones are appended.
+    TensorBoard follows a growing file. The same metrics always make the same bytes, so the new bytes can be appended.
+    If a pass was trained again and its metrics differ, the file is written anew.
     """
     from tensorboardX.proto.event_pb2 import Event
     from tensorboardX.proto.summary_pb2 import Summary
@@ -191,11 +197,14 @@ def write_events(folder: Path, record: RunFile, passes: Sequence[Mapping[str, An
 class MlflowRun:
     """One run on an MLflow server, over its REST API.
 
-    Raises OSError if the server cannot be reached or rejects a request; nothing is tried twice.
+    Its methods raise OSError if the server cannot be reached or rejects a request. They do not try again.
     """
 
     def __init__(self, uri: str, environ: Mapping[str, str]) -> None:
-        """Read the credentials from the variables of MLflow's client: user and password come before the token."""
+        """Read the credentials from the variables of MLflow's client in `environ`.
+
+        If the variables contain a user name, the user and the password are used, and the token is not.
+        """
         self._uri, self._headers = uri.rstrip("/"), {"Content-Type": "application/json"}
         user, token = environ.get("MLFLOW_TRACKING_USERNAME"), environ.get("MLFLOW_TRACKING_TOKEN")
         if user:
@@ -211,9 +220,10 @@ class MlflowRun:
         passes: Sequence[Mapping[str, Any]],
         request: Mapping[str, Any],
     ) -> None:
-        """Create the run if it is absent, and send all metrics, the settings and the state; at the end also files.
+        """Create the run if it is absent, and send all metrics, the settings and the state.
 
-        The server drops metrics that it has already.
+        After the end of the run, send the files of ARTIFACTS, too. The server drops metrics that it already has.
+        `request` has the names of the run (`name`) and of its `experiment`.
         """
         experiment = self._find_experiment(request["experiment"])
         run = self._find_run(experiment, record, record.run_id or request["name"])
@@ -240,7 +250,7 @@ class MlflowRun:
         self._post("runs/update", run_id=run_id, status=state, **ended)
 
     def _find_experiment(self, name: str) -> str:
-        """Return the id of the experiment, which is created if it is absent."""
+        """Return the id of the experiment `name`; create the experiment if it is absent."""
         query = urllib.parse.urlencode({"experiment_name": name})
         try:
             found = self._call("GET", f"experiments/get-by-name?{query}")
@@ -251,7 +261,7 @@ class MlflowRun:
         return str(found["experiment"]["experiment_id"])
 
     def _find_run(self, experiment: str, record: RunFile, name: str) -> dict[str, Any]:
-        """Return the run of this output, which is created if it is absent."""
+        """Return MLflow's run for the output of `record`; create a run with this `name` if there is none."""
         wanted = f"tags.`{OUTPUT_TAG}` = '{record.output_id}'"
         found = self._post("runs/search", experiment_ids=[experiment], filter=wanted, max_results=1)
         if found.get("runs"):
@@ -271,7 +281,10 @@ class MlflowRun:
         return dict(created["run"])
 
     def _send_artifacts(self, place: str, output: OutputPaths) -> None:
-        """Send the files of ARTIFACTS through the server, if it stores artifacts itself."""
+        """Send the files of ARTIFACTS through the server; do nothing if the server does not store artifacts itself.
+
+        `place` is the address of the run's artifacts.
+        """
         if not place.startswith("mlflow-artifacts:"):
             return
         folder = urllib.parse.urlsplit(place).path.strip("/")

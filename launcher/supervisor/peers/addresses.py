@@ -19,7 +19,8 @@ _SIOCGIFADDR = 0x8915  # linux/sockios.h
 _TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED = "01"
 _WITHOUT_PEER = frozenset(("02", "03", "07", "0A"))
-"""TCP_ESTABLISHED; TCP_SYN_SENT, TCP_SYN_RECV, TCP_CLOSE and TCP_LISTEN of the kernel's include/net/tcp_states.h."""
+"""States of sockets that are not connected to a peer: TCP_SYN_SENT, TCP_SYN_RECV, TCP_CLOSE and TCP_LISTEN. These
+numbers and the number of TCP_ESTABLISHED are from the kernel's include/net/tcp_states.h."""
 
 
 class PodNetwork:
@@ -67,15 +68,19 @@ class PodNetwork:
             raise GangError(f"cannot listen on port {port} (peerPort): {error.strerror}. {fix}") from error
 
     def connect(self, host: str, port: int, timeout: float) -> socket.socket:
-        """Return a TCP socket connected to `host`:`port`. Raises OSError, also after `timeout` seconds."""
+        """Return a TCP socket connected to `host`:`port`.
+
+        Raises:
+            OSError: the connection failed, or was not made within `timeout` seconds.
+        """
         return socket.create_connection((host, port), timeout=timeout)
 
 
 def find_advertised_address(network: PodNetwork, nic: str) -> str:
     """Return the IPv4 address of the interface `nic`, which this rank advertises to its peers.
 
-    It is always an address and never a name: Paddle resolves names repeatedly, and DNS may be outdated or
-    unavailable.
+    The result is an address and never a name, because Paddle would resolve a name repeatedly, and DNS may be outdated
+    or unavailable.
 
     Raises:
         SettingsError: there is no such interface, or it has no IPv4 address, so Paddle cannot use it.
@@ -103,9 +108,9 @@ def accepts_connections(network: PodNetwork, host: str, port: int, timeout: floa
 
 
 def has_connection(hosts: Collection[str], except_port: int) -> bool:
-    """Return whether a TCP connection of this pod leads to one of the IPv4 addresses `hosts`, or did a minute ago.
+    """Return whether this pod has, or had in the last minute, a TCP connection with one of the IPv4 addresses `hosts`.
 
-    Connections from or to `except_port` do not count: those between the launchers.
+    Connections from or to the port `except_port` do not count; they are connections between the launchers.
     """
     return any(
         state not in _WITHOUT_PEER and except_port not in (local[1], remote[1]) and remote[0] in hosts
@@ -132,9 +137,10 @@ def _read_connections() -> Iterator[tuple[tuple[str, int], tuple[str, int], str]
 
 
 def _parse_ipv4(end: str) -> str:
-    """Return the IPv4 address of one end of a connection in a table of _TCP_TABLES, or an IPv6 address as IPv4.
+    """Return the IPv4 address in `end`, the text of one end of a connection in a table of _TCP_TABLES.
 
-    That is the last four bytes, as of an IPv4 address in an IPv6 socket; for ::1, which `localhost` may be, 127.0.0.1.
+    For an IPv6 address, the result is its last four bytes. They are the right address if an IPv6 socket has an IPv4
+    connection. The result for ::1, to which `localhost` may resolve, is 127.0.0.1.
     """
     number = int(end.partition(":")[0][-8:], 16)  # in the byte order of the machine
     address = socket.inet_ntoa(struct.pack("=I", number))

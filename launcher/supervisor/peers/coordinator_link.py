@@ -1,10 +1,11 @@
 """Connection of every other rank to rank 0: sends this rank's state over HTTP and receives the newest order.
 
-`Rank0Locator` finds rank 0. Rank 0 writes its address to the output lease, run.lock, and the secret with which the
-other ranks authenticate to a file that only the user of the pods can read. Both change with every pod of rank 0, and
-every other rank needs the secret, so it reads run.lock in any case: DNS could find a new pod no earlier. With
-`rendezvous: api` the address comes from the Kubernetes API, as in the tutorial of 2017. A pod's rank is its completion
-index also then: the tutorial's ranks, which came from sorted addresses, would change with every replaced pod.
+`Rank0Locator` finds rank 0. Rank 0 writes its address to the output lease, run.lock. It writes the secret with which
+the other ranks authenticate to a file that only the user of the pods can read. Address and secret change with every pod
+of rank 0. Every other rank needs the secret anyway, so DNS would not find a new pod of rank 0 any earlier than the two
+files. With `rendezvous: api` the address comes from the Kubernetes API, as in the tutorial of 2017. A pod's rank is its
+completion index in this case, too. The tutorial got the ranks from the sorted addresses of the pods, so they would
+change with every replaced pod.
 
 `CoordinatorLink` is this connection. It also decides how a rank waits while rank 0 is unreachable: log lines,
 notifications, deadline, end of the run.
@@ -47,7 +48,10 @@ WATCH_SECONDS = 3600.0
 
 
 def coordinator_name(settings: TrainSettings) -> str:
-    """Return what messages call the coordinator: any rank may be the one of an elastic run."""
+    """Return the name of the coordinator in messages: `rank 0`, but `the coordinator` in an elastic run.
+
+    In an elastic run any rank may be the coordinator.
+    """
     return "the coordinator" if settings.is_elastic else "rank 0"
 
 
@@ -62,7 +66,7 @@ class Rank0Locator:
     """Finds the pod of rank 0 that holds the output lease of this run."""
 
     def __init__(self, settings: TrainSettings) -> None:
-        """With `rendezvous: api` start a thread that watches rank 0's pod.
+        """Create the locator; with `rendezvous: api` also start a thread that watches rank 0's pod.
 
         Raises:
             SettingsError: `rendezvous` is `api`, and this pod has no service account.
@@ -75,8 +79,8 @@ class Rank0Locator:
     def find(self) -> Rank0:
         """Return the address of rank 0's pod, and the credential for its HTTP server.
 
-        This reads run.lock and the file with the secret. The address is in run.lock; with `rendezvous: api` the
-        thread of `Rank0PodWatch` has got it from the API server. Callers try again after an OSError.
+        This reads run.lock and the file with the secret. The address comes from run.lock, or with `rendezvous: api`
+        from `Rank0PodWatch`, whose thread reads it from the API server. Callers try again after an OSError.
 
         Raises:
             OSError: no rank 0 of this run holds the lease; the secret of the pod that holds it is not visible yet; or,
@@ -115,7 +119,10 @@ def find_pod_address(pod: Mapping[str, Any]) -> str | None:
 
 
 def describe_pod(pod: Mapping[str, Any]) -> str:
-    """Return a text with the name of a pod and its address or phase; `status` shows why a pod does not run."""
+    """Return a text with the name of a pod and its address or phase.
+
+    The text does not say why a pod does not run; the command `status` shows this.
+    """
     name, address = pod["metadata"].get("name", "?"), find_pod_address(pod)
     if address:
         return f"{name} runs at {address}"
@@ -221,7 +228,7 @@ def post_state(
 ) -> tuple[int, bytes]:
     """Send POST /state with this credential; return the answer's HTTP status and body.
 
-    `seen` is the version of the newest order that this rank has.
+    `seen` is the version of the newest order that this rank has received.
 
     Raises:
         OSError, http.client.HTTPException: the connection has ended, or no answer came within ANSWER_SECONDS.
@@ -234,10 +241,10 @@ def post_state(
 
 
 class OrderSource:
-    """Where a rank's agent gets its orders from, and to whom it reports.
+    """Interface through which a rank's agent gets its orders and reports its state.
 
-    Rank 0's coordinator and the connection of every other rank to it inherit from this class. Before an agent has
-    created its own of the two, it uses an object of this class, which has no orders and whose methods do nothing.
+    `Coordinator` on rank 0 and `CoordinatorLink` on every other rank inherit from this class. Until an agent has
+    created one of these two, it uses an object of this class, which has no orders and whose methods do nothing.
     """
 
     order: Plan | None = None
@@ -250,7 +257,10 @@ class OrderSource:
     """On rank 0 the duration of the rendezvous of this attempt; None before its end, and on other ranks."""
 
     def start_run(self, fingerprint: dict[str, Any]) -> None:
-        """On rank 0, which has staged its inputs: open the output, and plan the first attempt."""
+        """On rank 0, open the output and plan the first attempt; on other ranks, do nothing.
+
+        The agent calls this after it has staged its inputs.
+        """
 
     def update(self, read_state: Callable[[], MemberState], now: float) -> None:
         """Do what is due at the monotonic time `now`; `read_state` returns this rank's state.
@@ -259,10 +269,16 @@ class OrderSource:
         """
 
     def send_now(self) -> None:
-        """Report the changed state of a rank to rank 0 at once; rank 0 itself reports by `update`."""
+        """Send the changed state of this rank to rank 0 at once.
+
+        On rank 0 itself this does nothing, because `update` reads its state.
+        """
 
     def check_lease(self) -> None:
-        """Raise `LauncherError` if this pod lost the output lease, which only rank 0 has."""
+        """Raise `LauncherError` if this pod lost the output lease.
+
+        Only rank 0 has a lease, so this does nothing on other ranks.
+        """
 
     def build_status(self) -> StatusFile | None:
         """Return the content of status.json; None on other ranks than 0 and before rank 0 holds the output lease."""
@@ -275,12 +291,12 @@ class OrderSource:
         """
 
     def announce_exit(self, error: LauncherError) -> None:
-        """On rank 0, order the other ranks to stop because its launcher exits with `error`."""
+        """On rank 0, order the other ranks to stop because rank 0's launcher exits with `error`."""
 
     def wait_and_close(
         self, error: LauncherError | None, clock: Callable[[], float], seconds: float = 0.0
     ) -> None:
-        """End the communication with the other ranks; `Coordinator` explains the arguments."""
+        """End the communication with the other ranks; `Coordinator.wait_and_close` explains the arguments."""
 
 
 class RunEndedError(LauncherError):
@@ -292,13 +308,13 @@ class RunEndedError(LauncherError):
 
 
 class CoordinatorLink(OrderSource):
-    """Connects a rank other than 0 to rank 0: sends this rank's state, and keeps the newest order that rank 0 answers.
+    """Connects a rank other than 0 to rank 0: sends this rank's state, and keeps the newest order of rank 0.
 
     One thread always has a request open; rank 0 answers when it has a newer order, or after `Timings.hold`. Another
     thread sends urgent states at once, on its own connection. The agent's main thread calls `update`, which ends this
     rank's run if rank 0 is unreachable for `rendezvousSeconds` + `training.rankWaitHours`.
 
-    Rank 0 notifies users about other missing ranks; if rank 0 itself is missing, rank 1 notifies them here.
+    Rank 0 notifies users about other missing ranks. If rank 0 itself is missing, this class notifies users on rank 1.
     """
 
     def __init__(
@@ -313,8 +329,9 @@ class CoordinatorLink(OrderSource):
     ) -> None:
         """Create the link; `start` connects it.
 
-        While `read_state` returns None, nothing is sent: a launcher whose main thread is stuck must not look alive.
-        A new order or a rejection calls `wake`.
+        `read_state` returns the state of this rank. While it returns None, the link sends nothing, because a launcher
+        whose main thread is stuck must not look alive. The link calls `wake` after a new order, and after a rejection
+        of this rank's state.
 
         Raises:
             SettingsError: `rendezvous` is `api`, and this pod has no service account.
@@ -329,8 +346,9 @@ class CoordinatorLink(OrderSource):
         self.problem = "no request was sent yet"
         """Why rank 0 last did not confirm an order, for messages."""
         self.rejected_until: float | None = None
-        """Monotonic time at which this pod exits if the coordinator still rejects it, because another pod with the same
-        rank is the valid one; None: it did not reject the newest state."""
+        """Monotonic time at which this pod exits if the coordinator still rejects its states then. The coordinator
+        rejects them if another pod with the same rank is the valid one. None: the coordinator did not reject the newest
+        state."""
         self._version = 0
         self._connection: http.client.HTTPConnection | None = None
         self._rank0: Rank0 | None = None
@@ -338,7 +356,7 @@ class CoordinatorLink(OrderSource):
         self._deadline = float("inf")
         self._urgent = threading.Event()
         self._finished = threading.Event()
-        """Set once rank 0 knows that this rank leaves, or cannot be reached."""
+        """Set once rank 0 knows that this rank leaves, and also if the link ends without that."""
         self._is_late = False
         """Whether rank 0 has been unreachable for longer than `rendezvousSeconds`."""
 
@@ -398,7 +416,7 @@ class CoordinatorLink(OrderSource):
                     self._finished.set()
 
     def _exchange(self, state: MemberState) -> bool:
-        """Send `state` to rank 0 and store the order that it answers; return whether rank 0 accepted the state."""
+        """Send `state` to rank 0 and store the order in the answer; return whether rank 0 accepted the state."""
         if self._connection is None:
             # A connection that has ended is opened again without the storage, which may hang.
             self._rank0 = self._rank0 or self._locator.find()
@@ -484,8 +502,9 @@ class CoordinatorLink(OrderSource):
     def raise_if_run_is_over(self) -> None:
         """Raise `RunEndedError` if run.json has a final state, `complete` or `failed`.
 
-        Rank 0 may have exited before this rank received its last order. The state `failed` counts only if the holder
-        of the output lease that this rank knows wrote it, because a later start of the same run tries again.
+        This is needed because rank 0 may have exited before this rank received its last order. The state `failed`
+        counts only if the rank 0 to which this rank was last connected wrote it. An earlier rank 0 may have written it
+        before the run was started again.
         """
         output = OutputPaths(self._settings.layout.output)
         try:

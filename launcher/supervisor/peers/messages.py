@@ -1,4 +1,4 @@
-"""The two messages between ranks: a rank's state, sent to rank 0, and rank 0's plan, the answer."""
+"""The two messages between ranks: each rank sends its state to rank 0, and rank 0 answers with its plan."""
 
 from __future__ import annotations
 
@@ -13,28 +13,30 @@ from launcher.reporting.failure_messages import clip
 from launcher.schema import PlanRecord, TrainerProgress, from_json, to_json
 
 SIGTERM_CAUSE = ": SIGTERM: "
-"""Separator in the cause of a stop after SIGTERM: the rank is before it, the fate of the requested checkpoint after."""
+"""Separator in the cause of a stop after SIGTERM. The text before the separator is the rank that received SIGTERM; the
+text after it says what became of the requested checkpoint."""
 TEXT_MAX_BYTES = 1 << 15
-"""Longest text of a failure, which is a part of a rank's state and of the plan: a program may quote a whole row."""
+"""Size in bytes of the longest text of a failure. The text is a part of a rank's state and of the plan. A limit is
+needed because a program may quote a whole row of data in the text."""
 
 
 class Phase(str, enum.Enum):
     """What a rank does now. The phases of one attempt are in the order in which a rank can pass through them."""
 
     ABSENT = "absent"
-    """It has not reported yet."""
+    """The rank has not reported yet."""
     STAGING = "staging"
     SERVING = "serving"
-    """Its pservers start."""
+    """The rank's pservers start."""
     READY = "ready"
     TRAINING = "training"
     DONE = "done"
-    """Its trainers have exited, and its pservers run."""
+    """The rank's trainers have exited, and its pservers still run."""
     ENDED = "ended"
     IDLE = "idle"
-    """Its processes were stopped, or it has not started any yet."""
+    """The rank's processes were stopped, or the rank has not started any processes yet."""
     LEAVING = "leaving"
-    """Its launcher exits."""
+    """The rank's launcher exits."""
 
     __str__ = str.__str__
 
@@ -73,7 +75,7 @@ class Failure:
 
     text: str
     code: int
-    """Exit code of the run, if this failure ends it."""
+    """Exit code of the run, if this failure ends the run."""
     at: float
     """Time of the failure on the monotonic clock of the pod that holds this object."""
     rank: int = -1
@@ -83,7 +85,8 @@ class Failure:
     place: Position | None = None
     """The pass and the batch that the trainer trained when it failed; None if unknown."""
     priority: int = 1
-    """As in `ProcessError`."""
+    """As in `ProcessError`. 0: this failure is the cause of the other failures of the attempt; 1: the earliest failure
+    is the cause; 2 and 3: another failure may have, or usually has, caused this one."""
 
     @classmethod
     def from_error(cls, error: LauncherError, at: float, rank: int, **more: Any) -> Failure:
@@ -94,12 +97,15 @@ class Failure:
 
     @property
     def is_consequence(self) -> bool:
-        """Whether another failure usually caused this one: a trainer lost its connection, and mostly got SIGABRT."""
+        """Whether another failure usually caused this one.
+
+        An example is the exit of a trainer that lost its connection to another trainer, mostly by SIGABRT.
+        """
         return self.sort_key[0] >= 2
 
     @property
     def sort_key(self) -> tuple[int, float]:
-        """Return a key by which the failure that caused the other ones of an attempt is the smallest."""
+        """Return a sort key: among the failures of an attempt, the one that caused the others has the smallest key."""
         is_abort = self.returncode in (-signal.SIGABRT, 128 + signal.SIGABRT)
         is_unexplained = self.priority == 1 and self.process.startswith("trainer")
         return 3 if is_abort and is_unexplained else self.priority, self.at
@@ -129,11 +135,11 @@ class NodeSpeeds:
     processor: float
     """MB/s that one thread compresses."""
     disk: float
-    """MB/s of the pod's own disk: written, synced and read."""
+    """MB/s of the pod's own disk when it writes, syncs and reads."""
     network: float = 0.0
-    """MB/s from the pod of the next rank; 0: that pod did not answer."""
+    """MB/s that this pod received from the pod of the next rank; 0: that pod did not answer."""
     round_trips: float = 0.0
-    """Round trips a second to that pod, one after the other."""
+    """Round trips a second between this pod and the pod of the next rank, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -145,9 +151,10 @@ class MemberState:
     """Random identifier of this pod: distinguishes two pods of one rank. Empty before the first report."""
     phase: Phase = Phase.ABSENT
     attempt: int = -1
-    """The newest attempt in which this rank started processes, or received `stop` before it started any."""
+    """The newest attempt in which this rank started processes, or received `stop` before it started any; -1: none
+    yet."""
     failure: Failure | None = None
-    """Failure of that attempt, or of the launcher itself."""
+    """Failure of the rank's processes in `attempt`, or of the launcher itself; None: no failure."""
     address: str = ""
     pod: str = ""
     node: str = ""
@@ -159,18 +166,20 @@ class MemberState:
     leave_in: float | None = None
     """Seconds after which this pod stops its processes because it received SIGTERM; None without SIGTERM."""
     hang: Failure | None = None
-    """Why the trainers of this pod seem to hang, if all ranks must hang for a failure; None: they make progress."""
+    """Why the trainers of this pod seem to hang; None: they make progress. Only set with a user's script, for which it
+    is a failure only if the trainers of all ranks hang."""
     ended: tuple[str, ...] = ()
-    """The trainers of this pod that exited with code 0, before anything stopped them."""
+    """Names of the trainers of this pod that exited with code 0 before anything stopped them."""
     node_speeds: NodeSpeeds | None = None
-    """None: not measured."""
+    """What this pod measured on its node; None: it has measured nothing."""
     connected: bool = False
-    """Whether a process of this pod has been connected to one of another pod (or of this one, if it is alone)."""
+    """Whether a process of this pod has been connected to a process of another pod, or of this pod if there is no other
+    pod."""
 
     def to_json(self, now: float) -> dict[str, Any]:
-        """Return this state as a dict for JSON, with the ages of the failures in seconds instead of their times.
+        """Return this state as a dict for JSON, in which each failure has its age in seconds instead of its time.
 
-        The monotonic clocks of two pods cannot be compared.
+        The receiver needs ages because the monotonic clocks of two pods cannot be compared.
         """
         value: dict[str, Any] = to_json(self._reverse_times(now))
         return value
@@ -185,7 +194,10 @@ class MemberState:
         return from_json(cls, value)._reverse_times(now)
 
     def _reverse_times(self, now: float) -> MemberState:
-        """Convert the times of failures to ages at time `now`, or ages to times: both are `now` minus the other."""
+        """Replace the time of each failure by its age at time `now`, or its age by its time.
+
+        The same calculation serves both directions: the new value is `now` minus the old value.
+        """
         failure, hang = (each and replace(each, at=now - each.at) for each in (self.failure, self.hang))
         return replace(self, failure=failure, hang=hang)
 
@@ -194,33 +206,40 @@ class MemberState:
 class Plan(PlanRecord):
     """The coordinator's decision about the current attempt: what all ranks must do now, and why.
 
-    Rank 0 writes the fields of `PlanRecord` to run.json, and sends the others to every rank. Each plan replaces all
-    earlier ones.
+    Rank 0 writes the fields that are inherited from `PlanRecord` to run.json, and sends the plan (`to_json`) to every
+    rank. Each plan replaces all earlier plans.
     """
 
     do: Action = Action.WAIT
     since: float = 0.0
     """Monotonic time of rank 0 at which `do` was decided."""
     addresses: tuple[str, ...] = ()
-    """The IP addresses of the pods that started this attempt, by place."""
+    """The IP addresses of the pods that started this attempt, in the order of their places (`place`)."""
     cause: Failure | None = None
-    """Why the attempt stops, or the run failed; None when the run is complete."""
+    """Why the attempt stops, or why the run failed; None when the run is complete."""
     save_after: Position | None = None
-    """The newest checkpoint when a pod received SIGTERM and all ranks were asked to save another one; else None."""
+    """Set while all ranks are asked to save a checkpoint: the newest checkpoint at the time when this was first
+    requested; otherwise None."""
     stop_seconds: float = 0.0
-    """With `stop`: the rest of the grace period of a pod that received SIGTERM, in which a user's script may react to
-    its own SIGTERM; 0 after a failure."""
+    """With `stop`: for how many seconds a user's script may react to its SIGTERM. This is the rest of the grace period
+    of the pod that received SIGTERM; 0 after a failure."""
     grow_since: float | None = None
-    """With `train`: monotonic time of rank 0 since which pods wait to be taken in; None: no pod waits."""
+    """With `train`: monotonic time of rank 0 since which pods have waited to be taken into the attempt; None: no pod
+    waits."""
     grow_after: Position | None = None
-    """The newest checkpoint at that time; pods are taken in after the next one."""
+    """The newest checkpoint at the time `grow_since`. The waiting pods are taken in after the next checkpoint."""
     replaced: tuple[str, ...] = ()
-    """With `wait`: the incarnations of the pods that must exit, because a device of them failed."""
+    """With `wait`: the incarnations of the pods that must exit because one of their devices failed."""
     offers_lease: bool = False
-    """With `wait`: whether the coordinator must leave the run to another pod, as it may be cut off from the others."""
+    """With `wait`: whether the coordinator must leave the run to another pod, because it may be cut off from the other
+    pods."""
 
     def place(self, rank: int) -> int | None:
-        """Return the place of a pod in the world of this attempt; None if it is outside."""
+        """Return the place of rank `rank` in the world of this attempt; None if the rank is not in the world.
+
+        The world is the sequence of the ranks that run the attempt's processes, and a place is an index in this
+        sequence.
+        """
         world = range(len(self.addresses)) if self.world is None else self.world
         return world.index(rank) if rank in world else None
 
@@ -230,7 +249,7 @@ class Plan(PlanRecord):
         return self.cause.text if self.cause is not None else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return this plan for JSON, as ranks receive it: without what only rank 0 needs."""
+        """Return this plan for JSON as ranks receive it, without the values that only rank 0 needs."""
         sent = replace(self, restarts=(), counted_restarts=0, incarnations=(), since=0.0, grow_since=None)
         value: dict[str, Any] = to_json(sent)
         return value

@@ -10,10 +10,10 @@ rank 0       GET /status    the content of status.json, without access to the st
              to save a checkpoint (`TrainerStore`)
 
 The credential of POST /state, and the secret in the paths below /trainers/, are derived from the run's secret on the
-shared storage (docs/explanation/decisions.md). Other pods may reach this port
-(networkPolicy.metricsFrom), so a sender is authenticated by the head of its request before the body is read, and one
-that is not may send little, and only for a short time. Of connections that are not authenticated, new ones replace the
-oldest ones, so that such a sender cannot keep out a rank or the kubelet.
+shared storage (docs/explanation/decisions.md). Other pods may reach this port (networkPolicy.metricsFrom). So the
+server authenticates a sender by the head of the request, before it reads the body. A sender that is not authenticated
+may send little data, and only for a short time. If too many connections are not authenticated, each new connection
+replaces the oldest one of them, so that such senders cannot keep out a rank or the kubelet.
 """
 
 from __future__ import annotations
@@ -46,39 +46,48 @@ def build_store_prefix(credential: str, attempt: int) -> str:
     """Return the prefix of the path of each request that the trainers of one attempt send to the store.
 
     The prefix contains a secret that is calculated from the run's credential (`build_credential`) and the attempt. The
-    credential cannot be calculated from it: a path in a log does not let anybody report the state of a rank.
+    credential cannot be calculated from this secret, so nobody who reads such a path in a log can report the state of a
+    rank.
     """
     secret = hmac.new(credential.encode(), f"trainers of attempt {attempt}".encode(), hashlib.sha256)
     return f"/trainers/{attempt}/{secret.hexdigest()}"
 
 
 def build_check_path(credential: str) -> str:
-    """Return the path of CHECK_BYTES bytes, which the pod before in the order of ranks reads to measure its network."""
+    """Return the path under which a rank serves CHECK_BYTES zeros for the node check.
+
+    The pod of the rank before this one reads them to measure its network.
+    """
     return f"/node-check/{hmac.new(credential.encode(), b'node check', hashlib.sha256).hexdigest()}"
 
 
 class TrainerStore:
     """Stores the addresses of the current attempt's trainers, and decides when they save a requested checkpoint.
 
-    The library gloo connects the trainers of runtime fleet: each trainer stores its addresses under its rank, and
-    reads the addresses of the other trainers. gloo sends no header of ours, so the path contains the secret that
-    authenticates a trainer (`build_store_prefix`). The server forgets all values when the next attempt starts.
+    The library gloo connects the trainers of runtime fleet: each trainer stores its addresses under its rank, and reads
+    the addresses of the other trainers. gloo cannot send a header with a credential, so the path of a request contains
+    the secret that authenticates the trainer (`build_store_prefix`). The store forgets all values when the next attempt
+    starts.
 
     The store also answers the trainers' question whether to save a checkpoint at a batch, because a user requested one
     or a pod received SIGTERM. All trainers get the same answer for one batch.
 
-    PaddlePaddle's own store is a child of pserver 0 that needs a port of its own, starts after the import of Paddle,
-    and keeps pserver 0 from serving until it exits.
+    This class replaces PaddlePaddle's own store, which is a child process of pserver 0. That process needs a port of
+    its own and starts only after the import of Paddle, and pserver 0 does not serve before that process exits.
     """
 
     def __init__(self, request: Path) -> None:
-        """Create the store, which rejects every request before `open`; a user creates the file `request`."""
+        """Create the store; it rejects every request before `open`.
+
+        A user requests a checkpoint by creating the file `request`.
+        """
         self._request = request
         self._prefix = ""
         self._values: dict[str, bytes] = {}
         self._lock = threading.Lock()
         self._requested = self._granted = ""
-        """Content of the request file, and of the newest request that was granted."""
+        """The current content of the request file, and the content for which a checkpoint was last granted; empty:
+        none."""
         self._is_requested = False
         """Whether the coordinator has requested a checkpoint that was not granted yet."""
         self._watcher = threading.Thread(target=self._watch_request, name="checkpoint request", daemon=True)
@@ -96,12 +105,15 @@ class TrainerStore:
             self._watcher.start()
 
     def request_checkpoint(self) -> None:
-        """Let the store answer the trainers' next question (`decide`) that they save a checkpoint."""
+        """Let the next answer to the trainers (`decide`) be that they save a checkpoint now."""
         with self._lock:
             self._is_requested = True
 
     def hold(self, is_held: bool) -> None:
-        """Let trainers that have saved a checkpoint wait (`is_held`) until they are stopped, or go on."""
+        """Tell trainers that have saved a checkpoint whether to wait (`is_held`) or to continue.
+
+        Trainers that wait do so until they are stopped.
+        """
         with self._lock:
             self._values.pop(f"{self._prefix}{HOLD}", None)
             if is_held:
@@ -124,13 +136,15 @@ class TrainerStore:
                 self._values[path] = value
 
     def decide(self, path: str, proposed: int) -> bytes:
-        """Decide whether the trainers save a requested checkpoint now; the first answer to a path stays.
+        """Decide whether the trainers save a requested checkpoint now; all calls with one path get one answer.
 
-        A request is granted once, since its file may still exist when trainers that have saved ask again.
+        A request is granted only once, because its file may still exist when trainers that have saved the checkpoint
+        ask again.
 
         Args:
             path: contains the step (number of trained batches) at which the trainers ask.
-            proposed: the step at which to ask the next time; the first question with this path decides.
+            proposed: the step at which the trainers should ask the next time. Only the proposal in the first call with
+                this path counts.
 
         Returns:
             JSON [whether to save now, the step at which all trainers ask the next time].
@@ -157,23 +171,25 @@ class TrainerStore:
 
 
 STATE_MAX_BYTES = 1 << 20
-"""Longest state of a rank. It contains training.args: an environment variable of up to 128 KiB."""
+"""Size in bytes of the longest state of a rank. A state contains training.args, an environment variable of up to 128
+KiB."""
 
 STEP_MAX_BYTES = 64
-"""Longest body of a trainer's question whether to save a checkpoint: a number."""
+"""Size in bytes of the longest body with which a trainer asks whether to save a checkpoint. The body is a number."""
 HEAD_MAX_BYTES = 1 << 16
-"""Longest head of a request."""
+"""Size in bytes of the longest head of a request."""
 REQUEST_SECONDS = 30.0
-"""Time limit for the wait for a request and for its arrival. A rank sends its next state at once."""
+"""Time limit in seconds from the end of the previous answer on a connection to the complete arrival of the next
+request. A rank sends its next state at once."""
 MAX_STRANGERS = 128
-"""How many connections may be open whose sender has not been authenticated."""
+"""At most this many connections may be open whose sender has not been authenticated."""
 
 Page = Callable[[], tuple[int, str, bytes]]
-"""Returns (HTTP status, content type, body)."""
+"""A function that returns the (HTTP status, content type, body) of a page."""
 
 
 class _LimitedReader(io.RawIOBase):
-    """Reads from a socket at most `left` bytes until `deadline`; raises OSError then."""
+    """Reads at most `left` bytes from a socket until the monotonic time `deadline`; after that raises OSError."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self.left, self.deadline = connection, 0, 0.0
@@ -183,7 +199,7 @@ class _LimitedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into `buffer`, and return the number of bytes; 0 at the end."""
+        """Read into `buffer`, and return the number of bytes; 0 at the end of the stream."""
         seconds = self.deadline - time.monotonic()
         if self.left <= 0 or seconds <= 0:
             raise TimeoutError
@@ -202,7 +218,7 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def setup(self) -> None:
-        """Read from the connection within limits."""
+        """Prepare the handler to read from the connection through a `_LimitedReader`."""
         super().setup()
         self.rfile.close()
         self._reader = _LimitedReader(self.connection)
@@ -214,9 +230,9 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         super().handle_one_request()
 
     def do_GET(self) -> None:
-        """Answer a trainer with the value that is stored under the path, everybody else with the page of the path.
+        """Answer a trainer with the value that is stored under the path, and everybody else with the page of the path.
 
-        The answer is 404 if there is no such value or page.
+        The path for the node check is a page of zeros. The answer is 404 if there is no such value or page.
         """
         store = self._trainer_store()
         if store is not None:
@@ -255,9 +271,9 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Answer a rank's launcher (POST /state) or a trainer (a path with the secret of this attempt).
 
-        A launcher sends the state of its rank. The coordinator gets the state, and the answer is its order. A
-        trainer asks whether to save a checkpoint now, and sends the step at which it proposes to ask the next time.
-        The first trainer that asks with this path decides for all.
+        A launcher sends the state of its rank. The coordinator records the state, and the answer is the coordinator's
+        newest order. A trainer asks whether to save a checkpoint now, and sends the step at which it proposes to ask
+        the next time. The first trainer that asks with this path decides for all trainers.
         """
         store, membership = self._trainer_store(), self.server.membership
         if store is not None:
@@ -284,7 +300,8 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
     def _trainer_store(self) -> TrainerStore | None:
         """Return rank 0's key-value store for trainers if a trainer of the current attempt sent this request.
 
-        Its path then has the secret of the attempt. In all other cases, and on other ranks, return None.
+        The path of such a request has the secret of the attempt. For any other request, and on other ranks, return
+        None.
         """
         store = self.server.trainer_store
         if store is None or not store.accepts(self.path):
@@ -303,7 +320,11 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
         return None
 
     def _drop_body(self) -> None:
-        """End the connection after an answer before the body: a reset would destroy an answer that is not read yet."""
+        """End the connection after an answer that was sent before the body of the request was read.
+
+        This first reads and discards the body. Otherwise the system would reset the connection, and the sender might
+        lose an answer that it has not read yet.
+        """
         self.close_connection = True
         self._reader.left = STATE_MAX_BYTES
         with contextlib.suppress(OSError):
@@ -327,7 +348,7 @@ class PeerRequestHandler(BaseHTTPRequestHandler):
 
 
 class PeerServer(ThreadingHTTPServer):
-    """HTTP server of one rank in a thread: serves its pages; on rank 0 also receives states and stores values."""
+    """HTTP server of one rank, in a thread: serves pages, and on rank 0 also receives states and stores values."""
 
     daemon_threads = True
     request_queue_size = 1024  # all members connect at the same time
@@ -344,7 +365,7 @@ class PeerServer(ThreadingHTTPServer):
         self.membership: Membership | None = None
         """Handles POST /state; set on rank 0 only."""
         self.check_path = ""
-        """Path of `build_check_path`, once this rank may be measured."""
+        """The result of `build_check_path`; empty before another rank may measure its network to this pod."""
         self.trainer_store: TrainerStore | None = None
         """Handles requests below /trainers/; set on rank 0 only."""
         super().__init__((network.bind_host, port), PeerRequestHandler, bind_and_activate=False)
@@ -353,7 +374,10 @@ class PeerServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, args=(0.1,), name="http", daemon=True).start()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Handle a new connection in a thread; if too many are not authenticated, close the oldest of those."""
+        """Handle a new connection in a thread.
+
+        If too many open connections are not authenticated, close the oldest one of them.
+        """
         self._strangers[request] = None
         if len(self._strangers) > MAX_STRANGERS:
             oldest = next(iter(self._strangers.copy()))

@@ -30,9 +30,10 @@ from launcher.schema import ShardFileEntry, describe_data
 from launcher.settings import SCRIPT_RUNTIMES, TrainSettings
 
 LOG_SECONDS = 10.0
-"""Between two lines about a copy of files."""
+"""Seconds between two log lines about the progress of a copy of files."""
 COUNTED_FILES = 10_000
-"""A script may have made many files, and its launcher counts their bytes before it stops the script."""
+"""At most this many files are counted in the work folder. A script may have written many files, and the launcher counts
+their bytes before it stops the script."""
 TEST_ALONE = 200_000
 """Rank 0 alone evaluates a test set of at most this number of rows; a larger one is divided among all ranks
 (launcher/trainer/evaluation.py)."""
@@ -90,8 +91,8 @@ def stage_inputs(
 ) -> str:
     """Copy shard, side tables and program to the pod's own disk, verify the copies, and return the program's digest.
 
-    Ranks that need the test set also copy it. Files that an earlier pod or container left in the work folder are not
-    trusted: they and progress.json are removed first.
+    Ranks that need the test set copy it, too, and a run with packages copies these. The data and the progress.json that
+    an earlier container left in the work folder are not trusted, and are removed first.
 
     Args:
         manifest: manifest of the data; None if the run has no data (`TrainSettings.has_data`).
@@ -221,7 +222,7 @@ def program_sha256(program: Path, config_file: str) -> str:
 
 
 def _describe_shard(settings: TrainSettings, manifest: dict[str, Any]) -> tuple[int, str]:
-    """Return the bytes that this rank's shard needs on the pod's own disk, and their description for a message."""
+    """Return (bytes that this rank's shard needs on the pod's own disk, description of these bytes for a message)."""
     rank = settings.completion_index
     tested = [manifest.get("test") or {}] if _needs_test_set(settings, manifest) else []
     text = sum(int(part.get("bytes", 0)) for part in (manifest["shards"][rank], *tested))
@@ -234,7 +235,10 @@ def _describe_shard(settings: TrainSettings, manifest: dict[str, Any]) -> tuple[
 
 
 def describe_overfull_work_dir(settings: TrainSettings) -> str:
-    """Return why Kubernetes evicts this pod if its work folder is above `workDir.sizeLimit`, to append to a message."""
+    """Return a text that says why Kubernetes evicts this pod, to append to a message.
+
+    The text is empty if the work folder is not larger than `workDir.sizeLimit`.
+    """
     with contextlib.suppress(OSError):
         paths = itertools.islice(settings.work.root.rglob("*"), COUNTED_FILES)
         used = sum(path.lstat().st_blocks * 512 for path in paths)
@@ -248,7 +252,11 @@ def describe_overfull_work_dir(settings: TrainSettings) -> str:
 
 
 def _needs_test_set(settings: TrainSettings, manifest: dict[str, Any]) -> bool:
-    """Return whether this rank needs the test set: rank 0, or all if it is large, or if any rank may be the first."""
+    """Return whether this rank needs the test set. Rank 0 always does.
+
+    With runtime fleet, another rank needs it only if the test set is large (TEST_ALONE), or in an elastic run, in which
+    any rank may become the first one. With the other runtimes, all ranks need it.
+    """
     lines = (manifest.get("test") or {}).get("lines", 0)
     is_first = settings.completion_index == 0
     return is_first or settings.runtime != "fleet" or settings.is_elastic or lines > TEST_ALONE
@@ -273,7 +281,10 @@ def _stage_data(settings: TrainSettings, manifest: dict[str, Any], check: Callab
 
 
 def _stage_files(settings: TrainSettings, manifest: dict[str, Any], check: Callable[[], None]) -> None:
-    """Link the data's files into the work folder, or copy all of them, or this rank's share (data.cache)."""
+    """Provide the data's files in the work folder, as data.cache says.
+
+    They are linked, or all are copied, or this rank's share of them is copied.
+    """
     data, target = data_of(settings.layout, manifest), settings.work.files
     fix = damaged_data_fix(settings.layout, manifest)
     if settings.data_cache == "storage":

@@ -62,20 +62,23 @@ def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, A
 
 
 def _can_resume(earlier: dict[str, Any], ours: dict[str, Any]) -> bool:
-    """Return whether a run with the fingerprint `ours` resumes one with the fingerprint `earlier`.
+    """Return whether a run with the fingerprint `ours` resumes a run with the fingerprint `earlier`.
 
-    All processes of a script have the same parameters, and its own checkpoint decides whether other parameter servers
-    can load it. So the number of processes, and the shards, which depend on it, may differ with a script.
+    For a user's script, the number of processes may differ, and so may the shards, which depend on this number. All
+    processes of a script have the same parameters, so its checkpoints do not depend on the number of trainers. Whether
+    they can be loaded with another number of parameter servers is up to the script.
     """
     free = {"trainers", "portsNum", "dataDigest"} if ours.get("runtime") in SCRIPT_RUNTIMES else set()
     return all(earlier.get(key) == ours.get(key) for key in {*earlier, *ours} - free)
 
 
 def check_folders(layout: JobPaths) -> None:
-    """Check that output/ and runs/ are folders or absent, and that they and the entries of output/ are no links.
+    """Check that output/ and runs/ are folders or absent, and that the launcher follows no link in output/.
+
+    Checked are output/, runs/, and the entries of output/.
 
     Raises:
-        StorageError: one of them is a symbolic link, or a file instead of a folder.
+        StorageError: one of these paths is a symbolic link, or a file where a folder is needed.
     """
     entries = [layout.output / name for name in files.list_names(layout.output)]
     for path in (layout.output, layout.runs, *entries):
@@ -94,12 +97,12 @@ def check_folders(layout: JobPaths) -> None:
 def open_output(
     settings: TrainSettings, fingerprint: dict[str, Any], lock: OutputLease
 ) -> tuple[int, RunFile]:
-    """Resume output/, or move it to runs/ and create a new one or bring an earlier one back.
+    """Resume output/; or move it to runs/, and use an earlier output from runs/ or a new, empty one instead.
 
     Only rank 0 calls this, while it holds the lease.
 
     Returns:
-        (number of the next attempt, run.json of the output as it was read). A new output has attempt 0 and an empty
+        (number of the next attempt, run.json of the output as it was read). For a new output these are 0 and an empty
         record.
 
     Raises:
@@ -131,7 +134,7 @@ def open_output(
 
 
 def _must_be_kept(name: str) -> bool:
-    """Return whether file `name` of an output must be kept: False for the lease and for temporary files."""
+    """Return whether file `name` of an output must be kept; False for run.lock and for temporary files."""
     return not name.startswith((".", "run.lock"))
 
 
@@ -173,7 +176,10 @@ def read_run_record(output: OutputPaths, pause: Callable[[float], None] = time.s
 
 
 def read_if_intact(read: Callable[[], T | None], default: T) -> T:
-    """Call `read` for a JSON file that is not essential; return `default` if it is absent or damaged."""
+    """Return the result of `read`, which reads a JSON file that the run can do without.
+
+    Return `default` if the file is absent or damaged; damage is logged.
+    """
     try:
         found = read()
     except files.UnreadableError as error:
@@ -189,7 +195,7 @@ def read_if_intact(read: Callable[[], T | None], default: T) -> T:
 def read_earlier_runs(
     layout: JobPaths, pause: Callable[[float], None]
 ) -> Iterator[tuple[OutputPaths, RunFile]]:
-    """Yield folder and run record of each run in runs/; the record is empty if it is absent or damaged."""
+    """Yield (folder, run record) of each run in runs/; the record is empty if it is absent or damaged."""
     for name in files.list_names(layout.runs, pause):
         # A hidden name: `clean` is removing the run. A link: it may lead out of the job's folder.
         if not name.startswith(".") and not layout.run(name).is_symlink():
@@ -205,8 +211,9 @@ def find_previous_model(
 ) -> str:
     """Return the value of training.initModelPath that `previous` stands for; "" if no run is complete yet.
 
-    That is the newest complete run in runs/ with this program. If runs/ has no complete run, it is the newest
-    export of the job. Rank 0 calls this once for each output, after it has moved the earlier output to runs/.
+    The value is the path of the newest complete run in runs/ with the same program as this run. If runs/ has no
+    complete run, the value is the address of the job's newest export. Rank 0 calls this once for each output, after it
+    has moved the earlier output to runs/.
 
     Args:
         program: sha256 of this run's program.
@@ -268,7 +275,9 @@ def _find_matching_run(
 def _replace_output(
     layout: JobPaths, earlier: RunFile | None, back: Path | None, *, run_id: str, lock: OutputLease
 ) -> Path:
-    """Move output/ to runs/, and another folder with this pod's lease into its place; return the new path in runs/.
+    """Move output/ to runs/, and move another folder to output/; return the new path of the old output in runs/.
+
+    Before the moves, this pod's lease is written to the other folder, so that output/ always has a lease.
 
     Args:
         earlier: run.json of the output that is moved away; None if there is none.
@@ -317,17 +326,17 @@ def _next_attempt(output: OutputPaths, earlier: RunFile, pause: Callable[[float]
 
 
 LOG_FILES = (".log", ".txt", ".json", ".yaml", ".yml")
-"""Ends of the names of files that a script may write at each start: they are no progress."""
+"""Endings of files that a script may write at every start, so that they are no sign of progress."""
 LOOKED_AT = 20_000
-"""Largest number of files that are looked at."""
+"""At most this many files are looked at."""
 
 
 def find_newest_save(folder: Path) -> tuple[float, str]:
-    """Return when the newest file below a script's checkpoint folder was written, as Unix time, and its name there.
+    """Return (Unix time, name) of the newest file below a script's checkpoint folder; (0, "") if there is no file.
 
-    Without a file these are 0 and an empty text. Logs, event files and hidden files do not count. Only the first
-    LOOKED_AT files are looked at. A file or folder that the storage cannot read is skipped. The result is for
-    `status`; the launcher also uses it to count failures, and to decide when an elastic run takes in ranks.
+    The name is the path relative to the folder. Logs, event files and hidden files do not count. Only the first
+    LOOKED_AT files are looked at. A file or folder that the storage cannot read is skipped. The result is for `status`;
+    the launcher also uses it to count failures, and to decide when an elastic run takes in ranks.
     """
     newest = (0.0, "")
     files_below = (
@@ -341,9 +350,9 @@ def find_newest_save(folder: Path) -> tuple[float, str]:
 
 
 def archive_logs(output: OutputPaths, rank: int, attempt: int) -> None:
-    """Before `attempt` starts, create this rank's folder, and move the logs in it to `attempt-<attempt - 1>/`.
+    """Create this rank's folder, and move the logs in it to `attempt-<attempt - 1>/`, because `attempt` starts now.
 
-    A log whose name exists there gets a number. For attempt 0 nothing is moved.
+    If a log with the same name already exists there, the moved log gets a number. For attempt 0 nothing is moved.
 
     Raises:
         StorageError, StorageFailedError: the storage cannot be written.

@@ -1,6 +1,6 @@
-"""Files that a script wrote to its working folder, on the pod's own disk: list them, and copy what must be kept.
+"""List the files that a script wrote to its working folder, and copy those that must be kept.
 
-The working folder is a copy of the program, and lost with the pod.
+The working folder is a copy of the program on the pod's own disk, and is lost with the pod.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from launcher.io import files
 from launcher.log import log
 
 SHOWN = 20
-"""Largest number of files that are listed; the largest ones come first."""
+"""A warning about lost files lists at most this many of them, the largest ones first."""
 LOOKED_AT = 100_000
-"""Largest number of files that are looked at."""
+"""The search for new files ends with the first folder after which it has looked at more than this many files."""
 
 
 def find_new_files(folder: Path, since: float) -> list[tuple[str, int]]:
-    """Return (name below `folder`, bytes) of the files that were written after the Unix time `since`, largest first.
+    """Return (name, bytes) of the files below `folder` that were written after the Unix time `since`.
 
-    Byte code is left out, and so are links, which may lead anywhere.
+    The largest file comes first, and a name is a path relative to `folder`. Byte code is left out, and so are links,
+    because they may lead anywhere.
     """
     found, seen = list[tuple[str, int]](), 0
     for root, folders, names in os.walk(folder):
@@ -44,13 +45,14 @@ def keep_script_files(
 ) -> None:
     """Copy the new files that match `patterns` to the folder `target`; warn about the others, which will be lost.
 
-    Each file appears when it is complete. An error is only logged: the training is over already.
+    Each copy appears under its name only when it is complete. An error is only logged, because the training is already
+    over.
 
     Args:
         program: the script's working folder.
         since: Unix time in seconds at which the script's first process was started.
-        patterns: as of fnmatch: `*` also stands for several folders.
-        check: called often; an error that it raises stops the copy.
+        patterns: patterns of the module fnmatch, in which `*` also matches a path of several folders.
+        check: called often during the copy; if it raises an error, the copy stops.
     """
     try:
         found = find_new_files(program, since)

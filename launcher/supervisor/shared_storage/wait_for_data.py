@@ -77,7 +77,7 @@ def wait_for_manifest(
 
 
 def _activity(path: Path) -> int | None:
-    """Return a value that changes while the data Job works; None if the file that the data Job touches is absent."""
+    """Return a value that changes while the data Job works and touches the file `path`; None if the file is absent."""
     try:
         return path.stat().st_mtime_ns
     except OSError:  # only a hint; other code reports errors of the storage
@@ -116,7 +116,7 @@ def check_manifest(manifest: dict[str, Any], where: Path, settings: TrainSetting
 
 
 def await_data(settings: TrainSettings) -> None:
-    """Wait until the data of this run is published: the command `await-data` of the pods' init container.
+    """Wait until the data of this run is published; this is the command `await-data` of the pods' init container.
 
     Raises:
         DataError: the data Job failed, or the data does not fit this run.
