@@ -11,10 +11,10 @@ import pulumi
 import pytest
 import yaml
 
-from infra import chart_values, eks_nodes, naming
+from infra import eks_nodes, naming
 from tests.chart.chart_tools import helm_template
 
-from .recording_mocks import ROOT, Recorder, aws_settings, aws_stack, mocked_account
+from .recording_mocks import ROOT, Recorder, aws_stack, mocked_account
 
 
 def _rendered(release: dict[str, Any]) -> list[dict[str, Any]]:
@@ -102,24 +102,6 @@ def test_addon_release_changes_with_its_chart() -> None:
     for part in ("autoscaler", "gpus"):
         release = made.one("Release", f"dev-{part}").inputs
         assert naming.folder_digest(ROOT / release["chart"]) in release["description"], part
-
-
-@pytest.mark.slow
-def test_all_pods_of_release_tolerate_taint_of_gpu_nodes() -> None:
-    """The data pods request no GPU, and there are no other nodes for them."""
-    settings = aws_settings(nodes={"instanceTypes": ["g6.xlarge"]})
-    done = chart_values.run_helm_template(settings, GPUS, ROOT)
-    assert done.returncode == 0, done.stderr
-    pods = {}
-    for item in filter(None, yaml.safe_load_all(done.stdout)):
-        if item["kind"] in ("Job", "Pod"):
-            component = item["metadata"]["labels"]["app.kubernetes.io/component"]
-            pods[component] = item["spec"].get("template", item)["spec"]
-    assert set(pods) == {"data", "training", "test"}
-    for component, pod in pods.items():
-        assert "nvidia.com/gpu" in [each["key"] for each in pod["tolerations"]], component
-    limits = pods["training"]["containers"][0]["resources"]["limits"]
-    assert limits["nvidia.com/gpu"] == 1
 
 
 @pytest.mark.slow

@@ -25,12 +25,10 @@ from testkit.http_servers import serving
 from .recording_mocks import LOCAL, ROOT, config, local_settings, local_stack
 
 
-def _kubeconfig(folder: Path, server: str) -> Path:
+def _kubeconfig(server: str) -> dict[str, Any]:
     context = {"name": "local", "context": {"cluster": "c", "user": "u"}}
     clusters, users = [{"name": "c", "cluster": {"server": server}}], [{"name": "u", "user": {"token": "t"}}]
-    path = folder / "kubeconfig"
-    path.write_text(json.dumps({"clusters": clusters, "users": users, "contexts": [context]}))
-    return path
+    return {"clusters": clusters, "users": users, "contexts": [context]}
 
 
 class _Api(BaseHTTPRequestHandler):
@@ -60,7 +58,9 @@ def api(tmp_path: Path) -> Iterator[tuple[type[_Api], str]]:
     """Yield the handler class of a running API server, and the path of its kubeconfig."""
     handler = type("Handler", (_Api,), {})
     with serving(handler) as server:
-        yield handler, str(_kubeconfig(tmp_path, f"http://127.0.0.1:{server.server_port}"))
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(_kubeconfig(f"http://127.0.0.1:{server.server_port}")))
+        yield handler, str(path)
 
 
 READ = training.read_revisions
@@ -110,16 +110,20 @@ def test_preflight_compares_the_cluster_with_the_settings(
 
 
 @pytest.mark.parametrize(
-    ("content", "error"), [(None, "No such file"), ("a: [", "flow node"), ("a: 1", "contexts")]
+    ("content", "error"),
+    [
+        (None, "No such file"),
+        ("a: [", "flow node"),
+        ("a: 1", "contexts"),
+        (json.dumps(_kubeconfig("https://127.0.0.1:9")), "refused"),
+    ],
 )
-def test_preflight_unusable_kubeconfig_raises(tmp_path: Path, content: str | None, error: str) -> None:
+def test_preflight_with_an_unusable_kubeconfig_or_an_unreachable_cluster_raises(
+    tmp_path: Path, content: str | None, error: str
+) -> None:
     if content is not None:
         (tmp_path / "kubeconfig").write_text(content)
     _preflight(str(tmp_path / "kubeconfig"), error)
-
-
-def test_preflight_unreachable_cluster_raises(tmp_path: Path) -> None:
-    _preflight(str(_kubeconfig(tmp_path, "https://127.0.0.1:9")), "refused")
 
 
 WITHOUT_AWS = """
@@ -242,8 +246,9 @@ def test_unreadable_release_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     [said] = warned
     assert "could not be compared with the cluster: " in said
     assert "No such file" in said
-    kubeconfig = _kubeconfig(tmp_path, "http://127.0.0.1:9")
-    for given in (str(kubeconfig), kubeconfig.read_text()):
+    content, kubeconfig = json.dumps(_kubeconfig("http://127.0.0.1:9")), tmp_path / "kubeconfig"
+    kubeconfig.write_text(content)
+    for given in (str(kubeconfig), content):
         with pytest.raises(training.UnreadableError, match="refused"):
             READ(given, "local", "paddle", "paddle-training")
         with pytest.raises(training.UnreadableError, match="context"):

@@ -122,24 +122,6 @@ def test_results_are_copied_with_matching_sums_and_the_pod_is_deleted(cluster, r
     code, out, err = run(release, "status")
     assert (code, "complete" in out) == (0, True), err
     assert run(release, "logs", "--role", "trainer")[1] == "pass 0\n"
-    code, _, err = run(release, "logs", "--role", "trainer", "--rank", "5")
-    assert (code, "node_5/train.log" in err, "Traceback" in err) == (3, True, False), err
-    assert readers(cluster, release[0]) == []
-
-
-def test_a_program_and_a_data_file_are_pushed_completely(cluster, release, tmp_path):
-    program = tmp_path / "mine"
-    program.mkdir()
-    (program / "trainer_config.py").write_text("x = 1\n")
-    (program / "table.bin").write_bytes(os.urandom(5 << 20))
-    code, out, err = run(release, "push", program, "--no-check")
-    assert code == 0, err
-    assert "training.config=mine/trainer_config.py" in out
-    assert sums(release[1] / "mine") == sums(program)
-    assert (release[1] / "mine").stat().st_uid == 10001
-    code, out, err = run(release, "push", program / "table.bin", "--source")
-    assert code == 0, err
-    assert sums(release[1].parent / "sources") == {"table.bin": sums(program)["table.bin"]}
     assert readers(cluster, release[0]) == []
 
 
