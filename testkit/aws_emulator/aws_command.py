@@ -18,12 +18,7 @@ def _token(account: Account) -> str:
     entries = account.all("aws:eks/accessEntry:AccessEntry")
     if not any(entry.inputs["principalArn"] == account.caller for entry in entries):
         return "of-a-caller-without-an-access-entry"
-    path = account.about["cluster"].get("tokenFile")
-    if not path:
-        raise AwsError(
-            "this emulated account has no cluster token. Fix: pass one to Account.create(cluster={'tokenFile': …})"
-        )
-    return Path(path).read_text(encoding="utf-8").strip()
+    return Path(account.about["cluster"]["tokenFile"]).read_text(encoding="utf-8").strip()
 
 
 def _get_token(account: Account, name: str) -> dict[str, object]:

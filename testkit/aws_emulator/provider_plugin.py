@@ -51,17 +51,13 @@ class Plugin(provider_pb2_grpc.ResourceProviderServicer):
     def _do(self, context: Any, call: Callable[[Model], Answer]) -> Answer:
         """Run one operation; report a rejection by the cloud as the error text for the user."""
         try:
-            return call(self._configured())
+            assert self.model is not None, "the engine configures a provider first"
+            return call(self.model)
         except (AwsError, UnknownTypeError) as error:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         except Exception as error:  # a bug in the emulator: show the traceback
             context.abort(grpc.StatusCode.INTERNAL, f"emulator: {error!r}\n{traceback.format_exc()}")
         raise AssertionError("abort raises")
-
-    def _configured(self) -> Model:
-        if self.model is None:
-            raise RuntimeError("the engine called an operation before it configured the provider")
-        return self.model
 
     # --- the provider
 

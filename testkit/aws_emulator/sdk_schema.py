@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import re
-import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -54,11 +53,7 @@ def snake_case(name: str) -> str:
 @lru_cache
 def _root() -> Path:
     spec = importlib.util.find_spec("pulumi_aws")
-    if spec is None or spec.origin is None:
-        raise UnknownTypeError(
-            f"the Python of the AWS emulator ({sys.executable}) has no package pulumi_aws. Fix: start the emulator "
-            "with the Python environment that runs the tests of infra/"
-        )
+    assert spec is not None and spec.origin is not None, "the SDK is a package of requirements/dev.lock"
     return Path(spec.origin).parent
 
 
@@ -140,10 +135,7 @@ def read_shape(token: str) -> Shape:
     Raises:
         UnknownTypeError: the installed SDK has no such resource.
     """
-    match = re.fullmatch(r"aws:(\w+)/(\w+):(\w+)", token)
-    if not match:
-        raise UnknownTypeError(f"{token!r} is no type of pulumi_aws (expected aws:<module>/<file>:<Class>)")
-    module, stem, name = match.groups()
+    module, stem, name = token.removeprefix("aws:").replace("/", ":").split(":")
     own = snake_case(stem)
     # A resource whose args class would have the name of a nested input type has `…InitArgs` instead.
     inputs = read_fields(module, f"{name}InitArgs", own) or read_fields(module, f"{name}Args", own)

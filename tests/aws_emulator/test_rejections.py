@@ -15,9 +15,8 @@ from testkit.aws_emulator import inventory, invokes, pulumi_engine
 from testkit.aws_emulator.account import Account, AwsError, required_actions
 from testkit.aws_emulator.handler import HANDLERS
 from testkit.aws_emulator.resource_model import TYPES, Model
-from tests.aws_emulator.test_resource_model import CLUSTER, ROLE, SUBNET, TRUST, VPC, _cluster, _make
+from tests.aws_emulator.test_resource_model import CLUSTER, ROLE, SUBNET, TRUST, VPC, _make
 
-POLICY, ATTACHMENT = "aws:iam/rolePolicy:RolePolicy", "aws:iam/rolePolicyAttachment:RolePolicyAttachment"
 KINDS = {kind.rpartition(":")[2]: kind for kind in {*TYPES, *HANDLERS}}
 ROWS = yaml.safe_load(Path(__file__).with_name("rejections.yaml").read_text(encoding="utf-8"))["rules"]
 
@@ -43,6 +42,16 @@ def _check_seen(step: dict[str, Any], found: dict[str, Any] | None) -> None:
     assert step["sees"] == (found and {text: jmespath.search(text, found) for text in step["sees"] or ()})
 
 
+def _grant(account: Account, limits: dict[str, Any]) -> None:
+    """Grant the rights of the rules; actions that change or pass IAM roles only for roles `own-*`, with `limits`."""
+    changes = "CreateRole DeleteRole PassRole PutRolePolicy AttachRolePolicy UpdateAssumeRolePolicy"
+    limited = {f"iam:{name}" for name in changes.split()}
+    kinds = (ROLE, CLUSTER, KINDS["RolePolicy"], KINDS["RolePolicyAttachment"])
+    others = {"Action": sorted(set().union(*map(required_actions, kinds)) - limited), "Resource": "*"}
+    own = {"Action": sorted(limited), "Resource": "arn:aws:iam::123456789012:role/own-*", **limits}
+    account.grant([json.dumps({"Statement": [others, own]})])
+
+
 def _perform(model: Model, step: dict[str, Any], known: dict[str, Any]) -> None:
     inputs, rid = _filled(step.get("with", {}), known), _filled(step.get("id", ""), known)
     if "make" in step:
@@ -56,6 +65,8 @@ def _perform(model: Model, step: dict[str, Any], known: dict[str, Any]) -> None:
         model.delete(KINDS[step["remove"]], "urn", rid, {})
     elif "change" in step:
         model.account.change(**step["change"])
+    elif "grant" in step:
+        _grant(model.account, step["grant"])
     elif "fail" in step:
         model.account.fail(KINDS[step["fail"]], **step["with"])
     elif "call" in step:
@@ -110,48 +121,3 @@ def test_cluster_in_zone_without_control_plane_rejects(account: Account) -> None
 def test_check_too_long_name_reports_limit(model: Model) -> None:
     _, failures = model.check(ROLE, "x" * 60, {}, {"assumeRolePolicy": TRUST}, b"seed")
     assert [path for path, why in failures if "64" in why] == ["name"]
-
-
-def _grant(account: Account, **more: Any) -> None:
-    """Grant the rights that these tests need; actions on IAM roles only for the roles `own-*`.
-
-    `more` are further keys of the policy statement for these roles, such as conditions.
-    """
-    names = [
-        "CreateRole",
-        "DeleteRole",
-        "PassRole",
-        "PutRolePolicy",
-        "AttachRolePolicy",
-        "UpdateAssumeRolePolicy",
-    ]
-    rows = (ROLE, CLUSTER, POLICY, ATTACHMENT)
-    limited = {f"iam:{name}" for name in names}
-    others = set().union(*(required_actions(row) for row in rows)) - limited
-    limits = {"Action": sorted(limited), "Resource": "arn:aws:iam::123456789012:role/own-*", **more}
-    account.grant([json.dumps({"Statement": [{"Action": sorted(others), "Resource": "*"}, limits]})])
-
-
-def test_foreign_role_rejects_create_policy_and_pass(model: Model, account: Account) -> None:
-    subnets, _ = _cluster(model)
-    _grant(account)
-    _make(model, ROLE, name="own-1", assumeRolePolicy=TRUST)
-    with pytest.raises(AwsError, match=r"iam:CreateRole on resource: .*role/Other"):
-        _make(model, ROLE, name="Other", assumeRolePolicy=TRUST)
-    model.cloud.client("iam").create_role(RoleName="Other", AssumeRolePolicyDocument=TRUST)
-    with pytest.raises(AwsError, match="iam:PutRolePolicy on resource"):
-        _make(model, POLICY, role="Other", name="x", policy=TRUST)
-    with pytest.raises(AwsError, match="iam:PassRole on resource"):
-        arn = "arn:aws:iam::123456789012:role/Other"
-        _make(model, CLUSTER, name="d", roleArn=arn, vpcConfig={"subnetIds": subnets})
-
-
-def test_role_without_required_boundary_or_with_other_policy_rejects(model: Model, account: Account) -> None:
-    boundary = "arn:aws:iam::123456789012:policy/Boundary"
-    _grant(account, Condition={"StringEquals": {"iam:PermissionsBoundary": boundary}})
-    with pytest.raises(AwsError, match="iam:CreateRole"):
-        _make(model, ROLE, name="own-1", assumeRolePolicy=TRUST)
-    _grant(account, Condition={"ArnEquals": {"iam:PolicyARN": "arn:aws:iam::aws:policy/One"}})
-    model.cloud.client("iam").create_role(RoleName="own-2", AssumeRolePolicyDocument=TRUST)
-    with pytest.raises(AwsError, match="iam:AttachRolePolicy"):
-        _make(model, ATTACHMENT, role="own-2", policyArn="arn:aws:iam::aws:policy/AdministratorAccess")
