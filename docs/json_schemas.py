@@ -16,8 +16,8 @@ def json_schema(shape: Any, title: str) -> dict[str, Any]:
     """Return the JSON Schema of a file.
 
     Args:
-        shape: the dataclass or TypedDict of the file's JSON object.
-        title: the file's name.
+        shape: the dataclass or TypedDict that describes the file's JSON object.
+        title: the title of the schema, which is the file's name.
     """
     return {"$schema": DIALECT, "title": title, **_schema(shape)}
 

@@ -1,6 +1,6 @@
-"""Write the table of docs/explanation/tested.md: each fault test's result.
+"""Write the table of fault tests and their results to docs/explanation/tested.md.
 
-The results are those of docs/reliability.json. `python docs/reliability.py` rewrites docs/explanation/tested.md.
+`python docs/reliability.py` reads the results from docs/reliability.json.
 """
 
 from __future__ import annotations
@@ -20,27 +20,29 @@ HEAD = ("fault", "observed recovery", *(f"runtime `{name}`" for name in RUNTIMES
 
 
 Results = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""docs/reliability.json: test → runtime → result."""
+"""Content of docs/reliability.json: test → runtime → result."""
 AS_FLEET = "as `fleet` (not run)"
-"""The launchers and Kubernetes run the same code with both runtimes; other rows show what the processes do."""
+"""Text for a fault that was tested only with runtime fleet, because launchers and Kubernetes run the same code with
+runtime collective. Other rows show what the processes of runtime collective do.
+"""
 NOT_RUN = "not run"
 NO_PSERVERS = "— (no pservers)"
 
 
 @dataclass(frozen=True)
 class Row:
-    """One fault and its test."""
+    """One fault and the test that injects it."""
 
     fault: str
     test: str
-    """`file::test`, below tests/faults."""
+    """The test as `file::test`; the file is in tests/faults."""
     here: str
     collective: str = ""
-    """What the column of runtime collective says if the test was not run with it; empty: its result."""
+    """Text for the column of runtime collective if the test was not run with this runtime; empty: show the result."""
     fleet: str = ""
-    """The same for runtime fleet."""
+    """Text for the column of runtime fleet if the test was not run with this runtime; empty: show the result."""
     ps: str = NOT_RUN
-    """The same for runtime ps."""
+    """Text for the column of runtime ps if the test was not run with this runtime; empty: show the result."""
 
 
 ROWS = (
@@ -202,7 +204,7 @@ def describe_result(result: Mapping[str, Any]) -> str:
 def table(results: Results) -> str:
     """Return the Markdown table of the results.
 
-    Raises KeyError for a row whose test has no result.
+    Raises KeyError if a row's test has no result for a runtime.
     """
     lines = [line(HEAD), line(("---",) * len(HEAD))]
     for row in ROWS:
@@ -216,9 +218,9 @@ def table(results: Results) -> str:
 
 
 def generate(text: str, results: Results) -> str:
-    """Return the page `text` with a new table between its two markers.
+    """Return the page `text` with a new table between the markers BEGIN and END.
 
-    Raises ValueError when the markers are missing.
+    Raises ValueError when a marker is missing.
     """
     before, found, rest = text.partition(BEGIN)
     _, closed, after = rest.partition(END)

@@ -1,8 +1,8 @@
-"""MkDocs hooks: include pages that lie outside docs/ in the site, and translate links between the files.
+"""MkDocs hooks: include pages from outside docs/ in the site, and translate links between the files.
 
-Pages link to each other by relative paths of the repository, so that they read on a repository page. In the
-site, a link to a page becomes a link to its place there, a link to any other file of the repository becomes
-that file's path, and a link to a missing file fails the build.
+Pages link to each other by relative paths of the repository, so that the links work on the repository's web pages. In
+the site, a link to a page becomes a link to this page in the site. A link to a file that is not in the site is replaced
+by the path of the file. A link to a missing file fails the build.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INCLUDED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
-"""Path in the repository -> path in the site, of pages outside docs/."""
+"""Pages outside docs/: path in the repository -> path in the site."""
 
 IN_SITE = (".md", ".png", ".svg", ".json")
 LINK = re.compile(r"(!?)\[((?:[^\]\[]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
@@ -51,11 +51,10 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
 
 
 def translate_links(text: str, path: str, place: str) -> str:
-    """Return the page `text` with its links changed for the site.
+    """Return the Markdown text `text` with its links changed for the site.
 
-    `path` is the page's path in the repository, `place` its path in the site.
-
-    Logs a warning for a link to a missing file; with `strict` a warning fails the build.
+    `path` is the page's path in the repository, and `place` is its path in the site. A link to a missing file is logged
+    as a warning; with the option `strict` of MkDocs, a warning fails the build.
     """
 
     def translate(found: re.Match[str]) -> str:

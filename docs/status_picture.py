@@ -1,7 +1,8 @@
 """Draw the two pictures of the README from a job's folder: `python docs/status_picture.py FOLDER`.
 
-`docs/images/status.svg` is what `status --path FOLDER` prints, and `docs/images/curve.png` the curve of the run.
-After `make try` the folder is `~/.cache/paddle-training/try/quick_start/shared/quick-start`.
+`docs/images/status.svg` shows what the command `status --path FOLDER` prints, and `docs/images/curve.png` is the
+training curve of the run. After `make try`, use the folder
+`~/.cache/paddle-training/try/quick_start/shared/quick-start`.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ IMAGES = Path(__file__).resolve().parent / "images"
 FORMAT = re.sub(r"@font-face {{.*?}}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code", "ui-monospace, Menlo, Consolas"
 )
-"""Rich's template without fonts from another host."""
+"""Rich's template for SVG without the fonts that a browser would load from another host."""
 
 
 def main() -> None:
-    """Write both pictures of the folder in the command line."""
+    """Write both pictures. The job's folder is the only argument of the command line."""
     folder = Path(sys.argv[1]).resolve()
     view = replace(FolderSession(folder).read_view(log=True), where=folder.name)  # no path of this machine
     console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)

@@ -1,1 +1,1 @@
-"""Predict with an exported model: a package without the launcher, an HTTP server, downloads, newer models."""
+"""Predict with an exported model: a package that needs no launcher, an HTTP server, downloads, newer models."""

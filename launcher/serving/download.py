@@ -1,4 +1,4 @@
-"""Download a model from an export in an S3 bucket (training.exportTo)."""
+"""Download a model from its export in an S3 bucket (training.exportTo)."""
 
 from __future__ import annotations
 
@@ -21,40 +21,42 @@ _FIXES = {
     "AccessDenied": "Allow the role or key that is used here s3:GetObject below the prefix, and s3:ListBucket",
     "NoSuchBucket": "Correct the name of the bucket",
 }
-"""S3's error code → the fix in the message."""
+"""Error code of S3 → text after `Fix:` in the message."""
 _ENLARGE = "use a larger disk, or a smaller model."
 _SET_RUN = "Set the folder of an exported run, s3://BUCKET/PREFIX/JOB/RUN"
 
 
 class ExportedModels:
-    """Reads and downloads the exports of a job, or of one run, in a bucket.
+    """Reads and downloads exported models in an S3 bucket.
 
-    The URL is the folder of a run's export, or of a job, which has a folder for each run. Every method raises
-    these errors.
+    The URL is the folder of one run's export, or the folder of a job, which has a folder for the export of each run.
+    Every method can raise these errors.
 
     Raises:
-        SettingsError: there is no complete export at the address.
+        SettingsError: there is no complete export at the URL.
         DataError: the export is damaged.
         GangError: S3 cannot be reached.
     """
 
     def __init__(self, url: str, asked_by: str) -> None:
-        """Create the client; this sends no request. `asked_by` is the setting with `url`, for messages."""
+        """Create the client without sending a request. `asked_by` is the setting that contains `url`, for messages."""
         self._url, self._asked_by = url, asked_by
         retry = Retry(TRIES, BASE_SECONDS, doing="read", error=GangError, fix="check that S3 can be reached.")
         with self._rejections():
             self._folder = ExportFolder.open(url, retry)
 
     def latest(self) -> dict[str, Any] | None:
-        """Return the content of latest.json, which has the address of the job's newest export; None if absent."""
+        """Return the content of the job's latest.json, which refers to the newest export; None without this file."""
         with self._rejections():
             content = self._folder.read(LATEST)
         return None if content is None else files.parse_json_object(self._folder.url(LATEST), content)
 
     def newest(self) -> ExportFolder:
-        """Return this folder if it has an export (_SUCCESS.json), else the run's folder to which latest.json refers.
+        """Return the folder of the newest export.
 
-        With neither file return this folder, whose `download` then fails with the reason.
+        If the folder of the URL has an export (_SUCCESS.json), it is that folder. Else it is the folder of the run that
+        latest.json refers to. If neither file exists, return the folder of the URL; `download` then fails with the
+        reason.
         """
         with self._rejections():
             if self._folder.read(MARKER) is None and (latest := self.latest()) is not None:
@@ -62,7 +64,10 @@ class ExportedModels:
         return self._folder
 
     def run_folder(self, latest: dict[str, Any]) -> ExportFolder:
-        """Return the folder, next to latest.json, of the run that `latest`, the content of that file, refers to."""
+        """Return the folder of the run that `latest` refers to.
+
+        `latest` is the content of latest.json. The folder is next to this file.
+        """
         to = latest.get("to")
         name = to.rstrip("/").rpartition("/")[2] if isinstance(to, str) else ""
         if not is_safe_name(name):
@@ -72,10 +77,13 @@ class ExportedModels:
         return self._folder.with_prefix(f"{self._folder.prefix}{name}/")
 
     def download(self, folder: ExportFolder, into: Path, require: Callable[[int], None]) -> Path:
-        """Download a run's model to the folder `model` in `into`, and return it. An earlier folder is replaced.
+        """Download the model in the export `folder` to the folder `into`/model, and return the path of this folder.
 
-        The folder gets its name when size and sha256 of all files are verified. Before the download, `require` is
-        called with the model's size in bytes; it raises if there is no room.
+        A model that is already there is replaced.
+
+        The download goes to a temporary folder, which is renamed when size and sha256 of all files are verified. Before
+        the download, the function `require` is called with the model's size in bytes. It must raise an error if there
+        is not enough space.
         """
         model = into / "model"
         temporary = model.with_name(".model.tmp")
@@ -111,7 +119,7 @@ class ExportedModels:
         return model
 
     def _fetch(self, folder: ExportFolder, entry: ExportedFile, path: Path) -> None:
-        """Download an object to the file `path`; raise `DataError` if its size or sha256 differs from `entry`."""
+        """Download an object to the file `path`. Raise `DataError` if its size or sha256 differs from `entry`."""
         found = folder.find(entry.name)
         is_intact = found is not None and found.size == entry.bytes
         with files.storage_errors(path):
@@ -129,7 +137,7 @@ class ExportedModels:
         return DataError(f"{self._asked_by}: {reason}. Fix: export the model again.")
 
     def _invalid(self, reason: str, fix: str = _SET_RUN) -> SettingsError:
-        """Return the error that says why no model can be downloaded from this address, and a fix."""
+        """Return the error for an address without a model. `reason` says what is wrong, and `fix` what to do."""
         limit = "s3://BUCKET/PREFIX of a complete export (training.exportTo)"
         return setting_error(self._asked_by, self._url, limit, reason, fix)
 
@@ -144,9 +152,10 @@ class ExportedModels:
 
 
 def download_model(url: str, into: Path, asked_by: str) -> Path:
-    """Download the model of one run, or the newest one of a job, to `into`.
+    """Download the model of one run, or the newest model of a job, to the folder `into`/model; return its path.
 
-    `asked_by` is what needs the model, for messages. Raise the errors of `ExportedModels`.
+    `url` is the folder of the run's export or of the job. `asked_by` is the setting that contains `url`, for messages.
+    The errors are those of `ExportedModels`.
     """
     exports = ExportedModels(url, asked_by)
     require = functools.partial(files.require_space, into, what="the model", fix=_ENLARGE)

@@ -1,7 +1,9 @@
-"""`python -m launcher serve`: serve a model over HTTP, from a folder or an S3 bucket, and end in favour of newer ones.
+"""`python -m launcher serve`: serve a model over HTTP, from a folder or an S3 bucket.
 
-With --follow, `ModelFollower` copies and checks each newer model of a job, and ends the server, so that its next start
-serves that model. `python -m launcher.serving.serve FOLDER SECONDS` is the process that checks a model.
+With --follow, the server also searches for newer models of a job. `ModelFollower` copies and checks a newer model and
+then ends the server. The next start of the server serves the newer model.
+
+`python -m launcher.serving.serve FOLDER SECONDS` is the process that checks a model.
 """
 
 from __future__ import annotations
@@ -38,16 +40,20 @@ if TYPE_CHECKING:
     from launcher.serving.paddle_served.http_server import ModelServer
 
 WAITS = 10
-"""The server waits up to this many times the seconds between two searches before it ends: replicas end apart."""
+"""Limit of the time that the server waits before it ends, as a multiple of the time between two searches. The time
+is random, so that the replicas do not all end at once.
+"""
 LEAVE_SECONDS = 20.0
-"""How long the server is not ready before it ends: the chart's readiness probe fails three times, every 5 s."""
+"""Seconds for which the server reports that it is not ready, before it ends. In this time the chart's readiness probe,
+which runs every 5 s, fails three times.
+"""
 ENLARGE = "set a higher model.sizeLimit (two models must fit), or use nodes with more disk."
 CHECK_SECONDS = 300
-"""Deadline of the check."""
+"""Time limit in seconds for the check of a model."""
 PROCESS_BYTES = 64 << 20
-"""Memory of a Python process with Paddle's inference, without files: 62 MiB were measured."""
+"""Memory of a Python process with Paddle's inference and without a model, in bytes: 62 MiB were measured."""
 BYTES_PER_BYTE = 2
-"""Memory per byte of a model's files without embeddings: Paddle keeps its parameters twice (measured)."""
+"""Bytes of memory for each byte of a model's files without embeddings: Paddle keeps its parameters twice (measured)."""
 _MIB = 1 << 20
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
@@ -121,22 +127,25 @@ def _bytes(quantity: str) -> int:
 
 @dataclass(frozen=True)
 class FoundModel:
-    """Describes a complete model that was found; nothing is copied yet."""
+    """A complete model that a search has found. It is not copied yet."""
 
     identity: str
-    """Text that identifies the model: every other model at the address has another one."""
+    """Text that identifies the model. Every other model at the same address has a different text."""
     address: str
     """Address of the model, for messages."""
     copy: Callable[[Path, Callable[[int], None]], Path]
-    """`copy(into, require)` copies the model to the folder `into`, verifies it, and returns the model's folder.
+    """Function `copy(into, require)`: copy the model to the folder `into`, verify it, and return the copy's folder.
 
-    `require` is called with the model's size in bytes before; it raises if there is no room. Raises DataError or
-    ModelError if the model is damaged; another LauncherError may be temporary.
+    Before it copies, it calls `require` with the model's size in bytes; `require` raises an error if there is no space.
+    Raises DataError or ModelError if the model is damaged. Another LauncherError may be temporary.
     """
 
 
 def newest_export(exports: ExportedModels) -> FoundModel | None:
-    """Return the model that latest.json of a job's exports refers to, or None. A `LauncherError` may be temporary."""
+    """Return the model that latest.json of a job's exports refers to; None if there is no latest.json.
+
+    A `LauncherError` may be temporary.
+    """
     latest = exports.latest()
     if latest is None:
         return None
@@ -146,10 +155,10 @@ def newest_export(exports: ExportedModels) -> FoundModel | None:
 
 
 def newest_in_folder(folder: Path) -> FoundModel | None:
-    """Return the model in a folder that each training replaces, such as `output/model`; None if there is none.
+    """Return the model in a folder that each training replaces, such as `output/model`; None if there is no model.
 
-    A new `model.json` means a new model. The model is copied, because on NFS the files of a model can no longer be
-    read after it was replaced. A `LauncherError` may be temporary.
+    Another content of `model.json` means another model. The server needs a copy of the model, because on NFS the files
+    of a model can no longer be read after the model was replaced. A `LauncherError` may be temporary.
     """
     description = files.read_bytes(folder / "model.json")
     if description is None:
@@ -172,10 +181,11 @@ def newest_in_folder(folder: Path) -> FoundModel | None:
 
 
 class ModelFollower:
-    """Searches for a newer model at intervals, copies it next to the served one, checks it, and ends the server.
+    """Searches for a newer model at intervals, copies and checks it, and then ends the server.
 
-    The server continues while there is no newer model, and when the newer one is damaged, does not fit, or does not
-    answer the requests that the served one answers. A rejected model is reported once and not tried again.
+    The copies are next to each other on the pod's own disk. The server continues while there is no newer model. It also
+    continues if the newer model is damaged, does not fit on the disk or into memory, or does not answer the same
+    requests as the served model. A rejected model is reported once and not tried again.
     """
 
     def __init__(self, address: str, work: Path, seconds: float, size_limit: int | None) -> None:
@@ -184,9 +194,9 @@ class ModelFollower:
         Args:
             address: where new models appear, a folder or an S3 address (--model).
             work: folder on the pod's own disk for the copies; its other content is removed.
-            seconds: mean time in seconds between two searches. Each wait is 0.8 to 1.2 times as long, so that the
-                pods of a release do not all copy a model at the same time.
-            size_limit: bytes that all copies together may have; None: as many as the disk has.
+            seconds: mean time in seconds between two searches. Each wait is 0.8 to 1.2 times as long, so that the pods
+                of a release do not all copy a model at the same time.
+            size_limit: limit in bytes for all copies together; None: only the size of the disk limits them.
         """
         self._address = address
         if address.startswith(s3.SCHEME):
@@ -195,16 +205,17 @@ class ModelFollower:
             self._newest = functools.partial(newest_in_folder, Path(address))
         self._work, self._seconds, self._size_limit = work, seconds, size_limit
         self._served = self._rejected = Path()
-        """Folders of the served model, and of the last one that was rejected."""
+        """`_served` and `_rejected`: the folders of the served model, and of the model that was rejected last."""
         self._problem = ""
-        """Why the last search failed; empty if it did not."""
+        """Why the last search failed; empty if it succeeded."""
         self.newer = ""
-        """Address of the newer model in favour of which the server ends; empty while there is none."""
+        """Address of the newer model for which the server ends; empty while there is no newer model."""
 
     def open_first(self) -> Path:
-        """Return the folder of the newest model; copy it unless an earlier process has done so.
+        """Return the folder of the model to serve: the newest model. Copy it unless an earlier process has done so.
 
-        If that fails, or the model cannot be opened, return the last copy of an earlier process. Without one raise.
+        If the newest model cannot be copied or used, return the last copy that an earlier process has made. If there is
+        no such copy, raise the error.
 
         Raises:
             SettingsError: there is no model.
@@ -235,7 +246,7 @@ class ModelFollower:
         return self._served
 
     def follow(self, server: ModelServer, runner: uvicorn.Server) -> None:
-        """Start a thread that searches for a newer model, and stops `runner` when there is one."""
+        """Start a thread that searches for newer models. When a newer model is copied, it stops the server `runner`."""
         threading.Thread(target=self._run, args=(server, runner), name="follow", daemon=True).start()
 
     def _run(self, server: ModelServer, runner: uvicorn.Server) -> None:
@@ -250,7 +261,10 @@ class ModelFollower:
         runner.should_exit = True
 
     def look(self, server: ModelServer) -> None:
-        """Search once: copy and check the newest model unless it is served, and set `newer`; log why if that fails."""
+        """Search once. If there is a model that is neither served nor rejected, copy and check it, and set `newer`.
+
+        An error is logged and not raised.
+        """
 
         def check(copy: Path) -> None:
             require_memory(copy)
@@ -268,7 +282,9 @@ class ModelFollower:
             self._report(server, rejected, error)
 
     def _report(self, server: ModelServer, rejected: FoundModel | None, error: Exception) -> None:
-        """Count an error, after which the server keeps its model; log it unless it is the same as the last one.
+        """Count and log an error after which the server keeps its model.
+
+        An error with the same text as the last one is counted, but not logged again.
 
         `rejected` is the model that the server cannot use; None if the search or the copy failed.
         """
@@ -285,9 +301,9 @@ class ModelFollower:
         return self._work / f"{_digest(self._address)}-{_digest(found.identity)}" / "model"
 
     def _copy(self, found: FoundModel, check: Callable[[Path], None]) -> Path:
-        """Copy a model; return the folder of the copy.
+        """Copy a model unless its copy exists, and return the folder of the copy.
 
-        The folder gets this name only when `check` has accepted the copy.
+        The copy has a temporary name until `check` has accepted it.
         """
         folder, new = self._folder(found), self._work / "new"
         if not folder.exists():
@@ -301,9 +317,9 @@ class ModelFollower:
         return folder
 
     def _require_room(self, size: int) -> None:
-        """Raise `StorageError` if the work volume has no room for a copy of `size` bytes.
+        """Raise `StorageError` if the work folder has no room for a copy of `size` bytes.
 
-        Kubernetes evicts a pod that exceeds the volume's limit, and statvfs() does not know that limit.
+        The volume's own limit is checked too: Kubernetes evicts a pod that exceeds it, and statvfs() does not show it.
         """
         files.require_space(self._work, size, "a copy of the model", ENLARGE)
         used = sum(path.stat().st_size for path in files.folder_files(self._work))
@@ -319,9 +335,10 @@ def _digest(text: str) -> str:
 
 
 def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
-    """Raise `ModelError` if a second model does not fit into the container's memory next to the one that is served.
+    """Raise `ModelError` if the model in `folder` does not fit into the container's memory next to the served model.
 
-    Embedding tables do not count: they are memory-mapped. Without a limit nothing is checked.
+    Embedding tables do not count, because they are memory-mapped. If the container has no limit, nothing is checked.
+    `root` is the folder of the cgroups.
     """
     limit = cgroup_memory.limit(root)
     if limit is None:
@@ -337,15 +354,16 @@ def require_memory(folder: Path, root: Path = cgroup_memory.ROOT) -> None:
 
 
 def check_in_subprocess(folder: Path, served: Model | None = None, seconds: int = CHECK_SECONDS) -> None:
-    """Open the model in another process, and check that it answers the requests that the model `served` answers.
+    """Open the model in another process, and check that it answers the same requests as the model `served`.
 
-    Without `served` check only that the model can be opened and predicts a row of zeros.
+    Without `served`, only check that the model can be opened and predicts a row of zeros.
 
-    Paddle's inference kills its process when it reads certain damaged files (seen with a network.pdmodel of the right
-    size and wrong content: SIGSEGV), and a training program may hang. Neither may happen to the server.
+    The check runs in another process for two reasons. Paddle's inference kills its process when it reads certain
+    damaged files (seen with a network.pdmodel of the right size and wrong content: SIGSEGV). And a training program may
+    hang. `seconds` is the time limit of the check.
 
     Raises:
-        ModelError: the model cannot be opened, a prediction failed, it does not answer such requests, or the
+        ModelError: the model cannot be opened, a prediction failed, the model does not answer the same requests, or the
             process failed, was killed or timed out.
     """
     command = [sys.executable, "-m", "launcher.serving.serve", str(folder), str(seconds)]
@@ -377,10 +395,11 @@ def check_in_subprocess(folder: Path, served: Model | None = None, seconds: int 
 
 
 def require_compatible(folder: Path, served: dict[str, Any] | None) -> None:
-    """Raise `ModelError` if the model in `folder` does not answer the requests that the served model answers.
+    """Raise `ModelError` if the model in `folder` does not answer the same requests as the served model.
 
-    `served` has the served model's columns that a row must have (`needed`), all its `columns`, the `shape` of its
-    predictions, and the last `row` that it predicted, or null. Without it, only check that the model predicts.
+    `served` describes the served model: the columns that a row must have (`needed`), all its `columns`, the `shape` of
+    its predictions, and the `row` that it predicted last (or null). If `served` is None, only check that the model
+    predicts.
     """
     model = Model(folder)
     shape = model.self_check(served and served["row"])
@@ -402,7 +421,10 @@ def require_compatible(folder: Path, served: dict[str, Any] | None) -> None:
 
 
 def check_model(folder: str, seconds: str) -> int:
-    """Check the model in `folder`, with the served model's facts on stdin. Return 1 if it cannot be used, else 0."""
+    """Check the model in `folder`. Standard input has the description of the served model (see `require_compatible`).
+
+    The process is killed after `seconds`. Return 1 if the model cannot be used, else 0.
+    """
     signal.alarm(int(seconds))  # here, so that a program that hangs also ends if the server was killed
     with contextlib.suppress(OSError):  # if memory is short, the kernel kills this process and not the server
         Path("/proc/self/oom_score_adj").write_text("1000")

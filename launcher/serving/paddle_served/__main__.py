@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .http_server import ModelServer
 
 STOP_SECONDS = 10
-"""How long running requests may take after the process was asked to stop."""
+"""How many seconds running requests may take after the process was asked to stop."""
 
 
 def _integer(low: int, high: int) -> Callable[[str], int]:
-    """Return a parser of an option's text as an integer from `low` to `high`."""
+    """Return a function that converts an option's text to an integer, and rejects other values than `low` to `high`."""
 
     def parse(text: str) -> int:
         if not (
@@ -35,7 +35,7 @@ def _integer(low: int, high: int) -> Callable[[str], int]:
 
 
 def build_parser(prog: str) -> argparse.ArgumentParser:
-    """Return the parser of the command line of `prog`."""
+    """Return the parser of the command line. `prog` is the name of the command in its help text."""
     parser = argparse.ArgumentParser(prog=prog, description="Serve a trained model over HTTP.")
     parser.add_argument("--model", required=True, metavar="DIR", help="folder `model` of a run's output")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (0.0.0.0: all)")
@@ -56,12 +56,13 @@ def serve(
     workers: int,
     starting: Callable[[ModelServer, uvicorn.Server], object] = lambda *_: None,
 ) -> None:
-    """Serve a model until SIGTERM or SIGINT.
+    """Serve a model over HTTP until SIGTERM or SIGINT.
 
-    `starting` is called before the server accepts requests; it may start a thread that stops the server.
+    `workers` is the number of concurrent predictions. The function `starting` is called with the application and its
+    uvicorn server before the server accepts requests. It may start a thread that stops the server.
 
     Raises:
-        ModelError: the model cannot be read, or the server is not installed.
+        ModelError: the model cannot be read, or the packages of the HTTP server are not installed.
     """
     began = time.monotonic()
     read_description(model)  # finds a wrong folder before Paddle is imported
@@ -94,7 +95,7 @@ def serve(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line. Return the exit code: 1 if the model cannot be served."""
+    """Run the command line and return the exit code: 1 if the model cannot be served, else 0."""
     given = build_parser("python -m paddle_served").parse_args(arguments)
     try:
         serve(Path(given.model), given.host, given.port, given.workers)

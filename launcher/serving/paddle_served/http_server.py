@@ -29,14 +29,18 @@ from .model import Model, ModelError, PredictionResult, RowError
 
 MAX_ROWS = 10_000
 MAX_BYTES = 8 << 20
-"""Limit for the body of a request. A thread that parses so much JSON stops all others for up to a second."""
+"""Limit in bytes for the body of a request. A thread that parses a body of this size stops all other threads for up
+to a second.
+"""
 MAX_HELD_BYTES = 64 << 20
-"""Limit for the bodies of all requests that are not answered yet."""
+"""Limit in bytes for the bodies of all unanswered requests together."""
 _parsing = threading.Lock()
-"""Held while a body is parsed: the values of a hostile body need 30 times as much memory as its text."""
+"""Held while a body is parsed, so that only one body is in memory in parsed form: the parsed values of a malicious body
+need 30 times as much memory as its text.
+"""
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 VERSION_HEADER = "Model-Version"
-"""Header of the responses of /predict: the version of the model that answered."""
+"""Header of each response of /predict. Its value is the version of the model that answered."""
 
 
 class PredictRequest(BaseModel):
@@ -62,9 +66,10 @@ class ErrorResponse(BaseModel):
 
 
 class _BodyLimit:
-    """Middleware that answers 413 to a body of more than MAX_BYTES, with or without a Content-Length.
+    """Middleware that rejects large bodies, with or without a Content-Length.
 
-    It answers 503 while all requests together have bodies of more than MAX_HELD_BYTES.
+    It answers 413 to a body of more than MAX_BYTES. It answers 503 to a request whose body, together with the bodies of
+    all other unanswered requests, has more than MAX_HELD_BYTES.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -96,13 +101,13 @@ class _BodyLimit:
 
 
 def read_rows(body: bytes, model: Model, form: str) -> list[dict[str, Any]]:
-    """Return the rows in the body of a request. This takes seconds for a large body, so run it in a thread.
+    """Parse and check the body of a request, and return its rows.
 
-    Rows with a column that the model does not know are rejected before any row is predicted. `form` is an example of a
-    body, for messages.
+    Call this in a thread, because it takes seconds for a large body. `form` is an example of a body, for messages.
 
     Raises:
-        RowError: the body is invalid; the message describes the first problem.
+        RowError: the body is invalid, or a row has a column that the model does not know. The message describes the
+            first problem.
     """
 
     def require(condition: bool, problem: str) -> None:
@@ -142,7 +147,7 @@ def read_rows(body: bytes, model: Model, form: str) -> list[dict[str, Any]]:
 
 
 class ServerMetrics:
-    """All metrics of one server (docs/reference/pods.md)."""
+    """All metrics of one server. docs/reference/pods.md describes them."""
 
     def __init__(self, model: Model, start_seconds: float) -> None:
         self.registry = registry = CollectorRegistry()
@@ -178,7 +183,7 @@ class ServerMetrics:
         self._count_ids(dict.fromkeys(model.tables, 0), dict.fromkeys(model.tables, 0))
 
     def count(self, answer: PredictionResult) -> None:
-        """Count the rows and ids of an answer."""
+        """Add the rows and ids of one answer to the metrics."""
         self.rows.inc(len(answer.predictions))
         self._count_ids(answer.ids, answer.unknown)
 
@@ -200,7 +205,9 @@ class ModelServer(FastAPI):
         self.model = model
         self.metrics = ServerMetrics(model, start_seconds)
         self.is_leaving = False
-        """Whether the server ends soon: clients are asked to go to another one, but all requests are answered."""
+        """Whether the server ends soon. It still answers all requests, but closes the connections, so that clients
+        connect to another server.
+        """
         _add_endpoints(self, ThreadPoolExecutor(workers, "predict"))
 
 
@@ -251,7 +258,10 @@ def _add_endpoints(app: ModelServer, pool: ThreadPoolExecutor) -> None:
         return wrong(500, str(error))
 
     def predict_body(body: bytes) -> Response:
-        """Parse a body, predict its rows and write the answer, all in a thread: /healthz is answered meanwhile."""
+        """Parse a body, predict its rows and return the response.
+
+        This runs in a thread, so that the server can answer /healthz in the meantime.
+        """
         rows = read_rows(body, model, form)
         answer: PredictionResult = model.answer(rows)
         finite = np.isfinite(answer.predictions).reshape(len(rows), -1).all(axis=1)

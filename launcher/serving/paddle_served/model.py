@@ -1,8 +1,10 @@
 """Open an exported model and predict rows with it (`Model`): description, embedding tables, program, network.
 
-The model's folder contains its training program, and the interface that the program was written with
-(`interface.py`), so the program runs with any version of the launcher, and without it: while the program is imported,
-`launcher.program` is that file. An embedding table is two memory-mapped files: sorted ids, and their vectors.
+The model's folder contains its training program, and in `interface.py` the interface that this program was written for.
+While the program is imported, `launcher.program` is this file. So the program runs with any version of the launcher,
+and without the launcher.
+
+An embedding table is two memory-mapped files: the sorted ids, and their vectors.
 """
 
 from __future__ import annotations
@@ -30,10 +32,10 @@ from . import paddle_inference
 
 ID_MAX = 2**64 - 1
 VERSION = 2
-"""Version of the folder's format. In version 1 the embedding tables were inside the network."""
+"""Version of the format of a model's folder. In version 1 the embedding tables were inside the network."""
 EMBEDDINGS = "embeddings"
 CHUNK = 8192
-"""Rows of one call of the network: their vectors fit into the processor's cache."""
+"""Number of rows in one call of the network. The vectors of so few rows fit into the processor's cache."""
 IDS, VECTORS = "ids.npy", "vectors.npy"
 CANNOT_MAP = {errno.ENODEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 """Errors of a file system that cannot map files, such as some FUSE file systems."""
@@ -44,7 +46,7 @@ _importing = threading.Lock()
 
 
 class ServedError(Exception):
-    """Base class. `str(error)` is the message for users."""
+    """Base class of this package's errors. `str(error)` is the message for users."""
 
 
 class ModelError(ServedError):
@@ -57,28 +59,31 @@ class RowError(ServedError):
 
 @dataclass(frozen=True)
 class PredictionResult:
-    """Holds the predictions of some rows, their descriptions in words, and the counts of unknown ids."""
+    """Holds the predictions of some rows, their descriptions in words, and the counts of ids."""
 
     predictions: NDArray[np.float32]
-    """float32, shape [rows, …]: what the program's network() returns as prediction for each row."""
+    """float32, shape [rows, …]: for each row the prediction that the program's network() returns."""
     words: list[str] | None
     """What the program's describe(prediction) returns for each row; None if the program has no describe()."""
     ids: dict[str, int]
-    """Number of ids that were looked up, with padding, by table."""
+    """Table → number of ids that were looked up; padding counts too."""
     unknown: dict[str, int]
-    """Number of ids that are not in the table, by table. Their vectors are zeros."""
+    """Table → number of ids that the table does not have. Their vectors are zeros."""
 
 
 def table_folder(folder: Path, name: str) -> Path:
-    """Return the folder of table `name` in the model `folder`; characters invalid in a file name are escaped."""
+    """Return the folder of the table `name` in the model's folder.
+
+    Characters of the name that are invalid in a file name are escaped.
+    """
     return folder / EMBEDDINGS / quote(name, safe="")
 
 
 def read_description(folder: Path) -> dict[str, Any]:
-    """Return the content of a model's `model.json`.
+    """Read a model's `model.json`, check that the model's files have the right sizes, and return the content.
 
     Raises:
-        ModelError: there is no model, it has another version, or a file is missing or incomplete.
+        ModelError: there is no model, it has another version, or a file is missing, damaged or incomplete.
     """
     path = folder / "model.json"
     try:
@@ -121,7 +126,7 @@ def read_description(folder: Path) -> dict[str, Any]:
 
 
 def _has_valid_values(about: dict[str, Any]) -> bool:
-    """Return whether texts, numbers and names of files in a `model.json` can be used.
+    """Return whether the values in a `model.json` (texts, numbers and file names) are allowed.
 
     Raises AttributeError, KeyError or TypeError if a key is missing or has another type.
     """
@@ -143,27 +148,31 @@ def _has_valid_values(about: dict[str, Any]) -> bool:
 
 
 class MappedTable:
-    """Reads a table: `ids.npy` is uint64 [rows] in ascending order, `vectors.npy` is float32 [rows, width]."""
+    """Looks up vectors in a table with `rows` ids.
+
+    The file `ids.npy` is uint64 [rows] in ascending order, and `vectors.npy` is float32 [rows, width].
+    """
 
     def __init__(self, folder: Path, rows: int, width: int) -> None:
-        """Map the files.
+        """Map the files of the table in `folder` into memory.
 
         Raises:
-            ModelError: a file is missing, or does not have `rows` rows or vectors of `width` numbers.
+            ModelError: a file is missing, or does not have `rows` rows, or its vectors do not have `width` numbers.
         """
         self.rows, self.width = rows, width
         self.ids = _mapped(folder / IDS, (rows,), np.dtype(np.uint64))
         self.vectors = _mapped(folder / VECTORS, (rows, width), np.dtype(np.float32))
 
     def look_up(self, ids: NDArray[np.int64]) -> tuple[NDArray[np.float32], int]:
-        """Look up ids.
+        """Return the vectors of ids, and the number of unknown ids.
 
         Args:
-            ids: int64 of any shape. Each has the bits of an unsigned 64-bit id, so it may be negative; 0 is padding.
+            ids: int64 of any shape. Each number has the bits of an unsigned 64-bit id, so it may be negative; 0 is
+                padding.
 
         Returns:
-            The vectors, shape [*ids.shape, width], zeros for padding and unknown ids; and the number of
-            unknown ids.
+            The vectors, of shape [*ids.shape, width], and the number of unknown ids. The vectors of padding and unknown
+            ids are zeros. Padding does not count as unknown.
         """
         wanted = ids.reshape(-1).view(np.uint64)
         if not self.rows:
@@ -179,7 +188,7 @@ class MappedTable:
 
 
 def map_or_read(map_file: Callable[[], Any], read: Callable[[], Any]) -> NDArray[Any]:
-    """Return what `map_file` returns, or what `read` returns if the file system cannot map files."""
+    """Return what `map_file` returns. If the file system cannot map files, return what `read` returns."""
     try:
         return np.asarray(map_file())
     except OSError as error:
@@ -216,14 +225,17 @@ def _mapped(path: Path, shape: tuple[int, ...], kind: np.dtype[Any]) -> NDArray[
 
 
 class IdColumn:
-    """Collects the ids of many rows, from 0 to 2**64-1, and writes each as the int64 with the same bits."""
+    """Collects the ids of many rows, and writes each id as the int64 that has the same bits.
+
+    An id is from 0 to 2**64-1.
+    """
 
     def __init__(self, length: int, cut: bool) -> None:
         self._length, self._cut = length, cut
         self._flat, self._counts = array("Q"), array("L")
 
     def add(self, value: Any) -> None:
-        """Add the next row's id or ids. Raise `ValueError` or `TypeError` if they are invalid."""
+        """Add the id or ids of the next row. Raise `ValueError` or `TypeError` if an id is invalid."""
         flat = self._flat
         before = len(flat)
         try:
@@ -250,9 +262,9 @@ class IdColumn:
         self._counts.append(count)
 
     def fill(self, target: NDArray[Any]) -> int | None:
-        """Write all rows to `target`, of shape [rows, length].
+        """Write all rows to `target`, of shape [rows, length]; shorter rows are padded with 0.
 
-        Return None: no row is invalid, since `add` has rejected invalid ids.
+        Return None, which means that all rows are valid: `add` has rejected invalid ids.
         """
         flat = np.frombuffer(self._flat, np.uint64).view(np.int64)
         counts = np.frombuffer(self._counts, np.dtype("L"))
@@ -264,14 +276,14 @@ class IdColumn:
 
 
 class NumberColumn:
-    """Collects the numbers of many rows, which become float32."""
+    """Collects the numbers of many rows, and writes them as float32."""
 
     def __init__(self, width: int) -> None:
         self._width = width
         self._flat = array("d")
 
     def add(self, value: Any) -> None:
-        """Add the next row's number or sequence of numbers. Raise `ValueError` or `TypeError` if they are invalid."""
+        """Add the number or numbers of the next row. Raise `ValueError` or `TypeError` if they are invalid."""
         flat = self._flat
         before = len(flat)
         if isinstance(value, int | float):
@@ -289,7 +301,8 @@ class NumberColumn:
         """Write all rows to `target`, of shape [rows, width].
 
         Returns:
-            The index (from 0) of the first row with a number that is not finite in float32; None without one.
+            The index (from 0) of the first row with a number that is not finite in float32; None if all numbers are
+            finite.
         """
         with np.errstate(over="ignore"):
             target[:] = np.frombuffer(self._flat, np.float64).reshape(target.shape)
@@ -298,21 +311,27 @@ class NumberColumn:
 
 
 def new_column(kind: Any) -> IdColumn | NumberColumn:
-    """Return an empty column for an `Ids` or a `Real`, of any version of the program's interface."""
+    """Return an empty column for the program's input `kind`, an `Ids` or a `Real`.
+
+    The interface of any version may have defined this class, so it is recognized by its attributes.
+    """
     return IdColumn(kind.length, kind.cut) if hasattr(kind, "length") else NumberColumn(kind.width)
 
 
 class ModelProgram:
-    """Calls the functions of a model's training program: parse() for rows, describe() for predictions."""
+    """Calls the functions of a model's training program: parse() for rows, describe() for predictions.
+
+    `folder` is the model's folder, and `about` the content of its model.json.
+    """
 
     def __init__(self, folder: Path, about: Mapping[str, Any]) -> None:
-        """Import the program. Raise `ModelError` if it is missing or failed."""
+        """Import the program. Raise `ModelError` if the program is missing, or if it failed."""
         self.path = folder / "program" / about["config"]
         self.columns: list[str] = about["columns"]
         self.features: list[str] = about["features"]
         self.module = _load(self.path, folder / "interface.py")
         self.blank: dict[str, str] = dict(getattr(self.module, "BLANK", {}))
-        """Texts for columns that are unknown when predicting, such as the label."""
+        """Column → text for columns that are unknown in a prediction, such as the label."""
         interface: Any = sys.modules[self.module.__name__ + ".interface"]
         sides = {path.name: path for path in sorted((folder / "tables").glob("*"))}
         self.job = interface.Job(options=about["options"], tables=sides)
@@ -328,7 +347,7 @@ class ModelProgram:
         return [column for column in self.columns if column not in self.blank]
 
     def arrays(self, rows: Sequence[Mapping[str, Any]]) -> Arrays:
-        """Return the network's inputs for some rows: int64 [rows, length] or float32 [rows, width] by name."""
+        """Parse rows, and return input name → array: int64 [rows, length] or float32 [rows, width]."""
         columns = {name: new_column(self.inputs[name]) for name in self.features}
         for number, row in enumerate(rows, 1):
             sample = self._parse(row, number)
@@ -385,7 +404,10 @@ class ModelProgram:
         return sample
 
     def describe(self, prediction: NDArray[np.float32]) -> str | None:
-        """Return the program's describe(prediction) of one row; None if the program has no describe()."""
+        """Return the text that the program's describe() returns for the prediction of one row.
+
+        Return None if the program has no describe().
+        """
         if not hasattr(self.module, "describe"):
             return None
         with self._calling("describe()"):
@@ -420,10 +442,10 @@ def _text(value: Any, column: str, number: int) -> str:
 
 
 def _load(path: Path, interface: Path) -> ModuleType:
-    """Import the program under a unique module name.
+    """Import the program under a unique module name, and return the module.
 
-    The modules in its folder are removed from sys.modules afterwards, so that programs of several models with
-    files of the same names do not mix.
+    Programs of several models may have files of the same names. To keep them apart, the modules that the program has
+    imported from its folder are removed from sys.modules afterwards.
     """
     name = f"paddle_served_program_{abs(hash(str(path.resolve()))):x}"
     folder = path.parent.iterdir()
@@ -464,13 +486,16 @@ def _import(path: Path, name: str) -> ModuleType:
 
 
 class Predictor:
-    """The network in `<path>.pdmodel` and `<path>.pdiparams`; several threads may call `run`.
+    """The network in `<path>.pdmodel` and `<path>.pdiparams`. Several threads may call `run`.
 
-    Each thread gets its own copy of Paddle's predictor; the copies share the weights.
+    Each thread gets its own copy of Paddle's predictor, and all copies share the weights.
     """
 
     def __init__(self, path: Path, threads: int) -> None:
-        """Load the network. Raise `ModelError` if Paddle is not installed or cannot read the files."""
+        """Load the network. Raise `ModelError` if Paddle is not installed or cannot read the files.
+
+        `threads` is the number of threads that one prediction may use.
+        """
         try:
             paddle = paddle_inference.import_inference()
         except ImportError as error:
@@ -495,7 +520,7 @@ class Predictor:
         self._cloning = threading.Lock()
 
     def run(self, feed: dict[str, NDArray[Any]]) -> list[NDArray[Any]]:
-        """Return the network's outputs for the inputs in `feed`, whose other arrays are ignored."""
+        """Return the network's outputs. `feed` has an array for each input of the network; other arrays are ignored."""
         predictor = getattr(self._own, "predictor", None)
         if predictor is None:
             with self._cloning:
@@ -510,23 +535,29 @@ class Model:
     """Holds an opened model, and predicts rows with it. Several threads may call its methods."""
 
     def __init__(self, path: str | Path, threads: int = 1) -> None:
-        """Open the model in a folder, or raise `ModelError`. Its tables are memory-mapped, not read."""
+        """Open the model in a folder. Raise `ModelError` if the model cannot be used.
+
+        The embedding tables are memory-mapped and not read. `threads` is the number of threads that one prediction may
+        use.
+        """
         folder = Path(path)
         self.about = read_description(folder)
         self.version = hashlib.sha256((folder / "model.json").read_bytes()).hexdigest()[:12]
-        """Identifies this model: the first digits of the sha256 of its model.json."""
+        """Identifies this model: the first 12 hex digits of the sha256 of its model.json."""
         self.program = ModelProgram(folder, self.about)
         self.tables = {
             name: MappedTable(table_folder(folder, name), table["rows"], table["width"])
             for name, table in self.about["tables"].items()
         }
         self._lookups = self.about["lookups"]
-        """For each use of a table its name (`table`), and the names of the variables with ids and vectors."""
+        """For each use of a table: the table's name (`table`), the name of the variable with the ids (`ids`), and the
+        name of the variable with the vectors (`vectors`).
+        """
         self._network = Predictor(folder / "network", threads)
         computed = any(lookup["ids"] not in self.program.features for lookup in self._lookups)
         self._ids = Predictor(folder / "ids", threads) if computed else None
         self.last_row: Mapping[str, Any] | None = None
-        """The last row that was predicted: a model that replaces this one must predict it too."""
+        """The row that was predicted last, or None. A model that replaces this one must predict the row too."""
 
     @property
     def columns(self) -> list[str]:
@@ -542,8 +573,8 @@ class Model:
         """Return the predictions of some rows, float32 of shape [rows, …].
 
         Args:
-            rows: {column: text or number} for each row. Columns in the program's BLANK (such as the label)
-                may be missing.
+            rows: {column: text or number} for each row. Columns in the program's BLANK (such as the label) may be
+                missing.
 
         Raises:
             RowError: a row is invalid.
@@ -551,7 +582,7 @@ class Model:
         return self.answer(rows).predictions
 
     def answer(self, rows: Sequence[Mapping[str, Any]]) -> PredictionResult:
-        """Return predictions like `predict`, with the program's descriptions and the count of unknown ids."""
+        """Return predictions as `predict` does, with the program's descriptions and the counts of ids."""
         if not len(rows):
             raise RowError("there are no rows to predict. Fix: send at least one row")
         answer = self.predict_arrays(self.program.arrays(rows))
@@ -561,10 +592,10 @@ class Model:
         return replace(answer, words=words or None)
 
     def self_check(self, row: Mapping[str, Any] | None) -> tuple[int, ...]:
-        """Predict inputs of zeros, and the row `row` unless it is None. Return the shape of one prediction.
+        """Predict a row of zeros, and also `row` unless it is None. Return the shape of the prediction of one row.
 
         Raises:
-            ModelError: a prediction failed or is not finite.
+            ModelError: a prediction failed, or the prediction of `row` is not finite.
         """
         zeros = self.predict_arrays(self.program.zeros())
         if row is not None:
@@ -584,7 +615,10 @@ class Model:
         return zeros.predictions.shape[1:]
 
     def predict_arrays(self, arrays: Arrays) -> PredictionResult:
-        """Return the predictions for parsed rows. `arrays` has an array [rows, …] for each input, without the label."""
+        """Return the predictions for rows that are parsed already.
+
+        `arrays` has an array [rows, …] for each input of the network. The label is not needed.
+        """
         count = len(arrays[self.program.features[0]])
         found: list[NDArray[np.float32]] = []
         ids, unknown = dict.fromkeys(self.tables, 0), dict.fromkeys(self.tables, 0)
@@ -596,7 +630,11 @@ class Model:
     def _run(
         self, features: Arrays, ids_by_table: dict[str, int], unknown: dict[str, int]
     ) -> NDArray[np.float32]:
-        """Return the predictions of one chunk; add the numbers of its ids to `ids_by_table` and `unknown`."""
+        """Return the predictions of one chunk of rows.
+
+        For each table, add the number of ids that were looked up to `ids_by_table`, and the number of unknown ids to
+        `unknown`.
+        """
         feed = dict(features)
         ids = self._ids.run(features) if self._ids else []
         known = features | dict(zip(self.about["ids"], ids, strict=True))

@@ -1,8 +1,11 @@
-"""Import Paddle's inference without the rest of Paddle, whose import takes half of a start; choose fast kernels.
+"""Import Paddle's inference without the rest of Paddle, and choose fast kernels.
 
-Inference is one compiled module of PaddlePaddle 2.6.2. A model's program has `import paddle` at its top, for a
-network() that is never called here. It gets a stand-in module, which imports Paddle when the program uses an attribute
-of it.
+Inference is one compiled module of PaddlePaddle 2.6.2. An import of all of Paddle would take half of the time of a
+start.
+
+A model's program has `import paddle` at its top, because network() needs it; predictions never call network(). So the
+program gets a stand-in for the module `paddle`. The stand-in imports Paddle only when the program uses one of its
+attributes.
 """
 
 from __future__ import annotations
@@ -23,12 +26,13 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def prefer_avx2() -> None:
-    """Set MKL_DEBUG_CPU_TYPE for AVX2, if the processor has it. Call this before the first matrix product.
+    """Set MKL_DEBUG_CPU_TYPE for AVX2, if the processor has AVX2. Call this before the first matrix product.
 
-    The MKL in PaddlePaddle 2.6.2 (2019.0.5) checks the processor's vendor and uses SSE if it is not Intel:
-    8,550 samples per second of a 400-400-400 network instead of 19,550 (AMD EPYC, one thread). A value that
-    the environment already has stays. MKL's manual does not describe the variable; a test asks the library
-    which kernels it uses.
+    The MKL in PaddlePaddle 2.6.2 (2019.0.5) uses SSE on processors that are not from Intel: 8,550 samples per second of
+    a 400-400-400 network instead of 19,550 (AMD EPYC, one thread). The variable makes MKL use AVX2 there. A value that
+    the environment already has stays.
+
+    MKL's manual does not describe the variable, so a test asks the library which kernels it uses.
     """
     if CHOICE not in os.environ and _has_avx2_but_is_not_intel():
         os.environ[CHOICE] = AVX2
@@ -49,7 +53,7 @@ NAME, BASE = "paddle", "paddle.base"
 
 
 class _StandIn(ModuleType):
-    """Stands for the module `paddle`, and imports it when an attribute is used."""
+    """Stand-in for the module `paddle`. It imports the real module when one of its attributes is used."""
 
     def __getattr__(self, name: str) -> Any:
         if sys.modules.get(NAME) is self:
@@ -78,7 +82,7 @@ def import_inference() -> Any:
 
 @contextlib.contextmanager
 def paddle_stand_in() -> Iterator[None]:
-    """Let `import paddle` import the stand-in inside the block, unless Paddle is imported already."""
+    """Make `import paddle` return the stand-in inside the block, unless Paddle is imported already."""
     own = sys.modules.setdefault(NAME, _StandIn(NAME))
     try:
         yield
