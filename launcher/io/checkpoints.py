@@ -43,8 +43,8 @@ from launcher.schema import (
 CONTENTS = "contents.json"
 DONE = "done"
 REJECTED = "rejected.json"
-VERSION = 6
-"""Version of contents.json. Earlier versions, which had text, cannot be read."""
+VERSION = 7
+"""Version of contents.json. Earlier versions, which had text or numbers for tables, cannot be read."""
 SCRIPT_VERSION = 1
 """Version of contents.json of a script's checkpoint, which has the key `script` instead of `version`."""
 TOTALS = 3

@@ -155,10 +155,8 @@ class CheckpointFile:
 
 @dataclass(frozen=True)
 class CheckpointTable:
-    """Entry of contents.json about an embedding table: its folder, shape and optimizer."""
+    """Entry of contents.json about an embedding table: its shape and optimizer."""
 
-    folder: FileName
-    """Name of the table's folder below tables/."""
     width: Count
     """Numbers in each row."""
     rule: str
@@ -220,12 +218,8 @@ class CheckpointContents(SavedCheckpoint):
     """`contents.json` of a checkpoint of the parameter servers (docs/reference/files.md)."""
 
     version: int
-    seed: int
-    batches: Count
-    """Batches per pass."""
-    mode: str
-    """training.mode: async or sync."""
     servers: Count
+    """Number of parameter servers."""
     shards: Count
     """Files per sparse table."""
     ranks: list[list[float]]

@@ -266,18 +266,17 @@ def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
         host, port = layout.addresses[number]
         shown = f"pserver {number + 1} of {len(layout.addresses)} serves on {host}:{port}"
         print(shown, flush=True)  # noqa: T201 - this is the process' log
-        rules = {table_numbers()[name]: rule for name, rule in network.rules.items()}
-        shapes = {table_numbers()[name]: shape for name, shape in network.shapes.items()}
         own = shards_of_server(layout.shards, len(layout.addresses), number)
+        dense = dense_shape(number, len(layout.addresses))
         try:
-            memory = ServerMemory(shapes, layout.shards, own, dense_shape(number, len(layout.addresses)))
+            memory = ServerMemory(table_numbers(), network.shapes, layout.shards, own, dense)
         except LayoutError as error:
             raise SettingsError(
                 f"a check of Paddle's memory failed, so this pserver could not save its tables: {error}. Fix: use the "
                 f"package paddlepaddle=={paddle.__version__} of PyPI, as launcher/Dockerfile does, on nodes where a "
                 "process may read its own /proc/self/mem"
             ) from error
-        serve_commands(memory, rules, number, path)
+        serve_commands(memory, network.rules, number, path)
         memory.run_server(host, port)
 
 

@@ -401,6 +401,10 @@ def _check(table: EmbeddingTable, first: EmbeddingTable) -> None:
             f"embedding {table.name!r} has different arguments in two calls: {first} and {table}. Fix: use "
             "the same arguments, or two names"
         )
+    if table.name in {"", ".", ".."}:
+        raise ValueError(
+            f"embedding has the name {table.name!r}, which cannot be a folder in checkpoints. Fix: use another name"
+        )
     for key in ("width", "admit", "evict"):
         if (value := getattr(table, key)) is not None and value < 1:
             raise ValueError(

@@ -301,7 +301,7 @@ class Trainers:
 
 
 class ServerConnection:
-    """A trainer's connection to the parameter servers. Tables have names; the name "" is of the dense parameters."""
+    """A trainer's connection to the parameter servers."""
 
     def __init__(
         self, role: GlooRoleMaker, trainers: Trainers, scope: Any, lookups: Any, sync: Any = None
@@ -387,17 +387,6 @@ class ServerConnection:
             [values] = self._exe.run(program, feed=feed, fetch_list=["found"])
             given[first : first + CHUNK] = np.asarray(values).reshape(-1, width)
         return given
-
-    def number(self, name: str) -> int:
-        """Return the number by which the servers know a table."""
-        contexts = self._runtime._send_ctx.values()
-        if name:
-            return int(next(c.table_id() for c in contexts if f"{name}@GRAD" in c.origin_varnames()))
-        return int(next(c.table_id() for c in contexts if not c.is_sparse()))
-
-    def table_folder(self, name: str) -> str:
-        """Return the name of a table's folder in a checkpoint, such as `001`."""
-        return f"{self.number(name):03d}"
 
     def leave(self, stop: bool) -> None:
         """Disconnect from the servers; with `stop` let all of them exit."""

@@ -1,4 +1,4 @@
-"""The binary file of one shard of an embedding table in a checkpoint: `tables/<table id>/shard-<number>.rows`.
+"""The binary file of one shard of an embedding table in a checkpoint: `tables/<table>/shard-<number>.rows`.
 
 All numbers are little-endian. The file has these parts, one directly after the other:
 
@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial, reduce
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,7 @@ from launcher.errors import DataError
 from launcher.io import checkpoints
 from launcher.schema import CheckpointContents, CheckpointFile
 from launcher.serving.paddle_served.model import map_or_read
-from launcher.trainer.server_tables import CHUNK_ROWS, TABLES, Ids, RowShape, TableRows, Values
+from launcher.trainer.server_tables import CHUNK_ROWS, Ids, RowShape, TableRows, Values
 
 HEADER = np.dtype(
     [
@@ -47,9 +48,9 @@ HEADER = np.dtype(
 MAGIC, VERSION = b"PT-ROWS", 1
 
 
-def file_name(shard: int) -> str:
-    """Return the name of a shard's file."""
-    return f"shard-{shard:05d}.rows"
+def file_name(table: str, shard: int) -> str:
+    """Return the path in a checkpoint of the file of a table's shard; the table's name is percent-encoded."""
+    return f"tables/{quote(table, safe='')}/shard-{shard:05d}.rows"
 
 
 def list_files(
@@ -62,7 +63,7 @@ def list_files(
     """
     found = []
     for shard in shards:
-        name = f"{TABLES}/{contents.tables[table].folder}/{file_name(shard)}"
+        name = file_name(table, shard)
         if name not in contents.files:
             raise DataError(f"{name} is not listed in {checkpoints.CONTENTS}")
         found.append((folder / name, contents.files[name].sha256))
@@ -151,7 +152,7 @@ def read_shard(
     with path.open("rb") as file:
         about, rows = _read_header(file, path, shape)
         digest.update(about.tobytes())
-        if about["shards"] != shards or file_name(about["shard"]) != path.name:
+        if about["shards"] != shards or file_name("", about["shard"]).rpartition("/")[2] != path.name:
             raise DataError(
                 f"{path} has shard {about['shard']} of {about['shards']}, but must have one of {shards}"
             )

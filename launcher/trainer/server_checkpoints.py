@@ -2,10 +2,10 @@
 
 What the parameter servers add to the folder that launcher/io/checkpoints.py describes:
 
-tables/<id>/shard-<n>.rows   the rows of one shard of an embedding table, with the optimizer's state (row_files.py)
-tables/<id>/part-<n>.npz     each server's part of the dense parameters, with the optimizer's state (server_tables.py)
-params.npz                   dense parameters
-path.txt, <config>.py        where the checkpoint was saved, and the program's file
+tables/<table>/shard-<n>.rows   the rows of one shard of an embedding table, with the optimizer's state (row_files.py)
+dense/part-<n>.npz              each server's part of the dense parameters, with the optimizer's state
+params.npz                      dense parameters by name
+path.txt, <config>.py           where the checkpoint was saved, and the program's file
 
 The training waits only until every server has a copy of its memory (server_commands.py). Then it goes on, while a
 thread of each trainer waits for the files of its own servers, and trainer 0 publishes the checkpoint when all are
@@ -49,15 +49,15 @@ from launcher.trainer import initial_model, row_files, server_tables
 from launcher.trainer.fleet_trainer import FleetTrainer
 from launcher.trainer.initial_model import InitialModel
 from launcher.trainer.server_commands import Snapshot
-from launcher.trainer.server_tables import PARAMETERS, TABLES, TableRows
+from launcher.trainer.server_tables import PARAMETERS, TableRows
 from launcher.trainer.training_log import PassTotals, TrainerLog
 
 
 class Checkpoints:
     """Saves and restores checkpoints. Each trainer has one object, and all trainers call it together."""
 
-    def __init__(self, trainer: FleetTrainer, log: TrainerLog, seed: int) -> None:
-        self.settings, self.trainer, self.log, self.seed = trainer.settings, trainer, log, seed
+    def __init__(self, trainer: FleetTrainer, log: TrainerLog) -> None:
+        self.settings, self.trainer, self.log = trainer.settings, trainer, log
         self.network, self.shapes = trainer.network, trainer.network.shapes
         self.first = trainer.settings.rank == 0
         self.output = OutputPaths(trainer.settings.layout.output)
@@ -104,10 +104,8 @@ class Checkpoints:
                 checkpoints.write_file(folder.folder, PARAMETERS, lambda file: np.savez(file, **parameters))
             )
         trainers.barrier()
-        evicting = [
-            trainer.servers.number(table.name) for table in self.network.tables if table.evict is not None
-        ]
-        snapshots = trainer.own_servers.save(folder.folder / TABLES, evicting)
+        evicting = [table.name for table in self.network.tables if table.evict is not None]
+        snapshots = trainer.own_servers.save(folder.folder, evicting)
         self._compare_samples(folder, written, snapshots)
         gathered = trainers.gather(
             [totals.samples, totals.seconds, totals.loss, sum(each.size for each in snapshots)]
@@ -119,18 +117,12 @@ class Checkpoints:
             position=at,
             attempt=settings.attempt,
             output_id=checkpoints.read_output_id(self.output.root) or "" if self.first else "",
-            seed=self.seed,
-            batches=division.trained_before + division.steps,
             history=division.history(at.batches - division.trained_before) if at.batches else [],
             shard_rows=list(division.rows) if at.batches else [],
-            mode=settings.mode,
             servers=len(self.trainer.layout.addresses),
             shards=self.trainer.layout.shards,
             ranks=gathered[:, :3].tolist(),
-            tables={
-                name: CheckpointTable(self.trainer.servers.table_folder(name), shape.width, shape.rule)
-                for name, shape in self.shapes.items()
-            },
+            tables={name: CheckpointTable(shape.width, shape.rule) for name, shape in self.shapes.items()},
             scores=CheckpointScores(settings.keep_best, passes) if settings.keep_best else None,
             files={},
             rows={},
@@ -203,7 +195,7 @@ class Checkpoints:
         """
         rank, servers = self.settings.rank, self.trainer.servers
         for table, shape in self.shapes.items():
-            samples = [each.samples[servers.number(table)] for each in snapshots]
+            samples = [each.samples[table] for each in snapshots]
             ids, saved = TableRows.concatenate(samples, shape.width)
             if not len(ids):
                 continue
@@ -337,14 +329,13 @@ class Checkpoints:
 
     def _load_own_servers(self, folder: Path, contents: CheckpointContents) -> None:
         """Let this pod's servers load their rows and dense parameters. Raise `DataError` if a file is damaged."""
-        servers, layout = self.trainer.servers, self.trainer.layout
-        entries: dict[int, list[tuple[int, Path, str | None]]] = {}
+        owners = self.trainer.layout.own_shards()
+        entries: dict[int, list[tuple[str, Path, str | None]]] = {}
         for table in contents.tables:
-            listed = row_files.list_files(folder, contents, table, layout.own_shards())
-            for server, (path, sha256) in zip(layout.own_shards().values(), listed, strict=True):
-                entries.setdefault(server, []).append((servers.number(table), path, sha256))
-        dense = folder / TABLES / servers.table_folder("")
-        self.trainer.own_servers.load(entries, dense, contents.servers)
+            listed = row_files.list_files(folder, contents, table, owners)
+            for server, (path, sha256) in zip(owners.values(), listed, strict=True):
+                entries.setdefault(server, []).append((table, path, sha256))
+        self.trainer.own_servers.load(entries, folder, contents.servers)
 
     def _dense_mismatch(self, saved: dict[str, NDArray[np.float32]]) -> str | None:
         """Return how the servers' dense parameters differ from those of the checkpoint, or None."""

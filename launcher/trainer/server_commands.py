@@ -46,12 +46,12 @@ def socket_path(work_dir: Path, server: int) -> Path:
     return work_dir / f"pserver-{server}.sock"
 
 
-def serve_commands(memory: ServerMemory, rules: Mapping[int, OptimizerRule], number: int, path: Path) -> None:
+def serve_commands(memory: ServerMemory, rules: Mapping[str, OptimizerRule], number: int, path: Path) -> None:
     """Start the thread that executes the commands of this pod's trainer, and return.
 
     Args:
         memory: the tables of this pserver.
-        rules: the optimizer of each table by its number.
+        rules: the optimizer of each table by its name.
         number: this pserver's number in the job.
         path: the socket, see `socket_path`.
     """
@@ -64,7 +64,7 @@ def serve_commands(memory: ServerMemory, rules: Mapping[int, OptimizerRule], num
 class _Commands:
     """Executes the commands of a trainer in a pserver."""
 
-    def __init__(self, memory: ServerMemory, rules: Mapping[int, OptimizerRule], number: int) -> None:
+    def __init__(self, memory: ServerMemory, rules: Mapping[str, OptimizerRule], number: int) -> None:
         self._memory, self._rules, self._number = memory, rules, number
 
     def serve(self, listener: Listener) -> NoReturn:
@@ -76,12 +76,12 @@ class _Commands:
                     name, arguments = connection.recv()
                     connection.send(_result(commands[name], connection, *arguments))
 
-    def save(self, connection: Connection, folder: Path, evicting: Collection[int], servers: int) -> Files:
+    def save(self, connection: Connection, folder: Path, evicting: Collection[str], servers: int) -> Files:
         """Write all tables to files, and return them. The `Snapshot` that is sent before lets the training go on.
 
         Args:
             connection: the trainer's connection.
-            folder: the folder `tables` of a checkpoint.
+            folder: the folder of a checkpoint.
             evicting: tables with the argument `evict` of `Job.embedding`.
             servers: number of pservers in this pod, which save at the same time.
         """
@@ -117,29 +117,28 @@ class _Commands:
     def _write_files(self, folder: Path) -> Files:
         memory = self._memory
 
-        def write(table: int, shard: int) -> tuple[str, CheckpointFile]:
-            path = folder / f"{table:03d}" / row_files.file_name(shard)
+        def write(table: str, shard: int) -> tuple[str, CheckpointFile]:
+            name = row_files.file_name(table, shard)
+            path = folder / name
             with files.storage_errors(path):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 rows = memory.read_shard(table, shard)
                 written = row_files.write_shard(path, memory.shapes[table], shard, memory.shards, rows)
-            return path.relative_to(folder.parent).as_posix(), written
+            return name, written
 
         written = dict(
             _in_threads(write, [(table, shard) for table in memory.shapes for shard in memory.own])
         )
-        name = f"{folder.name}/{memory.dense_number:03d}/{server_tables.dense_file(self._number)}"
-        return written | checkpoints.write_file(
-            folder.parent, name, lambda file: np.savez(file, **memory.dense)
-        )
+        name = server_tables.dense_file(self._number)
+        return written | checkpoints.write_file(folder, name, lambda file: np.savez(file, **memory.dense))
 
     def load(
-        self, _: Connection, entries: Iterable[tuple[int, Path, str | None]], dense: Path, saved_by: int
+        self, _: Connection, entries: Iterable[tuple[str, Path, str | None]], folder: Path, saved_by: int
     ) -> None:
         """Load this pserver's part of a checkpoint, see `OwnServers.load`."""
         memory = self._memory
 
-        def load(table: int, path: Path, sha256: str | None) -> None:
+        def load(table: str, path: Path, sha256: str | None) -> None:
             with files.storage_errors(path):
                 for rows in row_files.read_shard(path, memory.shapes[table], memory.shards, sha256):
                     memory.write_rows(table, *rows)
@@ -147,11 +146,11 @@ class _Commands:
         _in_threads(load, entries)
         shape = memory.dense_shape
         if shape.part:
-            saved = server_tables.read_dense(dense, [*memory.dense], shape.total, saved_by, shape.part)
+            saved = server_tables.read_dense(folder, [*memory.dense], shape.total, saved_by, shape.part)
             for name, values in saved.items():
                 memory.dense[name][:] = values
 
-    def fill(self, _: Connection, table: int, ids: Ids, vectors: Values) -> None:
+    def fill(self, _: Connection, table: str, ids: Ids, vectors: Values) -> None:
         """Set rows to the vectors of another run's model, with the state of an optimizer before its first step."""
         self._memory.write_rows(table, ids, self._memory.shapes[table].fresh(vectors, self._rules[table]))
 
@@ -232,8 +231,8 @@ def _become_writer(parent: int, pipe: int) -> None:
 class Snapshot:
     """Says that the training may continue, because the files will have the rows as they are now."""
 
-    samples: dict[int, TableRows]
-    """Some rows of each table, by the table's number."""
+    samples: dict[str, TableRows]
+    """Some rows of each table, by the table's name."""
     size: int
     """Estimated bytes of the files."""
     paused: str = ""
@@ -266,14 +265,14 @@ class OwnServers:
         chosen = self._connections if servers is None else servers
         return [_receive(self._connections[server], f"pserver {server + 1} of the job") for server in chosen]
 
-    def save(self, folder: Path, evicting: Collection[int]) -> list[Snapshot]:
+    def save(self, folder: Path, evicting: Collection[str]) -> list[Snapshot]:
         """Let all servers write their rows to files; return when the training may continue.
 
         `receive` then returns the size and sha256 of each server's files, by their names in the checkpoint.
 
         Args:
-            folder: the folder `tables` of a checkpoint.
-            evicting: numbers of the tables with the argument `evict` of `Job.embedding`: rows that were not trained on
+            folder: the folder of a checkpoint.
+            evicting: names of the tables with the argument `evict` of `Job.embedding`: rows that were not trained on
                 during the last `evict` checkpoints are deleted before.
         """
         for server in self._connections:
@@ -281,13 +280,13 @@ class OwnServers:
         return self.receive()
 
     def load(
-        self, entries: Mapping[int, Sequence[tuple[int, Path, str | None]]], dense: Path, saved_by: int
+        self, entries: Mapping[int, Sequence[tuple[str, Path, str | None]]], folder: Path, saved_by: int
     ) -> None:
         """Let each server load its rows, its part of the dense parameters, and the state of their optimizers.
 
         Args:
-            entries: for each server the files of its rows: number of the table, path, and sha256 or None.
-            dense: the folder of the dense parameters in the checkpoint.
+            entries: for each server the files of its rows: name of the table, path, and sha256 or None.
+            folder: the folder of the checkpoint.
             saved_by: number of the job's servers that saved it.
 
         Raises:
@@ -295,11 +294,11 @@ class OwnServers:
             SettingsError: the checkpoint has other dense parameters, or is of another optimizer.
         """
         for server in self._connections:
-            self._send(server, "load", entries.get(server, ()), dense, saved_by)
+            self._send(server, "load", entries.get(server, ()), folder, saved_by)
         self.receive()
 
     def fill(
-        self, table: int, server_of_shard: Mapping[int, int], shards: int, rows: Iterable[TableRows]
+        self, table: str, server_of_shard: Mapping[int, int], shards: int, rows: Iterable[TableRows]
     ) -> TableRows:
         """Set the rows of a table in these servers, with new optimizer state; skip rows of other shards.
 

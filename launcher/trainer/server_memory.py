@@ -179,21 +179,25 @@ def _follow_list(node: int, words: int) -> Iterator[list[int]]:
 
 
 class ServerMemory:
-    """Reads and writes the tables of this pserver. Tables have the numbers of Paddle."""
+    """Reads and writes the tables of this pserver."""
 
     dense: dict[str, Values]
     """Dense parameters and the state of their optimizer, by the names of `DenseShape`: the memory of the server itself.
     The learning rate is left out, since a resumed training uses that of its program."""
-    dense_number: int
-    """Number of the table of dense parameters."""
 
     def __init__(
-        self, shapes: Mapping[int, RowShape], shards: int, own: range, dense_shape: DenseShape
+        self,
+        numbers: Mapping[str, int],
+        shapes: Mapping[str, RowShape],
+        shards: int,
+        own: range,
+        dense_shape: DenseShape,
     ) -> None:
         """Find the tables, which must be empty, and check that their memory has the expected layout.
 
         Args:
-            shapes: number of each table of embeddings → its rows.
+            numbers: name of each table of embeddings → its number in Paddle.
+            shapes: name of each table of embeddings → its rows.
             shards: number of shards of each table.
             own: the shards that this pserver holds.
             dense_shape: this pserver's part of the dense parameters. They get other values than before.
@@ -217,16 +221,15 @@ class ServerMemory:
         except (OSError, ValueError, AttributeError) as error:
             raise LayoutError(f"Paddle's library lacks a symbol: {error}") from error
         self._words = _read_words
-        self._tables, dense = self._find_tables(vtables)
-        [(self.dense_number, address)] = dense.items()
-        self.dense = self._find_dense(address)
+        self._tables, dense = self._find_tables(numbers, vtables)
+        self.dense = self._find_dense(dense)
         self._sizes = {table: self._find_sizes(table, accessor, rules) for table in self._tables}
         for table in shapes:
             self._check(table)
         self._words = _view_words
 
-    def _find_tables(self, vtables: Sequence[int]) -> list[dict[int, int]]:
-        """Return number and address of each embedding table, and of the table of dense parameters.
+    def _find_tables(self, numbers: Mapping[str, int], vtables: Sequence[int]) -> tuple[dict[str, int], int]:
+        """Return the address of each embedding table by its name, and of the table of dense parameters.
 
         Raises:
             LayoutError: no list of the server has exactly the expected embedding tables and one of dense parameters.
@@ -239,17 +242,18 @@ class ServerMemory:
                             (number & 0xFFFFFFFF, table, int(_read_words(table, 1)[0]))
                             for number, table in _follow_list(start, 3)
                         ]
-                        found = [
+                        sparse, dense = (
                             {number: table for number, table, kind in nodes if kind == vtable}
                             for vtable in vtables
-                        ]
-                        if set(found[0]) == set(self.shapes) and len(found[1]) == 1:
-                            return found
-        raise LayoutError(f"the server has no list with the tables {sorted(self.shapes)}")
+                        )
+                        if set(sparse) == set(numbers.values()) and len(dense) == 1:
+                            [address] = dense.values()
+                            return {name: sparse[n] for name, n in numbers.items()}, address
+        raise LayoutError(f"the server has no list with the tables {sorted(numbers.values())}")
 
     def _find_dense(self, table: int) -> dict[str, Values]:
         """Return the arrays of the table of dense parameters at the address `table`, without the learning rate."""
-        arrays, where = self.dense_shape.arrays, f"table {self.dense_number} of dense parameters"
+        arrays, where = self.dense_shape.arrays, "the table of dense parameters"
         lengths = [length for length, _ in arrays.values()]
         for begin, end in itertools.pairwise(_read_words(table, SEARCHED_WORDS[1]).tolist()):
             if end - begin == 24 * len(lengths):
@@ -272,7 +276,7 @@ class ServerMemory:
             if name != "LearningRate"
         }
 
-    def _find_sizes(self, table: int, accessor: Sequence[int], rules: Sequence[int]) -> list[ctypes.c_uint64]:
+    def _find_sizes(self, table: str, accessor: Sequence[int], rules: Sequence[int]) -> list[ctypes.c_uint64]:
         """Return the variables with the numbers of values of a table's two optimizers: of w[0], and of w[1:]."""
 
         def objects(start: int, vtables: Sequence[int]) -> Iterator[int]:
@@ -288,7 +292,7 @@ class ServerMemory:
             raise LayoutError(f"table {table}: sizes of the optimizers: {sizes} instead of {expected}")
         return [ctypes.c_uint64.from_address(rule + 24) for rule in found]
 
-    def _optimized(self, table: int) -> list[int]:
+    def _optimized(self, table: str) -> list[int]:
         return [1, self.shapes[table].width - 1]
 
     def run_server(self, host: str, port: int) -> None:
@@ -299,7 +303,7 @@ class ServerMemory:
         text = _string(host.encode())
         self._call.run_server(self._core, ctypes.addressof(text), port)
 
-    def _check(self, table: int) -> None:
+    def _check(self, table: str) -> None:
         """Raise `LayoutError` unless the rows of an empty table are where this module expects them."""
         full, short = self.shapes[table].columns
         probed = sorted({self.own[0], self.own[-1]})
@@ -333,7 +337,7 @@ class ServerMemory:
         self.shrink(table)
         check("rows that remain", (self._call.local_size(self._tables[table]), rows()), (0, []))
 
-    def _slots(self, table: int, shard: int, maps: slice = slice(MAPS)) -> tuple[Ids, NDArray[np.uint64]]:
+    def _slots(self, table: str, shard: int, maps: slice = slice(MAPS)) -> tuple[Ids, NDArray[np.uint64]]:
         """Return ids and addresses of the rows of a shard, sorted by id.
 
         A shard consists of MAPS hash maps. `maps` selects those to read; the default is all.
@@ -348,13 +352,13 @@ class ServerMemory:
         order = np.argsort(ids)
         return ids[order], rows[order] & ~np.uint64(MARK)
 
-    def _addresses(self, table: int, ids: Ids) -> NDArray[np.uint64]:
+    def _addresses(self, table: str, ids: Ids) -> NDArray[np.uint64]:
         """Return the addresses of the rows of some ids; rows that do not exist are created without a vector."""
         found, ids = np.zeros(len(ids), np.uint64), np.ascontiguousarray(ids)
         self._call.addresses(self._tables[table], 0, found.ctypes.data, ids.ctypes.data, len(ids), 0)
         return found
 
-    def _push(self, table: int, ids: Ids) -> None:
+    def _push(self, table: str, ids: Ids) -> None:
         """Create the rows of some ids with a vector; rows without one get it."""
         gradients, ids = (
             np.zeros((len(ids), 3 + self.shapes[table].width), np.float32),
@@ -369,11 +373,11 @@ class ServerMemory:
         begin = _WORDS[at]
         return begin, (_WORDS[at + np.uint64(1)] - begin) >> np.uint64(2)
 
-    def size(self, table: int) -> int:
+    def size(self, table: str) -> int:
         """Return the number of rows of a table on this server."""
         return int(self._call.local_size(self._tables[table]))
 
-    def read_shard(self, table: int, shard: int) -> list[tuple[Ids, Iterator[Values]]]:
+    def read_shard(self, table: str, shard: int) -> list[tuple[Ids, Iterator[Values]]]:
         """Return the rows of a shard: ids, ascending, and chunks of the values of rows with a vector; then of others.
 
         Raises:
@@ -397,19 +401,19 @@ class ServerMemory:
         at = ((begin - np.uint64(_BASE)) >> np.uint64(4)).astype(np.int64)
         return (values[at[first : first + CHUNK_ROWS]] for first in range(0, len(at), CHUNK_ROWS))
 
-    def shrink(self, table: int) -> None:
+    def shrink(self, table: str) -> None:
         """Delete rows that were not trained on during the last `evict` checkpoints (an argument of `Job.embedding`)."""
         text = _string(b"0")
         self._call.shrink(self._tables[table], ctypes.addressof(text))
 
-    def count_unseen(self, table: int) -> None:
+    def count_unseen(self, table: str) -> None:
         """Count one more checkpoint without training for each row; a push sets a row's count to 0."""
         for shard in self.own:
             begin, _ = self._begin_and_columns(self._slots(table, shard)[1])
             at = ((begin - np.uint64(_BASE)) >> np.uint64(4)).astype(np.int64)
             _row_values(UNSEEN_DAYS + 1)[at, UNSEEN_DAYS] += 1
 
-    def sample(self, table: int) -> TableRows:
+    def sample(self, table: str) -> TableRows:
         """Return up to SAMPLES rows of each shard."""
         found, shape = [], self.shapes[table]
         for shard in self.own:
@@ -423,7 +427,7 @@ class ServerMemory:
                     break
         return TableRows.concatenate(found, shape.width)
 
-    def write_rows(self, table: int, ids: Ids, values: Values) -> None:
+    def write_rows(self, table: str, ids: Ids, values: Values) -> None:
         """Set all numbers of some rows; rows that do not exist are created.
 
         Args:

@@ -12,8 +12,8 @@ Sparse tables (embeddings) have one file per shard (row_files.py). The row with 
 shards, which is constant for a whole run. Each server loads a contiguous range of shards, so another number of servers
 can load what one number saved, if each of them gets at least one shard.
 
-The dense table (all other parameters) has one file per server, tables/<table id>/part-<server>.npz, with the arrays
-that `DenseShape` describes. The parameters form one long vector, of which each server holds a contiguous part, or
+The dense table (all other parameters) has one file per server, dense/part-<server>.npz, with the arrays that
+`DenseShape` describes. The parameters form one long vector, of which each server holds a contiguous part, or
 nothing.
 """
 
@@ -36,8 +36,8 @@ Values = NDArray[np.float32]
 DEFAULT_SHARDS = 60
 """Shards of a table. 60 is divisible by 2, 3, 4, 5, 6, 10, 12, 15, 20 and 30 servers. Measured: 60 shards cost
 nothing compared to 4; 240 doubled the CPU of two servers; Paddle's default of 1000 takes 5 s per save."""
-PARAMETERS, TABLES = "params.npz", "tables"
-"""Names of the file with the dense parameters, and of the folder with the tables' folders, in a checkpoint."""
+PARAMETERS = "params.npz"
+"""Name of the file in a checkpoint with the dense parameters by name."""
 UNSEEN_DAYS, FIRST_WEIGHT = 1, 5
 """Columns of a row: how many checkpoints were saved since the row was trained on; w[0]."""
 CHUNK_ROWS = 1 << 16
@@ -155,8 +155,8 @@ class TableRows(NamedTuple):
 
 
 def dense_file(server: int) -> str:
-    """Return the name of the file with a server's part of the dense parameters."""
-    return f"part-{server:03d}.npz"
+    """Return the path in a checkpoint of the file with a server's part of the dense parameters."""
+    return f"dense/part-{server:03d}.npz"
 
 
 def read_dense(
@@ -165,7 +165,7 @@ def read_dense(
     """Return a part of the dense parameters with the state of their optimizer.
 
     Args:
-        folder: the folder of the dense table in a checkpoint.
+        folder: the folder of the checkpoint.
         names: names of the arrays that the program's optimizer needs.
         total: number of all dense parameters of the program.
         saved_by: number of the servers that wrote the files.
@@ -184,7 +184,7 @@ def read_dense(
     saved, expected = sum(len(of["Param"]) for of in found), min(total, used.stop * each) - used.start * each
     if saved != expected or list(found[0]) != list(names):
         raise SettingsError(
-            f"training cannot resume from {folder.parents[1].name}: its dense parameters or their optimizer are others "
+            f"training cannot resume from {folder.name}: its dense parameters or their optimizer are others "
             f"than the program's: it has {saved} with the arrays {', '.join(found[0])}, but must have {expected} with "
             f"{', '.join(names)}. Fix: restore the earlier program and training.args, or start from scratch: set "
             "startFromScratch to any new text."

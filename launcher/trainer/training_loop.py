@@ -45,7 +45,7 @@ class TrainingLoop:
         self.trainer = FleetTrainer(settings, program)
         self.trainers = self.trainer.trainers
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
-        self.checkpoints = Checkpoints(self.trainer, log, self.seed)
+        self.checkpoints = Checkpoints(self.trainer, log)
         self.scores: list[tuple[int, float]] = []
         """(finished passes, score by training.keepBest) of the run's passes so far; the same on all ranks."""
         self.schedule = SaveSchedule(

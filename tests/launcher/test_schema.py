@@ -18,16 +18,13 @@ from launcher.schema import (
 )
 
 FULL: dict[str, Any] = {
-    "version": 6,
+    "version": 7,
     "position": Position(1, 20),
     "attempt": 2,
-    "seed": 1,
-    "batches": 30,
-    "mode": "async",
     "servers": 2,
     "shards": 60,
     "ranks": [[1.0, 2.5, 3.0]],
-    "tables": {"words": CheckpointTable("000", 4, "adam")},
+    "tables": {"words": CheckpointTable(4, "adam")},
     "files": {"params.npz": CheckpointFile(10, "cd"), "path.txt": CheckpointFile(5)},
     "rows": {"words": CheckpointRows([7], [[0.5, 0.0, 0.0, 1.0]])},
 }
@@ -37,7 +34,7 @@ def test_to_json_uses_the_keys_of_the_file_and_leaves_out_defaults() -> None:
     value = schema.to_json(CheckpointContents(**FULL))
     assert value["position"] == {"pass": 1, "batch": 20}
     assert value["files"] == {"params.npz": {"bytes": 10, "sha256": "cd"}, "path.txt": {"bytes": 5}}
-    assert value["tables"] == {"words": {"folder": "000", "width": 4, "rule": "adam"}}
+    assert value["tables"] == {"words": {"width": 4, "rule": "adam"}}
     assert not {"outputId", "output_id", "scores"} & set(value)
 
 

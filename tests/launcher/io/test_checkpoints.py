@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from launcher.settings import TrainSettings
 
 OLDER, NEWEST = Position(1), Position(2)
-PART = "tables/000/shard-00000.rows"
+PART = "tables/words/shard-00000.rows"
 
 
 def publish(folder: CheckpointFolder, config: Path, ranks: int = 1, **more: Any) -> None:
@@ -44,11 +44,11 @@ def publish(folder: CheckpointFolder, config: Path, ranks: int = 1, **more: Any)
         "position": folder.at,
         "attempt": folder.attempt,
         "output_id": checkpoints.read_output_id(folder.output.root) or "",
-        "tables": {"words": CheckpointTable("000", 1, "adam")},
+        "tables": {"words": CheckpointTable(1, "adam")},
     }
-    numbers = {"seed": 1, "batches": 20, "servers": 2, "shards": 60, "ranks": [[0.0, 0.0, 0.0]]}
+    numbers = {"servers": 2, "shards": 60, "ranks": [[0.0, 0.0, 0.0]]}
     entries = {"files": written.files, "rows": written.rows}
-    folder.publish(CheckpointContents(mode="async", **fields | numbers | entries | more))
+    folder.publish(CheckpointContents(**fields | numbers | entries | more))
 
 
 def write(
@@ -124,7 +124,7 @@ def copy_from_another_run(folder: Path) -> None:
         ),
         (lambda folder: (folder / "contents.json").unlink(), "contents.json is missing"),
         (lambda folder: (folder / "contents.json").write_text("not json"), "is not JSON"),
-        (lambda folder: (folder / "contents.json").write_text("{}"), "its format is None, and .* reads 6"),
+        (lambda folder: (folder / "contents.json").write_text("{}"), "its format is None, and .* reads 7"),
         (lambda folder: (folder / "contents.json").write_text('{"script": 2}'), "its format is 2, and .* reads 1"),
         (copy_from_another_run, "has outputId b+, but run.json next to the folder has a+: the checkpoint was copied"),
         (lambda folder: folder.rename(folder.with_name("pass-99999")), "describes the end of pass 2, not the end of"),
@@ -252,9 +252,9 @@ def test_pruning_removes_only_usable_checkpoints_older_than_the_newest_few_and_k
 
 def test_a_checkpoint_of_an_earlier_launcher_is_skipped_and_kept(output: Path) -> None:
     write(output, OLDER)
-    last = write(output, NEWEST, version=5)
+    last = write(output, NEWEST, version=6)
     assert newest_checkpoint(output) == OLDER
-    assert "its format is 5, and this launcher reads 6. Only the image with that launcher can" in str(
+    assert "its format is 6, and this launcher reads 7. Only the image with that launcher can" in str(
         checkpoints.unusable_reason(output / NEWEST.folder)
     )
     assert prune(last, 1) == []

@@ -76,8 +76,7 @@ def test_the_contents_before_a_change_are_accepted(tmp_path: Path) -> None:
     ("key", "value"),
     [
         *(("files", {name: {"bytes": 1, "sha256": "0"}}) for name in NAMES),
-        *(("tables.words.folder", name) for name in NAMES),
-        *((key, number) for key in ("shards", "servers", "attempt", "batches") for number in NUMBERS),
+        *((key, number) for key in ("shards", "servers", "attempt") for number in NUMBERS),
         *(("tables.words.width", number) for number in NUMBERS),
         *(("files", {"a": {"bytes": number}}) for number in NUMBERS),
         ("shards", 0),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def saved(started: LoopbackTraining, at: Position, table: str) -> dict[int, list
     shape = RowShape(about.width, about.rule)
     return {
         key: row
-        for path in sorted((folder / "tables" / about.folder).iterdir())
+        for path in sorted((folder / "tables" / table).iterdir())
         for ids, values in row_files.read_shard(path, shape, contents.shards)
         for key, row in zip(ids.tolist(), values.tolist(), strict=True)
     }
@@ -217,7 +216,7 @@ def test_a_checkpoint_loads_on_more_or_fewer_servers_with_the_same_rows(tmp_path
                 expected = step(kind, unpack(kind, before[kind][key]), gradient, times)
                 assert np.allclose(unpack(kind, after[key])["w"], expected["w"], rtol=2e-5, atol=1e-6)
         contents = checkpoints.read_contents(started.output.checkpoint(Position(passes + 1)))
-        dense = {name for name in contents.files if re.fullmatch(r"tables/\d+/part-\d+\.npz", name)}
+        dense = {name for name in contents.files if name.startswith("dense/")}
         assert len(dense) == servers, "each of them held a share"
         assert set(params) == set(
             np.load(started.output.checkpoint(Position(passes + 1)) / "params.npz").files

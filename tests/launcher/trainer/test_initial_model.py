@@ -112,16 +112,15 @@ def test_binary_rows_are_read_by_shard_and_verified(tmp_path: Path) -> None:
     shape, shards = RowShape(2, "sgd"), 12
     ids = np.arange(1, 200, dtype=np.uint64)
     values = np.repeat(ids.astype(np.float32)[:, None], shape.columns[0], axis=1)
-    place = tmp_path / "tables" / "000"
-    place.mkdir(parents=True)
+    (tmp_path / "tables/t").mkdir(parents=True)
     listed = {}
     for shard in range(shards):
         own = ids % np.uint64(shards) == shard
         nothing = np.zeros(0, np.uint64), iter(())
-        path = place / row_files.file_name(shard)
+        path = tmp_path / row_files.file_name("t", shard)
         written = row_files.write_shard(path, shape, shard, shards, [(ids[own], [values[own]]), nothing])
         listed[path.relative_to(tmp_path).as_posix()] = written
-    tables = {"t": CheckpointTable("000", 2, "sgd")}
+    tables = {"t": CheckpointTable(2, "sgd")}
     contents = cast(CheckpointContents, SimpleNamespace(shards=shards, files=listed, tables=tables))
     stored = initial_model._checkpoint_table(tmp_path, contents, "t")
     found = server_tables.TableRows.concatenate(stored.read(shards, {3, 7}), 2)
@@ -129,10 +128,10 @@ def test_binary_rows_are_read_by_shard_and_verified(tmp_path: Path) -> None:
     assert (found.vectors[:, 1] == found.ids).all()
     every = server_tables.TableRows.concatenate(stored.read(5, {0}), 2)
     assert every.ids.tolist() == ids.tolist(), "another number of shards reads all files"
-    del listed[f"tables/000/{row_files.file_name(11)}"]
+    del listed[row_files.file_name("t", 11)]
     with pytest.raises(DataError, match=r"^training\.initModelPath: \S+/shard-00011.rows is not listed in "):
         list(stored.read(shards, {11}))
-    damaged = place / row_files.file_name(3)
+    damaged = tmp_path / row_files.file_name("t", 3)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     list(stored.read(shards, {7}))
     with pytest.raises(

@@ -74,7 +74,7 @@ def test_two_trainers_write_every_row_and_export_again_from_the_checkpoint(gang:
     assert (pooled.ids == every).all()
     checkpoint = gang.output.checkpoint(Position(1))
     about = checkpoints.read_contents(checkpoint).tables["pooled"]
-    files = sorted((checkpoint / "tables" / about.folder).iterdir())
+    files = sorted((checkpoint / "tables/pooled").iterdir())
     shape = server_tables.RowShape(3, about.rule)
     ids, vectors = server_tables.TableRows.concatenate(
         row_files.read_rows([(path, None) for path in files], shape, SHARDS), 3
@@ -97,22 +97,22 @@ def test_changed_ids_of_a_checkpoint_prevent_the_export(tmp_path: Path) -> None:
     folder = CheckpointFolder(output, Position(1), 0)
     folder.create(100)
     held = [np.array(ids, np.uint64) for ids in ([3, 15, 2**64 - 1], [], [5])]
-    (folder.folder / "tables/000").mkdir(parents=True)
+    (folder.folder / "tables/pooled").mkdir(parents=True)
     for shard, ids in enumerate(held):
-        name, shape = f"tables/000/{row_files.file_name(shard)}", RowShape(1, "sgd")
+        name, shape = row_files.file_name("pooled", shard), RowShape(1, "sgd")
         groups = [(ids, [np.ones((len(ids), shape.columns[0]), np.float32)]), (ids[:0], [])]
         entry = row_files.write_shard(folder.folder / name, shape, shard, 3, groups)
         folder.add_rank_files(shard, RankFiles({name: entry}, {}))
     config = tmp_path / "trainer_config.py"
     config.touch()
-    publish(folder, config, 3, tables={"pooled": CheckpointTable("000", 1, "sgd")}, shards=3)
+    publish(folder, config, 3, tables={"pooled": CheckpointTable(1, "sgd")}, shards=3)
     layout = SimpleNamespace(output=output)
     settings: list[Any] = [
         SimpleNamespace(layout=layout, rank=rank, trainers=2, attempt=0) for rank in (0, 1)
     ]
     found = export._map_ids(settings[0], Position(1))["pooled"]
     assert [ids.tolist() for ids in found] == [[3, 15, 2**64 - 1], [5]]
-    flipped = OutputPaths(output).checkpoint(Position(1)) / "tables/000" / row_files.file_name(0)
+    flipped = OutputPaths(output).checkpoint(Position(1)) / row_files.file_name("pooled", 0)
     content = bytearray(flipped.read_bytes())
     content[row_files.HEADER.itemsize] ^= 1
     flipped.write_bytes(content)

@@ -57,7 +57,7 @@ def test_a_message_above_the_default_limit_of_brpc_arrives_completely(tmp_path: 
     started = gang(tmp_path)
     codes = started.run()
     assert set(codes.values()) == {0}, f"{codes}\n{started.log()[-3000:]}\n{started.server_log()[-2000:]}"
-    parts = (started.output.checkpoint(Position(1)) / "tables" / "000").iterdir()
+    parts = (started.output.checkpoint(Position(1)) / "tables" / "wide").iterdir()
     shape = RowShape(128, "sgd")
     assert (
         sum(len(ids) for path in parts for ids in row_files.map_ids(path, shape, verify=True)) == EACH * ROWS

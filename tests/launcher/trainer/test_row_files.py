@@ -26,7 +26,8 @@ def values(ids: np.ndarray, columns: int) -> np.ndarray:
 
 def write(folder: Path, shape: RowShape = ADAM) -> Path:
     """Write a file with rows of both kinds, the longer ones in two chunks."""
-    path = folder / row_files.file_name(SHARD)
+    path = folder / row_files.file_name("words", SHARD)
+    path.parent.mkdir(parents=True)
     long, short = (values(ids, columns) for ids, columns in zip((LONG, SHORT), shape.columns, strict=True))
     written = row_files.write_shard(
         path, shape, SHARD, SHARDS, [(LONG, [long[:60], long[60:]]), (SHORT, [short])]

@@ -26,7 +26,7 @@ from .loopback_training import PROGRAMS, SHARDS, LoopbackTraining, Process, prep
 pytestmark = pytest.mark.paddle
 Staged = Callable[..., list[Path]]
 RECOMMENDATION = PROGRAMS / "recommendation"
-NAME = "tables/000/shard-00001.rows"
+NAME = "tables/word_weight/shard-00001.rows"
 
 
 def losses(log: str) -> list[str]:
@@ -132,7 +132,7 @@ def other_rows(part: Path, least: int = 0) -> None:
 
 
 def flip_dense(part: Path) -> None:
-    flip(part.parents[1] / "001/part-001.npz")
+    flip(part.parents[2] / "dense/part-001.npz")
 
 
 def no_rows(part: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_checkpoint_that_does_not_load_is_rejected_and_the_one_before_is_used(
     shutil.copytree(root, backup)
     for damage, reason in (
         (flip, f"the content of {Path(NAME).name} has changed since it was saved"),
-        (flip_dense, "the content of tables/001/part-001.npz has changed since it was saved"),
+        (flip_dense, "the content of dense/part-001.npz has changed since it was saved"),
         (other_rows, "rows of table word_weight have other values"),
         (no_rows, "rows of table word_weight have other values"),
     ):
@@ -278,7 +278,7 @@ def test_dense_parameters_and_their_optimizers_state_are_restored_on_any_number_
 ) -> None:
     program = with_patch(tmp_path, LOADED + MORE_PARAMETERS + (SGD if kind == "sgd" else ""))
     gang = prepare_training(tmp_path / "run", staged(), program, batch_size=64, ports_num=2).finish()
-    saved = dense_arrays(gang.output.checkpoint(Position(1)) / "tables/001", "part-{:03d}.npz", 2)
+    saved = dense_arrays(gang.output.checkpoint(Position(1)) / "dense", "part-{:03d}.npz", 2)
     state = ["Moment1", "Moment2", "Beta1Pow", "Beta2Pow"] if kind == "adam" else []
     assert (list(saved), len(saved["Param"])) == (["Param", *state], 11)
     assert all(np.any(saved[name]) for name in ["Param", *state[:2]]), "the training has changed them"

@@ -31,9 +31,9 @@ from launcher.trainer import row_files, server_commands
 from launcher.trainer.server_tables import DenseShape, OptimizerRule, RowShape, TableRows
 
 class Memory:
-    shapes, shards, own = {7: RowShape(2, "sgd")}, 4, range(4)
-    rows = {7: {n: np.full(SHAPE.columns[0], n, np.float32) for n in range(1, 41)}}
-    dense, dense_number, dense_shape = {"Param": np.zeros(3, np.float32)}, 8, DenseShape({}, range(0), 7)
+    shapes, shards, own = {"words": RowShape(2, "sgd")}, 4, range(4)
+    rows = {"words": {n: np.full(SHAPE.columns[0], n, np.float32) for n in range(1, 41)}}
+    dense, dense_shape = {"Param": np.zeros(3, np.float32)}, DenseShape({}, range(0), 7)
     unseen = []
 
     def shrink(self, table):
@@ -59,7 +59,7 @@ class Memory:
 SHAPE = RowShape(2, "sgd")
 exec(sys.argv[1])
 path = server_commands.socket_path(Path.cwd(), 0)
-server_commands.serve_commands(Memory(), {7: OptimizerRule("sgd", 0.1)}, 3, path)
+server_commands.serve_commands(Memory(), {"words": OptimizerRule("sgd", 0.1)}, 3, path)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -79,7 +79,7 @@ class Pserver:
     """A process that executes commands as a pserver, and the trainer's connection to it."""
 
     def __init__(self, folder: Path, change: str) -> None:
-        self.folder, self.tables = folder, folder / "tables"
+        self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", SERVER, change],
             cwd=folder,
@@ -94,7 +94,7 @@ class Pserver:
 
     def rows(self) -> dict[int, float]:
         """Return w[0] of each row in the files by its id."""
-        paths = sorted((self.tables / "007").iterdir())
+        paths = sorted((self.folder / "tables/words").iterdir())
         return {
             key: float(row[5])
             for path in paths
@@ -124,7 +124,7 @@ def start(tmp_path: Path) -> Iterator[object]:
 
 
 def save(pserver: Pserver) -> None:
-    pserver.servers.save(pserver.tables, [])
+    pserver.servers.save(pserver.folder, [])
     pserver.servers.receive()
 
 
@@ -138,37 +138,35 @@ def is_gone(pid: int) -> bool:
 
 def test_the_files_have_the_rows_of_the_moment_at_which_training_went_on(start) -> None:
     pserver = start(SLOW)
-    [snapshot] = pserver.servers.save(pserver.tables, [])
+    [snapshot] = pserver.servers.save(pserver.folder, [])
     writer = pserver.writer()
     assert writer != pserver.process.pid
-    assert (snapshot.paused, snapshot.samples[7].ids.tolist()) == ("", [1])
+    assert (snapshot.paused, snapshot.samples["words"].ids.tolist()) == ("", [1])
     (pserver.folder / "go").touch()
     [written] = pserver.servers.receive()
-    dense = "tables/008/part-003.npz"
-    assert sorted(written) == [*(f"tables/007/shard-{n:05d}.rows" for n in range(4)), dense]
+    dense = "dense/part-003.npz"
+    assert sorted(written) == [dense, *(f"tables/words/shard-{n:05d}.rows" for n in range(4))]
     assert written[dense].sha256 == files.sha256_file(pserver.folder / dense)
     assert pserver.rows() == {n: float(n) for n in range(1, 41)}
     assert until(lambda: is_gone(writer), "the end of the writer")
     changed = TableRows(np.array([1, 50], np.uint64), np.array([[9, 9], [8, 8]], np.float32))
-    pserver.servers.fill(7, dict.fromkeys(range(4), 3), SHARDS, [changed])
-    pserver.servers.save(pserver.tables, [7])
+    pserver.servers.fill("words", dict.fromkeys(range(4), 3), SHARDS, [changed])
+    pserver.servers.save(pserver.folder, ["words"])
     pserver.servers.receive()
     assert pserver.rows() == {n: float(n) for n in range(2, 41)} | {1: 9.0, 50: 8.0}
-    entries = [(7, pserver.folder / name, about.sha256) for name, about in written.items()]
-    pserver.servers.load({3: entries[:1]}, pserver.tables / "008", 1)
+    entries = [("words", pserver.folder / name, about.sha256) for name, about in written.items()]
+    pserver.servers.load({3: entries[:1]}, pserver.folder, 1)
     with pytest.raises(DataError, match=r"shard-00001.rows has changed since it was saved"):
-        name = "tables/007/shard-00001.rows"
-        pserver.servers.load(
-            {3: [(7, pserver.folder / name, written[name].sha256)]}, pserver.tables / "008", 1
-        )
+        name = "tables/words/shard-00001.rows"
+        pserver.servers.load({3: [("words", pserver.folder / name, written[name].sha256)]}, pserver.folder, 1)
 
 
 def test_rows_that_change_while_a_forked_process_writes_are_not_in_its_files(start) -> None:
     pserver = start(
         SLOW + "fork = os.fork\ndef changing():\n    child = fork()\n    if child:\n"
-        "        Memory.rows[7][1][:] = 99\n    return child\nos.fork = changing\n"
+        "        Memory.rows['words'][1][:] = 99\n    return child\nos.fork = changing\n"
     )
-    pserver.servers.save(pserver.tables, [])
+    pserver.servers.save(pserver.folder, [])
     pserver.writer()
     (pserver.folder / "go").touch()
     pserver.servers.receive()
@@ -177,8 +175,8 @@ def test_rows_that_change_while_a_forked_process_writes_are_not_in_its_files(sta
 
 def test_without_memory_for_a_copy_the_training_waits_for_the_files(start) -> None:
     pserver = start("cgroup_memory.free_bytes = lambda: 1 << 20")
-    [snapshot] = pserver.servers.save(pserver.tables, [])
-    assert len(list((pserver.tables / "007").iterdir())) == 4, "before training goes on"
+    [snapshot] = pserver.servers.save(pserver.folder, [])
+    assert len(list((pserver.folder / "tables/words").iterdir())) == 4, "before training goes on"
     assert "MiB of memory are needed to train meanwhile, and 1 are free" in snapshot.paused
     assert len(pserver.servers.receive()[0]) == 5
 
@@ -186,7 +184,7 @@ def test_without_memory_for_a_copy_the_training_waits_for_the_files(start) -> No
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_writing_process_ends_with_its_server(start, number: signal.Signals) -> None:
     pserver = start(SLOW)
-    pserver.servers.save(pserver.tables, [])
+    pserver.servers.save(pserver.folder, [])
     writer = pserver.writer()
     pserver.process.send_signal(number)
     assert pserver.process.wait(20) == -number, "a server does not wait for the process that writes"
@@ -197,12 +195,12 @@ def test_the_writing_process_ends_with_its_server(start, number: signal.Signals)
 
 def test_a_killed_writer_is_an_error_and_the_server_can_save_again(start) -> None:
     pserver = start(SLOW)
-    pserver.servers.save(pserver.tables, [])
+    pserver.servers.save(pserver.folder, [])
     os.kill(pserver.writer(), signal.SIGKILL)
     with pytest.raises(GangError, match=r"was killed by SIGKILL.*increase resources\.requests\.memory"):
         pserver.servers.receive()
     (pserver.folder / "go").touch()
-    pserver.servers.save(pserver.tables, [])
+    pserver.servers.save(pserver.folder, [])
     assert len(pserver.servers.receive()[0]) == 5
 
 
@@ -212,7 +210,7 @@ def test_a_full_disk_is_a_storage_error(start, free: int) -> None:
         f"cgroup_memory.free_bytes = lambda: {free}\n"
         "def full(path, *_):\n    raise OSError(errno.ENOSPC, 'full', str(path))\nrow_files.write_shard = full"
     )
-    with pytest.raises(StorageError, match=r"no space left while writing .*/tables/007/shard-"):
+    with pytest.raises(StorageError, match=r"no space left while writing .*/tables/words/shard-"):
         save(pserver)
     with pytest.raises(StorageError):
         save(pserver)

@@ -51,10 +51,10 @@ _, network = fleet_trainer._build_graph(settings, program, layout)
 with paddle.static.program_guard(network.main, network.startup):
     fleet.init_server()
 numbers = paddle_internals.table_numbers()
-shapes = {numbers[name]: shape for name, shape in network.shapes.items()}
+shapes = network.shapes
 own = range(layout.shards)
 dense = paddle_internals.dense_shape(0, 1)
-memory = server_memory.ServerMemory(shapes, layout.shards, own, dense)
+memory = server_memory.ServerMemory(numbers, shapes, layout.shards, own, dense)
 random = np.random.default_rng(1)
 
 def rows(table):
@@ -102,7 +102,7 @@ def reason(**changes):
     before = {key: getattr(server_memory, key) for key in changes}
     vars(server_memory).update(changes)
     try:
-        server_memory.ServerMemory(shapes, layout.shards, own, dense)
+        server_memory.ServerMemory(numbers, shapes, layout.shards, own, dense)
     except server_memory.LayoutError as error:
         return str(error)
     finally:
@@ -126,9 +126,10 @@ SCRIPTS = {
     "maps": FIND_REASON + 'assert "ids and addresses of rows" in reason(MAPS=1)',
     "map": FIND_REASON + "assert reason(MAP_BYTES=56)",
     "mark": FIND_REASON + "assert reason(USED=1)",
-    "row": FIND_REASON + 'shapes[0] = RowShape(5, "sgd")\nassert "table 0: numbers of a " in reason()',
+    "row": FIND_REASON
+    + 'shapes["adam"] = RowShape(5, "sgd")\nassert "table adam: numbers of a " in reason()',
     "rule": FIND_REASON
-    + 'shapes[0] = RowShape(7, "sgd")\nassert "table 0: sizes of the optimizers" in reason()',
+    + 'shapes["adam"] = RowShape(7, "sgd")\nassert "table adam: sizes of the optimizers" in reason()',
     "dense": DENSE,
     "dense length": FIND_REASON
     + 'dense.arrays["Param"] = (4, None)\nassert "found no vector of vectors with [4, 1] numbers" in reason()',

@@ -48,8 +48,8 @@ def test_dense_parameters_of_any_number_of_servers_can_be_read_by_any_other_numb
         each = total // count + 1
         return [range(total)[n * each : (n + 1) * each] for n in range(count)]
 
-    folder, numbers = tmp_path / "pass-00000/tables/001", np.arange(total, dtype=np.float32)
-    folder.mkdir(parents=True)
+    folder, numbers = tmp_path / "pass-00000", np.arange(total, dtype=np.float32)
+    (folder / "dense").mkdir(parents=True)
     once = {"Beta1Pow": np.float32([0.5])}
     for server, part in enumerate(parts(saved_by)):
         own = numbers[part.start : part.stop]

@@ -70,10 +70,10 @@ def test_a_run_writes_the_expected_files_and_log_lines(
     assert ports == {0, 1, 4}, "two pservers from `port` on, no process on the sparse ports, then peerPort"
     folder = gang.output.checkpoint(Position(2))
     names = {path.name for path in folder.iterdir()}
-    assert {"done", "path.txt", "trainer_config.py", "params.npz", "tables"} <= names
-    shards = {f"tables/000/shard-{shard:05d}.rows" for shard in range(SHARDS)}
-    shares = {"tables/001/part-000.npz", "tables/001/part-001.npz"}
-    tables = {path.relative_to(folder).as_posix() for path in folder.glob("tables/*/*")}
+    assert {"done", "path.txt", "trainer_config.py", "params.npz", "tables", "dense"} <= names
+    shards = {f"tables/word_weight/shard-{shard:05d}.rows" for shard in range(SHARDS)}
+    shares = {"dense/part-000.npz", "dense/part-001.npz"}
+    tables = {path.relative_to(folder).as_posix() for path in folder.rglob("*-0*.*")}
     assert tables == shards | shares, "both servers hold a share"
     assert (folder / "path.txt").read_text() == f"{folder}\n"
     assert "Pass=1 Batch=5 samples=" in gang.log()
