@@ -47,9 +47,9 @@ def connect(kubeconfig: Path | None, context: str | None, namespace: str) -> Clu
     """Return a client for the cluster that the kubeconfig selects.
 
     The kubeconfig is `kubeconfig`, else the files of $KUBECONFIG, merged as kubectl and helm merge them, else
-    ~/.kube/config. The service account of the pod that this process runs in is used only if neither a file nor a
-    context is given and ~/.kube/config does not exist. Raises UsageError if the file, the context or its cluster does
-    not exist or cannot be read.
+    ~/.kube/config. If no file and no context is given and ~/.kube/config does not exist, the client uses the service
+    account of the pod in which this process runs. Raises UsageError if the file, the context or its cluster does not
+    exist or cannot be read.
     """
     from kubernetes import client, config
     from kubernetes.config import kube_config
@@ -114,23 +114,31 @@ def user_and_host() -> str:
 class Cluster:
     """A client for the objects in one namespace of a cluster; every method raises CliError if it fails.
 
-    `kind` is a kind with underscores between its words: pod, job, config_map, persistent_volume_claim.
+    The argument `kind` of the methods is a kind of object in lower case, with underscores between its words: pod, job,
+    config_map, persistent_volume_claim.
 
-    The Kubernetes client reads the kubeconfig and gets the user's token. Its classes for requests are not used: their
-    import takes half a second.
+    The Kubernetes client library reads the kubeconfig and gets the user's token. Its classes for requests are not used,
+    because importing them takes half a second.
     """
 
     def __init__(self, configuration: Any, namespace: str, name: str, context: str = "") -> None:
-        """Store the client's configuration and the context of the kubeconfig; empty for the cluster of this pod."""
+        """Store how to reach the cluster; no request is sent.
+
+        Args:
+            configuration: the configuration of the Kubernetes client library.
+            namespace: the namespace of the objects.
+            name: the cluster's name in messages.
+            context: the context of the kubeconfig; empty for the cluster of the pod in which this process runs.
+        """
         self.configuration, self.context = configuration, context
         self.namespace = namespace
         self.name = name
         self.options: Sequence[str] = ()
         """The options of a command that select the cluster."""
         self.kubeconfig_options: Sequence[str] = ()
-        """Those of the options that helm has too."""
+        """The part of `options` that helm accepts, too."""
         self.has_hidden_namespaces = False
-        """Whether `list_in_all_namespaces` could not list the other namespaces."""
+        """Whether the user was not allowed to list all namespaces in `list_in_all_namespaces`."""
 
     @functools.cached_property
     def _pool(self) -> Any:
@@ -157,7 +165,7 @@ class Cluster:
     ) -> Any:
         """Send an HTTP request; return the response, whose body is not read yet.
 
-        `action` is the attempt as an infinitive, for the message `cannot ACTION: …`.
+        `action` is what the request does, as an infinitive, for the message `cannot ACTION: …`.
         """
         import urllib3
 
@@ -206,9 +214,9 @@ class Cluster:
         return self._list(kind, self.path(kind), labels)
 
     def list_in_all_namespaces(self, kind: str, labels: Labels | None = None) -> list[Object]:
-        """Return the objects in all namespaces. If the user may not list these, return the objects in this namespace.
+        """Return the objects of a kind in all namespaces.
 
-        In that case `has_hidden_namespaces` becomes true.
+        If the user may not list all namespaces, return the objects in this namespace, and set `has_hidden_namespaces`.
         """
         try:
             return self._list(kind, self.path(kind, all_namespaces=True), labels)
@@ -258,9 +266,10 @@ class Cluster:
     def delete(
         self, kind: str, name: str, version: str | None = None, grace_seconds: int | None = None
     ) -> None:
-        """Delete an object and the objects that it owns. Does nothing if it does not exist.
+        """Delete an object and the objects that it owns. Do nothing if the object does not exist.
 
-        Raises ConflictError if `version` is given, and the object has another resourceVersion.
+        With `grace_seconds`, the containers of a pod get this time between SIGTERM and SIGKILL. Raises ConflictError if
+        `version` is given and is not the object's current resourceVersion.
         """
         options: Object = {"propagationPolicy": "Background"}
         if version:
@@ -271,14 +280,14 @@ class Cluster:
             self._call_json("DELETE", self.path(kind, name), f"delete {_words(kind)} {name}", body=options)
 
     def suspend_job(self, name: str, suspended: bool) -> None:
-        """Suspend a Job, which deletes its pods; or resume it, which creates them again."""
+        """Suspend a Job, so that Kubernetes deletes its pods; with `suspended` False, resume the Job with new pods."""
         action = f"{'suspend' if suspended else 'resume'} job {name}"
         self.patch("job", name, {"spec": {"suspend": suspended}}, action)
 
     def stream_log(self, pod: str, container: str, follow: bool, lines: int | None = None) -> Iterator[bytes]:
-        """Yield a container's log in blocks of bytes: all of it, or only its last `lines`.
+        """Yield a container's log in blocks of bytes: the whole log, or only the last `lines` lines.
 
-        With `follow`, also yield what is appended until the container exits.
+        With `follow`, also yield the lines that the container writes until it exits.
         """
         import urllib3
 
@@ -382,12 +391,13 @@ class ExecStream(CommandOutput):
     `result()` raises an error if the command failed.
 
     The Kubernetes client's own reader (`WSClient.update`) reads every available frame before it returns, so a sender
-    that is faster than its receiver fills the memory. Here that client opens the websocket (with its authentication,
-    TLS and proxy rules), and this class reads one frame at a time.
+    that is faster than its receiver fills the memory. Here the Kubernetes client only opens the websocket (with its
+    authentication, TLS and proxy rules), and this class reads one frame at a time.
 
     Two threads must not read and write a TLS connection at the same time: OpenSSL forbids it, and Python's module ssl
     does not prevent it. Without a lock, 11 of 2,000 small uploads on a busy machine ended with "connection was closed".
-    So both threads share a lock. The reader takes it only when there is something to read, and never waits with it.
+    So both threads share one lock. The reading thread takes the lock only when data has arrived, and never waits for
+    data while it holds the lock.
     """
 
     def __init__(

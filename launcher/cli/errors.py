@@ -1,6 +1,7 @@
 """Errors and exit codes of the commands that users type. Each error is printed as one message, no traceback.
 
-launcher/errors.py has all other exit codes: an invalid program or row is a `DataError` here, too.
+All other errors and exit codes are in launcher/errors.py. For example, these commands raise its `DataError` for an
+invalid program or row.
 """
 
 from __future__ import annotations
@@ -93,14 +94,18 @@ def _is_disk_full(text: str) -> bool:
 
 
 def storage_failure(text: str) -> CliError:
-    """Return the error for a message of a reader's command, or of this system; DiskFullError for a full disk."""
+    """Return the error with the message `text`: a `DiskFullError` if the text is about a full disk, else a `CliError`.
+
+    The text comes from a command of the reader, or from the operating system of this machine.
+    """
     return DiskFullError(text) if _is_disk_full(text) else CliError(text)
 
 
 def describe_os_error(error: Exception, where: object = "") -> LauncherError:
-    """Return the error to report for a failed operation on a file of this machine; another error unchanged.
+    """Return the error to report to the user after a failed operation on a file of this machine.
 
-    `where` is the path that was used, for an error that has none.
+    A `LauncherError` with another cause is returned unchanged. `where` is the path that was used; it is part of the
+    message if `error` itself has no path.
     """
     cause = error.__cause__ if isinstance(error, StorageError) else error
     if not isinstance(cause, OSError):
@@ -125,7 +130,10 @@ _EXTRAS = {
 
 
 def missing_package(error: ModuleNotFoundError) -> CliError:
-    """Return the error for a Python package that is not installed. Raise `error` if it is a module of the launcher."""
+    """Return the error for a Python package that is not installed.
+
+    If the missing module belongs to the launcher, raise `error` instead.
+    """
     name = (error.name or "launcher").partition(".")[0]
     if name == "launcher":
         raise error

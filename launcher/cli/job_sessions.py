@@ -1,6 +1,7 @@
 """Sessions of commands: read a run's state and open its storage, on a cluster or in a folder (`--path`).
 
-The storage of an uninstalled release is found, too: its claim, an image for the reader pod, its job's folder.
+A session can also read the storage of an uninstalled release: it finds the claim, an image for the reader pod, and the
+job's folder.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def find_storage(cluster: Cluster, release: str, request: StorageRequest) -> Rel
     """Return a run with the claim and the image through which the storage of an uninstalled release is read.
 
     - Claim: the request's claim, else the claim with the release's label, else the only claim of the namespace.
-    - Image: the request's image, else the image of a release that uses the claim, else of another release.
+    - Image: the request's image, else the image of a release that uses the claim, else the image of any release.
     - The returned `job_name` is SOURCES, the folder next to the jobs' folders, because the release's job is unknown.
 
     Raises UsageError if there is no such claim or image, or more than one claim; the message lists the claims.
@@ -124,7 +125,8 @@ class ClusterSession:
         self.expected_job = ""
         """If not empty, `run` raises OtherRunError when the release has another training Job."""
         self.kept: KeptStorage | None = None
-        """Reads the files of the run; None: a pod of the run does, or a new reader pod."""
+        """The storage through which the run's files are read; None: they are read through a pod of the run, or through
+        a new reader pod."""
 
     def options(self) -> list[str]:
         """Return the options that select this release in a command; options with their default value are left out."""
@@ -136,8 +138,8 @@ class ClusterSession:
         """Return the values given to the release that describe the cluster and not one training.
 
         Raises:
-            CliError: as `run`; an earlier version of the chart wrote the ConfigMap; the release's claim does not exist,
-                or helm cannot read the release.
+            CliError: `run` raises an error; an earlier version of the chart wrote the ConfigMap; the release's claim
+                does not exist; or helm cannot read the release.
         """
         run = self.run()
         if not run.cluster_values:  # without these, an upgrade would change image and storage to the defaults
@@ -210,8 +212,8 @@ class ClusterSession:
     def _read_view(self, reader_states: tuple[str, ...], log_lines: int) -> RunView:
         """Return the run's current state, from the release's Jobs, pods and events and the files on the storage.
 
-        Without a running pod, a reader pod reads the files if the training Job's state is in `reader_states`. Raises as
-        `run`; CliError if the cluster cannot be read.
+        If no pod runs, a reader pod reads the files, but only if the training Job's state is in `reader_states`. Raises
+        the errors of `run`, and CliError if the cluster cannot be read.
         """
         run = self.run()
         jobs = self.cluster.list_objects("job", cluster_api.release_labels(self.release))
@@ -248,9 +250,10 @@ class ClusterSession:
         return events
 
     def _read_log(self, run: ReleaseRun, pods: list[Object], lines: int) -> tuple[str, list[str]]:
-        """Return (pod, the last `lines` of its log): of the data pod while it runs, then of rank 0.
+        """Return (name of a pod, the last `lines` lines of its log); an empty name and list if no such pod runs.
 
-        A training pod that prepares data does so in its init container.
+        The pod is the data pod while it runs, else the pod of rank 0. If training pods prepare the data, they do it in
+        an init container, and the log is the one of that container.
         """
         for job, rank in ((run.k8s_data_job, None), (run.k8s_job, 0)):
             pod = run_view.newest_pod(run_view.pods_of(pods, job, rank))
@@ -299,7 +302,7 @@ class ClusterSession:
         is found. A reader pod is deleted after the block.
 
         Raises:
-            UsageError: the storage or the job is not determined.
+            UsageError: it is unclear which storage or which job is meant.
             CliError: the cluster cannot be read, or a reader pod does not start.
         """
         installed = None if request.claim else self.run_if_installed()
@@ -328,11 +331,14 @@ class ClusterSession:
 
 
 Session = FolderSession | ClusterSession
-KEPT_SECONDS = 2 * 3600  # a killed command leaves the pod for this time; it requests nothing
+KEPT_SECONDS = 2 * 3600  # a killed command leaves the pod for this time; the pod requests no resources
 
 
 class KeptStorage:
-    """The shared storage through one reader pod, which is created when it is used first, and again after `close`."""
+    """Opens the shared storage through one reader pod, and keeps the pod for many uses.
+
+    The first use creates the pod, and so does the first use after `close`.
+    """
 
     def __init__(self, session: ClusterSession, job: str) -> None:
         """Store the release whose storage is used, and the name of a job."""
@@ -344,7 +350,7 @@ class KeptStorage:
     def job(self, name: str) -> Storage:
         """Return the folder of the job `name`; the name "." returns the folder that contains all jobs.
 
-        Raises as `ClusterSession.storage`.
+        Raises the errors of `ClusterSession.storage`.
         """
         if time.monotonic() > self._until:
             self.close()
@@ -363,7 +369,7 @@ class KeptStorage:
 def open_through_running_pod(
     cluster: Cluster, run: ReleaseRun, pods: list[Object], or_init: bool = False
 ) -> Storage | None:
-    """Return the job's folder through a pod of this run whose main container runs; None if there is none.
+    """Return the job's folder, opened through a pod of this run whose main container runs; None without such a pod.
 
     With `or_init` a running init container is used, too, although it may exit at any moment.
     """

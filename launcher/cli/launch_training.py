@@ -90,7 +90,7 @@ class TrainingPlan:
     uploads: Sequence[uploads.Upload]
     values: Values
     requirements: Path | None = None
-    """The file with the packages that the program needs; None: those of the image."""
+    """The file with the packages that the program needs; None: the program needs only the packages of the image."""
 
     @property
     def job(self) -> str:
@@ -103,8 +103,13 @@ def plan_trainings(
 ) -> list[TrainingPlan]:
     """Check program and data on this machine; return a plan for each combination of settings in `grid`.
 
-    Every plan uploads the program, but only the first one a local data file. `by` is a score that the program must
-    have.
+    Every plan contains the upload of the program. Only the first plan contains the upload of a local data file, because
+    the other trainings use the same file.
+
+    Args:
+        options: the options of the command.
+        grid: combinations of settings, each setting as `key=value`.
+        by: a score that the program must have; None: no score is required.
 
     Raises LauncherError if the program, a row or a value is invalid; nothing was sent.
     """
@@ -162,9 +167,10 @@ def plan_trainings(
 
 
 def _suggest_values(program: uploads.Upload, values: Values) -> Values:
-    """Return `values` with what a script needs and the values do not say: its runtime, and that it has no data Job.
+    """Return `values` with the values that a script needs, if they are not set.
 
-    Raises UsageError if the values have a runtime for which the program or script is not written.
+    These are `runtime`, and `data.enabled: false` for a script without a data source. Raises UsageError if `values`
+    have a runtime for which the program or script is not written.
     """
     given, config = values.get("runtime"), program.values["training.config"]
     if given not in (None, program.runtime, "v1") and program.runtime:
@@ -193,9 +199,10 @@ def _suggest_values(program: uploads.Upload, values: Values) -> Values:
 def _add_packages(
     plan: TrainingPlan, session: ClusterSession, base: Values, options: LaunchOptions
 ) -> TrainingPlan:
-    """Return `plan` with `training.packages`, after the packages that its program needs have been sent.
+    """Send the packages that the program of `plan` needs, and return `plan` with the value `training.packages`.
 
-    They are chosen for the image of `base`, the values of the release and of the training.
+    The packages are chosen for the image in `base`, which are the merged values of the release and of the training. A
+    plan without requirements is returned unchanged.
     """
     if plan.requirements is None:
         return plan
@@ -207,7 +214,10 @@ def _add_packages(
 
 
 def _compute_values(options: LaunchOptions, in_files: Values, of_data: Mapping[str, str]) -> Values:
-    """Return the values of the files of `-f`, of the data and of the options. Raises UsageError if one is invalid."""
+    """Merge the values of the files of `-f`, of the data and of the options; return the result.
+
+    Raises UsageError if a value is invalid.
+    """
     given: dict[str, Any] = dict(of_data)
     given |= {"training.args": options.arguments} if options.arguments else {}
     given |= {"trainers": options.trainers} if options.trainers else {}
@@ -218,7 +228,10 @@ def _compute_values(options: LaunchOptions, in_files: Values, of_data: Mapping[s
 
 
 def read_values(files: Iterable[Path]) -> Values:
-    """Return the chart values of YAML files; later files override. Raises UsageError if a file cannot be read."""
+    """Return the chart values of YAML files; the values of later files override those of earlier ones.
+
+    Raises UsageError if a file cannot be read.
+    """
     values: Values = {}
     for file in files:
         try:
@@ -241,14 +254,17 @@ def launch(
     *,
     replace: bool = False,
 ) -> bool:
-    """Upload what has changed, write the values to the file `keep`, and upgrade the release of `session` to them.
+    """Upload what has changed, write the plan's values to the file `keep`, and upgrade the release to these values.
 
-    A failed or stopped training with these values continues. The leases of the release and of the job's name are held
-    meanwhile, so that no other `run` changes this release or starts the same job in another release. Afterwards
-    `session` rejects a run that another command has started in the release. With `replace`, the training that the
-    release runs now is stopped without a question.
+    The release is the one of `session`. If it already has a training with these values that failed or was stopped, the
+    training continues. With `replace`, another training that the release runs now is stopped without a question.
 
-    Return False if the release had this training already, and it neither failed nor was stopped.
+    While this function runs, it holds the leases of the release and of the job's name, so that no other `run` changes
+    this release or starts the same job in another release. Afterwards `session` rejects a run that another command has
+    started in the release.
+
+    Return whether a training was started or continued. The result is False if the release had this training already,
+    and the training had neither failed nor been stopped.
 
     Raises:
         UsageError: helm or the cluster rejects the values, the job's name is taken, the user does not confirm, or
@@ -306,8 +322,8 @@ def write_values(file: Path, values: Values) -> None:
 def check_job_name_is_free(session: ClusterSession, values: Values) -> None:
     """Raise UsageError if another release has a job with the same name on the same storage.
 
-    Each of the two would replace the other's data and move its output. Releases in namespaces that this user
-    may not list are not checked. `values` are the chart's values of the release and of the training, merged.
+    Each of the two releases would replace the data of the other one and move its output. Releases in namespaces that
+    this user may not list are not checked. `values` are the merged chart values of the release and of the training.
     """
     cluster, release, job = session.cluster, session.release, values["jobName"]
     volume = volume_identity(values, cluster.namespace)
@@ -379,7 +395,11 @@ def _confirm_replacement(session: ClusterSession, current: ReleaseRun, job: str)
 
 
 def _upload(plan: TrainingPlan, session: ClusterSession, base: ClusterSession, yes: bool) -> None:
-    """Upload the files through the storage that `session` keeps open, else through that of the release `base`."""
+    """Upload the files of `plan`, through the storage that `session` keeps open, else through the storage of `base`.
+
+    Without `yes`, ask the user before a data file with other content on the storage is replaced. Raises UsageError if
+    the user does not confirm.
+    """
     request = StorageRequest(job=plan.job, seconds=COPY_SECONDS, writable=True)
     kept = session.kept
     with contextlib.nullcontext(kept.job(plan.job)) if kept else base.storage(request) as storage:
@@ -399,7 +419,11 @@ def _upload(plan: TrainingPlan, session: ClusterSession, base: ClusterSession, y
 
 
 def describe_next_steps(session: ClusterSession, keep: Path, is_program: bool) -> str:
-    """Return the commands that are useful after a complete run, one on each line; `is_program`: of runtime fleet."""
+    """Return the commands that are useful after a complete run, one on each line.
+
+    `keep` is the file with the training's values. `is_program` is whether the run has runtime fleet: then the model can
+    be used with `predict` and `serve`.
+    """
     options, to = session.options(), f"results/{session.run().job_name}"
     use = (
         ("predict with it", command_text("predict", to, "COLUMN=VALUE")),
@@ -436,12 +460,12 @@ def nest_keys(flat: Mapping[str, Any]) -> Values:
 
 
 def apply_settings(values: Mapping[str, Any], settings: Iterable[str]) -> Values:
-    """Return `values` with each `key=value` of `--set`, or of a trial of `sweep`.
+    """Return `values` after applying each `key=value` of `--set`, or of a trial of `sweep`.
 
     A key whose first part is a value of the chart sets that value: `training.batchSize=128`. Any other key is an
     option of the program: `learning_rate=0.01`.
 
-    Raises UsageError if a setting is no `key=value`, or its key is unknown.
+    Raises UsageError if a setting has not the form `key=value`, or its key is unknown.
     """
     changed, defaults = dict(values), read_defaults()
     for setting in settings:
@@ -483,7 +507,11 @@ def _without_option(arguments: Sequence[str], key: str) -> list[str]:
 
 
 def _parse(key: str, text: str) -> Any:
-    """Return the text itself if the chart's value is a text; else its value as YAML (`[a, b]`: a list)."""
+    """Return the value of `--set key=text`.
+
+    If the chart's default for `key` is a text, the value is `text` itself. Otherwise `text` is parsed as YAML, so `[a,
+    b]` is a list.
+    """
     default: Any = read_defaults()
     for part in key.split("."):
         default = default.get(part) if isinstance(default, Mapping) else None
@@ -496,11 +524,12 @@ def _parse(key: str, text: str) -> Any:
 
 
 def complete_values(values: Values) -> Values:
-    """Return the chart's defaults with `values`, after a check of the keys of `training` and `data` and of some values.
+    """Merge `values` into the chart's defaults, check them, and return the result.
 
-    This machine uses these values before helm checks all values against the chart's schema, or without helm (`try`).
+    The check covers the keys of `training` and `data`, and the values that this machine uses (_USED_HERE): `run` uses
+    them before helm checks all values against the chart's schema, and `try` does not call helm at all.
 
-    Raises UsageError if a key is unknown to the chart, or the parser of a used value rejects it.
+    Raises UsageError if the chart has no such key, or the parser of a value rejects the value.
     """
     defaults = read_defaults()
     complete = merge_values(defaults, values)
@@ -531,7 +560,7 @@ def _value_error(key: str, value: Any, limit: str) -> UsageError:
 
 
 def make_job_name(folder: str) -> str:
-    """Return a jobName for a program's folder on the storage: lowercase, and with a letter at its begin."""
+    """Return a jobName made from the name of a program's folder: in lower case, and beginning with a letter."""
     name = re.sub(r"[^a-z0-9]+", "-", folder.lower()).strip("-")
     return (name if name[0].isalpha() else f"run-{name}")[:JOB_NAME_LENGTH].strip("-")
 
@@ -546,10 +575,10 @@ _SERVER_LABELS = {
 def continue_training(cluster: Cluster, run: ReleaseRun) -> bool:
     """Resume a release's suspended Jobs, and start its training Job again if it has failed.
 
-    Return whether a Job was resumed or started; each is reported on stderr.
+    Return whether a Job was resumed or started; each such Job is reported on stderr.
 
-    Jobs with a Kueue queue stay suspended: the queue starts them. A failed training is not started again after a
-    failure of the data Job: it needs another data Job, and so another `runId`.
+    Jobs with a Kueue queue stay suspended, because the queue starts them. If the data Job has failed, the training is
+    not started again: it needs a new data Job, which needs another `runId`.
     """
     names = (run.k8s_job, run.k8s_data_job)
     jobs = {name: job for name in names if name and (job := cluster.find("job", name))}
@@ -590,7 +619,8 @@ def recreate_job(cluster: Cluster, job: Object) -> None:
 def reset_job(job: Object) -> Object:
     """Return a Job without the fields that the API server added, so that it can be created again.
 
-    Its owner stays: a Job without its CronJob would not be the newest run of the schedule.
+    The reference to the CronJob that owns the Job is kept: without the reference, the Job would not count as the newest
+    run of the schedule.
     """
     meta = {key: value for key, value in job["metadata"].items() if key not in _SERVER_FIELDS}
     meta["annotations"] = {

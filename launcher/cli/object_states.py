@@ -49,7 +49,7 @@ _CODES = {
     errors.EXIT_STOPPED: "stopped by SIGTERM",
 }
 _FINAL_CODES = (errors.EXIT_SETTINGS, errors.EXIT_DATA, errors.EXIT_GANG, errors.EXIT_STORAGE)
-"""With these the termination message is the cause of the failure; with others it may be any last log line."""
+"""Exit codes whose termination message is the cause of the failure. With other codes it may be any last log line."""
 _HARMLESS_CODES = (errors.EXIT_TWIN, errors.EXIT_STOPPED)  # the chart's podFailurePolicy ignores them
 _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}
 
@@ -100,9 +100,9 @@ def find_condition(thing: Object, kind: str) -> Object:
 
 
 def unusual_wait(pod: Object) -> tuple[str, str] | None:
-    """Return why a container waits unusually: (Kubernetes' reason, the reason with image and message) or None.
+    """Return why a container of a pod waits, as (Kubernetes' reason, the reason with image and message).
 
-    Reasons that are part of every normal start do not count; the first other one is returned.
+    Return None if no container waits, or all wait for a reason that is part of every normal start.
     """
     for status in container_statuses(pod):
         waiting = state_of(status, "waiting")
@@ -168,9 +168,10 @@ def is_harmless_failure(pod: Object) -> bool:
 
 
 def explain_disruption(pod: Object) -> str:
-    """Return why Kubernetes ended a pod, such as `Evicted: …` with the fix; empty if it did not.
+    """Return why Kubernetes ended a pod, such as `Evicted: …` with the fix; empty if Kubernetes did not end it.
 
-    The kubelet writes this to the pod's status; the scheduler and the controllers that delete pods add a condition.
+    The kubelet writes the reason to the pod's status. The scheduler and the controllers that delete pods write it to a
+    condition of the pod.
     """
     status = pod.get("status", {})
     source = status if status.get("reason") else find_condition(pod, "DisruptionTarget")
@@ -180,9 +181,10 @@ def explain_disruption(pod: Object) -> str:
 
 
 def explain_failure(pod: Object) -> str:
-    """Return why a pod failed: why Kubernetes ended it, else its containers' termination messages and exit codes.
+    """Return why a pod failed: the termination messages and exit codes of its containers, or why Kubernetes ended it.
 
-    A cause that a container reports with a final exit code is not a consequence of its pod's end.
+    If Kubernetes ended the pod, a container counts only if its exit code is in _FINAL_CODES: with another exit code,
+    the container failed because the pod was ended.
     """
     causes, disruption = list[str](), explain_disruption(pod)
     for status in container_statuses(pod):

@@ -1,10 +1,11 @@
 """The commands that the command line runs where the shared storage is mounted: `python3 -m launcher reader`.
 
-Without a subcommand it sleeps until its deadline: that is the reader pod. The command line then starts the subcommands
-`tar`, `untar`, `cat`, `ls`, `sums`, `sizes`, `remove`, `environment` and `checkpoint` in a pod; with `--path` it starts
-the same ones on its own machine. Content goes over stdin and stdout (archives as in
-`launcher.io.tar_stream`), and one sentence for the user over stderr; the exit code is 0 on success. This runs
-in the image, so it uses only the standard library.
+Without a subcommand this program sleeps until its deadline: the reader pod runs it like this. The command line then
+starts the subcommands `tar`, `untar`, `cat`, `ls`, `sums`, `sizes`, `remove`, `environment` and `checkpoint` in the
+reader pod or in another pod; with `--path` it starts the same subcommands on its own machine. A subcommand reads
+content from stdin and writes content to stdout (archives as in `launcher.io.tar_stream`). If it fails, it writes one
+sentence for the user to stderr; the exit code is 0 on success. This program runs in the image, so it uses only the
+standard library.
 """
 
 from __future__ import annotations
@@ -66,10 +67,10 @@ def move_into_place(new: Path, final: Path, replace: bool) -> None:
 
 
 def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) -> dict[str, int]:
-    """Receive an archive from `source` as `root`/`name`; return {name below it: bytes}.
+    """Receive an archive from `source`, and unpack it as `root`/`name`; return the size in bytes of each file, by name.
 
-    An archive that contains exactly one file with that name becomes this file, any other one a folder. A
-    failure leaves no files.
+    If the archive contains exactly one file and this file has the name `name`, then `root`/`name` becomes that file.
+    Any other archive becomes a folder. After a failure no files remain.
 
     Raises ReaderError if less than `needed` bytes are free, or the name is taken and `replace` is False.
     """
@@ -95,9 +96,9 @@ def untar(source: IO[bytes], root: Path, name: str, needed: int, replace: bool) 
 
 
 def list_entries(folder: Path, optional: bool) -> list[dict[str, object]]:
-    """Return the entries by name as {name, type: file|folder|other, bytes, mtime: unix seconds}.
+    """Return the entries of a folder, sorted by name: {name, type: file|folder|other, bytes, mtime: Unix seconds}.
 
-    With `optional`, a folder that does not exist has none; without it, FileNotFoundError is raised.
+    If the folder does not exist, return an empty list with `optional`, and raise FileNotFoundError without it.
     """
     rows: list[dict[str, object]] = []
     if optional and not folder.exists():
@@ -117,8 +118,8 @@ def list_entries(folder: Path, optional: bool) -> list[dict[str, object]]:
 def compute_sums(path: Path, size: int) -> dict[str, str] | None:
     """Return {name: hex sha256} of each file in a folder, or of a single file; None if `path` is absent.
 
-    `size` is the expected size of all files together, in bytes. If the size differs, no file is read, and all
-    sums are empty; so is the sum of a link.
+    `size` is the expected size of all files together, in bytes. If the files have another size, no file is read, and
+    all sums are empty texts. The sum of a link is always empty.
     """
     if not path.exists():
         return None
@@ -152,8 +153,8 @@ def _measure(name: str, folder: int) -> int:
 def remove_paths(root: Path, names: Sequence[str]) -> dict[str, int]:
     """Remove files and folders; return the size in bytes that each had, by name.
 
-    Each is renamed first, so that no half-removed folder remains under its name after an interruption. Everything is
-    addressed by the descriptor of its folder: a link that replaces a folder of the path meanwhile changes nothing.
+    Each file or folder is renamed first, so that after an interruption no half-removed folder has the old name. All
+    calls use the descriptor of the parent folder, so a link that meanwhile replaces a folder of the path has no effect.
     """
     freed = {}
     for name in names:
@@ -169,9 +170,10 @@ def remove_paths(root: Path, names: Sequence[str]) -> dict[str, int]:
 
 
 def describe_environment() -> dict[str, Any]:
-    """Return what packages must fit to: `python` (3.11), `machine`, `glibc` (empty on other systems) and `packages`.
+    """Return the properties of this system that decide which packages can be installed in it.
 
-    `packages` has the version of each package of this Python by its name.
+    The keys are `python` (its version, such as 3.11), `machine`, `glibc` (its version; empty without glibc) and
+    `packages` (the version of each package of this Python, by name).
     """
     libc, version = platform.libc_ver()
     return {
@@ -185,9 +187,10 @@ def describe_environment() -> dict[str, Any]:
 def follow_file(
     root: Path, name: str, until: str | None, out: IO[bytes], *, seconds: float, pause: float = 0.5
 ) -> None:
-    """Write the file `root`/`name` to `out` as it grows, and every file of a later attempt that replaces it.
+    """Write the file `root`/`name` to `out` as it grows; if a later attempt replaces the file, write the new file, too.
 
-    Returns after `seconds`, or once the status file `root`/`until` says that the run is over and all was written.
+    This function returns after `seconds`. It returns earlier if the status file `root`/`until` says that the run is
+    over, and the whole file was written. `pause` is the time in seconds between two reads.
     """
     deadline = time.monotonic() + seconds
     current: BinaryIO | None = None
@@ -215,11 +218,11 @@ def follow_file(
 
 
 def request_checkpoint(root: Path, out: IO[bytes], seconds: float, pause: float = 1.0) -> None:
-    """Request a checkpoint from the training, and write a JSON line every `pause` until it is saved.
+    """Request a checkpoint from the training, and write a JSON line every `pause` seconds until it is saved.
 
-    `root` is the job's folder. Lines have "state", "pass" and "batch" of status.json. The last one also has "saved":
-    the folder of the newest checkpoint that was completed since the call, or null after `seconds` or if the run is
-    over.
+    `root` is the job's folder. Each line has "state", "pass" and "batch" of status.json. The last line also has
+    "saved": the folder name of the newest checkpoint that was completed since the call. "saved" is null if there is
+    none after `seconds`, or if the run is over.
 
     Raises ReaderError if the run's runtime saves checkpoints only at the end of a pass.
     """
@@ -269,7 +272,10 @@ def _write_request(request: Path) -> str:
 
 
 def _find_checkpoints(output: Path) -> dict[Position, tuple[int, int]]:
-    """Return {complete checkpoint: (inode, mtime in ns)}; the value changes if it is saved again."""
+    """Return (inode, mtime in ns) of the file `done` of each complete checkpoint, by the checkpoint's position.
+
+    The two numbers change if the checkpoint is saved again.
+    """
     found = {}
     for done in output.glob("pass-*/done"):
         with contextlib.suppress(FileNotFoundError):  # the checkpoint was just removed
@@ -357,7 +363,10 @@ def _run(given: argparse.Namespace, source: IO[bytes], out: IO[bytes]) -> None:
 
 @contextlib.contextmanager
 def _sending_spaces(out: IO[bytes]) -> Iterator[None]:
-    """Write a space, which JSON ignores, every SPACE_SECONDS: a connection without a byte counts as lost."""
+    """Write a space to `out` every SPACE_SECONDS while the block runs.
+
+    Without these bytes the connection would count as lost. The receiver's JSON parser ignores the spaces.
+    """
     is_over = threading.Event()
 
     def send() -> None:
@@ -376,10 +385,10 @@ def _sending_spaces(out: IO[bytes]) -> Iterator[None]:
 
 
 def run(argv: Sequence[str] | None, source: IO[bytes], out: IO[bytes]) -> str:
-    """Run one subcommand of `launcher reader`, or without one sleep as the reader pod does.
+    """Run one subcommand of `launcher reader`; without a subcommand, sleep as the reader pod does.
 
-    Return why the command failed, in one sentence; empty on success. `argv` None stands for this process's own
-    arguments. Raises BrokenPipeError if nobody reads `out` any more.
+    Return why the command failed, in one sentence; an empty text on success. If `argv` is None, the arguments of this
+    process are used. Raises BrokenPipeError if nobody reads `out` any more.
     """
     try:
         _run(_parse(argv), source, out)
@@ -415,7 +424,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _discard_stdin() -> None:
-    """Read what a sender still sends, until nothing comes for DISCARD_SECONDS.
+    """Read and discard the rest of stdin, until no byte arrives for DISCARD_SECONDS.
 
     If a command in a pod exits while its stdin is full, the container runtime does not report the exit to the sender.
     """

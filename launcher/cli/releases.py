@@ -91,7 +91,10 @@ class ReleaseRun:
 
     @property
     def source_files(self) -> list[str]:
-        """All parts of the paths of the run's `file://` addresses; one of each is its name in `sources/`."""
+        """All components of the paths of the run's `file://` addresses.
+
+        One component of each path is the name of a file or folder in `sources/` that the run reads.
+        """
         urls = [str(self.data.get(key) or "") for key in ("source", "testSource")]
         return [name for url in urls if url.startswith(_FILE_SCHEME) for name in url.split("/")[2:]]
 
@@ -149,7 +152,7 @@ def list_releases(cluster: Cluster, *, all_namespaces: bool = True) -> list[Rele
 def merge_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return `base` with `overrides`, as helm merges values files: objects are merged by key, all else is replaced.
 
-    A null stays, since it removes the chart's default only when helm gets the values.
+    A null is kept in the result, because helm must get the null to remove the chart's default.
     """
     both = dict(base)
     for key, value in overrides.items():
@@ -164,7 +167,7 @@ class ReleaseNotFoundError(CliError):
     """The namespace has no such release; the message lists the releases that exist."""
 
     def __init__(self, cluster: Cluster, release: str) -> None:
-        """Compose the message: the cluster's namespace has no `release`, and which releases it has."""
+        """Compose the message. It says which releases exist in the namespaces that this user may list."""
         problem = f"namespace {cluster.namespace} on {cluster.name} has no release {release} of this chart"
         try:
             known = list_releases(cluster)
@@ -184,8 +187,8 @@ class ReleaseNotFoundError(CliError):
 def list_storage_users(cluster: Cluster, claim: str) -> list[Release]:
     """Return the releases that use the same storage as a claim (PVC) of the cluster's namespace, with their states.
 
-    Releases in namespaces that this user may not list are missing. A release is included if it cannot be
-    determined which volume it has, or which volume the claim has.
+    Releases in namespaces that this user may not list are missing. A release is also returned if it is unknown which
+    volume the release has. If it is unknown which volume the claim has, all releases are returned.
     """
     jobs = cluster.list_in_all_namespaces("job", {NAME_LABEL: CHART})
     found, volumes = [], []
@@ -221,18 +224,22 @@ def find_chart() -> Path:
 
 @functools.cache
 def read_defaults() -> dict[str, Any]:
-    """Return the default values of the chart that comes with the launcher, which callers must not change."""
+    """Return the default values of the chart that comes with the launcher. Callers must not change the dict."""
     return dict(yaml.safe_load((find_chart() / "values.yaml").read_text("utf-8")))
 
 
 class Helm:
     """Runs helm from PATH for the releases of a cluster's namespace.
 
-    Its methods raise CliError with helm's own message if a command fails.
+    If a command of helm fails, the method raises CliError with helm's own message.
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        """Store the cluster. helm uses its context although another one is made current meanwhile."""
+        """Store the options with which helm selects the cluster.
+
+        helm gets the name of the cluster's context, so it uses this context even if another one becomes the current
+        context of the kubeconfig.
+        """
         self._options = ["-n", cluster.namespace, *cluster.kubeconfig_options]
         self._options += ["--kube-context", cluster.context] if cluster.context else []
 
