@@ -29,7 +29,6 @@ from typing import Any
 from launcher.dataprep import data_files, prepared_data, sources
 from launcher.dataprep.progress_log import DataProgress
 from launcher.dataprep.split_part import PartSplitter, assemble_shards, shard_file_name
-from launcher.dataprep.text_lines import warn_of_quotes
 from launcher.errors import RUN_ENDS, DeadlineError, LauncherError
 from launcher.io import files as storage
 from launcher.io.files import require_space
@@ -137,17 +136,15 @@ class DataPod:
         self._progress.touch = self._touch
         self._touch()
         prepared_data.remove_leftovers(self._layout, self._alive)
-        logged = False
         try:
             while (manifest := self._read_complete()) is None or not self._give(manifest):
                 if self._make_work_folder(size):
                     continue  # another pod may have renamed the complete one just before
                 missing = [part for part in self._parts if self._read_marker(part) is None]
                 if not (self._make_one(missing) if missing else self._publish()):
-                    if not logged:
-                        log.info("waiting for %d parts that other pods are making", len(missing))
-                        logged = True
-                    self._progress.report("waiting for other pods to finish their parts")
+                    self._progress.report(
+                        f"waiting for other pods, which have {len(missing)} unfinished parts"
+                    )
                     time.sleep(_POLL_SECONDS)
         except LauncherError as error:
             # After other errors the next pod continues with the finished parts.
@@ -217,14 +214,10 @@ class DataPod:
             return False
         is_files = self._settings.format == "files"
         require_space(self._work.root, size, "the files" if is_files else "the shards and the test set")
+        shards = map(self._work.shard, range(self._settings.split_count))
         with storage.storage_errors(self._work.root):
-            if is_files:
-                self._work.files.mkdir(parents=True, exist_ok=True)
-                self._work.parts.mkdir(exist_ok=True)
-                return True
-            for index in range(self._settings.split_count):
-                self._work.shard(index).mkdir(parents=True, exist_ok=True)
-            self._work.parts.mkdir(parents=True, exist_ok=True)
+            for folder in (*([self._work.files] if is_files else shards), self._work.parts):
+                folder.mkdir(parents=True, exist_ok=True)
         return True
 
     def _lock(self, name: str) -> AbstractContextManager[bool]:
@@ -299,8 +292,6 @@ class DataPod:
             markers = [marker for part in self._parts if (marker := self._read_marker(part)) is not None]
             if not locked or len(markers) < len(self._parts):
                 return False
-            spanning = [marker.get("spanning", (0, "")) for marker in markers]
-            warn_of_quotes(sum(n for n, _ in spanning), next((first for n, first in spanning if n), ""))
             is_files = self._settings.format == "files"
             assemble, end = (data_files.assemble_files, "list") if is_files else (assemble_shards, "test")
             paths = [self._work.parts / f"{part.key}.{end}" for part in self._parts]
@@ -327,23 +318,17 @@ class DataPod:
         return True
 
     def _give(self, manifest: Mapping[str, Any]) -> bool:
-        """Publish complete data for this pod's job (`give_to_job`), and remove data-failed.json.
+        """Publish complete data for this pod's job, as `give_to_job` does, once no other data Job publishes.
 
-        Waits until no other data Job publishes. Returns False if another release has removed the data meanwhile.
-        Raises `DeadlineError` if data.deadlineSeconds pass before.
+        Raises:
+            DeadlineError: data.deadlineSeconds pass before.
         """
-        layout = self._layout
         while True:
-            with prepared_data.lock_file(layout.all_data / ".lock", self._settings) as locked:
+            with prepared_data.lock_file(self._layout.all_data / ".lock", self._settings) as locked:
                 if locked:
-                    if not prepared_data.give_to_job(self._settings, manifest):
-                        return False
-                    break
+                    return prepared_data.give_to_job(self._settings, manifest)
             self._progress.report("waiting for another data Job that publishes")
             time.sleep(_POLL_SECONDS / 10)
-        with storage.storage_errors(layout.data_failed):
-            layout.data_failed.unlink(missing_ok=True)
-        return True
 
 
 def content_digest(s: DataSettings, parts: list[sources.PlannedPart]) -> str:

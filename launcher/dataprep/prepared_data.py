@@ -340,10 +340,11 @@ def describe_maker(settings: DataSettings) -> dict[str, Any]:
 def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
     """Publish complete data for this pod's data digest and job; return False if the data was removed meanwhile.
 
-    This writes the manifest `.data/<dataDigest>.json`, on which the training pods wait, and in the job's folder the
-    links to the data and manifest.json, unless another pod of the Job has done so. The job's earlier data is removed
-    if an earlier upgrade of this release made it and no manifest in `.data/` refers to it. The caller holds the lock
-    of `.data/`: without it, another release could remove this data between the check and the manifest.
+    This removes data-failed.json, and writes the manifest `.data/<dataDigest>.json`, on which the training pods wait,
+    and in the job's folder the links to the data and manifest.json, unless another pod of the Job has done so. The
+    job's earlier data is removed if an earlier upgrade of this release made it and no manifest in `.data/` refers to
+    it. The caller holds the lock of `.data/`: without it, another release could remove this data between the check and
+    the manifest.
 
     Raises:
         DataError: `manifest` has no usable name of a folder.
@@ -353,6 +354,8 @@ def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
     data = data_of(layout, manifest)
     if read_manifest(data.manifest) is None:
         return False
+    with files.storage_errors(layout.data_failed):
+        layout.data_failed.unlink(missing_ok=True)
     ours, made_by = describe_maker(settings), manifest.get("madeBy") or {}
     reader = str(manifest.get("reusedFrom") or made_by.get("job") or "unknown")
     record = {**manifest, "dataDigest": settings.data_digest, "madeBy": ours}

@@ -51,7 +51,6 @@ SHARD_FILE_BYTES = 4 << 20
 """Smallest average size of a part's file for one shard: file systems limit the number of files, too."""
 
 
-PAGE = s3.PAGE
 TIMEOUT_SECONDS = 30.0  # without a byte
 RETRIED_STATUS = frozenset({408, 425, 429, 500, 502, 503, 504})
 _RANGE = re.compile(r"bytes (\d{1,18})-\d*/(\d{1,18}|\*)")
@@ -523,7 +522,7 @@ class S3Source(Source):
         token = ""
         while True:
             self.progress.report("listing the objects")
-            page = functools.partial(self._bucket.list_page, prefix, PAGE, token)
+            page = functools.partial(self._bucket.list_page, prefix, s3.PAGE, token)
             try:
                 found, token = self.retry.call(self._source, page)
             except s3.S3RejectedError as error:

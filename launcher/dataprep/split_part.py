@@ -165,6 +165,9 @@ class PartSplitter:
             self._column_types = reader.names
             return
         for found in self._reader.files():
+            if found.size is not None:
+                what = f"the table {found.table}" if found.table else "the shards and the test set"
+                require_space(self._folder, found.size, what)
             if found.table:
                 self._copy_table(found)
             else:
@@ -173,17 +176,12 @@ class PartSplitter:
                 return
 
     def _read_text(self, text: SourceFile) -> Iterator[bytes]:
-        settings = self._settings
-        if text.size is not None:
-            require_space(self._folder, text.size, "the shards and the test set")
-        is_csv = settings.format == "csv"
-        blocks = text_lines.line_blocks(text.stream, text.name, settings.encoding, crlf=is_csv)
+        is_csv = self._settings.format == "csv"
+        blocks = text_lines.line_blocks(text.stream, text.name, self._settings.encoding, crlf=is_csv)
         return self._csv.line_blocks(blocks, RowPlaces(text.name)) if is_csv else blocks
 
     def _copy_table(self, table: SourceFile) -> None:
         target = self._folder / "tables" / table.table
-        if table.size is not None:
-            require_space(self._folder, table.size, f"the table {table.table}")
         with storage_errors(target):
             target.parent.mkdir(exist_ok=True)
         blocks = iter(lambda: b"" if self._stop.is_set() else table.stream.read(BLOCK), b"")
@@ -344,6 +342,8 @@ def assemble_shards(
     parts = [marker for marker in markers if marker["lines"]]
     lines = [sum(counts) for counts in zip(*(part["lines"] for part in parts), strict=True)]
     held = sum(marker["test"]["lines"] for marker in markers)
+    if spanning := [marker["spanning"] for marker in markers if marker["spanning"][0]]:
+        text_lines.warn_of_quotes(sum(count for count, _ in spanning), spanning[0][1])
     _check_lines(settings, lines, held, [sum(part["lines"]) for part in parts])
     _check_columns(settings, markers)
     test = _join_files(tests, work.test, progress)

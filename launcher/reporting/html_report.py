@@ -180,12 +180,7 @@ def _data(manifest: Mapping[str, Any]) -> str:
     if not manifest:
         return ""
     test, shards = manifest.get("test") or {}, manifest.get("shards") or []
-    values = {
-        "source": manifest.get("source"),
-        "sha256": manifest.get("sha256"),
-        "member": manifest.get("member"),
-        "format": manifest.get("format"),
-    }
+    values = {key: manifest.get(key) for key in ("source", "sha256", "member", "format")}
     rows = {
         "training rows": f"{manifest.get('lines', 0):,}",
         "test rows": f"{test.get('lines', 0):,}",

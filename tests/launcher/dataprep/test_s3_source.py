@@ -81,7 +81,7 @@ def test_all_objects_below_a_prefix_are_split_evenly_in_the_order_of_their_keys(
 def test_objects_of_several_listing_pages_are_all_read(
     pod: Pod, bucket: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(s3_module, "PAGE", 4)
+    monkeypatch.setattr(s3_module.s3, "PAGE", 4)
     for number in range(11):
         bucket.put_object(Bucket="data", Key=f"many/{number:04d}.txt", Body=b"%d\n" % number)
     assert pod.prepare(SOURCE="s3://data/many/")["lines"] == 11
