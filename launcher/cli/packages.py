@@ -43,12 +43,14 @@ UNREAD_FILES = ("setup.py", "setup.cfg", "environment.yml", "environment.yaml", 
 NATIVE = (".so", ".dylib", ".pyd", ".dll")
 """Ends of the names of compiled files, which run on one platform only."""
 SAME_MODULES = ("paddlepaddle", "paddlepaddle-gpu")
-"""Packages with the same modules: each one in the image also satisfies requirements of the others."""
+"""Packages with the same modules: if the image has one of them, it also satisfies requirements for the others."""
 BUILD_TOOLS = ("setuptools", "wheel", "pip", "cython", "numpy", "packaging", "typing-extensions")
-"""Packages that builds import: uv must not take their stubs for them. Every package index has them."""
+"""Packages that are imported while a package is built. They get no stub (`_write_stub`), because uv would use the stub
+for the build; every package index has them."""
 LOOSE_PINS = {"setuptools": "", "numpy": ">={major},<={version}"}
-"""Packages of the image that also satisfy requirements of other versions → which ones: programs only import
-pkg_resources from setuptools, and what needs an older numpy of the same major version also works with the image's."""
+"""Packages of the image that may satisfy requirements for other versions → the versions that may be required instead.
+Programs import only pkg_resources from setuptools. A program that requires an older numpy of the same major version
+also works with the image's numpy."""
 WITH_WINDOWS = ("opencv-python", "opencv-contrib-python")
 """Packages that need libGL, which images do not have. NAME-headless has the same modules without windows."""
 SECONDS = 3600.0
@@ -79,7 +81,7 @@ class PythonEnvironment:
     def of_image(cls, image: str, described: Mapping[str, Any]) -> PythonEnvironment:
         """Return the environment of an image from what `launcher reader environment` printed in it.
 
-        Raises CliError if that is no Linux with glibc 2.17 or newer, for which package indexes have wheels.
+        Raises CliError if the image is not Linux with glibc 2.17 or newer: package indexes have wheels for these only.
         """
         libc = re.fullmatch(r"2\.([0-9]{1,3})", str(described.get("glibc")))
         known = [17, 28, *range(31, 41)]  # the versions that uv's --python-platform has
@@ -99,7 +101,7 @@ class PythonEnvironment:
     def of_this_machine(cls) -> PythonEnvironment:
         """Return the environment of this process, with Paddle and what it requires as the only packages.
 
-        The other packages of this Python are those of the command line.
+        The other packages of this Python do not count: the command line needs them, not the program.
         """
         found, waiting = dict[str, str](), [*SAME_MODULES, "numpy"]
         while waiting:
@@ -115,7 +117,10 @@ class PythonEnvironment:
 
 
 def _known_packages(found: Mapping[str, Any]) -> dict[str, str]:
-    """Return the packages whose name and version are valid, with those of SAME_MODULES; keys are normalized names."""
+    """Return the version of each package whose name and version are valid, by normalized name.
+
+    If `found` has one of SAME_MODULES, the result has all of SAME_MODULES.
+    """
     known = {
         re.sub(r"[-_.]+", "-", name).lower(): str(version)
         for name, version in found.items()
@@ -126,9 +131,10 @@ def _known_packages(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def find_requirements(folder: Path, given: str | None) -> Path | None:
-    """Return the file with a program's requirements: `given`, else one of FILES in `folder`; None if there is none.
+    """Return the file with a program's requirements; None if the program needs no packages, or has no such file.
 
-    Raises UsageError if the file `given` does not exist.
+    The file is `given`, else the first of FILES that `folder` has. `given` is the value of `--requirements`: a path,
+    NONE, or None if the option was not given. Raises UsageError if the file `given` does not exist.
     """
     if given == NONE:
         return None
@@ -155,16 +161,17 @@ def find_requirements(folder: Path, given: str | None) -> Path | None:
 def package_files(folder: Path) -> tuple[tuple[str, Path], ...]:
     """Return (name below `folder`, path) of each file of the packages that are installed there, sorted by name.
 
-    Left out are uv's own files, byte code, and the folder of scripts, which refer to this machine's Python.
+    The result does not contain uv's own files, byte code, and the folder of scripts: scripts refer to this machine's
+    Python.
     """
     found = ((path.relative_to(folder), path) for path in folder_files(folder))
     return tuple((name.as_posix(), path) for name, path in found if name.parts[0] not in ("bin", ".lock"))
 
 
 def pack_files(entries: Iterable[tuple[str, Path]], archive: Path) -> str:
-    """Write files to a compressed tar archive, which is the same for the same files; return its sha256.
+    """Write files to a compressed tar archive; return the sha256 of the archive. Equal files give equal archives.
 
-    `entries` are (name in the archive, path).
+    `entries` are (name in the archive, path) of each file.
     """
 
     def normalize(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -250,9 +257,10 @@ def _write_pin(name: str, version: str) -> str:
 
 
 def _write_replacements(packages: list[dict[str, Any]], requirements: Path, folder: Path) -> tuple[str, ...]:
-    """Return uv's options that replace packages of WITH_WINDOWS by those without windows; empty if there are none.
+    """Return uv's options that replace packages of WITH_WINDOWS by packages without windows.
 
-    The files that the options name are written to `folder`.
+    This function writes the files that the options refer to into `folder`. The result is empty if `packages` has none
+    of WITH_WINDOWS, or if the requirements have hashes.
     """
     found = {one["name"]: one.get("version", "") for one in packages}
     names = [name for name in WITH_WINDOWS if name in found]
@@ -267,9 +275,10 @@ def _write_replacements(packages: list[dict[str, Any]], requirements: Path, fold
 
 
 def _check_packages(packages: list[dict[str, Any]], requirements: Path) -> None:
-    """Raise UsageError for a package that must not be installed: `packages` are those of a lock file.
+    """Raise UsageError if the lock file with these `packages` has a package that must not be installed.
 
-    uv does not compare the hashes of its input with the packages that it chooses.
+    Such a package is `paddle`, or one whose content has none of the hashes in `requirements`: uv does not compare these
+    hashes with the packages that it chooses.
     """
     expected = set(_HASH.findall(requirements.read_text("utf-8", "replace")))
     for one in packages:
@@ -289,20 +298,23 @@ def _check_packages(packages: list[dict[str, Any]], requirements: Path) -> None:
 
 
 def _index_options(requirements: Path) -> list[str]:
-    """Return the options of a requirements.txt that say where packages are."""
+    """Return the options of a requirements.txt that say where uv finds packages, such as --index-url."""
     lines = requirements.read_text("utf-8", "replace").splitlines()
     return [word for line in lines if _INDEX.match(line) for word in shlex.split(line, comments=True)]
 
 
 def _find_compiled_file(info: Path) -> str:
-    """Return a compiled file of the package with this dist-info folder; empty if it has none."""
+    """Return the name of a compiled file of the package with this dist-info folder; empty if it has none."""
     record = (info / "RECORD").read_text("utf-8", "replace").splitlines()
     names = (line.rsplit(",", 2)[0].strip('"') for line in record)
     return next((name for name in names if name.endswith(NATIVE)), "")
 
 
 def _write_stub(folder: Path, name: str, version: str) -> None:
-    """Write an empty wheel of a package of the image: the index may lack it, or this version of it."""
+    """Write an empty wheel for a package that the image has, so that uv finds this version of the package.
+
+    The package index may not have the package, or not in this version.
+    """
     stem = f"{name.replace('-', '_')}-{version}"
     with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
         info = f"{stem}.dist-info"
@@ -329,7 +341,7 @@ class _Uv:
         return packages
 
     def run(self, *words: str) -> None:
-        """Run `uv pip` with these words. Raises as `install_packages`."""
+        """Run `uv pip` with these words. Raises the errors of `install_packages`."""
         search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
         uv = shutil.which("uv", path=search)
         if uv is None:
@@ -364,7 +376,7 @@ class _Uv:
         )
 
     def no_wheel(self, what: str) -> UsageError:
-        """Return the error for a package that cannot be built here."""
+        """Return the error for a package that cannot be built here; `what` says which package, and follows `but`."""
         return UsageError(
             f"{self.requirements} needs packages with wheels for {self.environment.where} "
             f"({' '.join(self.environment.options)}), but {what}. Nothing was sent",

@@ -31,7 +31,7 @@ NOT_SENT = {
     (SCRIPT_OUTPUT,): "was written by `try`",
     ("run.json", "status.json"): "was copied by `results`",
 }
-"""What folders contain that are not sent → why they are not sent."""
+"""Names of files → why a folder that contains all of these files is not sent."""
 NO_SCRIPTS = frozenset(("setup.py", "conftest.py", "__init__.py"))
 LIKELY_SCRIPT = re.compile(r"(.*/)?(train|run|main)[^/]*\.py")
 SHOWN = 12
@@ -39,16 +39,20 @@ SHOWN = 12
 SERVER_CALLS = frozenset(("run_server", "init_server", "init_worker"))
 """Functions of `paddle.distributed.fleet` that only a script for parameter servers calls."""
 PROGRAM_NAMES, FEWEST_NAMES = VALUES.keys() | FUNCTIONS.keys(), 5
-"""What a program of runtime fleet must define, and of how many of these names it has to be taken for one."""
+"""The names that a program of runtime fleet must define, and how many of them make a file count as such a program."""
 
 
 def list_files(folder: Path, ignored: list[str] | None = None) -> list[tuple[str, Path]]:
     """Return (name below `folder`, file) of each file that is sent, sorted by name.
 
-    The names of what .gitignore ignores are added to `ignored`, those of folders with a slash.
+    These are not sent: names that begin with a dot, `__pycache__`, the folders of NOT_SENT, and what .gitignore and
+    .launcherignore ignore. Instead of a symbolic link, the file or folder that it leads to is sent; a link that leads
+    to nothing is not sent.
 
-    Left out are names that begin with a dot, `__pycache__`, the folders of NOT_SENT, and what .gitignore and
-    .launcherignore ignore. A symbolic link inside the folder is sent as what it leads to, or not if that is nothing.
+    Args:
+        folder: the program's folder.
+        ignored: a list to which this function appends the name of each file and folder that .gitignore ignores; the
+            names of folders end with a slash.
 
     Raises:
         UsageError: a link leads out of the folder, or to a folder that contains it, or a name is invalid on the
@@ -92,7 +96,7 @@ def list_files(folder: Path, ignored: list[str] | None = None) -> list[tuple[str
 
 
 def _may_be_sent(folder: Path) -> bool:
-    """Return whether a folder is none of NOT_SENT; report the reason if it is one."""
+    """Return whether a folder may be sent. If NOT_SENT excludes it, report the reason."""
     found = next((names for names in NOT_SENT if all((folder / one).exists() for one in names)), None)
     if found is not None:
         report(f"not sent: {folder} {NOT_SENT[found]}, as it contains {' and '.join(found)}")
@@ -135,10 +139,13 @@ def _check_link(link: Path, root: Path, inside: set[Path]) -> None:
 
 
 def choose_file(folder: Path, names: list[str], chosen: str) -> str:
-    """Return the program's file or the script's, or its module; `names` are the files of `folder` that are sent.
+    """Return the main file of a program or script, or its main module.
 
-    `chosen` is what the user wants, also a module such as `tools.train`; empty: trainer_config.py or train.py at the
-    top of the folder, or the only other .py file there.
+    Args:
+        folder: the program's folder.
+        names: the names of the files in `folder` that are sent.
+        chosen: the file or module that the user has chosen, such as `tools.train`. Empty: trainer_config.py or train.py
+            at the top of the folder, or the only .py file there.
 
     Raises:
         UsageError: the file is not sent, or there is no single candidate; the message lists the candidates.
@@ -180,15 +187,18 @@ def choose_file(folder: Path, names: list[str], chosen: str) -> str:
 
 
 def _name_below(folder: Path, chosen: str) -> str:
-    """Return the name below `folder` of a file that is given by a path: from `folder`, from here, or absolute."""
+    """Return the path of the file `chosen`, relative to `folder`; `chosen` itself if there is no such file.
+
+    `chosen` is relative to `folder` or to the current folder, or is an absolute path.
+    """
     paths = (folder / chosen, Path(chosen))
     return next((os.path.relpath(path, folder) for path in paths if path.is_file()), chosen)
 
 
 def find_main(folder: Path, names: list[str], chosen: str) -> tuple[str, str]:
-    """Return (main file or module, runtime that it is written for; empty: unknown); arguments as of `choose_file`.
+    """Return (main file or module, runtime that it is written for). The arguments are those of `choose_file`.
 
-    The runtime of a module that is not among `names` is unknown.
+    The runtime is empty, which means unknown, for a module whose file is not in `names`.
     """
     main = choose_file(folder, names, chosen)
     file = main if is_script_file(main) else module_file(main, names)
@@ -196,7 +206,7 @@ def find_main(folder: Path, names: list[str], chosen: str) -> tuple[str, str]:
 
 
 def module_file(module: str, names: list[str]) -> str | None:
-    """Return the file of a module among `names`; None if there is none."""
+    """Return the name in `names` that is the file of the module `module`; None if `names` has no such file."""
     path = module.replace(".", "/")
     return next((name for name in (f"{path}.py", f"{path}/__main__.py") if name in names), None)
 

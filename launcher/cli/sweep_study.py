@@ -33,7 +33,7 @@ _RESULTS = {"complete": TrialState.COMPLETE, "pruned": TrialState.PRUNED, "faile
 
 @dataclass(frozen=True)
 class StudyTrial:
-    """A trial as the journal has it."""
+    """A trial as the journal stores it."""
 
     number: int
     settings: tuple[str, ...]
@@ -41,18 +41,18 @@ class StudyTrial:
     result: str = ""
     """`complete`, `pruned` or `failed`; empty while it trains."""
     value: float | None = None
-    """The score; of a pruned trial that of its last pass."""
+    """The score; for a pruned trial the score after its last pass."""
     cause: str = ""
-    """Why it failed."""
+    """Why the trial failed; empty if it did not fail."""
     step: int = 0
     """The newest pass whose score was reported, counted from 1; 0 before the first one."""
 
 
 def intact_records(content: bytes, where: object) -> bytes:
-    """Return the content of a journal without a last record that a crash has cut.
+    """Return the content of a journal, without the last record if a crash has cut that record.
 
-    Optuna would append the next record to it, lose both, and then reject the file. Raises DataError if another line is
-    no record of Optuna; `where` is the file, for the message.
+    Optuna would append the next record to the cut one, lose both, and later reject the file. Raises DataError if
+    another line is not a record of Optuna. `where` is the path of the file, for the message.
     """
     *lines, rest = content.split(b"\n")
     for number, line in enumerate(lines or content.splitlines(), 1):
@@ -70,9 +70,10 @@ def intact_records(content: bytes, where: object) -> bytes:
 
 
 def choose_journal(local: bytes, shared: bytes) -> bytes:
-    """Return the longer one of two copies of a journal, which are empty if they do not exist.
+    """Return the longer one of two copies of a journal. A copy that does not exist is given as empty bytes.
 
-    Raises CliError if none continues the other one: two commands have continued the same sweep.
+    Raises CliError if the longer copy does not begin with the content of the shorter one, because then two commands
+    have continued the same sweep.
     """
     longer, shorter = sorted((local, shared), key=len, reverse=True)
     if not longer.startswith(shorter):
@@ -85,7 +86,7 @@ def choose_journal(local: bytes, shared: bytes) -> bytes:
 
 
 def make_pruner(name: Pruner, passes: int) -> BasePruner:
-    """Return Optuna's pruner; `passes` are those of a trial that is not stopped early."""
+    """Return Optuna's pruner; `passes` is the number of passes of a trial that is not stopped early."""
     if name == "hyperband":
         return optuna.pruners.HyperbandPruner(min_resource=1, max_resource=max(1, passes))
     if name == "asha":
@@ -110,7 +111,12 @@ class SweepStudy:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
 
     def create(self, metric: str | None, about: Mapping[str, Any]) -> None:
-        """Create the study; `about` is what must not change when the sweep is resumed."""
+        """Create the study and its journal, and open the study.
+
+        Args:
+            metric: the score that decides which trial is best; None: the first score that a trial reports decides.
+            about: the program, data and options of the sweep, which must not change when the sweep is resumed.
+        """
         points = grid_points(self.axes) if self._sampler_name == "grid" else []
         waiting = [
             create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point}) for point in points
@@ -118,7 +124,7 @@ class SweepStudy:
         self._write_new(metric, about, waiting)
 
     def _write_new(self, metric: str | None, about: Mapping[str, Any], trials: Sequence[FrozenTrial]) -> None:
-        """Write a study with these trials under another name, and replace the journal by it; open it."""
+        """Write a new journal with these trials to a temporary file, rename it to the journal, and open the study."""
         draft = self.journal.with_name(f".{self.journal.name}.tmp")
         draft.unlink(missing_ok=True)
         study = optuna.create_study(
@@ -165,12 +171,15 @@ class SweepStudy:
 
     @property
     def metric(self) -> str | None:
-        """The score that decides; None until it is known."""
+        """The score that decides which trial is best; None until it is known."""
         metric: str | None = self._study.user_attrs.get(_METRIC)
         return metric
 
     def set_metric(self, metric: str) -> None:
-        """Set the score that decides, before any score is reported: the study is written again, with its direction."""
+        """Set the score that decides which trial is best. Call this before any score is reported.
+
+        The journal is written again, because the score decides whether the study maximizes or minimizes.
+        """
         self._write_new(metric, self._study.user_attrs[_ABOUT], self._study.get_trials())
 
     def ask(self) -> StudyTrial:
@@ -178,7 +187,7 @@ class SweepStudy:
         return self._describe(self._trial(self._study.ask(self._space).number))
 
     def trials(self) -> list[StudyTrial]:
-        """Return all trials that have been asked for, by number."""
+        """Return all trials that `ask` has ever returned, sorted by number."""
         states = [*_RESULTS.values(), TrialState.RUNNING]
         return [self._describe(trial) for trial in self._study.get_trials(deepcopy=False, states=states)]
 
@@ -196,14 +205,21 @@ class SweepStudy:
         )
 
     def report(self, number: int, step: int, value: float) -> bool:
-        """Report the score of a trial after `step` passes; return whether the trial is to be stopped."""
+        """Report the score of a trial after `step` passes; return whether the pruner wants to stop the trial."""
         # A new object each time: an older one does not know the reports of the other trials.
         trial = Trial(self._study, self._trial(number)._trial_id)
         trial.report(value, step)
         return trial.should_prune()
 
     def tell(self, number: int, result: str, value: float | None = None, cause: str = "") -> None:
-        """Tell the result of a trial; `cause` is why it failed. Does nothing if a result was told before."""
+        """Store the result of a trial. Do nothing if the trial has a result already.
+
+        Args:
+            number: the trial's number.
+            result: `complete`, `pruned` or `failed`.
+            value: the score; None for the score that was reported last, and for a failed trial.
+            cause: why the trial failed; else empty.
+        """
         trial = self._trial(number)
         if trial.state.is_finished():
             return

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 LARGE_BYTES = 100_000_000
 """A larger folder is sent only after a question."""
 LARGE_PACKAGES = 1_000_000_000
-"""The same for the packages that a program needs."""
+"""A larger folder of packages is sent only after a question."""
 IGNORED_SHOWN = 10
 """Largest number of ignored files and folders in a message."""
 
@@ -66,7 +66,7 @@ class Upload:
 
     @functools.cached_property
     def sums(self) -> dict[str, str]:
-        """The sha256 of each file by its name in the archive; each file is read once for it."""
+        """The sha256 of each file, by the file's name in the archive. The files are read at the first use only."""
         return {name: sha256_file(file) for name, file in self.entries}
 
     @property
@@ -75,7 +75,7 @@ class Upload:
         return sum(file.stat().st_size for _, file in self.entries)
 
     def describe_size(self) -> str:
-        """Return the size of all files and of the largest entries at the top, for a message."""
+        """Return the size of all files, and of the three largest files or folders at the top, for a message."""
         sizes: Counter[str] = Counter()
         for name, file in self.entries:
             sizes[name.partition("/")[0]] += file.stat().st_size
@@ -83,7 +83,10 @@ class Upload:
         return f"{self.size / 1e6:,.0f} MB ({largest})"
 
     def confirm_size(self, what: str, limit: int, yes: bool, fix: str) -> None:
-        """Ask whether `what`, if larger than `limit` bytes, is to be sent, unless `yes`. Raises UsageError if not."""
+        """Ask the user whether to send the upload if it is larger than `limit` bytes; with `yes`, do not ask.
+
+        `what` describes the upload. Raises UsageError with `fix` if the user answers no.
+        """
         if self.size <= limit or yes:
             return
         text = f"{what} has {self.describe_size()}"
@@ -111,7 +114,7 @@ def make_storage_name(name: str, kind: str) -> str:
 
 
 def plan_program(folder: Path, check: bool = True, chosen_file: str = "") -> Upload:
-    """Return the upload of a program's folder; `program_files.list_files` says what is left out.
+    """Plan the upload of a program's folder; `program_files.list_files` describes which files are not sent.
 
     `chosen_file` is the main file or module; empty: the one that `program_files.choose_file` finds. With `check`, a
     program must define what the trainer of runtime fleet needs.
@@ -154,11 +157,12 @@ def plan_program(folder: Path, check: bool = True, chosen_file: str = "") -> Upl
 def plan_source(file: Path, data_format: str | None = None) -> Upload:
     """Plan the upload of a data file, which a training then reads with a `file://` source; nothing is sent.
 
-    `file` may be a folder: then its files, except hidden ones, are the data. `data_format` is
-    data.format, if it is given: None is `files` for a folder.
+    Args:
+        file: the data file, or a folder: then all files in it are the data, except hidden ones.
+        data_format: the value `data.format`; None if it is not set, which means `files` for a folder.
 
     Raises:
-        UsageError: there is no such file, or a file cannot be sent.
+        UsageError: the file does not exist, or a file cannot be sent.
     """
     if not file.exists():
         raise UsageError(f"{file}: no such file", "give the path of a data file, or of a folder of files")
@@ -190,9 +194,10 @@ def plan_source(file: Path, data_format: str | None = None) -> Upload:
 
 
 def send_packages(requirements: Path, image: str, storage: Storage, yes: bool) -> dict[str, str]:
-    """Send the packages that `requirements` need in addition to `image`; return the value that refers to them.
+    """Send the packages that `requirements` need in addition to `image`; return the chart value that refers to them.
 
-    `storage` runs commands in a pod of that image. Return no value if the image has all packages.
+    The returned dict has the key `training.packages`; it is empty if the image has all packages. `storage` runs
+    commands in a pod of that image. With `yes`, large packages are sent without a question.
 
     Raises:
         UsageError: the packages cannot be installed in addition to those of the image, or are large, and the user does
@@ -267,7 +272,7 @@ def send(storage: Storage, upload: Upload, replace: bool) -> str:
 
 
 def row_format(data: Mapping[str, Any]) -> RowFormat:
-    """Return the format of a data file from the chart's values below `data`, which `complete_values` has accepted."""
+    """Return the format of a data file. `data` has the chart's values below `data`, checked by `complete_values`."""
     from launcher.trainer import trial_data
 
     return trial_data.RowFormat(
@@ -289,9 +294,15 @@ def check_program(
 ) -> str:
     """Load a program, parse the first rows of a local data file, and train on some of them.
 
-    Return what was checked, in one sentence. `training` and `data` are the chart's values below these keys. `source`
-    None: the data is not on this machine. `by` is a score that metrics() must return; this is checked only if
-    metrics() can be called on this machine. Raises LauncherError if the program or a row is invalid.
+    Return what was checked, in one sentence. Raises LauncherError if the program or a row is invalid.
+
+    Args:
+        config: the program's main file.
+        training: the chart's values below `training`.
+        source: the local data file; None: the data is not on this machine.
+        data: the chart's values below `data`.
+        by: a score that metrics() must return; None: any. It is checked only if metrics() can be called on this
+            machine.
     """
     unchecked = (
         "its code was parsed, not run: {} here (pip install '.[model]'). "
