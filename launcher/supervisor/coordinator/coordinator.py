@@ -1,6 +1,6 @@
 """Rank 0's coordinator: holds the output lease, plans attempts, writes run.json and status.json.
 
-launcher/supervisor/__init__.py explains the words rank, attempt, order and lease.
+The docstring of launcher/supervisor/__init__.py explains the words rank, attempt, order and lease.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ TRAINED_ALONE = (
 
 
 class Coordinator(OrderSource):
-    """Decides what all ranks do, and sends orders to them; only rank 0 has a coordinator.
+    """Decides what all ranks do, and sends them orders; only rank 0 has a coordinator.
 
-    The agent's main thread calls its methods; HTTP threads use only `membership`.
+    The agent's main thread calls the coordinator's methods. HTTP threads use only its `membership`.
     """
 
     def __init__(
@@ -95,9 +95,10 @@ class Coordinator(OrderSource):
 
         Args:
             address: IP address of this pod, which other ranks read in run.lock.
-            pause: waits for a number of seconds, as time.sleep does, or until the agent must stop.
+            pause: waits for a number of seconds, as time.sleep does; raises an error if the agent must exit.
             wake: called when a rank has reported, so that the agent calls `update` at once.
-            offers: how often this pod has offered the lease of an elastic run in this wait, and nobody took it.
+            offers: how often this pod has offered the lease of an elastic run while it waits for ranks, without any pod
+                taking it.
         """
         self._settings, self._runtime, self._network, self._timings = settings, runtime, network, timings
         self._pause = pause
@@ -140,13 +141,16 @@ class Coordinator(OrderSource):
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
         self._logged_wait = self._ask_dns_from = 0.0
-        """Monotonic times of the last log line about missing ranks, and from which on DNS is asked about them again."""
+        """Monotonic time of the last log line about missing ranks; and that from which on DNS may be asked about them
+        again."""
         self._bad_nodes = ""
         """The result of the newest node check."""
         self.succeeds = False
-        """Whether this pod, another rank of an elastic run, has followed an earlier coordinator until now."""
+        """Whether an earlier coordinator was another rank of this elastic run, whose orders this pod has followed until
+        now."""
         self.waits_since: float | None = None
-        """Since when this pod waits for ranks, if it coordinates again after nobody took the lease that it offered."""
+        """Set if this pod coordinates the run again because no pod took the lease that it offered: the monotonic time
+        since which it has waited for ranks; otherwise None."""
         self._late_attempt: int | None = None
         """The newest attempt about whose missing ranks users were notified."""
 
@@ -158,8 +162,8 @@ class Coordinator(OrderSource):
     def acquire_output(self, on_lease_lost: Callable[[], None]) -> bool:
         """Wait until this pod holds the output lease; then renew it in the background and let ranks join.
 
-        If the lease is lost later, a thread calls `on_lease_lost`, and orders all ranks to stop. Return False if
-        another pod of this elastic run holds the lease.
+        If the lease is lost later, a thread calls `on_lease_lost` and orders all ranks to stop. Return True if this pod
+        holds the lease, and False if another pod of this elastic run holds it.
 
         Raises:
             LauncherError: another run or pod keeps the lease, or the storage cannot be used.
@@ -183,13 +187,13 @@ class Coordinator(OrderSource):
     def start_run(self, fingerprint: dict[str, Any]) -> None:
         """Resume or create output/, write the first run.json, and plan the first attempt.
 
-        Also start to write status.json, reserve the folder of training.exportTo in the bucket, find the model of
-        training.initModelPath `previous`, and notify users that the run started. If training is complete already, no
-        attempt is planned.
+        This also starts the thread that writes status.json, reserves the run's folder in the bucket of
+        training.exportTo, finds the model if training.initModelPath is `previous`, and notifies users that the run has
+        started. If training is complete already, no attempt is planned.
 
         Raises:
-            LauncherError: output/ or the bucket's folder cannot be used, or all earlier complete runs trained another
-                program than this run.
+            LauncherError: output/ or the folder in the bucket cannot be used; or training.initModelPath is `previous`,
+                and all earlier complete runs trained another program.
         """
         s = self._settings
         attempt, resumed = open_output(s, fingerprint, self.lock)
@@ -260,8 +264,9 @@ class Coordinator(OrderSource):
     def update(self, read_state: Callable[[], MemberState], now: float) -> None:
         """Record the state of the coordinator's own rank, and decide on the next plan, the order for all ranks.
 
-        A new plan is logged and, before any rank receives it, written to run.json. At the end of the run this also
-        writes the report and exports the model, which may take long. Nothing changes if the lease is lost.
+        A new plan is logged, and it is written to run.json before any rank receives it. At the end of the run this
+        method also writes the report and exports the model, which may take long. If the lease is lost, the plan does
+        not change.
         """
         self.membership.record_state(read_state(), now)
         if self.run_files is None or self.lock.is_lost:
@@ -295,7 +300,8 @@ class Coordinator(OrderSource):
     def _announce_change(self, before: Plan, plan: Plan, now: float) -> None:
         """Log the change from the plan `before` to `plan`.
 
-        For a new attempt also open the trainers' key-value store; after a failure notify users.
+        For a new attempt, also open the trainers' key-value store. Notify users of restarts and of other changes that
+        they should know about. If `plan` requests a checkpoint, let the store request it from the trainers.
         """
         if plan.do == Action.SERVE:
             self.trainer_store.open(build_store_prefix(self.credential, plan.attempt))
@@ -334,7 +340,7 @@ class Coordinator(OrderSource):
             self._notify("restarted", plan.cause.text)
 
     def _report_bad_nodes(self) -> None:
-        """Log the result of the node check, and notify users of a bad node once."""
+        """Log the result of the node check; notify users if it shows other bad nodes than the check before."""
         before, self._bad_nodes = self._bad_nodes, describe_bad_nodes(self._find_expected(self.plan))
         few = FEW_RANKS if len(self.plan.ranks) < LEAST_RANKS else ""
         log.info("%s", self._bad_nodes or f"node check: no bad node{few}")
@@ -342,9 +348,10 @@ class Coordinator(OrderSource):
             self._notify("warned", self._bad_nodes)
 
     def _end_run(self, plan: Plan, run_files: RunFilesWriter) -> Plan:
-        """Finish report and export, and write the outcome to run.json before any rank or user receives it.
+        """Write the report, export the model, and write the outcome to run.json before any rank or user receives it.
 
-        Return `plan` with the final cause of a failure: the cause it has, else that the report or the export failed.
+        Report and export are made only for a complete run, whose plan has no cause. If one of them raises an error,
+        return `plan` with this error as its cause; otherwise return `plan` itself.
         """
         if plan.cause is None:
             try:
@@ -367,12 +374,13 @@ class Coordinator(OrderSource):
         return plan
 
     def _complete_run(self, run_files: RunFilesWriter) -> None:
-        """Write the state `complete` to run.json, then the report; export the model if training.exportTo is set.
+        """Write the state `complete` to run.json, write the report, and export the model if training.exportTo is set.
 
-        Also warn if the processes of a user's script were never connected, so that each of them trained alone.
+        Before that, log and record a warning if the processes of a user's script were never connected to each other, so
+        that most likely each of them trained alone.
 
         Raises:
-            LauncherError: the export failed, or this launcher must exit. A report that fails is only logged.
+            LauncherError: the export failed, or this launcher must exit. A failure of the report is only logged.
         """
         world = len(self.plan.ranks) * self._settings.processes_per_pod
         is_world = self._runtime.is_user_script and world > 1 and not self._is_complete
@@ -387,7 +395,10 @@ class Coordinator(OrderSource):
             run_files.exported = self._exporter.copy(run_files.output_id)
 
     def _report_wait(self, now: float) -> None:
-        """Log from time to time what the rendezvous waits for, and once notify users that it lasts unusually long."""
+        """Log from time to time what the rendezvous waits for.
+
+        If it takes unusually long (`GangLimits.rendezvous`), notify users once about the missing ranks.
+        """
         if self.plan.do != Action.WAIT:
             return
         expected, waited = self._find_expected(self.plan), now - self.plan.since
@@ -409,7 +420,7 @@ class Coordinator(OrderSource):
         return find_expected(plan, self.membership.members, self._limits.trainers)
 
     def _describe_absence(self, rank: int) -> str:
-        """Return a text that says why rank `rank` has not joined yet, as far as DNS shows it.
+        """Return a text that says why rank `rank` has not joined yet, as far as DNS shows the cause.
 
         This asks DNS, which may take seconds. After a slow answer DNS is not asked again for `Timings.log_again`
         seconds.
@@ -430,9 +441,10 @@ class Coordinator(OrderSource):
         )
 
     def announce_exit(self, error: LauncherError) -> None:
-        """Order all ranks to stop, because rank 0's launcher exits with `error`; its own processes still run.
+        """Order all ranks to stop, because rank 0's launcher exits with `error`.
 
-        The order is `end` if the error ends the whole run, else `stop`: a new pod of rank 0 then resumes the run.
+        The order is `end` if the error ends the whole run. Otherwise it is `stop`, and a new pod of rank 0 resumes the
+        run later. The processes of rank 0 itself may still run during this call.
         """
         if error.exit_code in RUN_ENDS:
             cause = self._to_failure(error)
@@ -443,9 +455,11 @@ class Coordinator(OrderSource):
             self._stop_attempt(error)
 
     def leave_run(self, clock: Callable[[], float]) -> None:
-        """Leave an elastic run that waits to another pod: write `stopped` to run.json, and release the output lease.
+        """Let another pod coordinate this elastic run: write `stopped` to run.json, and release the output lease.
 
-        This waits as `wait_and_close`, which explains `clock`. Users are not notified: most likely nothing changes.
+        Call this only while the run waits for ranks. Like `wait_and_close`, which explains `clock`, it first waits for
+        a limited time until the ranks know that it leaves. Users are not notified, because most likely nothing changes
+        for them.
         """
         expected = self._find_expected(self.plan)
         missing = find_missing(expected, time.monotonic(), self._limits.silence)
@@ -471,12 +485,13 @@ class Coordinator(OrderSource):
     def wait_and_close(
         self, error: LauncherError | None, clock: Callable[[], float], seconds: float = 0.0
     ) -> None:
-        """Wait, for a limited time, until all ranks know the end and have stopped; then release the lease.
+        """Wait, for a limited time, until all ranks have the last order and have stopped; then release the lease.
 
         Args:
-            error: why rank 0 exits, for run.json; None: run.json is final.
-            clock: is called some 20 times a second.
-            seconds: the time that users' scripts on other ranks may still take to stop.
+            error: why rank 0 exits, which is written to run.json; None: run.json already has the outcome of the run.
+            clock: returns the monotonic time. It is called about 20 times a second, and so shows the watchdog that this
+                thread is not stuck.
+            seconds: for how many seconds users' scripts on other ranks may still take to stop.
         """
         # A rank that has not joined yet may be starting: it should receive the cause from this rank 0.
         start = clock()
@@ -516,7 +531,8 @@ class Coordinator(OrderSource):
     ) -> None:
         """Write to run.json that the run ended in this `state` because of `error`, and notify users.
 
-        An error of run.json is only logged. Users are not notified if the run is left to another rank.
+        An error while run.json is written is only logged. Users are not notified if another rank only takes over the
+        run (`leave_run`).
         """
         try:
             run_files.close(state, self._to_failure(error))

@@ -11,20 +11,21 @@ The actions of the plan of an attempt, and when `decide_next_plan` changes one t
    └──── restarts left: attempt + 1 ────────── stop ──── final, or none left ──┘
                                      (until no rank runs a process)
 
-If a pod receives SIGTERM while all ranks train, the plan first keeps `train` with `Plan.save_after`, which asks all
-trainers for a checkpoint; once they have saved it, or the first such pod must stop, the plan becomes `stop`, which
-counts no failure.
+If a pod receives SIGTERM while all ranks train, the plan first keeps the action `train`, and `Plan.save_after` is set,
+which asks all trainers for a checkpoint. The plan becomes `stop` once the trainers have saved the checkpoint, or once
+the first pod with SIGTERM must stop. Such a stop does not count as a failure.
 
-In an elastic run (`training.minTrainers`) an attempt has a world: the ranks that run its processes, by place; the
-coordinator's own rank is the first one. `wait` becomes `serve` without ranks that stay missing for too long, if enough
-others are ready. Ranks that join later wait, idle; at the next checkpoint the plan becomes `stop`, and the next attempt
-has them in its world. Ranks outside the world decide nothing.
+In an elastic run (`training.minTrainers`) an attempt has a world, the sequence of the ranks that run its processes. A
+place is an index in this sequence; the coordinator's own rank has the first place. If some ranks stay missing for too
+long and enough others are ready, `wait` becomes `serve` without the missing ranks. Ranks that join later wait in the
+phase idle. At the next checkpoint the plan becomes `stop`, and the world of the next attempt contains these ranks, too.
+States of ranks outside the world do not influence the attempt.
 
 A failure is final if the next attempt would fail in the same way (`FINAL` in launcher/errors.py).
 
-The phases of a rank (`OrderExecutor`): staging → idle → serving → ready → training → done → ended, back to
-idle whenever its processes were stopped, and leaving when its launcher exits. A rank follows the newest order
-and runs no process without one, so lost messages, reconnects and late ranks need no special cases.
+The phases of a rank (`OrderExecutor`): staging → idle → serving → ready → training → done → ended. The phase becomes
+idle again whenever the rank's processes were stopped, and leaving when its launcher exits. A rank follows the newest
+order and runs no process without an order, so lost messages, reconnects and late ranks need no special cases.
 """
 
 from __future__ import annotations
@@ -49,39 +50,43 @@ from launcher.supervisor.peers.messages import SIGTERM_CAUSE, Action, Failure, M
 from launcher.supervisor.progress import LEAST_SECONDS
 
 _CAUSE_SECONDS = 2.0
-"""Seconds to wait for the cause of a trainer's lost connection: gloo aborts a trainer when another one has closed its
-connections, which exits a moment later."""
+"""Seconds to wait for the cause of a lost connection between trainers. When one trainer fails, it closes its
+connections and exits a moment later; gloo aborts the other trainers already when the connections are closed."""
 _STEPS = {
     Action.SERVE: (Phase.READY, Action.TRAIN),
     Action.TRAIN: (Phase.DONE, Action.FINISH),
     Action.FINISH: (Phase.ENDED, Action.END),
 }
-"""Present action → (phase that every rank must reach, next action)."""
+"""Current action → (phase that every rank must reach, next action)."""
 _SAVING_STATES = ("training", "testing", "waiting", "saving")
 """States of progress.json in which a trainer has trained batches that a checkpoint can save."""
 _RECENT_SECONDS = 10.0
-"""A younger checkpoint is not repeated because a pod must exit: `launcher stop` requests one right before SIGTERM."""
+"""If a pod must exit and the newest checkpoint is less than this many seconds old, no further checkpoint is requested:
+`launcher stop` requests one right before SIGTERM."""
 
 
 def plan_first_attempt(
     earlier: RunFile, attempt: int, shards: int, now: float, own_rank: int = 0, *, succeeds: bool = False
 ) -> tuple[Plan, tuple[Member, ...]]:
-    """Return the first plan of a pod that becomes the coordinator, from the run record that an earlier one left.
+    """Return the first plan of a pod that becomes the coordinator, and the members to which it applies.
 
-    If run.json still says `training`, the earlier pod was lost while an attempt ran, and the other ranks may still
-    run processes. Then the first plan stops that attempt, and waits until each of these ranks has reported that it
-    runs no process, or has not reported for too long. Otherwise the first plan waits for all ranks to join.
+    The plan follows from run.json, the run record that an earlier coordinator may have written. If run.json still has
+    the state `training`, the earlier coordinator was lost while an attempt ran, and the other ranks may still run
+    processes. Then the first plan stops that attempt, and the run waits until each of these ranks has reported that it
+    runs no process, or has not reported for too long. In all other cases, the first plan waits for all ranks to join.
 
     Args:
         earlier: run.json of this run; empty if this run has none.
         attempt: number of the next attempt.
         shards: number of ranks that the run may have.
         now: monotonic time in seconds.
-        own_rank: the rank of this pod, which runs no process.
-        succeeds: whether this pod, another rank of an elastic run, has followed the earlier one until now.
+        own_rank: the rank of this pod, which runs no process yet.
+        succeeds: whether the earlier coordinator was another rank of an elastic run, whose orders this pod has
+            followed.
 
     Returns:
-        (the plan, the members that may still run processes).
+        (the plan, the members of the attempt that the plan stops, which may still run processes; empty without such an
+        attempt).
     """
     # A failed run is only started again by a user, who expects all restarts.
     counted = 0 if earlier.state == "failed" else earlier.counted_restarts
@@ -107,7 +112,7 @@ def plan_first_attempt(
 
 
 def decide_next_plan(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
-    """Return the coordinator's next plan: `plan` itself while nothing changes, else one with a new action.
+    """Return the coordinator's next plan; it is `plan` itself while nothing changes.
 
     `members` are all ranks in rank order, `now` is the monotonic time in seconds. `limits.find_checkpoint` is called
     only when the next plan needs it. If it raises a `LauncherError` other than UnfitError, the next plan ends the run.
@@ -132,8 +137,9 @@ def decide_next_plan(plan: Plan, members: Sequence[Member], now: float, limits: 
 def _plan_while_running(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows a plan with the action `serve`, `train` or `finish`.
 
-    After any failure that is `stop`. Otherwise it is the next action of _STEPS, once every rank has reached
-    the phase that _STEPS requires.
+    After any failure, the next action is `stop`. Without a failure, it is the next action of _STEPS, once every rank
+    has reached the phase that _STEPS requires. While a rank of the action `train` must exit, or ranks wait to be taken
+    in, the plan may also request a checkpoint or stop the attempt.
     """
     gang = [members[rank] for rank in plan.ranks]
     failure = _first_failure(plan, gang, now, limits)
@@ -153,15 +159,15 @@ def _plan_while_running(plan: Plan, members: Sequence[Member], now: float, limit
 
 
 def find_leaving(members: Sequence[Member]) -> tuple[Member, float] | None:
-    """Return the member that received SIGTERM and must exit first, and when; None if no member received SIGTERM."""
+    """Return (the member that must exit first because of SIGTERM, when it must exit); None if none received SIGTERM."""
     found = [(m, m.leave_by) for m in members if m.leave_by is not None]
     return min(found, key=lambda each: each[1], default=None)
 
 
 def describe_save_request(members: Sequence[Member], now: float) -> str | None:
-    """Return which pod must exit, that a checkpoint was requested, and how many seconds are left at time `now`.
+    """Return a text about a requested checkpoint: which pod must exit, and how many seconds it has left at time `now`.
 
-    None if no pod must exit (any more).
+    Return None if no pod must exit, or none must exit any more.
     """
     if (leaving := find_leaving(members)) is None:
         return None
@@ -173,10 +179,10 @@ def _plan_before_leaving(
 ) -> Plan:
     """Return the plan that follows the action `train` when the pod of rank `leaving` must exit by the time `leave_by`.
 
-    All trainers are asked for a checkpoint, and train on until they have saved it or `leave_by` has passed. In the
-    second case, the training since the newest checkpoint is lost. The ranks stop at once, and no checkpoint is
-    requested, if a rank does not train, if no trainer saves checkpoints, or if the newest one is less than
-    _RECENT_SECONDS old.
+    All trainers are asked for a checkpoint, and continue to train until they have saved it or `leave_by` has passed. If
+    `leave_by` has passed first, the training since the newest checkpoint is lost. No checkpoint is requested, and the
+    ranks stop at once, if a rank does not train, if no trainer saves checkpoints, or if the newest checkpoint is less
+    than _RECENT_SECONDS old.
     """
     # A script that reports no steps has no state: it trains, but cannot be asked for a checkpoint.
     states = *_SAVING_STATES, ""
@@ -210,7 +216,10 @@ def find_spares(plan: Plan, members: Sequence[Member], now: float, limits: GangL
 
 
 def _is_ready(plan: Plan, member: Member, now: float, limits: GangLimits) -> bool:
-    """Return whether a rank can start the processes of the next attempt: it has joined, runs none, and may stay."""
+    """Return whether a rank can start the processes of the next attempt.
+
+    It can if it has joined, neither its pod nor an earlier one runs processes, and its pod need not exit.
+    """
     return (
         member.phase in (Phase.IDLE, Phase.ENDED)
         and now - member.heard < limits.silence
@@ -225,10 +234,10 @@ def _plan_before_growing(
 ) -> Plan:
     """Return the plan that follows the action `train` when `spares` wait to be taken into the world.
 
-    The attempt stops after the next checkpoint, unless that is the one after the last pass. If none is saved within
-    `GangLimits.grow`, all trainers are asked for one. A script that reports no checkpoints is stopped when it has
-    written files to its checkpoint folder, and has not changed them for SETTLED_SECONDS. If it changes them without
-    such a pause, it is stopped after `GangLimits.grow`.
+    The attempt stops after the next checkpoint, but not after that of the last pass. If no checkpoint is saved within
+    `GangLimits.grow` seconds, all trainers are asked for one. A script that reports no checkpoints is stopped when it
+    has written files to its checkpoint folder and has then not changed them for SETTLED_SECONDS. If the script changes
+    its files again and again without such a pause, it is stopped after `GangLimits.grow` seconds.
     """
     saved = min((at for m in gang if (at := m.state.progress.saved) is not None), default=None)
     passes = max(m.state.progress.passes or limits.passes for m in gang)
@@ -254,7 +263,7 @@ def _plan_before_growing(
 
 
 def describe_growth(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> str:
-    """Return which ranks wait to be taken into the world of an elastic run, and until when; empty if none waits."""
+    """Return which ranks wait to be taken into the world of an elastic run, and for what; empty if none waits."""
     spares = [] if plan.grow_since is None else find_spares(plan, members, now, limits)
     if not spares:
         return ""
@@ -275,12 +284,14 @@ def _end(plan: Plan, now: float, cause: Failure) -> Plan:
 def _plan_after_waiting(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows the action `wait`.
 
-    It is `serve` once all ranks of the last attempt (at first all `GangLimits.trainers`) have joined and run no
-    process. An elastic run with at least `GangLimits.min_trainers` such ranks waits for the others no longer than
-    `GangLimits.rank_wait`. If the last attempt did not fail but was stopped (EXIT_STOPPED), such as for a pod that must
-    exit, the run waits only for the ranks that do not exit, and no longer than `GangLimits.silence`.
+    The next action is `serve` once all ranks of the last attempt have joined and run no process. Before the first
+    attempt, these are `GangLimits.trainers` ranks. An elastic run with at least `GangLimits.min_trainers` such ranks
+    waits for the other ranks for at most `GangLimits.rank_wait` seconds. If the last attempt did not fail but was
+    stopped (EXIT_STOPPED), for example because a pod must exit, the run waits only for the ranks that do not exit, and
+    for at most `GangLimits.silence` seconds.
 
-    It is `end` if a rank failed before it joined, too many ranks were missing for too long, or the fingerprints differ.
+    The next action is `end` if a rank failed before it joined, if too many ranks were missing for too long, or if the
+    fingerprints of the ranks differ.
     """
     failures = [m.state.failure for m in members if m.phase in (Phase.STAGING, Phase.LEAVING)]
     final = [failure for failure in failures if failure is not None and failure.code in RUN_ENDS]
@@ -339,14 +350,15 @@ def _has_waited(
 def _may_be_cut_off(
     plan: Plan, members: Sequence[Member], expected: Sequence[Member], now: float, limits: GangLimits
 ) -> bool:
-    """Return whether the coordinator of an elastic run has heard of too few ranks for so long that it offers the lease.
+    """Return whether the coordinator of an elastic run must offer the output lease, because it hears of too few ranks.
 
-    Its pod may reach the storage but not the other pods, which could go on without it. There are too few ranks:
+    The coordinator's pod may reach the storage, but not the other pods, which could continue the run without it. The
+    ranks are too few in these two cases:
 
-    - if they are fewer than `min_trainers`, so that the run cannot go on. Each offer that nobody takes makes the time
-      until the next one four times as long.
-    - if more than half of the ranks of the last attempt were lost. The run can go on without them, so this is the
-      reason for one offer only. A rank that reported that it exits was not lost.
+    - They are fewer than `min_trainers`, so that the run cannot continue. After each offer that no pod takes, the time
+      until the next offer is four times as long.
+    - More than half of the ranks of the last attempt were lost. The run can continue without them, so the coordinator
+      makes only one offer for this reason. A rank that has reported that it exits does not count as lost.
     """
     if now - plan.since < limits.offer * 4**limits.offers:
         return False
@@ -366,9 +378,10 @@ def _describe_mismatch(first: Member, other: Member) -> str:
 
 
 def _first_failure(plan: Plan, gang: Sequence[Member], now: float, limits: GangLimits) -> Failure | None:
-    """Return the failure of this attempt that caused the others: the smallest by `Failure.sort_key`.
+    """Return the failure of this attempt that caused the other failures: the smallest one by `Failure.sort_key`.
 
-    It is usually the earliest. Return None if nothing failed, or if a lost coordinator is the cause.
+    It is usually the earliest one. Return None if nothing failed, or if the cause is the loss of an earlier
+    coordinator.
     """
     if plan.ranks[:1] != (limits.own_rank,) or plan.incarnations[:1] != (gang[0].state.incarnation,):
         return None  # the attempt of an earlier coordinator, whose loss is the cause
@@ -402,7 +415,10 @@ def _first_failure(plan: Plan, gang: Sequence[Member], now: float, limits: GangL
 def _find_member_failure(
     plan: Plan, member: Member, started: str, now: float, limits: GangLimits
 ) -> Failure | None:
-    """Return why one rank, whose pod `started` began this attempt, makes it fail; None if it does not."""
+    """Return why one rank makes the attempt fail; None if it does not.
+
+    `started` is the incarnation of the rank's pod when the attempt started.
+    """
     state, code, at = member.state, EXIT_GANG, now
     is_ours = state.attempt == plan.attempt
     limit = {Action.SERVE: limits.serve, Action.FINISH: limits.finish}.get(plan.do, float("inf"))
@@ -429,8 +445,8 @@ def _find_member_failure(
 def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limits: GangLimits) -> Plan:
     """Return the plan that follows the action `stop`.
 
-    Once no rank runs a process, that is the next attempt (`wait`) or `end`; until then `plan`, whose cause may be
-    replaced by an earlier failure.
+    Once no rank runs a process, the next action is `wait`, for the next attempt, or `end`. Until then the plan stays
+    the same, except that an earlier failure may replace its cause.
     """
     cause, failure = plan.cause, _first_failure(plan, [members[rank] for rank in plan.ranks], now, limits)
     assert cause is not None  # noqa: S101 - an attempt stops only with a cause

@@ -1,4 +1,4 @@
-"""The coordinator's knowledge about each rank: newest states, received over HTTP, and the plan that it answers."""
+"""What the coordinator knows about each rank: its newest state. States arrive over HTTP; the answer is the plan."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ class Member:
     """What the coordinator knows about one rank. Times are in seconds of rank 0's monotonic clock."""
 
     state: MemberState
-    """The newest reported state; before the first report one with the phase `absent`."""
+    """The newest reported state; before the first report, a state with the phase `absent`."""
     heard: float = 0.0
     """When this rank last reported its state."""
     progressed: float = 0.0
     """When the trainer's position or state last changed."""
     saved: float = 0.0
-    """When the trainer first reported its newest checkpoint; before the first one, when this pod first reported."""
+    """When the rank first reported its trainer's newest checkpoint; without a checkpoint, when this pod first reported
+    its state."""
     replaced: frozenset[str] = frozenset()
     """Incarnations (random identifiers) of earlier pods of this rank; their states are always rejected."""
     ghost_until: float = 0.0
@@ -62,7 +63,8 @@ class Member:
 
 
 SETTLED_SECONDS = 10.0
-"""The checkpoint of a script that reports none counts as complete when no file of it has changed for this time."""
+"""If a script does not report its checkpoints, a checkpoint counts as complete when none of its files has changed for
+this many seconds."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,9 @@ class ScriptChanges:
     """When the files of a script's own checkpoints were seen to change, in monotonic seconds.
 
     Attributes:
-        first: the first change of those that followed each other without a pause of SETTLED_SECONDS.
-        last: the last change.
+        first: the first one of the newest series of changes, which followed each other without a pause of
+            SETTLED_SECONDS.
+        last: the last change of that series.
     """
 
     first: float
@@ -80,20 +83,20 @@ class ScriptChanges:
 
 @dataclass(frozen=True)
 class GangLimits:
-    """What decisions about one run depend on: deadlines in seconds, counts, and functions that look something up."""
+    """What decisions about one run depend on: deadlines in seconds, counts, and functions that look up something."""
 
     silence: float
     """A rank that has not reported for this number of seconds counts as lost."""
     life: float
-    """Time after its last report for which a lost rank's processes may still run."""
+    """For how long after the last report of a lost rank its processes may still run."""
     rendezvous: float
-    """Time within which all ranks usually join; if it passes, users are notified that ranks are missing."""
+    """Time within which all ranks usually join; when it has passed, users are notified that ranks are missing."""
     join: float
-    """Time within which all ranks must join; if it passes, the run fails."""
+    """Time within which all ranks must join; when it has passed, the run fails."""
     serve: float
-    """Time from the order `serve` within which all pservers must accept connections."""
+    """Time after the order `serve` within which all pservers must accept connections."""
     finish: float
-    """Time from the order `finish` or `stop` within which all processes must exit."""
+    """Time after the order `finish` or `stop` within which all processes must exit."""
     restarts: int
     """`training.restarts`: more failures than this since the newest checkpoint end the run."""
     passes: int = sys.maxsize
@@ -101,36 +104,42 @@ class GangLimits:
     own_rank: int = 0
     """The rank of the pod that coordinates."""
     trainers: int = sys.maxsize
-    """Number of ranks that an elastic run waits for at its start; other runs wait for all."""
+    """Number of ranks for which an elastic run waits at its start; other runs wait for all ranks."""
     min_trainers: int = sys.maxsize
-    """Number of ranks with which an elastic run goes on after the loss of others; other runs need all."""
+    """Smallest number of ranks with which an elastic run continues after it has lost others; other runs need all
+    ranks."""
     rank_wait: float = 0.0
-    """Time that an elastic run waits for lost ranks before it goes on without them."""
+    """For how long an elastic run waits for lost ranks before it continues without them."""
     grow: float = 0.0
-    """Time after which an elastic run requests a checkpoint to take in ranks that have joined while it trains."""
+    """For how long ranks that have joined an elastic run while it trains wait for the next checkpoint; then the run
+    requests one, to take them in."""
     offer: float = math.inf
-    """Time after which the coordinator of an elastic run that hears of too few ranks offers the lease to others."""
+    """If the coordinator of an elastic run has heard of too few ranks for this time, it offers the output lease to
+    other pods."""
     offers: int = 0
-    """How often this pod has done so in this wait, and nobody took the lease."""
+    """How often this pod has offered the lease while it waits for ranks, without any pod taking it."""
     wall_offset: float = 0.0
     """Unix time minus monotonic time, in seconds."""
     find_checkpoint: Callable[[], Position | None] = lambda: None
     """Returns the position of the newest usable checkpoint; None before the first one."""
     find_script_save: Callable[[], float] = lambda: 0.0
-    """Returns the Unix time at which the script last wrote a file of its own checkpoints; 0: there is none."""
+    """Returns the Unix time at which the script last wrote a file of its own checkpoints; 0: there is no such file."""
     find_script_changes: Callable[[], ScriptChanges | None] = lambda: None
-    """Returns when the script's own checkpoints were last seen to change; None: there is no file."""
+    """Returns when the script's own checkpoints were seen to change; None: there is no file."""
     describe_absence: Callable[[int], str] = lambda rank: f"rank {rank} has not joined"
     """Takes a rank, and returns a text that says why it has not joined."""
 
 
 def find_expected(plan: Plan, members: Sequence[Member], trainers: int) -> list[Member]:
-    """Return the ranks of the newest attempt, for which a rendezvous waits; before it the first `trainers`."""
+    """Return the members for which a rendezvous waits: those of the newest attempt, or at first `trainers` members."""
     return [members[rank] for rank in plan.ranks or range(min(trainers, len(members)))]
 
 
 def find_missing(members: Sequence[Member], now: float, silence: float) -> list[Member]:
-    """Return the ranks that have not joined: not reported yet, leaving, or lost for `silence` seconds."""
+    """Return the members that have not joined: they have never reported, are leaving, or were lost.
+
+    A member was lost if it has not reported for `silence` seconds.
+    """
     return [m for m in members if m.phase in (Phase.ABSENT, Phase.LEAVING) or now - m.heard >= silence]
 
 
@@ -146,25 +155,26 @@ def runs_no_process(member: Member, attempt: int) -> bool:
 
 
 def can_run_processes(member: Member, now: float, life: float, attempt: int = -1) -> bool:
-    """Return whether a rank may still run processes of `attempt` (-1: of the attempt that it reports).
+    """Return whether a rank may still run processes of `attempt` (-1: of the attempt that the rank reports).
 
-    It runs none if it reports so, or if its last report is at least `life` seconds old, and its earlier pods run none.
+    Return False only if two things are true: no earlier pod of the rank may still run processes, and the rank itself
+    has reported that it runs none or has not reported for `life` seconds.
     """
     may_run = not runs_no_process(member, attempt) and now - member.heard < life
     return may_run or member.ghost_until > now
 
 
 def describe_absences(missing: Sequence[Member], limits: GangLimits) -> list[str]:
-    """Return a text for each of the first SHOWN_RANKS missing ranks that says why it is missing, and how many more are.
+    """Return a text for each missing rank that says why it is missing.
 
-    Each text needs a request to DNS.
+    After SHOWN_RANKS texts, one last text says how many more ranks are missing. Each text needs a request to DNS.
     """
     texts = [limits.describe_absence(member.state.rank) for member in missing[:SHOWN_RANKS]]
     return texts if len(missing) <= SHOWN_RANKS else [*texts, f"and {len(missing) - SHOWN_RANKS} more ranks"]
 
 
 def describe_missing(members: Sequence[Member], since: float, now: float, limits: GangLimits) -> str:
-    """Return which ranks are missing and why, for how long the run waits for them, and a fix.
+    """Return a text that says which ranks are missing and why, for how long the run still waits for them, and a fix.
 
     The wait began at `since`, at least `GangLimits.rendezvous` seconds before `now`.
     """
@@ -184,16 +194,16 @@ class StateRejectedError(Exception):
     """The coordinator rejects the state of a pod, because another pod with the same rank is the valid one."""
 
     def __init__(self, why: str, *, replaced: bool) -> None:
-        """`replaced`: whether the rejected pod is an older one, whose states are rejected for ever."""
+        """`replaced` says whether the rejected pod is an older pod, whose states are always rejected from now on."""
         super().__init__(why)
         self.replaced = replaced
 
 
 def admit_state(member: Member, state: MemberState, now: float, limits: GangLimits) -> Member:
-    """Return `member` with the state that a pod of this rank has reported at monotonic time `now`.
+    """Return `member` with `state`, which a pod of this rank has reported at monotonic time `now`.
 
-    If two pods report with the same rank, the newer one is rejected until the older one was lost or has
-    reported that it exits: until then the older one may be healthy, and its processes run.
+    If two pods report with the same rank, the newer pod is rejected until the older pod was lost or has reported that
+    it exits. Until then the older pod may be healthy, and its processes may run.
 
     Raises:
         StateRejectedError: `state` comes from the pod that is not the valid one.
@@ -230,7 +240,7 @@ def _trainer_place(state: MemberState) -> tuple[object, ...]:
 def _order_key(state: MemberState) -> tuple[bool, int, int]:
     """Return a sort key for the states of one launcher: a later state has a larger key.
 
-    A state that was sent on an earlier connection may arrive after one from a later connection.
+    The key is needed because a state from an earlier connection may arrive after a later state from a newer connection.
     """
     return state.phase == Phase.LEAVING, state.attempt, list(Phase).index(state.phase)
 
@@ -241,12 +251,12 @@ class Membership:
     def __init__(self, trainers: int, limits: GangLimits, wake: Callable[[], None], hold: float) -> None:
         """Create the record of `trainers` ranks, none of which has reported yet.
 
-        `wake` is called when a member's phase or failure changes. The answer to a state is held back for `hold`
-        seconds while there is no newer plan.
+        `wake` is called when a member's phase or failure changes. If there is no newer plan, the answer to a state is
+        held back for up to `hold` seconds.
         """
         self.limits, self._wake, self.hold = limits, wake, hold
         self.members = tuple(Member(MemberState(rank)) for rank in range(trainers))
-        """In rank order."""
+        """All members, in the order of their ranks."""
         self._credential: str | None = None
         self.order = Plan(attempt=-1)
         """The plan that all ranks receive."""
@@ -256,7 +266,10 @@ class Membership:
         self.publish(self.order)
 
     def restore(self, members: Sequence[Member]) -> None:
-        """Add the members that an earlier rank 0 recorded in run.json."""
+        """Add the members that an earlier rank 0 recorded in run.json.
+
+        If another pod of a rank has reported already, the recorded pod counts as replaced, and may still run processes.
+        """
         with self._changed:
             recorded = {member.state.rank: member for member in members}
             self.members = tuple(
@@ -273,11 +286,14 @@ class Membership:
         return replace(known, replaced=known.replaced | {earlier}, ghost_until=ghost_until)
 
     def open(self, credential: str) -> None:
-        """From now on accept the states of ranks that send this credential."""
+        """Accept the states of ranks that send this credential, from now on."""
         self._credential = credential
 
     def close(self) -> None:
-        """Reject all states until `open`: this rank 0 lost its lease or is stuck, and members look for another."""
+        """Reject all states until `open` is called.
+
+        This rank 0 has lost the output lease or is stuck, and the other ranks must look for another one.
+        """
         self._credential = None
 
     def record_state(self, state: MemberState, now: float) -> None:
@@ -299,7 +315,7 @@ class Membership:
             self._wake()
 
     def publish(self, order: Plan) -> None:
-        """Make `order` the newest plan, with which the states of all ranks are answered from now on."""
+        """Make `order` the newest plan: from now on it is the answer to the states of all ranks."""
         with self._changed:
             if self._body and order == self.order:
                 return
@@ -308,9 +324,9 @@ class Membership:
             self._changed.notify_all()
 
     def reject(self, credential: str) -> tuple[int, bytes] | None:
-        """Return the answer (HTTP status, JSON body) to a sender of POST /state that is no rank of this run, or None.
+        """Return the answer (HTTP status, JSON body) to a sender of POST /state that must be rejected; else None.
 
-        401: the credential does not have this run's secret. 503: rank 0 does not hold the output lease.
+        401: the sender's credential does not have this run's secret. 503: this rank does not hold the output lease.
         """
         expected = self._credential
         if expected is None:
@@ -320,9 +336,10 @@ class Membership:
         return None
 
     def handle_state(self, body: bytes) -> tuple[int, bytes]:
-        """Handle POST /state of a rank that `reject` has admitted: record its state, and answer with the newest plan.
+        """Handle POST /state of a rank that `reject` has accepted: record the rank's state, and return the newest plan.
 
-        This returns at once if the rank has not seen the newest plan yet, else after at most `hold` seconds.
+        This returns at once if the rank does not have the newest plan yet. Otherwise it waits for a newer plan for at
+        most `hold` seconds.
 
         Args:
             body: JSON object with `state` and `seen`, the version of the newest plan that the rank has.
@@ -345,14 +362,14 @@ class Membership:
         return 200, self._await_order(state.rank, seen)
 
     def _await_order(self, rank: int, seen: int) -> bytes:
-        """Wait for a plan newer than version `seen`, at most `hold` seconds; return the newest as JSON."""
+        """Wait for a plan newer than version `seen`, at most `hold` seconds; return the newest plan as JSON."""
         with self._changed:
             self._changed.wait_for(lambda: self._version != seen, self.hold)
             self._sent_versions[rank] = self._version
             return self._body
 
     def all_have_newest_order(self, now: float, *, skip_absent: bool) -> bool:
-        """Return whether the newest plan was sent to every other rank, except lost and leaving ones.
+        """Return whether the newest plan was sent to every other rank, except to lost and leaving ranks.
 
         A rank is lost if it has not reported for `limits.silence` seconds at the monotonic time `now`. With
         `skip_absent`, ranks that have never reported do not count either.

@@ -1,6 +1,8 @@
-"""Rank 0's writer of run.json, at each change that a later rank 0 must know, and of status.json, every two seconds.
+"""Write run.json and status.json on rank 0, and create the answers to GET /status and GET /metrics.
 
-`build_status` also creates the answer to GET /status, and `render_metrics` creates the answer to GET /metrics.
+run.json is written at each change that a later rank 0 must know, and status.json every two seconds. `build_status`
+returns the content of status.json, which is also the answer to GET /status. `render_metrics` returns the answer to GET
+/metrics.
 """
 
 from __future__ import annotations
@@ -49,16 +51,18 @@ STATES = {
 
 
 SLOW_FACTOR = 1.5
-"""A rank is slow if its own seconds per step are at least this many times the median of the ranks."""
+"""A rank is slow if its own seconds per step are at least this many times the median of all ranks."""
 LOOK_PAUSE = 20
-"""After a look for a script's newest checkpoint file there is a pause of so many times as long as the look took."""
+"""After each search for a script's newest checkpoint file, the next search waits this many times as long as the search
+took."""
 
 
 class RunFilesWriter:
     """Writes run.json and status.json of one run, as long as this pod holds the output lease.
 
-    `open`, `write_plan`, `write_trained` and `close` raise the reason if the lease is lost, and `StorageError` or
-    `StorageFailedError` if a file cannot be written. The thread that writes status.json only logs its errors.
+    `open`, `write_plan`, `write_trained` and `close` raise an error that says why, if the lease is lost. They raise
+    `StorageError` or `StorageFailedError` if a file cannot be written. The thread that writes status.json only logs its
+    errors.
     """
 
     def __init__(
@@ -77,8 +81,8 @@ class RunFilesWriter:
 
         Args:
             lock: the output lease; nothing is written after it was lost.
-            earlier: run.json as it was in the output folder before this start; empty if there was none.
-            limits: those of the coordinator's decisions.
+            earlier: content of run.json in the output folder before this start; empty if there was no run.json.
+            limits: the limits that the coordinator uses for its decisions.
             read_plan: returns the coordinator's current plan and members; called from any thread.
         """
         self.output, self._settings, self._fingerprint = output, settings, fingerprint
@@ -87,22 +91,24 @@ class RunFilesWriter:
         self.output_id = earlier.output_id or os.urandom(8).hex()
         """Random identifier of this output, shared by all runs that resume it; job and run names may repeat."""
         self.exported: dict[str, Any] | None = earlier.exported if earlier.run_id == settings.run_id else None
-        """Result of the export to a bucket, for the key `exported` of run.json; None before it."""
+        """Result of the export to a bucket, which is written to run.json as `exported`; None before the export."""
         self.score = earlier.score
         """The model's test scores from model/score.json; until that file exists, the scores in an earlier run.json."""
         self.warning: str | None = None
-        """What is doubtful about the complete run, for `status`; None: nothing."""
+        """A warning about the complete run, which `status` shows; None: there is no warning."""
         self._slow_ranks = ""
-        """Which ranks were slow when all ranks that train last reported their time per step."""
+        """Text about the slow ranks, from the last time at which all ranks that train had reported their time per step;
+        empty: none was slow."""
         self._started = time.time()
         self._trained: float | None = None
         """Unix time at which training was complete; None before that."""
         self.state: str | None = None
         """The state to show in status.json; None: status.json shows the state that follows from the plan."""
         self._script_file = (0.0, "")
-        """When the newest file of a script's own checkpoints was written, and its name."""
+        """(Unix time at which the newest file of a script's own checkpoints was written, its name); (0.0, ""): no
+        file."""
         self.script_changes: ScriptChanges | None = None
-        """When that file was last seen to change; None: no file."""
+        """When the newest file of a script's own checkpoints was seen to change; None: there is no file."""
         self._next_look = 0.0
         self._end = threading.Event()
         self._writing = threading.Lock()
@@ -111,9 +117,11 @@ class RunFilesWriter:
         )
 
     def open(self, plan: Plan, *, is_complete: bool) -> None:
-        """Write the first run.json; if training was complete before this start, it keeps its times and its warning.
+        """Write the first run.json of this start; `is_complete` says whether training was complete before this start.
 
-        Another pod that coordinates the same run keeps the time of its start. A run that had failed begins again.
+        If training was complete, run.json keeps the times and the warning of the earlier run.json. If another pod has
+        coordinated the same run before, and the run has not failed, run.json keeps the time of the run's start.
+        Otherwise the run starts now.
         """
         earlier = self._earlier
         if is_complete or (earlier.run_id == self._settings.run_id and earlier.state != "failed"):
@@ -132,19 +140,22 @@ class RunFilesWriter:
         self._end.set()
 
     def write_plan(self, plan: Plan) -> None:
-        """Write run.json with a new plan; the coordinator does so before any rank receives the plan's order."""
+        """Write run.json with a new plan; the coordinator calls this before any rank receives the plan."""
         self._write_run(plan, "training")
 
     def write_trained(self) -> None:
-        """Write the state `complete` and the time to run.json: training is done, whether or not the export succeeds."""
+        """Write the state `complete` and the current time to run.json, because training is complete.
+
+        The state stays the same even if the export fails later.
+        """
         self._trained = self._trained or time.time()
         self._write_run(self._read_plan()[0], "complete")
 
     def close(self, state: str, cause: Failure | None) -> None:
         """Stop the thread of status.json, and write the last run.json and status.json.
 
-        `state` is `complete`, `failed` or `stopped`. In run.json it is `complete` if training was complete, also if the
-        export failed; `cause` then says why.
+        `state` is `complete`, `failed` or `stopped`. If training was complete, run.json gets the state `complete` in
+        any case. `cause` is the failure; if only the export failed, it says why.
         """
         self._end.set()
         if self._thread.is_alive():
@@ -154,7 +165,7 @@ class RunFilesWriter:
         self._write_status(cause.text if cause is not None else None)
 
     def build_status(self, cause: str | None = None) -> StatusFile:
-        """Return the content of status.json now. `cause` says why the run failed, if it did."""
+        """Return the content of status.json now; `cause` says why the run failed (None: it has not failed)."""
         (plan, members), now = self._read_plan(), time.monotonic()
         limits, wall = self._limits, time.time()
         status = build_status(
@@ -176,7 +187,7 @@ class RunFilesWriter:
         return replace(status, log_progress=read_log_progress(log_file) or None)
 
     def _read_warnings(self) -> str | None:
-        """Return everything that is doubtful about the run, as it is shown to users; None: nothing."""
+        """Return all warnings about the run as one text for users; None: there are no warnings."""
         plan, members = self._read_plan()
         nodes = describe_bad_nodes(find_expected(plan, members, self._settings.trainers))
         return " ".join(filter(None, (self.warning, nodes, self._slow_ranks))) or None
@@ -233,7 +244,7 @@ class RunFilesWriter:
         run_record.write(self.output, record, self._lock.check)
 
     def _read_score(self) -> dict[str, Any]:
-        """Return the numbers in model/score.json, or in `self.score` if that file is missing or damaged."""
+        """Return the numbers in model/score.json; return those of `self.score` if the file is missing or damaged."""
         found = read_if_intact(lambda: files.read_json(self.output.model / "score.json"), self.score)
         numbers = {name: value for name, value in found.items() if type(value) in (int, float)}
         if found != numbers:
@@ -242,20 +253,23 @@ class RunFilesWriter:
         return numbers
 
     def _read_model_pass(self) -> int | None:
-        """Return the pass, from 0, of the checkpoint from which output/model was exported; None without one."""
+        """Return the pass (from 0) of the checkpoint from which output/model was exported; None if there is none."""
         model = read_if_intact(lambda: files.read_json(self.output.model / "model.json"), dict[str, Any]())
         at = position(str(model.get("checkpoint")))
         return at.passes - 1 if at else None
 
 
 def find_progress(member: Member, plan: Plan) -> TrainerProgress:
-    """Return what a rank's trainer wrote to progress.json in the attempt of `plan`; without values before it did."""
+    """Return what a rank's trainer wrote to progress.json in the attempt of `plan`.
+
+    The result has no values if the trainer has written nothing in this attempt.
+    """
     is_current = member.state.attempt == plan.attempt and member.phase not in (Phase.STAGING, Phase.IDLE)
     return member.state.progress if is_current else TrainerProgress()
 
 
 def estimate_seconds_left(progress: TrainerProgress, settings: TrainSettings) -> float | None:
-    """Return the seconds that one rank needs for its remaining batches; None if it reports no speed yet."""
+    """Return the seconds that one rank needs for its remaining batches; None if it does not report enough for this."""
     done, batch, speed = progress.number, progress.batch, progress.samples_per_second
     if done is None or batch is None or not progress.batches or not speed or speed < 0:
         return None
@@ -264,7 +278,7 @@ def estimate_seconds_left(progress: TrainerProgress, settings: TrainSettings) ->
 
 
 def describe_wait(plan: Plan, members: Sequence[Member], now: float, silence: float) -> str | None:
-    """Return in one line what the run waits for, such as ranks or the storage; None if it does not wait."""
+    """Return one line that says what the run waits for, such as ranks or the storage; None if it waits for nothing."""
     hung = [
         f"the storage to answer {m.label}: no answer for {m.state.storage:.0f} s"
         for m in members
@@ -301,7 +315,7 @@ def describe_wait(plan: Plan, members: Sequence[Member], now: float, silence: fl
 
 
 def find_state_before_training(member: Member, plan: Plan) -> str | None:
-    """Return a trainer's state (`starting`, `joining`, `loading`) if it has not trained a batch yet; else None."""
+    """Return a trainer's state before its first batch (`starting`, `joining`, `loading`); None in all other states."""
     state = find_progress(member, plan).state
     return state if state in STATES_BEFORE_TRAINING else None
 
@@ -320,9 +334,9 @@ def build_status(
     """Return the current content of `output/status.json` (docs/reference/files.md).
 
     Args:
-        limits: those of the coordinator's decisions.
-        wall: Unix time in seconds at the moment `now`.
-        state: replaces the state that follows from the plan.
+        limits: the limits that the coordinator uses for its decisions.
+        wall: Unix time in seconds at the monotonic time `now`.
+        state: the state to show; None: the state that follows from the plan.
         cause: why the run failed; None: it did not fail.
     """
     expected, silence = find_expected(plan, members, settings.trainers), limits.silence
@@ -390,14 +404,14 @@ def _build_rank(member: Member, progress: TrainerProgress, state: str) -> RankSt
 
 
 def mark_slow_ranks(ranks: Sequence[RankStatus]) -> list[RankStatus]:
-    """Return the ranks, with `is_slow` for each whose own seconds per step are SLOW_FACTOR times the median."""
+    """Return the ranks, with `is_slow` for those that need at least SLOW_FACTOR times the median time per step."""
     known = [rank.step_seconds for rank in ranks if rank.step_seconds]
     limit = SLOW_FACTOR * statistics.median(known) if len(known) >= LEAST_RANKS else math.inf
     return [replace(rank, is_slow=(rank.step_seconds or 0.0) >= limit) for rank in ranks]
 
 
 def describe_slow_ranks(ranks: Sequence[RankStatus]) -> str:
-    """Return which ranks are marked as slow, with node, seconds per step and a fix; empty if none is."""
+    """Return a text with the slow ranks, their nodes and seconds per step, and a fix; empty if no rank is slow."""
     slow = [rank for rank in ranks if rank.is_slow]
     if not slow:
         return ""
@@ -418,7 +432,7 @@ def _rank_state(member: Member, progress: TrainerProgress) -> str:
 
 
 def _finite(number: float, digits: int | None = None) -> float | None:
-    """Return the number, rounded to this many digits; None for NaN and infinity, which JSON has no numbers for."""
+    """Return `number`, rounded to `digits` digits; None for NaN and infinity, for which JSON has no numbers."""
     if not math.isfinite(number):
         return None
     return number if digits is None else round(number, digits)
@@ -427,7 +441,7 @@ def _finite(number: float, digits: int | None = None) -> float | None:
 def render_metrics(status: StatusFile, rendezvous_seconds: float | None) -> bytes:
     """Return the page of GET /metrics in the text format of Prometheus.
 
-    `rendezvous_seconds` is None before all ranks have joined.
+    `rendezvous_seconds` is how long the rendezvous took; None before all ranks have joined.
     """
     from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 
