@@ -156,7 +156,7 @@ def check_region(stack: AwsStack, client: Client) -> Findings:
 def check_types(stack: AwsStack, client: Client) -> Findings:
     """Check that every zone of the nodes offers at least one of the nodes' instance types.
 
-    A type that some zone lacks is only a warning if the zone offers another of the types.
+    If a zone lacks one type but offers another type of the nodes, this is only a warning.
     """
     nodes = stack.settings.nodes
     zones, types = used_zones(stack, client)[: 1 if nodes.single_zone else None], nodes.instance_types
@@ -177,8 +177,8 @@ def check_types(stack: AwsStack, client: Client) -> Findings:
 def _others(stack: AwsStack, items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the AWS resources in `items` that do not belong to this stack.
 
-    `items` are from a describe call of EC2, with their `Tags`. `check_quotas` adds the needs of this stack to what the
-    other resources use. The stack's resources must be removed before, because they would be counted twice.
+    `items` are from a describe call of EC2, with their `Tags`. `check_quotas` adds the needs of this stack to the use
+    by other resources. If the stack's own resources were among these, they would be counted twice.
     """
     mine = stack.tags.items()
     return [i for i in items if not mine <= {(t["Key"], t["Value"]) for t in i.get("Tags", ())}]
@@ -256,7 +256,7 @@ def check_quotas(stack: AwsStack, client: Client) -> Findings:
 
 
 def check_existing(stack: AwsStack, client: Client) -> Findings:
-    """Check that the existing resources that settings refer to exist in AWS: VPC, key pair, KMS key, public zone."""
+    """Check that AWS has the resources that the settings refer to: VPC, key pair, KMS key, public zone."""
     settings, ec2, kms, dns = stack.settings, client("ec2"), client("kms"), client("route53")
     existing: tuple[tuple[str, str, Callable[[str], Any]], ...] = (
         ("network.vpcId", settings.network.vpc_id, lambda name: ec2.describe_vpcs(VpcIds=[name])),
@@ -278,7 +278,7 @@ def check_existing(stack: AwsStack, client: Client) -> Findings:
 
 
 def check_actions(stack: AwsStack, client: Client) -> Findings:
-    """Check with IAM's policy simulator that the caller may call all actions of the program and of these commands.
+    """Check with IAM's policy simulator that the caller may call all actions of the program and the aws commands.
 
     The deployer's policy allows some actions only for the stack's resources or under a condition. Such an action is
     simulated for a resource with the stack's prefix, and with the condition met.
@@ -334,7 +334,10 @@ def check_actions(stack: AwsStack, client: Client) -> Findings:
 
 
 def check_version(stack: AwsStack, client: Client) -> Findings:
-    """Check that standard support of `cluster.version` does not end soon. AWS then upgrades the control plane."""
+    """Check that standard support of `cluster.version` does not end soon.
+
+    At the end of standard support, AWS upgrades the control plane.
+    """
     version = stack.settings.cluster.version
     found = client("eks").describe_cluster_versions(clusterVersions=[version])["clusterVersions"]
     if not found:

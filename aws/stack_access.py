@@ -35,7 +35,7 @@ _ABSENT = (
 )
 
 Client = Callable[[str], Any]
-"""Service name → boto3 client of the stack's region."""
+"""Function: service name (`ec2`) → boto3 client for the stack's region."""
 
 
 class CommandError(Exception):

@@ -1,7 +1,7 @@
 """Rules about who can use the cluster: its administrators, viewers, and the caller who deploys. Imports no pulumi.
 
-EKS rejects an unknown role or user only when the cluster is up. Without an administrator, the release cannot be
-installed. So `pulumi up` and `make doctor` check both first.
+EKS rejects an unknown role or user only when the cluster is up, and the release cannot be installed if the caller is
+not an administrator. So `pulumi up` and `make doctor` check the roles and users before the cluster is created.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ NO_PUBLIC_ACCESS = (
 
 
 def principal_arns(cluster: ClusterSettings, caller: str) -> dict[str, str]:
-    """Return the ARN of each role or user in `cluster.admins` and `cluster.viewers`, by its key (`cluster.admins[0]`).
+    """Return key → ARN for each role or user in `cluster.admins` and `cluster.viewers`.
 
-    A name without an ARN is completed with the account and partition of `caller`, the ARN of the caller.
+    A key is for example `cluster.admins[0]`. If a setting has only a name, the ARN gets the partition and the account
+    of `caller`, the ARN of the caller.
     """
     _, partition, _, _, account, _ = caller.split(":", 5)
     return {

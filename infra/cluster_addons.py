@@ -44,7 +44,7 @@ def logs_configuration(labels: Mapping[str, str]) -> dict[str, object]:
 
 
 def create_addons(cluster: EksCluster, nodes: Nodes, storage: EfsStorage) -> list[pulumi.Resource]:
-    """Create and return the EKS add-ons whose pods need a node. Without a node for these pods, return an empty list."""
+    """Create and return the EKS add-ons whose pods need a node. If no node can run add-ons, return an empty list."""
     if not nodes.system_groups:
         return []  # without a node for its pods, an add-on never becomes active
     context, settings = cluster.context, cluster.context.settings

@@ -1,6 +1,6 @@
 """The resources that a destroy keeps in addition to the file system: key, bucket, registry and log groups.
 
-`make kept` prints the setting `storage.adopt`, by which the next `up` uses the kept resources again. An id in this
+`make kept` prints the setting `storage.adopt`, with which the next `up` uses the kept resources again. An id in this
 setting makes the engine import the resource and then apply the current settings to it (`AwsContext.retain`). If the
 resource is in the stack's state already, the id has no effect. The log groups need no setting, because their names are
 fixed.
@@ -257,8 +257,8 @@ def _adoption_problems(
 def _key_problems(settings: Settings, keys: set[str], files: list[Any]) -> Iterator[Problem]:
     """Yield a problem if there are file systems, but none of them is encrypted with the key of the settings.
 
-    The key of the settings is `kms.keyArn`. If `kms.keyArn` is empty, it is any of `keys`, the ARNs of the stack's own
-    keys. `files` are the stack's file systems in AWS.
+    The key of the settings is `kms.keyArn`. If `kms.keyArn` is empty, each of `keys` is accepted: these are the ARNs of
+    the stack's own keys. `files` are the stack's file systems in AWS.
 
     EFS and ECR cannot change the key of a file system or registry: with another key, Pulumi would replace them with
     empty ones.
@@ -288,8 +288,8 @@ def check_retained(settings: Settings, prefix: str, tags: Mapping[str, str]) -> 
         tags: the tags that identify the stack.
 
     Returns:
-        The ids of `storage.adopt` under their keys, such as `bucket`. For each log group of the stack that exists in
-        AWS, also its key in `log_groups` and its name.
+        Key → id. It contains all ids of `storage.adopt` under their keys, such as `bucket`. It also contains each log
+        group of the stack that exists in AWS, under its key in `log_groups`; the id is the name of the group.
 
     Raises:
         SettingsError: this stack cannot adopt an id in `storage.adopt`; the existing file system is encrypted with a

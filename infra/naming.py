@@ -25,8 +25,9 @@ def _files(folder: Path) -> Iterator[Path]:
 def folder_digest(path: str | Path) -> str:
     """Return the sha256 (64 hex digits) of the relative names and contents of the files below `path`.
 
-    `__pycache__`, `*.pyc` and hidden files are ignored, because they differ between clones of one commit. Each name and
-    each content is hashed after its own length, so that two different folders never give the hash the same input.
+    `__pycache__`, `*.pyc` and hidden files are ignored, because they differ between clones of one commit. The length of
+    each name is hashed before the name, and the length of each content before the content, so that two different
+    folders never give the hash the same input.
 
     Raises:
         FileNotFoundError: `path` is not a folder.

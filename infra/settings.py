@@ -144,7 +144,7 @@ class Section(BaseModel):
     def problem(self, key: str, text: str, *value: object) -> Problem:
         """Return a Problem of the setting `key`, such as `nodes.min`, with the value that the setting has.
 
-        If a third argument is passed, the Problem has this value instead.
+        If `value` is passed, the Problem has this value instead.
         """
         found: Any = self.model_dump(mode="json", by_alias=True)
         for part in key.split("."):

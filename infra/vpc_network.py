@@ -64,7 +64,7 @@ def select_zones(settings: Settings) -> list[str]:
 
 
 def check_existing_network(context: AwsContext) -> SelectedNetwork:
-    """Return the network of `network.vpcId` and `network.subnetIds`, after reading it from AWS.
+    """Read the network of `network.vpcId` and `network.subnetIds` from AWS, check it, and return it.
 
     Raises:
         SettingsError: a subnet belongs to another VPC or to a zone without control planes; all subnets are in one zone;
@@ -209,9 +209,10 @@ class VpcNetwork(AwsComponent):
         )
 
     def _nat_gateways(self, public_route: aws.ec2.Route) -> list[pulumi.Resource]:
-        """Create the NAT gateways: one, or with `network.nat` `per-az` one for each zone.
+        """Create one NAT gateway, or with `network.nat: per-az` one for each zone.
 
-        Return the default routes of the private subnets, which lead to the NAT gateways.
+        Return the default routes of the private subnets, which lead to these NAT gateways. The gateways are created
+        after `public_route` and removed before it.
         """
         gateways: list[aws.ec2.NatGateway] = []
         routes: list[pulumi.Resource] = []

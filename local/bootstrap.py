@@ -37,7 +37,10 @@ def cache() -> Path:
 
 
 def environment_name(lock: bytes, version: tuple[int, ...]) -> str:
-    """Return the folder name of the environment for the content of a lock file and a Python version."""
+    """Return the name of the environment's folder.
+
+    `lock` is the content of the lock file, and `version` is the Python version of the environment.
+    """
     return f"venv-{version[0]}.{version[1]}-{hashlib.sha256(lock).hexdigest()[:12]}"
 
 
@@ -68,10 +71,10 @@ def run_or_exit(command: list[str], what: str, fix: str) -> None:
 
 
 def uv_variables() -> dict[str, str]:
-    """Return the environment variables for uv. The variables of this process override the defaults that follow.
+    """Return the environment variables for uv: those of this process, and defaults for variables that are not set.
 
-    uv keeps Python interpreters in the cache, trusts the certificates of the machine, and uses the package index that
-    pip is configured to use.
+    With the defaults, uv keeps Python interpreters in the cache, trusts the certificates of the machine, and uses the
+    package index that pip is configured to use.
     """
     files = (
         "/etc/pip.conf",

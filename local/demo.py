@@ -46,12 +46,14 @@ def resolve_target(kubeconfig: str | None, context: str | None, image: str | Non
     """Return the cluster for the demo.
 
     Args:
-        kubeconfig: a kubeconfig of the user. None: the cluster is that of the settings in Pulumi.local.yaml.
-        context: the context of the kubeconfig that selects the cluster.
+        kubeconfig: path of a kubeconfig of the user. None: use the kubeconfig that the settings in Pulumi.local.yaml
+            refer to.
+        context: context of the user's kubeconfig; None: the current context of the kubeconfig.
         image: a launcher image that the nodes of the user's cluster can pull.
 
     Raises:
-        LocalError: The kubeconfig is unreadable, lacks the context, or was specified without an image.
+        LocalError: The kubeconfig is unreadable, lacks the context, or was specified without an image; or a context was
+            specified without a kubeconfig.
     """
     kept: dict[str, Any] = {} if kubeconfig else local_stack.read_settings().get("kubeconfig") or {}
     if not kubeconfig:
@@ -94,8 +96,8 @@ def run_demo(config: str, nodes: int, where: Target, image: str | None) -> None:
         config: name of the example; empty: the example that Pulumi.local.yaml refers to.
         nodes: number of nodes of the local cluster.
         where: the cluster.
-        image: the launcher image; None: the image in the settings; for the local cluster, this is by default an image
-            that is built from this clone.
+        image: the launcher image. None: use the image in the settings; the default settings of the local cluster have
+            an image that is built from this clone.
     """
     chosen: dict[str, str | list[str]] = {}
     if config:

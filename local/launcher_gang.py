@@ -61,7 +61,7 @@ def find_processes(folder: Path) -> list[int]:
 def kill_processes(find: Callable[[], list[int]], started: Iterable[subprocess.Popen[bytes]]) -> None:
     """Kill the processes whose ids `find` returns. Repeat this until `find` returns none, because processes may fork.
 
-    `started` are processes that this process has started: it waits for their exit.
+    `started` are the processes that this process has started. This function waits until they have exited.
     """
     while pids := find():
         for pid in pids:

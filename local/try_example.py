@@ -160,7 +160,7 @@ def _follow(job: Path, gang: LauncherGang) -> None:
 def _failure(gang: LauncherGang, rank: int) -> str:
     """Return the cause that the launcher of `rank` reported for its failure.
 
-    A killed launcher reports no cause. Then return its exit code and a fix.
+    A killed launcher reports no cause. In this case, return its exit code and a fix.
     """
     return gang.termination(rank).strip() or (
         f"the launcher of rank {rank} exited with {gang.processes[rank].returncode}. Fix: for -9 (killed) free some "
@@ -184,9 +184,9 @@ def _read_test_row(job: Path) -> list[str]:
 
 
 def print_script_prediction(job: Path, predict: Path) -> None:
-    """Predict the last column of the first test row with an example's script, and print the answer.
+    """Predict the first test row with an example's script, and print the answer.
 
-    `predict` is the path of the script. The script gets the model's folder and the value of the row's last column.
+    `predict` is the path of the script. Its arguments are the model's folder and the text in the row's last column.
 
     Raises:
         LocalError: The script failed.

@@ -30,7 +30,7 @@ class ExportedModels:
     """Reads and downloads exported models in an S3 bucket.
 
     The URL is the folder of one run's export, or the folder of a job, which has a folder for the export of each run.
-    Every method can raise these errors.
+    Every method can raise the errors below.
 
     Raises:
         SettingsError: there is no complete export at the URL.

@@ -62,7 +62,7 @@ def _is_ok(path: str, **options: Any) -> bool:
 
 
 def is_etcd_ready() -> bool:
-    """Return whether etcd answers /health, which it does only after it has read its log.
+    """Return whether etcd answers /health. It answers only after it has read its log.
 
     Only processes inside the cluster's network namespace can reach etcd.
     """

@@ -255,7 +255,10 @@ def _log_tail(name: str) -> str:
 
 
 def _stop() -> None:
-    """Kill the cluster's processes and wait for their end. Then remove what the kernel does not remove with them."""
+    """Kill the cluster's processes and wait for their end. Then remove what the kernel leaves behind.
+
+    This is the network link, the iptables rules, the cgroups, and files that would disturb the next start.
+    """
     if supervisor_process() is not None:
         _wait_for(lambda: supervisor_process() != 0, 10)
         if pid := supervisor_process():

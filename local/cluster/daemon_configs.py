@@ -115,7 +115,10 @@ def render(template: str, node: Node | None = None, /, **more: object) -> str:
 
 
 def kubeconfig(name: str) -> str:
-    """Return a kubeconfig that contains the certificate and key of the client `name`. Its context is `local`."""
+    """Return a kubeconfig that contains the certificate and the key of the client `name`.
+
+    The name of its context is `local`.
+    """
     files = {"authority": "ca.crt", "certificate": f"{name}.crt", "key": f"{name}.key"}
     data = {key: base64.b64encode((PKI / file).read_bytes()).decode() for key, file in files.items()}
     return render("kubeconfig.yaml", **data)

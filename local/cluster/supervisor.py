@@ -48,7 +48,10 @@ def namespace_script(nodes: Iterable[Node], machine: int) -> str:
 
 
 def cgroup_hierarchies() -> list[Path]:
-    """Return the folders of the mounted cgroup hierarchies: one for each controller (version 1) or only one."""
+    """Return the folders of the mounted cgroup hierarchies.
+
+    Version 1 of cgroups has one hierarchy for each controller. Version 2 has only one hierarchy.
+    """
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     return [Path(words[1]) for words in mounts if words[2] in {"cgroup", "cgroup2"}]
 

@@ -35,8 +35,8 @@ to a second.
 MAX_HELD_BYTES = 64 << 20
 """Limit in bytes for the bodies of all unanswered requests together."""
 _parsing = threading.Lock()
-"""Held while a body is parsed, so that only one body is in memory in parsed form: the parsed values of a malicious body
-need 30 times as much memory as its text.
+"""Held while a body is parsed, so that only one body is parsed at a time: the parsed values of a malicious body need 30
+times as much memory as its text.
 """
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 VERSION_HEADER = "Model-Version"

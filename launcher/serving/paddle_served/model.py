@@ -313,7 +313,7 @@ class NumberColumn:
 def new_column(kind: Any) -> IdColumn | NumberColumn:
     """Return an empty column for the program's input `kind`, an `Ids` or a `Real`.
 
-    The interface of any version may have defined this class, so it is recognized by its attributes.
+    The class of `kind` may come from any version of the interface, so it is recognized by its attributes.
     """
     return IdColumn(kind.length, kind.cut) if hasattr(kind, "length") else NumberColumn(kind.width)
 
