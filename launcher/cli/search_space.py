@@ -18,7 +18,7 @@ import yaml
 from launcher.cli.errors import UsageError
 from launcher.cli.releases import read_defaults
 from launcher.io import spelling
-from launcher.trainer.program_loader import COMMON_OPTIONS
+from launcher.trainer.program_loader import SEED
 
 Sampler = Literal["tpe", "random", "grid"]
 Pruner = Literal["none", "median", "asha", "hyperband"]
@@ -171,7 +171,7 @@ def check_options(axes: Iterable[Axis], program: Path) -> None:
         isinstance(key, ast.Constant) for key in node.value.keys
     ):
         return
-    known = [*(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)), *COMMON_OPTIONS]
+    known = [*(str(key.value) for key in node.value.keys if isinstance(key, ast.Constant)), *SEED]
     for axis in axes:
         key = plain_key(axis.key)
         if axis.key.partition(".")[0] not in read_defaults() and key not in known:

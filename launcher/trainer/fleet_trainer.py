@@ -11,14 +11,12 @@ batch (step) at a time; it adds what is missing:
 
 from __future__ import annotations
 
-import os
 import socket
 import threading
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,7 +24,7 @@ import paddle
 from numpy.typing import NDArray
 from paddle.distributed import fleet
 
-from launcher.errors import DeadlineError, SettingsError, setting_error
+from launcher.errors import DeadlineError, SettingsError
 from launcher.io.step_clock import StepClock, processor_seconds
 from launcher.trainer.network import BuiltNetwork, build_training_graph, prepare_paddle
 from launcher.trainer.paddle_internals import (
@@ -44,12 +42,7 @@ from launcher.trainer.program_loader import TrainingProgram
 from launcher.trainer.record_files import Arrays
 from launcher.trainer.server_commands import OwnServers, serve_commands, socket_path
 from launcher.trainer.server_memory import LayoutError, ServerMemory
-from launcher.trainer.server_tables import (
-    choose_shard_count,
-    every_server_has_shards,
-    shards_of_server,
-    usable_ports_nums,
-)
+from launcher.trainer.server_tables import ServerLayout
 
 Step = Callable[[Arrays, Any, Any], float]
 """Trains one batch with an executor and a scope, and returns the loss."""
@@ -190,66 +183,10 @@ def _accepts(host: str, port: int) -> bool:
         return False
 
 
-@dataclass(frozen=True)
-class ServerLayout:
-    """Says which pservers a job has, and which shards of the tables each of them holds."""
-
-    addresses: list[tuple[str, int]]
-    """(host, port) of every pserver of the job, in the same order in all processes."""
-    own: range
-    """Indexes in `addresses` of the pservers that run in this rank's pod."""
-    shards: int
-    """Number of shards of each table. A checkpoint has one file per table and shard."""
-
-    @classmethod
-    def read(cls, settings: ProcessSettings) -> ServerLayout:
-        """Return the layout of this attempt, from the environment and the checkpoint to resume from.
-
-        A resumed training keeps the number of shards of its checkpoint; a new one gets the number of
-        `choose_shard_count`.
-
-        Raises:
-            SettingsError: there are so many pservers that one would get no shard.
-            CheckpointError: contents.json of the checkpoint is missing or damaged.
-        """
-        pairs = (e.rsplit(":", 1) for e in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","))
-        addresses = [(host, int(port)) for host, port in pairs]
-        each, servers = len(addresses) // settings.trainers, len(addresses)
-        own = range(settings.rank * each, (settings.rank + 1) * each)
-        contents = settings.resumed
-        if contents is None:
-            counts = range(settings.min_trainers, settings.shards + 1) if settings.is_elastic else ()
-            return cls(addresses, own, choose_shard_count(servers, [n * each for n in counts]))
-        found = contents.shards
-        if not every_server_has_shards(found, servers):
-            fit = usable_ports_nums(found, settings.trainers)
-            nearest = " or ".join(map(str, sorted(fit, key=lambda n: abs(n - each))[:2]))
-            raise setting_error(
-                "portsNum",
-                each,
-                nearest,
-                f"the checkpoint {contents.position.folder} has {found} shards of each table, and with {servers} "
-                "pservers (portsNum x trainers) one would have none",
-                f"Set portsNum to {nearest}",
-            )
-        return cls(addresses, own, found)
-
-    def own_shards(self) -> dict[int, int]:
-        """Return which shards of each table the pservers in this rank's pod hold, and which pserver holds each.
-
-        Returns:
-            Number of the shard → index of its pserver in `addresses`; only for the pservers of this pod.
-        """
-        servers = len(self.addresses)
-        return {
-            shard: server for server in self.own for shard in shards_of_server(self.shards, servers, server)
-        }
-
-
 def _build_graph(
     settings: ProcessSettings, program: TrainingProgram, layout: ServerLayout
 ) -> tuple[GlooRoleMaker, BuiltNetwork]:
-    prepare_paddle(int(program.common_options["seed"]))
+    prepare_paddle(program.seed)
     role = GlooRoleMaker(settings)
     return role, build_training_graph(program, role, settings.mode, settings.batch_size, layout.shards)
 
@@ -266,10 +203,11 @@ def run_pserver(settings: ProcessSettings, program: TrainingProgram) -> None:
         host, port = layout.addresses[number]
         shown = f"pserver {number + 1} of {len(layout.addresses)} serves on {host}:{port}"
         print(shown, flush=True)  # noqa: T201 - this is the process' log
-        own = shards_of_server(layout.shards, len(layout.addresses), number)
         dense = dense_shape(number, len(layout.addresses))
         try:
-            memory = ServerMemory(table_numbers(), network.shapes, layout.shards, own, dense)
+            memory = ServerMemory(
+                table_numbers(), network.shapes, layout.shards, layout.shards_of(number), dense
+            )
         except LayoutError as error:
             raise SettingsError(
                 f"a check of Paddle's memory failed, so this pserver could not save its tables: {error}. Fix: use the "
@@ -326,7 +264,7 @@ class FleetTrainer:
         await_ports(self.layout.addresses, "all pservers of the job")
         sync = self.network.main if self.settings.mode == "sync" else None
         self.servers = ServerConnection(self._role, self.trainers, self.scope, self._test, sync)
-        self.own_servers = OwnServers.connect(self.settings.work_dir, self.layout.own)
+        self.own_servers = OwnServers.connect(self.settings.work_dir, self.layout)
         self.start_threads(self.settings.trainer_count)
         if not self.network.untrained:
             return

@@ -200,7 +200,7 @@ def load(trainer: FleetTrainer, initial: InitialModel, log: TrainerLog) -> None:
     began, layout, samples = time.monotonic(), trainer.layout, {}
     for table in trainer.network.tables:
         rows = initial.tables[table.name].read(layout.shards, layout.own_shards())
-        samples[table.name] = trainer.own_servers.fill(table.name, layout.own_shards(), layout.shards, rows)
+        samples[table.name] = trainer.own_servers.fill(table.name, rows)
     trainer.trainers.barrier()
     trainer.servers.pull_dense()
     _verify(trainer, initial, samples)

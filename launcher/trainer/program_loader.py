@@ -28,9 +28,8 @@ VALUES = {
     "COLUMNS": 'COLUMNS = ("…", …): the names of a line\'s fields, in order',
     "LABEL": 'LABEL = "…": the input that is to be predicted',
 }
-COMMON_OPTIONS: Mapping[str, Any] = {"seed": 1}
-"""Options that every program has, with their defaults; `training.args` sets them. None may be negative: Paddle
-rejects such a seed."""
+SEED = {"seed": 1}
+"""The option that every program has, and its default; `training.args` sets it. Paddle rejects a negative seed."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class TrainingProgram:
     inputs: Mapping[str, Ids | Real]
     columns: tuple[str, ...]
     label: str
-    common_options: Mapping[str, Any]
+    seed: int
 
     @property
     def features(self) -> list[str]:
@@ -62,7 +61,7 @@ class TrainingProgram:
 
     def record(self) -> dict[str, Any]:
         """Return the content of program.json: all options with their values, and the texts of the program's files."""
-        options = {**self.common_options, **self.job.options}
+        options = {"seed": self.seed, **self.job.options}
         texts = program_folders.read_program_texts(self.path.parent)
         return {"options": {name: str(value) for name, value in options.items()}, "files": texts}
 
@@ -126,7 +125,7 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
             "program needs:\n  " + "\n  ".join(missing) + "\nFix: add them, see launcher/programs/README.md."
         )
     defaults = dict(getattr(module, "OPTIONS", {}))
-    options, common_options = _options(path, defaults, arguments)
+    options, seed = _options(path, defaults, arguments)
     tables = {p.name: p for p in sorted(tables_dir.iterdir()) if p.is_file()} if tables_dir.is_dir() else {}
     if absent := [name for name in getattr(module, "TABLES", ()) if name not in tables]:
         raise SettingsError(
@@ -134,7 +133,7 @@ def load_program(path: Path, tables_dir: Path, arguments: tuple[str, ...] = ()) 
             f"{', '.join(tables) or 'none'} with the data. Fix: add them to data.tables (for `try`: --table FILE)."
         )
     job = Job(options=options, tables=tables)
-    program = TrainingProgram(module, path, job, {}, tuple(module.COLUMNS), module.LABEL, common_options)
+    program = TrainingProgram(module, path, job, {}, tuple(module.COLUMNS), module.LABEL, seed)
     if hasattr(module, "prepare"):
         with program.calling("prepare()"):
             job.side = module.prepare(job)
@@ -186,8 +185,9 @@ def _import(path: Path) -> ModuleType:
 
 def _options(
     path: Path, defaults: Mapping[str, Any], arguments: tuple[str, ...]
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    options, own = dict(defaults), dict(COMMON_OPTIONS)
+) -> tuple[dict[str, Any], int]:
+    """Return the program's options and the seed, as `arguments` set them."""
+    options, own = dict(defaults), dict(SEED)
     for argument in arguments:
         key, _, text = argument.removeprefix("--").partition("=")
         key = key.replace("-", "_")
@@ -218,7 +218,7 @@ def _options(
                 f"training.args (or --set) has {argument!r}, but {key} must be at least 0. Fix: "
                 "correct the argument"
             )
-    return options, own
+    return options, own["seed"]
 
 
 _TRUTH = {"true": True, "1": True, "false": False, "0": False}

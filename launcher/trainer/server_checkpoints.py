@@ -21,7 +21,6 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +44,7 @@ from launcher.schema import (
     CheckpointTable,
     RankFiles,
 )
-from launcher.trainer import initial_model, row_files, server_tables
+from launcher.trainer import initial_model, server_tables
 from launcher.trainer.fleet_trainer import FleetTrainer
 from launcher.trainer.initial_model import InitialModel
 from launcher.trainer.server_commands import Snapshot
@@ -318,7 +317,7 @@ class Checkpoints:
         saved = server_tables.load_arrays(folder / PARAMETERS)
         self.trainer.set_parameters({name: saved[name] for name in self.network.untrained})
         try:
-            self._load_own_servers(folder, contents)
+            self.trainer.own_servers.load(folder, contents)
         except DataError as error:
             raise checkpoints.reject(folder, str(error), self.settings.attempt) from error
         self.trainer.trainers.barrier()
@@ -326,16 +325,6 @@ class Checkpoints:
         if self.first and (reason := self._dense_mismatch(saved) or self._rows_mismatch(contents)):
             raise checkpoints.reject(folder, reason, self.settings.attempt)
         self.trainer.trainers.barrier()
-
-    def _load_own_servers(self, folder: Path, contents: CheckpointContents) -> None:
-        """Let this pod's servers load their rows and dense parameters. Raise `DataError` if a file is damaged."""
-        owners = self.trainer.layout.own_shards()
-        entries: dict[int, list[tuple[str, Path, str | None]]] = {}
-        for table in contents.tables:
-            listed = row_files.list_files(folder, contents, table, owners)
-            for server, (path, sha256) in zip(owners.values(), listed, strict=True):
-                entries.setdefault(server, []).append((table, path, sha256))
-        self.trainer.own_servers.load(entries, folder, contents.servers)
 
     def _dense_mismatch(self, saved: dict[str, NDArray[np.float32]]) -> str | None:
         """Return how the servers' dense parameters differ from those of the checkpoint, or None."""

@@ -27,10 +27,10 @@ import numpy as np
 
 from launcher.errors import DeadlineError, GangError, LauncherError
 from launcher.io import cgroup_memory, checkpoints, files
-from launcher.schema import CheckpointFile
+from launcher.schema import CheckpointContents, CheckpointFile
 from launcher.trainer import row_files, server_tables
 from launcher.trainer.server_memory import ServerMemory
-from launcher.trainer.server_tables import Ids, OptimizerRule, TableRows, Values
+from launcher.trainer.server_tables import Ids, OptimizerRule, ServerLayout, TableRows, Values
 
 ANSWER_SECONDS = 3600.0  # longest time in which a pserver writes or loads its files
 WORKERS = 2  # threads that write or load files
@@ -132,11 +132,14 @@ class _Commands:
         name = server_tables.dense_file(self._number)
         return written | checkpoints.write_file(folder, name, lambda file: np.savez(file, **memory.dense))
 
-    def load(
-        self, _: Connection, entries: Iterable[tuple[str, Path, str | None]], folder: Path, saved_by: int
-    ) -> None:
+    def load(self, _: Connection, folder: Path, contents: CheckpointContents) -> None:
         """Load this pserver's part of a checkpoint, see `OwnServers.load`."""
         memory = self._memory
+        entries = [
+            (table, *entry)
+            for table in memory.shapes
+            for entry in row_files.list_files(folder, contents, table, memory.own)
+        ]
 
         def load(table: str, path: Path, sha256: str | None) -> None:
             with files.storage_errors(path):
@@ -146,7 +149,8 @@ class _Commands:
         _in_threads(load, entries)
         shape = memory.dense_shape
         if shape.part:
-            saved = server_tables.read_dense(folder, [*memory.dense], shape.total, saved_by, shape.part)
+            names = [*memory.dense]
+            saved = server_tables.read_dense(folder, names, shape.total, contents.servers, shape.part)
             for name, values in saved.items():
                 memory.dense[name][:] = values
 
@@ -243,18 +247,19 @@ class Snapshot:
 class OwnServers:
     """A trainer's connections to the pservers of its own pod."""
 
+    _layout: ServerLayout
     _connections: Mapping[int, Any]
     """By the numbers of the job's pservers."""
 
     @classmethod
-    def connect(cls, work_dir: Path, servers: range) -> OwnServers:
+    def connect(cls, work_dir: Path, layout: ServerLayout) -> OwnServers:
         """Connect to the pservers, which listen already. The files of the sockets are removed."""
         connections = {}
-        for number, server in enumerate(servers):
+        for number, server in enumerate(layout.own):
             path = socket_path(work_dir, number)
             connections[server] = Client(os.path.relpath(path), "AF_UNIX")
             path.unlink()
-        return cls(connections)
+        return cls(layout, connections)
 
     def _send(self, server: int, command: str, *arguments: Any) -> None:
         with contextlib.suppress(ConnectionError):  # the answer says why
@@ -279,42 +284,37 @@ class OwnServers:
             self._send(server, "save", folder, evicting, len(self._connections))
         return self.receive()
 
-    def load(
-        self, entries: Mapping[int, Sequence[tuple[str, Path, str | None]]], folder: Path, saved_by: int
-    ) -> None:
+    def load(self, folder: Path, contents: CheckpointContents) -> None:
         """Let each server load its rows, its part of the dense parameters, and the state of their optimizers.
 
         Args:
-            entries: for each server the files of its rows: name of the table, path, and sha256 or None.
             folder: the folder of the checkpoint.
-            saved_by: number of the job's servers that saved it.
+            contents: its contents.json.
 
         Raises:
             DataError: a file of rows is damaged.
             SettingsError: the checkpoint has other dense parameters, or is of another optimizer.
         """
         for server in self._connections:
-            self._send(server, "load", entries.get(server, ()), folder, saved_by)
+            self._send(server, "load", folder, contents)
         self.receive()
 
-    def fill(
-        self, table: str, server_of_shard: Mapping[int, int], shards: int, rows: Iterable[TableRows]
-    ) -> TableRows:
+    def fill(self, table: str, rows: Iterable[TableRows]) -> TableRows:
         """Set the rows of a table in these servers, with new optimizer state; skip rows of other shards.
 
         Return one row of each chunk of `rows` and server.
         """
-        owner = np.full(shards, -1)
-        owner[list(server_of_shard)] = list(server_of_shard.values())
+        layout = self._layout
         busy: list[int] = []
         samples: list[TableRows] = []
         width = 0
         for ids, vectors in rows:
             width = vectors.shape[1]
-            owners = owner[(ids % np.uint64(shards)).astype(np.int64)]
-            parts = {
-                server: at for server in self._connections if len(at := np.flatnonzero(owners == server))
+            shards = ids % np.uint64(layout.shards)
+            places = {
+                server: np.flatnonzero(np.isin(shards, layout.shards_of(server))) for server in layout.own
             }
+            parts = {server: at for server, at in places.items() if len(at)}
             self.receive(busy)
             busy = list(parts)
             for server, at in parts.items():

@@ -20,16 +20,20 @@ nothing.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.errors import SettingsError
+from launcher.errors import SettingsError, setting_error
 from launcher.io import files
+
+if TYPE_CHECKING:
+    from launcher.trainer.process_settings import ProcessSettings
 
 Ids = NDArray[np.uint64]
 Values = NDArray[np.float32]
@@ -226,6 +230,59 @@ def shards_of_server(shards: int, servers: int, server: int) -> range:
     """Return the shards that Paddle assigns to a server. The last server may get fewer than the others."""
     each = -(-shards // servers)
     return range(min(shards, each * server), min(shards, each * (server + 1)))
+
+
+@dataclass(frozen=True)
+class ServerLayout:
+    """Says which pservers a job has, and which shards of the tables each of them holds."""
+
+    addresses: list[tuple[str, int]]
+    """(host, port) of every pserver of the job, in the same order in all processes."""
+    own: range
+    """Indexes in `addresses` of the pservers that run in this rank's pod."""
+    shards: int
+    """Number of shards of each table. A checkpoint has one file per table and shard."""
+
+    @classmethod
+    def read(cls, settings: ProcessSettings) -> ServerLayout:
+        """Return the layout of this attempt, from the environment and the checkpoint to resume from.
+
+        A resumed training keeps the number of shards of its checkpoint; a new one gets the number of
+        `choose_shard_count`.
+
+        Raises:
+            SettingsError: there are so many pservers that one would get no shard.
+            CheckpointError: contents.json of the checkpoint is missing or damaged.
+        """
+        pairs = (e.rsplit(":", 1) for e in os.environ["PADDLE_PSERVERS_IP_PORT_LIST"].split(","))
+        addresses = [(host, int(port)) for host, port in pairs]
+        each, servers = len(addresses) // settings.trainers, len(addresses)
+        own = range(settings.rank * each, (settings.rank + 1) * each)
+        contents = settings.resumed
+        if contents is None:
+            counts = range(settings.min_trainers, settings.shards + 1) if settings.is_elastic else ()
+            return cls(addresses, own, choose_shard_count(servers, [n * each for n in counts]))
+        found = contents.shards
+        if not every_server_has_shards(found, servers):
+            fit = usable_ports_nums(found, settings.trainers)
+            nearest = " or ".join(map(str, sorted(fit, key=lambda n: abs(n - each))[:2]))
+            raise setting_error(
+                "portsNum",
+                each,
+                nearest,
+                f"the checkpoint {contents.position.folder} has {found} shards of each table, and with {servers} "
+                "pservers (portsNum x trainers) one would have none",
+                f"Set portsNum to {nearest}",
+            )
+        return cls(addresses, own, found)
+
+    def shards_of(self, server: int) -> range:
+        """Return the shards of each table that the pserver with this index in `addresses` holds."""
+        return shards_of_server(self.shards, len(self.addresses), server)
+
+    def own_shards(self) -> range:
+        """Return the shards of each table that the pservers in this rank's pod hold."""
+        return range(self.shards_of(self.own[0]).start, self.shards_of(self.own[-1]).stop)
 
 
 def load_arrays(path: Path) -> dict[str, NDArray[Any]]:

@@ -124,7 +124,7 @@ class SingleProcessTrainer:
     def __init__(self, program: TrainingProgram) -> None:
         """Build the network. Raise `SettingsError` if the program cannot be trained."""
         self.program = program
-        self.seed = int(program.common_options["seed"])
+        self.seed = program.seed
         prepare_paddle(self.seed)
         self.network = build_network(program, "served")
         self.test_program = self.network.main.clone(for_test=True)

@@ -41,7 +41,6 @@ class TrainingLoop:
         self._prepared = itertools.count(1)
         self.rows = PassRows(settings, program, log.line, self._report_preparation)
         self.test = self.rows.test
-        self.seed = int(program.common_options["seed"])
         self.trainer = FleetTrainer(settings, program)
         self.trainers = self.trainer.trainers
         log.line(f"network built: {len(self.trainer.network.tables)} embedding tables, mode {settings.mode}")
@@ -160,7 +159,7 @@ class TrainingLoop:
         Before it yields a batch, it records the batch's number for progress.json.
         """
         division, before = self.division, self.division.trained_before
-        batches = self.rows.batches(division, number, self.seed)
+        batches = self.rows.batches(division, number, self.program.seed)
         for batch, arrays in enumerate(batches, before + division.done + 1):
             # If this batch fails, the launcher knows its position.
             self.progress.note(**{"pass": number}, batch=batch, batches=before + division.steps)

@@ -232,7 +232,7 @@ def write_records(
     """
     names = [name for name, share in (("train", 1 - held_out), ("test", held_out)) if share]
     written: dict[str, list[RecordFile]] = {name: [] for name in names}
-    random = np.random.default_rng(int(program.common_options["seed"]))
+    random = np.random.default_rng(program.seed)
     places = RowPlaces(str(file))
     rows = read_rows(file, form, places, limit, report)
     usable = skipped = 0

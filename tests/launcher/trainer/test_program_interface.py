@@ -104,7 +104,7 @@ def test_a_program_may_define_dataclasses_with_postponed_annotations(own: Path) 
 def test_arguments_set_the_programs_options_by_their_defaults_type(own: Path) -> None:
     found = load(own, "--rate=0.5", "--rows=3", "--fast=true", "--seed=7")
     assert found.job.options == {"rate": 0.5, "rows": 3, "fast": True}
-    assert found.common_options["seed"] == 7
+    assert found.seed == 7
     with pytest.raises(SettingsError, match=r"rows must be a whole number, as its default 10 is"):
         load(own, "--rows=many")
     with pytest.raises(SettingsError, match=r"'--speed=3', but .* has only .*--rate=0.1"):

@@ -9,15 +9,18 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from launcher.errors import DataError, GangError, StorageError
 from launcher.io import files
+from launcher.schema import CheckpointContents
 from launcher.trainer import row_files
 from launcher.trainer.server_commands import OwnServers
-from launcher.trainer.server_tables import RowShape, TableRows
+from launcher.trainer.server_tables import RowShape, ServerLayout, TableRows
 from local.paths import CLONE
 from testkit.waiting import until
 
@@ -59,7 +62,7 @@ class Memory:
 SHAPE = RowShape(2, "sgd")
 exec(sys.argv[1])
 path = server_commands.socket_path(Path.cwd(), 0)
-server_commands.serve_commands(Memory(), {"words": OptimizerRule("sgd", 0.1)}, 3, path)
+server_commands.serve_commands(Memory(), {"words": OptimizerRule("sgd", 0.1)}, 0, path)
 print("ready", flush=True)
 sys.stdin.read()
 """
@@ -90,7 +93,7 @@ class Pserver:
         )
         assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
-        self.servers = OwnServers.connect(folder, range(3, 4))
+        self.servers = OwnServers.connect(folder, ServerLayout([("", 0)], range(1), SHARDS))
 
     def rows(self) -> dict[int, float]:
         """Return w[0] of each row in the files by its id."""
@@ -144,21 +147,25 @@ def test_the_files_have_the_rows_of_the_moment_at_which_training_went_on(start) 
     assert (snapshot.paused, snapshot.samples["words"].ids.tolist()) == ("", [1])
     (pserver.folder / "go").touch()
     [written] = pserver.servers.receive()
-    dense = "dense/part-003.npz"
+    dense = "dense/part-000.npz"
     assert sorted(written) == [dense, *(f"tables/words/shard-{n:05d}.rows" for n in range(4))]
     assert written[dense].sha256 == files.sha256_file(pserver.folder / dense)
     assert pserver.rows() == {n: float(n) for n in range(1, 41)}
     assert until(lambda: is_gone(writer), "the end of the writer")
     changed = TableRows(np.array([1, 50], np.uint64), np.array([[9, 9], [8, 8]], np.float32))
-    pserver.servers.fill("words", dict.fromkeys(range(4), 3), SHARDS, [changed])
+    pserver.servers.fill("words", [changed])
     pserver.servers.save(pserver.folder, ["words"])
-    pserver.servers.receive()
+    [written] = pserver.servers.receive()
     assert pserver.rows() == {n: float(n) for n in range(2, 41)} | {1: 9.0, 50: 8.0}
-    entries = [("words", pserver.folder / name, about.sha256) for name, about in written.items()]
-    pserver.servers.load({3: entries[:1]}, pserver.folder, 1)
+    contents = cast(CheckpointContents, SimpleNamespace(files=written, servers=1))
+    pserver.servers.load(pserver.folder, contents)
+    damaged = pserver.folder / "tables/words/shard-00001.rows"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
     with pytest.raises(DataError, match=r"shard-00001.rows has changed since it was saved"):
-        name = "tables/words/shard-00001.rows"
-        pserver.servers.load({3: [("words", pserver.folder / name, written[name].sha256)]}, pserver.folder, 1)
+        pserver.servers.load(pserver.folder, contents)
+    del written["tables/words/shard-00002.rows"]
+    with pytest.raises(DataError, match=r"tables/words/shard-00002.rows is not listed in contents.json"):
+        pserver.servers.load(pserver.folder, contents)
 
 
 def test_rows_that_change_while_a_forked_process_writes_are_not_in_its_files(start) -> None:
@@ -189,7 +196,7 @@ def test_the_writing_process_ends_with_its_server(start, number: signal.Signals)
     pserver.process.send_signal(number)
     assert pserver.process.wait(20) == -number, "a server does not wait for the process that writes"
     assert until(lambda: is_gone(writer), "the end of the writer")
-    with pytest.raises(GangError, match=r"pserver 4 of the job has exited"):
+    with pytest.raises(GangError, match=r"pserver 1 of the job has exited"):
         pserver.servers.receive()
 
 

@@ -42,11 +42,11 @@ import numpy as np, paddle
 from paddle.distributed import fleet
 from launcher.trainer import fleet_trainer, paddle_internals, program_loader, server_memory
 from launcher.trainer.process_settings import ProcessSettings
-from launcher.trainer.server_tables import RowShape
+from launcher.trainer.server_tables import RowShape, ServerLayout
 
 settings = ProcessSettings.from_environ()
 program = program_loader.load_program(settings.program_file, settings.work.tables, settings.args)
-layout = fleet_trainer.ServerLayout.read(settings)
+layout = ServerLayout.read(settings)
 _, network = fleet_trainer._build_graph(settings, program, layout)
 with paddle.static.program_guard(network.main, network.startup):
     fleet.init_server()
