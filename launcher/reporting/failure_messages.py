@@ -14,7 +14,10 @@ TERMINATION_BYTES = 4096
 
 
 def clip(text: str, limit: int) -> str:
-    """Shorten `text` to at most `limit` UTF-8 bytes. Its start has the cause, its end the last lines of a log."""
+    """Shorten `text` to at most `limit` UTF-8 bytes by leaving out its middle.
+
+    The start of the text has the cause of a failure, and the end has the last lines of a log.
+    """
     data = text.encode(errors="backslashreplace")  # a file name in it need not be valid UTF-8
     if len(data) <= limit:
         return data.decode()
@@ -52,9 +55,9 @@ def describe_exit(returncode: int) -> str:
 
 
 def describe_early_exit(who: str, failure: str) -> str:
-    """Return the message about a failure that followed an exit of the trainers `who` with code 0.
+    """Return the message about a failure after the trainers `who` had exited with exit code 0.
 
-    Their exit may have caused the failure.
+    `failure` is the text of the failure, which may be a consequence of their exit.
     """
     return f"{who} exited with code 0 before the other trainers had finished. Then: {failure}"
 
@@ -84,8 +87,8 @@ def quote_last_lines(log: Path) -> str:
 def quote_log(log: Path) -> str:
     """Return the cause of a process's exit, to append to a message such as `trainer exited with exit code 1`.
 
-    The cause begins at the last line of the log that starts with `error: `, which the trainer writes. Without
-    such a line, the last lines of the log are returned.
+    The cause is the end of the log from its last line that starts with `error: `; a trainer writes such a line. If
+    there is none, the last lines of the log are returned.
     """
     _, found, cause = f"\n{last_lines(log)}".rpartition("\nerror: ")
     return f": {cause}" if found else quote_last_lines(log)

@@ -56,8 +56,8 @@ MEAN, TEST_LINE, RANK, BEST, RESTART, GRID = "#1f4fbf", "#d62728", "#a0a0a0", "#
 def write_report(root: Path) -> Path | None:
     """Write report.html and curve.png into the output folder `root`; return the path of report.html.
 
-    Return None, and write nothing, if there is no run.json yet. Before the first pass is finished, there is no
-    curve.png. Other files that are damaged are left out, and the page says so.
+    If there is no run.json yet, write nothing and return None. Before the first pass is finished, curve.png is not
+    written. If a file other than run.json is damaged, the page says so and is made without that file.
 
     Raises:
         UnreadableError: run.json is damaged, and so is its copy.
@@ -161,7 +161,7 @@ def _tiles(run: SavedRun) -> str:
 
 
 def join_tiles(tiles: Iterable[tuple[str, str]]) -> str:
-    """Return small cards, each with a (name, value)."""
+    """Return the HTML of small cards, one for each (name, value) of `tiles`."""
     return "".join(
         f'<div class="card tile"><span class="soft">{escape(name)}</span><b>{escape(value)}</b></div>'
         for name, value in tiles
@@ -262,10 +262,10 @@ def key_values(values: Mapping[str, object]) -> str:
 
 
 def draw(rows: Sequence[MetricsRow], best: Mapping[str, Any], spare: Path) -> tuple[bytes, str]:
-    """Draw a plot of each metric, and return (the file curve.png, the same plots as an SVG element).
+    """Draw a plot of each metric; return (the content of curve.png, the same plots as an SVG element).
 
-    Both are empty if no pass is finished yet. `best` is the result of `metrics.best_pass`, `spare` a folder for
-    temporary files, used only if the system has no writable one.
+    Both are empty if no pass is finished yet. `best` is the result of `metrics.best_pass`. `spare` is a folder for
+    temporary files, which is used only if the system has no writable folder for them.
     """
     passes = metrics.pass_table(rows)
     if not passes:  # matplotlib takes most of the time of a report
@@ -340,9 +340,10 @@ def _add_titles(axis: Any, name: str, passes: Passes, best: Mapping[str, Any]) -
 def _matplotlib_cache(spare: Path) -> Iterator[None]:
     """Set MPLCONFIGDIR, matplotlib's cache folder, to a writable folder while the `with` block runs.
 
-    Otherwise matplotlib would look for its cache in the home folder, which a pod does not have. A writable
-    MPLCONFIGDIR stays. Else this creates a folder in the system's folder for temporary files, or in `spare` if no such
-    folder is writable (the root file system of a pod is read-only), and removes it after the block.
+    Without MPLCONFIGDIR, matplotlib would look for its cache in the home folder, which a pod does not have. If
+    MPLCONFIGDIR is already set to a writable folder, it is not changed. Otherwise this creates a folder and removes it
+    after the block. The folder is in the system's folder for temporary files, or in `spare` if that is not writable
+    (the root file system of a pod is read-only).
     """
     given = os.environ.get("MPLCONFIGDIR")
     if given and os.access(given, os.W_OK):

@@ -1,8 +1,8 @@
 """Notify users about a run: a JSON message to a webhook, and Kubernetes Events on the Job.
 
-Notifications never block the run: each of the two has a daemon thread with a bounded queue, which retries a
-message for some minutes. The webhook's address may contain a secret, so no text that could contain it is
-logged.
+Notifications never block the run: the webhook and the Events each have a daemon thread with a bounded queue, which
+retries a message for some minutes. The webhook's address may contain a secret, so no text that could contain the
+address is logged.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ RETRIED_CODES = (408, 425, 429)  # of the responses 3xx and 4xx those that are r
 
 
 Message = Mapping[str, Any]
-"""The JSON object for the webhook (docs/reference/pods.md), from which an Event is made too."""
+"""The JSON object that is sent to the webhook (docs/reference/pods.md). An Event is made from the same object."""
 
 
 class Notifier:
@@ -74,7 +74,7 @@ class Notifier:
         cause: str | None = None,
         score: Mapping[str, float] | None = None,
     ) -> None:
-        """Queue a message to all channels and return at once; this raises no error.
+        """Queue a message for each channel (the webhook and the Events), and return at once; this raises no error.
 
         Args:
             kind: what happened to the run.
@@ -105,7 +105,7 @@ class Notifier:
     def close(self, seconds: float) -> None:
         """Wait at most `seconds` until all messages are sent.
 
-        The newest message, which has the run's outcome, is sent before the messages that were queued earlier.
+        The newest message has the outcome of the run, so it is sent before the messages that were queued earlier.
         """
         until = time.monotonic() + seconds
         for sender in self._senders:
@@ -152,7 +152,7 @@ class _Sender(threading.Thread):
             self._changed.notify()
 
     def abandon(self) -> None:
-        """Log the messages that were not sent, and let the thread end."""
+        """Log which messages were not sent, and drop them, so that the thread exits."""
         with self._changed:
             left = [waiting for waiting in self._queue if not waiting.logged]
             self._queue.clear()
@@ -214,7 +214,7 @@ def post_to_webhook(url: str, timeout: float, message: Message) -> None:
 
     Raises:
         OSError, http.client.HTTPException: the server cannot be reached, does not answer within `timeout` seconds, or
-            answers with another status than 2xx. Redirects are not followed, so they raise too.
+            answers with a status other than 2xx. A redirect is such a status, because it is not followed.
     """
     import urllib.request
 
@@ -270,7 +270,7 @@ def post_event(s: TrainSettings, api: PodApi, message: Message) -> None:
 
 
 def _final(error: Exception) -> bool:
-    """Return whether a retry after this error is useless, as after HTTP status 404."""
+    """Return whether a retry after this error is useless, for example after the HTTP status 404."""
     code = getattr(error, "code", None)
     return isinstance(error, SettingsError) or (
         isinstance(code, int) and 300 <= code < 500 and code not in RETRIED_CODES

@@ -1,8 +1,8 @@
-"""The runs of a job as the small files of their folders describe them, and the tables that show them.
+"""Read the runs of a job from the small files in their folders, and make the tables that show these runs.
 
-The runs of a job are the current output, and the earlier ones that were moved to `runs/`. The command line and the
-dashboard read the files from the shared storage, and report.html from the output folder; all of them parse and show the
-contents by this module.
+The runs of a job are the current output, and the earlier outputs that were moved to `runs/`. The command line and the
+dashboard read the files from the shared storage, and report.html is made from the files in the output folder. All three
+use this module to parse the files and to show their contents.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ JOB = JobPaths(Path(), "")
 MANIFEST, DATA_FAILED = JOB.manifest.as_posix(), JOB.data_failed.as_posix()
 RUNS, CURRENT = "runs", OUTPUT.root.as_posix()
 EARLIER = f"{RUNS}/[!.]*"
-"""Pattern for the folders of earlier runs; `clean` is removing those whose name begins with a dot."""
+"""Pattern for the folders of earlier runs. It excludes folders whose name begins with a dot, which `clean` is
+removing."""
 DIGEST_CHARACTERS = 12
-"""So many characters of a digest are shown: it is only compared."""
+"""At most this many characters of a digest are shown, because users only compare digests."""
 Damage = dict[str, str]
-"""What is wrong with each damaged file, with the fix, by the file's path below the job's folder."""
+"""Path of each damaged file, below the job's folder → what is wrong with the file, and the fix."""
 Shape = TypeVar("Shape")
 Passes = Sequence[Mapping[str, Any]]
 """A pass table (`launcher.metrics.pass_table`): one row for each pass; passes count from 0."""
@@ -53,10 +54,13 @@ def _describe_damage(name: str, why: str) -> str:
 
 
 class FoundFiles:
-    """Parses files of the storage, given as contents by path below the job's folder; notes which are damaged."""
+    """Parses files of the storage, and records in `damage` which of them are damaged."""
 
     def __init__(self, contents: Mapping[str, bytes]) -> None:
-        """Parse nothing yet."""
+        """Create the object; each file is parsed when a method needs it.
+
+        `contents` maps the path of each file, below the job's folder, to the content of the file.
+        """
         self.contents = contents
         self.damage: Damage = {}
 
@@ -107,7 +111,7 @@ class SavedRun:
     program: Mapping[str, str] = field(default_factory=dict)
     """The text of the program's files by name; empty if it was not kept."""
     damage: Damage = field(default_factory=dict)
-    """The run's files that are damaged."""
+    """What is wrong with the run's damaged files; empty if none is damaged."""
 
     @property
     def is_unknown(self) -> bool:
@@ -116,7 +120,7 @@ class SavedRun:
 
     @property
     def state(self) -> str:
-        """The state by the run record; `damaged` if that is damaged, `unknown` if it is absent."""
+        """The state in the run record; `damaged` if the run record is damaged, `unknown` if it is absent."""
         return "damaged" if self.is_unknown else self.record.state or "unknown"
 
     @property
@@ -131,9 +135,10 @@ class SavedRun:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings in which the run may differ from others: name to show → value; digests are shortened.
+        """The settings in which the run may differ from other runs: name to show → value; digests are shortened.
 
-        Without `record.options` these are the settings and the options in args.
+        The program's options are included, each with the name `--option`. They come from `record.options`, or, if that
+        is empty, from the arguments in the fingerprint.
         """
         kept, content = dict(self.record.fingerprint), self.record.content
         if kept.get("runtime") in SCRIPT_RUNTIMES:  # a script itself decides about these
@@ -179,13 +184,19 @@ class SavedRun:
 
 
 def run_patterns(*folders: str) -> list[str]:
-    """Return the paths of the files, below the job's folder, that `parse_runs` reads of the runs in these folders."""
+    """Return the paths, below the job's folder, of the files from which `parse_runs` reads the runs in `folders`.
+
+    A folder may be a pattern such as EARLIER; then the paths are patterns, too.
+    """
     kept = (OUTPUT.run_json, OUTPUT.metrics_csv, OUTPUT.lock, OUTPUT.program_json, OUTPUT.run_copy)
     return [f"{folder}/{path.name}" for folder in folders for path in kept]
 
 
 def parse_runs(contents: Mapping[str, bytes]) -> list[SavedRun]:
-    """Return the runs that have a file in `contents` by path: the current one first, then the newest others."""
+    """Return the runs that have a file in `contents`: the current run first, then the others, the newest first.
+
+    `contents` maps the path of each file, below the job's folder, to the content of the file.
+    """
     runs = []
     for folder in sorted({str(PurePosixPath(name).parent) for name in contents}):
         output = OutputPaths(Path(folder))
@@ -206,14 +217,18 @@ def parse_runs(contents: Mapping[str, bytes]) -> list[SavedRun]:
 
 
 def differing_settings(runs: Sequence[SavedRun]) -> list[str]:
-    """Return the names of the settings that differ between the runs, in the order in which they appear."""
+    """Return the names of the settings that differ between the runs, in the order of their first appearance."""
     settings = [run.settings for run in runs]
     names = dict.fromkeys(name for values in settings for name in values)
     return [name for name in names if any(values.get(name) != settings[0].get(name) for values in settings)]
 
 
 def run_rows(found: Sequence[SavedRun]) -> tuple[list[str], list[list[str]]]:
-    """Return (columns, a row for each run), with a column for each setting that differs between the runs."""
+    """Return (names of the columns, a row for each run) of a table of runs.
+
+    The table has a column for each setting that differs between the runs. The name of a column with numbers begins with
+    `>`.
+    """
     keys = [key for key in differing_settings(found) if key != "passes"]
     columns = ["run", "state", "started", ">duration", ">pod hours", ">passes", ">restarts", "score", *keys]
     rows = []
@@ -242,9 +257,10 @@ def score_columns(*runs: Passes) -> list[str]:
 
 
 def pass_rows(runs: Mapping[str, Passes]) -> tuple[list[str], list[list[str]]]:
-    """Return (columns, a row for each pass): loss and scores, and for a single run also its speed.
+    """Return (names of the columns, a row for each pass) of a table with loss and scores; for a single run also speed.
 
-    `runs` are the passes by the run's name. The columns of several runs stand side by side, with that name.
+    `runs` maps the name of each run to its passes. For several runs, the columns of one loss or score stand side by
+    side, with the name of the run. The name of a column with numbers begins with `>`.
     """
     single = len(runs) == 1
     keys = [*(_SPEED if single else ()), *score_columns(*runs.values())]

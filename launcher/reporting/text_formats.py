@@ -46,7 +46,7 @@ def scores(values: Mapping[str, Any]) -> str:
 
 
 def best_pass(best: Mapping[str, Any]) -> str:
-    """Return the answer of `launcher.metrics.best_pass` as `best error 0.1234 after pass 2`; empty for {}."""
+    """Return `best`, a result of `launcher.metrics.best_pass`, as `best error 0.1234 after pass 2`; empty for {}."""
     if not best:
         return ""
     early = ", stopped early" if best["endedEarly"] else ""

@@ -1,4 +1,4 @@
-"""The runtimes, which the chart value `runtime` selects: each runs one PaddlePaddle version."""
+"""The runtimes: each runs one PaddlePaddle version, and the chart value `runtime` selects one of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from launcher.runtimes.runtime_protocol import Runtime
 
 
 def load_runtime(name: str) -> Runtime:
-    """Return the runtime called `name` (`TrainSettings.runtime`), importing only its module."""
+    """Return the runtime called `name` (`TrainSettings.runtime`); import only the module of this runtime."""
     if name == "v1":
         from launcher.runtimes.v1 import V1Runtime
 

@@ -43,10 +43,12 @@ _FOREIGN = """
     PADDLE_WORKER_ENDPOINT PADDLE_WORLD_DEVICE_IDS TRAINING_ROLE
 """
 FOREIGN_VARIABLES = frozenset(_FOREIGN.split())
-"""Variables that Paddle's launcher sets, or fleet's role maker reads, to describe the distribution (2.6 and 3.x): those
-of the pod must not reach the script. Others do, such as PADDLE_PG_TIMEOUT and PADDLE_DISTRI_BACKEND."""
+"""Variables that describe the distribution of a training: Paddle's launcher sets them, or fleet's role maker reads them
+(2.6 and 3.x). If the pod has such variables, they must not reach the script. Other variables of the pod do, such as
+PADDLE_PG_TIMEOUT and PADDLE_DISTRI_BACKEND."""
 LONGEST_LIST = 120 * 1024
-"""As in Paddle's launcher: a longer list of endpoints does not fit into a variable, and is left out."""
+"""Largest length of a list of endpoints, as in Paddle's launcher. A longer list does not fit into a variable and is
+left out."""
 PLACES = {
     "{output_dir}": "PADDLE_LAUNCHER_OUTPUT_DIR",
     "{checkpoint_dir}": "PADDLE_LAUNCHER_CHECKPOINT_DIR",
@@ -55,7 +57,7 @@ PLACES = {
     "{tables_dir}": "PADDLE_LAUNCHER_TABLES_DIR",
     "{data_dir}": "PADDLE_LAUNCHER_DATA_DIR",
 }
-"""Texts in a script's options → the variable whose value replaces them. Other braces stay."""
+"""Text in a script's options → the variable whose value replaces this text. Other text in braces is not changed."""
 OTHER_FRAMEWORKS = ("torch", "jax", "tensorflow")
 """In an image with one of these packages, a script with GPUs need not use the image's Paddle."""
 SMALL = "The shared memory is too small. Fix: increase training.sharedMemory, if need be with resources.limits.memory"
@@ -110,9 +112,9 @@ MEANINGS = (
         ends_pod=True,
     ),
 )
-"""The texts are those of the CUDA runtime's error strings, which Paddle, PyTorch and NCCL quote; of Paddle's and
-PyTorch's allocators and data loaders (their handlers of SIGBUS); of NCCL (ncclGetErrorString, shmutils.cc) and of
-PyTorch's NCCLUtils.cpp and ProcessGroupNCCL.cpp; and of gloo's pair.cc."""
+"""The texts come from these sources: the error strings of the CUDA runtime, which Paddle, PyTorch and NCCL quote; the
+allocators and the data loaders (handlers of SIGBUS) of Paddle and PyTorch; NCCL (ncclGetErrorString, shmutils.cc) and
+PyTorch's NCCLUtils.cpp and ProcessGroupNCCL.cpp; and gloo's pair.cc."""
 
 
 class CollectiveRuntime(Runtime):
@@ -122,7 +124,7 @@ class CollectiveRuntime(Runtime):
     is_user_script = True
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for a pod with GPUs whose Paddle is built for CPUs.
+        """Raise `SettingsError` if the pod has GPUs, but the image's Paddle is built for CPUs.
 
         An image that also has another framework is accepted. The chart checks all other settings.
         """
@@ -136,7 +138,10 @@ class CollectiveRuntime(Runtime):
             )
 
     def conversion(self, settings: TrainSettings, rank: int) -> HelperSpec | None:  # noqa: ARG002 - the protocol's
-        """Return the helper that writes staged record batches to Parquet files; None for lines of text."""
+        """Return the helper that converts the staged data from record batches to Parquet files.
+
+        If the staged data are lines of text, return None.
+        """
         data = settings.work.data
         staged = [
             path
@@ -160,9 +165,9 @@ class CollectiveRuntime(Runtime):
         return found
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
-        """Return whether a run with at least the present number of `training.passes` is complete.
+        """Return whether run.json says that a run with at least `training.passes` passes is complete.
 
-        By run.json; complete means that all processes have exited with 0.
+        A run is complete when all its processes have exited with exit code 0.
         """
         record = read_fields(RunFile, run_record.read(OutputPaths(output_dir))[0] or {})
         return record.state == "complete" and record.passes >= settings.passes
@@ -171,9 +176,10 @@ class CollectiveRuntime(Runtime):
 def describe_script(
     attempt: RankAttempt, role: Role, number: int, variables: Mapping[str, str], *shim: str, **fields: Any
 ) -> ProcessSpec:
-    """Return process `number` of a role on this rank, which runs the script with the `variables` of its role.
+    """Return the description of process `number` of a role on this rank, which runs the user's script.
 
-    `shim` is a file of Python that runs the script, if any; `fields` are others of ProcessSpec.
+    `variables` are the environment variables that only this role has. `shim` is a Python file that runs the script;
+    without it, Python runs the script itself. `fields` are further fields of ProcessSpec.
     """
     s, ours = attempt.settings, run_variables(attempt, number)
     is_single = role == "trainer" and s.processes_per_pod == 1
@@ -189,9 +195,10 @@ def describe_script(
 
 
 def script_command(script: str, arguments: Iterable[str], variables: Mapping[str, str]) -> list[str]:
-    """Return what follows `python` in the command line of a script: file or module, and its options.
+    """Return what follows `python` in the command line of a script: its file or module, and its options.
 
-    A path of the run (PLACES) may stand in an option, such as `--output={output_dir}/images`; `variables` have it.
+    An option may contain a text of PLACES, as in `--output={output_dir}/images`. Such a text is replaced by the value
+    that its variable has in `variables`.
     """
     found = [*((script,) if is_script_file(script) else ("-m", script))]
     for argument in arguments:
@@ -202,12 +209,12 @@ def script_command(script: str, arguments: Iterable[str], variables: Mapping[str
 
 
 def create_script_folders(attempt: RankAttempt) -> None:
-    """Create the folder of the script's own checkpoints; on rank 0 also write program.json, for `compare`.
+    """Create the folder of the script's own checkpoints; on rank 0 also write program.json for the command `compare`.
 
-    `training.checkpointDir` becomes a link to that folder.
+    If `training.checkpointDir` is set, that path becomes a link to this folder.
 
     Raises:
-        SettingsError: files are in the way of that link.
+        SettingsError: there are files where the link must be.
         StorageError, StorageFailedError: the storage cannot be written.
     """
     output = OutputPaths(attempt.settings.layout.output)
@@ -224,10 +231,12 @@ def create_script_folders(attempt: RankAttempt) -> None:
 
 
 def link_folder(link: Path, target: Path) -> None:
-    """Create `link`, which leads to the folder `target`; another pod may do the same. An empty folder is replaced.
+    """Create the symbolic link `link` to the folder `target`; do nothing if the same link already exists.
+
+    An empty folder at `link` is replaced. Another pod may create the same link at the same time.
 
     Raises:
-        SettingsError: files are at that place.
+        SettingsError: there are files at `link`, or a link to something else.
         OSError: the link cannot be created.
     """
     link.parent.mkdir(parents=True, exist_ok=True)
@@ -251,7 +260,8 @@ def link_folder(link: Path, target: Path) -> None:
 def has_cpu_paddle() -> bool:
     """Return whether `import paddle` would load a Paddle without CUDA and ROCm; False if there is none.
 
-    Paddle's setup.py (2.6 to 3.x) writes this into paddle/version/__init__.py. Importing Paddle would take seconds.
+    This is read from paddle/version/__init__.py, which Paddle's setup.py (2.6 to 3.x) writes. Paddle is not imported,
+    because that would take seconds.
     """
     spec = find_spec("paddle")
     if not (spec and spec.origin):
@@ -263,16 +273,18 @@ def has_cpu_paddle() -> bool:
 
 
 def master_port(settings: TrainSettings) -> int:
-    """Return the port on which process 0 listens for all others."""
+    """Return the port of rank 0's pod on which process 0 listens for all other processes."""
     return settings.port + settings.processes_per_pod
 
 
 def base_environment(settings: TrainSettings) -> dict[str, str]:
     """Return the pod's variables without those that describe a distribution (FOREIGN_VARIABLES).
 
-    gloo and NCCL connect over the network interface `nic`, unless the pod has variables that specify another; with "="
-    NCCL takes the exact name, not every interface whose name begins so. The chart renames PYTHONPATH of `extraEnv`,
-    which must not replace the image's own one; its folders come first.
+    The result also has defaults for gloo and NCCL: they connect over the network interface `nic`, unless variables of
+    the pod specify another interface. The "=" before the name makes NCCL use exactly this interface, and not every
+    interface whose name begins with it. If `extraEnv` has a PYTHONPATH, the chart passes it as
+    PADDLE_LAUNCHER_PYTHONPATH, so that it does not replace the image's PYTHONPATH. Its folders come first in the
+    result's PYTHONPATH.
     """
     passed = {name: value for name, value in settings.environ.items() if name not in FOREIGN_VARIABLES}
     defaults = {
@@ -329,7 +341,7 @@ def rank_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
 
 
 def training_variables(settings: TrainSettings) -> dict[str, str]:
-    """Return the settings that `launcher.script_run` reads."""
+    """Return the variables with the settings that `launcher.script_run` reads."""
     found = {
         "PASSES": settings.passes,
         "BATCH_SIZE": settings.batch_size,
@@ -341,7 +353,10 @@ def training_variables(settings: TrainSettings) -> dict[str, str]:
 
 
 def run_variables(attempt: RankAttempt, local: int) -> dict[str, str]:
-    """Return what `launcher.script_run` reads in addition to `rank_variables`; an empty text: there is none."""
+    """Return the variables for process `local` of this pod that `launcher.script_run` reads, without `rank_variables`.
+
+    The value of a variable is empty if this run has no such file, folder or checkpoint.
+    """
     s, output = attempt.settings, OutputPaths(attempt.settings.layout.output)
     train, test = (
         file if (file := s.work.data / f"{kind}.parquet").is_file() else file.with_suffix(".txt")

@@ -36,8 +36,8 @@ PADDLE_VARIABLES = (
 )
 """Prefixes of variables that configure Paddle's roles. Such variables of the pod must not reach Paddle."""
 CONVERT_BYTES = 16 << 20
-"""A smaller shard is parsed by the trainer: loading the program in another process takes longer than parsing
-it."""
+"""The trainer itself parses a shard that is smaller than this: loading the program in another process would take longer
+than parsing the shard."""
 THREADS = {
     # One compute thread per call: trainerCount sets the number of a trainer's threads.
     "OMP_NUM_THREADS": "1",
@@ -54,9 +54,9 @@ MEANINGS = tuple(
     LogMeaning(text, SEE_SERVERS, is_fatal=True)
     for text in ("fleet pull sparse failed", "resquest cmd_id:", "Set max_body_size to allow bigger messages")
 )
-"""What Paddle 2.6.2 logs (with this typo) when a server did not answer a trainer, and when either dropped a
-message that was too long (launcher/trainer/paddle_internals.py). Paddle continues nevertheless: it waits
-300 s per try. A successful run logs none of these texts."""
+"""Lines that Paddle 2.6.2 logs (with this typo) when a server did not answer a trainer, or when one of the two dropped
+a message that was too long (launcher/trainer/paddle_internals.py). After such a line Paddle still continues, and waits
+300 s in each try. A successful run logs none of these texts."""
 QUIET = {"GLOG_minloglevel": "1"}  # Paddle's messages about every flush would interrupt the lines of dots
 
 
@@ -84,7 +84,7 @@ class FleetRuntime(Runtime):
         )
 
     def conversion(self, settings: TrainSettings, rank: int) -> HelperSpec | None:
-        """Return the helper that parses this rank's rows; None for a small shard: the trainer parses it."""
+        """Return the helper that parses this rank's rows; None if the shard is so small that the trainer parses it."""
         data_dir, program_dir = settings.work.data, settings.work.program
         if (data_dir / "train.txt").stat().st_size < CONVERT_BYTES:
             return None
@@ -131,7 +131,7 @@ class FleetRuntime(Runtime):
 
 
 def trainer_command() -> tuple[str, ...]:
-    """Return the command line of pservers and trainers; its settings say which one it runs."""
+    """Return the command line of pservers and trainers. The settings of a process say which of them it is."""
     return (sys.executable, "-m", "launcher.trainer")
 
 
@@ -142,9 +142,10 @@ def base_environment(settings: TrainSettings) -> dict[str, str]:
 
 
 def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSpec:
-    """Write the JSON file with a process's settings, which `ProcessSettings` reads and explains; describe the process.
+    """Write the JSON file with a process's settings, and return the description of the process.
 
-    `server` is the number of the pserver in its pod; -1 for the trainer.
+    `ProcessSettings` reads the file and explains its fields. `server` is the number of the pserver in its pod; -1 for
+    the trainer.
     """
     s, rank = attempt.settings, attempt.rank
     name, variables = f"pserver {server}", {"TRAINING_ROLE": "PSERVER"}

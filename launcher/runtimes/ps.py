@@ -1,8 +1,9 @@
 """Runtime `ps`: a user's own script for Paddle's parameter servers (`fleet.init_server`, `fleet.init_worker` …).
 
-All processes run the same script `training.config` with the options `training.args`; variables tell each one its
-role. They are those of `python -m paddle.distributed.launch --run_mode ps` (PSController in
-paddle/distributed/launch/controllers/ps.py of 2.6.2, read by fleet/base/role_maker.py), so the script needs no change.
+All processes run the same script `training.config` with the options `training.args`; variables tell each one its role.
+`python -m paddle.distributed.launch --run_mode ps` sets the same variables (PSController in
+paddle/distributed/launch/controllers/ps.py of 2.6.2), and fleet/base/role_maker.py reads them, so the script needs no
+change.
 
 Server s runs in pod s mod trainers. Ports of each pod:
 
@@ -55,7 +56,8 @@ MEANINGS = (
     MEMORY_IS_FULL,
     *LOST_SERVERS,
 )
-"""What a script's use of the servers fails with, as Paddle 2.6.2 prints it (with this typo)."""
+"""Errors of Paddle 2.6.2 that show what is wrong with a script's use of the parameter servers. The texts are those that
+Paddle prints, with its typo."""
 
 SERVER_ROLE = {"PADDLE_ROLE": "PSERVER", "TRAINING_ROLE": "PSERVER"}
 TRAINER_ROLE = {"PADDLE_ROLE": "TRAINER", "TRAINING_ROLE": "TRAINER"}
@@ -68,7 +70,10 @@ class PsRuntime(CollectiveRuntime):
     log_meanings = MEANINGS
 
     def check(self, settings: TrainSettings) -> None:
-        """Check nothing: the chart rejects values that do not fit, and the command line a script of another kind."""
+        """Check nothing.
+
+        The chart rejects values that do not fit, and the command line rejects a script of another kind.
+        """
 
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
         """Return the servers of this rank."""
@@ -100,9 +105,10 @@ def _describe(attempt: RankAttempt, role: Role, number: int) -> ProcessSpec:
 
 
 def describe_world(servers: list[str], trainers: list[str], gloo: str, folder: Path) -> dict[str, str]:
-    """Return the variables of all processes of a training with these servers and trainers, each ADDRESS:PORT.
+    """Return the variables that all processes of a training with these servers and trainers get.
 
-    `gloo` is where server 0 lets the trainers find each other; `folder` need not exist.
+    Each server and each trainer is ADDRESS:PORT. `gloo` is the ADDRESS:PORT at which server 0 lets the trainers find
+    each other. `folder` is a path for gloo; it need not exist.
     """
     return {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers),

@@ -28,22 +28,24 @@ class RankAttempt:
     """Holds what one rank knows of an attempt: addresses, settings and the checkpoint to resume from."""
 
     rank: int
-    """The place of this pod in the attempt, from 0: the rank of its processes."""
+    """The place of this pod among the pods of the attempt, from 0. It determines the ranks of the pod's processes."""
     hosts: tuple[str, ...]
-    """The IPv4 address of each place, the same on every rank: Paddle would resolve names often."""
+    """The IPv4 address of the pod at each place, the same on every rank. These are no names, because Paddle would
+    resolve a name often."""
     settings: TrainSettings
     attempt: int
-    """0 for the first start of a run, 1 more for each restart."""
+    """Number of the attempt: 0 for the first start of a run, 1 more for each restart."""
     resume: Position | None
     """The checkpoint to resume from; None: start from scratch."""
     store: str = ""
-    """Beginning of the path of the trainers' requests to the store on rank 0's peerPort; contains a secret."""
+    """Beginning of the path of each request that trainers send to the store on rank 0's peerPort. It contains a
+    secret."""
     world: tuple[int, ...] = ()
-    """The completion index of each place's pod; empty: the places themselves."""
+    """The completion index of the pod at each place; empty: each pod's place is its completion index."""
 
     @property
     def index(self) -> int:
-        """Return the completion index of this pod, after which its logs and its shard are named."""
+        """Return the completion index of this pod, which is a part of the names of its logs and its shard."""
         return self.world[self.rank] if self.world else self.rank
 
     @property
@@ -52,9 +54,9 @@ class RankAttempt:
         return self.hosts[self.rank]
 
     def describe_process(self, role: Role, number: int = 0, **fields: Any) -> ProcessSpec:
-        """Return process `number` of its role on this rank, with its log; `fields` are the others of ProcessSpec.
+        """Return the description of process `number` of the role `role` on this rank, with the paths of its log.
 
-        Its name is by default its role.
+        `fields` are the other fields of ProcessSpec. Without the field `name`, the process has the name of its role.
         """
         output = OutputPaths(self.settings.layout.output)
         copy = (output.train_log if role == "trainer" else output.server_log)(self.index, number)
@@ -74,11 +76,12 @@ class ProcessSpec:
     """The complete environment."""
     cwd: Path
     log: Path
-    """Receives stdout and stderr; on the pod's own disk, so that a full or hung volume stops no batch."""
+    """The file that receives stdout and stderr. It is on the pod's own disk, so that a full or hung volume does not
+    stop training."""
     copy: Path | None = None
-    """A copy of the log on the shared storage, which the launcher writes."""
+    """The file on the shared storage to which the launcher copies the log; None: the log is not copied."""
     ready_ports: tuple[int, ...] = ()
-    """Ports on this rank's host that accept connections when the process is ready; empty: ready at once."""
+    """The process is ready when these ports on this rank's host accept connections; empty: it is ready at once."""
     ends_itself: bool = True
     """False for servers that never exit by themselves: the launcher stops them when all trainers have
     finished."""
@@ -89,7 +92,7 @@ class LogMeaning:
     """What a text in the log of a process means."""
 
     pattern: str
-    """Regular expression for the text in a line; upper and lower case letters are equal."""
+    """Regular expression for the text in a line, without distinction of upper and lower case letters."""
     why: str = ""
     """Cause and fix, for the message about the failure; `{node}` is replaced by the name of the pod's node."""
     priority: int = 1
@@ -99,7 +102,7 @@ class LogMeaning:
     is_fatal: bool = False
     """Whether the process cannot continue after this line, although it does not exit; the launcher then stops it.
 
-    Such a line has no meaning for a user's script in a single process: it may train alone.
+    For a user's script that runs as a single process, such a line is ignored, because that process may train alone.
     """
 
     def search(self, text: str) -> bool:
@@ -116,34 +119,40 @@ class Runtime(Protocol):
     trainer_waits: bool = False
     """Whether the trainer itself waits for the job's pservers; then it is started together with them."""
     has_nothing_to_save: bool = False
-    """Whether its processes do nothing useful after SIGTERM, so that the launcher stops them with SIGKILL at once."""
+    """Whether the runtime's processes do nothing useful after SIGTERM, so that the launcher stops them with SIGKILL at
+    once."""
     log_meanings: tuple[LogMeaning, ...] = ()
     """The meanings of texts in the logs of processes.
 
-    The log of a failed process is searched for all of them, and the first one whose text is there counts. Logs of
-    running processes are searched for those that are fatal.
+    The log of a failed process is searched for the texts of all meanings, and the first meaning whose text is found
+    counts. The logs of running processes are searched only for meanings that are fatal.
     """
     reports_progress: bool = False
-    """Whether every trainer writes progress.json from its start on; until it does, its state counts as `starting`."""
+    """Whether every trainer writes progress.json from its start on. If so, a trainer that has not written it yet counts
+    as `starting`."""
     is_user_script: bool = False
     """Whether the trainers of all ranks are one world of processes of a user's script.
 
-    They stall together, so they hang only when all ranks do; a growing log is progress too. After SIGTERM the script
-    gets the rest of the grace period. A run in which no process has connected to another one is warned about.
+    These processes wait for each other, so they count as hanging only if the trainers of all ranks hang. A growing log
+    counts as progress, too. After SIGTERM the script has the rest of the grace period to react. If no process of a run
+    has connected to another one, users get a warning.
     """
 
     def check(self, settings: TrainSettings) -> None:
-        """Raise `SettingsError` for an image or node that cannot work. The chart rejects values that do not fit."""
+        """Raise `SettingsError` if this pod's image or node cannot work with the runtime.
+
+        The chart rejects values that do not fit the runtime, so they need not be checked here.
+        """
 
     def fork_server(self, settings: TrainSettings) -> ProcessSpec | None:
         """Return the process that loads large libraries once and then forks pservers and trainers, or None (default).
 
-        It must speak the protocol of launcher/trainer/fork_server.py.
+        The process must use the protocol of launcher/trainer/fork_server.py.
         """
         return None
 
     def conversion(self, settings: TrainSettings, rank: int) -> HelperSpec | None:
-        """Return a helper process that parses this rank's rows before the attempt, or None (default)."""
+        """Return a helper process that parses this rank's rows before the first attempt, or None (default)."""
         return None
 
     def pservers(self, attempt: RankAttempt) -> list[ProcessSpec]:
@@ -159,7 +168,7 @@ class Runtime(Protocol):
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
         """Return the position of the newest usable checkpoint; None if there is no checkpoint.
 
-        By default it is the newest complete and intact one.
+        By default, a checkpoint is usable if it is complete and intact.
 
         Raises:
             DataError: there are checkpoints, but none is usable. The run then fails instead of starting from

@@ -24,7 +24,8 @@ HELP_WORDS = ("nics", "port", "ports_num")
 class V1Runtime(Runtime):
     """Describes the processes `paddle pserver` and `paddle train` of PaddlePaddle 0.10 and 0.11.
 
-    Their log does not show progress: a pass may take longer than any deadline, and only its end is surely in the log.
+    The launcher cannot see whether they hang: a pass may take longer than any deadline, and only the end of a pass is
+    certain to appear in the log.
     """
 
     def check(self, settings: TrainSettings) -> None:
@@ -70,7 +71,10 @@ class V1Runtime(Runtime):
         ]
 
     def trainers(self, attempt: RankAttempt) -> list[ProcessSpec]:
-        """Return the one trainer: the tutorial's flags, `--num_gradient_servers`, and `--start_pass` to resume."""
+        """Return the one trainer process of this rank.
+
+        Its command line has the tutorial's flags, `--num_gradient_servers`, and `--start_pass` to resume.
+        """
         s = attempt.settings
         # The binary counts --num_passes from --start_pass on (its Trainer::train loops so many times).
         start_pass = 0 if attempt.resume is None else attempt.resume.passes
@@ -95,7 +99,10 @@ class V1Runtime(Runtime):
         return [attempt.describe_process("trainer", argv=(*argv, *s.args), env=s.environ, cwd=s.work.program)]
 
     def newest_checkpoint(self, output_dir: Path) -> Position | None:
-        """Return the position of the newest pass folder with the file `done`; its content is not verified."""
+        """Return the position of the newest pass folder that contains the file `done`.
+
+        The other files in the folder are not checked.
+        """
         return next((at for at in checkpoints.finished_checkpoints(output_dir) if not at.batches), None)
 
     def is_complete(self, output_dir: Path, settings: TrainSettings) -> bool:
