@@ -72,7 +72,7 @@ class ResumingStream:
         digest: hashlib._Hash,
         begin: int = 0,
     ) -> None:
-        """Prepare the stream; `start` connects.
+        """Connect, so that `total`, the source's size, is known.
 
         Args:
             name: name of the source for messages.
@@ -83,6 +83,9 @@ class ResumingStream:
                 the source from its start again. The stream compares the bytes up to the break with `digest`. So for
                 such a server `digest` must be new, and nothing else may update it.
             begin: first byte to read; 0 for such a server.
+
+        Raises:
+            DataError: the source cannot be read.
         """
         self._name, self._open, self._retry, self._progress = name, open_at, retry, progress
         self._digest = digest
@@ -90,9 +93,10 @@ class ResumingStream:
         self._version = ""
         self.position = begin
         self.total: int | None = None
+        self._start()
 
-    def start(self) -> None:
-        """Connect, so that `total`, the source's size, is known. Raises `DataError` if that fails."""
+    def _start(self) -> None:
+        """Connect if the stream is not connected."""
         while self._body is None:
             self._progress.report("connecting")
             try:
@@ -107,7 +111,7 @@ class ResumingStream:
             DataError: the source changed, or all tries failed.
         """
         while True:
-            self.start()
+            self._start()
             try:
                 data = self._receive(BLOCK)
                 if not data and self.total is not None and self.position < self.total:

@@ -349,11 +349,7 @@ class StorageSource(Source):
     """Reads a file of the shared storage, or all text files below a folder in the order of their paths."""
 
     def __post_init__(self) -> None:
-        self._root = self._find()
-        self._base = self._root if self._root.is_dir() else self._root.parent
-
-    def _find(self) -> Path:
-        """Return the file or folder of a file:// source. Raises `DataError` when it does not exist."""
+        """Find the file or folder. Raises `DataError` when it does not exist."""
         sources = self.settings.layout.sources
         path = sources / self.settings.source.removeprefix("file://")
         self._check_below_sources(path)
@@ -369,7 +365,7 @@ class StorageSource(Source):
                 f"{', '.join(names) or 'nothing'}. Fix: upload the file (python -m launcher push FILE --source), or "
                 f"correct {self.key}."
             )
-        return path
+        self._root, self._base = path, path if path.is_dir() else path.parent
 
     def objects(self) -> list[SourceObject]:
         """Return the files of the source that are read; open each one, to find unreadable files.
@@ -550,7 +546,6 @@ class S3Source(Source):
 
         retry = replace(self.retry, failures=0)  # several threads read objects at the same time
         stream = ResumingStream(name, open_at, retry, self.progress, digest, begin)
-        stream.start()
         ahead = Prefetch(stream.blocks(), _AHEAD)
 
         def close() -> None:
@@ -651,7 +646,6 @@ class WebSource(Source):
     def open(self, found: SourceObject, begin: int, digest: hashlib._Hash) -> OpenObject:
         """Connect, and return the content from the byte `begin` on; all bytes read are added to `digest`."""
         web = ResumingStream(found.name, self._request, self.retry, self.progress, digest, begin)
-        web.start()
         self.progress.total = web.total
         return OpenObject(web.blocks(), web.total, web.close)
 
@@ -744,9 +738,6 @@ class PartReader:
     def files(self) -> Iterator[SourceFile]:
         """Yield the text of each byte range that belongs to this part, and side tables (data.tables)."""
         source = self._source
-        plain = sum(
-            one.end - one.begin for one in self._ranges if not one.object.name.lower().endswith(COMPRESSED)
-        )
         for one in self._ranges:
             # The byte before a range is read, but does not belong to the part's sha256.
             digest = self._sha256 if one.is_complete_object else hashlib.sha256()
@@ -754,10 +745,7 @@ class PartReader:
                 if source.settings.member:
                     yield from self._read_archive(one.object, opened)
                 else:
-                    text = self._read_text(one, opened)
-                    unknown = text.size if one.object.size is None else None
-                    yield SourceFile(text.name, text.stream, plain or unknown)
-                    plain = 0  # the free space for all ranges was checked with the first one
+                    yield self._read_text(one, opened)
                 if one.is_complete_object:
                     for _ in opened.blocks:
                         source.progress.report()
@@ -794,7 +782,7 @@ class PartReader:
             name += f" from byte {one.begin:,} on"
         else:
             archives.reject_compressed(lines, name)
-        return SourceFile(name, lines, None)
+        return SourceFile(name, lines, one.end - one.begin)
 
     def _read_archive(self, found: SourceObject, opened: OpenObject) -> Iterator[SourceFile]:
         settings, name = self._source.settings, self._source.display_name(found)
