@@ -25,7 +25,7 @@ GIT_IGNORE = ".gitignore"
 IGNORE_FILES = (GIT_IGNORE, ".launcherignore")
 """Files with patterns of what is not sent, as for git; the second one overrides the first."""
 SCRIPT_OUTPUT = "script-output"
-"""Folder in the folder of `try`'s model, with what a script wrote below {output_dir}."""
+"""Name of the folder below `try --to` with the files that a script without a model wrote below {output_dir}."""
 NOT_SENT = {
     ("pyvenv.cfg",): "is a virtual environment",
     (SCRIPT_OUTPUT,): "was written by `try`",

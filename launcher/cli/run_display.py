@@ -38,7 +38,8 @@ SHOWN_RESTARTS = 5  # a run on spot instances may have many
 JOB_COLUMNS = ("Job", "name", "state", "pods")
 RANK_COLUMNS = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">s/step", ">loss")
 """Headings of the tables of Jobs and ranks; those of right-aligned columns begin with `>`."""
-COMPARED_CHARACTERS = 160  # two remarks that begin with the same ones say the same
+COMPARED_CHARACTERS = 160
+"""Two remarks say the same if their first characters, up to this number, are equal."""
 _PAUSED = {
     "stopped": "the run's pods to be created again; the run then resumes from its newest checkpoint",
     "suspended": "`resume`: the Job is suspended and will continue from its newest checkpoint",
@@ -121,7 +122,7 @@ def describe_wait(view: RunView) -> str:
 
 
 def _describe_block(view: RunView) -> str:
-    """Return what keeps a run from training, by its Jobs, its pods' states and rank 0; empty if nothing does."""
+    """Return what keeps a run from training, according to its Jobs, pods and status.json; empty if nothing does."""
     for kind, job in (("training", view.training), ("data", view.data)):
         if job and job.queue and job.state == "suspended":
             return f"{kind} Job {job.name}: {job.reason}"
@@ -141,7 +142,7 @@ def _describe_block(view: RunView) -> str:
 
 
 def _describe_losses(view: RunView) -> str:
-    """Return why the pods were lost that a run waits for; empty if that is unknown."""
+    """Return why pods were lost whose replacements a run waits for; empty if the reasons are unknown."""
     failed = [rank for rank in view.ranks if rank.phase in _LOST_PHASES and rank.reason]
     earlier = [
         replace(rank, pod="its previous pod", reason=rank.lost)
@@ -199,7 +200,7 @@ def _step_text(rank: RankView) -> str:
 
 
 def status_screen(view: RunView, options: Sequence[str] = (), now: float | None = None) -> RenderableType:
-    """Return the view for a terminal.
+    """Return the view as a screen for a terminal.
 
     `options` select the run in suggested commands; `now` is the time in unix seconds, for tests.
     """
@@ -292,14 +293,14 @@ Report = Callable[[str], None]
 
 @dataclass
 class LinePrinter:
-    """Prints the views of a run as lines, each when enough has changed since the last one."""
+    """Prints the views of a run as lines, and skips a view if too little has changed since the last line."""
 
     report: Report
     _key: tuple[object, ...] = ()
     _line: str = ""
     _printed_at: float = float("-inf")
     _restarts: tuple[str | None, int] = (None, 0)
-    """The run that is followed, and how many of its restarts were seen."""
+    """(id of the run that is followed, number of its restarts that were printed or are older than the first view)."""
 
     def print_view(self, view: RunView) -> None:
         """Print a line for each new restart, and one for the view.
@@ -399,10 +400,10 @@ def _check_not_failed(view: RunView, report: Report, options: Sequence[str]) -> 
 
 
 def follow_run(session: Session, timeout: float, *, to_stderr: bool = False) -> RunView:
-    """Show a run until it is complete; return its last view, with the score. Raises as `poll_until_over`.
+    """Show a run until it is complete; return its last view, with the score.
 
-    The run is shown as a screen that is redrawn if stdout is a terminal, else as lines. With `to_stderr`, which
-    leaves stdout to the JSON of the command, it is shown as lines on stderr.
+    If stdout is a terminal, the run is shown as a screen that is redrawn, else as lines. With `to_stderr` it is always
+    shown as lines on stderr, because stdout is for the JSON of the command. Raises the errors of `poll_until_over`.
     """
     out, options = console(), session.options()
     drawn = out.is_terminal and not to_stderr
@@ -442,7 +443,7 @@ def open_screen(
 ) -> Iterator[Callable[[RenderableType], None]]:
     """Yield a function that draws a screen on `terminal`, replacing the last one.
 
-    If `terminal` is None, the function draws nothing. `transient` removes the last screen after the block.
+    If `terminal` is None, the function draws nothing. With `transient`, the last screen is removed after the block.
     """
     if terminal is None:
         yield lambda _: None

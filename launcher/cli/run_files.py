@@ -1,6 +1,6 @@
-"""The small files that describe a job and its runs, read from the shared storage; damaged ones are errors.
+"""Read the small files that describe a job and its runs from the shared storage, and choose and compare runs.
 
-What `runs`, `compare` and the dashboard show of the runs, in addition to `launcher.reporting.saved_runs`.
+`runs`, `compare` and the dashboard use this module in addition to `launcher.reporting.saved_runs`.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from launcher.schema import DataFailure, ManifestFile, RunFile, StatusFile
 
 STATUS = OUTPUT.status_json.as_posix()
 AGAIN_SECONDS = 3.0
-"""A damaged status.json is read again after this time: rank 0 of a live run writes it every 2 s."""
+"""If a file is damaged, the files are read again after this time: rank 0 of a live run writes status.json every 2 s."""
 
 
 @dataclass(frozen=True)
 class JobFiles:
-    """The contents of the files that describe a job's data and a run; None for an absent or damaged one."""
+    """The contents of the files that describe a job's data and a run; None for a file that is absent or damaged."""
 
     status: StatusFile | None = None
     run: RunFile | None = None
@@ -54,16 +54,19 @@ class JobFiles:
 
 
 def check_intact(damage: Mapping[str, str], where: str) -> None:
-    """Raise DataError if a file is damaged. Commands call this after they have shown what the others contain.
+    """Raise DataError if a file is damaged. Commands call this after they have shown what the intact files contain.
 
-    `where` is the job's folder or the release, for the message.
+    `damage` has a message for each damaged file. `where` is the job's folder or the release, for the error.
     """
     if damage:
         raise DataError(f"{where}: {' '.join(damage.values())}")
 
 
 def read_job_files(storage: Storage, *, again: bool = True) -> JobFiles:
-    """Read the files that describe the data and the current run of the storage's job."""
+    """Read the files that describe the data and the current run of the storage's job.
+
+    With `again`, wait AGAIN_SECONDS and read all files once more if one of them is damaged.
+    """
     names = [path.as_posix() for path in (OUTPUT.run_json, OUTPUT.run_copy, OUTPUT.metrics_csv)]
     found = FoundFiles(read_small_files(storage, [STATUS, MANIFEST, DATA_FAILED, *names]))
     status = found.read(StatusFile, OUTPUT.status_json)
@@ -86,7 +89,10 @@ def read_runs(storage: Storage) -> list[SavedRun]:
 
 
 def find_run(runs: Sequence[SavedRun], name: str) -> SavedRun:
-    """Return the run with that name, or the only one whose name begins so. Raises UsageError otherwise."""
+    """Return the run with the name `name`, or the only run whose name begins with `name`.
+
+    Raises UsageError if there is no such run, or more than one.
+    """
     matching = [run for run in runs if run.name == name] or [run for run in runs if run.name.startswith(name)]
     if len(matching) == 1:
         return matching[0]
@@ -107,9 +113,9 @@ def best_run(runs: Sequence[SavedRun]) -> SavedRun | None:
 
 
 def choose_pair(found: Sequence[SavedRun], one: str, other: str | None) -> list[SavedRun]:
-    """Return the two runs with these names; without `other`, `one` and the newest other run.
+    """Return the two runs with the names `one` and `other`. If `other` is None, the second run is the newest other run.
 
-    Raises UsageError if there is no such run, or no second one.
+    Raises UsageError if there is no such run, or if the job has only one run.
     """
     first = find_run(found, one)
     if other is not None:
@@ -129,7 +135,10 @@ def setting_rows(pair: Sequence[SavedRun]) -> list[list[str]]:
 
 
 def diff_programs(one: SavedRun, other: SavedRun) -> list[str]:
-    """Return the lines of a unified diff of the two programs, or a line that their text is unknown."""
+    """Return the lines of a unified diff of the programs of two runs; empty if the programs are the same.
+
+    If the programs differ but their text was not saved, return one line that says so.
+    """
     if one.settings.get("program") == other.settings.get("program"):
         return []
     lines: list[str] = []

@@ -80,9 +80,9 @@ def hold_lease(cluster: Cluster, release: str, job: str = "") -> Iterator[Callab
 
 
 def _create(cluster: Cluster, lease: Object, what: str) -> Object:
-    """Create the lease, after an expired one of another process was deleted; return it as stored.
+    """Create the lease, and return it as stored. If another process has left an expired lease, delete that lease first.
 
-    `what` is the release or job, for the message.
+    `what` is the release or job, for the message. Raises OtherRunError if another process renews its lease.
     """
     name, seen, since = lease["metadata"]["name"], "", time.monotonic()
     while True:

@@ -28,7 +28,7 @@ PREPARE = "prepare"
 
 @dataclass(frozen=True)
 class RunProgress(StatusFile):
-    """How far a run is, by its status.json. `number` is the current pass from 0, None while no rank trains."""
+    """The progress of a run, from its status.json. `number` is the current pass from 0, None while no rank trains."""
 
     resume: Position | None = None
     """The checkpoint from which the newest planned attempt resumes; see `resumes_from`."""
@@ -54,7 +54,10 @@ class RunProgress(StatusFile):
 
 
 def build_progress(status: StatusFile | None, run: RunFile | None, run_id: str | None) -> RunProgress | None:
-    """Return the progress of a run (None: of any run); None without a status.json of that run."""
+    """Return the progress of the run `run_id`; None if there is no status.json of this run.
+
+    If `run_id` is None, return the progress of the run to which status.json belongs.
+    """
     if status is None or (run_id is not None and status.run_id != run_id):
         return None
     resume = run.resume if run and run.run_id == status.run_id else None
@@ -119,9 +122,9 @@ class RunView:
     log: Sequence[str] = ()
     """The newest log lines of the data Job, or of rank 0 once the data is complete or without a data Job."""
     log_of: str = ""
-    """The pod or file with that log."""
+    """The pod or file that contains `log`."""
     damage: Mapping[str, str] = field(default_factory=dict)
-    """What is wrong with each damaged file of the run, with the fix, by its path."""
+    """A message for each damaged file of the run, by the file's path: what is wrong, and the fix."""
 
     @property
     def is_over(self) -> bool:
@@ -129,7 +132,7 @@ class RunView:
         return self.state in FINAL_STATES
 
     def as_json(self) -> Object:
-        """Return the view as `status -o json` prints it; there a pass is called `pass`, as in status.json."""
+        """Return the view as `status -o json` prints it. The key of a current pass is `pass`, as in status.json."""
         value = asdict(self)
         if progress := value["progress"]:
             for key in ("run_id", "trainers", "cause", "ranks"):  # they are in the view itself
@@ -207,8 +210,8 @@ def build_job(
 ) -> JobView:
     """Return the view of a Job, with the reason that explains its state best.
 
-    That is the failure of a pod, what a pod waits for, an event of the Job, or why its queue holds it back.
-    `events` are by object name.
+    The reason is the failure of a pod, what a pod waits for, an event of the Job, or why the Kueue queue suspends the
+    Job. `events` has the events about each pod and about the Job, by name.
     """
     state, reason = object_states.job_state(job)
     status = (job or {}).get("status", {})
@@ -236,7 +239,7 @@ def build_preparation(
 ) -> JobView:
     """Return the view of the data that the pods of the training Job prepare in their init containers.
 
-    `is_published`: the storage has the manifest of this data.
+    `is_published` is whether the storage has the manifest of this data, so that the data is complete.
     """
     every = (container for pod in pods for container in object_states.container_statuses(pod))
     containers = [container for container in every if container.get("name") == PREPARE]
@@ -253,7 +256,7 @@ def build_preparation(
 
 
 def find_culprit(pods: Sequence[Object]) -> Object | None:
-    """Return the pod that failed the Job: among the newest pods of all ranks, the one that failed first.
+    """Return the pod that made the Job fail: among the newest pods of all ranks, the pod that failed first.
 
     Pods without a known reason are skipped. Older pods of a rank were replaced, and the run continued. A pod that was
     stopped, disrupted or replaced does not fail the Job: it is returned only if no other pod failed.
@@ -348,7 +351,7 @@ def _state_and_cause(
     training: JobView,
     pods: Sequence[Object],
 ) -> tuple[str, str]:
-    """Return (state, cause) of the run. The state of a Job overrides the one in status.json, which may be older."""
+    """Return (state, cause) of the run. A Job's state has precedence over status.json, which may be out of date."""
     run, files = seen.run, seen.files
     reported = progress.state if progress else ""
     cause = (files.status.cause if files.status and progress else None) or ""
@@ -439,8 +442,8 @@ def _notes(seen: ClusterSnapshot, has_progress: bool, data: JobView, state: str)
 def _note_removed_pods(seen: ClusterSnapshot) -> list[str]:
     """Return a note for each pod of the run that no longer exists because Kubernetes removed it, with the reason.
 
-    The reasons are in events (`object_states.LOSSES`, such as an eviction). With the pod, Kubernetes deletes the pod's
-    status, so nothing else shows them.
+    The reasons, such as an eviction, are in events (`object_states.LOSSES`). Kubernetes deletes the status of a pod
+    together with the pod, so only the events have the reasons.
     """
     known = {object_states.name_of(pod) for pod in seen.pods}
     found = [(str(event["involvedObject"]["name"]), event) for event in seen.events.get("", ())]
@@ -452,7 +455,7 @@ def _note_removed_pods(seen: ClusterSnapshot) -> list[str]:
 
 
 def describe_running_data(data: JobView) -> str:
-    """Return the sentence `data job still running: NAME`, with the reason if there is one."""
+    """Return a sentence that says who prepares the data, such as `data job still running: NAME`, and the reason."""
     text = (
         "the training pods prepare the data"
         if data.name == TRAINING_PODS

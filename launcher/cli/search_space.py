@@ -25,7 +25,7 @@ Pruner = Literal["none", "median", "asha", "hyperband"]
 _WHOLE = re.compile(r"[+-]?\d+")
 _EXAMPLES = "write for example learning_rate=log:1e-4..1e-1, layers=1..4 or width=8,16,32"
 MAX_CHOICES = 1000
-"""Most values of one key in a grid."""
+"""Largest number of values that one key can have in a grid."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Axis:
     low: float = 0.0
     high: float = 0.0
     is_log: bool = False
-    """Whether the logarithm of the number is uniform in the range, and not the number."""
+    """Whether the sampler draws the logarithm of the number uniformly from the range, and not the number itself."""
     is_whole: bool = False
     """Whether only whole numbers are in the range."""
 
@@ -106,7 +106,7 @@ def read_space(search: Iterable[str], file: Path | None) -> list[Axis]:
 
 
 def plain_key(key: str) -> str:
-    """Return a key with `_` for `-`: both spell the same option of a program."""
+    """Return a key with each `-` replaced by `_`, because both spellings mean the same option of a program."""
     return key.replace("-", "_")
 
 
@@ -146,12 +146,15 @@ def _parse_range(where: str, key: str, text: str) -> Axis:
 
 
 def describe_space(axes: Iterable[Axis]) -> dict[str, Any]:
-    """Return the space as JSON, by key, to compare it with the one of an earlier command."""
+    """Return the search space as JSON, sorted by key, to compare it with the search space of an earlier command."""
     return {axis.key: json.loads(json.dumps(asdict(axis))) for axis in sorted(axes, key=lambda one: one.key)}
 
 
 def grid_points(axes: Sequence[Axis]) -> list[dict[str, Any]]:
-    """Return all combinations of the values by key; the last key changes fastest. Raises as `grid_values`."""
+    """Return all combinations of values, each as a dict from key to value; the value of the last key changes fastest.
+
+    Raises the errors of `Axis.grid_values`.
+    """
     combinations = itertools.product(*(axis.grid_values() for axis in axes))
     return [dict(zip((axis.key for axis in axes), values, strict=True)) for values in combinations]
 

@@ -143,7 +143,7 @@ Command = Callable[..., None]
 
 
 def _options_of(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function or dataclass that become options, with their types."""
+    """Return the parameters of a function or dataclass that become options of a command, by name."""
     is_class = isinstance(builder, type)
     every: Mapping[str, inspect.Parameter] = inspect.signature(builder, eval_str=not is_class).parameters
     if is_class:  # the types of an inherited field are names of the module of its class
@@ -155,8 +155,9 @@ def _options_of(builder: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 def with_options(**builders: Callable[..., Any]) -> Callable[[Command], Command]:
     """Return a decorator that gives a command the options of functions or dataclasses.
 
-    `builders` has for a parameter of the command the function (or dataclass) that makes the parameter's value. The
-    function's own parameters with the type `Annotated` become options of the command.
+    `NAME=function` replaces the parameter NAME of the command. Those parameters of the function (or dataclass) that
+    have the type `Annotated` become options of the command. When the command runs, the function gets the values of
+    these options, and the command gets the function's result as NAME.
     """
 
     def decorate(command: Command) -> Command:

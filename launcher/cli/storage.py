@@ -41,7 +41,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 Start = Callable[[Sequence[str], IO[bytes] | None, float], CommandOutput]
-"""Starts a reader command with these arguments, bytes for its stdin, and seconds without a byte until it fails."""
+"""A function that starts a reader command. Its parameters are the command's arguments, the bytes for the command's
+stdin (None: none), and the seconds without a byte after which the command fails."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,9 @@ class Storage:
     ) -> Iterator[io.BufferedReader[CommandOutput]]:
         """Run a subcommand of `launcher reader` on the job's folder; yield its stdout, which the block reads.
 
-        The command fails after `idle_seconds` without a byte from a pod. Raises CliError with the command's stderr if
-        it failed, also in place of an error of the block that may follow from this, such as an incomplete archive.
+        The command fails after `idle_seconds` without a byte from a pod. If the command fails, this method raises
+        CliError with the command's stderr. This error also replaces an error of the block that the failed command may
+        have caused, such as an incomplete archive.
         """
         argv = [command, "--root", str(self.job), *arguments]
         with contextlib.closing(self.start(argv, stdin, idle_seconds)) as output:
@@ -87,7 +89,7 @@ class Storage:
             output.result()
 
     def sibling(self, job: str) -> Storage:
-        """Return the folder of another job on the same storage; ".": the folder that contains all jobs."""
+        """Return the folder of another job on the same storage; the job "." means the folder that contains all jobs."""
         return replace(self, job=self.job.parent / job)
 
 
@@ -129,7 +131,7 @@ class StorageRequest:
 
 
 def storage_of_job(storage: Storage, job: str | None) -> Storage:
-    """Return the folder of another `job` on the same storage; for None `storage` itself.
+    """Return the folder of another `job` on the same storage; if `job` is None, return `storage` itself.
 
     Raises UsageError if `job` cannot be the name of a folder and a chart value.
     """
@@ -221,7 +223,8 @@ def run_json_command(storage: Storage, *argv: str, stdin: IO[bytes] | None = Non
 
 
 READER = "reader"
-START_SECONDS = 120.0  # it starts in 2 s if the image is on the node; a pull of 900 MB takes about a minute
+START_SECONDS = 120.0
+"""A reader pod starts in 2 s if the image is on the node; a pull of 900 MB takes about a minute."""
 UNBOUND_SECONDS = 45.0
 """A pod that is unscheduled for longer stays so until somebody acts. The controller that binds claims retries
 every 15 s (kube-controller-manager's --pvclaimbinder-sync-period)."""
@@ -286,8 +289,8 @@ def open_reader_pod(
 ) -> Iterator[Storage]:
     """Create a reader pod, and yield the job's folder through it; then delete the pod.
 
-    The pod is deleted on every way out of the block: an exception or a signal, which is an exception, too (main.py).
-    `seconds` is the pod's deadline.
+    The pod is deleted however the block ends. A signal raises an exception in the block (main.py), so the pod is
+    deleted after a signal, too. `seconds` is the pod's deadline.
 
     Raises:
         UnschedulableError: no node can run the pod.
@@ -328,7 +331,7 @@ def _delete(cluster: Cluster, name: str) -> None:
 
 
 def claim_problem(cluster: Cluster, run: ReleaseRun) -> str:
-    """Return why the run's claim cannot be mounted; empty if it can be, or if the user may not read it."""
+    """Return why the run's claim cannot be mounted; empty if it can be mounted, or if the user may not read claims."""
     try:
         claim = cluster.find("persistent_volume_claim", run.claim)
     except CliError:

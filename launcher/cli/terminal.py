@@ -45,8 +45,8 @@ def escape_controls(text: str) -> str:
 def reserve_stdout() -> None:
     """Leave stdout to `print_json`: all else that this process and its children print there goes to stderr.
 
-    Programs of users, and libraries, print to stdout when they are imported, run, or exit. A stdout that a caller has
-    replaced by another object stays.
+    Programs of users, and libraries, print to stdout when they are imported, run, or exit. If a caller has replaced
+    sys.stdout by another object, this function does nothing.
     """
     if sys.__stdout__ is not None and sys.stdout is sys.__stdout__:
         sys.stdout.flush()
@@ -74,7 +74,11 @@ def print_line(text: str) -> None:
 
 
 def print_blocks(blocks: Iterable[bytes]) -> None:
-    """Write the bytes of a log or file to stdout: unchanged to a file or pipe, on a terminal as escaped text."""
+    """Write the bytes of a log or file to stdout.
+
+    If stdout is a terminal, the bytes are decoded and control characters are escaped. Into a file or pipe the bytes are
+    written unchanged.
+    """
     utf8 = codecs.getincrementaldecoder("utf-8")("replace")
     decoder = io.IncrementalNewlineDecoder(utf8, translate=True)  # \r, of progress bars, becomes \n
     for block in blocks:

@@ -51,7 +51,7 @@ class Candidate:
     path: str
     """The path below the storage's root."""
     about: str = ""
-    """Which releases have the job, or the score of the run; for the message."""
+    """Text for the message: which releases have the job, or the score of the run."""
     kept: str = ""
     """Why the path must stay; empty if the path may be removed."""
 
@@ -133,7 +133,7 @@ def clean(
 def find_earlier_runs(storage: Storage, pods: Sequence[Pod], keep: int, keep_best: bool) -> list[Candidate]:
     """Return the earlier runs of the storage's job as candidates, with the reasons why some must stay.
 
-    `pods` are those that may use a run; `keep` and `keep_best` are the options of `clean`.
+    `pods` are the pods that may use a run; `keep` and `keep_best` are the options of `clean`.
     """
     runs = read_runs(storage)
     for run in runs:
@@ -150,10 +150,13 @@ def find_earlier_runs(storage: Storage, pods: Sequence[Pod], keep: int, keep_bes
 def explain_kept_runs(
     runs: Sequence[SavedRun], keep: int, used: Collection[str], best: SavedRun | None = None
 ) -> list[tuple[SavedRun, str]]:
-    """Return each earlier run with the reason why it stays, which is empty if it may be removed.
+    """Return (run, reason why it must stay) of each earlier run; the reason is empty if the run may be removed.
 
-    `runs` are the runs of a job, newest first, `used` the names of those that pods use. `keep` is the
-    option of `clean`; the run `best` stays because of its score.
+    Args:
+        runs: the runs of a job, newest first.
+        keep: the option of `clean`: the number of newest earlier runs that stay.
+        used: the names of the runs that pods use.
+        best: the run that stays because of its score; None: no run stays for this reason.
     """
     current = next((run for run in runs if run.folder == CURRENT), None)
     fingerprint = current.record.fingerprint if current else {}
@@ -203,11 +206,17 @@ def find_job_folder(storage: Storage, pods: Sequence[Pod], releases: Sequence[Re
 def find_unused_data(
     session: Session, storage: Storage, releases: Sequence[Release], removed_job: str
 ) -> list[Candidate]:
-    """Return uploaded data and packages, what interrupted uploads left, and unused prepared data (`unused_data`).
+    """Return data, packages and journals on the storage as candidates for removal, with the reasons why some must stay.
 
-    The journal of a sweep is among them when the folders of all its trials are gone. Each has the reason if it must
-    stay. `releases` are those that use the storage. The manifest of `removed_job`, which is removed in the same call,
-    does not count.
+    The candidates are all uploaded data, packages that no release uses, what interrupted uploads left, prepared data
+    that nothing refers to (`unused_data`), and the journal of each sweep of which no trial has a folder any more.
+
+    Args:
+        session: the session of the command.
+        storage: the storage of a job.
+        releases: the releases that use the storage.
+        removed_job: the name of the job that the same call of `clean` removes, or empty. The folder and the manifest of
+            this job are treated as if they were gone.
     """
     root, paths = storage.sibling("."), JobPaths(Path(), "")
     prepared, packages, sweeps = paths.all_data.name, paths.all_packages.name, paths.all_sweeps.name
@@ -250,7 +259,7 @@ def find_unused_data(
 
 
 def _read_field(content: bytes, key: str) -> str:
-    """Return a text of a JSON object; empty if the file is damaged."""
+    """Return the text of `key` in the JSON object of a file; empty if the file is damaged or has no such text."""
     try:
         value = files.parse_json_object(key, content).get(key)
     except files.UnreadableError:
@@ -259,14 +268,14 @@ def _read_field(content: bytes, key: str) -> str:
 
 
 def _explain_age(entry: Mapping[str, Any]) -> str:
-    """Return why a file or folder that nothing refers to stays because of its age; empty if it is old."""
+    """Return why a file or folder to which nothing refers must stay: it is too young. Empty if it is old enough."""
     if time.time() - entry["mtime"] >= YOUNG_SECONDS:
         return ""
     return f"it is younger than {YOUNG_SECONDS / 3600:g} h: a run may be about to use it"
 
 
 def _explain_doubt(session: Session, releases: Sequence[Release]) -> str:
-    """Return why it is not certain which data the releases on this storage use; empty if it is."""
+    """Return why it is uncertain which data the releases on this storage use; empty if it is certain."""
     if not isinstance(session, ClusterSession):
         return "only the cluster knows which releases train on it. Fix: use --release and --namespace, not --path"
     if session.cluster.has_hidden_namespaces:
@@ -275,7 +284,7 @@ def _explain_doubt(session: Session, releases: Sequence[Release]) -> str:
 
 
 def _explain_unreadable(releases: Sequence[Release]) -> str:
-    """Return a sentence with the releases whose run is unknown: they may use any file. Empty for none."""
+    """Return a sentence about the releases whose run is unknown: they may use any file. Empty if there are none."""
     unknown = ", ".join(str(release) for release in releases if release.run is None)
     return unknown and (
         f"{unknown} may use it: another version of the chart wrote its ConfigMap. Fix: helm upgrade it with "
@@ -294,7 +303,10 @@ def _is_lock_renewed(storage: Storage) -> bool:
 
 
 def _live_pods(session: ClusterSession) -> list[Pod]:
-    """Return each pod of the cluster that is pending or runs, but those in namespaces that this user may not list."""
+    """Return all pods of the cluster that are pending or running.
+
+    Pods in namespaces that this user may not list are missing.
+    """
     pods = session.cluster.list_in_all_namespaces("pod")
     live = [pod for pod in pods if phase_of(pod) in ("Pending", "Running")]
     names = [f"{name_of(pod)} in namespace {pod['metadata'].get('namespace')}" for pod in live]

@@ -1,8 +1,8 @@
 """`dashboard`: show all trainings of a namespace in a browser, while they train.
 
-Its HTTP server is on the loopback interface, and read-only. Other web pages that the same browser shows must not read
-it. So the server answers only requests for a name of this machine (which a rebound DNS name is not) that no other site
-has made, and its pages run only its own script.
+The HTTP server listens on the loopback interface, and is read-only. Other web pages in the same browser must not read
+its pages. So the server rejects a request if the host in it is not a name of this machine (a defence against DNS
+rebinding), or if another site has made the request. The pages run only the dashboard's own script.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ _FILES = {
 
 
 class DashboardServer(ThreadingHTTPServer):
-    """Serves the pages of `readings` on a port of 127.0.0.1; 0 chooses a free one. Raises OSError if it is taken."""
+    """Serves the pages of `readings` on a port of 127.0.0.1; port 0 means any free port.
+
+    Raises OSError if the port is in use.
+    """
 
     daemon_threads = True
 
@@ -83,7 +86,7 @@ class _Handler(BaseHTTPRequestHandler):
         return host in HOSTS and (site in ("none", "same-origin") or target == "document")
 
     def _render(self, path: str, query: Mapping[str, str]) -> tuple[HTTPStatus, str]:
-        """Return the status and a page."""
+        """Return the HTTP status and the HTML of the page for this path and query."""
         readings = self.server.readings
         names = readings.jobs.get(OVERVIEW_SECONDS / 2)
         jobs = names.value or {}

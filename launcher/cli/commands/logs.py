@@ -70,7 +70,7 @@ class LogRequest:
         return OUTPUT.train_log(self.rank, self.server).as_posix()
 
     def attempt_path(self, attempt: int) -> str:
-        """Return the path, relative to the job's folder, to which an attempt's log moves at the next attempt."""
+        """Return the path, relative to the job's folder, to which an attempt's log is moved after the attempt."""
         return (OUTPUT.attempt(self.rank, attempt) / self.stored_path.rpartition("/")[2]).as_posix()
 
 
@@ -86,8 +86,8 @@ def logs(session: Session, request: LogRequest) -> None:
 def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
     """Yield the bytes of the requested log.
 
-    Without an attempt, that is the log of the rank's or data Job's pod while the pod exists. Otherwise it is the
-    file on the storage.
+    The log of a launcher or of the data Job is read from its pod while the pod exists. All other logs, and all logs of
+    a given attempt, are read from files on the storage.
 
     Raises:
         UsageError: the run does not have this rank or attempt.
@@ -231,7 +231,7 @@ def _stream_file(storage: Storage, name: str, follow_seconds: float) -> Iterator
 
 
 def _describe_data(session: Session) -> Iterator[bytes]:
-    """Yield one line with the data Job's state according to the storage, which does not keep its log."""
+    """Yield one line with the data Job's state, instead of the log: the storage has the state, but not the log."""
     view = session.read_view()
     if view.data is None or view.data.state == "missing":
         raise CliError(

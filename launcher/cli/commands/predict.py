@@ -45,10 +45,11 @@ def predict(
 
 
 def predict_rows(folder: Path, cells: Sequence[str], rows: Path | None) -> list[dict[str, Any]]:
-    """Return the prediction for each row; the parameters are the arguments of `predict`.
+    """Return the prediction for each row; the parameters are the arguments of the command `predict`.
 
-    That is {"prediction": list of numbers, "words": text of describe() or None, "unknownIds": {embedding table: number
-    of ids that it does not contain}}; "unknownIds" counts all rows and is the same for each.
+    A prediction is {"prediction": list of numbers, "words": text of describe() or None, "unknownIds": {embedding table:
+    number of ids that the table does not contain}}. "unknownIds" counts the ids of all rows together, so it is the same
+    in each prediction.
 
     Raises:
         UsageError: there is no row, or an argument is invalid.

@@ -1,6 +1,6 @@
 """`results`: show the score and the passes of a run, and copy its output with verified checksums.
 
-`runs`: list the runs of a job. `compare`: show how two of them differ.
+`runs`: list the runs of a job. `compare`: show how two runs differ.
 """
 
 from __future__ import annotations
@@ -41,11 +41,12 @@ from launcher.reporting.saved_runs import CURRENT, SavedRun, differing_settings,
 
 COPIED = ("model", "curve.png", "report.html", "metrics.csv", "run.json", "status.json")
 NOT_COPIED = ("run.lock", "run.copy.json", "program.json", "before.json")
-"""Files of an output that only the launcher uses, next to its own checkpoints and hidden files."""
+"""Files of an output that only the launcher uses, in addition to its checkpoints and hidden files."""
 LOGS = "node_*"
 TRIES = 3
 SAME_CHECKPOINT_SECONDS = 60.0
-"""Files of a script's checkpoint folder that were written within this time before the newest one belong to it."""
+"""Files in a script's checkpoint folder belong to its newest checkpoint if they were written at most this time before
+the newest file."""
 
 
 @with_storage
@@ -96,7 +97,7 @@ def results(
 
 
 def _print_results(run: SavedRun, where: str, to: Path | None, copied: Mapping[str, int]) -> None:
-    """Print the results as text; `copied` are the copied files by name, if `to` is not None."""
+    """Print the results as text. `copied` has the size of each file that was copied to `to`, by the file's name."""
     out, record = console(), run.record
     finished = f" at {text_formats.utc_time(record.finished)}" if record.finished else ""
     count = len(record.restarts)
@@ -121,10 +122,11 @@ def _print_results(run: SavedRun, where: str, to: Path | None, copied: Mapping[s
 
 
 def list_copied(storage: Storage, output: OutputPaths, everything: bool) -> list[str]:
-    """Return what is copied of an output, as paths below it: all but the launcher's own checkpoints and work files.
+    """Return which files and folders of an output are copied, as paths below the output.
 
-    Of the folder for a script's own checkpoints these are its newest folder and its newest files, or with `everything`
-    all of them. A script's links are left out.
+    These are not copied: the launcher's own checkpoints and work files, links that a script made, and hidden files.
+    From the folder for a script's own checkpoints, only the newest folder and the newest files are copied; with
+    `everything`, all of its folders and files.
     """
     entries = run_json_command(storage, "ls", "--optional", str(output.root))
     own = output.script_checkpoints.name
@@ -140,17 +142,28 @@ def list_copied(storage: Storage, output: OutputPaths, everything: bool) -> list
 
 
 def _is_ours(name: str) -> bool:
-    """Return whether the launcher writes this file or folder: a link in its place is an error, and not skipped."""
+    """Return whether the launcher writes a file or folder with this name.
+
+    A link with such a name is not skipped as other links are, so that copying it fails.
+    """
     return name in COPIED or Path(name).match(LOGS)
 
 
 def copy_output(
     storage: Storage, target: Path, force: bool, output: OutputPaths, names: Sequence[str]
 ) -> dict[str, int]:
-    """Copy `names`, paths below the output, into the folder `target`; return {name below it: bytes}.
+    """Copy files and folders of an output into the folder `target`; return the size in bytes of each file.
 
-    Everything is received into a hidden folder and compared with the sender's sha256 before it gets its final
-    name. Files of an earlier copy that this run does not have are removed; other files in `target` stay.
+    The keys of the result are the files' paths below `target`. Everything is received into a hidden folder and compared
+    with the sender's sha256 before it gets its final name. Files of an earlier copy that this run does not have are
+    removed; other files in `target` stay.
+
+    Args:
+        storage: the storage of the job.
+        target: the folder on this machine.
+        force: whether to replace what `target` already contains.
+        output: the paths of the output.
+        names: the paths of the files and folders below the output.
 
     Raises:
         UsageError: `target` already contains one of the names, and `force` is False.
@@ -191,10 +204,10 @@ def copy_output(
 def _receive(storage: Storage, into: Path, output: OutputPaths, names: Sequence[str]) -> dict[str, int]:
     """Receive the files and folders `names` of the output into the new folder `into`.
 
-    Returns: path of each file relative to `into` → its size in bytes.
+    Return the size in bytes of each file, by its path relative to `into`.
 
-    It is tried again if the stream ends early although the sender succeeded: on a busy node a container runtime may
-    close the stream before its last bytes are sent.
+    The transfer is repeated if the stream ends early although the sender succeeded: on a busy node a container runtime
+    may close the stream before the last bytes are sent.
     """
     patterns = [f"{output.root}/{name}" for name in names]
 

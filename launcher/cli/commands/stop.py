@@ -93,7 +93,10 @@ def find_running_jobs(session: ClusterSession) -> list[str]:
 
 
 def describe_wrong_state(session: ClusterSession, action: str, wanted: str) -> UsageError:
-    """Return the error of the command `action`: the training Job is not `wanted`, or a Kueue queue controls it."""
+    """Return the error that the command `action` is impossible now.
+
+    The reason is that the training Job's state is not `wanted`, or that a Kueue queue controls the Job.
+    """
     run = session.run()
     job = session.cluster.find("job", run.k8s_job)
     state, queue = object_states.job_state(job)[0], object_states.queue_of(job)
@@ -112,8 +115,8 @@ def describe_wrong_state(session: ClusterSession, action: str, wanted: str) -> U
 def request_checkpoint(session: ClusterSession, seconds: float) -> str:
     """Request a checkpoint from the training, and wait at most `seconds` until it is saved; print the progress.
 
-    Return the saved checkpoint for messages: `pass 4, batch 500 (output/FOLDER)`, or that only the model is left to be
-    written.
+    Return a text for messages about the saved checkpoint, such as `pass 4, batch 500 (output/FOLDER)`. If the last pass
+    is saved already, the text says that only the model remains to be written.
 
     Raises:
         UsageError: the run ended in the meantime.
@@ -222,7 +225,7 @@ def scale(
 
 
 def change_trainers(session: ClusterSession, trainers: int) -> int:
-    """Upgrade the release to another number of trainers, and return the number before.
+    """Upgrade the release to another number of trainers, and return the previous number.
 
     Raises UsageError if the run is not elastic or does not train, or if the number is not possible.
     """

@@ -80,10 +80,10 @@ if TYPE_CHECKING:
 PAUSE_SECONDS = 2.0  # between two polls of all trials
 GONE_SECONDS = 180.0  # for the pods of a stopped trial to exit
 NUMBER_LENGTH = 5
-"""Most characters of the end of a trial's name, such as -9999."""
+"""Largest number of characters that a trial's number adds to the sweep's name, such as -9999."""
 MAX_TRIALS = 10 ** (NUMBER_LENGTH - 1) - 1
 LEAST_PASSES = 2
-"""Passes of a training that a pruner can stop early."""
+"""Smallest number of passes with which a pruner can stop a training early."""
 SHARED_KEYS = ("jobName", "runtime", "training.config", "training.programSha256", "training.packages")
 """Values of the chart that are the same in all trials."""
 
@@ -98,11 +98,14 @@ class Trial:
     """Reads the state of the trial's run; None until the training is launched."""
     view: RunView | None = None
     stopped_at: float | None = None
-    """When it was pruned, while its pods have not exited."""
+    """Monotonic time at which the trial was pruned; None again once its pods have exited."""
 
     @property
     def state(self) -> str:
-        """`waiting` before the launch, then the state of the run, at the end the result."""
+        """The trial's state: `waiting` before the launch, then the run's state, and at the end the result.
+
+        It is `stopping` while the pods of a pruned trial have not exited.
+        """
         if self.stopped_at is not None:
             return "stopping"
         running = self.view.state if self.view else "started" if self.session else "waiting"
@@ -122,7 +125,10 @@ class Trial:
 
 
 def lacks_pods(view: RunView) -> bool:
-    """Return whether a run waits for pods: a quota or full nodes would keep the pods of another trial back, too."""
+    """Return whether a run waits for pods, for example because of a quota or full nodes.
+
+    The pods of another trial would then have to wait, too.
+    """
     jobs = [job.state for job in (view.data, view.training) if job]
     phases = [rank.phase for rank in view.ranks]
     return not view.is_over and ("waiting" in jobs or "missing" in phases or "Pending" in phases)
@@ -133,7 +139,8 @@ def can_launch(trials: Sequence[Trial], parallel: int) -> bool:
 
     - At most `parallel` trials are live.
     - The first trial has prepared its data: the data Jobs of the others then link this data.
-    - No live trial waits for pods: two trials that each have a part of their pods could wait for each other.
+    - No live trial waits for pods. Otherwise two trials that each have only some of their pods could wait for each
+      other forever.
     """
     live = [trial for trial in trials if trial.is_live]
     has_data = any(
@@ -156,7 +163,7 @@ class SweepLoop:
     report: Report
 
     def __post_init__(self) -> None:
-        """Read the trials of the journal; those without a result go on, in their releases if these exist."""
+        """Read the trials of the journal. A trial without a result continues, in its release if the release exists."""
         self.trials = [self._describe(asked) for asked in self.study.trials()]
         self._printers: dict[str, LinePrinter] = {}
         self._reached = time.monotonic()
@@ -167,12 +174,12 @@ class SweepLoop:
         self._uninstall_others()
 
     def run(self, show: Callable[[], None]) -> None:
-        """Run the sweep to its end; `show` is called after each change.
+        """Run the sweep to its end, and call `show` after each change.
 
         Raises:
-            UsageError: the first trial that has scores has no score with the name of `--by`.
+            UsageError: `--by` is no score of the program: a complete trial has scores, but not this one.
             UnreachableError: the cluster could not be reached for UNREACHABLE_SECONDS.
-            LauncherError: as `ClusterReleases` and the sessions.
+            LauncherError: the cluster, the storage or helm failed.
         """
         while True:
             for trial in self.trials:
@@ -196,7 +203,10 @@ class SweepLoop:
             time.sleep(PAUSE_SECONDS)
 
     def _next(self) -> Trial | None:
-        """Return the trial to launch now: one that a killed command did not launch, or a new one; None: none now."""
+        """Return the trial to launch now; None if no trial can be launched now.
+
+        A trial that a killed command has chosen but not launched comes before a new trial.
+        """
         if not can_launch(self.trials, self.parallel):
             return None
         for trial in self.trials:
@@ -211,7 +221,10 @@ class SweepLoop:
         return Trial(asked, f"{self.study.name}-{asked.number + 1}")
 
     def _poll(self, trial: Trial, session: ClusterSession) -> None:
-        """Read the state of a trial; report its new passes; tell its result, or stop it."""
+        """Read the state of a trial and report its new passes to the study.
+
+        If the trial is over, store its result. If the pruner wants to stop it, stop it.
+        """
         try:
             if trial.stopped_at is not None:
                 self._await_stop(trial, trial.stopped_at)
@@ -245,7 +258,7 @@ class SweepLoop:
         self.report(f"{trial.release}: {error}. Retrying.")
 
     def _report_passes(self, trial: Trial, view: RunView) -> bool:
-        """Report the scores of new passes to the study; return whether the trial is to be stopped."""
+        """Report the scores of new passes to the study; return whether the pruner wants to stop the trial."""
         if self.study.metric is None:
             columns = (key.removeprefix(TEST) for row in view.passes for key in row if key.startswith(TEST))
             known = self.by or next(iter(view.score), None) or next(columns, None)
@@ -298,7 +311,7 @@ class SweepLoop:
         self._uninstall_others()
 
     def _uninstall_others(self) -> None:
-        """Uninstall the releases of all trials with a result, except the best one; their results stay."""
+        """Uninstall the releases of all trials with a result, except the best one. The results stay on the storage."""
         best = self.study.best()
         over = [
             one for one in self.trials if one.asked.result and not one.is_live and one.asked.number != best
@@ -348,7 +361,10 @@ class ClusterReleases:
         return session
 
     def attach(self, release: str) -> ClusterSession | None:
-        """Return the session of the release; uninstall it if a killed command has left it without its Job."""
+        """Return a session of the release; None if the release is not installed.
+
+        If a killed command has left the release without its Job, uninstall the release and return None.
+        """
         session = self._session(release)
         if session.run_if_installed() and session.read_view().state != "missing":
             return session
@@ -362,7 +378,10 @@ class ClusterReleases:
         return {**apply_settings(self.plan.values, settings), "jobName": release}
 
     def write_values(self, trial: Trial) -> Path:
-        """Return the file with the values of a trial; write it if another machine has launched the trial."""
+        """Return the file with the values of a trial.
+
+        The file is written first if it does not exist, because another machine has launched the trial.
+        """
         file = self._values_file(trial.release)
         if not file.exists():
             values = self._values(trial.release, trial.asked.settings)
@@ -375,7 +394,7 @@ class ClusterReleases:
         return nest_keys({"training.packages": packages}) if packages else {}
 
     def launch(self, release: str, settings: Sequence[str]) -> ClusterSession:
-        """Upload what the storage does not have yet, and install the release."""
+        """Upload the files that the storage does not have yet, install the release, and return its session."""
         plan = dataclasses.replace(self.plan, values=self._values(release, settings))
         session = self._session(release)
         launch(plan, self.options, self.helm, session, self._values_file(release))
@@ -390,7 +409,10 @@ class ClusterReleases:
         return session
 
     def stop(self, release: str) -> None:
-        """Suspend the running Jobs of the release: its launchers get SIGTERM, and stop their processes in order."""
+        """Suspend the running Jobs of the release, so that its launchers get SIGTERM and stop their processes.
+
+        If a Kueue queue controls a Job, uninstall the release instead, because the queue would resume the Job.
+        """
         run = self._session(release).run()
         for name in filter(None, (run.k8s_job, run.k8s_data_job)):
             job = self.cluster.find("job", name)
@@ -400,12 +422,12 @@ class ClusterReleases:
                 self.cluster.suspend_job(name, True)
 
     def has_pods(self, release: str) -> bool:
-        """Return whether a pod of the release has not exited."""
+        """Return whether at least one pod of the release has not exited."""
         pods = self._session(release).pods()
         return any(object_states.phase_of(pod) not in object_states.ENDED for pod in pods)
 
     def uninstall(self, releases: Sequence[str]) -> None:
-        """Uninstall those of the releases that are installed, except the one whose image and storage are used."""
+        """Uninstall those of the releases that are installed, except the base release of the sweep."""
         for one in list_releases(self.cluster, all_namespaces=False):
             if one.name in releases and one.name != self.options.base_release:
                 self.helm.uninstall(one.name)
@@ -535,7 +557,11 @@ def sweep(
 
 
 def count_trials(axes: Sequence[Axis], sampler: Sampler, trials: int | None) -> int:
-    """Return how many settings are tried. Raises UsageError if the search space has another number, or fewer."""
+    """Return how many settings the sweep tries.
+
+    `trials` is the value of `--trials`; None: 10, or all combinations with the sampler `grid`. Raises UsageError if
+    `trials` is not the number of combinations of a grid, is larger than the search space, or is above MAX_TRIALS.
+    """
     wanted = trials or 10
     if sampler == "grid":
         wanted = math.prod(len(axis.grid_values()) for axis in axes)
@@ -575,12 +601,18 @@ def check_keys(axes: Sequence[Axis], options: LaunchOptions) -> None:
 
 
 def plan_ends(options: LaunchOptions, axes: Sequence[Axis], by: str | None) -> list[TrainingPlan]:
-    """Return the plans with the first and with the last value of each key, after all checks of `run`.
+    """Return some plans of trainings, to check the search space before the sweep begins.
 
-    After these, there is a plan for each other value in a list of a chart's key; of it only the chart's values were
-    checked. `by` is a score that the program must have.
+    The first plans have the first value of each key, and the last value of each key; they passed all checks of `run`.
+    If a key is a value of the chart and has a list of values, a further plan follows for each value between the first
+    and the last one. In these plans only the chart's values were checked.
 
-    Raises LauncherError as `plan_trainings`; UsageError as `check_options`.
+    Args:
+        options: the options of the command.
+        axes: the search space.
+        by: a score that the program must have; None: no score is required.
+
+    Raises the errors of `plan_trainings` and `check_options`.
     """
     ends = list(zip(*(map(one.setting, one.ends()) for one in axes), strict=True))
     plans = plan_trainings(options, ends, by)
@@ -653,7 +685,7 @@ def open_study(
 
 
 def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested values by their dotted keys."""
+    """Return nested values as a flat dict with dotted keys: {"a": {"b": 1}} becomes {"a.b": 1}."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         flat |= (
@@ -665,7 +697,8 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
     """Raise UsageError if one of the releases exists and its job has another name than the release.
 
-    A sweep gives both the same name, so such a release is not of an earlier sweep and must not be replaced.
+    A sweep gives a release and its job the same name. So such a release does not belong to an earlier sweep, and must
+    not be replaced.
     """
     unknown = "(unknown: another version of the chart wrote its ConfigMap)"
     for release in list_releases(cluster, all_namespaces=False):
@@ -713,7 +746,7 @@ def trial_table(trials: Sequence[Trial], chosen: Trial | None = None) -> Rendera
 
 
 def describe_trials(loop: SweepLoop) -> str:
-    """Return which trainings continue after the command was interrupted, and how to continue the sweep."""
+    """Return a message: which trainings continue after the command was interrupted, and how to continue the sweep."""
     running = ", ".join(trial.release for trial in loop.trials if trial.is_live)
     over = sum(bool(trial.asked.result) for trial in loop.trials)
     return (

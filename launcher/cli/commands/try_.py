@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 HELD_OUT = 0.1
 """Share of the rows to test on, without --test."""
-"""The folder of `--to` with what a script wrote that saved no model."""
 MODEL_MARKS = ("model.json", "score.json")
 """Files of which a model has at least one."""
 SEED = 1  # of the choice of the rows to test on
@@ -82,7 +81,7 @@ class TryOptions(ProgramOptions):
 
     @property
     def row_format(self) -> RowFormat:
-        """The format of the files."""
+        """The format of the files with rows."""
         return row_format(self.chart_values["data"])
 
     @property
@@ -92,7 +91,10 @@ class TryOptions(ProgramOptions):
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables of this process, with the plain ones of `extraEnv`; folders of PYTHONPATH are added."""
+        """The environment variables of this process, and those of `extraEnv` that have a plain value.
+
+        A value of `extraEnv` has precedence, but PYTHONPATH contains the folders of both.
+        """
         found = {one["name"]: str(one["value"]) for one in self.chart_values["extraEnv"] if "value" in one}
         search = filter(None, (found.get("PYTHONPATH"), os.environ.get("PYTHONPATH")))
         return {**os.environ, **found, "PYTHONPATH": os.pathsep.join(search)}
@@ -103,7 +105,7 @@ class TryOptions(ProgramOptions):
         return int(self.chart_values["training"]["batchSize"])
 
     def copy_tables(self, folder: Path) -> None:
-        """Make `folder` with copies of the side tables."""
+        """Create `folder`, and copy the side tables into it."""
         folder.mkdir()
         for table in self.table or ():
             files.copy_file(table, folder / table.name)
@@ -139,9 +141,9 @@ def try_program(options: TryOptions, output: Format = "text") -> None:
 
 
 def install_own_packages(options: TryOptions, folder: Path, report: Callable[[str], None]) -> Path | None:
-    """Install the packages that the program needs and this Python lacks into `folder`; None if there are none.
+    """Install the packages that the program needs and this Python lacks into `folder`, and return `folder`.
 
-    Raises as `install_packages`.
+    Return None if nothing has to be installed. Raises the errors of `install_packages`.
     """
     program = options.program if options.program.is_dir() else options.program.parent
     requirements = find_requirements(program, options.requirements)
@@ -163,7 +165,9 @@ def check_target(to: Path) -> None:
 
 
 def train_locally(options: TryOptions, data: Path, report: Callable[[str], None]) -> dict[str, Any]:
-    """Train on the rows of the file `data`, write the model to `options.to`, and predict the first row of the tests.
+    """Train on the rows of the file `data`, write the model to `options.to`, and predict one row.
+
+    The row is the first usable row of `--test`, or without `--test` of `data`.
 
     A model of an earlier `try` in this folder is replaced. `report` receives the progress. Return what `try -o json`
     prints.
@@ -242,17 +246,17 @@ class Script:
     """A script to try."""
 
     folder: Path
-    """Its working directory."""
+    """The working directory of the script."""
     main: str
-    """The file below `folder`, or the module."""
+    """The path of the script's file below `folder`, or the name of its module."""
     uses_servers: bool
-    """Whether it needs a parameter server (runtime ps)."""
+    """Whether the script needs a parameter server (runtime ps)."""
 
 
 def find_script(options: TryOptions) -> Script | None:
-    """Return the user's script: the program itself if it is a file, else the script in its folder.
+    """Return the user's script: the program itself if it is a file, else the script in the program's folder.
 
-    None for a program of runtime fleet, which is no script.
+    Return None for a program of runtime fleet, which is not a script.
 
     Raises:
         UsageError: the folder has no single script and `--script` does not choose one.
@@ -309,7 +313,10 @@ def run_script(script: Script, options: TryOptions, env: dict[str, str]) -> int:
 
 
 def split_rows(rows: Iterable[Any], held_out: float, train: Path, test: Path) -> tuple[int, int]:
-    """Write random rows, a share of `held_out`, to `test` and the others to `train`; return how many each has."""
+    """Write each row to the file `test` with the probability `held_out`, else to the file `train`.
+
+    Return (number of rows in `train`, number of rows in `test`).
+    """
     draw, counts = random.Random(SEED), [0, 0]  # noqa: S311 - no secret
     with train.open("wb") as first, test.open("wb") as second:
         for row in rows:
@@ -322,7 +329,7 @@ def split_rows(rows: Iterable[Any], held_out: float, train: Path, test: Path) ->
 def train_script(
     script: Script, options: TryOptions, packages: Path | None, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Run the script as the only trainer of a run without launchers; its model replaces the folder `options.to`.
+    """Run the script as the only trainer of a run without launchers, and copy its model to the folder `options.to`.
 
     `packages` is the folder of the program's own packages. What the script prints goes to stderr.
 

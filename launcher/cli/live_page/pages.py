@@ -35,13 +35,14 @@ from launcher.reporting.text_formats import best_pass, duration, number, rate, s
 
 PAGE = Path(__file__).with_name("page.html")
 LIVE_SECONDS, STALE_SECONDS = 6.0, 30.0
-"""An older state is shown with its age, as a warning: after an error, and without one."""
+"""A state that is older than this is shown with its age, as a warning: the first number holds after an error, the
+second without an error."""
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 10, 24  # the margins of the plot
 DOTS = 100
-"""A line with more points than this has no dots, which show their values under the mouse."""
+"""Largest number of points of a line that are drawn as dots; a dot shows its value under the mouse."""
 LARGEST = 1e300
-"""Values of a damaged file must not overflow."""
+"""Values from this one on are not drawn, because values of a damaged file must not overflow."""
 Points = Sequence[tuple[int, float]]
 """(pass counted from 1, value below LARGEST) of each pass."""
 
@@ -86,7 +87,10 @@ def render_absent(release: str) -> str:
 
 
 def render_overview(where: str, names: Seen[Any], views: Mapping[str, Seen[RunView]]) -> str:
-    """Return the list of releases; `views` are by the releases' names."""
+    """Return the page with the list of releases.
+
+    `names` says how old the list is, and `views` has the view of each release by the release's name.
+    """
     content = "".join(_card(name, seen) for name, seen in views.items())
     if names.value is not None and not views:
         content = section("No releases yet", "Start a training with the command <code>run PROGRAM</code>.")
@@ -159,9 +163,9 @@ def _tiles(view: RunView) -> list[tuple[str, str]]:
 
 
 def _charts(runs: Mapping[str, Passes], count: int | None = None) -> str:
-    """Return a chart of the training loss and of each test score; `runs` are the passes by the run's name.
+    """Return a chart of the training loss and of each test score; `runs` has the passes of each run, by the run's name.
 
-    Only the first `count` charts are returned; None: all.
+    Only the first `count` charts are returned; None: all charts.
     """
     charts = [
         draw_chart(key, {name: points_of(passes, key) for name, passes in runs.items()})
@@ -177,7 +181,11 @@ def _pass_table(runs: Mapping[str, Passes]) -> str:
 
 
 def render_runs(release: str, seen: Seen[list[SavedRun]], one: str | None, other: str | None) -> str:
-    """Return the page of a job's runs, with two of them side by side; None: the newest, and the newest other one."""
+    """Return the page of a job's runs, with two runs side by side.
+
+    `one` and `other` are the names of these two runs. If `one` is None, it is the newest run; if `other` is None, it is
+    the newest other run.
+    """
     links = {"All trainings": "/", "Current run": _link("run", release)}
     found = seen.value or []
     content = section("Runs", table(*run_rows(found)))
@@ -214,7 +222,10 @@ def _comparison(release: str, found: Sequence[SavedRun], pair: Sequence[SavedRun
 
 
 def draw_chart(title: str, lines: Mapping[str, Points]) -> str:
-    """Return a figure with a line for each entry of `lines`, by its name; empty if no line has a point."""
+    """Return a chart as an HTML figure; empty if no line has a point.
+
+    The chart has one line for each entry of `lines`, which maps the name of the line to its points.
+    """
     xs, ys = ([point[axis] for line in lines.values() for point in line] for axis in (0, 1))
     if not xs:
         return ""

@@ -1,7 +1,7 @@
-"""What the dashboard reads of a cluster or a folder: each read serves all browser windows for some seconds.
+"""Read what the dashboard shows of a cluster or a folder: each read serves all browser windows for some seconds.
 
-Nothing is read while nobody asks. A request waits a few seconds at most (FIRST_SECONDS, AGAIN_SECONDS) for a new value.
-If the cluster does not answer by then, the request gets the last value.
+Nothing is read while no browser asks. A request waits a few seconds at most (FIRST_SECONDS, AGAIN_SECONDS) for a new
+value. If the cluster does not answer by then, the request gets the last value.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from launcher.cli.storage import StorageRequest
 from launcher.reporting.saved_runs import SavedRun
 
 VIEW_SECONDS, OVERVIEW_SECONDS = 2.0, 10.0
-"""A release is read again after this time: while its page is open, and while only the list of releases is."""
+"""Seconds after which a release is read again: the first number holds while the release's page is open, the second
+while only the list of releases is open."""
 FIRST_SECONDS, AGAIN_SECONDS = 4.0, 0.5
-"""A request waits so long for a new value: if there is none yet, and if there is an earlier one."""
+"""Longest time that a request waits for a new value, in seconds: the first number holds while there is no value yet,
+the second when there is an earlier value."""
 SLOW_SECONDS = 6.0  # a read that takes longer is reported
 RETRY_SECONDS = 60.0  # until a reader pod is created again for files that could not be read
 EXIT_SECONDS = 15.0  # for reads to end at exit, so that they delete their reader pods
@@ -36,16 +38,18 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Seen(Generic[Value]):
-    """The last value that was read, None before the first one, and why it is not newer."""
+    """The value that was read last, and why there is no newer one."""
 
     value: Value | None
+    """None before the first read has succeeded."""
     age: float = 0.0
     """Seconds since the value was read."""
     problem: str = ""
+    """Why the newest read failed, or that it takes long; empty if there is no problem."""
 
 
 class SharedReading(Generic[Value]):
-    """A value that several threads ask for, and one thread at a time reads."""
+    """A value that several threads request, and that one thread at a time reads."""
 
     def __init__(self, read: Callable[[], Value]) -> None:
         """Read nothing yet; `read` returns the value, and may block."""
@@ -59,7 +63,8 @@ class SharedReading(Generic[Value]):
     def get(self, max_age: float, *, wait: bool = True) -> Seen[Value]:
         """Return the value; start to read it again if the last attempt is older than `max_age` seconds.
 
-        Without `wait`, the new value is returned by a later call.
+        With `wait`, wait FIRST_SECONDS or AGAIN_SECONDS for the new value. Without `wait`, return the last value at
+        once, and a later call returns the new one.
         """
         with self._changed:
             if self._thread is None and time.monotonic() - self._ended_at >= max_age:
@@ -96,17 +101,17 @@ class JobReadings:
     """The view of a release (or of the folder of --path), and the runs of its job."""
 
     def __init__(self, open_session: Callable[[], Session]) -> None:
-        """Read nothing yet. View and runs are read by two threads, each with a session."""
+        """Read nothing yet. Two threads will read the view and the runs, each with its own session."""
         self._view_session, self._runs_session = open_session(), open_session()
         self.is_open = False
-        """Whether somebody has opened its page, so that a reader pod may read the files of a run that is over."""
+        """Whether somebody has opened the release's page. Only then, a reader pod reads the files of a finished run."""
         self.view = SharedReading(self._read_view)
         self.runs = SharedReading(self._read_runs)
         self._final: tuple[object, float, RunView] | None = None
         self._runs: tuple[object, list[SavedRun]] | None = None
 
     def _read_view(self) -> RunView:
-        """Return the view of a run. When it is over, its files are read once more, through a reader pod."""
+        """Return the view of the run. When the run is over, read its files once more, through a reader pod."""
         view = self._view_session.peek_view(LOG_LINES)
         if not self.is_open or not (view.is_over or view.state == "missing"):
             return view
@@ -119,7 +124,7 @@ class JobReadings:
         return self._final[2]
 
     def _read_runs(self) -> list[SavedRun]:
-        """Return the runs of the job; read again only when a run has started, has finished a pass, or is over."""
+        """Return the runs of the job. Read them again only after a run has started, has finished a pass, or is over."""
         view = self._runs_session.peek_view()
         key = (view.run_id, view.state, len(view.passes))
         if self._runs is None or self._runs[0] != key:
