@@ -30,8 +30,8 @@ class RankAttempt:
     rank: int
     """The place of this pod among the pods of the attempt, from 0. It determines the ranks of the pod's processes."""
     hosts: tuple[str, ...]
-    """The IPv4 address of the pod at each place, the same on every rank. These are no names, because Paddle would
-    resolve a name often."""
+    """The IPv4 address of the pod at each place, the same on every rank. They are addresses instead of names, because
+    Paddle would resolve a name often."""
     settings: TrainSettings
     attempt: int
     """Number of the attempt: 0 for the first start of a run, 1 more for each restart."""
@@ -96,7 +96,8 @@ class LogMeaning:
     why: str = ""
     """Cause and fix, for the message about the failure; `{node}` is replaced by the name of the pod's node."""
     priority: int = 1
-    """As in `ProcessError`."""
+    """As in `ProcessError`: 0 if this meaning is the cause of other failures of the attempt, 1 if the earliest failure
+    is the cause, 2 or 3 if another failure may have, or usually has, caused this one."""
     ends_pod: bool = False
     """Whether only another pod can continue, because a device of this pod failed."""
     is_fatal: bool = False
@@ -117,7 +118,7 @@ class Runtime(Protocol):
     """
 
     trainer_waits: bool = False
-    """Whether the trainer itself waits for the job's pservers; then it is started together with them."""
+    """Whether the trainer itself waits for the job's pservers. If so, it is started together with them."""
     has_nothing_to_save: bool = False
     """Whether the runtime's processes do nothing useful after SIGTERM, so that the launcher stops them with SIGKILL at
     once."""
@@ -128,8 +129,8 @@ class Runtime(Protocol):
     counts. The logs of running processes are searched only for meanings that are fatal.
     """
     reports_progress: bool = False
-    """Whether every trainer writes progress.json from its start on. If so, a trainer that has not written it yet counts
-    as `starting`."""
+    """Whether every trainer writes progress.json from its start on. If so, the state of a trainer that has not written
+    it yet counts as `starting`."""
     is_user_script: bool = False
     """Whether the trainers of all ranks are one world of processes of a user's script.
 

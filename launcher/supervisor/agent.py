@@ -61,13 +61,13 @@ class StopRequest:
     """Records stop signals and decides when the agent obeys them.
 
     After the first SIGTERM the agent does not exit at once, because the coordinator may first let all ranks save a
-    checkpoint. It stays as long as three things are true: its trainer trains, the coordinator's order is still to
-    train, and the pod's grace period leaves time to stop the processes. It obeys every other signal, and a second
-    SIGTERM, at once.
+    checkpoint. The agent continues as long as three things are true: its trainer trains, the coordinator's order is
+    still `train`, and the pod's grace period leaves time to stop the processes. The agent obeys every other signal, and
+    a second SIGTERM, at once.
     """
 
     def __init__(self, grace: float, exit_seconds: float) -> None:
-        """Create the object; nothing was received yet.
+        """Create the object; no signal was received yet.
 
         Args:
             grace: seconds from SIGTERM until Kubernetes kills the pod.
@@ -198,7 +198,11 @@ class ProcessWatchdog:
         return time.monotonic() - self._last_turn
 
     def serve_healthz(self) -> tuple[int, str, bytes]:
-        """Return the page of the liveness probe (HTTP status, content type, body)."""
+        """Return the page of the liveness probe (HTTP status, content type, body).
+
+        The status is 503 if the main thread has been stuck, or the storage has not responded, for too long; otherwise
+        it is 200.
+        """
         stuck, silence = self.seconds_stuck(), self._probe.silence()
         text = f"main thread last ran {stuck:.1f} s ago; storage has not answered for {silence} s\n"
         healthy = stuck < 2 * self._timings.stuck and silence < self._timings.storage

@@ -197,7 +197,7 @@ class ForkServer:
 
 
 def _adopt() -> None:
-    """Make this process the parent of its orphaned descendants; process 1 is that by default.
+    """Make this process the parent of its orphaned descendants, unless it is process 1, which is their parent anyway.
 
     Raises:
         ProcessError: the system does not support this.
@@ -250,7 +250,7 @@ class ProcessGuard:
         os.close(read)
 
     def send(self, seconds: float) -> None:
-        """Tell the guard to kill the current process groups in `seconds`.
+        """Tell the guard to kill the current process groups `seconds` seconds from now.
 
         If `send` is called again before that, only the new deadline counts.
         """

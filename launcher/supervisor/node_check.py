@@ -32,7 +32,7 @@ until three times this time have passed since the beginning."""
 DISK_BYTES = 1 << 25
 """At most this many bytes are written to the disk."""
 ANSWER_SECONDS = 8.0
-"""Longest wait for the next rank, which may start the check a little later."""
+"""Longest wait in seconds for the answer of the next rank, which may start the check a little later."""
 BAD_FACTOR = 2.0
 """A node is bad if the median of the nodes is at least this many times its speed."""
 LEAST_RANKS = 3
@@ -58,7 +58,7 @@ class NodeCheck:
     """Measures this pod's node.
 
     Attributes:
-        speeds: the newest result; None before the first one.
+        speeds: the newest result; None before the first check.
     """
 
     def __init__(self, folder: Path, network: PodNetwork) -> None:

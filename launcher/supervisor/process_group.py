@@ -31,8 +31,8 @@ from launcher.supervisor.progress import STATES_BEFORE_TRAINING, HangDetector, r
 from launcher.supervisor.timings import Timings
 
 _TAIL = (400, 1 << 15)
-"""The cause of a failure is searched in at most this many (lines, bytes) at the end of a log. They are so many because
-a C++ stack trace may follow the cause."""
+"""The cause of a failure is searched in at most this many (lines, bytes) at the end of a log. The limits are this large
+because a C++ stack trace may follow the cause."""
 
 
 class ProcessGroup:
@@ -53,7 +53,7 @@ class ProcessGroup:
         longest_stays: dict[str, float],
         forks: ForkServer | None = None,
     ) -> None:
-        """Start the pservers, and the trainers if they wait for the pservers themselves.
+        """Start the pservers, and also the trainers if these wait for the pservers themselves (`trainer_waits`).
 
         Args:
             runtime: describes the processes.
@@ -61,7 +61,7 @@ class ProcessGroup:
             wake: called in a thread when `poll` has something to do, for example after the exit of a process.
             longest_stays: state of a trainer → longest time in seconds that a trainer of this rank has spent in this
                 state; the group updates it.
-            forks: the fork server that creates the processes; None: they are started in the usual way.
+            forks: the fork server that creates the processes; None: they are started with subprocess.Popen.
 
         Raises:
             LauncherError: a process could not start; none is left running.
@@ -312,8 +312,8 @@ class ProcessGroup:
         """Search the trainers' logs for a failed device; if one is found, set `failure`, but log nothing.
 
         `poll` calls this when all processes have been stopped. Only the first call searches, and only if this rank has
-        no failure yet. Another rank's failure may have stopped the processes, although a device of this pod failed,
-        too.
+        no failure yet. The search is needed because another rank may have reported a failure first, although its cause
+        is a failed device of this pod.
         """
         if self.failure is None and not self._was_searched:
             self._was_searched = True
@@ -348,10 +348,11 @@ class ProcessGroup:
                 self._fail(error, time.monotonic())
 
     def finish(self, now: float) -> None:
-        """Stop the pservers that do not exit by themselves (`ends_itself` is false); all trainers of the job are done.
+        """Stop the pservers that do not exit by themselves (`ends_itself` is false).
 
-        The other pservers have `Timings.pserver_exit` seconds to exit; then `poll` stops them, too. Only the first call
-        in the phase `done` has an effect; every other call does nothing.
+        Call this when all trainers of the job are done. The other pservers have `Timings.pserver_exit` seconds to exit;
+        then `poll` stops them, too. Only the first call in the phase `done` has an effect; every other call does
+        nothing.
         """
         if self.phase == Phase.DONE and self._finish_by is None:
             self._finish_by = now + self._timings.pserver_exit

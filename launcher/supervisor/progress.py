@@ -18,7 +18,8 @@ from launcher.schema import TrainerProgress, read_fields
 from launcher.settings import TrainSettings
 
 MAX_BYTES = 1 << 14
-"""A longer progress.json is not read: a rank's state contains it, and is sent to rank 0 several times a second."""
+"""Size in bytes above which progress.json is not read. The limit is needed because a rank's state contains the
+progress, and is sent to rank 0 several times a second."""
 STATES_BEFORE_TRAINING = ("starting", "joining", "loading")
 """States in which a trainer has not trained a batch since its start, so its pass and batch mean nothing yet."""
 LEAST_SECONDS = 180.0

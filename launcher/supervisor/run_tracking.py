@@ -1,8 +1,8 @@
 """Send a run's metrics to TensorBoard and MLflow (`tracking`), from the files that the run writes in any case.
 
 Rank 0's launcher uses `RunTracking`, a thread that starts this module as a helper process whenever there is something
-new. A tracking server that is slow or dead neither delays nor fails the run: what was not sent is sent after the next
-change, at the end, or by the next run of the job.
+new. A tracking server that is slow or dead neither delays nor fails the run: metrics that were not sent are sent after
+the next change, at the end, or by the next run of the job.
 
 This module calls MLflow's REST API itself, with six kinds of requests. MLflow's client, mlflow-skinny, would add 30
 packages to the image, and by default it blocks for minutes when the server is down.
@@ -40,8 +40,8 @@ REQUEST_SECONDS = 20.0
 """Time limit for one request to MLflow."""
 METRICS_AT_ONCE, PARAMS_AT_ONCE = 1000, 100
 LONGEST_PARAM = 6000
-"""Limits of MLflow's request log-batch: number of metrics, number of parameters, and characters of a parameter's value
-(mlflow/utils/validation.py of 3.17)."""
+"""METRICS_AT_ONCE, PARAMS_AT_ONCE and LONGEST_PARAM are limits of MLflow's request log-batch: the number of metrics,
+the number of parameters, and the characters of a parameter's value (mlflow/utils/validation.py of 3.17)."""
 OUTPUT_TAG = "paddle-training.output"
 """Name of a run's tag in MLflow. Later calls find the run by this tag; otherwise each call would create another run."""
 STATUS = {"complete": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
@@ -154,8 +154,8 @@ def list_values(
 ) -> Iterator[tuple[str, float, float, int]]:
     """Yield (name, value, Unix time, step) of each metric; the step is the number of finished passes.
 
-    The time is the start of the run plus the duration of the passes up to this one, so that every call yields the same
-    time.
+    The time is the start of the run plus the duration of the passes up to this one, so every call yields the same time
+    for a metric.
     """
     when = record.started
     for row in passes:

@@ -12,7 +12,8 @@ class Timings:
     poll: float = 0.2
     """Time between two checks of something that sends no notification when it changes."""
     training_poll: float = 0.5
-    """Replaces `poll` while all ranks train, when every event wakes the main thread."""
+    """Replaces `poll` in the agent's main loop while its rank trains. It may be longer because every event wakes the
+    main thread then."""
     hold: float = 1.0
     """How long rank 0 holds back its answer to a rank if it has no new order. As each rank sends its next request after
     the answer, each of up to 1000 ranks sends about one request in this time."""
@@ -39,22 +40,22 @@ class Timings:
     orphan: float = 10.0
     """A rank stops its processes if rank 0 has not confirmed their order for this time."""
     stuck: float = 30.0
-    """A main thread that does not run for this time (a hung volume) makes its launcher look dead to the
-    coordinator, and its watchdog kills the processes."""
+    """If a launcher's main thread does not run for this time, for example because a volume hangs, its watchdog kills
+    the processes. The launcher then sends no states, so that it looks dead to the coordinator."""
     storage_late: float = 10.0
     """The status says that a rank waits for its storage if the storage has not answered for this time."""
     storage: float = 150.0
-    """A rank whose storage has not answered for this time exits, and Kubernetes replaces its pod: a restart or
-    failover of a storage server takes up to two minutes."""
+    """A rank whose storage has not answered for this time exits, and Kubernetes replaces its pod. This is longer than a
+    restart or failover of a storage server, which takes up to two minutes."""
     parser_quiet: float = 3600.0
     """How long the process that parses the shard may log nothing. It logs its progress after each part of the rows."""
     ready: float = 120.0
     """Time within which a pserver must accept connections; PaddlePaddle loads its tables before that."""
     pserver_exit_lag: float = 0.5
-    """Time after which a trainer's log line that a pserver is gone counts as a failure. The cause is the exit of that
-    pserver, which may be noticed a little later than the line."""
+    """If a trainer logs that a pserver is gone, this counts as a failure only after this time. The cause is the exit of
+    that pserver, and the launcher may notice the exit a little later than the line."""
     stop: float = 8.0
-    """Time from SIGTERM to SIGKILL when a rank stops its processes, all with one deadline."""
+    """Time from SIGTERM to SIGKILL when a rank stops its processes. All its processes have the same deadline."""
     trainer_exit: float = 60.0
     """Time within which a trainer must exit after it has reported `done`. In this time it waits once more for the other
     trainers, at a barrier."""

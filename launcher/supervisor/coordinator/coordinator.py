@@ -134,14 +134,14 @@ class Coordinator(OrderSource):
         self.trainer_store = TrainerStore(self.output.checkpoint_request)
         self.plan = Plan(attempt=-1)
         self.run_files: RunFilesWriter | None = None
-        """None before `start_run`."""
+        """Writes run.json and status.json; None before `start_run`."""
         self._notifier = Notifier(s)
         self._tracking = RunTracking(s, t)
         self._exporter = BucketExport(s, t, pause) if s.export_to else None
         self._is_complete = False
         """Whether the run was complete before this launcher started."""
         self._logged_wait = self._ask_dns_from = 0.0
-        """Monotonic time of the last log line about missing ranks; and that from which on DNS may be asked about them
+        """Monotonic times: of the last log line about missing ranks, and from which on DNS may be asked about them
         again."""
         self._bad_nodes = ""
         """The result of the newest node check."""
@@ -152,7 +152,7 @@ class Coordinator(OrderSource):
         """Set if this pod coordinates the run again because no pod took the lease that it offered: the monotonic time
         since which it has waited for ranks; otherwise None."""
         self._late_attempt: int | None = None
-        """The newest attempt about whose missing ranks users were notified."""
+        """The newest attempt for which users were notified of missing ranks; None: no attempt yet."""
 
     @property
     def order(self) -> Plan:  # type: ignore[override]

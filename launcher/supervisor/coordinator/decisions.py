@@ -138,8 +138,8 @@ def _plan_while_running(plan: Plan, members: Sequence[Member], now: float, limit
     """Return the plan that follows a plan with the action `serve`, `train` or `finish`.
 
     After any failure, the next action is `stop`. Without a failure, it is the next action of _STEPS, once every rank
-    has reached the phase that _STEPS requires. While a rank of the action `train` must exit, or ranks wait to be taken
-    in, the plan may also request a checkpoint or stop the attempt.
+    has reached the phase that _STEPS requires. With the action `train`, the next plan may also request a checkpoint or
+    stop the attempt, because a pod must exit or because ranks wait to be taken in.
     """
     gang = [members[rank] for rank in plan.ranks]
     failure = _first_failure(plan, gang, now, limits)

@@ -101,7 +101,7 @@ class RunFilesWriter:
         empty: none was slow."""
         self._started = time.time()
         self._trained: float | None = None
-        """Unix time at which training was complete; None before that."""
+        """Unix time at which training was completed; None before that."""
         self.state: str | None = None
         """The state to show in status.json; None: status.json shows the state that follows from the plan."""
         self._script_file = (0.0, "")

@@ -2,10 +2,10 @@
 
 `Rank0Locator` finds rank 0. Rank 0 writes its address to the output lease, run.lock. It writes the secret with which
 the other ranks authenticate to a file that only the user of the pods can read. Address and secret change with every pod
-of rank 0. Every other rank needs the secret anyway, so DNS would not find a new pod of rank 0 any earlier than the two
-files. With `rendezvous: api` the address comes from the Kubernetes API, as in the tutorial of 2017. A pod's rank is its
-completion index in this case, too. The tutorial got the ranks from the sorted addresses of the pods, so they would
-change with every replaced pod.
+of rank 0. Every other rank must read the new secret in any case, so it would not connect to a new pod of rank 0 any
+earlier if it got the address from DNS. With `rendezvous: api` the address comes from the Kubernetes API, as in the
+tutorial of 2017. A pod's rank is its completion index in this case, too. The tutorial got the ranks from the sorted
+addresses of the pods, so they would change with every replaced pod.
 
 `CoordinatorLink` is this connection. It also decides how a rank waits while rank 0 is unreachable: log lines,
 notifications, deadline, end of the run.
@@ -263,9 +263,10 @@ class OrderSource:
         """
 
     def update(self, read_state: Callable[[], MemberState], now: float) -> None:
-        """Do what is due at the monotonic time `now`; `read_state` returns this rank's state.
+        """Do the periodic work: on rank 0, decide on the next order; on other ranks, check that rank 0 is reachable.
 
-        Raise `LauncherError` if the run is over for this rank.
+        `read_state` returns this rank's state, and `now` is the monotonic time. Raise `LauncherError` if the run is
+        over for this rank.
         """
 
     def send_now(self) -> None:
@@ -344,7 +345,7 @@ class CoordinatorLink(OrderSource):
         self.heard = self._logged = time.monotonic()
         """`heard`: when the coordinator last confirmed `order`; before the first order, the time of creation."""
         self.problem = "no request was sent yet"
-        """Why rank 0 last did not confirm an order, for messages."""
+        """Why the last request that failed has failed; this is shown in messages."""
         self.rejected_until: float | None = None
         """Monotonic time at which this pod exits if the coordinator still rejects its states then. The coordinator
         rejects them if another pod with the same rank is the valid one. None: the coordinator did not reject the newest

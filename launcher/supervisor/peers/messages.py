@@ -90,7 +90,7 @@ class Failure:
 
     @classmethod
     def from_error(cls, error: LauncherError, at: float, rank: int, **more: Any) -> Failure:
-        """Convert an exception of this rank to a failure; `more` are further fields."""
+        """Convert an exception of rank `rank` to a failure; `more` are further fields of the failure."""
         if isinstance(error, ProcessError):
             more |= {"process": error.process, "returncode": error.returncode, "priority": error.priority}
         return cls(clip(str(error), TEXT_MAX_BYTES), error.exit_code, at, rank, **more)
@@ -119,8 +119,8 @@ class Failure:
     def signature(self) -> list[Any] | None:
         """Return a key that is equal for two failures of the program at the same place.
 
-        None when the place is unknown, or when the program is not the cause: a signal, or an error of the storage or
-        the launcher.
+        None if the place is unknown, or if the program is not the cause: a signal terminated the process, or the
+        storage or the launcher had an error.
         """
         code = self.returncode
         if self.place is None or code is None or code <= 0 or code >= 128 or EXIT_UNFIT in {code, self.code}:

@@ -69,8 +69,9 @@ class TrainerStore:
     the secret that authenticates the trainer (`build_store_prefix`). The store forgets all values when the next attempt
     starts.
 
-    The store also answers the trainers' question whether to save a checkpoint at a batch, because a user requested one
-    or a pod received SIGTERM. All trainers get the same answer for one batch.
+    Trainers also ask the store whether they must save a checkpoint at a certain batch. They must if a user or the
+    coordinator has requested one, for example because a pod received SIGTERM. All trainers get the same answer for the
+    same batch.
 
     This class replaces PaddlePaddle's own store, which is a child process of pserver 0. That process needs a port of
     its own and starts only after the import of Paddle, and pserver 0 does not serve before that process exits.
@@ -136,7 +137,7 @@ class TrainerStore:
                 self._values[path] = value
 
     def decide(self, path: str, proposed: int) -> bytes:
-        """Decide whether the trainers save a requested checkpoint now; all calls with one path get one answer.
+        """Decide whether the trainers save a requested checkpoint now; calls with the same path get the same answer.
 
         A request is granted only once, because its file may still exist when trainers that have saved the checkpoint
         ask again.

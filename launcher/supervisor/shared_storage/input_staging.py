@@ -91,8 +91,8 @@ def stage_inputs(
 ) -> str:
     """Copy shard, side tables and program to the pod's own disk, verify the copies, and return the program's digest.
 
-    Ranks that need the test set copy it, too, and a run with packages copies these. The data and the progress.json that
-    an earlier container left in the work folder are not trusted, and are removed first.
+    The test set, on ranks that need it, and the Python packages of `training.packages` are copied, too. The data and
+    the progress.json that an earlier container left in the work folder are not trusted, and are removed first.
 
     Args:
         manifest: manifest of the data; None if the run has no data (`TrainSettings.has_data`).
@@ -168,7 +168,7 @@ def _stage_program(settings: TrainSettings, program: Path, check: Callable[[], N
 
 
 def _stage_packages(settings: TrainSettings, check: Callable[[], None]) -> None:
-    """Unpack the archive of `training.packages` on the pod's own disk, once for each pod.
+    """Unpack the archive of `training.packages` on the pod's own disk, unless an earlier call in this pod has done so.
 
     Raises:
         SettingsError: the storage has no such archive.

@@ -115,7 +115,7 @@ class OutputLease:
     def acquire(self, *, yields: bool = False) -> bool:
         """Wait until this process holds the lease, and return True.
 
-        With `yields` return False as soon as another pod of this run has renewed the lease.
+        With `yields`, return False as soon as this function sees that another pod of this run has renewed the lease.
 
         Raises:
             DeadlineError: a pod of another run holds the lease and keeps renewing it.
@@ -308,7 +308,7 @@ class OutputLease:
 
         Raises:
             LeaseLostError: the file was removed, or contains the lease of another holder.
-            UnreadableError: the file is damaged: it contains no lease, or one of another length.
+            UnreadableError: the file is damaged, because it contains no lease, or a lease of another length.
             StorageError, StorageFailedError: the file cannot be read or written.
         """
         began = self._clock()
