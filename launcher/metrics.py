@@ -182,9 +182,9 @@ def higher_is_better(metric: str) -> bool:
 
 
 def rank_passes(metric: str, scores: Scores) -> list[int]:
-    """Return the first number of each pair in `scores` with a finite value, sorted from the best value to the worst.
+    """Return the passes with a finite score, sorted from the best score to the worst.
 
-    Of pairs with equal values the earliest one comes first.
+    A pass is given by the first number of its pair in `scores`. Of passes with equal scores the earliest comes first.
     """
     sign = -1 if higher_is_better(metric) else 1
     return [at for _, at in sorted((sign * value, at) for at, value in scores if math.isfinite(value))]

@@ -84,8 +84,8 @@ Count = Annotated[int, range(2**53).__contains__]
 class Position:
     """How far a run has trained: `passes` finished passes, and `batches` finished batches of the next pass.
 
-    A pass is PaddlePaddle's word for an epoch. Every checkpoint has a position, which gives its folder's name. In
-    every file and message it is the JSON object `{"pass": passes, "batch": batches}`.
+    A pass is PaddlePaddle's word for an epoch. Every checkpoint has a position, and the name of its folder is made from
+    the position. In every file and message a position is the JSON object `{"pass": passes, "batch": batches}`.
     """
 
     passes: Count = field(metadata={"key": "pass"})
@@ -114,7 +114,7 @@ def position(name: str) -> Position | None:
 
 
 class _Below:
-    """An attribute of a class with paths: the path `name` below the folder that the attribute `base` contains."""
+    """An attribute of a class with paths. The value is the path `name` below the folder in the attribute `base`."""
 
     def __init__(self, name: str, base: str = "root") -> None:
         self._name, self._base = name, base
@@ -158,7 +158,10 @@ class JobPaths:
         return self.all_data / f"{digest}.json"
 
     def data_tmp(self, content: str) -> Path:
-        """Return the folder in which data Jobs of this user prepare data; finally they rename it to `data(content)`."""
+        """Return the folder in which data Jobs of this user prepare data.
+
+        When the data is complete, a data Job renames the folder to `data(content)`.
+        """
         return self.all_data / f".{content}.{os.getuid()}.tmp"
 
     def data_alive(self, digest: str) -> Path:
@@ -251,7 +254,7 @@ class OutputPaths:
 
 
 POD_WORK_DIR = Path("/work")
-"""Where the chart mounts a pod's own disk; PADDLE_LAUNCHER_WORK_DIR is the path of another folder."""
+"""Where the chart mounts a pod's own disk; the variable PADDLE_LAUNCHER_WORK_DIR may contain another path."""
 
 
 @dataclass(frozen=True)

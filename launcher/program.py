@@ -92,7 +92,7 @@ class Job:
             spread: new vectors are drawn uniformly from -spread to +spread.
             weights: float32 tensor of shape [batch, length], such as a `Real(length)` input; each vector is
                 multiplied by its weight. With `pool="mean"` the mean is weighted.
-            pool: combine the vectors of a row into their "sum" or "mean", without padding. None: keep them.
+            pool: combine the vectors of a row into their "sum" or "mean", without padding. None: keep all vectors.
             optimizer: optimizer of this table: paddle.optimizer.Adam, SGD or Adagrad. None: the one that
                 the program's optimizer() returns.
             admit: an id gets its vector when it is trained on for the `admit`-th time; before that only the

@@ -179,7 +179,7 @@ class TrainerCallback:
         self._logged_step = state.global_step
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: object) -> None:
-        """Let `Trainer` log every `every` steps, and save then if `run.should_save()` says so.
+        """Every `every` steps, let `Trainer` log, and let it save if `run.should_save()` says so.
 
         At the last step of an epoch `Trainer` does not save, because `on_epoch_end` saves together with the scores. If
         `Trainer` saves after this step, it writes its checkpoint into a new checkpoint folder of the run.

@@ -37,12 +37,12 @@ JOIN_SECONDS = 900.0
 
 
 class ScriptRun:
-    """One process of a script. Create one in every process, before the first step.
+    """One process of a script. Create one object in every process, before the first step.
 
     Epochs and steps count from 0. A place (epoch, step) is where training continues: `step` steps of `epoch` are done.
     The launcher uses other words: a pass is an epoch, and the batches of a pass are the steps of all processes
-    together. A checkpoint is at a number of batches, so a run with another number of processes continues at the same
-    part of the epoch.
+    together. A checkpoint stores its position as a number of batches, so a run with another number of processes
+    continues at the same part of the epoch.
 
     Attributes:
         rank: number of this process, from 0. Process 0 saves scores, the model and, unless all processes save together
@@ -59,7 +59,7 @@ class ScriptRun:
         test_file: the test set; None if there is none.
         data: with `data.format: files` the folder of the data files, which the script must not change; else None.
         tables: folder of the side tables (`data.tables`); None if there are none.
-        output: the run's output folder on the shared storage; `output` in the current folder without the launcher.
+        output: the run's output folder on the shared storage; without the launcher, `output` in the current folder.
         start: the place (epoch, step) at which training continues; (0, 0) at the start of a run.
         checkpoint: the folder with the verified files that were saved at `start`; None if there is no checkpoint. To
             find out whether there is a checkpoint, test this attribute and not `start`, which can be (0, 0) although
@@ -143,7 +143,7 @@ class ScriptRun:
         return folder
 
     def init_parallel_env(self) -> None:
-        """Connect to all other processes with `paddle.distributed.init_parallel_env`; do nothing if there is one.
+        """Connect to all other processes with `paddle.distributed.init_parallel_env`; do nothing if there are none.
 
         If process 0 does not answer, Paddle waits three seconds before it asks again (kDelay in its tcp_utils.h). This
         method waits until process 0 listens, and then calls Paddle's function: a start takes up to three seconds less.
@@ -310,8 +310,8 @@ class ScriptRun:
     def save(self, epoch: int, step: int, *, all_ranks: bool = False) -> Iterator[Path]:
         """Save a checkpoint: `with run.save(epoch, step) as folder:` and write any files into `folder`.
 
-        The checkpoint appears with all its files when the block ends without an error; after an error it does not
-        appear. Then only the newest `training.keepCheckpoints` checkpoints are kept, and older ones are removed.
+        When the block ends without an error, the checkpoint appears with all its files, and checkpoints older than the
+        newest `training.keepCheckpoints` are removed. After an error no checkpoint appears.
 
         Without `all_ranks` only process 0 may call this. With runtime ps all trainers must call it, and call
         `fleet.save_persistables(exe, str(folder))` in the block; that function waits for all trainers.
@@ -459,7 +459,7 @@ class ScriptRun:
 
     @contextlib.contextmanager
     def testing(self) -> Iterator[None]:
-        """Report that the block tests the model: it may take longer than `training.progressDeadlineSeconds`."""
+        """Report that the block tests the model, so that it may take longer than `training.progressDeadlineSeconds`."""
         with self._in_state("testing"):
             yield
 

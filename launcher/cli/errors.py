@@ -86,7 +86,7 @@ _FULL_TEXTS = (
     *map(os.strerror, (errno.ENOSPC, errno.EDQUOT, errno.EROFS)),
     *("no space left", "bytes free, but", "No usable temporary directory"),
 )
-"""Parts of messages about a full or read-only disk: of the system, of the reader's commands, and of Python."""
+"""Parts of messages about a full or read-only disk, which the system, the reader's commands or Python write."""
 
 
 def _is_disk_full(text: str) -> bool:

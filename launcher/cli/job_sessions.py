@@ -138,7 +138,7 @@ class ClusterSession:
         """Return the values given to the release that describe the cluster and not one training.
 
         Raises:
-            CliError: `run` raises an error; an earlier version of the chart wrote the ConfigMap; the release's claim
+            CliError: an error of `run`; an earlier version of the chart wrote the ConfigMap; the release's claim
                 does not exist; or helm cannot read the release.
         """
         run = self.run()
@@ -296,10 +296,10 @@ class ClusterSession:
     def storage(self, request: StorageRequest) -> Iterator[Storage]:
         """Yield the job's folder, or the folder of another job on the same storage.
 
-        The folder is opened through a running pod of the run. If the command writes, or must not depend on the
-        training's pods, the folder is opened through a reader pod, and through a running pod only if no node can
-        run a reader pod. `find_storage` describes how the storage of an uninstalled release, or of a given claim,
-        is found. A reader pod is deleted after the block.
+        The folder is opened through a running pod of the run. A reader pod is used instead if no pod of the run runs,
+        if the command writes, or if the command must not depend on the training's pods. If no node can run the reader
+        pod, a running pod is used after all. The reader pod is deleted after the block. `find_storage` describes how
+        the storage of an uninstalled release, or of a given claim, is found.
 
         Raises:
             UsageError: it is unclear which storage or which job is meant.

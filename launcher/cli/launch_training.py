@@ -509,8 +509,8 @@ def _without_option(arguments: Sequence[str], key: str) -> list[str]:
 def _parse(key: str, text: str) -> Any:
     """Return the value of `--set key=text`.
 
-    If the chart's default for `key` is a text, the value is `text` itself. Otherwise `text` is parsed as YAML, so `[a,
-    b]` is a list.
+    If the chart's default for `key` is a text, the value is `text` itself. Otherwise `text` is parsed as YAML; for
+    example, `[a, b]` is a list.
     """
     default: Any = read_defaults()
     for part in key.split("."):

@@ -1,7 +1,7 @@
 """What the states of pods, Jobs and claims mean: why a pod does not run, and why a container exited.
 
-Functions over objects as the API server sends them. `events` are Event objects about the pod, Job or
-claim, oldest first.
+The functions take objects as the API server sends them. The argument `events` has the Event objects about the pod, Job
+or claim, oldest first.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from launcher.cli.cluster_api import Object
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 
 PERMANENT_WAITS = ("ErrImageNeverPull", "InvalidImageName", "ImagePullBackOff", "CreateContainerConfigError")
-"""Waiting reasons of containers that do not resolve by themselves."""
+"""Reasons of waiting containers; a container that waits for such a reason does not start until somebody acts."""
 
 ENDED = ("Succeeded", "Failed")
 """Phases of pods whose containers have exited for good."""
@@ -55,7 +55,10 @@ _SIGNALS = {1: "SIGHUP", 2: "SIGINT", 6: "SIGABRT", 7: "SIGBUS", 9: "SIGKILL", 1
 
 
 def is_started_by(job: Object, cron_job: str) -> bool:
-    """Return whether this CronJob, or `kubectl create job --from` of it, created the Job; False for an empty name."""
+    """Return whether the Job was created by this CronJob, or from it with `kubectl create job --from`.
+
+    The result is False if `cron_job` is empty.
+    """
     owners = job["metadata"].get("ownerReferences") or []
     return any((one["kind"], one["name"]) == ("CronJob", cron_job) for one in owners)
 

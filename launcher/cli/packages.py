@@ -69,13 +69,13 @@ class PythonEnvironment:
     """Where packages will be used: an image, or this machine."""
 
     where: str
-    """Its name in messages."""
+    """The environment's name in messages."""
     options: tuple[str, ...]
-    """uv's options for its Python and platform."""
+    """The options of uv that select the environment's Python and platform."""
     packages: Mapping[str, str]
-    """Version of each of its packages, by normalized name."""
+    """Version of each package that the environment has, by normalized name."""
     has_windows: bool = False
-    """Whether a program can open windows there, so that packages of WITH_WINDOWS can be imported."""
+    """Whether a program can open windows in the environment, so that packages of WITH_WINDOWS can be imported."""
 
     @classmethod
     def of_image(cls, image: str, described: Mapping[str, Any]) -> PythonEnvironment:
@@ -193,9 +193,9 @@ def pack_files(entries: Iterable[tuple[str, Path]], archive: Path) -> str:
 def install_packages(requirements: Path, environment: PythonEnvironment, folder: Path) -> list[str]:
     """Install what `requirements` need in addition to the packages of `environment` into the new `folder`.
 
-    A package without a wheel is built on this machine, if it has no compiled code. Packages of WITH_WINDOWS are
-    replaced by those without windows, unless the requirements have hashes. Return name and version of each installed
-    package.
+    A package without a wheel is built on this machine, if it has no compiled code. In an environment without windows,
+    packages of WITH_WINDOWS are replaced by packages that need none, unless the requirements have hashes. Return name
+    and version of each installed package.
 
     Raises:
         UsageError: the requirements contradict each other or the environment's packages, or a package has compiled code

@@ -55,8 +55,8 @@ def list_files(folder: Path, ignored: list[str] | None = None) -> list[tuple[str
             names of folders end with a slash.
 
     Raises:
-        UsageError: a link leads out of the folder, or to a folder that contains it, or a name is invalid on the
-            storage.
+        UsageError: a link leads out of the program's folder, or to a folder that contains the link; or a name is
+            invalid on the storage.
     """
     root, found = folder.resolve(), []
 

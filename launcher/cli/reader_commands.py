@@ -265,7 +265,7 @@ def request_checkpoint(root: Path, out: IO[bytes], seconds: float, pause: float 
 
 
 def _write_request(request: Path) -> str:
-    """Write the request file for a checkpoint, replacing any other one; return its text."""
+    """Write the file that requests a checkpoint, and replace an earlier request; return the text of the file."""
     token = secrets.token_hex(8)
     files.write_atomically(request, token)
     return token

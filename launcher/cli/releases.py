@@ -131,7 +131,7 @@ def volume_identity(values: Mapping[str, Any], namespace: str) -> tuple[Any, ...
 def list_releases(cluster: Cluster, *, all_namespaces: bool = True) -> list[Release]:
     """Return the releases of all namespaces that this user may list, or of the cluster's namespace only.
 
-    They are sorted by namespace and name.
+    The releases are sorted by namespace and name.
     """
     list_maps = cluster.list_in_all_namespaces if all_namespaces else cluster.list_objects
     found = []

@@ -195,7 +195,7 @@ def rank_row(rank: RankView) -> tuple[str, ...]:
 
 
 def _step_text(rank: RankView) -> str:
-    """Return a rank's own seconds per step, and whether it is slow; - if they are not measured."""
+    """Return a rank's own seconds per step, and whether the rank is slow; `-` if the seconds are not measured."""
     return "-" if rank.step_seconds is None else f"{rank.step_seconds:.3g}{' slow' if rank.is_slow else ''}"
 
 
@@ -243,7 +243,7 @@ def status_screen(view: RunView, options: Sequence[str] = (), now: float | None 
 def remarks(view: RunView) -> list[str]:
     """Return what `status` prints in addition to state and cause; each problem is in one remark only.
 
-    The failure of a data Job, for example, is reported by the Job, by its record and by every waiting pod.
+    For example, the Job, its record and every waiting pod report the failure of a data Job; the result has it once.
     """
     wait = "" if view.is_over or not (view.progress or view.state in _PAUSED) else _describe_block(view)
     of_ranks = _group_by_reason([rank for rank in view.ranks if rank.reason])
@@ -335,8 +335,12 @@ def poll_until_over(
 ) -> RunView:
     """Poll a run every PAUSE_SECONDS until it is complete; return its last view.
 
-    `show` receives each view, `report` messages such as that the cluster is unreachable. `timeout` is in seconds,
-    `options` select the run in suggested commands.
+    Args:
+        poll: returns the current view of the run.
+        show: receives each view.
+        report: receives messages, for example that the cluster is unreachable.
+        timeout: longest time to poll, in seconds.
+        options: the options that select the run in suggested commands.
 
     Raises:
         RunFailedError: the run failed, or its release was removed; the message has the cause.

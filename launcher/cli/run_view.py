@@ -68,10 +68,9 @@ def build_progress(status: StatusFile | None, run: RunFile | None, run_id: str |
 class JobView:
     """The state of a Kubernetes Job.
 
-    `state` is missing (it does not exist although the release has it), suspended, waiting, running, complete,
-    failed, or none (the release has no data Job, because data.enabled is false). If `name` is
-    TRAINING_PODS, `state` describes the data that the training pods prepare, and the numbers count the init
-    containers of these pods.
+    `state` is missing (the Job does not exist, although it is part of the release), suspended, waiting, running,
+    complete, failed, or none (the release has no data Job, because data.enabled is false). If `name` is TRAINING_PODS,
+    `state` describes the data that the training pods prepare, and the numbers count the init containers of these pods.
     """
 
     name: str
@@ -178,8 +177,11 @@ def build_ranks(
 ) -> tuple[RankView, ...]:
     """Return the view of each rank.
 
-    `pods` are the training pods of this run (empty if they are not known), `events` are by pod name, and
-    `reported` are the `ranks` of status.json.
+    Args:
+        trainers: the number of ranks.
+        pods: the training pods of this run; empty if the pods are not known.
+        events: the events about each pod, by the pod's name.
+        reported: the `ranks` of status.json.
     """
     status = {entry.rank: entry for entry in reported if entry.rank >= 0}
     rows = []

@@ -52,7 +52,7 @@ class Axis:
         return len(self.choices) or (self.high - self.low + 1 if self.is_whole else math.inf)
 
     def grid_values(self) -> Sequence[Any]:
-        """Return all values. Raises UsageError for a range of numbers that are not whole, or of too many numbers."""
+        """Return all values. Raises UsageError for a range of more than MAX_CHOICES or of infinitely many numbers."""
         if self.choices:
             return self.choices
         if self.size > MAX_CHOICES:

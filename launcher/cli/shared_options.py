@@ -192,4 +192,4 @@ with_release = with_options(session=open_release)
 with_session = with_options(session=open_session)
 """Decorator: replaces the parameter `session` of a command by the options of `open_session`."""
 with_storage = with_options(session=open_session, request=StorageRequest)
-"""Decorator: as `with_session`; also replaces the parameter `request` by the options of StorageRequest."""
+"""Decorator: does what `with_session` does, and replaces the parameter `request` by the options of StorageRequest."""

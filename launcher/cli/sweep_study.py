@@ -39,7 +39,7 @@ class StudyTrial:
     settings: tuple[str, ...]
     """The chosen values, each as `key=value`."""
     result: str = ""
-    """`complete`, `pruned` or `failed`; empty while it trains."""
+    """`complete`, `pruned` or `failed`; empty while the trial trains."""
     value: float | None = None
     """The score; for a pruned trial the score after its last pass."""
     cause: str = ""
@@ -235,7 +235,7 @@ class SweepStudy:
     def write_report(self, file: Path, rows: Sequence[Sequence[str]]) -> None:
         """Write an HTML page that needs no other file: the table `rows`, whose first row has the titles, and plots.
 
-        The plots are Optuna's own. One that needs more trials than there are is left out.
+        The plots are Optuna's own. A plot that needs more trials than the study has is left out.
         """
         from optuna import importance, visualization
 

@@ -174,7 +174,7 @@ class CheckpointRows:
 
 @dataclass(frozen=True)
 class CheckpointScores:
-    """Test scores of the run's passes so far, by the metric of `training.keepBest`."""
+    """Test scores of the run's passes so far, for the metric of `training.keepBest`."""
 
     metric: str
     passes: list[list[float | None]]
@@ -440,9 +440,9 @@ class StatusFile:
     warning: str | None = None
     """What is doubtful: a slow rank or node, or processes of a complete run that trained alone; None: nothing."""
     log_progress: str | None = field(default=None, metadata={KEY: "logProgress"})
-    """Epoch, step and loss in the log of a script that does not report its steps; None: none was found."""
+    """Epoch, step and loss in the log of a script that does not report its steps; None: the log has no such line."""
     script_file: str | None = field(default=None, metadata={KEY: "scriptFile"})
-    """The newest file of a script's own checkpoints, below its checkpoint folder; None: none was found."""
+    """The newest file of a script's own checkpoints, below its checkpoint folder; None: there is no such file."""
     script_file_written: float | None = field(default=None, metadata={KEY: "scriptFileWritten"})
     """When `script_file` was written, in Unix seconds."""
     export_to: str | None = field(default=None, metadata=_written("exportTo"))
@@ -485,7 +485,7 @@ class RunFile(PlanRecord):
     score: dict[str, Any] = field(default_factory=dict, metadata=ALWAYS)
     """The model's test scores by metric name."""
     exported: dict[str, Any] | None = field(default=None, metadata=ALWAYS)
-    """Result of the export to a bucket; None before it."""
+    """Result of the export to a bucket; None before the export."""
     options: dict[str, Any] = field(default_factory=dict)
     """All options of the training program. The file does not have them: the command line reads them in program.json."""
     content: dict[str, Any] = field(default_factory=dict, metadata={KEY: ""})

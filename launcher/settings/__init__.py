@@ -286,13 +286,14 @@ class TrainSettings(PodSettings):
     data_wait_seconds: int = setting("data.waitSeconds")
     """Seconds that training pods wait for a data Job that shows no progress."""
     data_cache: str = setting("data.cache", parse=p.choice("storage", "pod", "podShare"))
-    """Where a script reads data of format files: on the storage, or copied to the pod's own disk."""
+    """With `data.format: files`, where a script reads the files: on the storage, or as copies on the pod's own disk."""
     program_sha256: str = setting("training.programSha256")
     """sha256 that the program must have; empty: any program."""
     keep_files: tuple[str, ...] = setting("training.keepFiles")
     """Patterns of files in a script's working folder that are copied to the storage when the pod exits."""
     checkpoint_dir: str = setting("training.checkpointDir")
-    """Where a script writes its checkpoints: relative to its working folder, or below `{output_dir}`; or empty."""
+    """Folder to which a script writes its checkpoints: relative to its working folder, or below `{output_dir}`. Empty:
+    the script takes the folder as an argument, or writes none."""
     packages: str = setting("training.packages")
     """sha256 of the archive with the program's own Python packages (`JobPaths.packages`); empty: there are none."""
     processes_per_pod: int = setting("training.processesPerPod")
@@ -306,7 +307,8 @@ class TrainSettings(PodSettings):
     rank_wait_seconds: int = setting("training.rankWaitSeconds")
     """Seconds that an elastic run waits for lost ranks before it continues without them."""
     grow_after_minutes: float = setting("training.growAfterMinutes")
-    """Minutes after which an elastic run takes in pods that have joined, if it saved no checkpoint meanwhile."""
+    """Minutes after which an elastic run saves a checkpoint to take in pods that have joined. Any other checkpoint also
+    takes in the pods."""
     rank_wait_hours: float = setting("training.rankWaitHours", 6.0)
     """Hours to wait after `rendezvous_seconds` for a rank that has not joined."""
     mode: str = setting("training.mode", parse=p.choice("sync", "async"))

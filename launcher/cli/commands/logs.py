@@ -30,7 +30,8 @@ _ATTEMPT = re.compile(r"attempt-(\d+)")
 class LogRequest:
     """The options of `logs`, which select a log.
 
-    `role` None selects the launcher's own log in the rank's pod, `attempt` None the newest attempt.
+    If `role` is None, the log is the launcher's own log in the rank's pod. If `attempt` is None, the log is the one of
+    the newest attempt.
     """
 
     rank: Annotated[int, typer.Option(min=0, help="The rank.")] = 0
@@ -119,9 +120,9 @@ def read_log(session: Session, request: LogRequest) -> Iterator[bytes]:
 
 
 def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
-    """Return whether an attempt's logs were moved to `attempt-<k>/`, as they are when a later attempt starts.
+    """Return whether an attempt's logs were moved to `attempt-<k>/`.
 
-    Raises UsageError if this rank has no logs of the attempt.
+    The launcher moves the logs when a later attempt starts. Raises UsageError if this rank has no logs of the attempt.
     """
     entries = run_json_command(storage, "ls", "--optional", OUTPUT.node(rank).as_posix())
     moved = sorted(int(match[1]) for entry in entries if (match := _ATTEMPT.fullmatch(entry["name"])))

@@ -135,10 +135,12 @@ def lacks_pods(view: RunView) -> bool:
 
 
 def can_launch(trials: Sequence[Trial], parallel: int) -> bool:
-    """Return whether another trial can be launched now, next to the live ones.
+    """Return whether another trial can be launched now.
 
-    - At most `parallel` trials are live.
-    - The first trial has prepared its data: the data Jobs of the others then link this data.
+    This is the case if no trial is live, or if all of these are true:
+
+    - Fewer than `parallel` trials are live.
+    - A trial has prepared its data, so that the data Jobs of the other trials only have to link this data.
     - No live trial waits for pods. Otherwise two trials that each have only some of their pods could wait for each
       other forever.
     """
@@ -603,9 +605,9 @@ def check_keys(axes: Sequence[Axis], options: LaunchOptions) -> None:
 def plan_ends(options: LaunchOptions, axes: Sequence[Axis], by: str | None) -> list[TrainingPlan]:
     """Return some plans of trainings, to check the search space before the sweep begins.
 
-    The first plans have the first value of each key, and the last value of each key; they passed all checks of `run`.
-    If a key is a value of the chart and has a list of values, a further plan follows for each value between the first
-    and the last one. In these plans only the chart's values were checked.
+    The first plan has the first value of each key, and the second plan has the last value of each key. Both passed all
+    checks of `run`. If a key is a value of the chart and has a list of values, a further plan follows for each value
+    between the first and the last one. In these plans only the chart's values were checked.
 
     Args:
         options: the options of the command.
@@ -711,7 +713,7 @@ def check_releases_are_free(cluster: Cluster, names: Sequence[str]) -> None:
 
 
 def _cells(trial: Trial) -> tuple[list[str], str]:
-    """Return two things for a trial's row: the values of its settings, and a text.
+    """Return (values of the trial's settings, text) for the trial's row in a table.
 
     The text is the score of a complete or pruned trial, the cause of a failure, or the progress of a trial that trains.
     """

@@ -76,7 +76,7 @@ class TryOptions(ProgramOptions):
 
     @functools.cached_property
     def chart_values(self) -> Values:
-        """The values of -f and --set over the chart's defaults. Raises UsageError if one is invalid."""
+        """The chart's defaults, overridden by the values of -f and --set. Raises UsageError if a value is invalid."""
         return complete_values(apply_settings(read_values(self.values or ()), self.settings or ()))
 
     @property
@@ -101,7 +101,7 @@ class TryOptions(ProgramOptions):
 
     @property
     def batch_size(self) -> int:
-        """Rows of a batch."""
+        """Number of rows in a batch."""
         return int(self.chart_values["training"]["batchSize"])
 
     def copy_tables(self, folder: Path) -> None:
@@ -334,7 +334,8 @@ def train_script(
     `packages` is the folder of the program's own packages. What the script prints goes to stderr.
 
     Returns:
-        `passes` (rows of metrics.csv), `score`, and `model`: the folder, or None if the script saved no model.
+        A dict with `passes` (a dict for each pass in metrics.csv), `score` (the test scores) and `model` (the folder of
+        the model, or None if the script saved no model).
 
     Raises:
         CliError: the script failed.
