@@ -84,7 +84,8 @@ TIERS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     # Two processes, because half of the time these tests wait for processes, servers and deadlines of their own.
     "fast-launcher": ((*_pytest(2, "not e2e", "launcher"), "--fast"),),
-    "unit": (_pytest(4, "not e2e and not long", *UNIT),),
+    # Three processes, because each one imports Paddle in itself and in a fork server, and collects all tests.
+    "unit": (_pytest(3, "not e2e and not long", *UNIT),),
     "chart": (_pytest(0, "not e2e", "chart"),),
     "aws": (
         (

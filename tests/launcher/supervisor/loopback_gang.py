@@ -53,6 +53,15 @@ FAST = {
     "export": 30.0,
     "export_base": 0.05,
 }
+WITH_PADDLE: dict[str, Any] = {
+    "rendezvous_seconds": 60,
+    # Paddle listens at all addresses of this machine, so no other test may use these ports.
+    "CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10),
+    "OMP_NUM_THREADS": "1",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "timings": {"silence": 15.0, "orphan": 15.0},
+}
+"""Arguments of a gang whose scripts use PaddlePaddle."""
 needs_fuse = pytest.mark.skipif(
     os.getuid() != 0 or not Path("/dev/fuse").exists(), reason="needs root and /dev/fuse"
 )

@@ -20,7 +20,7 @@ from launcher.io.files import sha256_file
 from launcher.metrics import parse_metrics
 from local.launcher_image import ensure_collective_python
 from testkit.written_data import write_data
-from tests.launcher.supervisor.loopback_gang import REPO, LoopbackGang
+from tests.launcher.supervisor.loopback_gang import REPO, WITH_PADDLE, LoopbackGang
 from tests.launcher.trainer.conftest import texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.paddle]
@@ -55,19 +55,9 @@ def version(request: pytest.FixtureRequest) -> str:
 
 def build_gang(root: Path, version: str, rows: list[list[str]], test: list[str], **env: Any) -> LoopbackGang:
     """Return a gang of a pod for each shard in `rows` that trains with this version of PaddlePaddle."""
-    settings = {
-        "runtime": "collective",
-        "config_file": "mine/train.py",
-        "rendezvous_seconds": 60,
-        # Paddle's store listens on all addresses, so no other test may use these ports.
-        "CONF_PADDLE_PORT": str(20_000 + os.getpid() % 1000 * 10),
-        "OMP_NUM_THREADS": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        **env,
-    }
+    settings = {**WITH_PADDLE, "runtime": "collective", "config_file": "mine/train.py", **env}
     python = ensure_collective_python() if version == "3.3.1" else Path(sys.executable)
-    long = {"silence": 15.0, "orphan": 15.0}
-    gang = LoopbackGang(root, trainers=len(rows), python=python, timings=long, **settings)
+    gang = LoopbackGang(root, trainers=len(rows), python=python, **settings)
     write_data(gang.job, rows, test, env.get("data_digest", "d1"))
     return gang
 
@@ -108,6 +98,7 @@ def test_all_processes_train_the_same_model(tmp_path: Path, version: str) -> Non
         assert {path.read_text() for path in gang.output.glob("version-*.txt")} == {version}
 
 
+@pytest.mark.long  # test_gang_of_scripts.py continues with other numbers of processes, without Paddle
 def test_the_example_learns_and_continues_with_another_number_of_processes(
     tmp_path: Path, version: str
 ) -> None:
@@ -135,10 +126,12 @@ def test_the_example_learns_and_continues_with_another_number_of_processes(
 def train_alone(folder: Path, passes: int, batch: int = BATCH) -> subprocess.CompletedProcess[str]:
     """Run the script without the launcher, in one process with its output in `folder`; return how it ended."""
     folder.mkdir(exist_ok=True)
-    (folder / "train.txt").write_text("".join(f"{line}\n" for line in texts(200, 1)))
+    for name, seed in (("train", 1), ("test", 2)):
+        (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in texts(200, seed)))
     env = {
         "PYTHONPATH": str(REPO),
         "PADDLE_LAUNCHER_TRAIN_FILE": "train.txt",
+        "PADDLE_LAUNCHER_TEST_FILE": "test.txt",
         "PADDLE_LAUNCHER_PASSES": str(passes),
         "PADDLE_LAUNCHER_BATCH_SIZE": str(batch),
     }
@@ -158,8 +151,14 @@ def test_the_example_ends_with_equal_parameters_with_and_without_a_resume(tmp_pa
     assert at_once == resumed
 
 
-def test_the_example_says_that_there_are_too_few_texts(tmp_path: Path) -> None:
+def test_the_example_learns_in_one_process_unless_there_are_too_few_texts(tmp_path: Path) -> None:
     done = train_alone(tmp_path, 1, batch=1000)
     assert done.returncode == 1
     assert "fewer than training.batchSize (1000). Fix: reduce it" in done.stderr
     assert not (tmp_path / "output").exists(), "no untrained model was saved"
+    done = train_alone(tmp_path, 3, batch=4)
+    assert done.returncode == 0, done.stderr
+    assert parse_metrics((tmp_path / "output" / "metrics.csv").read_text())[-1].tests["error"] < 0.2, (
+        "chance is 0.44"
+    )
+    assert (tmp_path / "output" / "model" / "model.pdiparams").is_file()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from launcher.metrics import parse_metrics
-from tests.launcher.supervisor.loopback_gang import HERE, LoopbackGang
+from tests.launcher.supervisor.loopback_gang import HERE, WITH_PADDLE, LoopbackGang
 
 pytestmark = [pytest.mark.long, pytest.mark.paddle]
 
@@ -48,12 +48,8 @@ def test_a_killed_training_ends_with_exactly_the_parameters_of_one_without_a_fai
             data_digest="none",
             passes=EPOCHS,
             restarts=2,
-            rendezvous_seconds=60,
             checkpoint_every_batches=5,
-            timings={"silence": 15.0, "orphan": 15.0},
-            CONF_PADDLE_PORT=str(20_000 + os.getpid() % 1000 * 10),
-            OMP_NUM_THREADS="1",
-            GLOO_SOCKET_IFNAME="lo",
+            **WITH_PADDLE,
         )
         with gang:
             (gang.job / "mine" / "train.py").write_text((HERE / "formers_script.py").read_text())

@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +41,7 @@ class ScriptRuntime(V1Runtime):
     """A runtime whose processes are short programs."""
 
     log_meanings = (LogMeaning("pull failed", "Fix: see the servers' logs", is_fatal=True),)
+    servers_end_themselves = False
 
     def __init__(self, servers: list[str], trainer: str = SLEEP, port: int | None = None) -> None:
         self._servers, self._trainer, self._port = servers, trainer, port
@@ -64,7 +66,8 @@ class ScriptRuntime(V1Runtime):
 
     def pservers(self, gang: RankAttempt) -> list[ProcessSpec]:
         ports = () if self._port is None else (self._port,)
-        return [self._spec(gang, f"pserver {i}", "pserver", c, ports) for i, c in enumerate(self._servers)]
+        specs = [self._spec(gang, f"pserver {i}", "pserver", c, ports) for i, c in enumerate(self._servers)]
+        return [replace(spec, ends_itself=self.servers_end_themselves) for spec in specs]
 
     def trainers(self, gang: RankAttempt) -> list[ProcessSpec]:
         return [self._spec(gang, "trainer", "trainer", self._trainer)]
@@ -137,18 +140,43 @@ def train(build_group: Build) -> Build:
     return start_training
 
 
+# A server may be seen to exit only while trainers run: before, it would have failed to start.
+WAIT = "import os, time\nwhile not os.path.exists('{0}'): time.sleep(0.01)"
+TELL = "import time; open('{0}', 'w').close(); time.sleep({1})"
+
+
 def test_servers_that_a_script_stops_itself_are_no_failure_while_its_trainers_exit(train: Build) -> None:
-    # A server may be seen to exit only while trainers run: before, it would have failed to start.
-    wait = "import os, time\nwhile not os.path.exists('{0}'): time.sleep(0.01)"
-    tell = "import time; open('{0}', 'w').close(); time.sleep({1})"
-    runtime = ScriptRuntime([wait.format("first")], tell.format("first", 0.5))
+    runtime = ScriptRuntime([WAIT.format("first")], TELL.format("first", 0.5))
     runtime.is_user_script = True
     group = train(runtime, {**FAST, "early_pserver_exit": 600.0})
     poll_until(group, lambda: group.failure or group.phase == "done")
     assert group.failure is None
     # Without a script nothing else stops them.
-    group = train(ScriptRuntime([wait.format("second")], tell.format("second", 600)))
+    group = train(ScriptRuntime([WAIT.format("second")], TELL.format("second", 600)))
     assert "exited with exit code 0" in wait_for_failure(group).text
+
+
+def test_a_pserver_that_ends_long_before_the_trainers_is_a_failure(train: Build) -> None:
+    runtime = ScriptRuntime([WAIT.format("go")], TELL.format("go", 600))
+    runtime.servers_end_themselves = True
+    text = wait_for_failure(train(runtime)).text
+    assert text.startswith("pserver 0 exited with code 0, but 1 s later not all trainers are done")
+
+
+@pytest.mark.parametrize(
+    ("server", "cause"),
+    [
+        ("pass", "pserver 0 exited with exit code 0"),
+        (SLEEP, "pserver 0 does not accept connections on 127.0.0.1:{port} after 1 s"),
+    ],
+)
+def test_a_pserver_that_never_listens_is_a_failure(build_group: Build, server: str, cause: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    group = build_group(
+        ScriptRuntime([server], port=port), {**FAST, "ready": 100.0 if server == "pass" else 1.0}
+    )
+    assert wait_for_failure(group).text.startswith(cause.format(port=port))
 
 
 @pytest.mark.parametrize("exists", [True, False])

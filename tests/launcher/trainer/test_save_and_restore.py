@@ -211,8 +211,8 @@ def test_a_killed_server_leaves_a_fatal_line_of_the_runtime_in_the_trainers_log(
 
 
 def test_a_requested_checkpoint_is_saved_and_training_continues(tmp_path: Path, staged: Staged) -> None:
-    """Uses three ranks of different speeds in mode async, without training.checkpointEvery."""
-    gang = prepare_training(tmp_path, staged("ratings", 3, 200), RECOMMENDATION, BATCH_SIZE="2")
+    """Uses two ranks of different speeds in mode async, without training.checkpointEvery."""
+    gang = prepare_training(tmp_path, staged("ratings", 2, 200), RECOMMENDATION, BATCH_SIZE="2")
     gang.output.root.mkdir(parents=True)
     gang.output.checkpoint_request.write_text("one")
     gang.finish()
@@ -220,7 +220,7 @@ def test_a_requested_checkpoint_is_saved_and_training_continues(tmp_path: Path, 
     assert len(saved) == 2, f"one requested checkpoint, one at the end: {saved}"
     assert "-batch-" in saved[0]
     assert not gang.output.checkpoint_request.exists(), "the request is removed once it is fulfilled"
-    assert len(checkpoints.read_contents(gang.output.root / f"pass-{saved[0]}").ranks) == 3
+    assert len(checkpoints.read_contents(gang.output.root / f"pass-{saved[0]}").ranks) == 2
 
 
 def with_patch(root: Path, patch: str) -> Path:
@@ -273,7 +273,7 @@ def dense_arrays(folder: Path, name: str, servers: int) -> dict[str, list[float]
 
 
 @pytest.mark.parametrize("kind", ["adam", "sgd"])
-def test_dense_parameters_and_their_optimizers_state_are_restored_on_any_number_of_servers(
+def test_dense_parameters_and_their_optimizers_state_are_restored_on_another_number_of_servers(
     tmp_path: Path, staged: Staged, kind: str
 ) -> None:
     program = with_patch(tmp_path, LOADED + MORE_PARAMETERS + (SGD if kind == "sgd" else ""))
@@ -283,10 +283,9 @@ def test_dense_parameters_and_their_optimizers_state_are_restored_on_any_number_
     assert (list(saved), len(saved["Param"])) == (["Param", *state], 11)
     assert all(np.any(saved[name]) for name in ["Param", *state[:2]]), "the training has changed them"
     shutil.rmtree(gang.output.model)
-    for servers in (2, 3):
-        resumed = gang.copied(tmp_path / f"with-{servers}", Position(1), passes=2, ports_num=servers).finish()
-        assert dense_arrays(resumed.root / "work0", "loaded-{}.npz", servers) == saved
-        assert f"resumed from {Position(1).folder}; the servers' values are verified" in resumed.log()
+    resumed = gang.copied(tmp_path / "resumed", Position(1), passes=2, ports_num=3).finish()
+    assert dense_arrays(resumed.root / "work0", "loaded-{}.npz", 3) == saved
+    assert f"resumed from {Position(1).folder}; the servers' values are verified" in resumed.log()
     file = program / "trainer_config.py"
     file.write_text(file.read_text().replace(MORE_PARAMETERS, ""))
     assert gang.next_attempt(Position(1)).run()["0/trainer"] == 64
