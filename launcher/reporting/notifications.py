@@ -33,7 +33,7 @@ QUEUE = 100  # waiting messages; the oldest one is dropped
 CAUSE_CHARACTERS = 4096
 EVENT_BYTES = 1024  # of an Event's message, Kubernetes's maximum
 SLOWEST = 30.0  # longest wait between two attempts, in seconds
-RETRIED_CODES = (408, 425, 429)  # of the responses 3xx and 4xx those that are retried
+RETRIED_CODES = (408, 425, 429)  # the only responses 3xx and 4xx that are retried
 
 
 Message = Mapping[str, Any]

@@ -159,7 +159,7 @@ def _describe_process(attempt: RankAttempt, server: int, port: int) -> ProcessSp
     # Rank 0 has replaced `previous`, so that all ranks load the same model.
     values |= {"resume": to_json(attempt.resume), "store": attempt.store, "init_model": s.init_model}
     files.write_json(path, values)
-    # Every process must get the same sequence.
+    # Every process must get the servers in the same order.
     servers = [f"{host}:{each}" for host in attempt.hosts for each in s.pserver_ports]
     variables |= {
         "PADDLE_PSERVERS_IP_PORT_LIST": ",".join(servers),

@@ -271,7 +271,8 @@ class Agent:
         self, settings: TrainSettings, runtime: Runtime, network: PodNetwork, timings: Timings
     ) -> None:
         self.settings, self.runtime, self.network, self.timings = settings, runtime, network, timings
-        # First, because it must be forked before any thread starts. The others count on it after `Timings.life`.
+        # This comes first, because the guard must be forked before any thread starts. The other ranks rely on the
+        # guard: they assume that the processes of a lost rank are dead after `Timings.life`.
         guard = child_processes.ProcessGuard() if settings.is_elastic else None
         self.rank = settings.completion_index
         self.incarnation = os.urandom(16).hex()
@@ -461,7 +462,7 @@ class Agent:
             LauncherError: the order has expired, the output lease is lost, or a process cannot start.
         """
         archive_logs(self.output, self.rank, order.attempt)
-        # That may have taken long, so the order may no longer be valid.
+        # The storage may have taken long for this, so the order may no longer be valid.
         self.orders.check_lease()
         if time.monotonic() - self.orders.heard >= self.timings.orphan:
             raise UnfitError(
@@ -499,7 +500,7 @@ class Agent:
         spec = self.runtime.fork_server(self.settings)
         try:
             self._forks = None if spec is None else child_processes.ForkServer(spec)
-        except (LauncherError, OSError) as error:  # it only saves time
+        except (LauncherError, OSError) as error:  # the fork server only saves time
             self._forks = None
             log.warning(
                 "the fork server did not start, so each process loads Paddle itself, which takes longer, but changes "

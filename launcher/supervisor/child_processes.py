@@ -164,7 +164,8 @@ class ForkServer:
         except OSError:
             return None
         answer = self._line(FORK_SECONDS)
-        if not answer:  # once killed, it has answered in the meantime, or the child it forked exits by itself
+        if not answer:
+            # The answer may still come before the kill. If not, a child that was forked just now exits by itself.
             self._popen.kill()
             answer = self._line(FORK_SECONDS)
             self.end()
@@ -391,7 +392,7 @@ class LogFollower:
                     cut = len(block) if takes_all else block.rfind(b"\n") + 1
                     if not cut:
                         break
-                    if shown:  # the launcher's next line must not continue an incomplete last one (dots)
+                    if shown:  # the launcher's next line must not continue an incomplete line of dots
                         ending = b"" if block[:cut].endswith(b"\n") or is_full else b"\n"
                         sys.stdout.buffer.write(block[:cut] + ending)
                     if self._judge is not None:
@@ -452,7 +453,7 @@ class LogFollower:
         Raises:
             OSError: the storage fails, or the file at the path is the copy of the next attempt.
         """
-        assert self._copy is not None  # noqa: S101 - __init__ looked
+        assert self._copy is not None  # noqa: S101 - __init__ has checked it
         self._copy.parent.mkdir(parents=True, exist_ok=True)
         mode: Literal["r+b", "xb", "wb"] = "r+b" if inode else "xb" if self._end.is_set() else "wb"
         copy = self._copy.open(mode, buffering=0)

@@ -160,7 +160,7 @@ def write_report(
     )
     try:
         run_helper(spec, settings.work, timings, pause, seconds=seconds, show_log=False)
-    # `pause` raises other ones.
+    # The errors of `pause` are not caught, because this launcher must exit then.
     except (HelperError, ProcessError, StorageError, StorageFailedError) as error:
         log.warning(
             "the run is not affected, but its plots and report were not made, because their process failed: %s\n"

@@ -96,7 +96,7 @@ class ProcessGroup:
             self._remove_progress(trainer)
         specs = runtime.pservers(gang)
         self._check_ports(specs)
-        # The servers of a script accept connections after whatever the script does before.
+        # A script may do anything before its servers accept connections, so nothing waits for them.
         waits = not runtime.is_user_script
         self._waiting = [port for spec in specs for port in spec.ready_ports] if waits else []
         self._ready_by = time.monotonic() + timings.ready
@@ -107,7 +107,7 @@ class ProcessGroup:
             if runtime.trainer_waits:
                 self._start_trainers()
         except LauncherError:
-            # Those that were started before another one failed to start.
+            # Stop the processes that were started before another process failed to start.
             started = GroupTermination(self._children, self._stop_seconds(), time.monotonic())
             started.wait(timings.stop + 5)
             self._finish_logs()
@@ -241,7 +241,7 @@ class ProcessGroup:
             self._check_hang(now)
             ended = [number for number, trainer in enumerate(self._trainers) if trainer.done.is_set()]
             if self._trainers and len(ended) == len(self._trainers):
-                if self._runtime.is_user_script:  # it may have exited right after the line
+                if self._runtime.is_user_script:  # a trainer may have exited right after such a line
                     self._finish_logs()
                     self.join_log_followers(self._timings.copies)
                     self._check_fatal_line(float("inf"))
@@ -490,7 +490,7 @@ class OrderExecutor:
         if processes is not None and order is not None:
             is_current = order.attempt == processes.attempt
             if order.do in (Action.STOP, Action.WAIT) or not is_current:
-                # Also when all processes have exited by themselves: the coordinator waits for the phase `idle`.
+                # Also needed if all processes have exited by themselves: the coordinator waits for the phase `idle`.
                 self._stopped_early = True
                 processes.stop(now, stop_seconds)
         if processes is not None and order is not None and may_run and not self._stopped_early:

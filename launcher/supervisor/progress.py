@@ -137,7 +137,7 @@ class HangDetector:
             self._training_since = self._entered = now
         progress, deadline = read_progress(self._settings), self._settings.progress_deadline_seconds
         state = progress.state or ("starting" if self._runtime.reports_progress else "")
-        # Its steps say more than its log, but before the first one, or during a test, a script may only log.
+        # A script's steps say more than its log, but before the first step, or during a test, it may only log.
         follows_log = self._runtime.is_user_script and state not in ("training", "done")
         place = progress.number, progress.batch, state, log_size if follows_log else None
         if place != self._place:
@@ -171,7 +171,7 @@ class HangDetector:
             return deadline, "training.progressDeadlineSeconds"
         if state == "done":
             return self._exit_deadline, "for a trainer that is done"
-        # Other trainers train or write the model; the coordinator checks that one does.
+        # Other trainers train or write the model; the coordinator checks that at least one trainer does.
         if state == "waiting":
             return UNMEASURED_FACTOR * deadline, f"{UNMEASURED_FACTOR} times training.progressDeadlineSeconds"
         least = LEAST_SECONDS + (size or 0.0) / BYTES_PER_SECOND

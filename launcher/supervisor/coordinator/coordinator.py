@@ -388,7 +388,7 @@ class Coordinator(OrderSource):
             run_files.warning = TRAINED_ALONE.format(world)
             log.warning("%s", run_files.warning)
         run_files.write_trained()
-        # Also if training was complete before: the present report may be that of a start that failed.
+        # Also if training was complete before this start: the report may be that of an earlier start that failed.
         write_report(self._settings, self._timings, self._timings.curve, self._pause)
         if self._exporter is not None:
             run_files.state = "exporting"
@@ -476,7 +476,8 @@ class Coordinator(OrderSource):
 
     def _stop_attempt(self, error: LauncherError) -> None:
         now, plan = time.monotonic(), self.plan
-        # An attempt that waits has not started. Its number stays free, because logs are archived as the one before.
+        # An attempt that waits has not started, so the next start uses its number again. The logs, which are then
+        # archived under the number before, are those of the attempt before.
         attempt = plan.attempt - (plan.do == Action.WAIT and plan.attempt > 0)
         cause = self._to_failure(error)
         self.plan = replace(plan, attempt=attempt, do=Action.STOP, cause=cause, since=now)

@@ -101,7 +101,7 @@ def plan_first_attempt(
         return first, ()
     cause = Failure("the coordinator's launcher was lost", EXIT_GANG, now, own_rank)
     members = tuple(
-        # With attempt -1: every state that these launchers report themselves is later.
+        # These states have attempt -1, so every state that the launchers report themselves counts as later.
         Member(MemberState(rank))
         if rank == own_rank
         else Member(MemberState(rank, incarnation, Phase.TRAINING), now)
@@ -315,7 +315,7 @@ def _plan_after_waiting(plan: Plan, members: Sequence[Member], now: float, limit
     has_own = any(m.state.rank == limits.own_rank for m in ready)
     if not is_complete or not has_own or any(m.ghost_until > now for m in members):
         return plan
-    # The trainers' store is on the coordinator's pod, where they look for it on that of the first place.
+    # Trainers look for their store on the pod of the first place, and the store is on the coordinator's pod.
     ready.sort(key=lambda m: (m.state.rank != limits.own_rank, m.state.rank))
     states = [m.state for m in ready]
     for other in ready[1:]:
@@ -342,7 +342,7 @@ def _has_waited(
     """Return whether an elastic run has waited long enough for the ranks that are not ready."""
     if plan.cause is None or plan.cause.code != EXIT_STOPPED:
         return now - plan.since >= limits.rank_wait
-    # The attempt was stopped in order: those that exit do not come back soon, the others within a moment.
+    # The attempt was stopped on purpose: ranks that exit do not come back soon, and the others are ready soon.
     stay = [m for m in expected if m.phase != Phase.LEAVING and m.leave_by is None]
     return now - plan.since >= limits.silence or all(m in ready for m in stay)
 
@@ -451,7 +451,8 @@ def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limi
     cause, failure = plan.cause, _first_failure(plan, [members[rank] for rank in plan.ranks], now, limits)
     assert cause is not None  # noqa: S101 - an attempt stops only with a cause
     if failure is not None:
-        # Reported later, but it happened earlier, or caused the other one; or more is known about the same failure.
+        # This failure was reported later, but happened earlier or caused the other one; or it is the same failure,
+        # and its text now says more.
         is_same = failure.process != "" and (failure.rank, failure.process) == (cause.rank, cause.process)
         is_first = failure.sort_key < cause.sort_key and (failure.process or failure.at < cause.at)
         if is_first or (is_same and failure.text != cause.text):
@@ -474,10 +475,10 @@ def _plan_after_stopping(plan: Plan, members: Sequence[Member], now: float, limi
         return _end(plan, now, cause)
     newest = limits.find_checkpoint()
     failed = [(m.state, m.state.failure) for m in members if m.state.failure and m.state.failure.ends_pod]
-    # A failure with another priority may be a consequence of the one on another pod.
+    # A failure with another priority may be a consequence of a failure on another pod.
     broken = [s.incarnation for s, failure in failed if s.rank == cause.rank or failure.priority == 0]
     is_new = newest is not None and (plan.resume is None or newest > plan.resume)
-    # The first failure is the first one in any case.
+    # At the first failure nothing was counted before, so it does not matter whether a script saved anything.
     is_new = is_new or (bool(plan.restarts) and limits.find_script_save() > (plan.restarts[-1].at or 0.0))
     counted = (0 if is_new else plan.counted_restarts) + (cause.code != EXIT_STOPPED)
     if (why := _describe_last_failure(plan, cause, limits, counted, newest)) is not None:

@@ -198,7 +198,7 @@ class RunFilesWriter:
                 self._write_status(None)
             except LeaseLostError:  # this pod writes nothing more
                 return
-            except (LauncherError, OSError) as error:  # the lease ends this run if the storage stays away
+            except (LauncherError, OSError) as error:  # if this lasts, the loss of the lease ends the run
                 log.warning("cannot write status.json, trying again in %g s: %s", self._timings.status, error)
             self._end.wait(self._timings.status)
 
@@ -345,7 +345,7 @@ def build_status(
     starts = plan.do == Action.TRAIN and any(find_state_before_training(member, plan) for member in expected)
     state = state or ("starting" if starts else STATES.get(plan.do, str(plan.do)))
     progresses = [find_progress(member, plan) for member in members]
-    # Those outside the world of an elastic run.
+    # The members outside the world of an elastic run.
     outside = [m for m in members if m not in expected] if plan.do.runs_processes else []
     lost = find_missing(outside, now, silence)
     ranks = []
@@ -376,7 +376,7 @@ def build_status(
         number=slowest[0],
         batch=slowest[1],
         batches=max((each.batches for each in progresses if each.batches is not None), default=None),
-        # Calculated from numbers of scripts, so each may be infinite, which JSON has no number for.
+        # These are calculated from numbers of scripts, so each may be infinite, for which JSON has no number.
         samples_per_second=_finite(sum(speeds), 1) if speeds else None,
         loss=_finite(sum(losses) / len(losses)) if losses else None,
         eta=_finite(max(etas), 1) if etas and state == "training" else seconds_left,

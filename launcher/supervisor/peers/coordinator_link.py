@@ -387,14 +387,14 @@ class CoordinatorLink(OrderSource):
             except (OSError, http.client.HTTPException, ValueError, LauncherError) as error:
                 where = "" if self._rank0 is None else f"no answer from {self._rank0.address}:{self._port}: "
                 self.problem = f"{where}{error or type(error).__name__}"
-                # Rank 0 is most likely still there if only the connection broke that has brought an order.
+                # If a connection breaks that has brought an order, rank 0 is most likely still at that address.
                 self._disconnect(forget=not (self._version and isinstance(error, ConnectionError)))
                 self.rejected_until = None
                 if self.order is not None and self.order.do == Action.END:
                     break  # rank 0 has exited after the end of the run
             if self._finished.is_set() or (accepted and state is not None and state.phase == Phase.LEAVING):
                 break
-            if not accepted:  # ever more slowly: each rank reads run.lock meanwhile
+            if not accepted:  # more and more slowly, because each try reads run.lock
                 silence = time.monotonic() - self.heard
                 time.sleep(min(max(self._timings.poll, silence / 10), self._timings.hold))
         self._finished.set()
@@ -445,7 +445,7 @@ class CoordinatorLink(OrderSource):
             self._wake()
             return False
         self.rejected_until = None
-        self._disconnect(forget=True)  # rank 0 may be another pod by now, and another server have its address
+        self._disconnect(forget=True)  # rank 0 may be another pod now, and its old address another server's
         return False
 
     def _disconnect(self, *, forget: bool = False) -> None:

@@ -135,7 +135,8 @@ class OutputLease:
             elif current != seen:
                 if yields and seen is not None and self._is_of_this_run(current):
                     return False
-                seen, seen_at = current, self._clock()  # a slow read may have seen it only at its end
+                # The clock is read again, because a slow read may have seen the content only at its end.
+                seen, seen_at = current, self._clock()
             elif now - seen_at >= self.timings.lock_stale and self._take_over(current):
                 return True
             limit = self.timings.lock_wait + _grace_seconds(seen, self._settings.grace_seconds)
@@ -357,7 +358,7 @@ class OutputLease:
     def _remove(self) -> None:
         with contextlib.suppress(OSError):
             is_own = _token(self.path.read_bytes()) == self.token
-            # Without time left, another pod may have taken it during the read.
+            # If no time is left, another pod may have taken over the lease during the read.
             if is_own and not self.is_lost and self._left() > 0:
                 self.path.unlink()
 
