@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,19 +52,126 @@ def has_record_batches(shard: Path) -> bool:
         return file.read(4) == b"\xff\xff\xff\xff"
 
 
-def data_of(layout: JobPaths, manifest: Mapping[str, Any]) -> DataPaths:
-    """Return the folder of the data that a manifest describes.
+@dataclass(frozen=True)
+class PreparedData:
+    """The data that a manifest describes."""
 
-    Raises:
-        DataError: the manifest's `content` is not the name of such a folder.
-    """
-    content = str(manifest.get("content"))
-    if _CONTENT.fullmatch(content) is None:
-        path = layout.data_record(str(manifest.get("dataDigest")))
-        raise DataError(
-            f"{path} has no usable name of a folder in `content`: {content[:80]!r}. {make_again_fix(path)}"
-        )
-    return layout.data(content)
+    layout: JobPaths
+    manifest: Mapping[str, Any]
+
+    @property
+    def paths(self) -> DataPaths:
+        """Return the paths of the data.
+
+        Raises:
+            DataError: the manifest's `content` is not the name of such a folder.
+        """
+        content = str(self.manifest.get("content"))
+        if _CONTENT.fullmatch(content) is None:
+            raise DataError(
+                f"{self._record} has no usable name of a folder in `content`: {content[:80]!r}. "
+                f"{make_again_fix(self._record)}"
+            )
+        return self.layout.data(content)
+
+    @property
+    def _record(self) -> Path:
+        return self.layout.data_record(str(self.manifest.get("dataDigest")))
+
+    @property
+    def fix(self) -> str:
+        """Return the `Fix:` of messages about a missing or damaged file.
+
+        Both the data and its manifest in `.data/` must be deleted: with that manifest, the training pods of the new run
+        would not wait for the new data.
+        """
+        return make_again_fix(f"{self._record} and {self.paths.root}")
+
+    def listed_files(self, only_shard: int | None = None) -> dict[Path, dict[str, Any]]:
+        """Return the path → {"bytes", "sha256"} of each file that the manifest lists.
+
+        With `only_shard` the files of the other shards are left out; test set and side tables are always included.
+
+        Raises:
+            DataError, KeyError, TypeError, ValueError: the manifest, or a shard's `files.json`, is damaged.
+            StorageError, StorageFailedError: a shard's `files.json` cannot be read.
+        """
+        if why := schema.mismatch(self.manifest, ManifestFile):
+            raise ValueError(why)
+        if counts := self.manifest.get("files"):  # a check of each of them would take minutes
+            return {self.paths.file_list: counts["list"]}
+        found = {self.paths.tables / str(table["name"]): table for table in self.manifest["tables"]}
+        found[self.paths.test] = self.manifest["test"]
+        for shard in self.manifest["shards"]:
+            if only_shard in (None, int(shard["index"])):
+                folder = self.paths.shard(int(shard["index"]))
+                found |= {folder / str(file["name"]): file for file in self.shard_files(shard)}
+        return found
+
+    def shard_files(self, shard: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return {"name", "bytes", "sha256"} of each file of a shard, in the order in which pods join the files.
+
+        `shard` is the shard's entry in the manifest. A shard of one file has name, size and sha256 there; for a shard
+        of several files the entry has only the sha256 of the shard's `files.json`, which this function reads.
+
+        Raises:
+            DataError: `files.json` is missing or damaged, or has another sha256 than the manifest lists.
+            StorageError, StorageFailedError: `files.json` cannot be read.
+        """
+        if not shard.get("parts"):
+            return [{"name": "train.txt", "bytes": shard["bytes"], "sha256": shard.get("sha256")}]
+        path = self.paths.shard(int(shard["index"])) / LIST
+        content = files.read_bytes(path) or b""
+        if hashlib.sha256(content).hexdigest() != shard["sha256"]:
+            raise DataError(
+                f"{path} is missing, or its sha256 is not the one in manifest.json: it was changed after the data "
+                f"Job. {self.fix}"
+            )
+        try:
+            found: list[dict[str, Any]] = files.parse_json_object(path, content, ShardFiles)["files"]
+        except files.UnreadableError as error:
+            raise DataError(f"{error} {self.fix}") from error
+        return found
+
+    def copy_shard(self, index: int, target: Path, check: Callable[[], None]) -> list[dict[str, Any]]:
+        """Copy the text of a shard to the new file `target`, as `copy` describes. Raises as `shard_files`, too."""
+        folder = self.paths.shard(index)
+        listed = self.shard_files(self.manifest["shards"][index])
+        return self.copy([(folder / file["name"], file["sha256"]) for file in listed], target, check)
+
+    def copy(
+        self, pieces: list[tuple[Path, str | None]], target: Path, check: Callable[[], None]
+    ) -> list[dict[str, Any]]:
+        """Append the content of `pieces`, each (path, its sha256 in the manifest), to the new file `target`.
+
+        What was read must have this sha256. The copy is not read again here: the process that converts the rows to
+        records reads it once, and compares it with what this function returns.
+
+        Returns:
+            {"bytes", "sha256"} of each file, in the order in which they are in `target`.
+
+        Raises:
+            DataError: a file is missing, or is not what the manifest lists.
+            StorageError, StorageFailedError: a file cannot be read or written.
+        """
+        offset, copied = 0, []
+        for source, wanted in pieces:
+            copy = functools.partial(files.copy_file, source, target, check, offset)
+            try:
+                size, read = files.retry_storage(source, copy)
+            except files.NOT_FOUND as error:
+                raise DataError(
+                    f"{source} is missing, although the data was complete: it was removed after the data Job. "
+                    f"{self.fix}"
+                ) from error
+            if wanted and read != wanted:
+                raise DataError(
+                    f"{source} has sha256 {read}, but {wanted} in the manifest: the file was changed or truncated "
+                    f"after the data Job. {self.fix}"
+                )
+            offset += size
+            copied.append({"bytes": size, "sha256": read})
+        return copied
 
 
 def read_manifest(path: Path) -> dict[str, Any] | None:
@@ -102,7 +210,7 @@ def read_complete(
     if (manifest := read_manifest(path)) is None:
         return None
     try:
-        listed = files_of_manifest(manifest, layout, only_shard)
+        listed = PreparedData(layout, manifest).listed_files(only_shard)
         sizes = {path: int(entry["bytes"]) for path, entry in listed.items()}
         wrong = files.retry_storage(
             layout.all_data,
@@ -114,115 +222,6 @@ def read_complete(
         log.info("the prepared data is incomplete (wrong: %s): preparing it again", wrong or "splitCount")
         return None
     return manifest
-
-
-def files_of_manifest(
-    manifest: dict[str, Any], layout: JobPaths, only_shard: int | None = None
-) -> dict[Path, dict[str, Any]]:
-    """Return the path → {"bytes", "sha256"} of each file that a manifest lists.
-
-    With `only_shard` the files of the other shards are left out; test set and side tables are always included.
-
-    Raises:
-        DataError, KeyError, TypeError, ValueError: the manifest, or a shard's `files.json`, is damaged.
-        StorageError, StorageFailedError: a shard's `files.json` cannot be read.
-    """
-    if why := schema.mismatch(manifest, ManifestFile):
-        raise ValueError(why)
-    data = data_of(layout, manifest)
-    found = {data.tables / str(table["name"]): table for table in manifest["tables"]}
-    if counts := manifest.get("files"):  # a check of each of them would take minutes
-        return {data.file_list: counts["list"]}
-    found[data.test] = manifest["test"]
-    for shard in manifest["shards"]:
-        if only_shard not in (None, int(shard["index"])):
-            continue
-        for file in list_shard_files(layout, manifest, shard):
-            found[data.shard(int(shard["index"])) / str(file["name"])] = file
-    return found
-
-
-def list_shard_files(
-    layout: JobPaths, manifest: Mapping[str, Any], shard: dict[str, Any]
-) -> list[dict[str, Any]]:
-    """Return {"name", "bytes", "sha256"} of each prepared file of a shard, in the order in which pods join the files.
-
-    `shard` is the shard's entry in `manifest`. A shard of one file has name, size and sha256 there; for a shard of
-    several files the entry has only the sha256 of the shard's `files.json`, which this function reads.
-
-    Raises:
-        DataError: `files.json` is missing or damaged, or has another sha256 than the manifest lists.
-        StorageError, StorageFailedError: `files.json` cannot be read.
-    """
-    if not shard.get("parts"):
-        return [{"name": "train.txt", "bytes": shard["bytes"], "sha256": shard.get("sha256")}]
-    path = data_of(layout, manifest).shard(int(shard["index"])) / LIST
-    content = files.read_bytes(path) or b""
-    if hashlib.sha256(content).hexdigest() != shard["sha256"]:
-        raise DataError(
-            f"{path} is missing, or its sha256 is not the one in manifest.json: it was changed after the data "
-            f"Job. {damaged_data_fix(layout, manifest)}"
-        )
-    try:
-        found: list[dict[str, Any]] = files.parse_json_object(path, content, ShardFiles)["files"]
-    except files.UnreadableError as error:
-        raise DataError(f"{error} {damaged_data_fix(layout, manifest)}") from error
-    return found
-
-
-def damaged_data_fix(layout: JobPaths, manifest: Mapping[str, Any]) -> str:
-    """Return the `Fix:` of messages about a missing or damaged file of the data that `manifest` describes.
-
-    Both the data and its manifest in `.data/` must be deleted: with that manifest, the training pods of the new run
-    would not wait for the new data.
-    """
-    record = layout.data_record(str(manifest.get("dataDigest")))
-    return make_again_fix(f"{record} and {data_of(layout, manifest).root}")
-
-
-def copy_shard(
-    layout: JobPaths, manifest: Mapping[str, Any], index: int, target: Path, check: Callable[[], None]
-) -> list[dict[str, Any]]:
-    """Copy the text of a shard to the new file `target`, as `copy_checked` describes.
-
-    Raises:
-        DataError: a file is missing, or is not what the manifest lists.
-        StorageError, StorageFailedError: a file cannot be read or written.
-    """
-    folder = data_of(layout, manifest).shard(index)
-    listed = list_shard_files(layout, manifest, manifest["shards"][index])
-    pieces = [(folder / file["name"], file["sha256"]) for file in listed]
-    return copy_checked(pieces, target, damaged_data_fix(layout, manifest), check)
-
-
-def copy_checked(
-    pieces: list[tuple[Path, str | None]], target: Path, fix: str, check: Callable[[], None]
-) -> list[dict[str, Any]]:
-    """Append the content of `pieces`, each (path, its sha256 in the manifest), to the new file `target`.
-
-    What was read must have this sha256. The copy is not read again here: the process that converts the rows to
-    records reads it once, and compares it with what this function returns.
-
-    Returns:
-        {"bytes", "sha256"} of each file, in the order in which they are in `target`.
-    """
-    offset, copied = 0, []
-    for source, wanted in pieces:
-        copy = functools.partial(files.copy_file, source, target, check, offset)
-        try:
-            size, read = files.retry_storage(source, copy)
-        except files.NOT_FOUND as error:
-            raise DataError(
-                f"{source} is missing, although the data was complete: it was removed after the data Job. {fix}"
-            ) from error
-        if wanted and read != wanted:
-            raise DataError(
-                f"{source} has sha256 {read}, but {wanted} in the manifest: the file was changed or truncated "
-                f"after the data Job. {fix}"
-            )
-        offset += size
-        copied.append({"bytes": size, "sha256": read})
-    return copied
 
 
 def require_work_space(settings: TrainSettings, needed: int, what: str) -> None:
@@ -351,7 +350,7 @@ def give_to_job(settings: DataSettings, manifest: Mapping[str, Any]) -> bool:
         StorageError, StorageFailedError: a file cannot be read or written.
     """
     layout = settings.layout
-    data = data_of(layout, manifest)
+    data = PreparedData(layout, manifest).paths
     if read_manifest(data.manifest) is None:
         return False
     with files.storage_errors(layout.data_failed):

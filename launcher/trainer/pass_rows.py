@@ -52,7 +52,7 @@ class PassRows:
             DeadlineError: not all trainers have their shards after RANKS_SECONDS (launcher/io/rank_exchange.py).
             SettingsError: the checkpoint was saved inside a pass, and the program now keeps another number of rows of a
                 shard than it did then.
-            DataError, StorageError, UnfitError: as `conversion.convert_text` and `prepared_data.copy_shard`.
+            DataError, StorageError, UnfitError: as `conversion.convert_text` and `PreparedData.copy_shard`.
         """
         self._settings, self._program, self._report, self._check = settings, program, report, check
         work, self._own = settings.work, settings.world[settings.rank]
@@ -132,12 +132,13 @@ class PassRows:
                 f"the shards {', '.join(map(str, absent))} with the records of their rows ({needed:,} bytes)"
             )
             prepared_data.require_work_space(settings, needed, what)
+            data = prepared_data.PreparedData(layout, manifest)
             for shard in absent:
                 self._report(f"copying shard {shard}, because the run has {settings.trainers} trainers")
                 text = self._sums_file(shard).with_name("train.txt")
                 with files.storage_errors(text):
                     text.parent.mkdir(parents=True, exist_ok=True)
-                copied = prepared_data.copy_shard(layout, manifest, shard, text, self._check)
+                copied = data.copy_shard(shard, text, self._check)
                 files.write_json(self._sums_file(shard), {text.name: copied})
         for shard in missing:
             text = self._sums_file(shard).with_name("train.txt")

@@ -12,14 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from launcher.dataprep.prepared_data import (
-    RECORDS_PER_BYTE,
-    copy_checked,
-    copy_shard,
-    damaged_data_fix,
-    data_of,
-    require_work_space,
-)
+from launcher.dataprep.prepared_data import RECORDS_PER_BYTE, PreparedData, require_work_space
 from launcher.errors import DataError, UnfitError, setting_error
 from launcher.io import files
 from launcher.io.program_folders import BUILT_IN, is_script_file
@@ -263,19 +256,18 @@ def _needs_test_set(settings: TrainSettings, manifest: dict[str, Any]) -> bool:
 
 
 def _stage_data(settings: TrainSettings, manifest: dict[str, Any], check: Callable[[], None]) -> None:
-    work, layout, rank = settings.work, settings.layout, settings.completion_index
-    data, about = data_of(layout, manifest), manifest["shards"][rank]
-    fix = damaged_data_fix(layout, manifest)
-    sums = {"train.txt": copy_shard(layout, manifest, rank, work.data / "train.txt", check)}
+    work, rank = settings.work, settings.completion_index
+    data, about = PreparedData(settings.layout, manifest), manifest["shards"][rank]
+    sums = {"train.txt": data.copy_shard(rank, work.data / "train.txt", check)}
     test = manifest.get("test") or {}
     if test and _needs_test_set(settings, manifest):
-        pieces = [(data.test, test.get("sha256"))]
-        sums["test.txt"] = copy_checked(pieces, work.data / "test.txt", fix, check)
+        pieces = [(data.paths.test, test.get("sha256"))]
+        sums["test.txt"] = data.copy(pieces, work.data / "test.txt", check)
     files.write_atomically(work.data / "train.list", "data/train.txt\n")
     files.write_atomically(work.data / "test.list", "data/test.txt\n" if test.get("bytes") else "")
     for table in manifest.get("tables") or []:
-        copied = (data.tables / table["name"], table.get("sha256"))
-        copy_checked([copied], work.tables / table["name"], fix, check)
+        copied = (data.paths.tables / table["name"], table.get("sha256"))
+        data.copy([copied], work.tables / table["name"], check)
     files.write_json(work.sums, sums)
     log.info("staged shard %d on this pod's disk: %s lines", rank, about.get("lines"))
 
@@ -285,27 +277,26 @@ def _stage_files(settings: TrainSettings, manifest: dict[str, Any], check: Calla
 
     They are linked, or all are copied, or this rank's share of them is copied.
     """
-    data, target = data_of(settings.layout, manifest), settings.work.files
-    fix = damaged_data_fix(settings.layout, manifest)
+    data, target = PreparedData(settings.layout, manifest), settings.work.files
     if settings.data_cache == "storage":
         with files.storage_errors(target):
-            target.symlink_to(data.files, target_is_directory=True)
+            target.symlink_to(data.paths.files, target_is_directory=True)
         log.info("the script reads %s from the shared storage", describe_data(manifest))
         return
     step = settings.trainers if settings.data_cache == "podShare" else 1
-    listed = settings.work.data / data.file_list.name
-    copy_checked([(data.file_list, manifest["files"]["list"]["sha256"])], listed, fix, check)
+    listed = settings.work.data / data.paths.file_list.name
+    data.copy([(data.paths.file_list, manifest["files"]["list"]["sha256"])], listed, check)
 
     def entries() -> Iterator[dict[str, Any]]:
         with listed.open("rb") as lines:
             for line in itertools.islice(lines, settings.completion_index % step, None, step):
-                yield files.parse_json_object(data.file_list, line, ShardFileEntry)
+                yield files.parse_json_object(data.paths.file_list, line, ShardFileEntry)
 
     def copy(entry: dict[str, Any], stop: Callable[[], None]) -> int:
         path = target / entry["name"]
         with files.storage_errors(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        copy_checked([(data.files / entry["name"], entry["sha256"])], path, fix, stop)
+        data.copy([(data.paths.files / entry["name"], entry["sha256"])], path, stop)
         return int(entry["bytes"])
 
     needed = sum(int(entry["bytes"]) for entry in entries())

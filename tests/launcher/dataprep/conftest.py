@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from launcher.dataprep import data_job, sources, text_lines
-from launcher.dataprep.prepared_data import data_of, list_shard_files
+from launcher.dataprep.prepared_data import PreparedData
 from launcher.io import files
 from launcher.io.retry import Retry
 from launcher.paths import JobPaths
@@ -137,9 +137,9 @@ class Pod:
         found: list[bytes] = []
         for shard in manifest["shards"]:
             before = len(found)
-            data = data_of(layout, manifest)
-            for file in list_shard_files(layout, manifest, shard):
-                content = (data.shard(shard["index"]) / file["name"]).read_bytes()
+            data = PreparedData(layout, manifest)
+            for file in data.shard_files(shard):
+                content = (data.paths.shard(shard["index"]) / file["name"]).read_bytes()
                 assert hashlib.sha256(content).hexdigest() == file["sha256"]
                 assert len(content) == file["bytes"]
                 found += content.split(b"\n")[:-1]

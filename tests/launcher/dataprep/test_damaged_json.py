@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from launcher.dataprep.prepared_data import LIST, list_shard_files
+from launcher.dataprep.prepared_data import LIST, PreparedData
 from launcher.errors import DataError, StoppedError
 from launcher.io import tar_stream
 from launcher.io.open_below import ReaderError
@@ -86,7 +86,7 @@ def test_a_files_json_of_wrong_types_is_an_error_with_a_fix(pod: Pod) -> None:
         path.write_bytes(content)
         shard["sha256"] = hashlib.sha256(content).hexdigest()
         try:
-            found = list_shard_files(layout, manifest, shard)
+            found = PreparedData(layout, manifest).shard_files(shard)
         except DataError as error:
             assert "files.json" in str(error)
             assert "Fix: " in str(error)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.dataprep import sources, split_part
-from launcher.dataprep.prepared_data import LIST, list_shard_files
+from launcher.dataprep.prepared_data import LIST, PreparedData
 from launcher.dataprep.progress_log import DataProgress
 from launcher.errors import DataError, StorageFailedError
 from launcher.paths import JobPaths
@@ -202,7 +202,7 @@ def test_a_changed_files_json_is_rejected(pod: Pod) -> None:
     path, layout = pod.job / "1" / "data" / LIST, JobPaths(pod.storage, "job")
     path.write_text(path.read_text().replace("00001", "00002"))
     with pytest.raises(DataError, match=r"/1/files\.json is missing, or its sha256 is not the one"):
-        list_shard_files(layout, manifest, manifest["shards"][1])
+        PreparedData(layout, manifest).shard_files(manifest["shards"][1])
 
 
 def test_the_default_deadline_depends_on_the_size_and_the_pods() -> None:

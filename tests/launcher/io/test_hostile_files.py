@@ -128,21 +128,20 @@ MANIFEST: dict[str, Any] = {
 )
 def test_a_manifest_with_a_hostile_value_lists_no_files(tmp_path: Path, changed: dict[str, Any]) -> None:
     layout = JobPaths(tmp_path, "job")
-    assert prepared_data.files_of_manifest(MANIFEST, layout)
+    assert prepared_data.PreparedData(layout, MANIFEST).listed_files()
     with pytest.raises((DataError, KeyError, TypeError, ValueError)):
-        prepared_data.files_of_manifest({**MANIFEST, **changed}, layout)
+        prepared_data.PreparedData(layout, {**MANIFEST, **changed}).listed_files()
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_files_of_a_shard_have_names_below_its_folder(tmp_path: Path, name: str) -> None:
-    layout = JobPaths(tmp_path, "job")
-    data = prepared_data.data_of(layout, MANIFEST)
-    data.shard(0).mkdir(parents=True)
+    data = prepared_data.PreparedData(JobPaths(tmp_path, "job"), MANIFEST)
+    data.paths.shard(0).mkdir(parents=True)
     content = json.dumps({"files": [{"name": name, "bytes": 1, "sha256": "0"}]}).encode()
-    (data.shard(0) / prepared_data.LIST).write_bytes(content)
+    (data.paths.shard(0) / prepared_data.LIST).write_bytes(content)
     shard = {"index": 0, "bytes": 1, "parts": 1, "sha256": hashlib.sha256(content).hexdigest()}
     with pytest.raises(DataError, match=r"files\.json is damaged"):
-        prepared_data.list_shard_files(layout, MANIFEST, shard)
+        data.shard_files(shard)
 
 
 @pytest.mark.parametrize("number", ["1" + "0" * 400, "-1" + "0" * 400, "1e400", "9" * 5000, "NaN"])

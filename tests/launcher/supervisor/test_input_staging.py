@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from launcher.cli.packages import pack_files
-from launcher.dataprep.prepared_data import data_of
+from launcher.dataprep.prepared_data import PreparedData
 from launcher.errors import DataError, SettingsError, StorageError, StorageFailedError, UnfitError
 from launcher.io import files
 from launcher.supervisor.shared_storage import input_staging
@@ -413,9 +413,9 @@ def test_a_script_finds_the_files_in_one_folder_on_the_storage_or_on_the_pods_di
     )
     assert folder.is_symlink() is (cache == "storage")
     stage(tmp_path, file_manifest, data_cache="storage")  # as in another container of the pod
-    assert len(list((data_of(train_settings(tmp_path).layout, file_manifest).files).rglob("*.png"))) == len(
-        NAMES
-    )
+    assert len(
+        list((PreparedData(train_settings(tmp_path).layout, file_manifest).paths.files).rglob("*.png"))
+    ) == len(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_a_script_finds_the_files_in_one_folder_on_the_storage_or_on_the_pods_di
 def test_a_damaged_file_is_not_copied(
     tmp_path: Path, file_manifest: dict[str, Any], damaged: str, content: str | None, message: str
 ) -> None:
-    path = data_of(train_settings(tmp_path).layout, file_manifest).root / damaged
+    path = PreparedData(train_settings(tmp_path).layout, file_manifest).paths.root / damaged
     path.unlink()
     if content is not None:
         path.write_text(content)
@@ -441,7 +441,7 @@ def test_a_damaged_file_is_not_copied(
 def test_a_name_in_the_list_that_leads_out_of_the_folder_is_rejected(
     tmp_path: Path, file_manifest: dict[str, Any]
 ) -> None:
-    path = data_of(train_settings(tmp_path).layout, file_manifest).file_list
+    path = PreparedData(train_settings(tmp_path).layout, file_manifest).paths.file_list
     content = path.read_text().replace("b/3.png", "../3.pn")
     path.write_text(content)
     file_manifest["files"]["list"]["sha256"] = hashlib.sha256(content.encode()).hexdigest()
