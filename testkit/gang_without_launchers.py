@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Self
 
 from launcher.paths import OutputPaths, Position
 from launcher.runtimes.fleet import FleetRuntime
@@ -28,21 +28,6 @@ from local.paths import CLONE
 
 PROGRAMS = CLONE / "launcher" / "programs"
 FAILURE_SECONDS = 5  # after a first failure the others get so long to fail by themselves
-
-
-class Process(Protocol):
-    """A started process: those methods of `subprocess.Popen` that this module calls."""
-
-    pid: int
-
-    @property
-    def returncode(self) -> int | None: ...
-
-    def poll(self) -> int | None: ...
-
-    def wait(self) -> int: ...
-
-    def kill(self) -> None: ...
 
 
 class ForkedProcess:
@@ -69,6 +54,9 @@ class ForkedProcess:
     def kill(self) -> None:
         """Kill the process and its process group."""
         self._child.signal(signal.SIGKILL)
+
+
+Process = subprocess.Popen[bytes] | ForkedProcess
 
 
 @dataclass

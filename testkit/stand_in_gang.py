@@ -10,6 +10,7 @@ from typing import Any
 from launcher.paths import OutputPaths
 from local.launcher_gang import LauncherGang, job_environment
 from testkit.written_data import write_data
+from testkit.written_files import write_script
 
 JOB = "job"
 STAND_IN = """
@@ -40,10 +41,7 @@ class StandInGang(LauncherGang):
         environ = job_environment(folder / "shared", own, values)
         lines = [[f"line {rank}"] for rank in range(trainers)]
         write_data(folder / "shared" / JOB, lines, digest="loopback")
-        paddle = folder / "bin" / "paddle"
-        paddle.parent.mkdir()
-        paddle.write_text(f"#!{sys.executable} -S\n{STAND_IN}")
-        paddle.chmod(0o755)
+        paddle = write_script(folder / "bin" / "paddle", f"#!{sys.executable} -S\n{STAND_IN}")
         path = f"{paddle.parent}{os.pathsep}{os.environ['PATH']}"
         super().__init__(folder, {**environ, "PATH": path})
         self.output = OutputPaths(folder / "shared" / JOB / "output")

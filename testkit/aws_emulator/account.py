@@ -219,9 +219,10 @@ class Account:
         self, kind: str, operation: str, *, nth: int = 1, message: str = "InternalError: injected"
     ) -> None:
         """Make the nth call from now of `create`, `update`, `delete` or `read` on this type fail, once."""
-        query = "insert into faults (type, operation, nth, message) values (?,?,?,?)"
-        number = self.calls(kind, operation) + nth
         with self._database() as database:
+            query = "select count(*) from calls where type = ? and operation = ?"
+            number = database.execute(query, (kind, operation)).fetchone()[0] + nth
+            query = "insert into faults (type, operation, nth, message) values (?,?,?,?)"
             database.execute(query, (kind, operation, number, message))
 
     def upgrade_control_plane(self, cluster: str, version: str) -> None:
@@ -229,12 +230,6 @@ class Account:
         record = self.get("aws:eks/cluster:Cluster", cluster)
         assert record is not None, cluster
         self.put(replace(record, outputs=record.outputs | {"version": version}))
-
-    def calls(self, kind: str, operation: str) -> int:
-        """Return the number of calls of an operation on a type so far, including failed ones."""
-        with self._database() as database:
-            query = "select count(*) from calls where type = ? and operation = ?"
-            return int(database.execute(query, (kind, operation)).fetchone()[0])
 
     def enter(self, kind: str, operation: str, targets: Sequence[Target] = ()) -> None:
         """Record a call of `operation` on the type `kind` before it is carried out, and apply faults to it.

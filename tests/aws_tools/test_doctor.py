@@ -21,8 +21,8 @@ from infra import iam_policies
 ARN = "arn:aws:sts::123456789012:assumed-role/Admin/me"
 
 
-def rejected(operation: str) -> ClientError:
-    return ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, operation)
+def rejected(code: str, operation: str = "") -> ClientError:
+    return ClientError({"Error": {"Code": code, "Message": "no"}}, operation)
 
 
 class Iam:
@@ -34,7 +34,7 @@ class Iam:
 
     def get_role(self, RoleName):  # noqa: N803 - boto3's names
         if RoleName not in self.roles:
-            raise ClientError({"Error": {"Code": "NoSuchEntity", "Message": "none"}}, "GetRole")
+            raise rejected("NoSuchEntity", "GetRole")
         return {"Role": {"Arn": f"arn:aws:iam::123456789012:role{self.roles[RoleName]}{RoleName}"}}
 
     def get_paginator(self, name):
@@ -67,7 +67,7 @@ class Quotas:
 
     def get_service_quota(self, ServiceCode, QuotaCode):  # noqa: N803
         if QuotaCode not in self.own:
-            raise ClientError({"Error": {"Code": "NoSuchResourceException", "Message": "none"}}, "")
+            raise rejected("NoSuchResourceException")
         return {"Quota": {"Value": self.own[QuotaCode]}}
 
     def get_aws_default_service_quota(self, ServiceCode, QuotaCode):  # noqa: N803
@@ -204,16 +204,7 @@ def test_doctor_creates_no_resource(examine, client) -> None:
     assert [name for name in calls if not name.startswith(("Describe", "Get", "List"))] == []
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        NoCredentialsError(),
-        ClientError(
-            {"Error": {"Code": "ExpiredToken", "Message": "The security token is expired"}},
-            "GetCallerIdentity",
-        ),
-    ],
-)
+@pytest.mark.parametrize("error", [NoCredentialsError(), rejected("ExpiredToken", "GetCallerIdentity")])
 def test_doctor_without_credentials_reports_only_that(examine, error) -> None:
     def fail():
         raise error
@@ -264,7 +255,7 @@ def test_doctor_quotas_do_not_count_own_resources_twice(examine, client) -> None
 
 
 def test_doctor_denied_check_is_unknown(examine) -> None:
-    found = examine(iam=Iam(error=rejected("SimulatePrincipalPolicy")))
+    found = examine(iam=Iam(error=rejected("AccessDenied", "SimulatePrincipalPolicy")))
     assert levels(found, "unknown") == ["actions: not checked: AWS denied SimulatePrincipalPolicy"]
     assert levels(found, "bad") == []
 

@@ -16,6 +16,7 @@ from aws import image_push
 from aws.stack_access import CommandError
 from local.external_commands import free_port
 from testkit.waiting import running_server
+from testkit.written_files import write_files, write_script
 
 HOST = "123456789012.dkr.ecr.us-west-2.amazonaws.com"
 URL = f"{HOST}/launcher"
@@ -27,11 +28,8 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 @pytest.fixture
 def context(tmp_path: Path) -> Path:
     """Return a folder whose image builds fast: one file on an empty base image."""
-    folder = tmp_path / "launcher"
-    folder.mkdir()
-    (folder / "Dockerfile").write_text("ARG BASE=none\nFROM ${BASE}\nCOPY hello /hello\n")
-    (folder / "hello").write_text("hello")
-    return folder
+    dockerfile = "ARG BASE=none\nFROM ${BASE}\nCOPY hello /hello\n"
+    return write_files(tmp_path / "launcher", {"Dockerfile": dockerfile, "hello": "hello"})
 
 
 @pytest.fixture
@@ -62,9 +60,7 @@ echo "$BUILDX_NO_DEFAULT_ATTESTATIONS $*" > "$0.ran"
 
 
 def test_docker_builds_with_and_without_buildx(context: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    docker = context.parent / "docker"
-    docker.write_text(DOCKER)
-    docker.chmod(0o755)
+    write_script(context.parent / "docker", DOCKER)
     monkeypatch.setenv("PATH", f"{context.parent}:/usr/bin:/bin")
     image_push.ImageBuild("amd64", BASE).run("docker", context, f"{URL}:t")
     ran = (context.parent / "docker.ran").read_text().split()
@@ -79,25 +75,21 @@ def test_upload_docker_uses_user_context_and_temporary_login(ran) -> None:
     assert ran == [(login, "secret"), *push_and_logout]
 
 
-def test_tag_depends_on_launcher_architecture_and_base(context: Path) -> None:
-    before = {
+def test_tag_depends_on_launcher_architecture_base_and_custom_dockerfile(
+    context: Path, tmp_path: Path
+) -> None:
+    found = {
         image_push.ImageBuild(arch, base, runtime).tag(context)
         for arch in ("amd64", "arm64")
         for base in (BASE, "other")
         for runtime in image_push.RUNTIMES
     }
-    (context / "hello").write_text("changed")
-    assert len(before | {image_push.ImageBuild("amd64", BASE).tag(context)}) == 9
-
-
-def test_tag_depends_on_custom_dockerfile(context: Path, tmp_path: Path) -> None:
-    own = tmp_path / "own"
-    own.mkdir()
-    found = {image_push.ImageBuild("amd64", BASE).tag(context)}
     for words in ("RUN one", "RUN two"):
-        (own / "Dockerfile").write_text(f"FROM {image_push.LAUNCHER}\n{words}\n")
+        own = write_files(tmp_path / "own", {"Dockerfile": f"FROM {image_push.LAUNCHER}\n{words}\n"})
         found.add(image_push.ImageBuild("amd64", BASE, custom=own).tag(context))
-    assert len(found) == 3
+    (context / "hello").write_text("changed")
+    found.add(image_push.ImageBuild("amd64", BASE).tag(context))
+    assert len(found) == 11
 
 
 @pytest.mark.parametrize(
@@ -133,9 +125,7 @@ def test_push_existing_image_is_not_rebuilt(account, client, context, monkeypatc
 
     monkeypatch.setattr(image_push, "run_command", run)
     monkeypatch.setattr(image_push, "find_builder", lambda: "buildah")
-    own = context.parent / "own"
-    own.mkdir()
-    (own / "Dockerfile").write_text(f"FROM {image_push.LAUNCHER}")
+    own = write_files(context.parent / "own", {"Dockerfile": f"FROM {image_push.LAUNCHER}"})
     for custom, steps in ((None, 2), (own, 3)):
         build = image_push.ImageBuild("arm64", BASE, custom=custom)
         first = image_push.push_image(URL, context, build, ecr)
@@ -176,10 +166,8 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 def test_push_builds_for_architecture_of_nodes(registry: str, context: Path) -> None:
-    own = context.parent / "own"
-    own.mkdir()
-    (own / "Dockerfile").write_text(f"FROM {image_push.LAUNCHER}\nCOPY more /more\n")
-    (own / "more").write_text("more")
+    dockerfile = f"FROM {image_push.LAUNCHER}\nCOPY more /more\n"
+    own = write_files(context.parent / "own", {"Dockerfile": dockerfile, "more": "more"})
     name = f"{registry}/launcher:one"
     try:
         image_push.ImageBuild("arm64", "scratch", custom=own).run("buildah", context, name)

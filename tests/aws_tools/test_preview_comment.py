@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from testkit.written_files import write_files, write_script
 from tests.aws_emulator.conftest import account, moto
 from tests.aws_tools.conftest import ROOT
 from tests.chart.chart_tools import tool
@@ -43,18 +44,14 @@ def comment(tmp_path: Path) -> Write:
                 ROOT / folder, tmp_path / side / folder, ignore=shutil.ignore_patterns("__pycache__")
             )
         shutil.copy(ROOT / "Pulumi.dev.yaml", tmp_path / side)
-    fake = tmp_path / "bin" / "pulumi"
-    fake.parent.mkdir()
-    fake.write_text(PULUMI.format(folder=tmp_path))
-    fake.chmod(0o755)
+    fake = write_script(tmp_path / "bin" / "pulumi", PULUMI.format(folder=tmp_path))
     environment = {**os.environ, "STACK": "dev", "PYTHON": sys.executable, "PYTHONPATH": ""}
     environment["PATH"] = f"{fake.parent}:{os.environ['PATH']}"
 
     def write(server: str = "", output: str = "+ create\n", code: int = 0) -> str:
         cluster = {"clusters": [{"cluster": {"server": server}}]}
-        (tmp_path / "kubeconfig").write_text(json.dumps(cluster) if server else "")
-        (tmp_path / "output").write_text(output)
-        (tmp_path / "code").write_text(str(code))
+        kubeconfig = json.dumps(cluster) if server else ""
+        write_files(tmp_path, {"kubeconfig": kubeconfig, "output": output, "code": str(code)})
         argv = ["bash", str(SCRIPT), str(tmp_path / "comment.md")]
         done = subprocess.run(
             argv, cwd=tmp_path / "head", env=environment, capture_output=True, text=True, check=False

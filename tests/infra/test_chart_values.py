@@ -16,6 +16,7 @@ import yaml
 from infra import chart_values, settings, stack_builder
 from infra.settings import SettingsError
 from launcher.cli import releases
+from testkit.written_files import write_files
 
 from .recording_mocks import ROOT, aws_settings, local_settings
 
@@ -63,11 +64,9 @@ def test_program_and_launcher_merge_values_alike(base: Any, over: Any, merged: A
 
 @pytest.mark.slow
 def test_helm_merges_files_of_values_like_merge_values(tmp_path: Path) -> None:
-    chart = tmp_path / "chart"
-    (chart / "templates").mkdir(parents=True)
-    (chart / "Chart.yaml").write_text("apiVersion: v2\nname: x\nversion: 0.1.0\n")
-    (chart / "values.yaml").write_text("removed: 1\n")
-    (chart / "templates" / "all.yaml").write_text("{{ .Values | toJson }}\n")
+    about, template = "apiVersion: v2\nname: x\nversion: 0.1.0\n", "{{ .Values | toJson }}\n"
+    files = {"Chart.yaml": about, "values.yaml": "removed: 1\n", "templates/all.yaml": template}
+    chart = write_files(tmp_path / "chart", files)
     argv = ["helm", "template", "x", str(chart)]
     for number, pair in enumerate(zip(*((base, over) for base, over, _ in MERGES), strict=True)):
         path = tmp_path / f"{number}.yaml"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from local import bootstrap
+from testkit.written_files import write_script
 
 
 def test_environment_name_depends_on_lock_file_and_python_version():
@@ -20,9 +21,8 @@ def test_environment_has_this_python_if_it_is_supported(monkeypatch, version, us
 
 
 def test_a_python_that_uv_cannot_bring_is_one_error_with_the_fix(monkeypatch, tmp_path):
-    uv = tmp_path / "uv"
-    uv.write_text('#!/bin/sh\necho "no route to $UV_PYTHON_INSTALL_DIR for $*" >&2\nexit 2\n')
-    uv.chmod(0o755)
+    text = '#!/bin/sh\necho "no route to $UV_PYTHON_INSTALL_DIR for $*" >&2\nexit 2\n'
+    write_script(tmp_path / "uv", text)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(bootstrap.sys, "version_info", (3, 13, 0))

@@ -9,14 +9,13 @@ from pathlib import Path
 
 from local import launcher_image
 from local.cluster import images_on_nodes
+from testkit.written_files import write_files
 
 
 def test_an_archive_has_no_present_blobs_and_the_new_image_name(tmp_path):
     layout, blobs = tmp_path / "layout", tmp_path / "layout" / "blobs" / "sha256"
-    blobs.mkdir(parents=True)
-    (layout / "index.json").write_text('{"manifests": [{}]}')
-    for name in ("a", "b", "c"):
-        (blobs / name).write_text(name)
+    write_files(layout, {"index.json": '{"manifests": [{}]}'})
+    write_files(blobs, {"a": "a", "b": "b", "c": "c"})
     (blobs / "d").hardlink_to(blobs / "c")  # as layers of two images; an archive has no links
     out = io.BytesIO()
     images_on_nodes.write_archive(layout, out, "localhost/new:2", {"sha256:a"})
@@ -32,15 +31,13 @@ def test_an_image_links_the_layers_of_an_earlier_one_and_has_no_others(tmp_path,
         folder = Path(argv[-1].split(":")[1])
         blobs = folder / "blobs" / "sha256"
         assert {path.name for path in blobs.iterdir()} == {"base", "earlier"}
-        (blobs / "code").write_text("code")
-        (blobs / "manifest").write_text('{"layers": [{"digest": "sha256:base"}, {"digest": "sha256:code"}]}')
-        (folder / "index.json").write_text('{"manifests": [{"digest": "sha256:manifest"}]}')
+        manifest = '{"layers": [{"digest": "sha256:base"}, {"digest": "sha256:code"}]}'
+        write_files(blobs, {"code": "code", "manifest": manifest})
+        write_files(folder, {"index.json": '{"manifests": [{"digest": "sha256:manifest"}]}'})
 
     monkeypatch.setattr(launcher_image, "run_command", copy)
     layers, more = (tmp_path / name / "blobs" / "sha256" for name in "12")
-    layers.mkdir(parents=True)
-    for name in ("base", "earlier"):
-        (layers / name).write_text(name)
+    write_files(layers, {"base": "base", "earlier": "earlier"})
     launcher_image._write_layout("localhost/a:2", tmp_path / "2")
     assert {path.name for path in more.iterdir()} == {"base", "code", "manifest"}
     assert (more / "base").samefile(layers / "base")

@@ -14,6 +14,7 @@ import pytest
 
 from local.paths import CLONE
 from testkit.waiting import until
+from testkit.written_files import write_script
 
 # A build that never ends: it has a temporary folder as the real one, a process that compiles, and half of a program.
 GO = f"""#!{sys.executable} -IS
@@ -90,9 +91,7 @@ def _processes(mark: Path) -> dict[int, str]:
 def _run(folder: Path, argv: list[str], tool: str, text: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command in a process group of its own, with the fake `tool` on PATH."""
     (folder / "temporary").mkdir()
-    (folder / "bin").mkdir()
-    (folder / "bin" / tool).write_text(text)
-    (folder / "bin" / tool).chmod(0o755)
+    write_script(folder / "bin" / tool, text)
     env = {
         **os.environ,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",

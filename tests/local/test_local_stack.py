@@ -17,6 +17,7 @@ from local import __main__ as commands
 from local import local_stack
 from local.external_commands import LocalError, run_command
 from local.paths import CLONE
+from testkit.written_files import write_files
 
 
 @pytest.fixture
@@ -33,59 +34,59 @@ def clone(tmp_path, monkeypatch):
     return made
 
 
-def pulumi(clone, *words):
-    """Run pulumi in the environment of `eval "$(make -s env)"`."""
+@pytest.fixture
+def stack(clone):
+    """Create the stack; return the environment of `eval "$(make -s env)"`."""
+    local_stack.ensure_stack_files(clone)
     env = {**os.environ, **local_stack.tool_environment()}
+    local_stack.ensure_stack_exists(env, clone)
+    return env
+
+
+def pulumi(clone, env, *words):
     return run_command(["pulumi", *words, "--non-interactive"], why="the test", env=env, cwd=clone)
 
 
-def test_only_locks_of_ended_processes_of_this_machine_are_removed(clone):
+def write_lock(name, pid, hostname, **more):
+    """Write a lock of the stack's state by this process, as pulumi does; return the folder of the locks."""
+    folder = local_stack.PULUMI / ".pulumi/locks/organization/paddle-training/local"
+    lock = json.dumps({"pid": pid, "hostname": hostname, **more})
+    return write_files(folder, {f"{name}.json": lock})
+
+
+def ended_process():
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
-    folder = local_stack.PULUMI / ".pulumi/locks/organization/paddle-training/local"
-    folder.mkdir(parents=True)
-    here = {"hostname": socket.gethostname()}
-    for name, lock in {
-        "ended": {"pid": ended.pid, **here},
-        "runs": {"pid": os.getpid(), **here},
-        "elsewhere": {"pid": ended.pid, "hostname": "other"},
-        "odd": {"pid": "1/..", **here},
-    }.items():
-        (folder / f"{name}.json").write_text(json.dumps(lock))
+    return ended.pid
+
+
+def test_only_locks_of_ended_processes_of_this_machine_are_removed(clone):
+    ended, here = ended_process(), socket.gethostname()
+    write_lock("ended", ended, here)
+    write_lock("runs", os.getpid(), here)
+    write_lock("elsewhere", ended, "other")
+    folder = write_lock("odd", "1/..", here)
     (folder / "ended.json.attrs").touch()
     local_stack.ensure_stack_files(clone)
     assert sorted(path.stem for path in folder.iterdir()) == ["elsewhere", "odd", "runs"]
 
 
 @pytest.mark.slow
-def test_a_command_works_after_one_that_was_killed(clone):
-    local_stack.ensure_stack_files(clone)
-    env = {**os.environ, **local_stack.tool_environment()}
-    local_stack.ensure_stack_exists(env, clone)
-    folder = local_stack.PULUMI / ".pulumi/locks/organization/paddle-training/local"
-    folder.mkdir(parents=True, exist_ok=True)
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    lock = {
-        "pid": ended.pid,
-        "username": "root",
-        "hostname": socket.gethostname(),
-        "timestamp": "2026-01-01T00:00:00Z",
-    }
-    (folder / "00000000-0000-0000-0000-000000000000.json").write_text(json.dumps(lock))
+def test_a_command_works_after_one_that_was_killed(clone, stack):
+    about = {"username": "root", "timestamp": "2026-01-01T00:00:00Z"}
+    write_lock("00000000-0000-0000-0000-000000000000", ended_process(), socket.gethostname(), **about)
     with pytest.raises(LocalError, match="locked by 1 lock"):
-        pulumi(clone, "refresh", "-s", "local", "--yes")
+        pulumi(clone, stack, "refresh", "-s", "local", "--yes")
     local_stack.ensure_stack_files(clone)
-    pulumi(clone, "refresh", "-s", "local", "--yes")
+    pulumi(clone, stack, "refresh", "-s", "local", "--yes")
 
 
 @pytest.mark.slow
-def test_write_settings_keeps_other_settings_and_comments_and_other_stacks_files(clone):
-    local_stack.ensure_stack_files(clone)
-    env = {**os.environ, **local_stack.tool_environment()}
-    local_stack.ensure_stack_exists(env, clone)
-    pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:valuesFiles[0]", "mine.yaml")
-    pulumi(clone, "config", "set", "-s", "local", "--path", "paddle-training:values.trainers", "2")
+def test_write_settings_keeps_other_settings_and_comments_and_other_stacks_files(clone, stack):
+    pulumi(
+        clone, stack, "config", "set", "-s", "local", "--path", "paddle-training:valuesFiles[0]", "mine.yaml"
+    )
+    pulumi(clone, stack, "config", "set", "-s", "local", "--path", "paddle-training:values.trainers", "2")
     local_stack.ensure_stack_files(clone)
     assert local_stack.read_settings(clone)["valuesFiles"] == ["mine.yaml"]
     with pytest.raises(
@@ -94,7 +95,7 @@ def test_write_settings_keeps_other_settings_and_comments_and_other_stacks_files
         local_stack.read_stack_example(clone)
 
     local_stack.write_settings(
-        env, {"valuesFiles": [f"{local_stack.EXAMPLES}/ctr.yaml"], "kubeconfig.context": "other"}, clone
+        stack, {"valuesFiles": [f"{local_stack.EXAMPLES}/ctr.yaml"], "kubeconfig.context": "other"}, clone
     )
     assert local_stack.read_stack_example(clone) == "ctr"
     assert local_stack.read_settings(clone)["kubeconfig"]["context"] == "other"
@@ -102,9 +103,9 @@ def test_write_settings_keeps_other_settings_and_comments_and_other_stacks_files
     assert "# {launcher} is the digest" in local_stack.settings_file(clone).read_text(), "comments too"
 
     dev = (clone / "Pulumi.dev.yaml").read_text()
-    pulumi(clone, "stack", "init", "dev")
+    pulumi(clone, stack, "stack", "init", "dev")
     assert (clone / "Pulumi.dev.yaml").read_text().startswith(dev.rstrip()), "but for its salt"
-    assert pulumi(clone, "config", "get", "-s", "dev", "paddle-training:target").strip() == "aws"
+    assert pulumi(clone, stack, "config", "get", "-s", "dev", "paddle-training:target").strip() == "aws"
 
 
 def test_the_salt_of_a_wiped_state_is_removed_from_the_stacks_file(clone, tmp_path):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import yaml
 
 from local.go_tools import HELM
 from local.paths import CLONE
+from testkit.written_files import write_files, write_script
 
 WORKFLOW = yaml.safe_load((CLONE / ".github/workflows/release.yml").read_text("utf-8"))
 [VERSION] = re.findall(r'^version = "(.*)"$', (CLONE / "pyproject.toml").read_text("utf-8"), re.MULTILINE)
@@ -36,20 +36,15 @@ def clone(tmp_path: Path) -> Path:
         "served/pyproject.toml",
         *(f"charts/paddle-{x}/Chart.yaml" for x in ("training", "serving")),
     )
-    for name in names:
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(CLONE / name, tmp_path / name)
-    (tmp_path / "CHANGELOG.md").write_text(CHANGELOG, "utf-8")
-    (tmp_path / "build").mkdir()
-    (tmp_path / "build" / "signed").write_text("registry.example/paddle-training@sha256:1\n")
-    return tmp_path
+    signed = {"build/signed": "registry.example/paddle-training@sha256:1\n"}
+    copied = {name: (CLONE / name).read_bytes() for name in names}
+    return write_files(tmp_path, {**copied, **signed, "CHANGELOG.md": CHANGELOG})
 
 
 def run_step(job: str, name: str, clone: Path, tag: str) -> subprocess.CompletedProcess[str]:
     """Run a step as a runner of GitHub does, with a script in place of `gh` that prints its arguments."""
     [step] = [step for step in WORKFLOW["jobs"][job]["steps"] if step.get("name") == name]
-    (clone / "gh").write_text('#!/bin/sh\necho "$@"\n')
-    (clone / "gh").chmod(0o755)
+    write_script(clone / "gh", '#!/bin/sh\necho "$@"\n')
     env = {**os.environ, "TAG": tag, "PATH": f"{clone}:{os.environ['PATH']}"}
     argv = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
     return subprocess.run(argv, cwd=clone, env=env, capture_output=True, text=True, check=False)

@@ -9,6 +9,7 @@ import pytest
 from local import go_tools
 from local.external_commands import LocalError
 from local.go_tools import Tool, find_tool
+from testkit.written_files import write_files, write_script
 
 
 def test_cache_key_of_a_tool_changes_with_sources_packages_and_names(tmp_path, monkeypatch):
@@ -30,8 +31,7 @@ def test_digest_of_a_go_module_changes_only_with_its_own_sources(tmp_path, monke
 
     def changed_by_writing(file: str) -> list[str]:
         before = digests()
-        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / file).write_text("module m\n")
+        write_files(tmp_path, {file: "module m\n"})
         return [m for m, old, new in zip(modules, before, digests(), strict=True) if old != new]
 
     assert changed_by_writing("go.mod") == ["."]
@@ -65,8 +65,7 @@ def test_a_build_without_a_new_go_raises_an_error_with_a_fix(monkeypatch, tmp_pa
     monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", str(tmp_path))
     if go:
-        (tmp_path / "go").write_text(f"#!/bin/sh\n{go}\n")
-        (tmp_path / "go").chmod(0o755)
+        write_script(tmp_path / "go", f"#!/bin/sh\n{go}\n")
     with pytest.raises(LocalError, match=message):
         go_tools.ensure_tools([find_tool("helm")])
 
@@ -87,9 +86,7 @@ def go(monkeypatch, tmp_path):
     """Put a fake `go` on PATH; it fails while the file `broken` exists."""
     monkeypatch.setenv("PADDLE_TRAINING_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(go_tools, "create_source_folder", lambda work: (work / "helm").mkdir(parents=True))
-    fake = tmp_path / "go"
-    fake.write_text(GO.replace("FOLDER", str(tmp_path)))
-    fake.chmod(0o755)
+    write_script(tmp_path / "go", GO.replace("FOLDER", str(tmp_path)))
     (tmp_path / "main.go").write_text("package main")
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
@@ -126,14 +123,8 @@ def test_a_full_disk_is_reported_before_anything_is_built(go, monkeypatch):
 
 
 def test_link_missing_files_keeps_replaced_files_and_rejects_files_unknown_to_the_module(tmp_path):
-    original, trimmed = tmp_path / "original", tmp_path / "trimmed"
-    for file, text in (
-        (original / "a/x.go", "original"),
-        (original / "a/y.go", "original"),
-        (trimmed / "a/x.go", "trimmed"),
-    ):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text)
+    original = write_files(tmp_path / "original", {"a/x.go": "original", "a/y.go": "original"})
+    trimmed = write_files(tmp_path / "trimmed", {"a/x.go": "trimmed"})
     go_tools.link_missing_files(trimmed, original)
     assert [(trimmed / name).read_text() for name in ("a/x.go", "a/y.go")] == ["trimmed", "original"]
     (trimmed / "a/gone.go").write_text("trimmed")

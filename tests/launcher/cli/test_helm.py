@@ -16,6 +16,7 @@ from launcher.cli import releases
 from launcher.cli.cluster_api import Cluster
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.releases import Helm
+from testkit.written_files import write_script
 
 from .fake_cluster import FakeCluster
 
@@ -38,9 +39,7 @@ def fake_helm(here: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Hel
     run = {"kind": "ConfigMap", "metadata": {"name": "paddle-training-run"}}
     manifest = yaml.safe_dump({**run, "data": {"run.json": json.dumps({"k8sJob": "mine-1"})}})
     (here / "dry.json").write_text(json.dumps({"manifest": manifest}))
-    (here / "bin").mkdir()
-    (here / "bin" / "helm").write_text(HELM.format(end=end))
-    (here / "bin" / "helm").chmod(0o755)
+    write_script(here / "bin" / "helm", HELM.format(end=end))
     monkeypatch.setenv("PATH", f"{here / 'bin'}:{os.environ['PATH']}")
     return Helm(cast(Cluster, FakeCluster()))
 

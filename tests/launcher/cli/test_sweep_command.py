@@ -108,6 +108,11 @@ def make_study(folder, pruner="none", sampler="random", metric=None, axes=AXES):
     return study
 
 
+def kept_in(folder):
+    """Return a storage of jobs (`KeptStorage`) that is a folder on this machine."""
+    return SimpleNamespace(job=lambda name: folder_storage(folder / name), close=lambda: None)
+
+
 def run_sweep(study, world, parallel=1, wanted=None, by=None):
     """Run a sweep to its end; return (the loop, the printed lines)."""
     printed = []
@@ -242,7 +247,7 @@ def test_a_cut_record_of_the_journal_is_removed_and_the_longer_copy_is_used(tmp_
     intact = study.journal.read_bytes()
     assert intact_records(intact, "") == intact_records(intact + b'{"op_code":4,', "") == intact
     assert intact_records(b"", "") == b""
-    kept = SimpleNamespace(job=lambda name: folder_storage(tmp_path / name), close=lambda: None)
+    kept = kept_in(tmp_path)
     study.journal.write_bytes(intact + b'{"op_code":4,')
     sweep.open_study(study, kept, None, {"a": 1}, resume=True)
     assert study.journal.read_bytes() == intact
@@ -263,7 +268,7 @@ def test_a_file_that_is_no_intact_journal_is_rejected_and_left_as_it_is(tmp_path
     first, *others = study.journal.read_bytes().splitlines(keepends=True)
     content = content or b"".join([first, bytes(20) + b"\n", *others])
     study.journal.write_bytes(content)
-    kept = SimpleNamespace(job=lambda name: folder_storage(tmp_path / name), close=lambda: None)
+    kept = kept_in(tmp_path)
     with pytest.raises(DataError, match=r"line \d is no record of a sweep.* Fix: give another file"):
         sweep.open_study(study, kept, None, {"a": 1}, resume=resume)
     assert study.journal.read_bytes() == content
@@ -394,9 +399,9 @@ def test_only_the_command_itself_imports_optuna():
 
 
 def test_a_sweep_is_resumed_from_the_copy_on_the_storage_and_never_started_twice(tmp_path):
-    jobs, kept = tmp_path / "jobs", SimpleNamespace(close=lambda: None)
+    jobs = tmp_path / "jobs"
     jobs.mkdir()
-    kept.job = lambda name: folder_storage(jobs / name)
+    kept = kept_in(jobs)
 
     def study_in(folder):
         return SweepStudy(tmp_path / folder / "study.journal", "t", AXES, "random", make_pruner("none", 3))
@@ -439,7 +444,7 @@ def sweep_of_two(cli, here, monkeypatch):
         cluster, world = FakeCluster(), World()
         cluster.add_release()
         (here / "jobs").mkdir()
-        kept = SimpleNamespace(job=lambda name: folder_storage(here / "jobs" / name), close=lambda: None)
+        kept = kept_in(here / "jobs")
         trial = {"training": {"packages": "pushed-by-another-machine"}}
         helm = SimpleNamespace(
             check=lambda *_: "", read_values=lambda name: trial if name == "t-1" else cluster.values[name]
