@@ -43,17 +43,6 @@ def require_role(cloud: MotoCloud, arn: str, service: str) -> None:
         raise AwsError(f"InvalidParameterException: the role {arn} does not exist") from error
 
 
-def require_key_pair(cloud: MotoCloud, template: str, version: str) -> None:
-    """Raise if the template's key pair does not exist: EC2 accepts the template, but no node starts."""
-    found = cloud.client("ec2").describe_launch_template_versions(
-        LaunchTemplateId=template, Versions=[version]
-    )
-    name = found["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("KeyName")
-    known = [pair["KeyName"] for pair in cloud.client("ec2").describe_key_pairs()["KeyPairs"]]
-    if name and name not in known:
-        raise AwsError(f"NodeCreationFailure: InvalidKeyPair.NotFound: The key pair '{name}' does not exist")
-
-
 def require_quota(cloud: MotoCloud, p: Props, surge: int) -> None:
     """Raise if the nodes of all groups, with `p` in place of its group, exceed the quota of the account.
 
@@ -133,17 +122,23 @@ def require_fitting_version(cloud: MotoCloud, p: Props) -> None:
         )
 
 
+def find_principal(cloud: MotoCloud, kind: str, name: str) -> str:
+    """Return the ARN of the role or user with this name. Raises ClientError if IAM has none."""
+    for arn in cloud.account.about["principals"]:
+        if f":{kind}/" in arn and arn.endswith(f"/{name}"):
+            return str(arn)
+    iam = cloud.client("iam")
+    found = iam.get_role(RoleName=name) if kind == "role" else iam.get_user(UserName=name)
+    return str(found[kind.capitalize()]["Arn"])
+
+
 def principal_exists(cloud: MotoCloud, arn: str) -> bool:
     """Return whether IAM has a role or user with exactly this ARN, including its path."""
     kind, _, name = arn.rpartition(":")[2].partition("/")
-    iam, name = cloud.client("iam"), name.rpartition("/")[2]
-    if arn in cloud.account.about["principals"]:
-        return True
     try:
-        found = iam.get_role(RoleName=name)["Role"] if kind == "role" else iam.get_user(UserName=name)["User"]
+        return find_principal(cloud, kind, name.rpartition("/")[2]) == arn
     except ClientError:
         return False
-    return bool(found["Arn"] == arn)
 
 
 def require_fitting_network(cloud: MotoCloud, p: Props, subnets: list[Props]) -> None:
@@ -273,12 +268,18 @@ class Cluster(Handler):
 
 
 def _require_template(cloud: MotoCloud, template: Props) -> None:
-    """Raise if the launch template has no such version, or a key pair that does not exist."""
-    ec2 = cloud.client("ec2")
-    found = ec2.describe_launch_templates(LaunchTemplateIds=[template["id"]])["LaunchTemplates"][0]
-    if int(template["version"]) > found["LatestVersionNumber"]:
-        raise AwsError(f"InvalidRequestException: launch template has no version {template['version']}")
-    require_key_pair(cloud, template["id"], template["version"])
+    """Raise if the launch template has no such version, or a key pair that does not exist.
+
+    EC2 accepts a template with an unknown key pair, but no node starts.
+    """
+    ec2, version = cloud.client("ec2"), template["version"]
+    latest = ec2.describe_launch_templates(LaunchTemplateIds=[template["id"]])["LaunchTemplates"][0]
+    if int(version) > latest["LatestVersionNumber"]:
+        raise AwsError(f"InvalidRequestException: launch template has no version {version}")
+    found = ec2.describe_launch_template_versions(LaunchTemplateId=template["id"], Versions=[version])
+    name = found["LaunchTemplateVersions"][0]["LaunchTemplateData"].get("KeyName")
+    if name and name not in [pair["KeyName"] for pair in ec2.describe_key_pairs()["KeyPairs"]]:
+        raise AwsError(f"NodeCreationFailure: InvalidKeyPair.NotFound: The key pair '{name}' does not exist")
 
 
 @register_handler(NODE_GROUP)

@@ -9,7 +9,10 @@ from testkit.aws_emulator.property_values import ASSET_SIGNATURE, SIGNATURE, UNK
 
 Failure = tuple[str, str]  # path of the property, reason
 
-_SCALARS = {"str": str, "int": int, "float": (int, float), "bool": bool}
+_CLASSES = {
+    **{"str": str, "int": int, "float": (int, float), "bool": bool},
+    **{"list": list, "map": dict, "asset": dict, "object": dict},
+}
 
 
 def find_failures(shape: sdk_schema.Shape, inputs: dict[str, Any]) -> list[Failure]:
@@ -35,40 +38,28 @@ def _object(
     return found
 
 
-def _value(  # noqa: PLR0911, PLR0912 - one branch a form of type
+def _value(  # noqa: PLR0911 - one return a form of type
     module: str, kind: sdk_schema.Type, value: Any, path: str
 ) -> list[Failure]:
-    if value == UNKNOWN or value is None or kind[0] == "any":
+    form = kind[0]
+    if value == UNKNOWN or value is None or form in ("any", "none"):
         return []
-    found: list[Failure] = []
-    if kind[0] == "union":
-        tries = [_value(module, option, value, path) for option in kind[1:]]
-        return min(tries, key=len)
-    if kind[0] in _SCALARS:
-        fits = isinstance(value, _SCALARS[kind[0]]) and (kind[0] == "bool" or not isinstance(value, bool))
-        return [] if fits else [_wrong(path, kind[0], value)]
-    if kind[0] == "list":
-        if not isinstance(value, list):
-            return [_wrong(path, "list", value)]
-        for index, item in enumerate(value):
-            found += _value(module, kind[1], item, f"{path}[{index}]")
-    elif kind[0] == "map":
-        if not isinstance(value, dict):
-            return [_wrong(path, "map", value)]
-        for key, item in value.items():
-            found += _value(module, kind[1], item, f"{path}.{key}")
-    elif kind[0] == "asset":
-        fits = isinstance(value, dict) and value.get(SIGNATURE) == ASSET_SIGNATURE
-        return [] if fits else [_wrong(path, "asset", value)]
-    elif kind[0] == "object":
-        nested = sdk_schema.read_fields(module, kind[1])
-        if nested is None:  # an enumeration, or a class of another module
-            return []
-        if not isinstance(value, dict):
-            return [_wrong(path, "object", value)]
-        found += _object(module, nested, value, path, kind[1].removesuffix("Args"))
-    return found
-
-
-def _wrong(path: str, expected: str, value: Any) -> Failure:
-    return path, f"wrong type: {path!r} must be {expected}, not {type(value).__name__} ({value!r})"
+    if form == "union":
+        return min([_value(module, option, value, path) for option in kind[1:]], key=len)
+    nested = sdk_schema.read_fields(module, kind[1]) if form == "object" else {}
+    if nested is None:  # an enumeration, or a class of another module
+        return []
+    fits = isinstance(value, _CLASSES[form]) and (form == "bool" or not isinstance(value, bool))
+    if not fits or (form == "asset" and value.get(SIGNATURE) != ASSET_SIGNATURE):
+        return [(path, f"wrong type: {path!r} must be {form}, not {type(value).__name__} ({value!r})")]
+    if form == "object":
+        return _object(module, nested, value, path, kind[1].removesuffix("Args"))
+    if form == "list":
+        return [
+            each for at, item in enumerate(value) for each in _value(module, kind[1], item, f"{path}[{at}]")
+        ]
+    if form == "map":
+        return [
+            each for key, item in value.items() for each in _value(module, kind[1], item, f"{path}.{key}")
+        ]
+    return []

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jmespath
 
 from testkit.aws_emulator.account import AwsError
-from testkit.aws_emulator.eks_handlers import addon_version, version_of
+from testkit.aws_emulator.eks_handlers import addon_version, find_principal, version_of
 from testkit.aws_emulator.handler import TABLE, MotoCloud, digest, run_calls, tag_map
 from testkit.aws_emulator.moto_handlers import private_zone
 from testkit.aws_emulator.property_values import Props
@@ -69,23 +69,14 @@ def _session_context(cloud: MotoCloud, p: Props) -> Props:
     return {"issuerArn": cloud.account.caller if ":assumed-role/" in p["arn"] else p["arn"]}
 
 
-def _principal(cloud: MotoCloud, kind: str, name: str) -> Props:
-    named = [a for a in cloud.account.about["principals"] if f":{kind}/" in a and a.endswith(f"/{name}")]
-    if named:
-        return {"arn": named[0]}
-    iam = cloud.client("iam")
-    found = iam.get_role(RoleName=name) if kind == "role" else iam.get_user(UserName=name)
-    return {"arn": found[kind.capitalize()]["Arn"]}
-
-
 @function("aws:iam/getRole:getRole")
 def _role(cloud: MotoCloud, p: Props) -> Props:
-    return _principal(cloud, "role", p["name"])
+    return {"arn": find_principal(cloud, "role", p["name"])}
 
 
 @function("aws:iam/getUser:getUser")
 def _user(cloud: MotoCloud, p: Props) -> Props:
-    return _principal(cloud, "user", p["userName"])
+    return {"arn": find_principal(cloud, "user", p["userName"])}
 
 
 @function("aws:index/getAvailabilityZones:getAvailabilityZones")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -85,9 +86,7 @@ def diff_values(old: Any, new: Any, path: str = "") -> dict[str, str]:
         return found
     if isinstance(old, list) and isinstance(new, list):
         found = {}
-        for index in range(max(len(old), len(new))):
-            before = old[index] if index < len(old) else None
-            after = new[index] if index < len(new) else None
+        for index, (before, after) in enumerate(itertools.zip_longest(old, new)):
             found |= diff_values(before, after, f"{path}[{index}]")
         return found
     if old is None:

@@ -58,14 +58,6 @@ def test_sample_claim_is_accepted_by_the_chart(namespaces):
     assert f"storage.existingClaim.name={claim['metadata']['name']}" in readme
 
 
-def test_restricted_namespace_rejects_pods_with_host_ports(namespaces):
-    manifests = render(CHART / "ci" / "host-ports.yaml", namespace=namespaces["restricted"])
-    training = next(pod for pod in pods(manifests) if "data" not in pod["metadata"]["name"])
-    done = run("kubectl", "create", "--dry-run=server", "-f", "-", stdin=json.dumps(training))
-    assert done.returncode != 0
-    assert "violates PodSecurity" in done.stderr
-
-
 def test_chart_rejects_host_ports_in_a_restricted_namespace(namespaces):
     argv = ["install", "demo", CHART, "-n", namespaces["restricted"], "-f", CHART / "ci" / "host-ports.yaml"]
     done = run(tool("helm"), *argv, "--dry-run=server")

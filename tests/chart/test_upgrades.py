@@ -15,7 +15,6 @@ import pytest
 from chart_tools import CHART, kubectl, new_namespace, pinned_helm, run, tool
 
 from infra.settings import merge_values
-from launcher.cli import launch_training
 from launcher.cli.cluster_api import connect
 from launcher.cli.errors import CliError
 from launcher.cli.releases import Helm
@@ -271,11 +270,6 @@ def test_failed_upgrade_can_be_reverted_and_that_of_run_leaves_nothing(release: 
     release.delete_volumes(other)
     until(lambda: release.volumes() == {volume}, "the other volume is gone", 60, 0.3)
     assert release.pods() == pods
-
-    again = launch_training.reset_job(release.training())
-    again["metadata"]["name"] += "-again"
-    kubectl("delete", "quota", "jobs", "-n", release.namespace)
-    kubectl("create", "--dry-run=server", "-f", "-", stdin=json.dumps(again))
 
 
 def test_failed_training_is_started_again_by_resume_and_by_the_same_upgrade_without_its_job(

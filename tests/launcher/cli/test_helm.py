@@ -7,13 +7,12 @@ import os
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
 
 from launcher.cli import releases
-from launcher.cli.cluster_api import Cluster
 from launcher.cli.errors import CliError, UsageError
 from launcher.cli.releases import Helm
 from testkit.written_files import write_script
@@ -41,7 +40,7 @@ def fake_helm(here: Path, monkeypatch: pytest.MonkeyPatch, end: str = "") -> Hel
     (here / "dry.json").write_text(json.dumps({"manifest": manifest}))
     write_script(here / "bin" / "helm", HELM.format(end=end))
     monkeypatch.setenv("PATH", f"{here / 'bin'}:{os.environ['PATH']}")
-    return Helm(cast(Cluster, FakeCluster()))
+    return Helm(FakeCluster())
 
 
 @pytest.mark.slow
@@ -88,7 +87,7 @@ def test_a_missing_helm_and_a_time_out_are_reported_with_a_fix(monkeypatch: pyte
     def run(argv: list[str], **options: Any) -> None:
         raise subprocess.TimeoutExpired(argv, options["timeout"])
 
-    helm = Helm(cast(Cluster, FakeCluster()))
+    helm = Helm(FakeCluster())
     monkeypatch.setattr(
         releases, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
     )

@@ -6,13 +6,12 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import yaml
 
 from launcher.cli import launch_training, run_lease
-from launcher.cli.cluster_api import Cluster
 from launcher.cli.commands import stop as stop_command
 from launcher.cli.commands import sweep
 from launcher.cli.errors import CliError, OtherRunError, UsageError
@@ -54,10 +53,6 @@ class FakeHelm:
         self.cluster.add_release(release, base="image: x\n", k8sJob=self.check(release, values))
 
 
-def open_release(cluster: FakeCluster, name: str = "paddle-training") -> ClusterSession:
-    return ClusterSession(cast(Cluster, cluster), name)
-
-
 def launch(
     cluster: FakeCluster,
     *,
@@ -67,11 +62,11 @@ def launch(
     replace: bool = False,
     **values: Any,
 ) -> bool:
-    session = session or open_release(cluster)
+    session = session or ClusterSession(cluster, "paddle-training")
     given = {"jobName": "mine", "training": {"batchSize": batch}, **values}
     made = launch_training.TrainingPlan([], given)
     options = launch_training.LaunchOptions(program=Path())
-    used = cast(Helm, helm or FakeHelm(cluster))
+    used = helm or FakeHelm(cluster)
     return launch_training.launch(made, options, used, session, Path("kept.yaml"), replace=replace)
 
 
@@ -153,7 +148,7 @@ def test_of_two_concurrent_runs_of_a_release_or_job_one_fails_with_the_lease_hol
 ) -> None:
     monkeypatch.setattr(run_lease, "RENEW_SECONDS", 0.05)
     cluster = make_cluster(*dict.fromkeys(releases))
-    first, other = (open_release(cluster, name) for name in releases)
+    first, other = (ClusterSession(cluster, name) for name in releases)
     rejected: list[OtherRunError] = []
 
     def second() -> None:
@@ -172,7 +167,7 @@ def test_of_two_concurrent_runs_of_a_release_or_job_one_fails_with_the_lease_hol
 
 def test_a_replaced_run_is_not_followed(here: Path) -> None:
     cluster = make_cluster("paddle-training")
-    first = open_release(cluster)
+    first = ClusterSession(cluster, "paddle-training")
     launch(cluster, replace=True, session=first)
     first.peek_view()
     launch(cluster, replace=True, batch=16)
@@ -187,7 +182,7 @@ def test_a_missing_claim_is_reported_with_a_fix(here: Path, release: str) -> Non
     cluster = make_cluster("paddle-training")
     cluster.claims = {}
     with pytest.raises(CliError, match=r"the claim paddle-training does not exist .* Fix: create the claim"):
-        launch(cluster, replace=True, session=open_release(cluster, release))
+        launch(cluster, replace=True, session=ClusterSession(cluster, release))
     assert not cluster.leases
 
 
@@ -200,7 +195,7 @@ def test_a_new_release_needs_another_one_for_image_and_storage(
 ) -> None:
     with pytest.raises(CliError, match=message):
         cluster = make_cluster(*releases)
-        launch(cluster, session=open_release(cluster, "new"))
+        launch(cluster, session=ClusterSession(cluster, "new"))
 
 
 def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None:
@@ -208,7 +203,7 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None
     theirs, mine = cluster.config_maps["theirs"], {"jobName": "quick-start"}
     volume = "storage: {type: nfs, nfs: {server: a, path: /x}}"
     cluster.set_storage("theirs", volume)
-    session = ClusterSession(cluster, "new")  # type: ignore[arg-type]
+    session = ClusterSession(cluster, "new")
 
     def check(base: str, values: dict[str, Any] = mine) -> None:
         merged = merge_values(yaml.safe_load(base), values)
@@ -236,14 +231,14 @@ def test_a_job_name_of_another_release_on_the_same_storage_is_rejected() -> None
 
 def test_a_sweep_rejects_a_release_of_another_job() -> None:
     cluster = make_cluster("quick-start", "line-2")
-    sweep.check_releases_are_free(cluster, ["quick-start", "line-1"])  # type: ignore[arg-type]
+    sweep.check_releases_are_free(cluster, ["quick-start", "line-1"])
     with pytest.raises(UsageError, match=r"release line-2 .* has job quick-start"):
-        sweep.check_releases_are_free(cluster, ["line-1", "line-2"])  # type: ignore[arg-type]
+        sweep.check_releases_are_free(cluster, ["line-1", "line-2"])
     cluster.config_maps["line-2"]["data"]["run.json"] = "{"
     with pytest.raises(
         UsageError, match=r"release line-2 .* has job \(unknown: another version of the chart"
     ):
-        sweep.check_releases_are_free(cluster, ["line-2"])  # type: ignore[arg-type]
+        sweep.check_releases_are_free(cluster, ["line-2"])
 
 
 def test_ctrl_c_stops_following_and_says_how_to_follow_again(capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,7 +303,7 @@ def scale_release(
             upgrades.append(values)
 
     monkeypatch.setattr(stop_command, "Helm", RecordingHelm)
-    stop_command.change_trainers(ClusterSession(cluster, "demo"), trainers)  # type: ignore[arg-type]
+    stop_command.change_trainers(ClusterSession(cluster, "demo"), trainers)
     return upgrades
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from launcher.cli import launch_training, run_lease
-from launcher.cli.cluster_api import Cluster, NotFoundError
+from launcher.cli.cluster_api import NotFoundError
 from launcher.cli.errors import CliError, OtherRunError
 from launcher.cli.job_sessions import ClusterSession
 from testkit.waiting import until
@@ -28,7 +28,7 @@ def test_an_expired_lease_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None
         now[0] += seconds
 
     monkeypatch.setattr(run_lease, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    with run_lease.hold_lease(cast(Cluster, cluster), "mine"):
+    with run_lease.hold_lease(cluster, "mine"):
         assert now[0] >= run_lease.EXPIRED_SECONDS
         assert cluster.leases["mine-run"]["spec"]["holderIdentity"].startswith(run_lease.user_and_host())
     assert not cluster.leases
@@ -47,7 +47,7 @@ def test_a_lease_in_a_namespace_that_does_not_exist_is_an_error(monkeypatch: pyt
     monkeypatch.setattr(run_lease, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=sleep))
     with (
         pytest.raises(CliError, match='"paddel" not found'),
-        run_lease.hold_lease(cast(Cluster, cluster), "x"),
+        run_lease.hold_lease(cluster, "x"),
     ):
         pass
 
@@ -67,7 +67,7 @@ def test_a_run_that_lost_its_lease_changes_nothing(here: Path, monkeypatch: pyte
         OtherRunError, match=r"another command took it over\. The release was not changed\. Fix"
     ):
         launch(cluster, replace=True)
-    assert ClusterSession(cast(Cluster, cluster), "paddle-training").run().k8s_job == K8S_JOB
+    assert ClusterSession(cluster, "paddle-training").run().k8s_job == K8S_JOB
     assert cluster.leases, "it is another's"
 
 
@@ -83,7 +83,7 @@ def test_a_renewal_whose_answer_was_lost_does_not_lose_the_lease(monkeypatch: py
         return sent[-1]
 
     monkeypatch.setattr(cluster, "patch", lose_the_first_answer)
-    with run_lease.hold_lease(cast(Cluster, cluster), "mine") as check:
+    with run_lease.hold_lease(cluster, "mine") as check:
         until(lambda: len(sent) > 2, "more renewals")
         check()
     assert not cluster.leases, "it is deleted at the end"

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from launcher.cli import launch_training
-from launcher.cli.cluster_api import Cluster
 from launcher.cli.errors import UsageError
 from launcher.cli.job_sessions import ClusterSession
 from launcher.cli.launch_training import LaunchOptions, continue_training
@@ -36,7 +35,7 @@ def cluster(tmp_path: Path) -> FakeCluster:
 
 
 def session(cluster: FakeCluster) -> ClusterSession:
-    return ClusterSession(cast(Cluster, cluster), "paddle-training")
+    return ClusterSession(cluster, "paddle-training")
 
 
 NIGHTS = [
@@ -74,7 +73,7 @@ def test_the_storage_is_in_use_while_the_newest_job_runs(
     cluster: FakeCluster, jobs: list[dict[str, Any]], state: str
 ) -> None:
     cluster.jobs = [{**job, "metadata": {**job["metadata"], "namespace": "paddle"}} for job in jobs]
-    [user] = list_storage_users(cast(Cluster, cluster), str(RUN_JSON["claim"]))
+    [user] = list_storage_users(cluster, str(RUN_JSON["claim"]))
     assert user.state == state
 
 
@@ -82,7 +81,7 @@ def test_a_failed_job_that_is_started_again_stays_the_newest_run_of_its_cron_job
     cluster: FakeCluster,
 ) -> None:
     cluster.jobs = [started("nightly-2", "2026-11-22T02:00:00Z", FAILED), NIGHTS[1]]
-    assert continue_training(cast(Cluster, cluster), session(cluster).run())
+    assert continue_training(cluster, session(cluster).run())
     again = next(job for job in cluster.jobs if job["metadata"]["name"] == "nightly-2")
     again["metadata"]["creationTimestamp"] = "2026-11-22T09:00:00Z"  # as the API server does
     assert session(cluster).run().k8s_job == "nightly-2"
@@ -93,13 +92,13 @@ def test_run_does_not_remove_a_schedule_unasked(cluster: FakeCluster, tmp_path: 
     helm = SimpleNamespace(check=lambda *_: "mine-1", read_values=cluster.values.get)
     options, keep = LaunchOptions(program=tmp_path), tmp_path / "mine.yaml"
     with pytest.raises(UsageError, match=r"training\.schedule, which training mine would remove.*--replace"):
-        launch_training.launch(plan, options, cast(Helm, helm), session(cluster), keep)
+        launch_training.launch(plan, options, helm, session(cluster), keep)
 
 
 def test_run_rejects_a_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     run_json = json.dumps({**RUN_JSON, **CRON})
     manifest = f"kind: ConfigMap\nmetadata: {{name: r-run}}\ndata: {{run.json: '{run_json}'}}\n"
     monkeypatch.setattr(Helm, "_upgrade", lambda *_: json.dumps({"manifest": manifest}))
-    helm = Helm(cast(Cluster, FakeCluster()))
+    helm = Helm(FakeCluster())
     with pytest.raises(UsageError, match=r"training\.schedule is set.*Fix: remove training\.schedule here"):
         helm.check("r", {})
