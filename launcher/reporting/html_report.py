@@ -1,7 +1,7 @@
 """Write report.html, one self-contained page about a run, and curve.png from the files in its output folder.
 
-`python -m launcher.reporting.html_report OUTPUT_DIR` writes both into one output folder. The import of this module is
-cheap: matplotlib is loaded only when something is drawn.
+`python -m launcher.reporting.html_report OUTPUT_DIR` writes both files into the output folder OUTPUT_DIR. The import of
+this module is cheap: matplotlib is loaded only when something is drawn.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ Message = Mapping[str, Any]
 
 
 class Notifier:
-    """Sends rank 0's notifications; it does nothing if neither webhook nor Events are configured."""
+    """Sends rank 0's notifications to the webhook and as Events, if these are configured."""
 
     def __init__(
         self, settings: TrainSettings, *, patience: float = 300.0, base: float = 1.0, timeout: float = 10.0

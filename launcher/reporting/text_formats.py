@@ -11,7 +11,7 @@ from typing import Any
 
 
 def duration(seconds: float | None) -> str:
-    """Return a duration such as 42 s, 3 min 20 s or 2 h 05 min; - for None."""
+    """Return a duration such as 42 s, 3 min 20 s or 2 h 05 min; `-` for None."""
     if seconds is None:
         return "-"
     rounded = max(0, round(seconds))
@@ -23,17 +23,17 @@ def duration(seconds: float | None) -> str:
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """Return a loss or score with a fixed number of digits; - for None."""
+    """Return a loss or score with a fixed number of digits; `-` for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def rate(value: float | None) -> str:
-    """Return samples per second with thousands separators; - for None."""
+    """Return samples per second with thousands separators; `-` for None."""
     return "-" if value is None else f"{value:,.0f}"
 
 
 def utc_time(seconds: float | None) -> str:
-    """Return a Unix time as date and time in UTC, as in the pods' logs; - for None."""
+    """Return a Unix time as date and time in UTC, as in the pods' logs; `-` for None."""
     return "-" if seconds is None else time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(seconds))
 
 

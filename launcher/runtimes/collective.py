@@ -1,8 +1,8 @@
 """Runtime `collective`: a user's own data-parallel script, with any PaddlePaddle or other library in the image.
 
-Each pod runs `training.processesPerPod` processes of the script `training.config`, with the options
-`training.args`. They get the variables that `python -m paddle.distributed.launch` and torchrun set, so that a
-script for either needs no change (tested with Paddle's, docs/how-to/own-script.md). Paddle's variables are those of
+Each pod runs `training.processesPerPod` processes of the script `training.config`, with the options `training.args`.
+The processes get the variables that `python -m paddle.distributed.launch` and torchrun set, so that a script for either
+launcher needs no change (tested with Paddle's launcher, docs/how-to/own-script.md). Paddle's variables are those of
 `CollectiveController` in paddle/distributed/launch/controllers/collective.py (the same in 2.6 and 3.x).
 
 Ports of each pod:
@@ -260,8 +260,8 @@ def link_folder(link: Path, target: Path) -> None:
 def has_cpu_paddle() -> bool:
     """Return whether `import paddle` would load a Paddle without CUDA and ROCm; False if there is none.
 
-    This is read from paddle/version/__init__.py, which Paddle's setup.py (2.6 to 3.x) writes. Paddle is not imported,
-    because that would take seconds.
+    The function reads the file paddle/version/__init__.py, which Paddle's setup.py (2.6 to 3.x) writes. It does not
+    import Paddle, because that would take seconds.
     """
     spec = find_spec("paddle")
     if not (spec and spec.origin):
@@ -278,13 +278,13 @@ def master_port(settings: TrainSettings) -> int:
 
 
 def base_environment(settings: TrainSettings) -> dict[str, str]:
-    """Return the pod's variables without those that describe a distribution (FOREIGN_VARIABLES).
+    """Return the pod's variables without FOREIGN_VARIABLES, which describe a distribution.
 
     The result also has defaults for gloo and NCCL: they connect over the network interface `nic`, unless variables of
     the pod specify another interface. The "=" before the name makes NCCL use exactly this interface, and not every
     interface whose name begins with it. If `extraEnv` has a PYTHONPATH, the chart passes it as
-    PADDLE_LAUNCHER_PYTHONPATH, so that it does not replace the image's PYTHONPATH. Its folders come first in the
-    result's PYTHONPATH.
+    PADDLE_LAUNCHER_PYTHONPATH, so that it does not replace the image's PYTHONPATH. The folders of `extraEnv` come first
+    in the result's PYTHONPATH.
     """
     passed = {name: value for name, value in settings.environ.items() if name not in FOREIGN_VARIABLES}
     defaults = {

@@ -629,7 +629,10 @@ class Agent:
     # Other threads.
 
     def wake(self) -> None:
-        """End the current `pause` of the main thread, or else its next one, at once; any thread may call this."""
+        """End the current `pause` of the main thread at once; if there is none, end the next one.
+
+        Any thread may call this.
+        """
         self._wakes.put(None)
 
     def _record_signal(self, number: int) -> None:

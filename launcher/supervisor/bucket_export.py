@@ -223,8 +223,8 @@ class ModelUpload:
         """Return the content of _SUCCESS.json in this run's folder, or None if there is no such file.
 
         Raises:
-            ExportError: the file has another `outputId`, so another training wrote it; it is damaged; or S3 rejects
-                the request.
+            ExportError: the file has another `outputId`, because another training wrote it; or the file is damaged; or
+                S3 rejects the request.
         """
         with self._export_errors(self._folder.url(MARKER)):
             content = self._folder.read(MARKER)

@@ -38,7 +38,7 @@ class ChildProcess:
         ended_at: monotonic time at which the process exited.
         done: a threading.Event that is set once the process has exited.
         stopped: whether the launcher sent a signal to the process. If so, its exit code is no failure.
-        stdin: the pipe to the process's stdin; None unless it was started with subprocess.PIPE.
+        stdin: the pipe to the process's stdin; None if the process was started without subprocess.PIPE.
     """
 
     def __init__(
@@ -150,9 +150,10 @@ class ForkServer:
         return self._ready
 
     def fork(self, spec: ProcessSpec) -> int | None:
-        """Create the process `spec`, and return its process id; None if the fork server is not ready or cannot fork.
+        """Fork a child process as `spec` describes; return its process id, or None if this is not possible.
 
-        A fork server that does not answer within FORK_SECONDS is killed.
+        The result is None if the fork server is not ready or cannot fork. A fork server that does not answer within
+        FORK_SECONDS is killed.
         """
         if not (self.alive and self.ready()):
             return None

@@ -1,4 +1,4 @@
-"""Run helper processes: send each a request, and wait for its answer (launcher/io/helper_protocol.py).
+"""Run helper processes: send a request to each of them, and wait for the answer (launcher/io/helper_protocol.py).
 
 `convert_shard` runs the helper process that parses the staged shard before the rendezvous. `write_report` runs the
 helper process that draws the plots and writes the report. In a process of its own, this work cannot harm the run by its
@@ -62,9 +62,9 @@ def run_helper(
     """Start a helper process, send its request, wait for its answer, and return the result in the answer.
 
     The process belongs to no attempt: it continues to run when an attempt ends or when the connection to rank 0 is
-    lost. It has exited when this function returns or raises, unless it cannot be killed. It misses its deadline if it
-    runs for `seconds`, or if it logs nothing for `quiet_seconds`. With `show_log` its log is also written to the pod's
-    log.
+    lost. The process has exited when this function returns or raises, unless it cannot be killed. It misses its
+    deadline if it runs for `seconds`, or if it logs nothing for `quiet_seconds`. With `show_log`, the log of the
+    process is also written to the pod's log.
 
     Raises:
         HelperError: the process failed or missed its deadline. The message contains the error in the answer of the

@@ -51,7 +51,7 @@ ARTIFACTS = ("report.html", "curve.png", "model/score.json")
 
 
 class RunTracking:
-    """Sends a run to its trackers while it trains, in a thread of its own."""
+    """Sends the metrics of a run to its trackers while the run trains, in a thread of its own."""
 
     def __init__(self, settings: TrainSettings, timings: Timings) -> None:
         self._settings, self._timings = settings, timings

@@ -50,7 +50,7 @@ class Timings:
     parser_quiet: float = 3600.0
     """How long the process that parses the shard may log nothing. It logs its progress after each part of the rows."""
     ready: float = 120.0
-    """Time within which a pserver must accept connections; PaddlePaddle loads its tables before that."""
+    """Time within which a pserver must accept connections. Before that, PaddlePaddle loads the pserver's tables."""
     pserver_exit_lag: float = 0.5
     """If a trainer logs that a pserver is gone, this counts as a failure only after this time. The cause is the exit of
     that pserver, and the launcher may notice the exit a little later than the line."""

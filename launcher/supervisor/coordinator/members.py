@@ -292,7 +292,7 @@ class Membership:
     def close(self) -> None:
         """Reject all states until `open` is called.
 
-        This rank 0 has lost the output lease or is stuck, and the other ranks must look for another one.
+        This coordinator has lost the output lease or is stuck, so the other ranks must look for another coordinator.
         """
         self._credential = None
 

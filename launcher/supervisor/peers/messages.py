@@ -112,7 +112,7 @@ class Failure:
 
     @property
     def ends_pod(self) -> bool:
-        """Whether the pod of this rank must be replaced before the next attempt: one of its devices failed."""
+        """Whether the pod of this rank must be replaced before the next attempt, because one of its devices failed."""
         return bool(self.process) and self.code == EXIT_UNFIT
 
     @property

@@ -3,7 +3,7 @@
 A run matches an output if both have the same fingerprint: the settings and program that decide what is
 trained.
 
-    run.json matches this run                → resume it
+    run.json matches this run                → resume output/
     runs/<id>/run.json matches               → move output/ to runs/ and move that run's folder back to output/
     run.json is another run's                → move output/ to runs/ and start from scratch
     no readable run.json and no checkpoint   → move output/ to runs/ and start from scratch
@@ -39,7 +39,7 @@ _PARTS = "(program, data, trainers, mode, batch size and others)"
 
 
 def run_fingerprint(settings: TrainSettings, program_sha256: str) -> dict[str, Any]:
-    """Return the settings that must be equal for a run to resume the output of another.
+    """Return the settings that must be equal for a run to resume the output of another run.
 
     Passes, image, resources and log periods may differ, so the fingerprint does not contain them. It contains the
     number of pservers per pod (`portsNum`) except with runtime fleet, whose checkpoints most other numbers of
