@@ -15,7 +15,7 @@ from typing import Any
 from launcher.script_run import ScriptRun
 
 NO_SCORES = ("step", "batch_size", "samples")
-"""Keys in the logs of `paddle.Model.evaluate` that are no scores."""
+"""Keys in the logs of `paddle.Model.evaluate` that are not scores."""
 NO_TRAINER_SCORES = (
     "epoch",
     "progress_or_epoch",
@@ -25,7 +25,7 @@ NO_TRAINER_SCORES = (
     "cpu_used_memory",
     "cpu_available_memory",
 )
-"""Metrics of `Trainer.evaluate`, without the prefix eval_, that are no scores."""
+"""Metrics of `Trainer.evaluate`, without the prefix eval_, that are not scores."""
 
 
 def hapi_callback(run: ScriptRun) -> Any:

@@ -36,7 +36,7 @@ GROUPS = {"job": "apis/batch/v1", "lease": "apis/coordination.k8s.io/v1"}
 """API group and version of each kind that is not in `api/v1`."""
 _STDIN, _STDOUT, _STDERR, _ERROR = b"\0", 1, 2, 3  # channels of an exec stream
 _SEND_BYTES = 32 * 1024
-READ_PAUSE_SECONDS = 1.0  # for which one read waits; then a thread that sends may use the connection
+READ_PAUSE_SECONDS = 1.0  # one read waits so long; then a thread that sends may use the connection
 _STDERR_KEPT = 8 * 1024
 
 Object = dict[str, Any]
@@ -350,7 +350,7 @@ def api_error(status: int, body: str, action: str, cluster: str) -> CliError:
         answer = str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
         answer = body.strip()[:1000] or "(no message)"
-    # At 500, etcd may elect a leader.
+    # HTTP 500 may be temporary, for example while etcd elects a leader.
     kind = UnreachableError if status >= 500 else _ERRORS.get(status, CliError)
     fix = "correct what the API server reports; for a status from 500 on, run the same command again later"
     problem = f"cannot {action}: {cluster} answered with HTTP status {status}: {answer}"
@@ -469,7 +469,7 @@ class ExecStream(CommandOutput):
         # A TLS connection may have decrypted more than was read.
         is_buffered = getattr(connection, "pending", int)()
         if not is_buffered and not wait_for_read(connection, READ_PAUSE_SECONDS):
-            if has_failed:  # before the wait: an answer that came until then is read
+            if has_failed:  # it had failed before the wait, so an answer that came until then is read
                 self._ended = True
             elif time.monotonic() - self._last_byte > self._idle_seconds:
                 raise CliError(
@@ -479,7 +479,7 @@ class ExecStream(CommandOutput):
             return
         try:
             with self._using:
-                self._socket.settimeout(READ_PAUSE_SECONDS)  # what arrived may be less than a frame
+                self._socket.settimeout(READ_PAUSE_SECONDS)  # only a part of a frame may have arrived
                 opcode, frame = self._socket.recv_data_frame(True)
         except WebSocketTimeoutException:
             return

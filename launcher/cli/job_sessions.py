@@ -26,7 +26,7 @@ from launcher.reporting.failure_messages import last_lines
 from launcher.reporting.saved_runs import OUTPUT
 
 FILES_SECONDS = 5.0  # the files of a run that is not over are read at most once in this time
-LOG_LINES = 5  # of the log on a screen of the terminal
+LOG_LINES = 5  # number of log lines on a screen of the terminal
 _OTHER_FIX = "install a release with the same storage, or read the volume's folder with --path DIR"
 
 
@@ -147,7 +147,7 @@ class ClusterSession:
         storage.require_claim(self.cluster, run)
         values = helm.read_values(self.release)
         found = {name: values[name] for name in run.cluster_values if name in values}
-        if "extraEnv" in found:  # its folders are those of one program
+        if "extraEnv" in found:  # the folders of PYTHONPATH belong to one program
             found["extraEnv"] = [one for one in found["extraEnv"] if one.get("name") != "PYTHONPATH"]
         return found
 

@@ -192,7 +192,7 @@ def _suggest_values(program: uploads.Upload, values: Values) -> Values:
     is_script = (given or program.runtime) in SCRIPT_RUNTIMES
     data = values.get("data") or {}
     if is_script and not data.get("source") and not data.get("sourceSecret") and "enabled" not in data:
-        suggested["data"] = {"enabled": False}  # it reads its own data
+        suggested["data"] = {"enabled": False}  # the script reads its own data
     return merge_values(suggested, values)
 
 
@@ -374,7 +374,7 @@ def _confirm_replacement(session: ClusterSession, current: ReleaseRun, job: str)
     Return without a question if the release has no schedule and its training is over, is missing in the cluster, or
     was stopped (its Job is suspended, and no Kueue queue controls it).
 
-    Raises UsageError if the user answers no, or stdin is no terminal.
+    Raises UsageError if the user answers no, or stdin is not a terminal.
     """
     problem = f"release {current.release} has training.schedule, which training {job} would remove"
     if not current.cron_job:
@@ -565,7 +565,7 @@ def make_job_name(folder: str) -> str:
     return (name if name[0].isalpha() else f"run-{name}")[:JOB_NAME_LENGTH].strip("-")
 
 
-GONE_SECONDS = 120.0  # for a deleted Job to disappear
+GONE_SECONDS = 120.0  # longest wait for a deleted Job to disappear
 _SERVER_FIELDS = ("uid", "resourceVersion", "creationTimestamp", "generation", "managedFields")
 _SERVER_LABELS = {
     f"{prefix}{name}" for prefix in ("", "batch.kubernetes.io/") for name in ("controller-uid", "job-name")

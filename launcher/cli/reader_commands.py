@@ -196,7 +196,7 @@ def follow_file(
     current: BinaryIO | None = None
     try:
         while time.monotonic() < deadline:
-            # Before the file is read, so that no line is missed.
+            # This is checked before the file is read, so that no line is missed.
             over = until is not None and _read_json_object(root, until).get("state") in FINAL_STATES
             if current is None:
                 with contextlib.suppress(FileNotFoundError):

@@ -32,12 +32,12 @@ from launcher.reporting.text_formats import best_pass, duration, number, rate, s
 from launcher.schema import RestartRecord
 
 _COLOURS = {"complete": "green", "failed": "red", "missing": "red", "training": "cyan", "running": "cyan"}
-_LOST_PHASES = ("missing", "Failed", "Unknown", "Deleting")  # of a pod that is replaced by a new one
+_LOST_PHASES = ("missing", "Failed", "Unknown", "Deleting")  # phases of a pod that a new pod will replace
 STALE_SECONDS = 30  # rank 0 writes status.json every 2 s
 SHOWN_RESTARTS = 5  # a run on spot instances may have many
 JOB_COLUMNS = ("Job", "name", "state", "pods")
 RANK_COLUMNS = (">rank", "pod", "node", "phase", ">pass", ">batch", ">samples/s", ">s/step", ">loss")
-"""Headings of the tables of Jobs and ranks; those of right-aligned columns begin with `>`."""
+"""Headings of the tables of Jobs and ranks; a heading that begins with `>` belongs to a right-aligned column."""
 COMPARED_CHARACTERS = 160
 """Two remarks say the same if their first characters, up to this number, are equal."""
 _PAUSED = {

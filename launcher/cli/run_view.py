@@ -151,7 +151,7 @@ def rank_of(pod: Object) -> int | None:
 
 
 def pods_of(pods: Sequence[Object], job: str, rank: int | None = None) -> list[Object]:
-    """Return those of `pods` that belong to the Job with the name `job`; with `rank` only the pods of this rank."""
+    """Return the pods of the Job with the name `job`; with `rank`, only the pods of this rank."""
     return [
         pod
         for pod in pods

@@ -114,7 +114,8 @@ ImageOption = Annotated[
 class StorageRequest:
     """Selects the job's folder that a command opens, how long it stays open, and whether it is opened for writing.
 
-    Fields of type `Annotated` are options of commands. Without them, job, claim and image are those of the release.
+    Fields of type `Annotated` are options of commands. Without these options, the job, the claim and the image of the
+    release are used.
     """
 
     job: Annotated[
@@ -298,7 +299,7 @@ def open_reader_pod(
     """
     require_claim(cluster, run)
     for pod in cluster.list_objects("pod", release_labels(run.release, READER)):
-        if object_states.phase_of(pod) in object_states.ENDED:  # of a killed command: its deadline expired
+        if object_states.phase_of(pod) in object_states.ENDED:  # left by a killed command
             cluster.delete("pod", object_states.name_of(pod), grace_seconds=1)
     name = f"{run.release[:40]}-reader-{secrets.token_hex(3)}"
     template = None

@@ -28,7 +28,7 @@ from launcher.reporting.saved_runs import Passes, score_columns
 
 INSTALLED = "paddle-training"  # the name of the command after `pip install`
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_PIPE_WIDTH = 400  # of a line that is not printed on a terminal
+_PIPE_WIDTH = 400  # width of a line that is not printed on a terminal
 # C0 without tab and newline, C1, marks and overrides of the direction of text, line separators, lone surrogates.
 _CONTROLS = re.compile(
     "[\0-\b\v-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
@@ -56,7 +56,7 @@ def reserve_stdout() -> None:
 
 
 def confirm(question: str) -> bool:
-    """Ask a yes-or-no question on stderr; return the answer, or False without asking if stdin is no terminal."""
+    """Ask a yes-or-no question on stderr; return the answer, or False without asking if stdin is not a terminal."""
     try:
         return sys.stdin.isatty() and typer.confirm(escape_controls(question), err=True)
     except typer.Abort:  # Ctrl-D

@@ -166,7 +166,7 @@ def plan_source(file: Path, data_format: str | None = None) -> Upload:
     """
     if not file.exists():
         raise UsageError(f"{file}: no such file", "give the path of a data file, or of a folder of files")
-    chosen = make_storage_name(file.name or file.resolve().name, "data")  # of a link: its own name
+    chosen = make_storage_name(file.name or file.resolve().name, "data")  # for a link, the link's own name
     if file.is_dir():
         links = [path for path in file.rglob("*") if path.is_symlink() and not path.is_file()]
         names = {path.relative_to(file).as_posix(): path for path in folder_files(file)}
@@ -181,7 +181,7 @@ def plan_source(file: Path, data_format: str | None = None) -> Upload:
         upload = Upload(chosen, tuple(entries.items()), values, SOURCES)
         if form == "files":
             values["data.sha256"] = combine_sums(upload.sums)
-        else:  # that of all rows, as the data Job reads them
+        else:  # the sha256 of all rows, as the data Job reads them
             rows = hashlib.sha256()
             for path in sorted(entries.values()):
                 with path.open("rb") as content:

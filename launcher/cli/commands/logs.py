@@ -133,7 +133,7 @@ def has_attempt_folder(storage: Storage, rank: int, attempt: int) -> bool:
     status = files.status
     newest = status.attempt if status else 0
     if status and status.state == "rendezvous":
-        newest -= 1  # the current attempt has no logs yet, and the last one's are not moved yet
+        newest -= 1  # the current attempt has no logs yet, and the logs of the last attempt are not moved yet
     if attempt == newest:
         return False
     known = ", ".join(str(number) for number in [*moved, *([newest] if newest >= 0 else [])])

@@ -186,7 +186,7 @@ def copy_output(
         received = {entry.name: entry for entry in (hidden / output.root).iterdir()}
         for name, entry in sorted(received.items()):
             move_into_place(entry, target / name, replace=force)
-        for name in set(taken) - set(received):  # of an earlier copy, which may be another run's
+        for name in set(taken) - set(received):  # these are of an earlier copy, perhaps of another run
             remove_path(target / name)
     except BaseException as error:
         shutil.rmtree(target if created else hidden, ignore_errors=True)
@@ -244,7 +244,7 @@ def runs(session: Session, request: StorageRequest, output: Format = "text") -> 
         check_intact(run.damage, storage.where)
 
 
-DIFF_LINES = 100  # of two programs' diff, in a terminal
+DIFF_LINES = 100  # longest diff of two programs in a terminal
 
 
 @with_storage

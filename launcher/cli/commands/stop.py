@@ -26,7 +26,7 @@ from launcher.errors import DataError
 from launcher.paths import position
 from launcher.reporting import text_formats
 
-GONE_SECONDS = 180.0  # for suspended pods to exit: a launcher needs at most a minute to stop its processes
+GONE_SECONDS = 180.0  # longest wait for suspended pods to exit; a launcher exits within a minute
 LINE_SECONDS = 10.0  # between two lines of progress
 ANSWER_SECONDS = 60.0  # without a line from the pod, which writes one every second
 SAVED_STATES = ("finishing", "exporting")

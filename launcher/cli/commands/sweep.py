@@ -77,8 +77,8 @@ from launcher.settings import SCRIPT_RUNTIMES
 if TYPE_CHECKING:
     from launcher.cli.sweep_study import StudyTrial, SweepStudy
 
-PAUSE_SECONDS = 2.0  # between two polls of all trials
-GONE_SECONDS = 180.0  # for the pods of a stopped trial to exit
+PAUSE_SECONDS = 2.0  # pause between two polls of all trials
+GONE_SECONDS = 180.0  # longest wait for the pods of a stopped trial to exit
 NUMBER_LENGTH = 5
 """Largest number of characters that a trial's number adds to the sweep's name, such as -9999."""
 MAX_TRIALS = 10 ** (NUMBER_LENGTH - 1) - 1
@@ -179,7 +179,7 @@ class SweepLoop:
         """Run the sweep to its end, and call `show` after each change.
 
         Raises:
-            UsageError: `--by` is no score of the program: a complete trial has scores, but not this one.
+            UsageError: a complete trial has scores, but no score with the name of `--by`.
             UnreachableError: the cluster could not be reached for UNREACHABLE_SECONDS.
             LauncherError: the cluster, the storage or helm failed.
         """

@@ -45,7 +45,7 @@ HELD_OUT = 0.1
 """Share of the rows to test on, without --test."""
 MODEL_MARKS = ("model.json", "score.json")
 """Files of which a model has at least one."""
-SEED = 1  # of the choice of the rows to test on
+SEED = 1  # seed of the random choice of the rows to test on
 STDERR = 2  # file descriptor
 
 

@@ -1,7 +1,8 @@
 """The pages of the dashboard as HTML: the list of releases, the page of a release, and two of its runs side by side.
 
 Every text from a cluster or a file is escaped. Links contain names, never paths. Charts of a metric over the passes are
-SVG elements that follow the colours of the page: the command line has no matplotlib, which draws those of report.html.
+SVG elements that follow the colours of the page: the command line has no matplotlib, which draws the charts
+of report.html.
 """
 
 from __future__ import annotations

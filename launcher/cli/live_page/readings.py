@@ -28,10 +28,10 @@ FIRST_SECONDS, AGAIN_SECONDS = 4.0, 0.5
 """Longest time that a request waits for a new value, in seconds: the first number holds while there is no value yet,
 the second when there is an earlier value."""
 SLOW_SECONDS = 6.0  # a read that takes longer is reported
-RETRY_SECONDS = 60.0  # until a reader pod is created again for files that could not be read
-EXIT_SECONDS = 15.0  # for reads to end at exit, so that they delete their reader pods
+RETRY_SECONDS = 60.0  # pause before a reader pod is created again for files that could not be read
+EXIT_SECONDS = 15.0  # longest wait for reads at exit, so that they delete their reader pods
 LOG_LINES = 40
-_SLOTS = threading.BoundedSemaphore(4)  # reads at the same time
+_SLOTS = threading.BoundedSemaphore(4)  # at most four reads at the same time
 
 Value = TypeVar("Value")
 
